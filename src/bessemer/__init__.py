@@ -1,0 +1,3 @@
+"""Bessemer trains language models, from raw text to a verified, exported model."""
+
+__version__ = "0.1.0"

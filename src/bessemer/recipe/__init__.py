@@ -1,0 +1,26 @@
+"""The recipe: one run as one frozen, validated value."""
+
+from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
+from bessemer.recipe.schema import (
+    Checkpoint,
+    Corpus,
+    Dedup,
+    Evaluate,
+    Guard,
+    Model,
+    Optimizer,
+    Recipe,
+    Rules,
+    Run,
+    Schedule,
+    Source,
+    Tokenizer,
+    Tokens,
+    Train,
+)
+
+__all__ = [
+    "Checkpoint", "Corpus", "Dedup", "Evaluate", "Guard", "Model", "Optimizer", "Recipe", "Rules", "Run", "Schedule",
+    "Source", "Tokenizer", "Tokens", "Train", "differences", "digest", "dump", "explain", "keys", "load", "parse",
+    "shipped",
+]  # fmt: skip

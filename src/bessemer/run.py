@@ -1,0 +1,212 @@
+"""The run folder: what lies where, atomic writes, the one-writer lock, and whether a stage is current.
+
+    recipe.toml        the recipe with every derived value filled in
+    environment.json   versions, device, git state
+    corpus/            clean documents (Parquet), rejected/, statistics.json
+    tokens/            token shards, tokenizer.json, manifest.json
+    plan.json          what the run was said to take
+    checkpoints/       step-00001000/, latest
+    metrics.jsonl      one line a step; incidents.jsonl what went wrong and what was done
+    tensorboard/       the same curves as event files
+    evaluation.json    held-out loss, bits per byte, the 5-gram beside it, samples
+    export/            the model in the Hugging Face layout
+    report.html        what happened, with pictures
+
+A stage writes into a temporary folder beside its place and is published by one rename; `stage.json` inside it
+says what it was made from, so that the next run can tell whether it still holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bessemer.errors import BessemerError, InputError
+
+STAGE_FILE = "stage.json"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where the parts of one run lie."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.toml"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def corpus(self) -> Path:
+        return self.path / "corpus"
+
+    @property
+    def tokens(self) -> Path:
+        return self.path / "tokens"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def incidents(self) -> Path:
+        return self.path / "incidents.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.path / "evaluation.json"
+
+    @property
+    def export(self) -> Path:
+        return self.path / "export"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the run folder for one writer; a second one is refused. The lock dies with its process."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise InputError(
+                f"{self.path}: the run folder cannot be written ({error.strerror}); choose another with --set run.dir=PATH"
+            ) from None
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                holder = os.read(handle, 32).decode(errors="replace").strip()
+                raise BessemerError(
+                    f"{self.path}: another process{f' ({holder})' if holder else ''} is writing this run; "
+                    "wait for it, stop it, or choose another name with --set run.name=NAME"
+                ) from None
+            os.ftruncate(handle, 0)
+            os.write(handle, f"pid {os.getpid()}".encode())
+            yield
+        finally:
+            os.close(handle)
+
+
+def write_atomic(path: Path, data: str | bytes) -> None:
+    """Replace a file as a whole: after a crash it holds either the old or the new content."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    raw = data.encode() if isinstance(data, str) else data
+    try:
+        with open(temporary, "wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON, atomically."""
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of the run folder; a damaged one is an error that names it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; has the stage that writes it run?") from None
+    except (OSError, ValueError) as error:
+        raise BessemerError(f"{path}: damaged: {error}") from None
+
+
+def append_json_line(path: Path, value: Any) -> None:
+    """Append one JSON line in one write, so that a reader never sees half a line."""
+    line = json.dumps(value, ensure_ascii=False, default=str) + "\n"
+    with open(path, "ab", buffering=0) as file:
+        file.write(line.encode())
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """All whole lines of a JSON-lines file; a line cut short by a kill is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new files in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def staging(folder: Path) -> Iterator[Path]:
+    """A temporary folder that takes the place of `folder` when the block ends well, and vanishes when it does not."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        replaced = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(replaced, ignore_errors=True)
+        if folder.exists():
+            os.rename(folder, replaced)
+        os.rename(temporary, folder)
+        sync_folder(folder.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def mark_stage(folder: Path, inputs: str, **facts: Any) -> None:
+    """Record inside a staged folder what it was made from; called last, before it is published."""
+    outputs = {
+        str(file.relative_to(folder)): file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()
+    }
+    write_json(folder / STAGE_FILE, {"inputs": inputs, "outputs": outputs, **facts})
+
+
+def stage_is_current(folder: Path, inputs: str) -> bool:
+    """Whether a stage was made from these inputs and all its files are there in full length."""
+    record = folder / STAGE_FILE
+    if not record.exists():
+        return False
+    stage = read_json(record)
+    return bool(stage.get("inputs") == inputs) and all(
+        (folder / name).is_file() and (folder / name).stat().st_size == size for name, size in stage["outputs"].items()
+    )
