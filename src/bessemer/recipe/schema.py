@@ -152,6 +152,9 @@ class Tokens(Section):
     document_mask: bool = Field(
         False, description="Attention stays within a document and positions start at 0 in each one.",
     )
+    pack_short_documents: bool = Field(
+        False, description="Allow a sequence_length longer than every document; each sequence then holds several.",
+    )
     shard_tokens: Positive = Field(100_000_000, description="Tokens in a shard file, at the most (a document is never cut).")
 
 

@@ -1,0 +1,48 @@
+"""The held-out sequences, in a fixed order, and how many bytes of text each target stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.tokens.shards import TokenStore
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out text of one source as sequences without overlap.
+
+    tokens: (sequences, sequence_length + 1) ids; valid: (sequences, sequence_length) whether a target counts: real
+    text, not padding and not an end-of-text token; bytes: (sequences,) bytes of text of the targets that count.
+    """
+
+    source: str
+    tokens: npt.NDArray[np.int64]
+    valid: npt.NDArray[np.bool_]
+    bytes: npt.NDArray[np.int64]
+
+
+def held_out(store: TokenStore, sequence_length: int, max_tokens: int | None = None) -> list[HeldOut]:
+    """Every source's held-out sequences; with `max_tokens`, an even part of each, so that all sources are seen.
+
+    Every token but the first of a source is a target once. The last sequence is padded with end-of-text tokens,
+    which count neither as loss nor as bytes.
+    """
+    splits = {name: store.split(name, "heldout") for name in store.sources}
+    total = sum(split.num_tokens for split in splits.values())
+    share = 1.0 if max_tokens is None else min(max_tokens / max(total, 1), 1.0)
+    token_bytes, parts = store.token_bytes, []
+    for name, split in splits.items():
+        if split.num_tokens < 2:
+            continue
+        count = -(-(split.num_tokens - 1) // sequence_length)
+        chosen = np.unique(np.linspace(0, count - 1, max(int(count * share), 1)).astype(np.int64))
+        tokens = np.full((len(chosen), sequence_length + 1), store.end_of_text, dtype=np.int64)
+        for row, sequence in enumerate(chosen):
+            start = int(sequence) * sequence_length
+            split.read(start, tokens[row, : min(sequence_length + 1, split.num_tokens - start)])
+        target_bytes = token_bytes[tokens[:, 1:]]
+        parts.append(HeldOut(name, tokens, target_bytes > 0, target_bytes.sum(axis=1)))
+    return parts

@@ -1,0 +1,202 @@
+"""Token shards on disk: the plain layout that nanoGPT-style tools read, with an index of documents beside it.
+
+NAME-00000.bin  token ids, little-endian uint16 when the vocabulary fits in it, else uint32; an end-of-text token
+                after each document; nothing else.
+NAME-00000.idx  little-endian: 8 bytes magic "BSMRIDX1", uint64 number of documents D, D+1 uint64 offsets (in tokens;
+                the last one is the length of the shard), D identities of 16 bytes each.
+manifest.json   sources, counts and SHA-256 of every file, and the tokenizer's hash.
+
+NAME is SOURCE-train or SOURCE-heldout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.errors import BessemerError, InputError
+from bessemer.run import read_json
+
+MAGIC = b"BSMRIDX1"
+IDENTITY_BYTES = 16
+
+TokenIds = npt.NDArray[np.unsignedinteger[Any]]
+
+
+def token_dtype(vocabulary: int) -> np.dtype[Any]:
+    """Narrowest unsigned type that holds every id."""
+    return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
+
+
+class ShardWriter:
+    """Writes the shards of one source and split, a new one when `shard_tokens` is reached; documents are never cut."""
+
+    def __init__(self, folder: Path, name: str, dtype: np.dtype[Any], shard_tokens: int) -> None:
+        self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
+        self.files: dict[str, dict[str, Any]] = {}
+        self.documents = self.tokens = self.bytes = self.longest = 0
+        self._tokens: list[TokenIds] = []
+        self._identities: list[bytes] = []
+        self._held = 0
+
+    def add(self, identity: str, ids: npt.ArrayLike, num_bytes: int) -> None:
+        """Append a document. identity: 32 hexadecimal digits; ids: its tokens, end-of-text included."""
+        tokens = np.asarray(ids, dtype=self.dtype)
+        if self._held and self._held + len(tokens) > self.shard_tokens:
+            self._flush()
+        self._tokens.append(tokens)
+        self._identities.append(bytes.fromhex(identity))
+        self._held += len(tokens)
+        self.documents += 1
+        self.tokens += len(tokens)
+        self.bytes += num_bytes
+        self.longest = max(self.longest, len(tokens))
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._tokens:
+            self._flush()
+
+    def _flush(self) -> None:
+        stem = f"{self.name}-{len(self.files) // 2:05d}"
+        offsets = np.cumsum([0, *(len(tokens) for tokens in self._tokens)], dtype="<u8")
+        count = np.array([len(self._tokens)], dtype="<u8")
+        self._write(f"{stem}.bin", np.concatenate(self._tokens).tobytes())
+        self._write(f"{stem}.idx", MAGIC + count.tobytes() + offsets.tobytes() + b"".join(self._identities))
+        self._tokens, self._identities, self._held = [], [], 0
+
+    def _write(self, name: str, data: bytes) -> None:
+        (self.folder / name).write_bytes(data)
+        self.files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One .bin/.idx pair, memory-mapped."""
+
+    path: Path
+    dtype: np.dtype[Any]
+
+    @cached_property
+    def tokens(self) -> TokenIds:
+        """All ids of the shard."""
+        return np.memmap(self.path, dtype=self.dtype, mode="r")
+
+    @cached_property
+    def offsets(self) -> npt.NDArray[np.uint64]:
+        """Where each document starts, in tokens, and where the last one ends."""
+        return self._index[0]
+
+    @property
+    def identities(self) -> npt.NDArray[np.uint8]:
+        """Identity of each document: (documents, 16) bytes."""
+        return self._index[1]
+
+    @cached_property
+    def _index(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
+        raw = np.memmap(self.path.with_suffix(".idx"), dtype=np.uint8, mode="r")
+        if raw[:8].tobytes() != MAGIC:
+            raise BessemerError(f"{self.path.with_suffix('.idx')}: not a document index; build the tokens again")
+        count = int(raw[8:16].view("<u8")[0])
+        ends = 16 + 8 * (count + 1)
+        return raw[16:ends].view("<u8"), raw[ends:].reshape(count, IDENTITY_BYTES)
+
+
+class Split:
+    """The tokens of one source and split: its shards, read as one stream."""
+
+    def __init__(self, shards: list[Shard]) -> None:
+        self.shards = shards
+        self.starts = np.cumsum([0, *(len(shard.tokens) for shard in shards)])
+        self.num_tokens = int(self.starts[-1])
+
+    def num_sequences(self, length: int) -> int:
+        """Whole sequences of `length` inputs, each with the token that follows its last one."""
+        return max(self.num_tokens - 1, 0) // length
+
+    def read(self, start: int, out: npt.NDArray[Any]) -> None:
+        """Copy tokens [start, start + len(out)) of the stream into `out`; a shard's border is no border here."""
+        number = int(np.searchsorted(self.starts, start, side="right")) - 1
+        done = 0
+        while done < len(out):
+            tokens = self.shards[number].tokens
+            offset = start + done - int(self.starts[number])
+            part = tokens[offset : offset + len(out) - done]
+            out[done : done + len(part)] = part
+            done += len(part)
+            number += 1
+
+    def documents(self, start: int, end: int) -> list[str]:
+        """Identities of the documents that have a token in [start, end) of the stream."""
+        found = []
+        for shard, base in zip(self.shards, self.starts, strict=False):
+            low, high = max(start - int(base), 0), min(end - int(base), len(shard.tokens))
+            if low >= high:
+                continue
+            first = int(np.searchsorted(shard.offsets, low, side="right")) - 1
+            last = int(np.searchsorted(shard.offsets, high, side="left"))
+            found += [shard.identities[number].tobytes().hex() for number in range(first, last)]
+        return found
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """The tokens folder of a run, opened: the manifest and every source's splits."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path) -> TokenStore:
+        """Open a tokens folder; a shard that is missing or has another length is named."""
+        if not (folder / "manifest.json").exists():
+            raise InputError(f"{folder}: no tokens here; write them with `bessemer tokens RECIPE`")
+        manifest = read_json(folder / "manifest.json")
+        for name, facts in manifest["files"].items():
+            path = folder / name
+            if not path.exists():
+                raise BessemerError(f"{path}: missing; the manifest lists it. Build the tokens again")
+            if path.stat().st_size != facts["bytes"]:
+                raise BessemerError(
+                    f"{path}: {path.stat().st_size} bytes, but the manifest says {facts['bytes']}; build the tokens again"
+                )
+        return cls(folder, manifest)
+
+    def verify(self) -> None:
+        """Read every file and compare its SHA-256 with the manifest's; the first damaged one is named."""
+        for name, facts in self.manifest["files"].items():
+            with open(self.folder / name, "rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != facts["sha256"]:
+                    raise BessemerError(f"{self.folder / name}: its content has changed; build the tokens again")
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        return int(self.manifest["tokenizer"]["vocabulary"])
+
+    @property
+    def end_of_text(self) -> int:
+        """Id of the token after each document."""
+        return int(self.manifest["tokenizer"]["end_of_text"])
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the sources, in the recipe's order."""
+        return tuple(self.manifest["sources"])
+
+    def split(self, source: str, split: str) -> Split:
+        """Tokens of one source; split: "train" or "heldout"."""
+        dtype = token_dtype(self.vocabulary)
+        names = sorted(name for name in self.manifest["sources"][source][split]["files"] if name.endswith(".bin"))
+        return Split([Shard(self.folder / name, dtype) for name in names])
+
+    @cached_property
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        """How many bytes of text each id stands for; 0 for special tokens."""
+        return np.load(self.folder / "token_bytes.npy")
