@@ -1,0 +1,1 @@
+"""Detect, decide, record: what the run does when its numbers go wrong."""

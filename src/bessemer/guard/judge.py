@@ -1,0 +1,62 @@
+"""The verdict on a step, between its gradients and its update.
+
+A value that is not finite must never reach the weights. The flag is agreed on by all processes before the optimizer
+step, and the step is branched around: multiplying by zero would not do, since 0 x NaN is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from enum import Enum
+
+import torch
+import torch.distributed as dist
+
+from bessemer.recipe import Guard
+
+
+class Verdict(Enum):
+    """What to do with a step."""
+
+    APPLY = "apply"
+    SKIP = "skip"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class GuardState:
+    """What the guard remembers; part of every checkpoint."""
+
+    skips_in_a_row: int = 0
+    skipped: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def judge(settings: Guard, state: GuardState, loss: float, grad_norm: float) -> tuple[Verdict, GuardState]:
+    """Judge a step by its loss and global gradient norm. All processes get the same verdict."""
+    if agreed(math.isfinite(loss) and math.isfinite(grad_norm)):
+        return Verdict.APPLY, GuardState(0, state.skipped)
+    after = GuardState(state.skips_in_a_row + 1, state.skipped + 1)
+    stop = after.skips_in_a_row >= settings.skips_in_a_row
+    return (Verdict.STOP if stop else Verdict.SKIP), after
+
+
+def cause(loss: float, grad_norm: float) -> str:
+    """What was not finite, in words."""
+    if not math.isfinite(loss):
+        return f"the loss is {loss}"
+    return f"the gradient norm is {grad_norm} at a loss of {loss:.4f}"
+
+
+def agreed(good: bool) -> bool:
+    """Whether the flag is good on every process."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return good
+    flag = torch.tensor([0 if good else 1], dtype=torch.int32)
+    if dist.get_backend() == "nccl":
+        flag = flag.cuda()
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return int(flag.item()) == 0

@@ -1,0 +1,1 @@
+"""The step and the loop: token shards to a trained model."""

@@ -1,0 +1,151 @@
+"""The device: which one, in what precision, how fast it could be, and how much memory is in use."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from bessemer.errors import InputError
+from bessemer.plan.cost import peak_flops
+from bessemer.recipe import Train
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a run computes. dtype: of the matrix products; compile: whether blocks are compiled."""
+
+    torch: torch.device
+    name: str
+    dtype: torch.dtype
+    compile: bool
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.torch.type == "cuda"
+
+    @property
+    def precision(self) -> str:
+        return {torch.float32: "fp32", torch.bfloat16: "bf16"}[self.dtype]
+
+
+def choose(train: Train) -> Device:
+    """The device and precision a recipe asks for; what cannot be had is an error, never silently something else."""
+    has_cuda = torch.cuda.is_available()
+    if train.device == "cuda" and not has_cuda:
+        raise InputError("train.device: cuda was asked for, but torch finds no CUDA device; use cpu or auto")
+    kind = "cuda" if has_cuda and train.device != "cpu" else "cpu"
+    has_bf16 = kind == "cuda" and torch.cuda.is_bf16_supported()
+    if train.precision == "bf16" and kind == "cuda" and not has_bf16:
+        raise InputError(f"train.precision: {torch.cuda.get_device_name()} has no bf16 arithmetic; use fp32 or auto")
+    wants_bf16 = train.precision == "bf16" or (train.precision == "auto" and has_bf16)
+    return Device(
+        torch.device(kind),
+        torch.cuda.get_device_name() if kind == "cuda" else cpu_name(),
+        torch.bfloat16 if wants_bf16 else torch.float32,
+        train.compile == "on" or (train.compile == "auto" and kind == "cuda"),
+    )
+
+
+def cpu_name() -> str:
+    """The processor's name and the threads torch uses on it."""
+    name = platform.processor() or platform.machine()
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        lines = (line for line in information.read_text().splitlines() if line.startswith("model name"))
+        name = next(lines, f": {name}").split(":", 1)[1].strip()
+    return f"{name}, {torch.get_num_threads()} threads"
+
+
+def make_deterministic() -> None:
+    """The same recipe gives the same bits: deterministic kernels, where torch has them."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # we read no memory we have not written
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep freed memory instead of giving it back to the kernel after each large tensor.
+
+    Otherwise every step faults its buffers in anew, page by page, which costs a CPU step up to a third of its time.
+    Does nothing where the C library is another one.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        mmap_max, trim_threshold, top_pad = -4, -1, -2  # malloc.h
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, 2**31 - 1)
+        libc.mallopt(top_pad, 64 * 1024 * 1024)
+    except (OSError, AttributeError):
+        return
+
+
+def matmul_rate(device: Device, size: int | None = None) -> float:
+    """FLOP/s of a square matrix product in the device's precision: the best of a few. A CPU's peak for MFU."""
+    n = size or (8192 if device.is_cuda else 1024)
+    a, b = (torch.randn(n, n, device=device.torch, dtype=device.dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    best = float("inf")
+    for _ in range(8):
+        synchronize(device)
+        started = perf_counter()
+        torch.mm(a, b, out=out)
+        synchronize(device)
+        best = min(best, perf_counter() - started)
+    return 2.0 * n**3 / best
+
+
+def peak_rate(device: Device) -> float:
+    """FLOP/s that MFU is measured against: the published dense bf16 peak of a GPU, else the measured matmul rate."""
+    published = peak_flops(device.name) if device.is_cuda and device.dtype == torch.bfloat16 else None
+    return published or matmul_rate(device)
+
+
+def synchronize(device: Device) -> None:
+    """Wait for the device; a CPU has nothing to wait for."""
+    if device.is_cuda:
+        torch.cuda.synchronize()
+
+
+def memory_in_use(device: Device) -> int:
+    """Peak bytes so far: allocated on the GPU, or resident in this process on a CPU."""
+    if device.is_cuda:
+        return int(torch.cuda.max_memory_allocated())
+    return peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """Peak resident memory of this process, bytes; since the last reset_peak_resident."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process now, bytes."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return peak_resident_bytes()
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def reset_peak_resident() -> None:
+    """Start the peak of resident memory anew, where the kernel lets us (Linux, clear_refs 5)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return

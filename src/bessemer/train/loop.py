@@ -1,0 +1,192 @@
+"""The training loop. What a feature needs, it brings by composition; the loop itself reads like the textbook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import perf_counter
+
+from bessemer.checkpoint import latest, save
+from bessemer.errors import BessemerError, Stopped
+from bessemer.guard.incidents import record
+from bessemer.guard.judge import GuardState, Verdict, cause, judge
+from bessemer.model.config import ModelConfig
+from bessemer.model.initialisation import build
+from bessemer.plan.cost import flops_per_token
+from bessemer.recipe import Recipe
+from bessemer.run import RunFolder, write_json
+from bessemer.terminal import progress, say, warn
+from bessemer.tokens.held_out import HeldOut, held_out
+from bessemer.tokens.loader import Batch, Loader, prefetched
+from bessemer.tokens.shards import TokenStore
+from bessemer.train.audit import mixture_audit
+from bessemer.train.device import Device, memory_in_use
+from bessemer.train.metrics import MetricsLog
+from bessemer.train.state import Position, capture, restore, weights_digest
+from bessemer.train.step import Gradients, TrainStep
+from bessemer.train.stop import StopSignal
+from bessemer.train.validation import validate
+
+
+@dataclass(frozen=True)
+class TrainSummary:
+    """How a training ended. resumed_at: the step it went on from, 0 for a fresh start."""
+
+    step: int
+    resumed_at: int
+    bits_per_byte: float | None
+    skipped: int
+    seconds: float
+    weights: str
+
+
+def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, peak: float) -> TrainSummary:
+    """Train a resolved recipe to its last step, from the newest checkpoint of the run when there is one.
+
+    peak: FLOP/s that MFU is measured against. Raises Stopped after a stop signal, with everything saved.
+    """
+    started = perf_counter()
+    steps, batch_tokens = recipe.train.steps, recipe.train.global_batch_tokens
+    assert steps is not None and batch_tokens is not None, "the recipe is resolved"
+    sequences = batch_tokens // recipe.tokens.sequence_length
+    config = ModelConfig.of(recipe, store.vocabulary)
+    loader = Loader.of(recipe, store)
+    step = TrainStep(recipe, build(config, recipe.run.seed), device, store.end_of_text, len(store.sources))
+    checkpoint = latest(run.checkpoints, on_damage=warn)
+    position = restore(step, checkpoint, store) if checkpoint else Position()
+    resumed_at, bits_per_byte = position.step, None
+    if resumed_at:
+        say(f"  going on from step {resumed_at} of {steps}")
+    validation = held_out(store, recipe.tokens.sequence_length, recipe.evaluate.max_tokens)
+    rates = Rates(batch_tokens, flops_per_token(config) / peak)
+    batches = prefetched(loader, position.samples, sequences, steps - resumed_at)
+    with (
+        StopSignal() as stop,
+        MetricsLog(run, resumed_at, recipe.report.tensorboard) as log,
+        progress("training", steps * batch_tokens, "tok") as advance,
+    ):
+        advance(resumed_at * batch_tokens)
+        for batch in rates.timed(batches):
+            gradients = step.gradients(batch)
+            verdict, guard = judge(recipe.guard, position.guard, gradients.loss, gradients.grad_norm)
+            rate = 0.0
+            if verdict is Verdict.APPLY:
+                rate = step.update(position.step, gradients.grad_norm)
+            else:
+                _answer(run, loader, batch, sequences, position.step + 1, gradients, verdict, guard)
+            position = Position(position.step + 1, position.samples + sequences, guard)
+            last = position.step == steps
+            if position.step % recipe.train.log_every == 0 or last:
+                log.write("train", position.step, **_numbers(store, gradients, rate, position, rates, device))
+            if position.step % (recipe.train.validate_every or steps) == 0 or last:
+                bits_per_byte = _validate(step, validation, log, position, batch_tokens)
+            if position.step % (recipe.checkpoint.every or steps) == 0 and not last and stop.requested is None:
+                _save_or_warn(recipe, run, step, position, store)
+            advance(batch_tokens, note=f"loss {gradients.loss:.3f}" + (f"  bpb {bits_per_byte:.3f}" if bits_per_byte else ""))
+            if stop.requested and not last:
+                _save(recipe, run, step, position, store)
+                raise Stopped(
+                    f"stopped by {stop.requested} after step {position.step} of {steps}; everything is saved in {run.path}: "
+                    "the same command goes on from there"
+                )
+    if position.step > resumed_at or checkpoint is None:
+        _save(recipe, run, step, position, store)
+    write_json(run.path / "mixture.json", mixture_audit(recipe, store, loader.mixture, position.samples))
+    seconds = perf_counter() - started
+    return TrainSummary(position.step, resumed_at, bits_per_byte, position.guard.skipped, seconds, weights_digest(step))
+
+
+class Rates:
+    """Seconds of each step and of its wait for data."""
+
+    def __init__(self, batch_tokens: int, peak_seconds_per_token: float) -> None:
+        self.batch_tokens, self.peak_seconds_per_token = batch_tokens, peak_seconds_per_token
+        self.data_wait = 0.0
+        self._mark = perf_counter()
+
+    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Pass batches on, and notice how long each was waited for."""
+        self._mark = asked = perf_counter()
+        for batch in batches:
+            self.data_wait = perf_counter() - asked
+            yield batch
+            asked = self._mark = perf_counter()
+
+    def now(self) -> dict[str, float]:
+        """Rates of the step in hand: its wait for data included, the validation and the saving after it not."""
+        seconds = perf_counter() - self._mark
+        return {
+            "step_seconds": seconds,
+            "tokens_per_second": self.batch_tokens / seconds,
+            "mfu": self.peak_seconds_per_token * self.batch_tokens / seconds,
+            "data_wait": self.data_wait,
+        }
+
+
+def _numbers(
+    store: TokenStore, gradients: Gradients, rate: float, position: Position, rates: Rates, device: Device
+) -> dict[str, object]:
+    by_source = {
+        name: nats / count
+        for name, nats, count in zip(store.sources, gradients.nats, gradients.targets, strict=True)
+        if count
+    }
+    return {
+        "tokens": position.step * rates.batch_tokens,
+        "loss": gradients.loss,
+        "loss_by_source": by_source,
+        "grad_norm": gradients.grad_norm,
+        "learning_rate": rate,
+        **rates.now(),
+        "memory_bytes": memory_in_use(device),
+    }
+
+
+def _validate(step: TrainStep, parts: list[HeldOut], log: MetricsLog, position: Position, batch_tokens: int) -> float:
+    started = perf_counter()
+    found = validate(step, parts)
+    log.write(
+        "validation",
+        position.step,
+        tokens=position.step * batch_tokens,
+        loss=found.loss,
+        bits_per_byte=found.bits_per_byte,
+        bits_per_byte_by_source=found.bits_per_byte_by_source,
+        seconds=perf_counter() - started,
+    )
+    return found.bits_per_byte
+
+
+def _answer(
+    run: RunFolder, loader: Loader, batch: Batch, sequences: int, step: int, gradients: Gradients, verdict: Verdict,
+    guard: GuardState,
+) -> None:  # fmt: skip
+    """Record a step that is not applied; stop the run when the guard says so."""
+    reason = cause(gradients.loss, gradients.grad_norm)
+    samples = loader.documents(batch.first, sequences)
+    record(
+        run.incidents, step=step, what="nonfinite_step", cause=reason,
+        action="update skipped" if verdict is Verdict.SKIP else "run stopped", documents=samples,
+    )  # fmt: skip
+    if verdict is Verdict.STOP:
+        names = list(dict.fromkeys(name for sample in samples for name in sample["documents"]))  # type: ignore[attr-defined]
+        raise BessemerError(
+            f"step {step}: {reason}; {guard.skips_in_a_row} such steps in a row, so the run stops. The last batch held "
+            f"{len(names)} documents ({', '.join(names[:3])}, ...), all in {run.incidents}; lower "
+            "train.optimizer.learning_rate, or look at them"
+        )
+    warn(f"step {step}: {reason}; the update is skipped (see {run.incidents.name})")
+
+
+def _save(recipe: Recipe, run: RunFolder, step: TrainStep, position: Position, store: TokenStore) -> None:
+    tensors, facts = capture(step, position, recipe, store)
+    save(run.checkpoints, position.step, tensors, facts, recipe.checkpoint.keep)
+
+
+def _save_or_warn(recipe: Recipe, run: RunFolder, step: TrainStep, position: Position, store: TokenStore) -> None:
+    """A save that fails (a full disk) costs no training: it is recorded, and tried again at the next interval."""
+    try:
+        _save(recipe, run, step, position, store)
+    except (BessemerError, OSError) as error:
+        warn(f"{error}; training goes on, the next checkpoint tries again")
+        record(run.incidents, step=position.step, what="checkpoint_failed", cause=str(error), action="training went on")

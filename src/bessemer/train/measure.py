@@ -1,0 +1,38 @@
+"""How long a step takes on this device: measured once, before a run, on the real model with made-up tokens."""
+
+from __future__ import annotations
+
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from bessemer.model.config import ModelConfig
+from bessemer.model.initialisation import build
+from bessemer.recipe import Recipe
+from bessemer.tokens.loader import Batch
+from bessemer.train.device import Device, synchronize
+from bessemer.train.step import TrainStep
+
+WARMUP_STEPS = 3
+MAX_STEPS = 40
+
+
+def step_seconds(recipe: Recipe, config: ModelConfig, device: Device, budget_seconds: float) -> float:
+    """Median seconds of a whole training step of a resolved recipe, measured for about `budget_seconds`."""
+    assert recipe.train.global_batch_tokens is not None, "the recipe is resolved"
+    sequences = recipe.train.global_batch_tokens // config.sequence_length
+    step = TrainStep(recipe, build(config, recipe.run.seed), device, 0, 1)
+    tokens = np.random.default_rng(0).integers(0, config.vocabulary, (sequences, config.sequence_length + 1))
+    batch = Batch(0, tokens, np.zeros(sequences, dtype=np.int64))
+    times: list[float] = []
+    started = perf_counter()
+    for number in range(MAX_STEPS):
+        began = perf_counter()
+        step.update(0, step.gradients(batch).grad_norm)
+        synchronize(device)
+        if number >= WARMUP_STEPS:
+            times.append(perf_counter() - began)
+        if times and perf_counter() - started > budget_seconds:
+            break
+    return median(times)

@@ -1,0 +1,104 @@
+"""What survives a stop: the model, the optimizer, the position in the data, the guard's memory, the random numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bessemer import __version__
+from bessemer.checkpoint import Checkpoint
+from bessemer.checkpoint.protocol import Tensors
+from bessemer.errors import BessemerError
+from bessemer.guard.judge import GuardState
+from bessemer.recipe import Recipe, digest
+from bessemer.tokens.shards import TokenStore
+from bessemer.train import optimizer as optimizers
+from bessemer.train.step import TrainStep
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands. step: updates done or skipped; samples: sequences consumed."""
+
+    step: int = 0
+    samples: int = 0
+    guard: GuardState = GuardState()
+
+
+def data_digest(store: TokenStore) -> str:
+    """What the token shards hold: the hashes of all their files."""
+    return digest(store.manifest["files"], store.manifest["tokenizer"]["sha256"])
+
+
+def weights_digest(step: TrainStep) -> str:
+    """SHA-256 of all weights, by name: two runs that agree here agree bit for bit."""
+    found = hashlib.sha256()
+    for name, parameter in sorted(step.model.named_parameters()):
+        found.update(name.encode())
+        found.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def capture(step: TrainStep, position: Position, recipe: Recipe, store: TokenStore) -> tuple[Tensors, dict[str, object]]:
+    """The tensors and the facts of a checkpoint."""
+    rng = {"cpu": torch.get_rng_state()}
+    if step.device.is_cuda:
+        rng["cuda"] = torch.cuda.get_rng_state()
+    tensors = {
+        "model": dict(step.model.named_parameters()),
+        "optimizer": optimizers.state_tensors(step.model, step.optimizer),
+        "rng": rng,
+    }
+    facts = {
+        "samples": position.samples,
+        "guard": position.guard.to_dict(),
+        "model": step.model.config.to_dict(),
+        "recipe": digest(recipe),
+        "data": data_digest(store),
+        "weights": weights_digest(step),
+        "bessemer": __version__,
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "world": 1,
+    }
+    return {part: named for part, named in tensors.items() if named}, facts
+
+
+@torch.no_grad()
+def restore(step: TrainStep, checkpoint: Checkpoint, store: TokenStore) -> Position:
+    """Put a verified checkpoint's state back. Refuses when the token shards are no longer the ones it was trained on."""
+    facts = checkpoint.facts
+    if facts["data"] != data_digest(store):
+        raise BessemerError(
+            f"{store.folder}: the token shards have changed since {checkpoint.folder.name} was saved; the run cannot go on "
+            "over other data. Put the shards back, or train under another name with --set run.name=NAME"
+        )
+    load_weights(step, checkpoint)
+    optimizers.load_state_tensors(step.model, step.optimizer, _part(checkpoint, "optimizer"))
+    rng = checkpoint.tensors("rng")
+    torch.set_rng_state(rng["cpu"])
+    if step.device.is_cuda and "cuda" in rng:
+        torch.cuda.set_rng_state(rng["cuda"])
+    return Position(checkpoint.step, int(facts["samples"]), GuardState(**facts["guard"]))
+
+
+@torch.no_grad()
+def load_weights(step: TrainStep, checkpoint: Checkpoint) -> None:
+    """Copy a checkpoint's weights into the model; every tensor must be there in its shape."""
+    saved = checkpoint.tensors("model")
+    for name, parameter in step.model.named_parameters():
+        if name not in saved or saved[name].shape != parameter.shape:
+            found = list(saved[name].shape) if name in saved else "nothing"
+            raise BessemerError(
+                f"{checkpoint.folder}: tensor {name} should be {list(parameter.shape)}, the checkpoint has {found}; it "
+                "belongs to another model"
+            )
+        parameter.copy_(saved[name])
+
+
+def _part(checkpoint: Checkpoint, name: str) -> dict[str, torch.Tensor]:
+    """A part that may be missing: before the first update there is no optimizer state."""
+    return checkpoint.tensors(name) if Path(checkpoint.folder / f"{name}.safetensors").exists() else {}
