@@ -124,14 +124,18 @@ class Tokenizer:
         plain.__dict__ = {**self.__dict__, "_fast": None}
         return plain
 
+    def token_pieces(self) -> list[bytes]:
+        """The bytes each id stands for; none for special tokens. For byte-level vocabularies."""
+        special, byte_of = self._inner.get_added_tokens_decoder(), _byte_alphabet()
+        pieces = [b""] * self.vocabulary
+        for token, number in self._inner.get_vocab().items():
+            if number not in special:
+                pieces[number] = bytes(byte_of[character] for character in token)
+        return pieces
+
     def token_bytes(self) -> npt.NDArray[np.int64]:
         """How many bytes of text each id stands for; 0 for special tokens. For byte-level vocabularies."""
-        special = self._inner.get_added_tokens_decoder()
-        lengths = np.zeros(self.vocabulary, dtype=np.int64)
-        for token, number in self._inner.get_vocab().items():
-            # In a byte-level vocabulary each character of a token stands for one byte.
-            lengths[number] = 0 if number in special else len(token)
-        return lengths
+        return np.array([len(piece) for piece in self.token_pieces()], dtype=np.int64)
 
     @property
     def is_byte_level(self) -> bool:

@@ -143,6 +143,19 @@ def resident_bytes() -> int:
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def available_bytes(device: Device) -> int:
+    """Memory that a run could take on the device, bytes."""
+    if device.is_cuda:
+        return int(torch.cuda.mem_get_info()[0])
+    information = Path("/proc/meminfo")
+    if information.exists():
+        lines = (line for line in information.read_text().splitlines() if line.startswith("MemAvailable:"))
+        found = next(lines, None)
+        if found is not None:
+            return int(found.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def reset_peak_resident() -> None:
     """Start the peak of resident memory anew, where the kernel lets us (Linux, clear_refs 5)."""
     try:

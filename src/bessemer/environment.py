@@ -1,0 +1,63 @@
+"""Where a run ran: versions, device, git state. No secrets: no variables of the environment, no user, no host name."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from bessemer import __version__
+
+PACKAGES = (
+    "torch", "numpy", "pydantic", "daft", "pyarrow", "scipy", "resiliparse", "tokenizers", "tiktoken", "safetensors",
+    "transformers", "tensorboard", "plotly",
+)  # fmt: skip
+
+
+def describe(device: str, precision: str) -> dict[str, Any]:
+    """Facts about this machine and this program, as plain values."""
+    packages = {name: _version(name) for name in PACKAGES}
+    return {
+        "bessemer": __version__,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "torch": packages["torch"],
+        "platform": platform.platform(),
+        "device": device,
+        "precision": precision,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": _memory_bytes(),
+        "git": _git(Path.cwd()),
+        "packages": packages,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+
+
+def _git(folder: Path) -> dict[str, Any] | None:
+    """Commit of the checkout the command ran in, and whether it had changes; None outside of one."""
+
+    def ask(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+
+    try:
+        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None

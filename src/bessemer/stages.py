@@ -1,0 +1,363 @@
+"""One run, end to end: each stage in its order, skipped when what it was made from has not changed.
+
+Stands above every room and below the command line. A stage is a function of the recipe and the run folder; what
+passes from one to the next lies in the folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from bessemer.errors import BessemerError, InputError
+from bessemer.recipe import Recipe, differences, digest, dump, load
+from bessemer.run import RunFolder, read_json, stage_is_current, write_atomic, write_json
+from bessemer.terminal import amount, duration, say, size
+
+# Keys that change neither the data nor the weights: a run may go on under other values of them.
+HARMLESS = (
+    "run.name", "run.dir", "report.", "evaluate.", "export.", "checkpoint.", "guard.", "train.log_every",
+    "train.validate_every",
+)  # fmt: skip
+TRAINED = (
+    "recipe.toml", "plan.json", "checkpoints", "metrics.jsonl", "incidents.jsonl", "mixture.json", "tensorboard",
+    "evaluation.json", "export", "report.html", "environment.json",
+)  # fmt: skip
+MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
+MEASURABLE_STEP_SECONDS = 10.0  # steps predicted to be longer are not measured
+MINUTES_SHARE = 0.92  # of train.minutes that goes into steps; the rest is validation and saving
+
+
+@dataclass
+class Session:
+    """One command's work on one run: the recipe as asked for, and what the stages told on the way."""
+
+    recipe: Recipe
+    run: RunFolder
+    accept_changes: bool = False
+    told: list[dict[str, Any]] = field(default_factory=list)
+
+    def stage(self, name: str, work: Callable[[], str | None], current: bool = False) -> None:
+        """Do a stage unless it is current, and say what came of it. `work` returns a line, or None: nothing was to do."""
+        started = perf_counter()
+        line = None if current else work()
+        seconds = perf_counter() - started
+        self.told.append({"name": name, "seconds": round(seconds, 3), "skipped": line is None})
+        if line is None:
+            say(f"[dim]- {name:<9} unchanged, skipped[/]")
+        else:
+            say(f"[green]✓[/] [bold]{name:<9}[/] {line} [dim]{duration(seconds)}[/]")
+        if self.run.path.exists():
+            write_json(self.run.path / "stages.json", {"stages": self._all_stages()})
+
+    def _all_stages(self) -> list[dict[str, Any]]:
+        """This command's stages over those of earlier ones: a skipped stage keeps the time it took when it ran."""
+        path = self.run.path / "stages.json"
+        before = {row["name"]: row for row in read_json(path)["stages"]} if path.exists() else {}
+        for row in self.told:
+            before[row["name"]] = row if not row["skipped"] else {**row, **before.get(row["name"], {}), "skipped": True}
+        return list(before.values())
+
+
+def run_all(session: Session) -> None:
+    """Every stage of a recipe."""
+    corpus(session)
+    tokens(session)
+    prepared = prepare(session)
+    train(session, prepared)
+    evaluate(session, prepared.recipe)
+    if session.recipe.export.hf:
+        export(session, prepared.recipe, session.run.export)
+    report(session)
+
+
+def corpus(session: Session) -> None:
+    """Raw sources to clean documents."""
+    from bessemer.corpus import pipeline
+
+    inputs = pipeline.inputs_digest(session.recipe)
+    current = stage_is_current(session.run.corpus, inputs)
+    if not current:
+        _refuse_to_rebuild(session, session.run.corpus, "the sources or their rules have changed since the corpus was built")
+
+    def work() -> str:
+        done = pipeline.build(session.recipe, session.run)
+        names = ", ".join(session.recipe.corpus.sources[n].name for n in range(len(session.recipe.corpus.sources)))
+        return f"{done.documents_kept:,} of {done.documents_in:,} documents kept, {size(done.bytes_kept)} ({names})"
+
+    session.stage("corpus", work, current)
+
+
+def tokens(session: Session) -> None:
+    """Clean documents to a tokenizer and token shards."""
+    from bessemer.tokens import build
+
+    current = stage_is_current(session.run.tokens, build.inputs_digest(session.recipe, session.run))
+    if not current:
+        _refuse_to_rebuild(session, session.run.tokens, "the corpus or the tokenizer has changed since the tokens were written")
+
+    def work() -> str:
+        done = build.build(session.recipe, session.run)
+        facts = done.manifest["tokenizer"]
+        return (
+            f"{amount(done.train_tokens)} tokens to train on, {amount(done.held_out_tokens)} held out; vocabulary "
+            f"{facts['vocabulary']:,}, {facts['bytes_per_token']:.2f} bytes a token"
+        )
+
+    session.stage("tokens", work, current)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run ready to train: the resolved recipe and what it was said to take."""
+
+    recipe: Recipe
+    plan: dict[str, Any]
+
+
+def prepare(session: Session) -> Prepared:
+    """Resolve the recipe, hold it against the one the run folder was made with, and plan the run."""
+    from bessemer.plan import dial
+    from bessemer.tokens.shards import TokenStore
+
+    run, recipe = session.run, session.recipe
+    store = TokenStore.open(run.tokens)
+    stored = load(run.recipe) if run.recipe.exists() else None
+    planned = read_json(run.plan) if stored is not None and run.plan.exists() else None
+    resolved = dial.resolve(recipe, store.vocabulary, _steps_of(recipe, stored))
+    if stored is not None and (run.checkpoints / "latest").exists():
+        _refuse_other_recipe(session, stored, resolved)
+    same = stored is not None and digest(stored.train, stored.model) == digest(resolved.train, resolved.model)
+    result: list[Prepared] = []
+
+    def work() -> str:
+        told, final = _planned(recipe, resolved, store.vocabulary)
+        result.append(Prepared(final, told))
+        memory, measured = told["memory_bytes"]["total"], told["step_seconds_from"]
+        return (
+            f"{amount(told['parameters']['total'])} parameters, {told['steps']:,} steps over {amount(told['tokens'])} tokens: "
+            f"about {duration(told['seconds'])} and {size(memory)} ({measured})"
+        )
+
+    current = planned is not None and same and (recipe.train.minutes is None or stored is not None)
+    session.stage("plan", work, current)
+    if current:
+        assert planned is not None
+        result.append(Prepared(resolved, planned))
+    write_atomic(run.recipe, dump(result[0].recipe))
+    write_json(run.plan, result[0].plan)
+    return result[0]
+
+
+def train(session: Session, prepared: Prepared) -> None:
+    """Train to the last step, from where the run stands."""
+    from bessemer.checkpoint.protocol import published
+    from bessemer.environment import describe
+    from bessemer.tokens.shards import TokenStore
+    from bessemer.train import device as devices
+    from bessemer.train import loop
+
+    recipe, run = prepared.recipe, session.run
+    steps = recipe.train.steps
+    done = published(run.checkpoints)
+
+    def work() -> str | None:
+        store = TokenStore.open(run.tokens)
+        store.verify()
+        devices.make_deterministic()
+        device = devices.choose(recipe.train)
+        if not run.environment.exists():
+            write_json(run.environment, describe(device.name, device.precision))
+        say(f"  on {device.name}, {device.precision}{', compiled' if device.compile else ''}")
+        if not device.is_cuda:
+            devices.keep_freed_memory()
+            devices.reset_peak_resident()
+        made = loop.train(recipe, run, store, device, prepared.plan["peak_flops"])
+        if made.resumed_at == made.step:
+            return None
+        skipped = f", {made.skipped} updates skipped" if made.skipped else ""
+        scored = f", {made.bits_per_byte:.3f} bits per byte held out" if made.bits_per_byte else ""
+        return f"{made.step:,} steps{scored}{skipped}"
+
+    # Whether the last checkpoint is whole is for the loop to find out; that there is one is enough to ask it.
+    session.stage("train", work, current=bool(done) and done[-1] == steps and (run.path / "mixture.json").exists())
+
+
+def evaluate(session: Session, recipe: Recipe) -> dict[str, Any]:
+    """Score the newest checkpoint on all held-out text, beside a byte 5-gram, and write samples."""
+    from bessemer.checkpoint.protocol import published
+
+    run = session.run
+    inputs = digest(recipe.evaluate, published(run.checkpoints)[-1:], _stage_inputs(run.tokens))
+    current = run.evaluation.exists() and read_json(run.evaluation).get("inputs") == inputs
+
+    def work() -> str:
+        from bessemer.evaluate.final import evaluate as score
+
+        found = score(recipe, run, *opened(recipe, run))
+        write_json(run.evaluation, {**found, "inputs": inputs})
+        beside = ""
+        if found["ngram"] is not None:
+            beside = f"; a byte {found['ngram']['order']}-gram on the same text: {found['ngram']['bits_per_byte']:.3f}"
+        return f"{found['bits_per_byte']:.3f} bits per byte on {size(found['held_out_bytes'])} held out{beside}"
+
+    session.stage("evaluate", work, current)
+    return dict(read_json(run.evaluation))
+
+
+def export(session: Session, recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Write the newest checkpoint in the Hugging Face layout, if `transformers` agrees with it."""
+    from bessemer.checkpoint.protocol import published
+
+    run = session.run
+    inputs = digest(published(run.checkpoints)[-1:], _stage_inputs(run.tokens))
+    record = folder / "bessemer.json"
+    current = record.exists() and read_json(record).get("inputs") == inputs
+
+    def work() -> str:
+        import torch
+
+        from bessemer.model import huggingface
+        from bessemer.tokens.held_out import held_out
+        from bessemer.tokens.tokenizer import Tokenizer
+
+        if folder.exists() and any(folder.iterdir()) and not record.exists():
+            raise InputError(f"{folder}: holds other files; give a folder that is empty or does not exist")
+        store, restored = opened(recipe, run, cpu=True)
+        tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
+        parts = held_out(store, recipe.tokens.sequence_length, max_tokens=4 * recipe.tokens.sequence_length)
+        rows = [tokenizer.decode(row.tolist()) for part in parts for row in part.tokens[:4]]
+        check = huggingface.export(
+            restored.step.model,
+            store.folder / "tokenizer.json",
+            store.end_of_text,
+            folder,
+            torch.from_numpy(parts[0].tokens[:2, :-1]),
+            [(text, tokenizer.encode(text)) for text in rows],
+        )
+        write_json(record, {**read_json(record), "inputs": inputs})
+        return (
+            f"{check.architecture} in {folder}: transformers' logits differ by {check.logits_max_difference:.1e}, "
+            f"{check.greedy_tokens_equal} greedy tokens equal"
+        )
+
+    session.stage("export", work, current)
+    return dict(read_json(record))
+
+
+def report(session: Session) -> None:
+    """Write report.html from what lies in the run folder."""
+    from bessemer.report import page
+
+    session.stage("report", lambda: str(page.write(session.run)))
+
+
+def set_aside(run: RunFolder) -> Path | None:
+    """Move what training made into previous-N/, so that the run starts over and nothing is lost."""
+    there = [run.path / name for name in TRAINED if (run.path / name).exists()]
+    if not there:
+        return None
+    number = 1 + len(list(run.path.glob("previous-*")))
+    place = run.path / f"previous-{number}"
+    place.mkdir()
+    for path in there:
+        os.rename(path, place / path.name)
+    return place
+
+
+def plan_only(recipe: Recipe, run: RunFolder) -> tuple[dict[str, Any], Recipe]:
+    """What a recipe will take, without a run folder: for `bessemer plan`."""
+    from bessemer.plan import dial
+
+    vocabulary = _vocabulary(recipe, run)
+    return _planned(recipe, dial.resolve(recipe, vocabulary), vocabulary)
+
+
+def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int) -> tuple[dict[str, Any], Recipe]:
+    """Measure a step where that is quick, plan the run, and turn train.minutes into steps."""
+    from bessemer.model.config import ModelConfig
+    from bessemer.plan import cost, dial
+    from bessemer.train import device as devices
+    from bessemer.train.measure import step_seconds
+
+    config = ModelConfig.of(resolved, vocabulary)
+    device = devices.choose(resolved.train)
+    if not device.is_cuda:
+        devices.keep_freed_memory()
+    peak, base = devices.peak_rate(device), 0 if device.is_cuda else devices.resident_bytes()
+
+    def planned(of: Recipe, seconds: float | None) -> cost.Plan:
+        bf16 = device.precision == "bf16"
+        return cost.plan(of, config, device=device.name, peak=peak, base=base, bf16=bf16, step_seconds=seconds)
+
+    first = planned(resolved, None)
+    fits = first.memory_bytes["total"] < 0.8 * devices.available_bytes(device)
+    measured = step_seconds(resolved, config, device, MEASURE_SECONDS) if fits and first.step_seconds < MEASURABLE_STEP_SECONDS else None
+    if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
+        seconds = measured or first.step_seconds
+        steps = max(int(recipe.train.minutes * 60 * MINUTES_SHARE / seconds), 1)
+        resolved = dial.resolve(recipe, vocabulary, steps)
+    return {**planned(resolved, measured).to_dict(), "fits": fits}, resolved
+
+
+def _steps_of(recipe: Recipe, stored: Recipe | None) -> int | None:
+    """A run that was given minutes keeps the steps they came to the first time."""
+    same_minutes = stored is not None and recipe.train.minutes is not None and stored.train.minutes == recipe.train.minutes
+    return stored.train.steps if same_minutes and stored is not None else None
+
+
+def _vocabulary(recipe: Recipe, run: RunFolder) -> int:
+    from bessemer.tokens.shards import TokenStore
+    from bessemer.tokens.tokenizer import Tokenizer
+
+    if (run.tokens / "manifest.json").exists():
+        return TokenStore.open(run.tokens).vocabulary
+    if recipe.tokenizer.path is not None:
+        return Tokenizer.load(Path(recipe.tokenizer.path), recipe.tokenizer.end_of_text).vocabulary
+    return recipe.tokenizer.vocabulary or 32_768
+
+
+def _refuse_to_rebuild(session: Session, folder: Path, why: str) -> None:
+    """Checkpoints belong to the data they were trained on."""
+    if folder.exists() and (session.run.checkpoints / "latest").exists():
+        raise BessemerError(
+            f"{session.run.path}: {why}, but its checkpoints were trained on the old one. Give the new run a name of its own "
+            "with --set run.name=NAME, or start this one over with --restart (what was trained is set aside, not removed)"
+        )
+
+
+def _refuse_other_recipe(session: Session, stored: Recipe, resolved: Recipe) -> None:
+    changed = [line for line in differences(stored, resolved) if not line.startswith(HARMLESS)]
+    if changed and not session.accept_changes:
+        raise BessemerError(
+            f"{session.run.path}: holds a run of another recipe ({'; '.join(changed[:4])}{'; ...' if len(changed) > 4 else ''}). "
+            "Give the new run a name of its own with --set run.name=NAME, go on under the changed recipe with "
+            "--accept-changes, or start over with --restart"
+        )
+    if changed:
+        from bessemer.checkpoint.protocol import published
+        from bessemer.guard.incidents import record
+
+        record(
+            session.run.incidents, step=published(session.run.checkpoints)[-1], what="recipe_changed",
+            cause="; ".join(changed), action="went on, as asked with --accept-changes",
+        )  # fmt: skip
+
+
+def _stage_inputs(folder: Path) -> Any:
+    return read_json(folder / "stage.json")["inputs"] if (folder / "stage.json").exists() else None
+
+
+def opened(recipe: Recipe, run: RunFolder, cpu: bool = False) -> tuple[Any, Any]:
+    """The token store and the model of the newest checkpoint; `cpu`: in fp32 on the CPU, whatever the recipe says."""
+    from bessemer.tokens.shards import TokenStore
+    from bessemer.train import device as devices
+    from bessemer.train.restored import open_trained
+
+    store = TokenStore.open(run.tokens)
+    settings = recipe.train.model_copy(update={"device": "cpu", "precision": "fp32", "compile": "off"}) if cpu else recipe.train
+    return store, open_trained(recipe, run, store, devices.choose(settings))
