@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from bessemer import __version__
 from bessemer.errors import BessemerError, InputError, Stopped
-from bessemer.terminal import QUIET, amount, duration, say, size
+from bessemer.terminal import QUIET, amount, duration, rate, say, size
 
 if TYPE_CHECKING:
     from bessemer.recipe import Recipe
@@ -313,7 +313,7 @@ def _print_plan(plan: dict[str, Any], recipe: Recipe) -> None:
     memory = plan["memory_bytes"]
     parts = ", ".join(f"{name} {size(value)}" for name, value in memory.items() if name != "total" and value)
     rows = {
-        "device": f"{plan['device']} ({amount(plan['peak_flops'])}FLOP/s)",
+        "device": f"{plan['device']} ({rate(plan['peak_flops'])})",
         "parameters": f"{amount(plan['parameters']['total'])} ({amount(plan['parameters']['non_embedding'])} without embeddings)",
         "model": f"{recipe.model.layers} layers, width {recipe.model.width}, {recipe.model.heads} heads "
         f"({recipe.model.kv_heads} key/value), hidden {recipe.model.mlp_width}",

@@ -28,7 +28,7 @@ TRAINED = (
     "evaluation.json", "export", "report.html", "environment.json",
 )  # fmt: skip
 MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
-MEASURABLE_STEP_SECONDS = 10.0  # steps predicted to be longer are not measured
+MEASURABLE_SECONDS = 10.0  # micro-batches predicted to take longer are not measured
 MINUTES_SHARE = 0.92  # of train.minutes that goes into steps; the rest is validation and saving
 
 
@@ -296,7 +296,9 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int) -> tuple[dict[st
 
     first = planned(resolved, None)
     fits = first.memory_bytes["total"] < 0.8 * devices.available_bytes(device)
-    measured = step_seconds(resolved, config, device, MEASURE_SECONDS) if fits and first.step_seconds < MEASURABLE_STEP_SECONDS else None
+    micro_batches = (resolved.train.global_batch_tokens or 1) // config.sequence_length // (resolved.train.micro_batch or 1)
+    quick = fits and first.step_seconds / micro_batches < MEASURABLE_SECONDS
+    measured = step_seconds(resolved, config, device, MEASURE_SECONDS) if quick else None
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
         seconds = measured or first.step_seconds
         steps = max(int(recipe.train.minutes * 60 * MINUTES_SHARE / seconds), 1)

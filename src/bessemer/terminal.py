@@ -99,11 +99,17 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person reads them: 8.2 s, 4 min 10 s, 3 h 05 min, 12.4 days."""
+    """Seconds as a person reads them: 8.2 s, 4 min 10 s, 3 h 05 min, 12.4 days, 15 years."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     if seconds < 3600:
         return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
     if seconds < 172_800:
         return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
-    return f"{seconds / 86_400:.1f} days"
+    days = seconds / 86_400
+    return f"{days:.1f} days" if days < 1000 else f"{days / 365.25:,.0f} years"
+
+
+def rate(per_second: float) -> str:
+    """FLOP/s as a person reads them: 203 GFLOP/s, 989 TFLOP/s."""
+    return f"{per_second / 1e12:.3g} TFLOP/s" if per_second >= 1e12 else f"{per_second / 1e9:.3g} GFLOP/s"

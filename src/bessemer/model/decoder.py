@@ -1,10 +1,11 @@
 """The decoder: pre-norm blocks of grouped-query attention and SwiGLU with RMSNorm and rotary positions.
 
-One implementation; its options are the ones `transformers` knows as Llama and Qwen3. Weights are kept apart by role
-(queries, keys, values, ...), so that each can be sharded, decayed and exported on its own; the forward pass joins
-those that share an input into one product.
+One implementation; its options are the ones `transformers` knows as Llama and Qwen3. Weights that share an input
+are one parameter, whose leading dimensions say what is what, so that it is one product and can still be cut by
+head, decayed and exported part by part.
 
-Shapes: B sequences, T tokens, D width, H query heads, G key/value heads, K width of a head, F hidden width.
+Shapes: B sequences, T tokens, D width, H query heads, G key/value heads, R = H / G, K width of a head, F hidden
+width.
 """
 
 from __future__ import annotations
@@ -30,41 +31,40 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query causal self-attention with rotary positions and optional QK-norm."""
+    """Grouped-query causal self-attention with rotary positions and optional QK-norm.
+
+    `qkv` is (G, R + 2, K, D): for each key/value head the R query heads that share it, its key and its value. One
+    product serves all three, and a cut along the first dimension is a cut between heads.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.head_dim, self.heads, self.kv_heads = config.head_dim, config.heads, config.kv_heads
-        self.q = nn.Linear(config.width, config.heads * config.head_dim, bias=False)
-        self.k = nn.Linear(config.width, config.kv_heads * config.head_dim, bias=False)
-        self.v = nn.Linear(config.width, config.kv_heads * config.head_dim, bias=False)
+        self.queries = config.heads // config.kv_heads
+        self.qkv = nn.Parameter(torch.empty(config.kv_heads, self.queries + 2, config.head_dim, config.width))
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor], documents: Documents | None) -> Tensor:
-        # One product instead of three: the input is read once, and its gradient is one product too.
-        joined = F.linear(x_BTD, torch.cat([self.q.weight, self.k.weight, self.v.weight]))
-        heads_BTHK = joined.unflatten(-1, (-1, self.head_dim))
-        q_BTHK, k_BTGK, v_BTGK = heads_BTHK.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
-        q_BHTK = rotate(self.q_norm(q_BTHK), rotation).transpose(1, 2)
-        k_BGTK = rotate(self.k_norm(k_BTGK), rotation).transpose(1, 2)
-        attended_BHTK = causal_attention(q_BHTK, k_BGTK, v_BTGK.transpose(1, 2), documents)
+        joined_BTGRK = F.linear(x_BTD, self.qkv.flatten(0, 2)).unflatten(-1, self.qkv.shape[:3])
+        q_BTGRK, k_BTGK, v_BTGK = joined_BTGRK.split([self.queries, 1, 1], dim=-2)
+        q_BHTK = rotate(self.q_norm(q_BTGRK.flatten(2, 3)), rotation).transpose(1, 2)
+        k_BGTK = rotate(self.k_norm(k_BTGK.squeeze(-2)), rotation).transpose(1, 2)
+        attended_BHTK = causal_attention(q_BHTK, k_BGTK, v_BTGK.squeeze(-2).transpose(1, 2), documents)
         projected: Tensor = self.out(attended_BHTK.transpose(1, 2).flatten(2))
         return projected
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020). `gate_up` is (2, F, D), so that one product serves both."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.width, config.mlp_width, bias=False)
-        self.up = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.gate_up = nn.Parameter(torch.empty(2, config.mlp_width, config.width))
         self.down = nn.Linear(config.mlp_width, config.width, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        gate_BTF, up_BTF = F.linear(x_BTD, torch.cat([self.gate.weight, self.up.weight])).chunk(2, dim=-1)
+        gate_BTF, up_BTF = F.linear(x_BTD, self.gate_up.flatten(0, 1)).chunk(2, dim=-1)
         projected: Tensor = self.down(F.silu(gate_BTF) * up_BTF)
         return projected
 

@@ -94,31 +94,27 @@ def verify(decoder: Decoder, folder: Path, sample: Tensor, texts: list[tuple[str
 
 
 def hugging_face_weights(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Our tensors under the names of Llama and Qwen3. The layouts are the same, so nothing is permuted."""
+    """Our tensors under the names of Llama and Qwen3. Heads and rotary halves lie alike, so parts are cut, not permuted."""
     yield "model.embed_tokens.weight", decoder.embedding.weight
     yield "model.norm.weight", decoder.norm.weight
     if not decoder.config.tie_embeddings:
         yield "lm_head.weight", decoder.head.weight
     for number, block in enumerate(decoder.blocks):
-        for ours, theirs in _BLOCK_NAMES.items():
-            weight = block.state_dict(keep_vars=True).get(f"{ours}.weight")
-            if weight is not None:
-                yield f"model.layers.{number}.{theirs}.weight", weight
+        for name, weight in _block_weights(block):
+            yield f"model.layers.{number}.{name}.weight", weight
 
 
-_BLOCK_NAMES = {
-    "attention_norm": "input_layernorm",
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
-    "attention.out": "self_attn.o_proj",
-    "attention.q_norm": "self_attn.q_norm",
-    "attention.k_norm": "self_attn.k_norm",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
+def _block_weights(block: Any) -> Iterator[tuple[str, Tensor]]:
+    attention, mlp = block.attention, block.mlp
+    q, k, v = (part.flatten(0, 2) for part in attention.qkv.split([attention.queries, 1, 1], dim=1))
+    gate, up = mlp.gate_up
+    yield from (("self_attn.q_proj", q), ("self_attn.k_proj", k), ("self_attn.v_proj", v))
+    yield "self_attn.o_proj", attention.out.weight
+    if not isinstance(attention.q_norm, torch.nn.Identity):
+        yield from (("self_attn.q_norm", attention.q_norm.weight), ("self_attn.k_norm", attention.k_norm.weight))
+    yield from (("mlp.gate_proj", gate), ("mlp.up_proj", up), ("mlp.down_proj", mlp.down.weight))
+    yield "input_layernorm", block.attention_norm.weight
+    yield "post_attention_layernorm", block.mlp_norm.weight
 
 
 def _config(config: ModelConfig, end_of_text: int) -> dict[str, Any]:
@@ -157,7 +153,7 @@ def _write_weights(decoder: Decoder, folder: Path) -> None:
         if held and held + weight.nbytes > SHARD_BYTES:
             shards.append({})
             held = 0
-        shards[-1][name] = weight.detach().contiguous().cpu()
+        shards[-1][name] = weight.detach().cpu().clone(memory_format=torch.contiguous_format)  # parts share storage
         held += weight.nbytes
     if len(shards) == 1:
         save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})

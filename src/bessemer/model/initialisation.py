@@ -46,7 +46,7 @@ def _fill(name: str, parameter: Tensor, config: ModelConfig, seed: int) -> None:
         elif name == "head.weight":
             std = 1.0 / config.width
         else:
-            std = 1.0 / math.sqrt(parameter.shape[1])
+            std = 1.0 / math.sqrt(parameter.shape[-1])
         digest = hashlib.blake2b(f"{seed}\x1f{name}".encode(), digest_size=8).digest()
         generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
         parameter.normal_(0.0, std, generator=generator)

@@ -62,16 +62,16 @@ def memory(recipe: Recipe, config: ModelConfig, bytes_per_activation: int, base:
     """Memory of one device that holds the whole model.
 
     Weights, gradients and both moments are fp32: 16 bytes a parameter. Activations, in elements per token and block,
-    are what autograd keeps of the operations in `model/decoder.py`; the derivation is in docs/planning.md.
+    are what autograd keeps of the operations in `model/decoder.py`; a test counts them.
     bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model.
     """
     train = recipe.train
     assert train.micro_batch is not None, "the recipe is resolved"
     tokens = train.micro_batch * config.sequence_length
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    norms = 2 * config.width  # what both norms read; their outputs are counted as inputs of the products
-    attention = config.width + (heads + 2 * kv_heads) + (heads + kv_heads) * (3 if config.qk_norm else 2) + heads
-    mlp = config.width + 4 * config.mlp_width
+    norms = 6 * config.width  # of two: their input, what it is before the weight, and after
+    attention = (heads + 2 * kv_heads) + (heads + kv_heads) * (2 if config.qk_norm else 1) + heads
+    mlp = 4 * config.mlp_width  # gate and up, silu(gate), their product
     per_block = norms + attention + mlp
     activations = tokens * (config.layers * per_block + 3 * config.width) * bytes_per_activation
     chunk = min(train.loss_chunk, tokens)

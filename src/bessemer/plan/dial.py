@@ -6,10 +6,8 @@ Each derived value can be overridden by its own key. Where each rule comes from:
 width          64 x depth: an aspect ratio of 64, in the flat valley that Kaplan et al. (2020, section 3.1, figure 5)
                measured for width / depth between 30 and 150.
 heads          of 64 elements up to a width of 1024, of 128 from there on (the head sizes of Llama and Qwen3).
-learning rate  0.003239 - 0.0001395 ln(N), N without embeddings (Kaplan et al. 2020, equation D.1).
-batch          the critical batch is some 2^18 tokens at the loss of a 100M model and grows as the loss falls (Kaplan et
-               al. 2020, section 5.1: 2e8 tokens x L^(-1/0.21), with L from equation 1.1); rounded to a power of two
-               of sequences, and never so large that a run would have fewer than MIN_STEPS steps.
+learning rate  0.3118 C^-0.1250, with C the FLOPs of the whole run (Bi et al. 2024, DeepSeek LLM, section 3.1).
+batch          0.2920 C^0.3271 tokens (the same), rounded to a power of two of sequences.
 horizon        20 tokens per parameter (Hoffmann et al. 2022, table 3).
 """
 
@@ -19,10 +17,10 @@ import math
 from typing import Any
 
 from bessemer.model.config import ModelConfig, swiglu_width
-from bessemer.recipe import Model, Recipe, Train
+from bessemer.plan.cost import flops_per_token
+from bessemer.recipe import Model, Recipe
 
 TOKENS_PER_PARAMETER = 20
-MIN_STEPS = 1000  # a run needs at least so many updates to leave warmup and decay behind, whatever its tokens
 WARMUP_SHARE, WARMUP_LIMIT = 0.02, 2000
 
 
@@ -35,8 +33,11 @@ def resolve(recipe: Recipe, vocabulary: int, measured_steps: int | None = None) 
     length = recipe.tokens.sequence_length
     config = ModelConfig.of(recipe.model_copy(update={"model": model}), vocabulary)
     train = recipe.train
-    batch = train.global_batch_tokens or _batch(config, length, train)
     horizon = train.tokens or TOKENS_PER_PARAMETER * config.parameters
+    if train.steps is not None and train.global_batch_tokens is not None:
+        horizon = train.steps * train.global_batch_tokens
+    flops = flops_per_token(config) * horizon
+    batch = train.global_batch_tokens or _batch(flops, length)
     steps = train.steps or measured_steps or max(math.ceil(horizon / batch), 1)
     sequences = batch // length
     warmup = train.schedule.warmup_steps
@@ -51,7 +52,7 @@ def resolve(recipe: Recipe, vocabulary: int, measured_steps: int | None = None) 
             update={"warmup_steps": max(min(int(steps * WARMUP_SHARE), WARMUP_LIMIT), 1) if warmup is None else warmup}
         ),
         "optimizer": optimizer.model_copy(
-            update={"learning_rate": optimizer.learning_rate or _learning_rate(config)}
+            update={"learning_rate": optimizer.learning_rate or _learning_rate(flops)}
         ),
     }
     checkpoint = recipe.checkpoint.model_copy(
@@ -84,20 +85,12 @@ def _dimensions(model: Model) -> Model:
     )
 
 
-def _learning_rate(config: ModelConfig) -> float:
-    body = config.layers * config.block_matrix_parameters
-    return round(max(0.003239 - 0.0001395 * math.log(body), 1e-5), 6)
+def _learning_rate(flops: float) -> float:
+    return float(f"{0.3118 * flops**-0.1250:.4g}")
 
 
-def _batch(config: ModelConfig, length: int, train: Train) -> int:
-    """Tokens of a global batch: the critical batch at the loss this model should reach, as a power of two of sequences."""
-    body = config.layers * config.block_matrix_parameters
-    loss = (8.8e13 / body) ** 0.076  # Kaplan et al. 2020, equation 1.1
-    critical = 2.0e8 * loss ** (-1 / 0.21)  # equation 1.4
-    horizon = train.tokens or TOKENS_PER_PARAMETER * config.parameters
-    if train.steps is None and train.minutes is None:
-        critical = min(critical, horizon / MIN_STEPS)
-    return length * 2 ** max(round(math.log2(max(critical / length, 1))), 0)
+def _batch(flops: float, length: int) -> int:
+    return length * 2 ** max(round(math.log2(0.2920 * flops**0.3271 / length)), 0)
 
 
 def _micro_batch(sequences: int, length: int) -> int:

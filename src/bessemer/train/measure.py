@@ -19,20 +19,29 @@ MAX_STEPS = 40
 
 
 def step_seconds(recipe: Recipe, config: ModelConfig, device: Device, budget_seconds: float) -> float:
-    """Median seconds of a whole training step of a resolved recipe, measured for about `budget_seconds`."""
-    assert recipe.train.global_batch_tokens is not None, "the recipe is resolved"
-    sequences = recipe.train.global_batch_tokens // config.sequence_length
+    """Seconds of a whole training step of a resolved recipe, measured for about `budget_seconds`.
+
+    A step is its micro-batches and one update; one micro-batch and one update are timed (medians), so that a step of
+    many micro-batches is known from a few.
+    """
+    batch_tokens, micro = recipe.train.global_batch_tokens, recipe.train.micro_batch
+    assert batch_tokens is not None and micro is not None, "the recipe is resolved"
     step = TrainStep(recipe, build(config, recipe.run.seed), device, 0, 1)
-    tokens = np.random.default_rng(0).integers(0, config.vocabulary, (sequences, config.sequence_length + 1))
-    batch = Batch(0, tokens, np.zeros(sequences, dtype=np.int64))
-    times: list[float] = []
+    tokens = np.random.default_rng(0).integers(0, config.vocabulary, (micro, config.sequence_length + 1))
+    batch = Batch(0, tokens, np.zeros(micro, dtype=np.int64))
+    gradients: list[float] = []
+    updates: list[float] = []
     started = perf_counter()
     for number in range(MAX_STEPS):
         began = perf_counter()
-        step.update(0, step.gradients(batch).grad_norm)
+        norm = step.gradients(batch).grad_norm
+        synchronize(device)
+        between = perf_counter()
+        step.update(0, norm)
         synchronize(device)
         if number >= WARMUP_STEPS:
-            times.append(perf_counter() - began)
-        if times and perf_counter() - started > budget_seconds:
+            gradients.append(between - began)
+            updates.append(perf_counter() - between)
+        if gradients and perf_counter() - started > budget_seconds:
             break
-    return median(times)
+    return median(gradients) * (batch_tokens // config.sequence_length // micro) + median(updates)

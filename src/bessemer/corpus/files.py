@@ -1,0 +1,197 @@
+"""Which files a source names: folders, globs, single files, and the folders of the running Python."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bessemer.errors import InputError
+from bessemer.recipe import Source
+
+CODE_SUFFIXES = (
+    ".py", ".pyi", ".pyx", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cu", ".cuh", ".cs", ".java", ".kt", ".scala", ".go",
+    ".rs", ".swift", ".m", ".js", ".mjs", ".jsx", ".ts", ".tsx", ".rb", ".php", ".pl", ".pm", ".lua", ".r", ".jl", ".hs",
+    ".ml", ".mli", ".ex", ".exs", ".erl", ".clj", ".el", ".lisp", ".f90", ".sql", ".sh", ".bash", ".ps1", ".cmake", ".proto",
+    ".vue", ".dart", ".zig", ".nim", ".v", ".sv", ".vhd", ".asm", ".s",
+)  # fmt: skip
+
+TOPICS = "pydoc_data/topics.py"
+"""The language reference that Python carries for `help()`: a dictionary of texts."""
+
+SUFFIXES: dict[str, tuple[str, ...]] = {
+    "text": (".txt", ".md", ".rst"),
+    "code": CODE_SUFFIXES,
+    "html": (".html", ".htm"),
+    "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.zst"),
+    "parquet": (".parquet",),
+    "descriptions": ("METADATA", ".rst", ".md", ".txt", TOPICS),
+}
+"""What is taken from a folder, by format. `descriptions` is all the prose that installed packages carry."""
+
+PLACEHOLDER = "python://"
+
+STDLIB_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "idlelib"})
+"""Folders of the standard library that python://stdlib leaves out: other people's packages, and test inputs."""
+
+TEST_FOLDERS = frozenset({"test", "tests"})
+"""Left out of `descriptions` in python:// folders: their .txt files are tables of numbers (3 of 4 bytes of
+.txt)."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a source."""
+
+    path: str
+    """Where it lies on this machine."""
+    name: str
+    """Its path in the corpus: relative to what the recipe names, so that it is the same on every machine."""
+    size: int
+    """Bytes."""
+    mtime_ns: int
+
+
+def find(source: Source) -> list[File]:
+    """The files of a source, sorted by name; an InputError when a path is wrong or holds nothing of the
+    format."""
+    wanted = source.suffixes or SUFFIXES[source.format]
+    found: dict[str, File] = {}
+    base = _common_folder([path for path in source.paths if not path.startswith(PLACEHOLDER)])
+    for pattern in source.paths:
+        matched = False
+        for path, name, exact in _candidates(source, pattern, base):
+            file = _file(path, name) if exact or name.endswith(wanted) else None
+            if file is not None:
+                matched = True
+                found.setdefault(name, file)
+        if not matched:
+            raise InputError(
+                f"corpus.sources.{source.name}: {pattern}: no file of format {source.format} there; looked for "
+                f"{_shown(wanted)}; change paths, format or suffixes"
+            )
+    return [found[name] for name in sorted(found)]
+
+
+def _shown(suffixes: tuple[str, ...]) -> str:
+    more = f" and {len(suffixes) - 8} more" if len(suffixes) > 8 else ""
+    return " ".join(suffixes[:8]) + more
+
+
+def _file(path: str, name: str) -> File | None:
+    """None for pipes, sockets and devices: reading them could wait for ever."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return File(path, name, 0, 0)  # vanished or a dangling link: counted as unreadable when it is read
+    return File(path, name, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+
+
+def _candidates(source: Source, pattern: str, base: Path) -> Iterator[tuple[str, str, bool]]:
+    """Everything below one entry of `paths`: its path, its corpus name, and whether the recipe names this
+    very file."""
+    if pattern.startswith(PLACEHOLDER):
+        for path, name in _of_python(source, pattern):
+            yield path, name, name == pattern
+        return
+    if "://" in pattern:
+        raise InputError(
+            f"corpus.sources.{source.name}: {pattern}: only local paths, python://stdlib and "
+            "python://site-packages are read; mount or copy the data and name its folder"
+        )
+    expanded = os.path.expanduser(pattern)
+    if os.path.lexists(expanded):
+        roots = [expanded]
+    elif glob.has_magic(expanded):
+        roots = sorted(glob.glob(expanded, recursive=True))
+    else:
+        raise InputError(
+            f"corpus.sources.{source.name}: {pattern}: no such file or folder; relative paths start at the "
+            "recipe's folder"
+        )
+    for root in roots:
+        for path in _walk(root):
+            name = os.path.relpath(os.path.abspath(path), base).replace(os.sep, "/")
+            yield path, name, path == expanded
+
+
+def _of_python(source: Source, pattern: str) -> Iterator[tuple[str, str]]:
+    place, _, below = pattern.removeprefix(PLACEHOLDER).partition("/")
+    paths = sysconfig.get_paths()
+    folders = {
+        "stdlib": [paths["stdlib"]],
+        "site-packages": list(dict.fromkeys([paths["purelib"], paths["platlib"]])),
+    }
+    if place not in folders:
+        raise InputError(
+            f"corpus.sources.{source.name}: {pattern}: no such folder of Python; there are python://stdlib and "
+            "python://site-packages"
+        )
+    left_out = TEST_FOLDERS if source.format == "descriptions" else frozenset()
+    for folder in folders[place]:
+        roots = (
+            sorted(glob.glob(os.path.join(glob.escape(folder), below), recursive=True)) if below else [folder]
+        )
+        for root in roots:
+            for path in _walk(root, left_out):
+                relative = os.path.relpath(path, folder).replace(os.sep, "/")
+                if place == "stdlib" and relative.split("/", 1)[0] in STDLIB_LEFT_OUT:
+                    continue
+                if source.format == "code" and relative.endswith(TOPICS):
+                    continue  # prose in one string literal; `descriptions` reads it
+                yield path, f"{PLACEHOLDER}{place}/{relative}"
+
+
+def _walk(root: str, left_out: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Files below a folder in sorted order, or the file itself. Hidden folders, caches and link loops are
+    skipped."""
+    if not os.path.isdir(root):
+        yield root
+        return
+    seen: set[tuple[int, int]] = set()
+    denied: list[str] = []
+    walk = os.walk(root, followlinks=True, onerror=lambda error: denied.append(str(error.filename)))
+    for folder, folders, files in walk:
+        try:
+            status = os.stat(folder)
+        except OSError:
+            continue  # vanished meanwhile
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".") and name != "__pycache__" and name not in left_out
+        )
+        for name in sorted(files):
+            if not name.startswith("."):
+                yield os.path.join(folder, name)
+    if denied:
+        raise InputError(
+            f"{denied[0]}: this folder cannot be listed; grant read permission or name other paths"
+        )
+
+
+def _common_folder(patterns: list[str]) -> Path:
+    """The folder that names are relative to: the common parent of everything the recipe names.
+
+    Names, and with them identities, then do not change when the data lies elsewhere on another machine.
+    """
+    parents = []
+    for pattern in patterns:
+        if "://" in pattern:
+            continue
+        expanded = os.path.abspath(os.path.expanduser(pattern))
+        if not os.path.lexists(expanded):
+            while glob.has_magic(expanded):
+                expanded = os.path.dirname(expanded)
+            parents.append(expanded)
+        else:
+            parents.append(os.path.dirname(expanded))
+    return Path(os.path.commonpath(parents)) if parents else Path("/")
