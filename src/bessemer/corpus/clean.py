@@ -18,7 +18,6 @@ from bessemer.corpus.extract import NotText, fold, normalise
 from bessemer.corpus.readers import read
 from bessemer.corpus.rules import judge
 from bessemer.corpus.units import Unit
-from bessemer.errors import BessemerError
 from bessemer.recipe import Corpus, Rules
 
 if TYPE_CHECKING:
@@ -26,6 +25,10 @@ if TYPE_CHECKING:
 
 BUCKET_BYTES = 128 << 20
 """Input bytes whose documents are sorted in memory at one time."""
+
+ROW_GROUP_BYTES = 1 << 20
+"""Bytes the engine gathers per bucket before it writes them out; its default of 128 MB would hold every
+bucket in memory to the end."""
 
 UNITS_AT_ONCE = 1
 """Units in a batch of the engine: a unit is already sized to be one."""
@@ -80,9 +83,9 @@ def clean(units: list[Unit], corpus: Corpus, buckets: dict[str, int], folder: Pa
     rules, minhash = corpus.rules, corpus.dedup.minhash
 
     def judge_units(batch: Series) -> pa.Array:
-        return _as_lists(
-            [_judged(Unit.from_json(text), rules, buckets, minhash) for text in batch.to_pylist()]
-        )
+        with engine.CALLS:
+            given = [Unit.from_json(text) for text in batch.to_pylist()]
+            return _as_lists([_judged(unit, rules, buckets, minhash) for unit in given])
 
     judged = daft.func.batch(
         return_dtype=DataType.list(DataType.struct({name: types[name] for name in COLUMN_NAMES})),
@@ -101,9 +104,10 @@ def clean(units: list[Unit], corpus: Corpus, buckets: dict[str, int], folder: Pa
             hash_function="xxhash3_64",
         )
         frame = frame.with_column("signature", signature)
-    frame.exclude("folded").write_parquet(
-        str(folder), compression="zstd", write_mode="overwrite", partition_cols=["source", "bucket"]
-    )
+    with daft.execution_config_ctx(parquet_target_row_group_size=ROW_GROUP_BYTES):
+        frame.exclude("folded").write_parquet(
+            str(folder), compression="zstd", write_mode="overwrite", partition_cols=["source", "bucket"]
+        )
 
 
 def bucket_of(identity_: str, num_buckets: int) -> int:
@@ -120,7 +124,7 @@ def _judged(unit: Unit, rules: Rules, buckets: dict[str, int], minhash: bool) ->
     rows = Rows()
     for piece, record in read(unit, rules):
         if engine.STOP.is_set():
-            raise BessemerError("stopped")
+            break  # not an exception: the engine would log one; whoever stopped drops what comes out
         _clean_record(record, rules)
         _append(rows, unit, piece.name, record, buckets[unit.source], minhash)
     num_records = len(rows.identity)
@@ -179,10 +183,8 @@ def _as_lists(batches: list[Rows]) -> Any:
     """One list of structs per unit, as Arrow: columns go over as a whole, not value by value."""
     import pyarrow as pa
 
-    numbers, binary = pa.int64(), pa.large_binary()
-    types = {
-        "bucket": numbers, "num_bytes": numbers, "characters": numbers, "words": numbers, "counted": numbers, "exact": binary,
-    }  # fmt: skip
+    types = dict.fromkeys(("bucket", "num_bytes", "characters", "words", "counted"), pa.int64())
+    types["exact"] = pa.large_binary()
     arrays = [
         pa.array(
             [value for rows in batches for value in getattr(rows, name)], types.get(name, pa.large_string())

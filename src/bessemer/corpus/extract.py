@@ -26,9 +26,10 @@ _WEB_CHARSETS = re.compile(
 """Charsets of the web by their Python names. Python's other codecs are not for pages, and some take quadratic
 time."""
 _TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]{0,40})")
-_UNNESTED = frozenset(
-    ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr", "p", "li", "dt", "dd", "option", "tr", "td", "th", "tbody", "thead", "tfoot"]
-)
+_UNNESTED = frozenset({
+    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track",
+    "wbr", "p", "li", "dt", "dd", "option", "tr", "td", "th", "tbody", "thead", "tfoot",
+})  # fmt: skip
 """Elements that end by themselves, so that opening many of them nests nothing."""
 
 
@@ -55,7 +56,7 @@ def normalise(text: str) -> str:
 
 
 def fold(text: str) -> str:
-    """Case and white space folded: what exact duplicates have in common; words are parted by single spaces."""
+    """Case and white space folded: what exact duplicates share; words are parted by single spaces."""
     return " ".join(text.casefold().split())
 
 

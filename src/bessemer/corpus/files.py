@@ -14,10 +14,11 @@ from bessemer.errors import InputError
 from bessemer.recipe import Source
 
 CODE_SUFFIXES = (
-    ".py", ".pyi", ".pyx", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cu", ".cuh", ".cs", ".java", ".kt", ".scala", ".go",
-    ".rs", ".swift", ".m", ".js", ".mjs", ".jsx", ".ts", ".tsx", ".rb", ".php", ".pl", ".pm", ".lua", ".r", ".jl", ".hs",
-    ".ml", ".mli", ".ex", ".exs", ".erl", ".clj", ".el", ".lisp", ".f90", ".sql", ".sh", ".bash", ".ps1", ".cmake", ".proto",
-    ".vue", ".dart", ".zig", ".nim", ".v", ".sv", ".vhd", ".asm", ".s",
+    ".py", ".pyi", ".pyx", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cu", ".cuh", ".cs", ".java",
+    ".kt", ".scala", ".go", ".rs", ".swift", ".m", ".js", ".mjs", ".jsx", ".ts", ".tsx", ".rb", ".php",
+    ".pl", ".pm", ".lua", ".r", ".jl", ".hs", ".ml", ".mli", ".ex", ".exs", ".erl", ".clj", ".el",
+    ".lisp", ".f90", ".sql", ".sh", ".bash", ".ps1", ".cmake", ".proto", ".vue", ".dart", ".zig",
+    ".nim", ".v", ".sv", ".vhd", ".asm", ".s",
 )  # fmt: skip
 
 TOPICS = "pydoc_data/topics.py"
@@ -36,11 +37,10 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
 PLACEHOLDER = "python://"
 
 STDLIB_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "idlelib"})
-"""Folders of the standard library that python://stdlib leaves out: other people's packages, and test inputs."""
+"""Folders of the standard library that python://stdlib leaves out: other packages, and test inputs."""
 
 TEST_FOLDERS = frozenset({"test", "tests"})
-"""Left out of `descriptions` in python:// folders: their .txt files are tables of numbers (3 of 4 bytes of
-.txt)."""
+"""Left out of `descriptions` in python:// folders: their .txt files are tables of numbers."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def find(source: Source) -> list[File]:
                 found.setdefault(name, file)
         if not matched:
             raise InputError(
-                f"corpus.sources.{source.name}: {pattern}: no file of format {source.format} there; looked for "
-                f"{_shown(wanted)}; change paths, format or suffixes"
+                f"corpus.sources.{source.name}: {pattern}: no file of format {source.format} there; "
+                f"looked for {_shown(wanted)}; change paths, format or suffixes"
             )
     return [found[name] for name in sorted(found)]
 
@@ -128,8 +128,8 @@ def _of_python(source: Source, pattern: str) -> Iterator[tuple[str, str]]:
     }
     if place not in folders:
         raise InputError(
-            f"corpus.sources.{source.name}: {pattern}: no such folder of Python; there are python://stdlib and "
-            "python://site-packages"
+            f"corpus.sources.{source.name}: {pattern}: no such folder of Python; there are python://stdlib "
+            "and python://site-packages"
         )
     left_out = TEST_FOLDERS if source.format == "descriptions" else frozenset()
     for folder in folders[place]:

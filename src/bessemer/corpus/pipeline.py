@@ -1,9 +1,9 @@
 """The corpus stage: raw sources to clean documents, published as one folder.
 
-    corpus/documents/part-00000.parquet ...   identity, text, source, path, metadata; sorted by (source, identity)
-    corpus/rejected/part-00000.parquet ...    identity, source, path, reason, excerpt, detail; sorted alike
-    corpus/statistics.json                    the funnel: what came in, what stayed, why the rest did not
-    corpus/stage.json                         what the stage was made from
+    corpus/documents/part-00000.parquet ... identity, text, source, path, metadata; sorted by source, identity
+    corpus/rejected/part-00000.parquet ...  identity, source, path, reason, excerpt, detail; sorted alike
+    corpus/statistics.json                  the funnel: what came in, what stayed, why the rest did not
+    corpus/stage.json                       what the stage was made from
 
 Steps: find the files; cut the work into units; clean (read, extract, normalise, judge, sign: Daft); find
 duplicates; publish. The same input gives the same documents byte for byte, in whatever order the engine
@@ -53,16 +53,11 @@ class CorpusSummary:
 
 
 def inputs_digest(recipe: Recipe) -> str:
-    """What the corpus depends on, as one hash: the [corpus] section, and path, size and time of every input
-    file.
+    """What the corpus depends on, as one hash: [corpus], and path, size and time of every input file.
 
     Weights are left out: they say how the documents are mixed later, not which there are.
     """
-    files = {
-        source.name: [(file.path, file.size, file.mtime_ns) for file in find(source)]
-        for source in recipe.corpus.sources
-    }
-    return _digest(recipe.corpus, files)
+    return _digest(recipe.corpus, {source.name: find(source) for source in recipe.corpus.sources})
 
 
 def build(recipe: Recipe, run: RunFolder) -> CorpusSummary:
@@ -76,10 +71,7 @@ def build(recipe: Recipe, run: RunFolder) -> CorpusSummary:
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
     found = {source.name: find(source) for source in corpus.sources}
-    inputs = _digest(
-        corpus,
-        {name: [(file.path, file.size, file.mtime_ns) for file in files] for name, files in found.items()},
-    )
+    inputs = _digest(corpus, found)
     with staging(run.corpus) as staged:
         work = staged / "work"
         work.mkdir()
@@ -120,7 +112,8 @@ def build(recipe: Recipe, run: RunFolder) -> CorpusSummary:
     )
 
 
-def _digest(corpus: Corpus, files: dict[str, list[tuple[str, int, int]]]) -> str:
+def _digest(corpus: Corpus, found: dict[str, list[File]]) -> str:
+    files = {name: [(file.path, file.size, file.mtime_ns) for file in files] for name, files in found.items()}
     section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight"}}})
     return digest(section, f"corpus {VERSION}", files)
 
@@ -177,8 +170,8 @@ def _finish(
         known = [count for count in expected if count is not None]
         if len(known) == len(expected) and sum(known) != funnel.documents_in:
             raise BessemerError(
-                f"corpus: source {name} has {sum(known)} files but {funnel.documents_in} documents came in; nothing "
-                "was written; please report this"
+                f"corpus: source {name} has {sum(known)} files but {funnel.documents_in} documents came in; "
+                "nothing was written; please report this"
             )
     return funnels
 

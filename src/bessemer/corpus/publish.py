@@ -99,8 +99,8 @@ def publish(
             _split(table, source, verdicts, paths, funnel, documents, rejected)
         if receipts != units[source]:
             raise BessemerError(
-                f"corpus: source {source} was read in {units[source]} units but {receipts} came back; nothing was "
-                "written; please report this"
+                f"corpus: source {source} was read in {units[source]} units but {receipts} came back; "
+                "nothing was written; please report this"
             )
         funnel.check()
     documents.close()

@@ -55,8 +55,8 @@ class Funnel:
         rejected = sum(entry.documents for entry in self.rejected.values())
         if self.documents_in != self.documents_kept + rejected:
             raise BessemerError(
-                f"corpus: the counts of source {self.source} do not add up: {self.documents_in} documents in, "
-                f"{self.documents_kept} kept and {rejected} rejected; nothing was written; please report this"
+                f"corpus: the counts of source {self.source} do not add up: {self.documents_in} documents "
+                f"in, {self.documents_kept} kept, {rejected} rejected; nothing was written; please report it"
             )
 
     def top_reasons(self) -> str:

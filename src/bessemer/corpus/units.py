@@ -26,13 +26,13 @@ RANGE_BYTES = 32 << 20
 """Bytes of JSONL in a unit."""
 
 MAX_RECORD_BYTES = 64 << 20
-"""A longer record is rejected unread: nothing a language model reads is that long, and it must fit in memory."""
+"""A longer record is rejected unread: no model reads one that long, and it must fit in memory."""
 
 MAX_EXPANSION = 100
 """A compressed file may expand this many times; text reaches 3 to 10, a bomb 1000."""
 
 FULL = 0.95
-"""A byte budget counts as spent at this share: filling the last of it would pick small and empty files only."""
+"""A byte budget counts as spent at this share: filling up the rest would pick small and empty files."""
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
@@ -51,7 +51,7 @@ class Piece:
     size: int
     """Bytes to read, for the budget and the progress bar."""
     offset: int = 0
-    """Added to byte offsets of records: where this file begins in the compressed file it was expanded from."""
+    """Added to byte offsets of records: where this file begins in the one it was expanded from."""
     damage: str = ""
     """Why this piece cannot be read, when that is known already."""
 
@@ -172,7 +172,8 @@ def _row_groups(file: File, source: Source) -> Iterator[Piece]:
     where = f"corpus.sources.{source.name}: {file.path}"
     if source.text_key not in schema.names:
         raise InputError(
-            f"{where}: no column {source.text_key!r}; the columns are: {', '.join(schema.names)}; set text_key to one of them"
+            f"{where}: no column {source.text_key!r}; the columns are: {', '.join(schema.names)}; "
+            "set text_key to one of them"
         )
     kind = schema.field(source.text_key).type
     if pa.types.is_dictionary(kind):

@@ -27,9 +27,9 @@ def key_of(*parts: object) -> int:
 def permute(key: int, positions: npt.ArrayLike, size: int) -> Indices:
     """Items at `positions` of the permutation of range(size) that `key` names.
 
-    positions: integers in [0, size), any shape. Returns uint64 of the same shape.
+    positions: integers in [0, size), one or many. Returns uint64, one for each.
     """
-    values = np.array(positions, dtype=np.uint64)
+    values = np.atleast_1d(np.array(positions, dtype=np.uint64))
     if values.size and int(values.max()) >= size:
         raise ValueError(f"position {int(values.max())} lies outside a permutation of {size} items")
     if size <= 1:

@@ -1,0 +1,202 @@
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bessemer.checkpoint import latest, save, verify
+from bessemer.checkpoint import protocol
+from bessemer.errors import BessemerError
+
+
+def tensors(value: float = 1.0) -> protocol.Tensors:
+    return {
+        "model": {"a": torch.full((40, 10), value), "b": torch.arange(7)},
+        "optimizer": {"a/exp_avg": torch.full((40, 10), value * 2)},
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for step in (10, 20, 30):
+        save(tmp_path / "checkpoints", step, tensors(float(step)), {"samples": step * 8}, keep=5)
+    return tmp_path / "checkpoints"
+
+
+def test_what_is_saved_comes_back(folder: Path) -> None:
+    found = latest(folder)
+    assert found is not None
+    assert (found.step, found.facts) == (30, {"samples": 240})
+    assert torch.equal(found.tensors("model")["a"], torch.full((40, 10), 30.0))
+    assert (folder / "latest").read_text() == "step-00000030"
+    manifest = json.loads((found.folder / "manifest.json").read_text())
+    assert manifest["tensors"]["model"]["a"] == ["torch.float32", [40, 10]]
+
+
+def test_retention_keeps_the_newest_by_number(tmp_path: Path) -> None:
+    for step in (99_999_998, 99_999_999, 100_000_000, 100_000_001):
+        save(tmp_path, step, tensors(), {}, keep=2)
+    assert protocol.published(tmp_path) == [100_000_000, 100_000_001]
+
+
+def every_file(folder: Path) -> list[Path]:
+    return sorted(path for path in (folder / "step-00000030").iterdir())
+
+
+def test_truncation_of_any_file_falls_back(folder: Path) -> None:
+    for path in every_file(folder):
+        data = path.read_bytes()
+        for length in (0, 1, len(data) // 2, len(data) - 1):
+            path.write_bytes(data[:length])
+            said: list[str] = []
+            found = latest(folder, on_damage=said.append)
+            assert found is not None
+            assert found.step == 20, (path.name, length)
+            assert "step-00000030" in said[0]
+        path.write_bytes(data)
+    assert latest(folder).step == 30  # type: ignore[union-attr]
+
+
+def test_a_flipped_bit_anywhere_is_found(folder: Path) -> None:
+    draw = random.Random(0)
+    for path in every_file(folder):
+        data = bytearray(path.read_bytes())
+        for _ in range(60):
+            place, bit = draw.randrange(len(data)), 1 << draw.randrange(8)
+            data[place] ^= bit
+            path.write_bytes(data)
+            with pytest.raises(BessemerError):
+                verify(folder / "step-00000030")
+            data[place] ^= bit
+        path.write_bytes(data)
+
+
+def test_a_missing_file_is_found(folder: Path) -> None:
+    for path in every_file(folder):
+        data = path.read_bytes()
+        path.unlink()
+        with pytest.raises(BessemerError, match=path.name):
+            verify(folder / "step-00000030")
+        path.write_bytes(data)
+
+
+def test_with_none_whole_it_refuses_and_never_starts_at_zero(folder: Path) -> None:
+    for step in (10, 20, 30):
+        (folder / f"step-{step:08d}" / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(BessemerError, match="none of its 3 checkpoints is whole"):
+        latest(folder)
+    assert latest(folder.parent / "nothing") is None
+
+
+def test_values_that_are_not_finite_are_not_saved(folder: Path) -> None:
+    for bad in (float("nan"), float("inf")):
+        state = tensors()
+        state["optimizer"]["a/exp_avg"][3, 3] = bad
+        with pytest.raises(BessemerError, match="optimizer tensor a/exp_avg holds a value that is not finite"):
+            save(folder, 40, state, {}, keep=1)
+    assert protocol.published(folder) == [10, 20, 30]
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_a_checkpoint_with_valid_hashes_and_nan_weights_is_passed_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = tensors()
+    state["model"]["a"][0, 0] = float("nan")
+    with monkeypatch.context() as patched:
+        patched.setattr(protocol, "_require_finite", lambda tensors: None)
+        patched.setattr(protocol, "_require_finite_file", lambda path: None)
+        save(folder, 40, state, {}, keep=5)
+    assert latest(folder, on_damage=lambda line: None).step == 30  # type: ignore[union-attr]
+
+
+def test_too_little_space_is_said_before_anything_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(folder)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(BessemerError, match="0 MB free"):
+        save(folder, 40, tensors(), {}, keep=1)
+    assert protocol.published(folder) == [10, 20, 30]
+
+
+def test_a_write_that_fails_leaves_the_old_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for name in ("save_file", "write_atomic", "_sync_file"):
+        with monkeypatch.context() as patched:
+            patched.setattr(protocol, name, full)
+            with pytest.raises(OSError, match="No space"):
+                save(folder, 40, tensors(), {}, keep=1)
+        assert protocol.published(folder) == [10, 20, 30]
+        assert not list(folder.glob("*.tmp"))
+        assert latest(folder).step == 30  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_file_operation_leaves_a_whole_checkpoint(folder: Path) -> None:
+    """Die before each operation on the file system in turn; what is there afterwards verifies."""
+    code = """
+import os, sys, shutil
+from pathlib import Path
+import torch
+from bessemer.checkpoint import save
+count, wanted = 0, int(sys.argv[2])
+def deadly(function):
+    def call(*arguments, **options):
+        global count
+        count += 1
+        if count == wanted:
+            os.kill(os.getpid(), 9)
+        return function(*arguments, **options)
+    return call
+for module, name in ((os, "rename"), (os, "replace"), (os, "fsync"), (os, "open"), (shutil, "rmtree"), (os, "unlink"), (os, "rmdir")):
+    setattr(module, name, deadly(getattr(module, name)))
+state = {"model": {"a": torch.full((40, 10), 40.0), "b": torch.arange(7)}, "optimizer": {"a/exp_avg": torch.full((40, 10), 1.0)}}
+for step in (40, 50):
+    save(Path(sys.argv[1]), step, state, {"samples": 1}, keep=2)
+print(count)
+"""
+    place = folder.parent / "copy"
+    died = 0
+    for operation in range(1, 80, 3):
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(folder, place)
+        done = subprocess.run([sys.executable, "-c", code, str(place), str(operation)], capture_output=True, text=True, check=False)
+        found = latest(place)
+        assert found is not None
+        assert found.step in (30, 40, 50)
+        if done.returncode == 0:
+            assert int(done.stdout) < operation
+            assert found.step == 50
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        died += 1
+    assert died >= 5
+
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(folder: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+import torch
+from bessemer.checkpoint import save
+print("ready", flush=True)
+for step in range(40, 4000, 10):
+    save(Path(sys.argv[1]), step, {"model": {"a": torch.randn(300, 300)}}, {"samples": step}, keep=2)
+"""
+    draw = random.Random(0)
+    for _ in range(8):
+        process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(draw.uniform(0.0, 0.2))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert latest(folder) is not None

@@ -1,0 +1,115 @@
+"""What tests share: a small text of two kinds, a small recipe, and runs made from it."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line sets it
+
+RECIPE = """
+[run]
+name = "small"
+dir = "{dir}"
+seed = 3
+
+[[corpus.sources]]
+name = "prose"
+format = "text"
+paths = ["{text}/prose"]
+
+[[corpus.sources]]
+name = "code"
+format = "code"
+paths = ["{text}/code"]
+
+[corpus.rules]
+min_characters = 20
+
+[tokenizer]
+vocabulary = 400
+
+[tokens]
+sequence_length = 32
+held_out = 0.2
+
+[model]
+layers = 2
+width = 32
+heads = 2
+kv_heads = 1
+mlp_width = 64
+
+[train]
+steps = 24
+global_batch_tokens = 256
+micro_batch = 4
+device = "cpu"
+
+[train.optimizer]
+learning_rate = 0.01
+
+[checkpoint]
+every = 8
+
+[evaluate]
+sample_tokens = 8
+prompts = ["def "]
+"""
+
+WORDS = (
+    "the of and a to in is was he for it with as his on be at by had not are but from or have an they which one you "
+    "were all her she there would their we him been has when who will no more if out so up said what its about than "
+    "into them can only other time new some could these two may first then do any like my now over such our man even"
+).split()
+
+
+def write_text(folder: Path, documents: int = 60) -> Path:
+    """Two sources of made-up text that a tokenizer of 400 ids and a tiny model can be trained on."""
+    draw = random.Random(0)
+    for kind in ("prose", "code"):
+        (folder / kind).mkdir(parents=True)
+    for number in range(documents):
+        sentences = [" ".join(draw.choices(WORDS, k=9)).capitalize() + "." for _ in range(12)]
+        (folder / "prose" / f"{number:03d}.txt").write_text("\n".join(sentences) + "\n")
+        names = draw.sample(WORDS, 6)
+        lines = [f"def {a}_{b}({a}, {b}):\n    return {a} + {draw.randint(0, 999)} * {b}\n" for a, b in zip(names, names[1:], strict=False)]
+        (folder / "code" / f"{number:03d}.py").write_text("\n".join(lines))
+    return folder
+
+
+def recipe_text(folder: Path) -> str:
+    """The small recipe over `folder`/text, with its runs in `folder`/runs."""
+    return RECIPE.format(dir=folder / "runs", text=folder / "text")
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with text, recipe.toml, and a run that has its corpus and tokens. Read only; copy it to train."""
+    from bessemer.cli import run_command
+
+    folder = tmp_path_factory.mktemp("prepared")
+    write_text(folder / "text")
+    (folder / "small.toml").write_text(recipe_text(folder))
+    assert run_command(["corpus", str(folder / "small.toml")]) == 0
+    assert run_command(["tokens", str(folder / "small.toml")]) == 0
+    return folder
+
+
+@pytest.fixture
+def runs(prepared: Path, tmp_path: Path) -> Path:
+    """A copy of the prepared folder's runs, free to be written to."""
+    import shutil
+
+    shutil.copytree(prepared / "runs", tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def recipe_file(prepared: Path) -> Path:
+    """The small recipe's file."""
+    return prepared / "small.toml"

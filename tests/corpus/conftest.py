@@ -1,0 +1,46 @@
+"""A run folder, a folder for data, and a function that builds a corpus of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("daft", reason="the corpus extra is not installed")
+
+from bessemer.recipe import Recipe
+from bessemer.run import RunFolder, read_json
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "run")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    return folder
+
+
+Built = tuple[list[dict[str, str]], list[dict[str, str]], dict[str, Any]]
+
+
+@pytest.fixture
+def build(run: RunFolder) -> Callable[[Recipe], Built]:
+    """Build a corpus; gives documents, rejects and statistics."""
+
+    def built(of: Recipe) -> Built:
+        import pyarrow.parquet as pq
+
+        from bessemer.corpus import pipeline
+
+        pipeline.build(of, run)
+        documents = pq.read_table(run.corpus / "documents").to_pylist()
+        rejected = pq.read_table(run.corpus / "rejected").to_pylist()
+        return documents, rejected, read_json(run.corpus / "statistics.json")
+
+    return built

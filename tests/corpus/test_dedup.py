@@ -1,0 +1,122 @@
+"""Planted duplicates are found and the right copy stays."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpus_samples import prose, recipe
+
+from bessemer.corpus import dedup
+from bessemer.corpus.document import identity
+
+
+def words(seed: int, num_words: int = 400) -> list[str]:
+    return prose(seed, num_words).split()
+
+
+def lines(of: list[str]) -> str:
+    return "\n".join(" ".join(of[start : start + 10]) for start in range(0, len(of), 10))
+
+
+def reasons(rejected: list[dict[str, str]]) -> dict[str, str]:
+    return {row["path"].rpartition("/")[2]: row["reason"] for row in rejected}
+
+
+def test_exact_duplicates_differ_in_case_and_space_only(data: Path, build) -> None:
+    text = prose(1)
+    copies = {
+        "a.txt": text,
+        "b.txt": text.upper(),
+        "c.txt": "  " + text.replace("\n", "\r\n\r\n"),
+        "d.txt": prose(2),
+    }
+    for name, content in copies.items():
+        (data / name).write_text(content, newline="")
+    documents, rejected, _ = build(recipe({"name": "s", "format": "text", "paths": [str(data)]}))
+    same = sorted(identity("s", f"data/{name}", "") for name in ("a.txt", "b.txt", "c.txt"))
+    assert {row["identity"] for row in documents} == {same[0], identity("s", "data/d.txt", "")}
+    assert [row["identity"] for row in rejected] == same[1:]
+    for row in rejected:
+        assert row["reason"] == "exact_duplicate"
+        kept = next(document for document in documents if document["identity"] == same[0])
+        assert row["detail"] == f"kept instead: {same[0]} {kept['path']}"
+
+
+def test_near_duplicates_leave_the_longest(data: Path, build) -> None:
+    base = words(1)
+    (data / "short.txt").write_text(lines(base[:390]))
+    (data / "long.txt").write_text(lines([*base, "and", "one", "more", "line"]))
+    (data / "middle.txt").write_text(lines(base))
+    (data / "other.txt").write_text(lines(words(2)))
+    documents, rejected, _ = build(recipe({"name": "s", "format": "text", "paths": [str(data)]}))
+    assert {row["path"] for row in documents} == {"data/long.txt", "data/other.txt"}
+    assert reasons(rejected) == {"short.txt": "near_duplicate", "middle.txt": "near_duplicate"}
+    assert all("data/long.txt (estimated Jaccard 0.9" in row["detail"] for row in rejected)
+
+
+def test_an_exact_duplicate_of_a_near_duplicate_points_to_what_stays(data: Path, build) -> None:
+    base = words(1)
+    (data / "a.txt").write_text(lines(base))
+    (data / "b.txt").write_text(lines(base).upper())
+    (data / "long.txt").write_text(lines([*base, "and", "one", "more", "line"]))
+    documents, rejected, _ = build(recipe({"name": "s", "format": "text", "paths": [str(data)]}))
+    assert [row["path"] for row in documents] == ["data/long.txt"]
+    assert sorted(reasons(rejected).values()) == ["exact_duplicate", "near_duplicate"]
+    assert all("data/long.txt" in row["detail"] for row in rejected)
+
+
+def test_recall_and_precision_on_planted_pairs(data: Path, build) -> None:
+    """Pairs of known Jaccard: above 0.85 nearly all are found, below 0.4 none."""
+    draw = random.Random(0)
+    for number in range(60):
+        base = words(number)
+        changed = list(base)
+        for _ in range(3 if number < 30 else 60):  # a word changes 5 shingles of 396
+            changed[draw.randrange(len(base))] = "changed"
+        (data / f"{number:02d}-a.txt").write_text(lines(base))
+        (data / f"{number:02d}-b.txt").write_text(lines(changed))
+    _, rejected, _ = build(recipe({"name": "s", "format": "text", "paths": [str(data)]}))
+    numbers = [int(name[:2]) for name in reasons(rejected)]
+    assert sum(number < 30 for number in numbers) >= 28
+    assert not [number for number in numbers if number >= 30]
+
+
+def test_texts_shorter_than_a_shingle_are_never_near_duplicates(data: Path, build) -> None:
+    for name, text in (("a", "x y z w"), ("b", "x y z v")):
+        (data / f"{name}.txt").write_text(text)
+    source = {"name": "s", "format": "text", "paths": [str(data)]}
+    documents, _, _ = build(recipe(source, rules="min_characters = 1"))
+    assert len(documents) == 2
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("exact = false", 1), ("minhash = false", 2)])
+def test_each_kind_can_be_turned_off(data: Path, build, setting: str, expected: int) -> None:
+    base = words(1)
+    (data / "a.txt").write_text(lines(base))
+    (data / "b.txt").write_text(lines(base))
+    (data / "c.txt").write_text(lines([*base, "more", "words"]))
+    source = {"name": "s", "format": "text", "paths": [str(data)]}
+    documents, _, _ = build(recipe(source, dedup=setting))
+    assert len(documents) == expected
+
+
+def test_duplicates_are_found_across_sources(data: Path, build) -> None:
+    for name in ("one", "two"):
+        (data / name).mkdir()
+        (data / name / "same.txt").write_text(prose(1))
+        (data / name / "own.txt").write_text(prose(len(name) + ord(name[0])))
+    sources = [{"name": name, "format": "text", "paths": [str(data / name)]} for name in ("one", "two")]
+    documents, rejected, _ = build(recipe(*sources))
+    assert (len(documents), len(rejected)) == (3, 1)
+
+
+def test_first_of_equal() -> None:
+    assert dedup._first_of_equal(np.array([5, 3, 5, 3, 9])).tolist() == [0, 1, 0, 1, 4]
+    assert dedup._first_of_equal(np.array([], dtype=np.int64)).tolist() == []
+
+
+def test_packed_keeps_order_and_zero_bytes() -> None:
+    names = ["00" * 16, "01" + "00" * 15, "0100" + "01" * 14, "ff" * 16]
+    assert dedup.packed(names).argsort().tolist() == [0, 1, 2, 3]
+    assert len(set(dedup.packed(names).tolist())) == 4

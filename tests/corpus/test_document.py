@@ -1,0 +1,20 @@
+from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, excerpt, identity
+
+
+def test_identity_depends_on_the_place_alone() -> None:
+    assert identity("a", "x", "1") == identity("a", "x", "1")
+    places = [("a", "x", "1"), ("b", "x", "1"), ("a", "y", "1"), ("a", "x", "2"), ("a", "x1", "")]
+    assert len({identity(*place) for place in places}) == len(places)
+
+
+def test_identity_is_128_bits_that_never_change() -> None:
+    assert identity("code", "python://stdlib/abc.py", "") == "5c95a2b76846e7fc57eb19b631a13cde"
+
+
+def test_identity_of_a_file_name_that_is_not_utf8() -> None:
+    assert len(identity("a", "\udcff.txt", "")) == 32
+
+
+def test_excerpt_and_columns() -> None:
+    assert len(excerpt("x" * 1000)) == EXCERPT_CHARACTERS
+    assert COLUMNS == ("identity", "text", "source", "path", "metadata")

@@ -1,0 +1,354 @@
+"""The whole stage: every format, every reason, determinism, errors, and what is left after a failure."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpus_samples import prose, recipe
+
+from bessemer.corpus import clean, pipeline, publish
+from bessemer.corpus.document import COLUMNS, REASONS, REJECTED_COLUMNS
+from bessemer.errors import BessemerError, InputError
+from bessemer.run import RunFolder, stage_is_current
+
+
+def source(*paths: Path | str, format: str = "text", **more: Any) -> dict[str, Any]:
+    return {"name": "s", "format": format, "paths": [str(path) for path in paths], **more}
+
+
+def fill(data: Path, count: int = 20) -> None:
+    for number in range(count):
+        (data / f"{number}.txt").write_text(prose(number))
+
+
+def test_importing_the_package_is_cheap() -> None:
+    code = (
+        "import sys, bessemer.corpus, bessemer.corpus.pipeline\n"
+        "heavy = ('daft', 'pyarrow', 'scipy', 'resiliparse', 'numpy')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_format(data: Path, build) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts = {
+        name: prose(number)
+        for number, name in enumerate(("text", "code", "html", "jsonl", "gz", "zst", "parquet", "about"))
+    }
+    (data / "a.md").write_text(texts["text"])
+    (data / "a.py").write_text(texts["code"])
+    paragraphs = "".join(f"<p>{line}</p>" for line in texts["html"].split("\n"))
+    (data / "a.html").write_text(f"<html><body><main>{paragraphs}</main></body></html>")
+    (data / "a.jsonl").write_text(json.dumps({"text": texts["jsonl"], "url": "https://example.org/"}))
+    (data / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps({"text": texts["gz"]}).encode()))
+    with pa.output_stream(data / "c.jsonl.zst", compression="zstd") as stream:
+        stream.write(json.dumps({"text": texts["zst"]}).encode())
+    pq.write_table(pa.table({"text": [texts["parquet"]]}), data / "a.parquet")
+    (data / "METADATA").write_text("Name: a\n\n" + texts["about"])
+    formats = ("text", "code", "html", "jsonl", "parquet")
+    sources = [{**source(data, format=name), "name": name} for name in formats]
+    sources.append({**source(data, format="descriptions", suffixes=["METADATA"]), "name": "descriptions"})
+    documents, rejected, statistics = build(recipe(*sources))
+    assert rejected == []
+    found = {(row["source"], row["path"]): row for row in documents}
+    assert found["text", "data/a.md"]["text"] == texts["text"]
+    assert found["code", "data/a.py"]["text"] == texts["code"]
+    assert found["html", "data/a.html"]["text"].split() == texts["html"].split()
+    assert found["jsonl", "data/a.jsonl"]["text"] == texts["jsonl"]
+    assert json.loads(found["jsonl", "data/a.jsonl"]["metadata"]) == {
+        "byte": 0,
+        "url": "https://example.org/",
+    }
+    assert found["jsonl", "data/b.jsonl.gz"]["text"] == texts["gz"]
+    assert found["jsonl", "data/c.jsonl.zst"]["text"] == texts["zst"]
+    assert found["parquet", "data/a.parquet"]["text"] == texts["parquet"]
+    assert found["descriptions", "data/METADATA"]["text"] == texts["about"]
+    assert statistics["totals"]["documents_kept"] == len(documents) == 8
+
+
+def test_every_reason_and_the_counts_add_up(data: Path, build) -> None:
+    base = prose(1, 400)
+    good = {"good.txt": base, "copy.txt": base.upper(), "near.txt": base + "\nand a few more words"}
+    bad = {
+        "empty.txt": b" \n",
+        "short.txt": b"too short",
+        "long.txt": prose(2, 3000).encode(),
+        "lines.txt": prose(3, 1000).replace("\n", " ").encode(),
+        "symbols.txt": b"+-*/ ()[]\n" * 40,
+        "repeats.txt": b"the same line again\n" * 40,
+        "latin.txt": prose(4).encode() + b"\xe9",
+    }
+    for name, content in {**{name: text.encode() for name, text in good.items()}, **bad}.items():
+        (data / name).write_bytes(content)
+    (data / "gone.txt").symlink_to(data / "nowhere")
+    lines = [json.dumps({"text": prose(10)}), "{broken", json.dumps({"text": prose(11)})]
+    (data / "a.jsonl").write_text("\n".join(lines))
+    of = recipe(source(data), {**source(data, format="jsonl"), "name": "j"}, rules="max_characters = 15_000")
+    documents, rejected, statistics = build(of)
+    counts = Counter(row["reason"] for row in rejected)
+    assert counts == dict.fromkeys(REASONS, 1)
+    for per_source in statistics["sources"]:
+        per_reason = {reason: entry["documents"] for reason, entry in per_source["rejected"].items()}
+        assert per_source["documents_in"] == per_source["documents_kept"] + sum(per_reason.values())
+        mine = [row for row in documents if row["source"] == per_source["source"]]
+        assert per_source["documents_kept"] == len(mine)
+        assert per_source["bytes_kept"] == sum(len(row["text"].encode()) for row in mine)
+        assert sum(entry["documents"] for entry in per_source["length_histogram"]) == len(mine)
+    totals = statistics["totals"]
+    assert totals["documents_in"] == len(documents) + len(rejected) == 14
+    size = sum(path.stat().st_size for path in data.iterdir() if path.exists())
+    assert totals["bytes_in"] == size
+
+
+def test_columns_and_order(data: Path, run: RunFolder, build) -> None:
+    fill(data)
+    (data / "short.txt").write_text("x")
+    sources = [
+        {**source(data / "1*.txt"), "name": "z"},
+        {**source(data / "[2-9]*.txt", data / "short.txt"), "name": "a"},
+    ]
+    documents, rejected, _ = build(recipe(*sources))
+    assert tuple(documents[0]) == COLUMNS
+    assert tuple(rejected[0]) == REJECTED_COLUMNS
+    keys = [(row["source"], row["identity"]) for row in documents]
+    assert keys == sorted(keys)
+    assert sorted(path.name for path in run.corpus.iterdir()) == [
+        "documents",
+        "rejected",
+        "stage.json",
+        "statistics.json",
+    ]
+
+
+def test_two_builds_are_equal_byte_for_byte(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bessemer.corpus import units
+
+    monkeypatch.setattr(units, "UNIT_BYTES", 2000)
+    fill(data, 60)
+    for number in range(20):
+        (data / f"copy-{number}.txt").write_text(prose(number).upper())
+    of = recipe(source(data))
+    contents = []
+    for name, buckets in (("one", 1), ("two", 7)):  # how the work was cut does not show either
+        monkeypatch.setattr(pipeline, "num_buckets", lambda size, buckets=buckets: buckets)
+        folder = RunFolder(tmp_path / name)
+        pipeline.build(of, folder)
+        import pyarrow.parquet as pq
+
+        contents.append(
+            [pq.read_table(folder.corpus / kind).to_pylist() for kind in ("documents", "rejected")]
+        )
+        if name == "one":
+            first = {path.name: path.read_bytes() for path in folder.corpus.rglob("*.parquet")}
+            pipeline.build(of, folder)
+            assert first == {path.name: path.read_bytes() for path in folder.corpus.rglob("*.parquet")}
+    assert contents[0] == contents[1]
+
+
+def test_large_corpora_are_written_in_parts_and_row_groups(
+    data: Path, run: RunFolder, build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(publish, "ROW_GROUP_BYTES", 2000)
+    monkeypatch.setattr(publish, "PART_BYTES", 5000)
+    fill(data)
+    documents, _, _ = build(recipe(source(data)))
+    assert len(documents) == 20
+    parts = sorted((run.corpus / "documents").iterdir())
+    assert [part.name for part in parts[:2]] == ["part-00000.parquet", "part-00001.parquet"]
+    for part in parts:
+        for group in range(pq.ParquetFile(part).num_row_groups):
+            texts = pq.ParquetFile(part).read_row_group(group)["text"].to_pylist()
+            assert sum(map(len, texts)) <= 2000
+
+
+def test_max_bytes(data: Path, build) -> None:
+    fill(data, 50)
+    first, _, statistics = build(recipe(source(data, max_bytes=10_000)))
+    assert 5_000 < statistics["totals"]["bytes_in"] <= 10_000
+    second, _, _ = build(recipe(source(data, max_bytes=10_000)))
+    assert first == second
+
+
+def test_python_placeholders_give_machine_independent_paths(build) -> None:
+    documents, _, _ = build(recipe(source("python://stdlib/json/*.py", format="code")))
+    paths = {row["path"] for row in documents}
+    assert "python://stdlib/json/decoder.py" in paths
+    assert all(path.startswith("python://stdlib/json/") for path in paths)
+    decoder = next(row["text"] for row in documents if row["path"].endswith("decoder.py"))
+    assert "\n    def decode(self, s" in decoder
+
+
+def test_half_a_surrogate_pair_costs_one_document(data: Path, build) -> None:
+    half = '{"text": "' + "x" * 300 + ' \\ud800"}'
+    (data / "a.jsonl").write_text(half + "\n" + json.dumps({"text": prose(1)}))
+    documents, rejected, _ = build(recipe(source(data, format="jsonl")))
+    assert len(documents) == 1
+    assert rejected[0]["reason"] == "not_utf8"
+
+
+def test_file_names_that_are_not_utf8(data: Path, build) -> None:
+    (data / "caf\udce9.txt").write_text(prose(1))
+    documents, _, _ = build(recipe(source(data)))
+    assert documents[0]["path"] == "data/caf\\udce9.txt"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "format", "message"),
+    [
+        ("a.txt", "short", "text", r"none of its 1 documents is left .* too_short 1 \(5 characters\)"),
+        ("a.jsonl", '{"body": "x"}\n', "jsonl", "bad_record 1 \\(no field 'text'; there are: body\\)"),
+        ("a.jsonl", "", "jsonl", "none of its 0 documents is left .* the files are empty"),
+        ("a.parquet", "not parquet", "parquet", r"unreadable 1 \(not a Parquet file"),
+    ],
+)
+def test_a_source_of_which_nothing_is_left(
+    data: Path, run: RunFolder, name: str, content: str, format: str, message: str
+) -> None:
+    (data / name).write_text(content)
+    fill(data, 1)
+    sources = [{**source(data / "0.txt"), "name": "fine"}, source(data / name, format=format)]
+    with pytest.raises(InputError, match=message) as caught:
+        pipeline.build(recipe(*sources), run)
+    assert "corpus.sources.s" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(run.path.iterdir()) == []
+
+
+def test_no_sources(run: RunFolder) -> None:
+    with pytest.raises(InputError, match=r"names no source of text; add a \[\[corpus.sources\]\]"):
+        pipeline.build(recipe(), run)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({"body": ["x"], "n": [1]}, "no column 'text'; the columns are: body, n"),
+        ({"text": [1]}, "holds int64, not text"),
+    ],
+)
+def test_parquet_without_the_text_column(
+    data: Path, run: RunFolder, column: dict[str, Any], message: str
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(column), data / "a.parquet")
+    with pytest.raises(InputError, match=message):
+        pipeline.build(recipe(source(data, format="parquet")), run)
+    assert list(run.path.iterdir()) == []
+
+
+def test_a_lost_row_fails_the_stage(data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(data)
+    whole = publish._tables
+    monkeypatch.setattr(publish, "_tables", lambda *given: (table.slice(1) for table in whole(*given)))
+    with pytest.raises(BessemerError, match=r"do not add up|came back"):
+        pipeline.build(recipe(source(data)), run)
+    assert list(run.path.iterdir()) == []
+
+
+def test_a_lost_document_before_the_receipt_fails_the_stage(
+    data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(data)
+    whole = clean.read
+    monkeypatch.setattr(clean, "read", lambda *given: list(whole(*given))[1:])
+    with pytest.raises(BessemerError, match="20 files but 19 documents"):
+        pipeline.build(recipe(source(data)), run)
+
+
+def test_the_digest_follows_the_inputs(data: Path, run: RunFolder) -> None:
+    fill(data, 3)
+    of = recipe(source(data))
+    before = pipeline.inputs_digest(of)
+    pipeline.build(of, run)
+    assert stage_is_current(run.corpus, before)
+    assert pipeline.inputs_digest(recipe(source(data, weight=2.0))) == before
+    assert pipeline.inputs_digest(recipe(source(data), rules="min_characters = 100")) != before
+    os.utime(data / "0.txt", ns=(1, 1))
+    assert pipeline.inputs_digest(of) != before
+    (data / "3.txt").write_text("new")
+    assert not stage_is_current(run.corpus, pipeline.inputs_digest(of))
+
+
+def test_a_failed_build_leaves_the_old_corpus(data: Path, run: RunFolder) -> None:
+    fill(data, 3)
+    pipeline.build(recipe(source(data)), run)
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    with pytest.raises(InputError):
+        pipeline.build(recipe(source(data), rules="min_characters = 100_000"), run)
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_disk_error_is_reported_and_nothing_is_published(
+    data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    fill(data, 3)
+    monkeypatch.setattr(publish.PartWriter, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        pipeline.build(recipe(source(data)), run)
+    assert list(run.path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_build_and_leaves_nothing(
+    data: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    draw = random.Random(0)
+    for file in range(40):
+        text = "\n".join(" ".join(str(draw.random()) for _ in range(8)) for _ in range(6000))
+        (data / f"{file}.txt").write_text(text)
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import signal, sys, pathlib\n"
+        "from bessemer.corpus import pipeline, clean\n"
+        "from bessemer.recipe import parse\n"
+        "from bessemer.run import RunFolder\n"
+        "def stop(*_): raise KeyboardInterrupt\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "whole = clean.judge\n"
+        "def slow(*given):\n"
+        "    print('working', flush=True)\n"
+        "    return whole(*given)\n"
+        "clean.judge = slow\n"
+        "try:\n"
+        "    recipe = parse(pathlib.Path(sys.argv[1]).read_text(), 'test')\n"
+        "    pipeline.build(recipe, RunFolder(pathlib.Path(sys.argv[2])))\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.exit(75)\n"
+    )
+    from bessemer.recipe import dump
+
+    (tmp_path / "r.toml").write_text(dump(recipe(source(data))))
+    arguments = [sys.executable, str(program), str(tmp_path / "r.toml"), str(tmp_path / "run")]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("working")
+        process.send_signal(number)
+        started = time.perf_counter()
+        process.stdout.read()
+        assert process.wait(timeout=10) == 75
+        assert time.perf_counter() - started < 3
+    assert list((tmp_path / "run").iterdir()) == []

@@ -1,0 +1,180 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from bessemer.corpus import readers
+from bessemer.corpus.document import Record
+from bessemer.corpus.readers import read
+from bessemer.corpus.units import Piece, Unit
+from bessemer.recipe import Rules
+
+
+def records(
+    path: Path, format: str, start: int = 0, end: int | None = None, key: str = "text"
+) -> list[Record]:
+    size = path.stat().st_size if path.exists() else 0
+    piece = Piece(str(path), path.name, start, size if end is None else end, size)
+    return [record for _, record in read(Unit(0, "s", format, key, (piece,)), Rules())]
+
+
+def test_text_and_code_are_one_record(data: Path) -> None:
+    path = data / "a.txt"
+    path.write_bytes("Grüße\n".encode())
+    for format in ("text", "code"):
+        (record,) = records(path, format)
+        assert (record.text, record.reason, record.num_bytes, record.key) == ("Grüße\n", None, 8, "")
+
+
+def test_a_bad_byte_in_a_file_is_named(data: Path) -> None:
+    path = data / "a.txt"
+    path.write_bytes(b"good \xff bad")
+    (record,) = records(path, "text")
+    assert (record.reason, record.detail) == ("not_utf8", "byte 0xff at 5")
+
+
+def test_a_file_that_vanished_is_one_unreadable_record(data: Path) -> None:
+    (record,) = records(data / "gone.txt", "text")
+    assert record.reason == "unreadable"
+    assert "No such file" in record.detail
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_unreadable(data: Path) -> None:
+    path = data / "a.txt"
+    path.write_text("x")
+    path.chmod(0)
+    (record,) = records(path, "text")
+    assert record.reason == "unreadable"
+
+
+def test_a_file_too_long_to_pass_is_not_read(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 10)
+    path = data / "a.txt"
+    path.write_text("x" * 5_000_000)
+    (record,) = records(path, "text")
+    assert (record.reason, record.num_bytes, record.text) == ("too_long", 5_000_000, "")
+
+
+def test_html(data: Path) -> None:
+    path = data / "a.html"
+    path.write_text("<html><body><main><p>Some text of the page.</p></main></body></html>")
+    (record,) = records(path, "html")
+    assert record.text.strip() == "Some text of the page."
+    path.write_text("<div>" * 10_000)
+    (record,) = records(path, "html")
+    assert record.reason == "bad_record"
+    assert record.detail.startswith("HTML nested deeper")
+
+
+def test_descriptions(data: Path) -> None:
+    path = data / "METADATA"
+    path.write_text("Name: x\n\nAbout x.")
+    (record,) = records(path, "descriptions")
+    assert record.text == "About x."
+    (data / "pydoc_data").mkdir()
+    path = data / "pydoc_data" / "topics.py"
+    path.write_text("topics = {'if': 'The if statement', 'for': 'The for statement'}")
+    piece = Piece(str(path), "python://stdlib/pydoc_data/topics.py", 0, 1, 1)
+    found = [record for _, record in read(Unit(0, "s", "descriptions", "text", (piece,)), Rules())]
+    assert [(record.key, record.text) for record in found] == [
+        ("if", "The if statement"),
+        ("for", "The for statement"),
+    ]
+
+
+BAD_LINES = {
+    b'{"text": "a \xff b"}': "not_utf8",
+    b'{"text": "cut': "bad_record",
+    b'{"body": "x", "n": 1}': "bad_record",
+    b'{"text": 7}': "bad_record",
+    b"[1]": "bad_record",
+    b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}": "bad_record",
+    b'{"text": ' + b"9" * 10_000 + b"}": "bad_record",
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: line[:20])
+def test_a_bad_line_costs_one_record(data: Path, line: bytes) -> None:
+    path = data / "a.jsonl"
+    path.write_bytes(b'{"text": "before"}\n' + line + b'\n\n{"text": "after"}')
+    found = records(path, "jsonl")
+    assert [record.reason for record in found] == [None, BAD_LINES[line], None]
+    assert [found[0].text, found[2].text] == ["before", "after"]
+
+
+def test_a_missing_field_is_answered_with_those_there_are(data: Path) -> None:
+    path = data / "a.jsonl"
+    path.write_text('{"body": "x", "n": 1}\n')
+    (record,) = records(path, "jsonl")
+    assert record.detail == "no field 'text'; there are: body, n"
+    (record,) = records(path, "jsonl", key="body")
+    assert (record.text, record.metadata) == ("x", {"byte": 0, "n": 1})
+
+
+def test_metadata_carries_small_fields_only(data: Path) -> None:
+    path = data / "a.jsonl"
+    line = {
+        "text": "x",
+        "url": "u",
+        "long": "y" * 1000,
+        "list": [1],
+        "nan": float("nan"),
+        "huge": 10**30,
+        "ok": True,
+    }
+    path.write_text(json.dumps(line))
+    (record,) = records(path, "jsonl")
+    assert record.metadata == {"byte": 0, "url": "u", "ok": True}
+
+
+@pytest.mark.parametrize("length", [1, 7, 19, 100])
+def test_ranges_read_each_line_once(data: Path, length: int) -> None:
+    path = data / "a.jsonl"
+    lines = [json.dumps({"text": "x" * (number % 13) + str(number)}) for number in range(50)]
+    path.write_text("\n".join(lines) + "\n")
+    size = path.stat().st_size
+    found = [
+        record
+        for start in range(0, size, length)
+        for record in records(path, "jsonl", start, min(start + length, size))
+    ]
+    whole = records(path, "jsonl")
+    assert [(record.key, record.text) for record in found] == [(record.key, record.text) for record in whole]
+    assert len(whole) == 50
+
+
+def test_a_line_over_the_limit_costs_one_record(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 100)
+    path = data / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' + b"x" * 5000 + b'\n{"text": "b"}\n')
+    found = records(path, "jsonl")
+    assert [record.reason for record in found] == [None, "bad_record", None]
+    assert found[1].num_bytes == 5001
+
+
+def test_parquet_cell_by_cell(data: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = data / "a.parquet"
+    bad = pa.array([b"good", b"b\xffd", None, b"fine"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": bad}), path, row_group_size=2)
+    found = [record for group in (0, 1) for record in records(path, "parquet", group)]
+    assert [record.reason for record in found] == [None, "not_utf8", "bad_record", None]
+    assert [record.key for record in found] == ["0:0", "0:1", "1:0", "1:1"]
+    assert found[3].text == "fine"
+
+
+def test_a_parquet_file_damaged_in_the_middle(data: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = data / "a.parquet"
+    pq.write_table(pa.table({"text": [str(number) * 50 for number in range(1000)]}), path)
+    raw = bytearray(path.read_bytes())
+    raw[4:1000] = bytes(996)
+    path.write_bytes(raw)
+    (record,) = records(path, "parquet")
+    assert record.reason == "unreadable"

@@ -1,0 +1,40 @@
+import pytest
+
+from bessemer.corpus.statistics import Funnel, reasons, totals
+from bessemer.errors import BessemerError
+
+
+def funnel() -> Funnel:
+    made = Funnel("s", "text", files=5, documents_in=5, bytes_in=500, documents_kept=1, bytes_kept=90)
+    for number in range(4):
+        made.reject("too_short" if number else "empty", 10, f"p{number}", "beginning", "7 characters")
+    made.lengths.update([6])
+    return made
+
+
+def test_counts_that_add_up_pass() -> None:
+    funnel().check()
+
+
+def test_a_lost_document_fails_the_stage() -> None:
+    made = funnel()
+    made.documents_in += 1
+    with pytest.raises(BessemerError, match="source s do not add up: 6 documents"):
+        made.check()
+
+
+def test_json() -> None:
+    made = funnel()
+    made.reject("too_short", 10, "p4", "", "")
+    value = made.to_json()
+    assert list(value["rejected"]) == ["empty", "too_short"]
+    assert value["rejected"]["too_short"]["documents"] == 4
+    assert value["rejected"]["too_short"]["bytes"] == 40
+    assert len(value["rejected"]["too_short"]["examples"]) == 3
+    assert value["length_histogram"] == [{"from_characters": 64, "documents": 1}]
+
+
+def test_totals_and_top_reasons() -> None:
+    assert totals([funnel(), funnel()])["documents_in"] == 10
+    assert reasons([funnel(), funnel()]) == {"empty": 2, "too_short": 6}
+    assert funnel().top_reasons() == "too_short 3 (7 characters), empty 1 (7 characters)"

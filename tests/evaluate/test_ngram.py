@@ -1,0 +1,50 @@
+import math
+from collections import Counter
+
+import pytest
+
+from bessemer.evaluate.ngram import NgramModel
+
+
+def by_hand(training: list[bytes], order: int, document: bytes) -> float:
+    """Witten-Bell interpolation written down plainly, over dictionaries."""
+    padded = [[256] * (order - 1) + list(text) for text in training]
+    grams = {n: Counter(tuple(t[i - n + 1 : i + 1]) for t in padded for i in range(order - 1, len(t))) for n in range(1, order + 1)}
+    successors: dict[tuple[int, ...], set[int]] = {}
+    totals: Counter[tuple[int, ...]] = Counter()
+    for n in range(1, order + 1):
+        for gram, count in grams[n].items():
+            successors.setdefault(gram[:-1], set()).add(gram[-1])
+            totals[gram[:-1]] += count
+    text = [256] * (order - 1) + list(document)
+    nats = 0.0
+    for i in range(order - 1, len(text)):
+        p = 1 / 256
+        for n in range(1, order + 1):
+            gram = tuple(text[i - n + 1 : i + 1])
+            if totals[gram[:-1]]:
+                distinct = len(successors[gram[:-1]])
+                p = (grams[n][gram] + distinct * p) / (totals[gram[:-1]] + distinct)
+        nats -= math.log(p)
+    return nats
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 5])
+def test_against_the_formula_by_hand(order: int) -> None:
+    training = [b"the cat sat on the mat", b"the dog sat", b"", bytes(range(200, 256))]
+    model = NgramModel(training, order)
+    for document in (b"the cat", b"zzz the", bytes([0, 255, 254, 7]), b"t"):
+        assert model.nats([document]) == pytest.approx(by_hand(training, order, document), rel=1e-12)
+    assert model.nats([b"the cat", b"a"]) == pytest.approx(model.nats([b"the cat"]) + model.nats([b"a"]), rel=1e-12)
+
+
+def test_probabilities_sum_to_one() -> None:
+    model = NgramModel([b"abracadabra", b"banana"], 4)
+    for context in (b"", b"abr", b"zzz"):
+        total = sum(math.exp(-(model.nats([context + bytes([byte])]) - model.nats([context]))) for byte in range(256))
+        assert total == pytest.approx(1.0, abs=1e-9)
+
+
+def test_an_impossible_order_is_refused() -> None:
+    with pytest.raises(ValueError, match="between 1 and 5"):
+        NgramModel([b"a"], 6)

@@ -1,0 +1,101 @@
+import pytest
+import torch
+
+from bessemer.model.config import ModelConfig
+from bessemer.model.decoder import Decoder
+from bessemer.model.initialisation import build
+from bessemer.plan import cost, dial
+from bessemer.recipe import load, parse
+
+
+def config(**changes: object) -> ModelConfig:
+    values: dict[str, object] = dict(
+        vocabulary=512, layers=3, width=256, heads=4, kv_heads=4, head_dim=64, mlp_width=640, sequence_length=128
+    )
+    return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("changes", [{}, {"kv_heads": 2}, {"qk_norm": False}, {"tie_embeddings": True}, {"head_dim": 32}])
+def test_parameters_are_counted_exactly(changes: dict[str, object]) -> None:
+    wanted = config(**changes)
+    with torch.device("meta"):
+        assert sum(parameter.numel() for parameter in Decoder(wanted).parameters()) == wanted.parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "vocabulary", "millions"),
+    # Published: GPT-2 small 124M (with its learned positions, 0.8M), LLaMA 7B 6.74B (Touvron et al. 2023).
+    [("gpt2-124m", 50_257, 123.5), ("llama-7b", 32_000, 6738.4)],
+)
+def test_shipped_sizes_are_the_published_ones(name: str, vocabulary: int, millions: float) -> None:
+    resolved = dial.resolve(load(name), vocabulary)
+    assert ModelConfig.of(resolved, vocabulary).parameters / 1e6 == pytest.approx(millions, rel=1e-3)
+
+
+def test_flops_are_those_of_the_matrix_products() -> None:
+    """Against torch's own count of the forward pass: three times for forward and backward; attention by hand."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    wanted = config()
+    model = build(wanted, 0)
+    tokens = torch.zeros(1, 128, dtype=torch.long)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.logits(tokens)
+    products = counter.get_flop_counts()["Global"]
+    counted = sum(flops for op, flops in products.items() if "attention" not in str(op))
+    causal = 12 * 3 * 4 * 64 * (128 + 1) / 2
+    assert cost.flops_per_token(wanted) == pytest.approx(3 * counted / 128 + causal, rel=1e-9)
+
+
+@pytest.mark.parametrize("changes", [{}, {"kv_heads": 2}, {"qk_norm": False}, {"layers": 1}])
+def test_activations_are_what_autograd_keeps(changes: dict[str, object]) -> None:
+    wanted = config(**changes)
+    model = build(wanted, 0)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(torch.zeros(2, 128, dtype=torch.long))
+    held = sum(storage.nbytes() for storage in kept.values())
+    text = '[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nmicro_batch=2\nglobal_batch_tokens=256\n'
+    planned = cost.memory(parse(text, "x"), wanted, 4, 0)
+    assert planned.activations == pytest.approx(held, rel=0.06)
+
+
+def test_the_dial_derives_everything_and_every_part_can_be_overridden() -> None:
+    text = '[run]\nname = "x"\n[model]\ndepth = {depth}\n'
+    small, large = (dial.resolve(parse(text.format(depth=depth), "x"), 32_768) for depth in (4, 16))
+    for recipe in (small, large):
+        width, batch, steps = recipe.model.width, recipe.train.global_batch_tokens, recipe.train.steps
+        assert width == 64 * recipe.model.layers
+        assert recipe.model.heads * recipe.model.head_dim == width
+        parameters = ModelConfig.of(recipe, 32_768).parameters
+        assert batch * steps / parameters == pytest.approx(20, rel=0.01)
+        assert batch % recipe.tokens.sequence_length == 0
+    assert large.train.optimizer.learning_rate < small.train.optimizer.learning_rate
+    assert large.train.global_batch_tokens > small.train.global_batch_tokens
+    chosen = dial.resolve(
+        parse(text.format(depth=4), "x", ["model.width=512", "train.optimizer.learning_rate=0.5", "train.steps=7", "train.global_batch_tokens=2048"]),
+        32_768,
+    )
+    assert (chosen.model.width, chosen.model.mlp_width, chosen.train.steps) == (512, 1408, 7)
+    assert (chosen.train.optimizer.learning_rate, chosen.train.global_batch_tokens) == (0.5, 2048)
+
+
+def test_a_resolved_recipe_resolves_to_itself() -> None:
+    resolved = dial.resolve(load("llama-1b"), 65_536)
+    assert dial.resolve(resolved, 65_536) == resolved
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("Some CPU", None)],
+)  # fmt: skip
+def test_peaks_are_the_dense_ones(name: str, peak: float | None) -> None:
+    assert cost.peak_flops(name) == peak

@@ -1,0 +1,109 @@
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from bessemer import recipe as recipes
+from bessemer.errors import InputError
+from bessemer.plan import dial
+
+SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (SMALL + "[train]\nstep = 3\n", "my.toml:7: train.step: unknown key; did you mean train.steps?"),
+        (SMALL + "[train]\nlearning_rate = 0.1\n", "my.toml:7: train.learning_rate: unknown key; did you mean train.optimizer.learning_rate?"),
+        (SMALL + "[trian]\nsteps = 3\n", "my.toml:6: trian: unknown key; did you mean train?"),
+        (SMALL + "[train]\nsteps = '3'\n", "my.toml:7: train.steps: input should be a valid integer, got '3'"),
+        (SMALL + "[train]\nsteps = 0\n", "my.toml:7: train.steps: input should be greater than 0, got 0"),
+        (SMALL + "[train]\nprecision = 'fp8'\n", "my.toml:7: train.precision: input should be 'auto', 'fp32' or 'bf16', got 'fp8'"),
+        (SMALL + "[train]\nsteps = 3\ntokens = 9\n", "tokens and steps exclude each other"),
+        (SMALL + "layers = 3\n", "my.toml:4: model: depth = 2 and layers = 3 disagree"),
+        ('[run]\nname = "x"\n[model]\nlayers = 2\nwidth = 30\nheads = 4\n', "heads = 4 does not divide width = 30"),
+        ('[run]\nname = "x"\n[model]\nlayers = 2\nwidth = 32\nheads = 4\nkv_heads = 3\n', "kv_heads = 3 does not divide heads = 4; possible: [1, 2, 4]"),
+        ('[run]\nname = "x"\n[model]\nlayers = 2\n', "width is missing"),
+        ('[run]\nname = "x"\n', "model: missing"),
+        ('[run]\nname = "../x"\n[model]\ndepth = 1\n', "my.toml:2: run.name"),
+        (SMALL + "[tokens]\nsequence_length = 100\n[train]\nglobal_batch_tokens = 250\n", "the nearest are 200 and 300"),
+        (SMALL + "[tokens]\nsequence_length = 10\n[train]\nglobal_batch_tokens = 60\nmicro_batch = 4\n", "possible: [1, 2, 3, 6]"),
+        (SMALL + "[tokenizer]\nvocabulary = 300\npath = 'a'\n", "vocabulary and path exclude each other"),
+        ("[run\nname = 1", "my.toml: not valid TOML"),
+        (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["a"]\nweight = 1.0\n[[corpus.sources]]\nname = "b"\nformat = "text"\npaths = ["b"]\n',
+         "source 'b' has no weight but 'a' has one"),
+        (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "txt"\npaths = ["a"]\n', "corpus.sources.format"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_a_line(text: str, complaint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        recipes.parse(text, "my.toml")
+    assert complaint in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_several_mistakes_are_several_lines() -> None:
+    with pytest.raises(InputError) as caught:
+        recipes.parse(SMALL + "[train]\nstep = 3\nminuts = 2\n", "my.toml")
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_a_recipe_is_frozen_and_survives_its_own_dump() -> None:
+    recipe = recipes.parse(SMALL, "x")
+    with pytest.raises(ValidationError):
+        recipe.run.seed = 4  # type: ignore[misc]
+    assert recipes.parse(recipes.dump(recipe), "x") == recipe
+    resolved = dial.resolve(recipe, 32_768)
+    assert recipes.parse(recipes.dump(resolved), "x") == resolved
+
+
+def test_overrides() -> None:
+    text = SMALL + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["a"]\n'
+    recipe = recipes.parse(text, "x", ["train.steps=50", "run.name=other", "corpus.sources.a.weight=2.5", "train.optimizer.learning_rate=1e-3"])
+    assert (recipe.train.steps, recipe.run.name) == (50, "other")
+    assert recipe.corpus.sources[0].weight == 2.5
+    assert recipe.train.optimizer.learning_rate == 1e-3
+    for bad, complaint in [
+        ("train.steps", "write it as key=value"),
+        ("train.step=5", "--set: train.step: unknown key; did you mean train.steps?"),
+        ("corpus.sources.b.weight=1", "no corpus.sources is named 'b'; there are: a"),
+        ("run.name.x=1", "run.name is not a table"),
+    ]:
+        with pytest.raises(InputError, match=complaint.replace("?", r"\?")):
+            recipes.parse(text, "x", [bad])
+
+
+def test_every_key_says_what_it_means() -> None:
+    for key, info in recipes.keys().items():
+        assert info.description, key
+        assert info.description.endswith(".") or ":" in info.description, key
+        assert info.description in recipes.explain(key)
+    with pytest.raises(InputError, match="did you mean train.steps"):
+        recipes.explain("train.stepz")
+
+
+def test_paths_lie_relative_to_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(SMALL + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["text", "python://stdlib"]\n')
+    recipe = recipes.load(tmp_path / "my.toml")
+    assert recipe.corpus.sources[0].paths == (str(tmp_path / "text"), "python://stdlib")
+
+
+def test_a_missing_recipe_names_the_nearest_shipped_one() -> None:
+    with pytest.raises(InputError, match="did you mean demo"):
+        recipes.load("demoo")
+    with pytest.raises(InputError, match="no such recipe file"):
+        recipes.load("none/of/this.toml")
+
+
+@pytest.mark.parametrize("name", list(recipes.shipped()))
+def test_shipped_recipes_are_valid_and_say_what_they_are(name: str) -> None:
+    recipe = recipes.load(name)
+    assert recipe.run.name == name
+    assert recipes.shipped()[name].startswith("# ")
+    dial.resolve(recipe, recipe.tokenizer.vocabulary or 32_768)
+
+
+def test_differences_name_the_keys() -> None:
+    old = recipes.parse(SMALL, "x")
+    new = recipes.parse(SMALL, "x", ["train.steps=5", "corpus.rules.min_characters=3"])
+    assert recipes.differences(old, new) == ["corpus.rules.min_characters: 200 -> 3", "train.steps: None -> 5"]

@@ -1,0 +1,131 @@
+"""The rules of the house: imports run one way, without a circle, and each half stands without the other's libraries."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "bessemer"
+
+# From the ground up. A room may import from rooms on lower floors, and from its own.
+FLOORS = [
+    ("errors", "terminal", "__init__"),
+    ("recipe", "run", "environment"),
+    ("corpus",),
+    ("tokens",),
+    ("model",),
+    ("plan",),
+    ("checkpoint",),
+    ("guard",),
+    ("train",),
+    ("evaluate",),
+    ("report",),
+    ("stages",),
+    ("cli",),
+    ("__main__",),
+]
+HEIGHT = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+FORBIDDEN = {("train", "corpus"), ("corpus", "train"), ("guard", "train"), ("plan", "tokens"), ("plan", "corpus"), ("report", "train")}
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of the house that a file imports, at its top or inside its functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "bessemer":
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "bessemer"}
+    return found
+
+
+def room(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in HEIGHT else None
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def test_every_room_has_its_floor() -> None:
+    there = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in FILES}
+    assert there == set(HEIGHT)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_run_down(path: Path) -> None:
+    here = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    for module in imports(path):
+        there = room(module)
+        if there is not None and there != here:
+            assert HEIGHT[there] <= HEIGHT[here], f"{path.relative_to(SOURCE)} imports {module}, which stands above it"
+            assert (here, there) not in FORBIDDEN, f"{path.relative_to(SOURCE)} imports {module}"
+
+
+def test_no_circle_among_the_files() -> None:
+    name_of = {path: ".".join(("bessemer", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__") for path in FILES}
+    known = set(name_of.values())
+    graph = {name_of[path]: {m for m in imports(path) if m in known and m != name_of[path]} for path in FILES}
+    # A package's __init__ is not a user of the module that imports something else from the package.
+    for name in graph:
+        graph[name] = {m for m in graph[name] if not name.startswith(m + ".")}
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, f"import circle: {' -> '.join((*way[way.index(name):], name))}"
+        if name not in done:
+            for there in graph[name]:
+                visit(there, (*way, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def run_without(blocked: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a Python that does not have the `blocked` packages."""
+    guard = (
+        "import sys\n"
+        "class Blocked:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.split('.')[0] in {blocked!r}: raise ImportError('blocked: ' + name)\n"
+        "sys.meta_path.insert(0, Blocked())\n"
+    )
+    return subprocess.run([sys.executable, "-c", guard + code], capture_output=True, text=True, check=False)
+
+
+def test_training_needs_nothing_of_the_data_half() -> None:
+    blocked = ("daft", "pyarrow", "resiliparse", "scipy", "tiktoken", "plotly")
+    code = "import bessemer.train.loop, bessemer.train.restored, bessemer.model.huggingface, bessemer.stages"
+    assert run_without(blocked, code).returncode == 0, run_without(blocked, code).stderr
+
+
+def test_the_data_half_needs_nothing_of_training() -> None:
+    blocked = ("torch", "safetensors", "transformers", "tensorboard", "plotly")
+    code = "import bessemer.corpus.pipeline, bessemer.tokens.build, bessemer.tokens.loader"
+    assert run_without(blocked, code).returncode == 0, run_without(blocked, code).stderr
+
+
+def test_plans_need_no_torch() -> None:
+    assert run_without(("torch", "daft"), "import bessemer.plan.dial, bessemer.plan.cost").returncode == 0
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, bessemer.cli\n"
+        "try: bessemer.cli.run_command(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'daft', 'rich', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_files_stay_small() -> None:
+    large = {str(path.relative_to(SOURCE)): lines for path in FILES if (lines := len(path.read_text().splitlines())) > 450}
+    assert not large, f"is there a second thing in them? {large}"

@@ -1,0 +1,87 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bessemer.errors import BessemerError, InputError
+from bessemer.run import (
+    RunFolder, append_json_line, mark_stage, read_json, read_json_lines, stage_is_current, staging, write_atomic,
+)  # fmt: skip
+
+
+def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    code = (
+        "import sys; from pathlib import Path; from bessemer.run import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1])).writing(): print('in', flush=True)"
+    )
+    with run.writing():
+        done = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True, check=False)
+        assert done.returncode != 0
+        assert f"another process (pid {os.getpid()}) is writing this run" in done.stderr
+    assert subprocess.run([sys.executable, "-c", code, str(run.path)], check=False).returncode == 0
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"), RunFolder(tmp_path / "file" / "run").writing():
+        pass
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.json"
+    write_atomic(path, "old")
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_staging_publishes_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "stage"
+    with staging(target) as folder:
+        (folder / "a").write_text("1")
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error), staging(target) as folder:
+            (folder / "b").write_text("2")
+            raise error
+    assert [path.name for path in target.iterdir()] == ["a"]
+    assert [path.name for path in tmp_path.iterdir()] == ["stage"]
+    with staging(target) as folder:
+        (folder / "c").write_text("3")
+    assert [path.name for path in target.iterdir()] == ["c"]
+
+
+def test_a_stage_is_current_while_its_inputs_and_files_are_the_same(tmp_path: Path) -> None:
+    with staging(tmp_path / "stage") as folder:
+        (folder / "a").write_text("1234")
+        mark_stage(folder, "inputs")
+    assert stage_is_current(tmp_path / "stage", "inputs")
+    assert not stage_is_current(tmp_path / "stage", "others")
+    assert not stage_is_current(tmp_path / "none", "inputs")
+    (tmp_path / "stage" / "a").write_text("12")
+    assert not stage_is_current(tmp_path / "stage", "inputs")
+    (tmp_path / "stage" / "a").unlink()
+    assert not stage_is_current(tmp_path / "stage", "inputs")
+
+
+def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    append_json_line(path, {"a": 1})
+    append_json_line(path, {"a": "ü"})
+    with open(path, "ab") as file:
+        file.write(b'{"a": 3')
+    assert read_json_lines(path) == [{"a": 1}, {"a": "ü"}]
+
+
+def test_damaged_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(BessemerError, match="x.json: damaged"):
+        read_json(tmp_path / "x.json")
+    with pytest.raises(InputError, match="no such file"):
+        read_json(tmp_path / "y.json")
+    assert json.loads('{"ok": 1}')

@@ -1,0 +1,91 @@
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bessemer.errors import InputError
+from bessemer.recipe import load
+from bessemer.tokens import ledger
+from bessemer.tokens.held_out import held_out
+from bessemer.tokens.loader import Loader, prefetched
+from bessemer.tokens.shards import TokenStore
+
+
+@pytest.fixture
+def store(prepared: Path) -> TokenStore:
+    return TokenStore.open(prepared / "runs" / "small" / "tokens")
+
+
+def test_a_batch_does_not_depend_on_the_number_of_processes(store: TokenStore, recipe_file: Path) -> None:
+    recipe = load(recipe_file)
+    whole = Loader.of(recipe, store).batch(96, 24)
+    for world in (2, 3, 8):
+        parts = [Loader.of(recipe, store, rank, world).batch(96, 24) for rank in range(world)]
+        together = np.empty_like(whole.tokens)
+        for rank, part in enumerate(parts):
+            together[rank::world] = part.tokens
+        assert np.array_equal(together, whole.tokens)
+
+
+def test_reading_ahead_changes_nothing(store: TokenStore, recipe_file: Path) -> None:
+    loader = Loader.of(load(recipe_file), store)
+    ahead = list(prefetched(loader, first=40, count=8, batches=7))
+    assert [batch.first for batch in ahead] == [40 + 8 * n for n in range(7)]
+    for batch in ahead:
+        assert np.array_equal(batch.tokens, loader.batch(batch.first, 8).tokens)
+
+
+def test_leaving_early_ends_the_thread(store: TokenStore, recipe_file: Path) -> None:
+    batches = prefetched(Loader.of(load(recipe_file), store), 0, 8, 1000)
+    next(batches)
+    batches.close()
+    assert not any(thread.name == "loader" for thread in threading.enumerate())
+
+
+def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for(store: TokenStore, recipe_file: Path) -> None:
+    loader = Loader.of(load(recipe_file), store)
+    loader._splits[0].read = lambda start, out: 1 / 0  # type: ignore[assignment]
+    with pytest.raises(ZeroDivisionError):
+        list(prefetched(loader, 0, 64, 3))
+
+
+def test_sequences_are_the_stream_of_their_source(store: TokenStore, recipe_file: Path) -> None:
+    loader = Loader.of(load(recipe_file), store)
+    batch, draw = loader.batch(0, 50), loader.mixture.draw(0, 50)
+    for row in range(50):
+        shards = store.split(loader.mixture.names[draw.source[row]], "train").shards
+        stream = np.concatenate([shard.tokens for shard in shards])
+        start = int(draw.sequence[row]) * 32
+        assert np.array_equal(batch.tokens[row], stream[start : start + 33])
+
+
+def test_held_out_text_is_scored_once_and_whole(store: TokenStore) -> None:
+    for part in held_out(store, 32):
+        facts = store.manifest["sources"][part.source]["heldout"]
+        first = int(store.split(part.source, "heldout").shards[0].tokens[0])
+        assert part.bytes.sum() == facts["bytes"] - store.token_bytes[first]  # all but the first token of the stream
+        assert part.valid.sum() == facts["tokens"] - facts["documents"] - 1
+
+
+def test_a_part_of_the_held_out_text_has_every_source(store: TokenStore) -> None:
+    parts = held_out(store, 32, max_tokens=200)
+    assert {part.source for part in parts} == set(store.sources)
+    assert sum(part.tokens.shape[0] for part in parts) <= 200 // 32 + len(parts)
+
+
+def test_the_ledger_goes_both_ways(store: TokenStore, recipe_file: Path) -> None:
+    recipe = load(recipe_file)
+    corpus = recipe.run.folder / "corpus"
+    rows = ledger.step_documents(recipe, store, corpus, 5)
+    assert {row["sample"] for row in rows} == set(range(32, 40))
+    for row in rows:
+        assert row["path"]
+        steps = {found["step"] for found in ledger.document_steps(recipe, store, corpus, row["document"])}
+        assert 5 in steps
+    with pytest.raises(InputError, match="steps 1 to 24"):
+        ledger.step_documents(recipe, store, corpus, 25)
+    with pytest.raises(InputError, match="in no training shard"):
+        ledger.document_steps(recipe, store, corpus, "0" * 32)
+    with pytest.raises(InputError, match="not an identity"):
+        ledger.document_steps(recipe, store, corpus, "xyz")

@@ -1,0 +1,94 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bessemer.errors import BessemerError, InputError
+from bessemer.tokens.shards import Shard, ShardWriter, Split, TokenStore, token_dtype
+
+
+def write(folder: Path, lengths: list[int], shard_tokens: int, vocabulary: int = 1000) -> tuple[Split, np.ndarray]:
+    dtype = token_dtype(vocabulary)
+    writer = ShardWriter(folder, "s-train", dtype, shard_tokens)
+    stream = np.arange(sum(lengths)) % vocabulary
+    start = 0
+    for number, length in enumerate(lengths):
+        writer.add(f"{number:032x}", stream[start : start + length], length)
+        start += length
+    writer.close()
+    return Split([Shard(folder / name, dtype) for name in sorted(writer.files) if name.endswith(".bin")]), stream
+
+
+def test_the_stream_crosses_shard_borders(tmp_path: Path) -> None:
+    split, stream = write(tmp_path, [30, 50, 20, 90, 10], shard_tokens=100)
+    assert len(split.shards) == 2
+    assert split.num_tokens == 200
+    for start in range(0, 200 - 37):
+        out = np.empty(37, dtype=np.int64)
+        split.read(start, out)
+        assert np.array_equal(out, stream[start : start + 37])
+
+
+def test_a_document_longer_than_a_shard_is_not_cut(tmp_path: Path) -> None:
+    split, _ = write(tmp_path, [10, 500, 10], shard_tokens=100)
+    assert [len(shard.tokens) for shard in split.shards] == [10, 500, 10]
+
+
+def test_documents_of_a_range(tmp_path: Path) -> None:
+    split, _ = write(tmp_path, [30, 50, 20, 90, 10], shard_tokens=100)
+    name = "{:032x}".format
+    assert split.documents(0, 30) == [name(0)]
+    assert split.documents(29, 31) == [name(0), name(1)]
+    assert split.documents(80, 81) == [name(2)]
+    assert split.documents(99, 101) == [name(2), name(3)]
+    assert split.documents(0, 200) == [name(n) for n in range(5)]
+
+
+def test_the_layout_is_plain(tmp_path: Path) -> None:
+    write(tmp_path, [30, 50], shard_tokens=100)
+    assert np.array_equal(np.fromfile(tmp_path / "s-train-00000.bin", dtype="<u2"), np.arange(80))
+    index = (tmp_path / "s-train-00000.idx").read_bytes()
+    assert index[:8] == b"BSMRIDX1"
+    assert np.frombuffer(index[8:40], dtype="<u8").tolist() == [2, 0, 30, 80]
+    assert index[40:] == bytes.fromhex(f"{0:032x}{1:032x}")
+
+
+def test_wide_vocabularies_take_four_bytes(tmp_path: Path) -> None:
+    assert token_dtype(65_536) == np.dtype("<u2")
+    assert token_dtype(65_537) == np.dtype("<u4")
+    split, _ = write(tmp_path, [30], shard_tokens=100, vocabulary=70_000)
+    assert split.shards[0].tokens.dtype == np.dtype("<u4")
+
+
+def test_a_missing_truncated_or_changed_shard_is_named(runs: Path) -> None:
+    folder = runs / "small" / "tokens"
+    shard = folder / "code-train-00000.bin"
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-2])
+    with pytest.raises(BessemerError, match=r"code-train-00000.bin: \d+ bytes, but the manifest says"):
+        TokenStore.open(folder)
+    shard.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(BessemerError, match=r"code-train-00000.bin: its content has changed"):
+        TokenStore.open(folder).verify()
+    shard.unlink()
+    with pytest.raises(BessemerError, match=r"code-train-00000.bin: missing"):
+        TokenStore.open(folder)
+    with pytest.raises(InputError, match="bessemer tokens"):
+        TokenStore.open(runs)
+
+
+def test_the_manifest_counts_what_is_there(prepared: Path) -> None:
+    folder = prepared / "runs" / "small" / "tokens"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    store = TokenStore.open(folder)
+    store.verify()
+    for name, splits in manifest["sources"].items():
+        for split, facts in splits.items():
+            opened = store.split(name, split)
+            assert opened.num_tokens == facts["tokens"]
+            assert sum(len(shard.identities) for shard in opened.shards) == facts["documents"]
+            ends = [shard.tokens[int(end) - 1] for shard in opened.shards for end in shard.offsets[1:]]
+            assert set(map(int, ends)) == {store.end_of_text}
+            counted = sum(store.token_bytes[np.asarray(shard.tokens)].sum() for shard in opened.shards)
+            assert counted == facts["bytes"]

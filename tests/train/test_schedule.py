@@ -1,0 +1,32 @@
+import math
+
+import pytest
+
+from bessemer.recipe import Schedule
+from bessemer.train.schedule import learning_rate_share
+
+
+def shares(schedule: Schedule, steps: int) -> list[float]:
+    return [learning_rate_share(schedule, step, steps) for step in range(steps)]
+
+
+def test_cosine_by_hand() -> None:
+    found = shares(Schedule(kind="cosine", warmup_steps=4, final_share=0.1), 24)
+    assert found[:4] == pytest.approx([1 / 5, 2 / 5, 3 / 5, 4 / 5])
+    assert found[4:] == pytest.approx([0.1 + 0.9 * (1 + math.cos(math.pi * (k + 1) / 20)) / 2 for k in range(20)])
+    assert found[-1] == pytest.approx(0.1)
+
+
+def test_wsd_by_hand() -> None:
+    found = shares(Schedule(kind="wsd", warmup_steps=2, decay_share=0.25, final_share=0.0), 20)
+    assert found[:2] == pytest.approx([1 / 3, 2 / 3])
+    assert found[2:15] == [1.0] * 13
+    assert found[15:] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.0])
+
+
+@pytest.mark.parametrize("kind", ["cosine", "wsd"])
+@pytest.mark.parametrize("steps", [1, 2, 3, 100])
+def test_any_length_ends_at_the_final_share(kind: str, steps: int) -> None:
+    found = shares(Schedule(kind=kind, warmup_steps=0, final_share=0.2), steps)
+    assert found[-1] == pytest.approx(0.2)
+    assert all(0.2 - 1e-9 <= share <= 1.0 for share in found)

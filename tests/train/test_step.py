@@ -1,0 +1,118 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bessemer.model.config import ModelConfig
+from bessemer.model.initialisation import build
+from bessemer.recipe import Recipe, load
+from bessemer.tokens.loader import Batch
+from bessemer.train.device import choose
+from bessemer.train.step import TrainStep
+
+
+def step_of(recipe_file: Path, *overrides: str) -> TrainStep:
+    from bessemer.plan.dial import resolve
+
+    recipe: Recipe = resolve(load(recipe_file, overrides), 400)
+    model = build(ModelConfig.of(recipe, 400), 0)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+    return TrainStep(recipe, model, choose(recipe.train), 0, 2)
+
+
+def batch(rows: int = 8) -> Batch:
+    draw = np.random.default_rng(0)
+    return Batch(0, draw.integers(0, 400, (rows, 33)), np.array([0, 1] * (rows // 2)))
+
+
+def gradient(step: TrainStep) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in step.model.parameters() if parameter.grad is not None])
+
+
+@pytest.mark.parametrize("micro", [1, 2, 4])
+@pytest.mark.parametrize("holes", [False, True])
+def test_the_gradient_does_not_depend_on_the_micro_batch(recipe_file: Path, micro: int, holes: bool) -> None:
+    """Accumulation over unequal and even zero valid tokens gives the whole batch's gradient (RELIABILITY row 28)."""
+    whole, cut = step_of(recipe_file, "train.micro_batch=8"), step_of(recipe_file, f"train.micro_batch={micro}")
+    data = batch()
+    if holes:
+        data.tokens[0, 1:] = np.where(np.arange(32) < 20, -1, data.tokens[0, 1:])
+        data.tokens[3, 1:] = -1
+        inputs = data.tokens.copy()
+        inputs[inputs < 0] = 5
+        loss_targets = data.tokens[:, 1:].copy()
+        for step in (whole, cut):
+            original = step._loss
+            step._loss = lambda i, t, original=original: original(i.clamp(min=0), t)  # type: ignore[method-assign]
+        assert (loss_targets < 0).sum() == 52
+    first, second = whole.gradients(data), cut.gradients(data)
+    scale = gradient(whole).abs().max()
+    assert float((gradient(whole) - gradient(cut)).abs().max() / scale) <= 1e-6
+    assert second.loss == pytest.approx(first.loss, rel=1e-6)
+    assert second.grad_norm == pytest.approx(first.grad_norm, rel=1e-6)
+    assert second.targets == first.targets
+
+
+def test_losses_by_source_add_up(recipe_file: Path) -> None:
+    found = step_of(recipe_file).gradients(batch())
+    assert found.targets == [128, 128]
+    assert sum(found.nats) / 256 == pytest.approx(found.loss, rel=1e-9)
+
+
+def test_an_update_is_adamw_by_hand(recipe_file: Path) -> None:
+    """Clipped, bias-corrected, decoupled decay on matrices only, in float64."""
+    step = step_of(recipe_file, "train.optimizer.clip_norm=0.2", "train.optimizer.weight_decay=0.3", "train.schedule.warmup_steps=0",
+                   "train.schedule.final_share=1.0", "train.optimizer.embedding_rate=2.0")  # fmt: skip
+    norm = step.gradients(batch()).grad_norm
+    before = {name: parameter.detach().double().clone() for name, parameter in step.model.named_parameters()}
+    gradients = {name: parameter.grad.double().clone() for name, parameter in step.model.named_parameters()}
+    assert norm == pytest.approx(float(torch.cat([g.flatten() for g in gradients.values()]).norm()), rel=1e-6)
+    assert norm > 0.2
+    rate = step.update(0, norm)
+    assert rate == pytest.approx(0.01)
+    for name, parameter in step.model.named_parameters():
+        g = gradients[name] * 0.2 / (norm + 1e-6)
+        lr = rate * (2.0 if name == "embedding.weight" else 1.0)
+        decay = 0.3 if parameter.dim() >= 2 and name not in ("embedding.weight", "head.weight") else 0.0
+        wanted = before[name] * (1 - lr * decay) - lr * g / (g.abs() + 1e-8)  # the first step: m/v are corrected to g, g^2
+        torch.testing.assert_close(parameter.detach().double(), wanted, rtol=0, atol=2e-5)
+
+
+def test_bf16_runs_in_bf16_with_fp32_weights(recipe_file: Path) -> None:
+    full, narrow = step_of(recipe_file), step_of(recipe_file, "train.precision=bf16")
+    assert narrow.device.precision == "bf16"
+    seen: list[torch.dtype] = []
+    narrow.model.blocks[0].mlp.register_forward_hook(lambda m, i, out: seen.append(out.dtype))
+    loss = narrow.gradients(batch()).loss
+    assert set(seen) == {torch.bfloat16}
+    assert all(parameter.dtype == parameter.grad.dtype == torch.float32 for parameter in narrow.model.parameters())
+    assert loss == pytest.approx(full.gradients(batch()).loss, rel=5e-3)
+
+
+def test_what_cannot_be_had_is_refused(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bessemer.errors import InputError
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="cuda was asked for"):
+        choose(load(recipe_file, ["train.device=cuda"]).train)
+
+
+def test_the_document_mask_reaches_the_model(recipe_file: Path) -> None:
+    data = batch()
+    data.tokens[:, 16] = 0
+    masked, open_ = step_of(recipe_file, "tokens.document_mask=true"), step_of(recipe_file)
+    changed = replace(data, tokens=data.tokens.copy())
+    changed.tokens[:, :10] = 7  # other first documents
+    tail = slice(17, 33)
+
+    def logits(step: TrainStep, tokens: np.ndarray) -> torch.Tensor:
+        inputs = torch.from_numpy(tokens[:, :-1])
+        return step.model(inputs, step.documents(inputs))[:, tail]
+
+    assert torch.equal(logits(masked, data.tokens), logits(masked, changed.tokens))
+    assert not torch.allclose(logits(open_, data.tokens), logits(open_, changed.tokens))
