@@ -97,7 +97,7 @@ def _loss(data: RunData) -> Figure | None:
         if (step := number(incident.get("step"))) is not None
     ]
     note = "Dotted lines: incidents." if shapes else ""
-    return _figure("loss", "Loss", "nats per token", traces, shapes=shapes, note=note, range_of=_settled(loss, held_out))
+    return _figure("loss", "Loss", "nats per token", traces, shapes=shapes, note=note)
 
 
 def _bits_per_byte(data: RunData) -> Figure | None:
@@ -139,7 +139,7 @@ def _learning_rate(data: RunData) -> Figure | None:
     rate = data.train.column("learning_rate")
     traces = [_trace("learning rate", data.train.step, rate, "train", ".3e")] if rate is not None else []
     yaxis = {"tickformat": "~e", "rangemode": "tozero"}
-    return _figure("rate", "Learning rate", "peak of the schedule", traces, yaxis=yaxis, unit="")
+    return _figure("rate", "Learning rate", "peak of the schedule", traces, yaxis=yaxis)
 
 
 def _grad_norm(data: RunData) -> Figure | None:
@@ -264,10 +264,6 @@ def _level(name: str, x: Column, value: float, hover: str) -> dict[str, Any]:
     ends = np.array([x.min(), x.max()])
     trace = _trace(name, ends, np.array([value, value]), "reference", hover, width=1.5)
     return {**trace, "line": {"width": 1.5, "dash": "dash"}}
-
-
-def _settled(*curves: Column | None) -> list[float] | None:
-    return None
 
 
 def _plain(values: Column) -> list[float]:
