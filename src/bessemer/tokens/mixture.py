@@ -1,8 +1,9 @@
 """Which source each training sequence comes from: exact shares, as arithmetic.
 
 Slots of the global sequence of samples are grouped in blocks. Every block holds the same whole number of slots for
-each source, so after every block the shares are exactly the block's; within it the slots are shuffled by the
-block's own key. The k-th slot of a source reads sequence k of that source's shuffled epochs.
+each source, so after every block the shares are exactly the block's; within it each slot goes to the source that
+is furthest behind, so that every batch has the shares to within a sequence. Chance enters only through what a
+source's slot reads: its k-th slot reads sequence k of that source's shuffled epochs.
 """
 
 from __future__ import annotations
@@ -62,13 +63,8 @@ class Mixture:
         """What slots [first, first + count) read: a pure function of the mixture and the slot's number."""
         slots = np.arange(first, first + count, dtype=np.int64)
         blocks, positions = np.divmod(slots, self.block)
-        source = np.empty(count, dtype=np.int64)
-        rank = np.empty(count, dtype=np.int64)
-        for block in np.unique(blocks):
-            here = blocks == block
-            sources_of_block, ranks_of_block = _block(self.slots, self.seed, int(block))
-            source[here] = sources_of_block[positions[here]]
-            rank[here] = ranks_of_block[positions[here]]
+        source_of, rank_of = _block(self.slots)
+        source, rank = source_of[positions], rank_of[positions]
         drawn = blocks * np.asarray(self.slots)[source] + rank
         epoch, place = np.divmod(drawn, np.asarray(self.sequences)[source])
         sequence = np.empty(count, dtype=np.int64)
@@ -84,20 +80,22 @@ class Mixture:
         whole, rest = divmod(count, self.block)
         counts = whole * np.asarray(self.slots)
         if rest:
-            counts = counts + np.bincount(_block(self.slots, self.seed, whole)[0][:rest], minlength=len(self.slots))
+            counts = counts + np.bincount(_block(self.slots)[0][:rest], minlength=len(self.slots))
         return tuple(int(number) for number in counts)
 
 
-@lru_cache(maxsize=64)
-def _block(slots: tuple[int, ...], seed: int, block: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+@lru_cache(maxsize=8)
+def _block(slots: tuple[int, ...]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """For each slot of a block, its source and how many slots of that source stand before it in the block."""
-    laid_out = np.repeat(np.arange(len(slots)), slots)
-    shuffled = laid_out[permute(key_of("mixture", seed, block), np.arange(len(laid_out)), len(laid_out)).astype(np.int64)]
-    rank = np.empty_like(shuffled)
-    for number in range(len(slots)):
-        here = shuffled == number
-        rank[here] = np.arange(here.sum())
-    return shuffled, rank
+    wanted, total = np.asarray(slots), sum(slots)
+    given = np.zeros(len(slots), dtype=np.int64)
+    source, rank = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
+    for slot in range(total):
+        behind = wanted * (slot + 1) - given * total
+        chosen = int(behind.argmax())
+        source[slot], rank[slot] = chosen, given[chosen]
+        given[chosen] += 1
+    return source, rank
 
 
 def _whole_slots(weights: tuple[float, ...]) -> tuple[int, ...]:

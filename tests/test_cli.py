@@ -1,0 +1,340 @@
+"""The commands as a user runs them: end to end, again, killed, stopped, and given wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.run import read_json_lines
+from tests.conftest import recipe_text, write_text
+
+ENVIRONMENT = {**os.environ, "GOMP_SPINCOUNT": "1000"}
+
+
+def bessemer(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bessemer", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=300, **options)
+
+
+def trained(folder: Path) -> tuple[str, list[float]]:
+    """The weights' hash and every step's loss."""
+    name = (folder / "checkpoints" / "latest").read_text()
+    manifest = json.loads((folder / "checkpoints" / name / "manifest.json").read_text())
+    losses = [(row["step"], row["loss"]) for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
+    assert [step for step, _ in losses] == list(range(1, manifest["step"] + 1)), "every step stands once"
+    return manifest["facts"]["weights"], [loss for _, loss in losses]
+
+
+@pytest.fixture(scope="session")
+def whole(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run trained without interruption, evaluated, exported and reported."""
+    pytest.importorskip("transformers")
+    place = tmp_path_factory.mktemp("whole")
+    shutil.copytree(prepared / "runs", place / "runs")
+    done = bessemer("run", prepared / "small.toml", "--set", f"run.dir={place / 'runs'}")
+    assert done.returncode == 0, done.stderr
+    return place / "runs"
+
+
+def test_a_run_has_everything_where_it_belongs(whole: Path) -> None:
+    folder = whole / "small"
+    for name in ("recipe.toml", "environment.json", "corpus/statistics.json", "tokens/manifest.json", "tokens/tokenizer.json",
+                 "plan.json", "checkpoints/latest", "metrics.jsonl", "mixture.json", "evaluation.json", "export/config.json",
+                 "export/model.safetensors", "report.html", "tensorboard", "stages.json"):  # fmt: skip
+        assert (folder / name).exists(), name
+    rows = read_json_lines(folder / "metrics.jsonl")
+    train = [row for row in rows if row["kind"] == "train"]
+    assert len(train) == 24
+    assert {"loss", "loss_by_source", "grad_norm", "learning_rate", "tokens_per_second", "mfu", "data_wait", "memory_bytes"} <= set(train[0])
+    assert set(train[0]["loss_by_source"]) == {"prose", "code"}
+    assert train[-1]["loss"] < train[0]["loss"] - 0.5
+    assert {row["step"] for row in rows if row["kind"] == "validation"} >= {24}
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    assert 0 < evaluation["ngram"]["bits_per_byte"] < 8
+    mixture = json.loads((folder / "mixture.json").read_text())
+    assert mixture["samples"] == 24 * 8
+    assert mixture["largest_deviation"] <= 1 / mixture["samples"] + 1 / 8192
+    assert not [path for path in folder.rglob("*") if path.name.endswith(".tmp")]
+
+
+def test_a_second_run_skips_everything(whole: Path, recipe_file: Path) -> None:
+    before = trained(whole / "small")
+    done = bessemer("run", recipe_file, "--set", f"run.dir={whole}", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    stages = {row["name"]: row["skipped"] for row in json.loads(done.stdout)["stages"]}
+    assert stages == {"corpus": True, "tokens": True, "plan": True, "train": True, "evaluate": True, "export": True, "report": False}
+    assert trained(whole / "small") == before
+
+
+def test_the_exported_model_writes_the_same_text_in_transformers(whole: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = whole / "small"
+    done = bessemer("generate", folder, "def ", "--temperature", "0", "--max-tokens", "20", "--json")
+    assert done.returncode == 0, done.stderr
+    ours = json.loads(done.stdout)["text"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "export")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "export")
+    ids = tokenizer(tokenizer.bos_token + "def ", return_tensors="pt", add_special_tokens=False)
+    out = model.generate(**ids, max_new_tokens=20, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    assert tokenizer.decode(out, skip_special_tokens=True) == ours
+
+
+def start(recipe_file: Path, runs: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "bessemer", "train", str(recipe_file), "--set", f"run.dir={runs}", *more]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT)
+
+
+def wait_for_step(runs: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if any(row["step"] >= step for row in read_json_lines(runs / "small" / "metrics.jsonl")):
+            return
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        time.sleep(0.005)
+    pytest.fail(f"step {step} was not reached")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [3, 11, 20])
+def test_a_killed_training_goes_on_bit_for_bit(whole: Path, runs: Path, recipe_file: Path, step: int) -> None:
+    process = start(recipe_file, runs)
+    wait_for_step(runs, step, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = bessemer("train", recipe_file, "--set", f"run.dir={runs}")
+    assert done.returncode == 0, done.stderr
+    assert trained(runs / "small") == trained(whole / "small")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_stop_signal_finishes_the_step_saves_and_exits_75(whole: Path, runs: Path, recipe_file: Path, number: signal.Signals) -> None:
+    process = start(recipe_file, runs)
+    wait_for_step(runs, 5, process)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 75, said
+    assert f"stopped by {number.name} after step" in said
+    saved = json.loads((runs / "small" / "checkpoints" / (runs / "small" / "checkpoints" / "latest").read_text() / "manifest.json").read_text())
+    rows = [row["step"] for row in read_json_lines(runs / "small" / "metrics.jsonl")]
+    assert saved["step"] == max(rows), "no finished step is lost"
+    assert bessemer("train", recipe_file, "--set", f"run.dir={runs}").returncode == 0
+    assert trained(runs / "small") == trained(whole / "small")
+
+
+@pytest.mark.slow
+def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: Path) -> None:
+    for step in (2, 7, 9, 15, 17):
+        process = start(recipe_file, runs)
+        wait_for_step(runs, step, process)
+        process.send_signal(signal.SIGKILL if step % 2 else signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert bessemer("train", recipe_file, "--set", f"run.dir={runs}").returncode == 0
+    assert trained(runs / "small") == trained(whole / "small")
+
+
+@pytest.mark.slow
+def test_a_stop_in_any_stage_leaves_nothing_half_written(tmp_path: Path) -> None:
+    write_text(tmp_path / "text", documents=300)
+    (tmp_path / "small.toml").write_text(recipe_text(tmp_path))
+    for seconds in (0.6, 1.2, 1.8, 2.4, 3.0):
+        process = subprocess.Popen([sys.executable, "-m", "bessemer", "run", str(tmp_path / "small.toml")], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode in (75, -signal.SIGINT), said  # so early that Python itself is not up yet
+        assert "Traceback" not in said or process.returncode == -signal.SIGINT
+        left = [path.name for path in (tmp_path / "runs").rglob(".*.tmp")] if (tmp_path / "runs").exists() else []
+        assert left == []
+    done = bessemer("run", tmp_path / "small.toml")
+    assert done.returncode == 0, done.stderr
+
+
+def command(*arguments: object) -> int:
+    return run_command([str(argument) for argument in arguments])
+
+
+def test_another_recipe_in_the_same_folder_is_refused(whole: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = f"run.dir={whole}"
+    assert command("train", recipe_file, "--set", here, "--set", "train.steps=30") == 1
+    said = capsys.readouterr().err
+    assert "holds a run of another recipe (" in said
+    assert "train.steps: 24 -> 30" in said
+    assert "--accept-changes" in said
+    assert command("run", recipe_file, "--set", here, "--set", "corpus.rules.min_characters=21") == 1
+    assert "its checkpoints were trained on the old one" in capsys.readouterr().err
+    assert command("train", recipe_file, "--set", here, "--set", "evaluate.top_k=3", "--set", "checkpoint.keep=2") == 0
+
+
+@pytest.mark.slow
+def test_changes_can_be_accepted_and_runs_started_over(whole: Path, recipe_file: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "runs")
+    here = ["--set", f"run.dir={tmp_path / 'runs'}"]
+    assert command("train", recipe_file, *here, "--set", "train.steps=30", "--accept-changes") == 0
+    folder = tmp_path / "runs" / "small"
+    assert trained(folder)[1][:24] == trained(whole / "small")[1]
+    assert read_json_lines(folder / "incidents.jsonl")[-1]["what"] == "recipe_changed"
+    assert command("train", recipe_file, *here, "--restart") == 0
+    assert trained(folder) == trained(whole / "small")
+    assert (folder / "previous-1" / "checkpoints" / "latest").exists()
+
+
+@pytest.mark.slow
+def test_the_same_recipe_twice_gives_the_same_bits(whole: Path, tmp_path: Path, prepared: Path) -> None:
+    done = bessemer("run", prepared / "small.toml", "--set", f"run.dir={tmp_path / 'runs'}")
+    assert done.returncode == 0, done.stderr
+    for name in ("tokens/manifest.json", "tokens/tokenizer.json"):
+        left, right = (json.loads((place / "small" / name).read_text()) for place in (tmp_path / "runs", whole))
+        for values in (left, right):
+            values.pop("seconds", None)
+        assert left == right
+    assert trained(tmp_path / "runs" / "small") == trained(whole / "small")
+
+
+def test_non_finite_steps_are_skipped_and_recorded(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bessemer.train.step import TrainStep
+
+    honest, seen = TrainStep.gradients, []
+
+    def poisoned(self: TrainStep, batch: Any) -> Any:
+        found = honest(self, batch)
+        seen.append(batch.first)
+        if len(seen) in (4, 5):
+            next(self.model.parameters()).grad[0, 0] = float("nan")
+            return type(found)(found.loss, float("nan"), found.nats, found.targets)
+        return found
+
+    monkeypatch.setattr(TrainStep, "gradients", poisoned)
+    # The plan's measurement takes steps too, so the count starts with the training.
+    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
+    assert command("train", recipe_file, "--set", f"run.dir={runs}") == 0
+    incidents = read_json_lines(runs / "small" / "incidents.jsonl")
+    assert [(row["step"], row["what"], row["action"]) for row in incidents] == [
+        (4, "nonfinite_step", "update skipped"), (5, "nonfinite_step", "update skipped")
+    ]  # fmt: skip
+    assert all(sample["documents"] for sample in incidents[0]["documents"])
+    assert trained(runs / "small")[0]
+
+
+def test_three_non_finite_steps_in_a_row_stop_the_run_with_its_documents(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bessemer.train.step import TrainStep
+
+    honest = TrainStep.gradients
+
+    def poisoned(self: TrainStep, batch: Any) -> Any:
+        found = honest(self, batch)
+        bad = batch.first >= 8 * 9
+        return type(found)(float("nan") if bad else found.loss, found.grad_norm, found.nats, found.targets)
+
+    monkeypatch.setattr(TrainStep, "gradients", poisoned)
+    assert command("train", recipe_file, "--set", f"run.dir={runs}") == 1
+    said = capsys.readouterr().err
+    assert "step 12: the loss is nan; 3 such steps in a row, so the run stops" in said
+    assert "The last batch held" in said
+    from bessemer.checkpoint import latest
+
+    found = latest(runs / "small" / "checkpoints")
+    assert found is not None
+    assert found.step == 8
+
+
+def test_a_full_disk_costs_no_training(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    usage = shutil.disk_usage(runs)
+    calls = []
+
+    def scarce(path: object) -> Any:
+        calls.append(path)
+        return usage._replace(free=10 if len(calls) <= 2 else usage.free)
+
+    monkeypatch.setattr(shutil, "disk_usage", scarce)
+    assert command("train", recipe_file, "--set", f"run.dir={runs}") == 0
+    assert "0 MB free" in capsys.readouterr().err
+    assert [row["what"] for row in read_json_lines(runs / "small" / "incidents.jsonl")] == ["checkpoint_failed"] * 2
+
+
+def test_rebuilt_tokens_are_refused_by_a_resume(whole: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(whole, tmp_path / "runs")
+    folder = tmp_path / "runs" / "small"
+    shutil.rmtree(folder / "checkpoints" / "step-00000024")
+    manifest = json.loads((folder / "tokens" / "manifest.json").read_text())
+    manifest["tokenizer"]["sha256"] = "0" * 64
+    (folder / "tokens" / "manifest.json").write_text(json.dumps(manifest))
+    assert command("train", recipe_file, "--set", f"run.dir={tmp_path / 'runs'}") == 1
+    assert "the token shards have changed since step-00000016 was saved" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["corpus.sources.code.paths=['/no/such/place']"], "/no/such/place"),
+        (["corpus.rules.min_characters=100000"], "too_short"),
+        (["tokenizer.vocabulary=90000"], "the text supports only"),
+        (["tokens.sequence_length=1000", "train.global_batch_tokens=8000"], "is longer than every document (the longest has"),
+        (["tokens.sequence_length=1000000", "train.global_batch_tokens=8000000"], "training tokens in all; shorten the sequence or add text"),
+        (["tokenizer.path='/no/such/tokenizer.json'", "tokenizer.vocabulary=nan"], "vocabulary"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_line_and_leaves_nothing(
+    recipe_file: Path, tmp_path: Path, overrides: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = [part for value in (f"run.dir={tmp_path / 'runs'}", *overrides) for part in ("--set", value)]
+    assert command("run", recipe_file, *sets) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bessemer: ")]
+    assert len(said) == 1
+    assert complaint in said[0]
+    assert not [path for path in tmp_path.rglob(".*.tmp")]
+
+
+def test_missing_things_are_named(tmp_path: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, complaint in [
+        (("run", tmp_path / "none.toml"), "no such recipe file"),
+        (("report", tmp_path), "not a run folder"),
+        (("train", recipe_file, "--set", f"run.dir={tmp_path / 'new'}"), "no tokens here"),
+        (("tokens", recipe_file, "--set", f"run.dir={tmp_path / 'new'}"), "no documents here"),
+        (("generate", recipe_file, "x", "--set", f"run.dir={tmp_path / 'other'}"), "does not exist yet"),
+        (("recipe", "demoo"), "no shipped recipe"),
+        (("recipe", "--explain", "train.stepz"), "did you mean train.steps"),
+    ]:
+        assert command(*arguments) == 2, arguments
+        assert complaint in capsys.readouterr().err
+
+
+def test_generate_trace_and_export_on_a_run(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = whole / "small"
+    assert command("generate", folder, "def ", "--max-tokens", "5") == 0
+    assert capsys.readouterr().out.startswith("def ")
+    assert command("trace", folder, "--step", "3", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["sample"] for row in rows} == set(range(16, 24))
+    assert command("trace", folder, "--document", rows[0]["document"]) == 0
+    assert "3" in capsys.readouterr().out.split()
+    assert command("export", folder, tmp_path / "out") == 0
+    assert (tmp_path / "out" / "bessemer.json").exists()
+    (tmp_path / "busy").mkdir()
+    (tmp_path / "busy" / "mine.txt").write_text("x")
+    assert command("export", folder, tmp_path / "busy") == 2
+    assert (tmp_path / "busy" / "mine.txt").read_text() == "x"
+    assert command("generate", folder, "def ", "--max-tokens", "0") == 2
+
+
+def test_plan_prints_for_people_and_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("plan", "llama-7b") == 0
+    assert "6.74B" in capsys.readouterr().out
+    assert command("plan", "llama-7b", "--json") == 0
+    os.environ.pop("BESSEMER_QUIET", None)
+    found = json.loads(capsys.readouterr().out)
+    assert found["parameters"]["total"] == 6_738_415_616
+    assert found["memory_bytes"]["optimizer"] == 8 * 6_738_415_616
