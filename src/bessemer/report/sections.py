@@ -77,7 +77,7 @@ def planned(data: RunData) -> list[dict[str, str]]:
         ("Time in steps", number(data.plan.get("seconds")), _train_seconds(data), duration),
         ("Seconds a step", number(data.plan.get("step_seconds")), _median(data, "step_seconds"), lambda x: f"{x:.3g} s"),
         ("Tokens per second", number(data.plan.get("tokens_per_second")), _median(data, "tokens_per_second"), amount),
-        ("Peak memory", number(memory.get("total")), data.train.last("memory_bytes"), size),
+        ("Peak memory", number(memory.get("total")), _largest(data, "memory_bytes"), size),
     ]
     return [
         {"name": name, "planned": shown(said), "measured": shown(found), "ratio": f"{found / said:.2f}"}
@@ -256,3 +256,8 @@ def _median(data: RunData, name: str) -> float | None:
     if column is None:
         return None
     return float(np.nanmedian(column))
+
+
+def _largest(data: RunData, name: str) -> float | None:
+    column = data.train.column(name)
+    return None if column is None else float(np.nanmax(column))
