@@ -15,8 +15,8 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest
 
 check: $(INSTALLED)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 # The environment is made anew when what it was made from changes. torch goes first: with it there, nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from pathlib import Path
@@ -61,11 +62,87 @@ sample_tokens = 8
 prompts = ["def "]
 """
 
-WORDS = (
-    "the of and a to in is was he for it with as his on be at by had not are but from or have an they which one you "
-    "were all her she there would their we him been has when who will no more if out so up said what its about than "
-    "into them can only other time new some could these two may first then do any like my now over such our man even"
-).split()
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "a",
+    "to",
+    "in",
+    "is",
+    "was",
+    "he",
+    "for",
+    "it",
+    "with",
+    "as",
+    "his",
+    "on",
+    "be",
+    "at",
+    "by",
+    "had",
+    "not",
+    "are",
+    "but",
+    "from",
+    "or",
+    "have",
+    "an",
+    "they",
+    "which",
+    "one",
+    "you",
+    "were",
+    "all",
+    "her",
+    "she",
+    "there",
+    "would",
+    "their",
+    "we",
+    "him",
+    "been",
+    "has",
+    "when",
+    "who",
+    "will",
+    "no",
+    "more",
+    "if",
+    "out",
+    "so",
+    "up",
+    "said",
+    "what",
+    "its",
+    "about",
+    "than",
+    "into",
+    "them",
+    "can",
+    "only",
+    "other",
+    "time",
+    "new",
+    "some",
+    "could",
+    "these",
+    "two",
+    "may",
+    "first",
+    "then",
+    "do",
+    "any",
+    "like",
+    "my",
+    "now",
+    "over",
+    "such",
+    "our",
+    "man",
+    "even",
+]
 
 
 def write_text(folder: Path, documents: int = 60) -> Path:
@@ -77,7 +154,10 @@ def write_text(folder: Path, documents: int = 60) -> Path:
         sentences = [" ".join(draw.choices(WORDS, k=9)).capitalize() + "." for _ in range(12)]
         (folder / "prose" / f"{number:03d}.txt").write_text("\n".join(sentences) + "\n")
         names = draw.sample(WORDS, 6)
-        lines = [f"def {a}_{b}({a}, {b}):\n    return {a} + {draw.randint(0, 999)} * {b}\n" for a, b in zip(names, names[1:], strict=False)]
+        lines = [
+            f"def {a}_{b}({a}, {b}):\n    return {a} + {draw.randint(0, 999)} * {b}\n"
+            for a, b in itertools.pairwise(names)
+        ]
         (folder / "code" / f"{number:03d}.py").write_text("\n".join(lines))
     return folder
 

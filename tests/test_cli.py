@@ -55,7 +55,16 @@ def test_a_run_has_everything_where_it_belongs(whole: Path) -> None:
     rows = read_json_lines(folder / "metrics.jsonl")
     train = [row for row in rows if row["kind"] == "train"]
     assert len(train) == 24
-    assert {"loss", "loss_by_source", "grad_norm", "learning_rate", "tokens_per_second", "mfu", "data_wait", "memory_bytes"} <= set(train[0])
+    assert {
+        "loss",
+        "loss_by_source",
+        "grad_norm",
+        "learning_rate",
+        "tokens_per_second",
+        "mfu",
+        "data_wait",
+        "memory_bytes",
+    } <= set(train[0])
     assert set(train[0]["loss_by_source"]) == {"prose", "code"}
     assert train[-1]["loss"] < train[0]["loss"] - 0.5
     assert {row["step"] for row in rows if row["kind"] == "validation"} >= {24}
@@ -73,7 +82,15 @@ def test_a_second_run_skips_everything(whole: Path, recipe_file: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     stages = {row["name"]: row["skipped"] for row in json.loads(done.stdout)["stages"]}
-    assert stages == {"corpus": True, "tokens": True, "plan": True, "train": True, "evaluate": True, "export": True, "report": False}
+    assert stages == {
+        "corpus": True,
+        "tokens": True,
+        "plan": True,
+        "train": True,
+        "evaluate": True,
+        "export": True,
+        "report": False,
+    }
     assert trained(whole / "small") == before
 
 
@@ -119,14 +136,20 @@ def test_a_killed_training_goes_on_bit_for_bit(whole: Path, runs: Path, recipe_f
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_stop_signal_finishes_the_step_saves_and_exits_75(whole: Path, runs: Path, recipe_file: Path, number: signal.Signals) -> None:
+def test_a_stop_signal_finishes_the_step_saves_and_exits_75(
+    whole: Path, runs: Path, recipe_file: Path, number: signal.Signals
+) -> None:
     process = start(recipe_file, runs)
     wait_for_step(runs, 5, process)
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 75, said
     assert f"stopped by {number.name} after step" in said
-    saved = json.loads((runs / "small" / "checkpoints" / (runs / "small" / "checkpoints" / "latest").read_text() / "manifest.json").read_text())
+    saved = json.loads(
+        (
+            runs / "small" / "checkpoints" / (runs / "small" / "checkpoints" / "latest").read_text() / "manifest.json"
+        ).read_text()
+    )
     rows = [row["step"] for row in read_json_lines(runs / "small" / "metrics.jsonl")]
     assert saved["step"] == max(rows), "no finished step is lost"
     assert bessemer("train", recipe_file, "--set", f"run.dir={runs}").returncode == 0
@@ -149,7 +172,12 @@ def test_a_stop_in_any_stage_leaves_nothing_half_written(tmp_path: Path) -> None
     write_text(tmp_path / "text", documents=300)
     (tmp_path / "small.toml").write_text(recipe_text(tmp_path))
     for seconds in (0.6, 1.2, 1.8, 2.4, 3.0):
-        process = subprocess.Popen([sys.executable, "-m", "bessemer", "run", str(tmp_path / "small.toml")], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bessemer", "run", str(tmp_path / "small.toml")],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        )
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
@@ -165,7 +193,9 @@ def command(*arguments: object) -> int:
     return run_command([str(argument) for argument in arguments])
 
 
-def test_another_recipe_in_the_same_folder_is_refused(whole: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_recipe_in_the_same_folder_is_refused(
+    whole: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     here = f"run.dir={whole}"
     assert command("train", recipe_file, "--set", here, "--set", "train.steps=30") == 1
     said = capsys.readouterr().err
@@ -202,7 +232,9 @@ def test_the_same_recipe_twice_gives_the_same_bits(whole: Path, tmp_path: Path, 
     assert trained(tmp_path / "runs" / "small") == trained(whole / "small")
 
 
-def test_non_finite_steps_are_skipped_and_recorded(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_finite_steps_are_skipped_and_recorded(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from bessemer.train.step import TrainStep
 
     honest, seen = TrainStep.gradients, []
@@ -251,7 +283,9 @@ def test_three_non_finite_steps_in_a_row_stop_the_run_with_its_documents(
     assert found.step == 8
 
 
-def test_a_full_disk_costs_no_training(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_costs_no_training(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     usage = shutil.disk_usage(runs)
     calls = []
 
@@ -265,7 +299,9 @@ def test_a_full_disk_costs_no_training(runs: Path, recipe_file: Path, monkeypatc
     assert [row["what"] for row in read_json_lines(runs / "small" / "incidents.jsonl")] == ["checkpoint_failed"] * 2
 
 
-def test_rebuilt_tokens_are_refused_by_a_resume(whole: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rebuilt_tokens_are_refused_by_a_resume(
+    whole: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(whole, tmp_path / "runs")
     folder = tmp_path / "runs" / "small"
     shutil.rmtree(folder / "checkpoints" / "step-00000024")
@@ -295,7 +331,7 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bessemer: ")]
     assert len(said) == 1
     assert complaint in said[0]
-    assert not [path for path in tmp_path.rglob(".*.tmp")]
+    assert not list(tmp_path.rglob(".*.tmp"))
 
 
 def test_missing_things_are_named(tmp_path: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

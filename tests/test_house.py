@@ -29,7 +29,14 @@ FLOORS = [
     ("__main__",),
 ]
 HEIGHT = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-FORBIDDEN = {("train", "corpus"), ("corpus", "train"), ("guard", "train"), ("plan", "tokens"), ("plan", "corpus"), ("report", "train")}
+FORBIDDEN = {
+    ("train", "corpus"),
+    ("corpus", "train"),
+    ("guard", "train"),
+    ("plan", "tokens"),
+    ("plan", "corpus"),
+    ("report", "train"),
+}
 
 
 def imports(path: Path) -> set[str]:
@@ -67,7 +74,10 @@ def test_imports_run_down(path: Path) -> None:
 
 
 def test_no_circle_among_the_files() -> None:
-    name_of = {path: ".".join(("bessemer", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__") for path in FILES}
+    name_of = {
+        path: ".".join(("bessemer", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+        for path in FILES
+    }
     known = set(name_of.values())
     graph = {name_of[path]: {m for m in imports(path) if m in known and m != name_of[path]} for path in FILES}
     # A package's __init__ is not a user of the module that imports something else from the package.
@@ -76,7 +86,7 @@ def test_no_circle_among_the_files() -> None:
     done: set[str] = set()
 
     def visit(name: str, way: tuple[str, ...]) -> None:
-        assert name not in way, f"import circle: {' -> '.join((*way[way.index(name):], name))}"
+        assert name not in way, f"import circle: {' -> '.join((*way[way.index(name) :], name))}"
         if name not in done:
             for there in graph[name]:
                 visit(there, (*way, name))
@@ -127,5 +137,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_files_stay_small() -> None:
-    large = {str(path.relative_to(SOURCE)): lines for path in FILES if (lines := len(path.read_text().splitlines())) > 450}
+    large = {
+        str(path.relative_to(SOURCE)): lines for path in FILES if (lines := len(path.read_text().splitlines())) > 450
+    }
     assert not large, f"is there a second thing in them? {large}"

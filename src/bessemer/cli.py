@@ -72,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"bessemer {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    def add(name: str, help: str, do: Callable[[argparse.Namespace], Any], *, recipe: bool = False, run: bool = False) -> Any:
+    def add(
+        name: str, help: str, do: Callable[[argparse.Namespace], Any], *, recipe: bool = False, run: bool = False
+    ) -> Any:
         command = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
         command.set_defaults(do=do)
         command.add_argument("--json", action="store_true", help="print one JSON value for machines, nothing else")
@@ -89,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
 
     def changes(command: Any) -> None:
         command.add_argument("--accept-changes", action="store_true", help="go on although the recipe has changed")
-        command.add_argument("--restart", action="store_true", help="start training over; what was trained is set aside")
+        command.add_argument(
+            "--restart", action="store_true", help="start training over; what was trained is set aside"
+        )
 
     changes(add("demo", "the whole way, end to end, on text already on this machine, in minutes", _demo))
     changes(add("run", "every stage of a recipe; what is done already is skipped", _run, recipe=True))
@@ -102,7 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("prompt", help="the text to continue; - reads it from standard input")
     generate.add_argument("--max-tokens", type=int, default=200, metavar="N", help="tokens to write (default 200)")
     generate.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0 is greedy (default 0.8)")
-    generate.add_argument("--top-k", type=int, default=50, metavar="K", help="draw from the K likeliest; 0: all (default 50)")
+    generate.add_argument(
+        "--top-k", type=int, default=50, metavar="K", help="draw from the K likeliest; 0: all (default 50)"
+    )
     generate.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the draws (default 0)")
     export = add("export", "write a run's model in another layout, checked there", _export, run=True)
     export.add_argument("folder", help="where to; it must be empty or not exist")
@@ -114,7 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     add("report", "write report.html of a run", _report, run=True)
     recipe = add("recipe", "show a shipped recipe, or explain a key", _recipe)
     recipe.add_argument("name", nargs="?", help="the shipped recipe to print; left out: list them")
-    recipe.add_argument("--explain", nargs="?", const="", metavar="KEY", help="what a key means; without KEY: list all keys")
+    recipe.add_argument(
+        "--explain", nargs="?", const="", metavar="KEY", help="what a key means; without KEY: list all keys"
+    )
     return parser
 
 
@@ -273,7 +281,9 @@ def _existing(given: argparse.Namespace) -> Session:
         given.recipe = given.run
         session = _session(given)
         if not session.run.path.is_dir():
-            raise InputError(f"{session.run.path}: this run does not exist yet; make it with `bessemer run {given.run}`")
+            raise InputError(
+                f"{session.run.path}: this run does not exist yet; make it with `bessemer run {given.run}`"
+            )
         return session
     run = RunFolder(folder)
     if not run.recipe.exists():

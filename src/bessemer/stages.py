@@ -82,7 +82,9 @@ def corpus(session: Session) -> None:
     inputs = pipeline.inputs_digest(session.recipe)
     current = stage_is_current(session.run.corpus, inputs)
     if not current:
-        _refuse_to_rebuild(session, session.run.corpus, "the sources or their rules have changed since the corpus was built")
+        _refuse_to_rebuild(
+            session, session.run.corpus, "the sources or their rules have changed since the corpus was built"
+        )
 
     def work() -> str:
         done = pipeline.build(session.recipe, session.run)
@@ -98,7 +100,9 @@ def tokens(session: Session) -> None:
 
     current = stage_is_current(session.run.tokens, build.inputs_digest(session.recipe, session.run))
     if not current:
-        _refuse_to_rebuild(session, session.run.tokens, "the corpus or the tokenizer has changed since the tokens were written")
+        _refuse_to_rebuild(
+            session, session.run.tokens, "the corpus or the tokenizer has changed since the tokens were written"
+        )
 
     def work() -> str:
         done = build.build(session.recipe, session.run)
@@ -296,7 +300,9 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int) -> tuple[dict[st
 
     first = planned(resolved, None)
     fits = first.memory_bytes["total"] < 0.8 * devices.available_bytes(device)
-    micro_batches = (resolved.train.global_batch_tokens or 1) // config.sequence_length // (resolved.train.micro_batch or 1)
+    micro_batches = (
+        (resolved.train.global_batch_tokens or 1) // config.sequence_length // (resolved.train.micro_batch or 1)
+    )
     quick = fits and first.step_seconds / micro_batches < MEASURABLE_SECONDS
     measured = step_seconds(resolved, config, device, MEASURE_SECONDS) if quick else None
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
@@ -308,7 +314,9 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int) -> tuple[dict[st
 
 def _steps_of(recipe: Recipe, stored: Recipe | None) -> int | None:
     """A run that was given minutes keeps the steps they came to the first time."""
-    same_minutes = stored is not None and recipe.train.minutes is not None and stored.train.minutes == recipe.train.minutes
+    same_minutes = (
+        stored is not None and recipe.train.minutes is not None and stored.train.minutes == recipe.train.minutes
+    )
     return stored.train.steps if same_minutes and stored is not None else None
 
 
@@ -361,5 +369,9 @@ def opened(recipe: Recipe, run: RunFolder, cpu: bool = False) -> tuple[Any, Any]
     from bessemer.train.restored import open_trained
 
     store = TokenStore.open(run.tokens)
-    settings = recipe.train.model_copy(update={"device": "cpu", "precision": "fp32", "compile": "off"}) if cpu else recipe.train
+    settings = (
+        recipe.train.model_copy(update={"device": "cpu", "precision": "fp32", "compile": "off"})
+        if cpu
+        else recipe.train
+    )
     return store, open_trained(recipe, run, store, devices.choose(settings))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, Task
+    from rich.progress import ProgressColumn, Task
     from rich.text import Text
 
 Advance = Callable[..., None]
@@ -65,12 +65,14 @@ def progress(what: str, total: int | None, unit: str) -> Iterator[Advance]:
         task = bars.add_task(what, total=total, note="")
 
         def advance(amount: float = 1, note: str = "") -> None:
-            bars.update(task, advance=amount, **({"note": note} if note else {}))
+            bars.update(task, advance=amount)
+            if note:
+                bars.update(task, note=note)
 
         yield advance
 
 
-def _rate_column(unit: str) -> Progress:
+def _rate_column(unit: str) -> ProgressColumn:
     from rich.progress import ProgressColumn
     from rich.text import Text
 
@@ -79,7 +81,7 @@ def _rate_column(unit: str) -> Progress:
             speed = task.finished_speed or task.speed
             return Text(f"{amount(speed)} {unit}/s" if speed else f"- {unit}/s", style="cyan")
 
-    return RateColumn()  # type: ignore[return-value]
+    return RateColumn()
 
 
 def amount(number: float) -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer.checkpoint import latest, save, verify
-from bessemer.checkpoint import protocol
+from bessemer.checkpoint import latest, protocol, save, verify
 from bessemer.errors import BessemerError
 
 
@@ -105,7 +104,9 @@ def test_values_that_are_not_finite_are_not_saved(folder: Path) -> None:
     assert not list(folder.glob("*.tmp"))
 
 
-def test_a_checkpoint_with_valid_hashes_and_nan_weights_is_passed_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_with_valid_hashes_and_nan_weights_is_passed_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = tensors()
     state["model"]["a"][0, 0] = float("nan")
     with monkeypatch.context() as patched:
@@ -166,7 +167,9 @@ print(count)
     for operation in range(1, 80, 3):
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(folder, place)
-        done = subprocess.run([sys.executable, "-c", code, str(place), str(operation)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(place), str(operation)], capture_output=True, text=True, check=False
+        )
         found = latest(place)
         assert found is not None
         assert found.step in (30, 40, 50)
@@ -177,7 +180,6 @@ print(count)
         assert done.returncode == -signal.SIGKILL, done.stderr
         died += 1
     assert died >= 5
-
 
 
 @pytest.mark.slow

@@ -10,9 +10,7 @@ from bessemer.recipe import Source
 
 
 def source(*paths: str | Path, format: str = "text", **more: object) -> Source:
-    return Source.model_validate(
-        {"name": "s", "format": format, "paths": [str(path) for path in paths], **more}
-    )
+    return Source.model_validate({"name": "s", "format": format, "paths": [str(path) for path in paths], **more})
 
 
 def touch(folder: Path, *names: str) -> None:

@@ -135,9 +135,7 @@ def test_columns_and_order(data: Path, run: RunFolder, build) -> None:
     ]
 
 
-def test_two_builds_are_equal_byte_for_byte(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_builds_are_equal_byte_for_byte(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bessemer.corpus import units
 
     monkeypatch.setattr(units, "UNIT_BYTES", 2000)
@@ -152,9 +150,7 @@ def test_two_builds_are_equal_byte_for_byte(
         pipeline.build(of, folder)
         import pyarrow.parquet as pq
 
-        contents.append(
-            [pq.read_table(folder.corpus / kind).to_pylist() for kind in ("documents", "rejected")]
-        )
+        contents.append([pq.read_table(folder.corpus / kind).to_pylist() for kind in ("documents", "rejected")])
         if name == "one":
             first = {path.name: path.read_bytes() for path in folder.corpus.rglob("*.parquet")}
             pipeline.build(of, folder)
@@ -245,9 +241,7 @@ def test_no_sources(run: RunFolder) -> None:
         ({"text": [1]}, "holds int64, not text"),
     ],
 )
-def test_parquet_without_the_text_column(
-    data: Path, run: RunFolder, column: dict[str, Any], message: str
-) -> None:
+def test_parquet_without_the_text_column(data: Path, run: RunFolder, column: dict[str, Any], message: str) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -313,9 +307,7 @@ def test_a_disk_error_is_reported_and_nothing_is_published(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_the_build_and_leaves_nothing(
-    data: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_an_interrupt_ends_the_build_and_leaves_nothing(data: Path, tmp_path: Path, number: signal.Signals) -> None:
     draw = random.Random(0)
     for file in range(40):
         text = "\n".join(" ".join(str(draw.random()) for _ in range(8)) for _ in range(6000))

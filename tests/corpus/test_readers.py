@@ -11,9 +11,7 @@ from bessemer.corpus.units import Piece, Unit
 from bessemer.recipe import Rules
 
 
-def records(
-    path: Path, format: str, start: int = 0, end: int | None = None, key: str = "text"
-) -> list[Record]:
+def records(path: Path, format: str, start: int = 0, end: int | None = None, key: str = "text") -> list[Record]:
     size = path.stat().st_size if path.exists() else 0
     piece = Piece(str(path), path.name, start, size if end is None else end, size)
     return [record for _, record in read(Unit(0, "s", format, key, (piece,)), Rules())]

@@ -65,9 +65,7 @@ def test_max_bytes_takes_ranges_of_one_long_jsonl(data: Path, tmp_path: Path) ->
     assert any(unit.pieces[0].start > 400_000 for unit in taken)
 
 
-def test_compressed_jsonl_is_cut_at_line_ends(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compressed_jsonl_is_cut_at_line_ends(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "RANGE_BYTES", 100)
     lines = [f'{{"text": "{number}"}}\n'.encode() for number in range(30)]
     (data / "a.jsonl.gz").write_bytes(gzip.compress(b"".join(lines)))

@@ -9,7 +9,10 @@ from bessemer.evaluate.ngram import NgramModel
 def by_hand(training: list[bytes], order: int, document: bytes) -> float:
     """Witten-Bell interpolation written down plainly, over dictionaries."""
     padded = [[256] * (order - 1) + list(text) for text in training]
-    grams = {n: Counter(tuple(t[i - n + 1 : i + 1]) for t in padded for i in range(order - 1, len(t))) for n in range(1, order + 1)}
+    grams = {
+        n: Counter(tuple(t[i - n + 1 : i + 1]) for t in padded for i in range(order - 1, len(t)))
+        for n in range(1, order + 1)
+    }
     successors: dict[tuple[int, ...], set[int]] = {}
     totals: Counter[tuple[int, ...]] = Counter()
     for n in range(1, order + 1):

@@ -52,7 +52,10 @@ def test_documents_do_not_see_each_other(kv_heads: int) -> None:
 
 def test_the_document_mask_equals_a_boolean_mask_forward_and_backward() -> None:
     generator = torch.Generator().manual_seed(3)
-    q, k, v = (torch.randn(2, heads, 24, 8, generator=generator, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
+    q, k, v = (
+        torch.randn(2, heads, 24, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+        for heads in (4, 2, 2)
+    )
     tokens = torch.randint(0, 5, (2, 24), generator=generator)
     documents = Documents.of(tokens, end_of_text=0)
     number = documents.number_BT
@@ -64,7 +67,9 @@ def test_the_document_mask_equals_a_boolean_mask_forward_and_backward() -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     weight = torch.randn(wanted.shape, generator=generator, dtype=torch.float64)
     for left, right in zip(
-        torch.autograd.grad((found * weight).sum(), (q, k, v)), torch.autograd.grad((wanted * weight).sum(), (q, k, v)), strict=True
+        torch.autograd.grad((found * weight).sum(), (q, k, v)),
+        torch.autograd.grad((wanted * weight).sum(), (q, k, v)),
+        strict=True,
     ):
         torch.testing.assert_close(left, right, rtol=0, atol=1e-12)
 

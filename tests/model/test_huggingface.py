@@ -33,7 +33,9 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("name", list(VARIANTS))
-def test_transformers_gives_the_same_logits_loss_and_gradients(name: str, tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+def test_transformers_gives_the_same_logits_loss_and_gradients(
+    name: str, tokenizer: tuple[Path, Tokenizer], tmp_path: Path
+) -> None:
     path, made = tokenizer
     model = stirred(config(vocabulary=300, **VARIANTS[name]))
     sample = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -52,7 +54,9 @@ def test_transformers_gives_the_same_logits_loss_and_gradients(name: str, tokeni
     assert float(loss.detach()) == pytest.approx(float(their_loss.detach()), abs=1e-5)
     loss.backward()
     their_loss.backward()
-    torch.testing.assert_close(ours.embedding.weight.grad, theirs.get_input_embeddings().weight.grad, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        ours.embedding.weight.grad, theirs.get_input_embeddings().weight.grad, rtol=1e-3, atol=1e-6
+    )
     torch.testing.assert_close(
         ours.blocks[0].mlp.gate_up.grad[0], theirs.model.layers[0].mlp.gate_proj.weight.grad, rtol=1e-3, atol=1e-6
     )
@@ -66,7 +70,9 @@ def test_a_wrong_export_is_refused_and_leaves_nothing(
     sample = torch.randint(0, 300, (1, 24), generator=torch.Generator().manual_seed(0))
     good = huggingface._config
     monkeypatch.setattr(huggingface, "_config", lambda c, e: {**good(c, e), "rope_theta": 5.0})
-    with pytest.raises(BessemerError, match=r"the logits of transformers' Qwen3ForCausalLM differ by .*; first in model.layers.0"):
+    with pytest.raises(
+        BessemerError, match=r"the logits of transformers' Qwen3ForCausalLM differ by .*; first in model.layers.0"
+    ):
         huggingface.export(model, path, made.end_of_text, tmp_path / "export", sample, [])
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(huggingface, "_config", good)
@@ -85,10 +91,16 @@ def test_a_wrong_export_is_refused_and_leaves_nothing(
 def _write(weights: dict[str, torch.Tensor], folder: Path) -> None:
     from safetensors.torch import save_file
 
-    save_file({name: weight.detach().clone() for name, weight in weights.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {name: weight.detach().clone() for name, weight in weights.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
 
 
-def test_large_exports_are_cut_into_files(tokenizer: tuple[Path, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_exports_are_cut_into_files(
+    tokenizer: tuple[Path, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, made = tokenizer
     monkeypatch.setattr(huggingface, "SHARD_BYTES", 30_000)
     model = stirred(config(vocabulary=300))

@@ -15,7 +15,9 @@ def config(**changes: object) -> ModelConfig:
     return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("changes", [{}, {"kv_heads": 2}, {"qk_norm": False}, {"tie_embeddings": True}, {"head_dim": 32}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"kv_heads": 2}, {"qk_norm": False}, {"tie_embeddings": True}, {"head_dim": 32}]
+)
 def test_parameters_are_counted_exactly(changes: dict[str, object]) -> None:
     wanted = config(**changes)
     with torch.device("meta"):
@@ -81,7 +83,11 @@ def test_the_dial_derives_everything_and_every_part_can_be_overridden() -> None:
     assert large.train.optimizer.learning_rate < small.train.optimizer.learning_rate
     assert large.train.global_batch_tokens > small.train.global_batch_tokens
     chosen = dial.resolve(
-        parse(text.format(depth=4), "x", ["model.width=512", "train.optimizer.learning_rate=0.5", "train.steps=7", "train.global_batch_tokens=2048"]),
+        parse(
+            text.format(depth=4),
+            "x",
+            ["model.width=512", "train.optimizer.learning_rate=0.5", "train.steps=7", "train.global_batch_tokens=2048"],
+        ),
         32_768,
     )
     assert (chosen.model.width, chosen.model.mlp_width, chosen.train.steps) == (512, 1408, 7)

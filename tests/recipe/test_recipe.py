@@ -59,7 +59,11 @@ def test_a_recipe_is_frozen_and_survives_its_own_dump() -> None:
 
 def test_overrides() -> None:
     text = SMALL + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["a"]\n'
-    recipe = recipes.parse(text, "x", ["train.steps=50", "run.name=other", "corpus.sources.a.weight=2.5", "train.optimizer.learning_rate=1e-3"])
+    recipe = recipes.parse(
+        text,
+        "x",
+        ["train.steps=50", "run.name=other", "corpus.sources.a.weight=2.5", "train.optimizer.learning_rate=1e-3"],
+    )
     assert (recipe.train.steps, recipe.run.name) == (50, "other")
     assert recipe.corpus.sources[0].weight == 2.5
     assert recipe.train.optimizer.learning_rate == 1e-3
@@ -83,7 +87,9 @@ def test_every_key_says_what_it_means() -> None:
 
 
 def test_paths_lie_relative_to_the_recipe(tmp_path: Path) -> None:
-    (tmp_path / "my.toml").write_text(SMALL + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["text", "python://stdlib"]\n')
+    (tmp_path / "my.toml").write_text(
+        SMALL + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["text", "python://stdlib"]\n'
+    )
     recipe = recipes.load(tmp_path / "my.toml")
     assert recipe.corpus.sources[0].paths == (str(tmp_path / "text"), "python://stdlib")
 

@@ -24,7 +24,7 @@ def test_the_stream_crosses_shard_borders(tmp_path: Path) -> None:
     split, stream = write(tmp_path, [30, 50, 20, 90, 10], shard_tokens=100)
     assert len(split.shards) == 2
     assert split.num_tokens == 200
-    for start in range(0, 200 - 37):
+    for start in range(200 - 37):
         out = np.empty(37, dtype=np.int64)
         split.read(start, out)
         assert np.array_equal(out, stream[start : start + 37])

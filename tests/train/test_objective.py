@@ -69,7 +69,10 @@ def test_huge_logits_stay_finite() -> None:
 
 def test_bf16_products_keep_fp32_sums() -> None:
     generator = torch.Generator().manual_seed(0)
-    hidden, head = torch.randn(64, 32, generator=generator), torch.randn(100, 32, generator=generator, requires_grad=True)
+    hidden, head = (
+        torch.randn(64, 32, generator=generator),
+        torch.randn(100, 32, generator=generator, requires_grad=True),
+    )
     targets = torch.randint(0, 100, (64,), generator=generator)
     narrow = hidden.bfloat16().requires_grad_()
     found = chunked_cross_entropy(narrow, head, targets, chunk=16)

@@ -79,7 +79,9 @@ def test_an_update_is_adamw_by_hand(recipe_file: Path) -> None:
         g = gradients[name] * 0.2 / (norm + 1e-6)
         lr = rate * (2.0 if name == "embedding.weight" else 1.0)
         decay = 0.3 if parameter.dim() >= 2 and name not in ("embedding.weight", "head.weight") else 0.0
-        wanted = before[name] * (1 - lr * decay) - lr * g / (g.abs() + 1e-8)  # the first step: m/v are corrected to g, g^2
+        wanted = before[name] * (1 - lr * decay) - lr * g / (
+            g.abs() + 1e-8
+        )  # the first step: m/v are corrected to g, g^2
         torch.testing.assert_close(parameter.detach().double(), wanted, rtol=0, atol=2e-5)
 
 

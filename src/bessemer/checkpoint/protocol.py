@@ -48,7 +48,8 @@ class Checkpoint:
 
     def tensors(self, part: str) -> dict[str, Tensor]:
         """The tensors of one part ("model", "optimizer", ...), on the CPU."""
-        return load_file(self.folder / f"{part}.safetensors")
+        loaded: dict[str, Tensor] = load_file(self.folder / f"{part}.safetensors")
+        return loaded
 
 
 def save(folder: Path, step: int, tensors: Tensors, facts: dict[str, Any], keep: int) -> Checkpoint:

@@ -92,9 +92,7 @@ def clean(units: list[Unit], corpus: Corpus, buckets: dict[str, int], folder: Pa
         batch_size=UNITS_AT_ONCE,
         use_process=False,
     )(judge_units)
-    frame = daft.from_pydict(
-        {"source": [unit.source for unit in units], "unit": [unit.to_json() for unit in units]}
-    )
+    frame = daft.from_pydict({"source": [unit.source for unit in units], "unit": [unit.to_json() for unit in units]})
     frame = frame.select(col("source"), judged(col("unit")).alias("row")).explode("row")
     frame = frame.select(col("source"), *[col("row").get(name).alias(name) for name in COLUMN_NAMES])
     if minhash:
@@ -167,9 +165,7 @@ def _append(rows: Rows, unit: Unit, name: str, record: Record, num_buckets_: int
     rows.num_bytes.append(record.num_bytes)
     rows.characters.append(len(record.text))
     rows.folded.append(folded if minhash and folded is not None else "")
-    rows.exact.append(
-        hashlib.blake2b(folded.encode(), digest_size=16).digest() if folded is not None else None
-    )
+    rows.exact.append(hashlib.blake2b(folded.encode(), digest_size=16).digest() if folded is not None else None)
     rows.words.append(folded.count(" ") + 1 if folded else 0)
     rows.counted.append(None)
 
@@ -186,9 +182,7 @@ def _as_lists(batches: list[Rows]) -> Any:
     types = dict.fromkeys(("bucket", "num_bytes", "characters", "words", "counted"), pa.int64())
     types["exact"] = pa.large_binary()
     arrays = [
-        pa.array(
-            [value for rows in batches for value in getattr(rows, name)], types.get(name, pa.large_string())
-        )
+        pa.array([value for rows in batches for value in getattr(rows, name)], types.get(name, pa.large_string()))
         for name in COLUMN_NAMES
     ]
     offsets = [0]

@@ -96,9 +96,7 @@ def find_duplicates(cleaned: list[Path], settings: Dedup, scratch: Path) -> Verd
         keeper = first
     if settings.minhash:
         signatures = np.memmap(scratch, dtype=np.uint32, mode="r").reshape(-1, num_hashes)
-        compared = np.flatnonzero(
-            (verdict == KEPT) & (np.concatenate(words)[order] >= settings.shingle_words)
-        )
+        compared = np.flatnonzero((verdict == KEPT) & (np.concatenate(words)[order] >= settings.shingle_words))
         group = _components(signatures, order, compared, settings, len(names))
         best = _longest(group, lengths, compared)
         near = compared[best != compared]
@@ -114,9 +112,7 @@ def _accepted(cleaned: list[Path], with_signatures: bool) -> Iterator[Any]:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    columns = ["identity", "exact", "characters", "words", "reason", "counted"] + [
-        "signature"
-    ] * with_signatures
+    columns = ["identity", "exact", "characters", "words", "reason", "counted"] + ["signature"] * with_signatures
     for path in cleaned:
         with pq.ParquetFile(path) as file:
             for number in range(file.num_row_groups):
@@ -147,9 +143,9 @@ def _components(
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    odd = np.random.default_rng(0).integers(1, 1 << 62, size=settings.rows, dtype=np.uint64) * np.uint64(
-        2
-    ) + np.uint64(1)
+    odd = np.random.default_rng(0).integers(1, 1 << 62, size=settings.rows, dtype=np.uint64) * np.uint64(2) + np.uint64(
+        1
+    )
     heads, members = [], []
     for band in range(settings.bands):
         values = np.asarray(signatures[:, band * settings.rows : (band + 1) * settings.rows])
@@ -163,9 +159,7 @@ def _components(
     pairs = np.unique(np.stack([np.concatenate(heads), np.concatenate(members)], axis=1), axis=0)
     alike = _agreement(signatures, order[pairs[:, 0]], order[pairs[:, 1]]) >= MIN_ESTIMATED_JACCARD
     pairs = pairs[alike]
-    graph = coo_array(
-        (np.ones(len(pairs), dtype=np.int8), (pairs[:, 0], pairs[:, 1])), shape=(num_documents,) * 2
-    )
+    graph = coo_array((np.ones(len(pairs), dtype=np.int8), (pairs[:, 0], pairs[:, 1])), shape=(num_documents,) * 2)
     labels: np.ndarray = connected_components(graph, directed=False)[1]
     return labels
 

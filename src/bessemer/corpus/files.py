@@ -133,9 +133,7 @@ def _of_python(source: Source, pattern: str) -> Iterator[tuple[str, str]]:
         )
     left_out = TEST_FOLDERS if source.format == "descriptions" else frozenset()
     for folder in folders[place]:
-        roots = (
-            sorted(glob.glob(os.path.join(glob.escape(folder), below), recursive=True)) if below else [folder]
-        )
+        roots = sorted(glob.glob(os.path.join(glob.escape(folder), below), recursive=True)) if below else [folder]
         for root in roots:
             for path in _walk(root, left_out):
                 relative = os.path.relpath(path, folder).replace(os.sep, "/")
@@ -165,17 +163,13 @@ def _walk(root: str, left_out: frozenset[str] = frozenset()) -> Iterator[str]:
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith(".") and name != "__pycache__" and name not in left_out
+            name for name in folders if not name.startswith(".") and name != "__pycache__" and name not in left_out
         )
         for name in sorted(files):
             if not name.startswith("."):
                 yield os.path.join(folder, name)
     if denied:
-        raise InputError(
-            f"{denied[0]}: this folder cannot be listed; grant read permission or name other paths"
-        )
+        raise InputError(f"{denied[0]}: this folder cannot be listed; grant read permission or name other paths")
 
 
 def _common_folder(patterns: list[str]) -> Path:

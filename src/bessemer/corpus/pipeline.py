@@ -98,9 +98,7 @@ def build(recipe: Recipe, run: RunFolder) -> CorpusSummary:
             },
         )
         total = totals(funnels.values())
-        mark_stage(
-            staged, inputs, version=VERSION, documents=total["documents_kept"], bytes=total["bytes_kept"]
-        )
+        mark_stage(staged, inputs, version=VERSION, documents=total["documents_kept"], bytes=total["bytes_kept"])
     return CorpusSummary(
         documents_in=total["documents_in"],
         documents_kept=total["documents_kept"],
@@ -157,12 +155,10 @@ def _finish(
     files = [path for source in sorted(found) for bucket in cleaned_files(cleaned, source) for path in bucket]
     verdicts = find_duplicates(files, corpus.dedup, work / "signatures")
     read = {
-        source: {piece.name for unit in units if unit.source == source for piece in unit.pieces}
-        for source in found
+        source: {piece.name for unit in units if unit.source == source for piece in unit.pieces} for source in found
     }
     funnels = {
-        source.name: Funnel(source.name, source.format, files=len(read[source.name]))
-        for source in corpus.sources
+        source.name: Funnel(source.name, source.format, files=len(read[source.name])) for source in corpus.sources
     }
     publish(cleaned, verdicts, funnels, Counter(unit.source for unit in units), staged)
     for name, funnel in funnels.items():

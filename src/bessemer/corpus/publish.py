@@ -82,9 +82,7 @@ def cleaned_files(cleaned: Path, source: str) -> list[list[Path]]:
     return [sorted(folder.glob("*.parquet")) for folder in ordered]
 
 
-def publish(
-    cleaned: Path, verdicts: Verdicts, funnels: dict[str, Funnel], units: dict[str, int], staged: Path
-) -> None:
+def publish(cleaned: Path, verdicts: Verdicts, funnels: dict[str, Funnel], units: dict[str, int], staged: Path) -> None:
     """Write documents/ and rejected/ below `staged` and fill the funnels; `units` is how many each source was
     cut into."""
     documents = PartWriter(staged / "documents", COLUMNS, "text")

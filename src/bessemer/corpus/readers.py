@@ -165,9 +165,7 @@ def _parquet(piece: Piece, text_key: str) -> Iterator[Record]:
         # As bytes: a string column with one bad byte would otherwise fail as a whole.
         column = column.cast(pa.large_binary())
     except pa.ArrowException as error:
-        yield Record(
-            f"{piece.start}!", piece.size, reason="unreadable", detail=f"damaged row group: {error}"[:300]
-        )
+        yield Record(f"{piece.start}!", piece.size, reason="unreadable", detail=f"damaged row group: {error}"[:300])
         return
     for row, cell in enumerate(value for chunk in column.chunks for value in chunk):
         key, raw = f"{piece.start}:{row}", cell.as_py()

@@ -88,8 +88,7 @@ class Funnel:
                 if reason in self.rejected
             },
             "length_histogram": [
-                {"from_characters": 1 << power, "documents": self.lengths[power]}
-                for power in sorted(self.lengths)
+                {"from_characters": 1 << power, "documents": self.lengths[power]} for power in sorted(self.lengths)
             ],
         }
 

@@ -51,9 +51,7 @@ def ngram_baseline(recipe: Recipe, store: TokenStore, tokenizer: Tokenizer) -> d
     texts = {name: _documents(store, name, "train", tokenizer) for name in store.sources}
     whole = sum(len(document) for documents in texts.values() for document in documents)
     if whole > budget:  # an even part of each source
-        texts = {
-            name: documents[: max(int(len(documents) * budget / whole), 1)] for name, documents in texts.items()
-        }
+        texts = {name: documents[: max(int(len(documents) * budget / whole), 1)] for name, documents in texts.items()}
     training = [document for documents in texts.values() for document in documents]
     model = NgramModel(training)
     nats: dict[str, float] = {}

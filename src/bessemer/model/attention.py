@@ -29,7 +29,7 @@ class Documents:
     @classmethod
     def of(cls, tokens_BT: Tensor, end_of_text: int) -> Documents:
         """Documents of packed sequences: each ends with its end-of-text token, the last one with the sequence."""
-        batch, length = tokens_BT.shape
+        length = tokens_BT.shape[1]
         starts_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
         starts_BT[:, 0] = True
         starts_BT[:, 1:] = tokens_BT[:, :-1] == end_of_text

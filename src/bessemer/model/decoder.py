@@ -46,7 +46,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor], documents: Documents | None) -> Tensor:
-        joined_BTGRK = F.linear(x_BTD, self.qkv.flatten(0, 2)).unflatten(-1, self.qkv.shape[:3])
+        joined_BTGRK = F.linear(x_BTD, self.qkv.flatten(0, 2)).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]
         q_BTGRK, k_BTGK, v_BTGK = joined_BTGRK.split([self.queries, 1, 1], dim=-2)
         q_BHTK = rotate(self.q_norm(q_BTGRK.flatten(2, 3)), rotation).transpose(1, 2)
         k_BGTK = rotate(self.k_norm(k_BTGK.squeeze(-2)), rotation).transpose(1, 2)
@@ -81,7 +81,8 @@ class Block(nn.Module):
 
     def forward(self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor], documents: Documents | None) -> Tensor:
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rotation, documents)
-        return x_BTD + self.mlp(self.mlp_norm(x_BTD))
+        after: Tensor = x_BTD + self.mlp(self.mlp_norm(x_BTD))
+        return after
 
 
 class Decoder(nn.Module):

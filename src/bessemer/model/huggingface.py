@@ -36,7 +36,12 @@ class ExportCheck:
 
 
 def export(
-    decoder: Decoder, tokenizer_json: Path, end_of_text: int, folder: Path, sample: Tensor, texts: list[tuple[str, list[int]]]
+    decoder: Decoder,
+    tokenizer_json: Path,
+    end_of_text: int,
+    folder: Path,
+    sample: Tensor,
+    texts: list[tuple[str, list[int]]],
 ) -> ExportCheck:
     """Write `decoder` to `folder` as a Llama or Qwen3 model and check it there.
 
@@ -81,7 +86,9 @@ def verify(decoder: Decoder, folder: Path, sample: Tensor, texts: list[tuple[str
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for text, ids in texts:
         if tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] != ids:
-            raise BessemerError(f"export: transformers' tokenizer gives other ids for the text that begins {text[:60]!r}")
+            raise BessemerError(
+                f"export: transformers' tokenizer gives other ids for the text that begins {text[:60]!r}"
+            )
     return ExportCheck(
         architecture=type(theirs).__name__,
         parameters=ours.config.parameters,
@@ -164,9 +171,7 @@ def _write_weights(decoder: Decoder, folder: Path) -> None:
         save_file(shard, folder / name, metadata={"format": "pt"})
         index.update(dict.fromkeys(shard, name))
     total = sum(weight.nbytes for shard in shards for weight in shard.values())
-    write_json(
-        folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index}
-    )
+    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
 
 
 def _write_tokenizer(tokenizer_json: Path, end_of_text: int, sequence_length: int, folder: Path) -> None:

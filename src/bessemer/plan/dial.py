@@ -51,9 +51,7 @@ def resolve(recipe: Recipe, vocabulary: int, measured_steps: int | None = None) 
         "schedule": train.schedule.model_copy(
             update={"warmup_steps": max(min(int(steps * WARMUP_SHARE), WARMUP_LIMIT), 1) if warmup is None else warmup}
         ),
-        "optimizer": optimizer.model_copy(
-            update={"learning_rate": optimizer.learning_rate or _learning_rate(flops)}
-        ),
+        "optimizer": optimizer.model_copy(update={"learning_rate": optimizer.learning_rate or _learning_rate(flops)}),
     }
     checkpoint = recipe.checkpoint.model_copy(
         update={"every": recipe.checkpoint.every or min(max(steps // 10, 1), 1000)}
@@ -90,7 +88,7 @@ def _learning_rate(flops: float) -> float:
 
 
 def _batch(flops: float, length: int) -> int:
-    return length * 2 ** max(round(math.log2(0.2920 * flops**0.3271 / length)), 0)
+    return length << max(round(math.log2(0.2920 * flops**0.3271 / length)), 0)
 
 
 def _micro_batch(sequences: int, length: int) -> int:

@@ -48,7 +48,9 @@ class Run(Section):
 class Source(Section):
     """One source of raw text."""
 
-    name: str = Field(description="Name of the source; used in shard names, metrics and reports.", pattern=r"^[a-z0-9][a-z0-9-]*$")
+    name: str = Field(
+        description="Name of the source; used in shard names, metrics and reports.", pattern=r"^[a-z0-9][a-z0-9-]*$"
+    )
     format: Format = Field(
         description="What the files are: text (one document a file), code (one document a file, licence header kept), "
         "html (main content extracted), jsonl or parquet (one document a record), "
@@ -65,11 +67,15 @@ class Source(Section):
     )
     text_key: str = Field("text", description="Field or column that holds the text (jsonl, parquet).")
     weight: float | None = Field(
-        None, gt=0, description="Relative share of the training tokens drawn from this source; give it for every source "
+        None,
+        gt=0,
+        description="Relative share of the training tokens drawn from this source; give it for every source "
         "or for none (none: in proportion to the tokens each source has).",
     )
     max_bytes: int | None = Field(
-        None, gt=0, description="Read about this many bytes and no more; which files are read is decided by the hash of "
+        None,
+        gt=0,
+        description="Read about this many bytes and no more; which files are read is decided by the hash of "
         "their paths, so the same ones are chosen each time.",
     )
 
@@ -80,23 +86,31 @@ class Rules(Section):
     min_characters: int = Field(200, ge=0, description="Shorter documents are rejected (too_short).")
     max_characters: Positive = Field(1_000_000, description="Longer documents are rejected (too_long).")
     max_mean_line_length: float = Field(
-        1000.0, gt=0, description="Documents with a longer mean line are rejected (long_lines): minified code, data blobs.",
+        1000.0,
+        gt=0,
+        description="Documents with a longer mean line are rejected (long_lines): minified code, data blobs.",
     )
     min_alphanumeric_share: Share = Field(
-        0.25, description="Documents in which a smaller share of the characters other than white space is a letter or a "
+        0.25,
+        description="Documents in which a smaller share of the characters other than white space is a letter or a "
         "digit are rejected (not_text).",
     )
     min_unique_line_share: Share = Field(
-        0.2, description="Documents in which a smaller share of the non-empty lines is distinct are rejected (repetitive).",
+        0.2,
+        description="Documents in which a smaller share of the non-empty lines is distinct are rejected (repetitive).",
     )
 
 
 class Dedup(Section):
     """Removal of documents that stand in the corpus already."""
 
-    exact: bool = Field(True, description="Remove documents whose normalised text (case and white space folded) is equal.")
+    exact: bool = Field(
+        True, description="Remove documents whose normalised text (case and white space folded) is equal."
+    )
     minhash: bool = Field(True, description="Remove near duplicates by MinHash and locality-sensitive hashing.")
-    bands: Positive = Field(14, description="Bands of the MinHash signature; 14 x 8 finds a Jaccard of 0.8 with 92% (FineWeb).")
+    bands: Positive = Field(
+        14, description="Bands of the MinHash signature; 14 x 8 finds a Jaccard of 0.8 with 92% (FineWeb)."
+    )
     rows: Positive = Field(8, description="Hash values in a band.")
     shingle_words: Positive = Field(5, description="Words in a shingle.")
 
@@ -117,7 +131,9 @@ class Corpus(Section):
         weighted = [source.name for source in self.sources if source.weight is not None]
         if weighted and len(weighted) != len(names):
             missing = next(name for name in names if name not in weighted)
-            raise ValueError(f"source {missing!r} has no weight but {weighted[0]!r} has one; give a weight to all or to none")
+            raise ValueError(
+                f"source {missing!r} has no weight but {weighted[0]!r} has one; give a weight to all or to none"
+            )
         return self
 
 
@@ -125,19 +141,24 @@ class Tokenizer(Section):
     """Text to token ids."""
 
     vocabulary: int | None = Field(
-        None, ge=257, description="Size of the byte-level BPE vocabulary to train, the end-of-text token included. "
+        None,
+        ge=257,
+        description="Size of the byte-level BPE vocabulary to train, the end-of-text token included. "
         "Left out with `path`; else 32768.",
     )
     path: str | None = Field(None, description="A tokenizer.json to load instead of training one.")
     end_of_text: str = Field("<|endoftext|>", min_length=1, description="The token put after each document.")
     sample_bytes: Positive = Field(
-        64_000_000, description="The BPE is trained on about this many bytes, taken evenly over the corpus.",
+        64_000_000,
+        description="The BPE is trained on about this many bytes, taken evenly over the corpus.",
     )
 
     @model_validator(mode="after")
     def _train_or_load(self) -> Self:
         if self.path is not None and self.vocabulary is not None:
-            raise ValueError("vocabulary and path exclude each other: a loaded tokenizer brings its own size; remove one")
+            raise ValueError(
+                "vocabulary and path exclude each other: a loaded tokenizer brings its own size; remove one"
+            )
         return self
 
 
@@ -146,34 +167,48 @@ class Tokens(Section):
 
     sequence_length: Positive = Field(1024, description="Tokens in a training sequence.")
     held_out: float = Field(
-        0.01, gt=0.0, lt=1.0, description="Share of the documents kept out of training for validation, chosen by the hash "
-        "of their identity.",
+        0.01,
+        gt=0.0,
+        lt=1.0,
+        description="Share of the documents kept out of training for validation, chosen by the hash of their identity.",
     )
     document_mask: bool = Field(
-        False, description="Attention stays within a document and positions start at 0 in each one.",
+        False,
+        description="Attention stays within a document and positions start at 0 in each one.",
     )
     pack_short_documents: bool = Field(
-        False, description="Allow a sequence_length longer than every document; each sequence then holds several.",
+        False,
+        description="Allow a sequence_length longer than every document; each sequence then holds several.",
     )
-    shard_tokens: Positive = Field(100_000_000, description="Tokens in a shard file, at the most (a document is never cut).")
+    shard_tokens: Positive = Field(
+        100_000_000, description="Tokens in a shard file, at the most (a document is never cut)."
+    )
 
 
 class Model(Section):
     """The decoder: either `depth` alone, or explicit dimensions."""
 
     depth: int | None = Field(
-        None, gt=0, description="The one dial: number of layers, from which width, heads, learning rate, batch and horizon "
+        None,
+        gt=0,
+        description="The one dial: number of layers, from which width, heads, learning rate, batch and horizon "
         "are derived. Each derived value can be overridden by its own key.",
     )
     layers: int | None = Field(None, gt=0, description="Number of transformer blocks.")
     width: int | None = Field(None, gt=0, description="Width of the residual stream.")
     heads: int | None = Field(None, gt=0, description="Number of query heads.")
-    kv_heads: int | None = Field(None, gt=0, description="Number of key/value heads (grouped-query attention); left out: as heads.")
+    kv_heads: int | None = Field(
+        None, gt=0, description="Number of key/value heads (grouped-query attention); left out: as heads."
+    )
     head_dim: int | None = Field(None, gt=0, description="Width of a head; left out: width / heads.")
     mlp_width: int | None = Field(
-        None, gt=0, description="Hidden width of the SwiGLU; left out: 8/3 of the width, rounded up to a multiple of 64.",
+        None,
+        gt=0,
+        description="Hidden width of the SwiGLU; left out: 8/3 of the width, rounded up to a multiple of 64.",
     )
-    qk_norm: bool = Field(True, description="RMSNorm on queries and keys per head; exported as Qwen3, without it as Llama.")
+    qk_norm: bool = Field(
+        True, description="RMSNorm on queries and keys per head; exported as Qwen3, without it as Llama."
+    )
     tie_embeddings: bool = Field(False, description="Input embedding and output head are one matrix.")
     rope_theta: float = Field(10_000.0, gt=0, description="Base of the rotary position embedding.")
     norm_eps: float = Field(1e-6, gt=0, description="Epsilon of every RMSNorm.")
@@ -190,7 +225,9 @@ class Model(Section):
             near = [k for k in range(1, self.heads + 1) if self.heads % k == 0]
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}; possible: {near}")
         if self.width is not None and self.heads is not None and self.head_dim is None and self.width % self.heads:
-            raise ValueError(f"heads = {self.heads} does not divide width = {self.width}; give head_dim or change one of them")
+            raise ValueError(
+                f"heads = {self.heads} does not divide width = {self.width}; give head_dim or change one of them"
+            )
         head_dim = self.head_dim or (self.width // self.heads if self.width and self.heads else None)
         if head_dim is not None and head_dim % 2:
             raise ValueError(f"the width of a head is {head_dim}, but rotary positions need an even one")
@@ -200,12 +237,18 @@ class Model(Section):
 class Optimizer(Section):
     """AdamW with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
-    learning_rate: float | None = Field(None, gt=0, description="Peak learning rate; derived by the depth dial when left out.")
+    learning_rate: float | None = Field(
+        None, gt=0, description="Peak learning rate; derived by the depth dial when left out."
+    )
     betas: tuple[float, float] = Field((0.9, 0.95), strict=False, description="Decay of the first and second moments.")
     eps: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
-    weight_decay: float = Field(0.1, ge=0, description="Decoupled weight decay of the matrices; norms and biases have none.")
+    weight_decay: float = Field(
+        0.1, ge=0, description="Decoupled weight decay of the matrices; norms and biases have none."
+    )
     decay_embeddings: bool = Field(False, description="Apply weight decay to the embedding and the head as well.")
-    embedding_rate: float = Field(1.0, gt=0, description="Learning rate of the input embedding, as a multiple of learning_rate.")
+    embedding_rate: float = Field(
+        1.0, gt=0, description="Learning rate of the input embedding, as a multiple of learning_rate."
+    )
     clip_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this global norm.")
 
     @field_validator("betas")
@@ -220,9 +263,12 @@ class Schedule(Section):
     """Learning rate over the steps."""
 
     kind: Literal["cosine", "wsd"] = Field(
-        "cosine", description="cosine: warmup, then half a cosine to the final share. wsd: warmup, stable, then a linear decay.",
+        "cosine",
+        description="cosine: warmup, then half a cosine to the final share. wsd: warmup, stable, then a linear decay.",
     )
-    warmup_steps: int | None = Field(None, ge=0, description="Steps of linear warmup; left out: 2% of the steps, at most 2000.")
+    warmup_steps: int | None = Field(
+        None, ge=0, description="Steps of linear warmup; left out: 2% of the steps, at most 2000."
+    )
     decay_share: Share = Field(0.2, description="Share of all steps in the decay phase (wsd).")
     final_share: Share = Field(0.1, description="The learning rate at the last step, as a share of the peak.")
 
@@ -234,25 +280,37 @@ class Train(Section):
     steps: int | None = Field(None, gt=0, description="Optimizer steps; wins over minutes.")
     tokens: int | None = Field(None, gt=0, description="Tokens to train on, instead of steps.")
     minutes: float | None = Field(
-        None, gt=0, description="Wall time to train for, instead of steps: the step is measured once on this machine and the "
+        None,
+        gt=0,
+        description="Wall time to train for, instead of steps: the step is measured once on this machine and the "
         "number of steps written into the run folder's recipe.",
     )
-    global_batch_tokens: int | None = Field(None, gt=0, description="Tokens in an optimizer step; a multiple of sequence_length.")
-    micro_batch: int | None = Field(None, gt=0, description="Sequences in one forward and backward pass; left out: chosen to fit.")
+    global_batch_tokens: int | None = Field(
+        None, gt=0, description="Tokens in an optimizer step; a multiple of sequence_length."
+    )
+    micro_batch: int | None = Field(
+        None, gt=0, description="Sequences in one forward and backward pass; left out: chosen to fit."
+    )
     optimizer: Optimizer = Field(default_factory=Optimizer, description="The optimizer.")
     schedule: Schedule = Field(default_factory=Schedule, description="The learning rate over the steps.")
-    z_loss: float = Field(0.0, ge=0, description="Weight of the square of the log partition function (PaLM, section 5); 0: off.")
+    z_loss: float = Field(
+        0.0, ge=0, description="Weight of the square of the log partition function (PaLM, section 5); 0: off."
+    )
     loss_chunk: Positive = Field(4096, description="Tokens whose logits are held at one time.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="Arithmetic of the matrix products; auto: bf16 where the device has it, else fp32. "
+        "auto",
+        description="Arithmetic of the matrix products; auto: bf16 where the device has it, else fp32. "
         "Master weights, gradients and optimizer are fp32.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto: cuda when there is one.")
     compile: Literal["auto", "on", "off"] = Field(
-        "auto", description="torch.compile; auto: on CUDA, where it pays, and not on a CPU, where it gains 6% after a long start.",
+        "auto",
+        description="torch.compile; auto: on CUDA, where it pays, and not on a CPU, where it gains 6% after a long start.",
     )
     log_every: Positive = Field(1, description="Steps between lines of metrics.jsonl.")
-    validate_every: int | None = Field(None, gt=0, description="Steps between validations; left out: a tenth of the steps.")
+    validate_every: int | None = Field(
+        None, gt=0, description="Steps between validations; left out: a tenth of the steps."
+    )
 
     @model_validator(mode="after")
     def _one_horizon(self) -> Self:
@@ -271,17 +329,22 @@ class Guard(Section):
 class Checkpoint(Section):
     """When the run is saved and how many saves are kept."""
 
-    every: int | None = Field(None, gt=0, description="Steps between checkpoints; left out: a tenth of the steps, at most 1000.")
+    every: int | None = Field(
+        None, gt=0, description="Steps between checkpoints; left out: a tenth of the steps, at most 1000."
+    )
     keep: Positive = Field(3, description="Newest verified checkpoints kept; the older ones are removed.")
 
 
 class Evaluate(Section):
     """What is measured on the held-out documents and shown as samples."""
 
-    max_tokens: Positive = Field(2_000_000, description="Held-out tokens used for a validation during training, at the most.")
+    max_tokens: Positive = Field(
+        2_000_000, description="Held-out tokens used for a validation during training, at the most."
+    )
     ngram: bool = Field(True, description="Compare with an interpolated byte 5-gram model trained on the same text.")
     ngram_max_bytes: Positive = Field(
-        200_000_000, description="Training text for the byte 5-gram, at the most; a longer text is cut and the report says so.",
+        200_000_000,
+        description="Training text for the byte 5-gram, at the most; a longer text is cut and the report says so.",
     )
     prompts: tuple[str, ...] = Words(("The ", "def "), "Beginnings from which samples are written.")
     sample_tokens: Positive = Field(120, description="Tokens in a sample.")

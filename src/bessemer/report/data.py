@@ -23,7 +23,17 @@ from bessemer.run import RunFolder, read_json, read_json_lines
 
 Column = NDArray[np.float64]
 
-TRAIN = ("tokens", "loss", "grad_norm", "learning_rate", "tokens_per_second", "mfu", "data_wait", "step_seconds", "memory_bytes")
+TRAIN = (
+    "tokens",
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "tokens_per_second",
+    "mfu",
+    "data_wait",
+    "step_seconds",
+    "memory_bytes",
+)
 VALIDATION = ("tokens", "loss", "bits_per_byte", "seconds")
 
 

@@ -6,6 +6,7 @@ script.js, which redraws when the theme changes; a trace names its colour by an 
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def thin(x: Column, y: Column, limit: int = POINTS) -> tuple[Column, Column]:
         return x, y
     edges = np.linspace(1, len(x) - 1, max((limit - 2) // 2, 1) + 1).astype(int)
     keep = {0, len(x) - 1}
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in itertools.pairwise(edges):
         keep.add(int(low + np.argmin(y[low:high])))
         keep.add(int(low + np.argmax(y[low:high])))
     index = np.array(sorted(keep))
@@ -165,7 +166,9 @@ def _throughput(data: RunData) -> Figure | None:
     planned = number(data.plan.get("tokens_per_second"))
     if planned is not None:
         traces.append(_level("planned", data.train.step, planned, ".4s"))
-    return _figure("rates", "Throughput", "tokens per second", traces, yaxis={"tickformat": "~s", "rangemode": "tozero"})
+    return _figure(
+        "rates", "Throughput", "tokens per second", traces, yaxis={"tickformat": "~s", "rangemode": "tozero"}
+    )
 
 
 def _data_wait(data: RunData) -> Figure | None:

@@ -22,7 +22,9 @@ def write(run: RunFolder) -> Path:
 
     data = read(run)
     built = figures.build(data)
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     page = environment.from_string(_file("template.html")).render(
         data=data,
         headline=sections.headline(data),
@@ -58,8 +60,6 @@ def script_json(value: Any) -> str:
     """JSON that is safe inside <script>: no text of a document can close the element or open a comment."""
     plain = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 
 
 def _file(name: str) -> str:

@@ -51,7 +51,9 @@ def tiles(data: RunData) -> list[dict[str, str]]:
     bits = _bits_per_byte(data)
     if bits is not None:
         baseline = number(table(data.evaluation.get("ngram")).get("bits_per_byte"))
-        found.append(("bits per byte", f"{bits:.3f}", f"5-gram {baseline:.3f}" if baseline is not None else "held-out text"))
+        found.append(
+            ("bits per byte", f"{bits:.3f}", f"5-gram {baseline:.3f}" if baseline is not None else "held-out text")
+        )
     parameters = table(data.plan.get("parameters"))
     if (total := number(parameters.get("total"))) is not None:
         body = number(parameters.get("non_embedding")) or 0.0
@@ -75,7 +77,12 @@ def planned(data: RunData) -> list[dict[str, str]]:
     memory = table(data.plan.get("memory_bytes"))
     rows = [
         ("Time in steps", number(data.plan.get("seconds")), _train_seconds(data), duration),
-        ("Seconds a step", number(data.plan.get("step_seconds")), _median(data, "step_seconds"), lambda x: f"{x:.3g} s"),
+        (
+            "Seconds a step",
+            number(data.plan.get("step_seconds")),
+            _median(data, "step_seconds"),
+            lambda x: f"{x:.3g} s",
+        ),
         ("Tokens per second", number(data.plan.get("tokens_per_second")), _median(data, "tokens_per_second"), amount),
         ("Peak memory", number(memory.get("total")), _largest(data, "memory_bytes"), size),
     ]
@@ -89,7 +96,11 @@ def planned(data: RunData) -> list[dict[str, str]]:
 def samples(data: RunData) -> list[dict[str, str]]:
     """What the model wrote."""
     return [
-        {"prompt": text(row.get("prompt")), "text": text(row.get("text")), "temperature": f"{number(row.get('temperature')) or 0:g}"}
+        {
+            "prompt": text(row.get("prompt")),
+            "text": text(row.get("text")),
+            "temperature": f"{number(row.get('temperature')) or 0:g}",
+        }
         for row in tables(data.evaluation.get("samples"))
     ]
 
@@ -191,7 +202,12 @@ def export(data: RunData) -> list[tuple[str, str]]:
     if not found:
         return []
     difference, tolerance = number(found.get("logits_max_difference")), number(found.get("tolerance"))
-    rows = [("Loads in transformers as", f"{text(found.get('architecture'))} (transformers {text(found.get('transformers'))})")]
+    rows = [
+        (
+            "Loads in transformers as",
+            f"{text(found.get('architecture'))} (transformers {text(found.get('transformers'))})",
+        )
+    ]
     if difference is not None and tolerance is not None:
         rows.append(("Largest difference of a logit", f"{difference:.1e} (allowed: {tolerance:.0e})"))
     rows.append(("Greedy tokens equal", f"{number(found.get('greedy_tokens_equal')) or 0:.0f}"))
@@ -233,7 +249,10 @@ def environment(data: RunData) -> list[tuple[str, str]]:
         ("Python", text(found.get("python"))),
         ("Bessemer", text(found.get("bessemer"))),
         ("Git", f"{text(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}" if git else ""),
-        ("Packages", ", ".join(f"{name} {version}" for name, version in table(found.get("packages")).items() if version)),
+        (
+            "Packages",
+            ", ".join(f"{name} {version}" for name, version in table(found.get("packages")).items() if version),
+        ),
     ]
     return [(name, value) for name, value in rows if value]
 

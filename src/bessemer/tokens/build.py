@@ -129,7 +129,9 @@ def _sample(recipe: Recipe, corpus: Path) -> Iterator[str]:
             yield document.text
 
 
-def _write_shards(recipe: Recipe, corpus: Path, folder: Path, tokenizer: Tokenizer) -> dict[tuple[str, str], ShardWriter]:
+def _write_shards(
+    recipe: Recipe, corpus: Path, folder: Path, tokenizer: Tokenizer
+) -> dict[tuple[str, str], ShardWriter]:
     dtype = token_dtype(tokenizer.vocabulary)
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     writers = {

@@ -70,7 +70,9 @@ def _sequences_of(recipe: Recipe, store: TokenStore, identity: str) -> tuple[str
                 # A sequence also predicts the first token of the next one, so a document's first token may
                 # be the target of the sequence before.
                 return name, max(start - 1, 0) // length, min(end // length, split.num_sequences(length) - 1)
-    raise InputError(f"--document: {identity} is in no training shard of this run (held out, rejected, or another run's)")
+    raise InputError(
+        f"--document: {identity} is in no training shard of this run (held out, rejected, or another run's)"
+    )
 
 
 def _paths(corpus: Path, identities: set[str]) -> dict[str, str]:

@@ -40,7 +40,9 @@ class Loader:
     batch do not depend on how many processes share it.
     """
 
-    def __init__(self, store: TokenStore, mixture: Mixture, sequence_length: int, rank: int = 0, world: int = 1) -> None:
+    def __init__(
+        self, store: TokenStore, mixture: Mixture, sequence_length: int, rank: int = 0, world: int = 1
+    ) -> None:
         self.mixture, self.sequence_length, self.rank, self.world = mixture, sequence_length, rank, world
         self._splits: list[Split] = [store.split(name, "train") for name in mixture.names]
 

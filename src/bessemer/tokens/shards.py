@@ -199,4 +199,5 @@ class TokenStore:
     @cached_property
     def token_bytes(self) -> npt.NDArray[np.int64]:
         """How many bytes of text each id stands for; 0 for special tokens."""
-        return np.load(self.folder / "token_bytes.npy")
+        lengths: npt.NDArray[np.int64] = np.load(self.folder / "token_bytes.npy")
+        return lengths

@@ -7,6 +7,7 @@ plain byte-level BPE, since it is three times as fast and gives the same ids (ch
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -99,8 +100,8 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of a text; text that looks like a special token is text."""
         if self._fast is not None:
-            return self._fast.encode_ordinary(text)
-        return list(self._slow(text))
+            return list(self._fast.encode_ordinary(text))
+        return self._slow(text)
 
     def encode_documents(self, texts: Sequence[str], threads: int) -> list[npt.NDArray[np.uint32]]:
         """Ids of each text, end-of-text appended, in order; the result does not depend on the number of threads."""
@@ -176,7 +177,7 @@ def _tiktoken_of(inner: HuggingFaceTokenizer) -> tiktoken.Encoding | None:
         return None
     merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"]]
     results = [model["vocab"]["".join(merge)] for merge in merges]
-    if any(later <= earlier for earlier, later in zip(results, results[1:], strict=False)):
+    if any(later <= earlier for earlier, later in itertools.pairwise(results)):
         return None
     import tiktoken
 

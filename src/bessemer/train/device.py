@@ -11,6 +11,7 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
+import torch.utils.deterministic
 
 from bessemer.errors import InputError
 from bessemer.plan.cost import peak_flops
@@ -21,14 +22,14 @@ from bessemer.recipe import Train
 class Device:
     """Where a run computes. dtype: of the matrix products; compile: whether blocks are compiled."""
 
-    torch: torch.device
+    place: torch.device
     name: str
     dtype: torch.dtype
     compile: bool
 
     @property
     def is_cuda(self) -> bool:
-        return self.torch.type == "cuda"
+        return self.place.type == "cuda"
 
     @property
     def precision(self) -> str:
@@ -67,7 +68,8 @@ def make_deterministic() -> None:
     """The same recipe gives the same bits: deterministic kernels, where torch has them."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # we read no memory we have not written
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (a property of the module)
+    # we read no memory we have not written
 
 
 def keep_freed_memory() -> None:
@@ -91,7 +93,7 @@ def keep_freed_memory() -> None:
 def matmul_rate(device: Device, size: int | None = None) -> float:
     """FLOP/s of a square matrix product in the device's precision: the best of a few. A CPU's peak for MFU."""
     n = size or (8192 if device.is_cuda else 1024)
-    a, b = (torch.randn(n, n, device=device.torch, dtype=device.dtype) for _ in range(2))
+    a, b = (torch.randn(n, n, device=device.place, dtype=device.dtype) for _ in range(2))
     out = torch.empty_like(a)
     best = float("inf")
     for _ in range(8):

@@ -82,7 +82,10 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
                 bits_per_byte = _validate(step, validation, log, position, batch_tokens)
             if position.step % (recipe.checkpoint.every or steps) == 0 and not last and stop.requested is None:
                 _save_or_warn(recipe, run, step, position, store)
-            advance(batch_tokens, note=f"loss {gradients.loss:.3f}" + (f"  bpb {bits_per_byte:.3f}" if bits_per_byte else ""))
+            advance(
+                batch_tokens,
+                note=f"loss {gradients.loss:.3f}" + (f"  bpb {bits_per_byte:.3f}" if bits_per_byte else ""),
+            )
             if stop.requested and not last:
                 _save(recipe, run, step, position, store)
                 raise Stopped(

@@ -30,7 +30,9 @@ def chunked_cross_entropy(
     carried straight on to `hidden` and `head`, so the backward pass computes nothing again. z_loss weighs the square
     of the log partition function (Chowdhery et al. 2022, section 5). The sums are in fp32 whatever the inputs.
     """
-    total, nats_N = _ChunkedCrossEntropy.apply(hidden_ND, head_VD, targets_N, chunk, z_loss)
+    total, nats_N = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden_ND, head_VD, targets_N, chunk, z_loss
+    )
     return Loss(total, nats_N)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ class Position:
 
     step: int = 0
     samples: int = 0
-    guard: GuardState = GuardState()
+    guard: GuardState = field(default_factory=GuardState)
 
 
 def data_digest(store: TokenStore) -> str:
@@ -42,12 +42,14 @@ def weights_digest(step: TrainStep) -> str:
     return found.hexdigest()
 
 
-def capture(step: TrainStep, position: Position, recipe: Recipe, store: TokenStore) -> tuple[Tensors, dict[str, object]]:
+def capture(
+    step: TrainStep, position: Position, recipe: Recipe, store: TokenStore
+) -> tuple[Tensors, dict[str, object]]:
     """The tensors and the facts of a checkpoint."""
     rng = {"cpu": torch.get_rng_state()}
     if step.device.is_cuda:
         rng["cuda"] = torch.cuda.get_rng_state()
-    tensors = {
+    tensors: Tensors = {
         "model": dict(step.model.named_parameters()),
         "optimizer": optimizers.state_tensors(step.model, step.optimizer),
         "rng": rng,

@@ -35,7 +35,7 @@ class TrainStep:
     def __init__(self, recipe: Recipe, model: Decoder, device: Device, end_of_text: int, num_sources: int) -> None:
         self.settings, self.tokens, self.device = recipe.train, recipe.tokens, device
         self.end_of_text, self.num_sources = end_of_text, num_sources
-        self.model = model.to(device.torch)
+        self.model = model.to(device.place)
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
         if device.compile:
             for block in self.model.blocks:
@@ -56,7 +56,7 @@ class TrainStep:
         for start in range(0, len(tokens), micro):
             part = slice(start, start + micro)
             total, nats = self._loss(inputs_BT[part], targets_BT[part])
-            (total / max(valid, 1)).backward()
+            torch.autograd.backward(total / max(valid, 1))
             nats_B.append(nats)
         by_sequence = torch.cat(nats_B).double().cpu()
         source = torch.from_numpy(batch.source)
@@ -73,7 +73,9 @@ class TrainStep:
         rate = peak * learning_rate_share(self.settings.schedule, step, steps)
         optimizers.set_learning_rate(self.optimizer, rate)
         nn.utils.clip_grads_with_norm_(
-            self.model.parameters(), self.settings.optimizer.clip_norm, torch.tensor(grad_norm, device=self.device.torch)
+            self.model.parameters(),
+            self.settings.optimizer.clip_norm,
+            torch.tensor(grad_norm, device=self.device.place),
         )
         self.optimizer.step()
         return rate
@@ -82,7 +84,7 @@ class TrainStep:
         """Matrix products in the asked precision; nothing to do in fp32."""
         if self.device.dtype == torch.float32:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.torch.type, dtype=self.device.dtype)
+        return torch.autocast(self.device.place.type, dtype=self.device.dtype)
 
     def documents(self, inputs_BT: Tensor) -> Documents | None:
         """Where the documents of packed sequences lie, when attention has to stay inside them."""
@@ -90,7 +92,7 @@ class TrainStep:
 
     def _loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Differentiable sum of the losses of a micro-batch, and each sequence's nats."""
-        place = self.device.torch
+        place = self.device.place
         inputs_BT, targets_BT = inputs_BT.to(place, non_blocking=True), targets_BT.to(place, non_blocking=True)
         with self.autocast():
             hidden_BTD = self.model(inputs_BT, self.documents(inputs_BT))

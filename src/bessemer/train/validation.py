@@ -35,8 +35,8 @@ def validate(step: TrainStep, parts: list[HeldOut], advance: Callable[..., None]
         total = 0.0
         for start in range(0, len(part.tokens), batch):
             rows = slice(start, start + batch)
-            sequences = torch.from_numpy(part.tokens[rows]).to(step.device.torch)
-            valid = torch.from_numpy(part.valid[rows]).to(step.device.torch)
+            sequences = torch.from_numpy(part.tokens[rows]).to(step.device.place)
+            valid = torch.from_numpy(part.valid[rows]).to(step.device.place)
             inputs_BT = sequences[:, :-1]
             with step.autocast():
                 hidden_BTD = step.model(inputs_BT, step.documents(inputs_BT))
