@@ -331,8 +331,8 @@ def _print_plan(plan: dict[str, Any], recipe: Recipe) -> None:
         "parameters": f"{amount(plan['parameters']['total'])} ({amount(plan['parameters']['non_embedding'])} without embeddings)",
         "model": f"{recipe.model.layers} layers, width {recipe.model.width}, {recipe.model.heads} heads "
         f"({recipe.model.kv_heads} key/value), hidden {recipe.model.mlp_width}",
-        "training": f"{plan['steps']:,} steps of {amount(recipe.train.global_batch_tokens or 0)} tokens = {amount(plan['tokens'])} "
-        f"tokens, {plan['tokens_per_parameter']:.1f} a parameter",
+        "training": f"{plan['steps']:,} steps of {amount(recipe.train.global_batch_tokens or 0)} tokens = "
+        f"{amount(plan['tokens'])} tokens, {plan['tokens_per_parameter']:.1f} a parameter",
         "learning rate": f"{recipe.train.optimizer.learning_rate}",
         "compute": f"{plan['total_flops']:.3g} FLOP, {plan['flops_per_token']:.3g} a token",
         "time": f"{duration(plan['seconds'])}: {plan['step_seconds']:.3g} s a step ({plan['step_seconds_from']}), "
