@@ -91,7 +91,7 @@ def _loss(data: RunData) -> Figure | None:
         traces.append(_trace("train, each step", train.step, loss, "raw", ".4f", width=1))
         traces.append({**_smoothed("train, smoothed", train.step, loss, "train"), "line": {"width": 2}})
     if held_out is not None:
-        traces.append(_trace("held out", validation.step, held_out, "accent", ".4f", markers=True))
+        traces.append(_trace("held out", validation.step, held_out, "text", ".4f", markers=True))
     shapes = [
         {"type": "line", "x0": step, "x1": step, "y0": 0, "y1": 1, "yref": "paper", "ink": "accent", "dash": "dot"}
         for incident in data.incidents[:MARKED_INCIDENTS]
@@ -107,7 +107,7 @@ def _bits_per_byte(data: RunData) -> Figure | None:
     if bits is None:
         return None
     x = validation.step if tokens is None else tokens
-    traces = [_trace("held out", x, bits, "accent", ".4f", markers=True)]
+    traces = [_trace("held out", x, bits, "text", ".4f", markers=True)]
     names = data.source_names
     if len(validation.by_source) > 1:
         for name, values in validation.by_source.items():
