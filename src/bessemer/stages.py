@@ -132,7 +132,11 @@ def prepare(session: Session) -> Prepared:
     store = TokenStore.open(run.tokens)
     stored = load(run.recipe) if run.recipe.exists() else None
     planned = read_json(run.plan) if stored is not None and run.plan.exists() else None
-    resolved = dial.resolve(recipe, store.vocabulary, _steps_of(recipe, stored))
+    if (
+        recipe.train.micro_batch is None and stored is not None
+    ):  # another device would choose another, with other rounding
+        recipe = _with_micro_batch(recipe, stored.train.micro_batch)
+    resolved = dial.resolve(recipe, store.vocabulary, _steps_of(recipe, stored), _micro_batch_tokens(recipe))
     if stored is not None and (run.checkpoints / "latest").exists():
         _refuse_other_recipe(session, stored, resolved)
     same = stored is not None and digest(stored.train, stored.model) == digest(resolved.train, resolved.model)
@@ -278,7 +282,8 @@ def plan_only(recipe: Recipe, run: RunFolder) -> tuple[dict[str, Any], Recipe]:
     from bessemer.plan import dial
 
     vocabulary = _vocabulary(recipe, run)
-    return _planned(recipe, dial.resolve(recipe, vocabulary), vocabulary)
+    resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=_micro_batch_tokens(recipe))
+    return _planned(recipe, resolved, vocabulary)
 
 
 def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int) -> tuple[dict[str, Any], Recipe]:
@@ -308,8 +313,19 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int) -> tuple[dict[st
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
         seconds = measured or first.step_seconds
         steps = max(int(recipe.train.minutes * 60 * MINUTES_SHARE / seconds), 1)
-        resolved = dial.resolve(recipe, vocabulary, steps)
+        resolved = dial.resolve(recipe, vocabulary, steps, _micro_batch_tokens(recipe))
     return {**planned(resolved, measured).to_dict(), "fits": fits}, resolved
+
+
+def _micro_batch_tokens(recipe: Recipe) -> int:
+    from bessemer.plan import dial
+    from bessemer.train import device as devices
+
+    return dial.MICRO_BATCH_TOKENS if devices.choose(recipe.train).is_cuda else dial.CPU_MICRO_BATCH_TOKENS
+
+
+def _with_micro_batch(recipe: Recipe, micro_batch: int | None) -> Recipe:
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"micro_batch": micro_batch})})
 
 
 def _steps_of(recipe: Recipe, stored: Recipe | None) -> int | None:

@@ -21,13 +21,18 @@ from bessemer.plan.cost import flops_per_token
 from bessemer.recipe import Model, Recipe
 
 TOKENS_PER_PARAMETER = 20
+MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; activations beyond that only cost memory
+CPU_MICRO_BATCH_TOKENS = 1024  # keeps a block's activations in a CPU's cache (benchmarks/step_cpu.py)
 WARMUP_SHARE, WARMUP_LIMIT = 0.02, 2000
 
 
-def resolve(recipe: Recipe, vocabulary: int, measured_steps: int | None = None) -> Recipe:
+def resolve(
+    recipe: Recipe, vocabulary: int, measured_steps: int | None = None, micro_batch_tokens: int = MICRO_BATCH_TOKENS
+) -> Recipe:
     """The recipe with every derived value filled in.
 
-    vocabulary: ids of the tokenizer; measured_steps: steps that `train.minutes` comes to on this machine.
+    vocabulary: ids of the tokenizer; measured_steps: steps that `train.minutes` comes to on this machine;
+    micro_batch_tokens: tokens that a micro-batch may hold when the recipe does not say.
     """
     model = _dimensions(recipe.model)
     length = recipe.tokens.sequence_length
@@ -46,7 +51,7 @@ def resolve(recipe: Recipe, vocabulary: int, measured_steps: int | None = None) 
         "global_batch_tokens": batch,
         "steps": steps,
         "tokens": None,  # steps says it from here on
-        "micro_batch": train.micro_batch or _micro_batch(sequences, length),
+        "micro_batch": train.micro_batch or _micro_batch(sequences, length, micro_batch_tokens),
         "validate_every": train.validate_every or max(steps // 10, 1),
         "schedule": train.schedule.model_copy(
             update={"warmup_steps": max(min(int(steps * WARMUP_SHARE), WARMUP_LIMIT), 1) if warmup is None else warmup}
@@ -91,8 +96,7 @@ def _batch(flops: float, length: int) -> int:
     return length << max(round(math.log2(0.2920 * flops**0.3271 / length)), 0)
 
 
-def _micro_batch(sequences: int, length: int) -> int:
-    """The largest divisor of the batch's sequences that holds at most 8,192 tokens: enough to fill a device's matrix
-    units; activations beyond that only cost memory."""
-    fitting = [size for size in range(1, sequences + 1) if sequences % size == 0 and size * length <= 8192]
+def _micro_batch(sequences: int, length: int, tokens: int) -> int:
+    """The largest divisor of the batch's sequences that holds at most `tokens` tokens."""
+    fitting = [size for size in range(1, sequences + 1) if sequences % size == 0 and size * length <= tokens]
     return max(fitting, default=1)

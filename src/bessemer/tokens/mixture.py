@@ -19,6 +19,7 @@ import numpy.typing as npt
 from bessemer.tokens.order import key_of, permute
 
 SMALL_BLOCK = 1024  # slots: long enough to mix well, short enough that the shares hold over a few steps
+CHUNK = 4096  # slots whose draw is computed together
 LARGEST_BLOCK = 8192  # slots: shares that no smaller block makes exact are rounded to 1/8192
 
 
@@ -61,19 +62,10 @@ class Mixture:
 
     def draw(self, first: int, count: int) -> Draw:
         """What slots [first, first + count) read: a pure function of the mixture and the slot's number."""
-        slots = np.arange(first, first + count, dtype=np.int64)
-        blocks, positions = np.divmod(slots, self.block)
-        source_of, rank_of = _block(self.slots)
-        source, rank = source_of[positions], rank_of[positions]
-        drawn = blocks * np.asarray(self.slots)[source] + rank
-        epoch, place = np.divmod(drawn, np.asarray(self.sequences)[source])
-        sequence = np.empty(count, dtype=np.int64)
-        for number, name in enumerate(self.names):
-            for turn in np.unique(epoch[source == number]):
-                here = (source == number) & (epoch == turn)
-                key = key_of("epoch", self.seed, name, int(turn))
-                sequence[here] = permute(key, place[here], self.sequences[number]).astype(np.int64)
-        return Draw(source, epoch, sequence)
+        chunks = range(first // CHUNK, (first + max(count, 1) - 1) // CHUNK + 1)
+        parts = [_chunk(self, chunk) for chunk in chunks]
+        here = slice(first - chunks.start * CHUNK, first - chunks.start * CHUNK + count)
+        return Draw(*(np.concatenate([getattr(part, name) for part in parts])[here] for name in Draw.__annotations__))
 
     def drawn(self, count: int) -> tuple[int, ...]:
         """How many of the first `count` slots each source has: counted from the order itself, for the audit."""
@@ -82,6 +74,25 @@ class Mixture:
         if rest:
             counts = counts + np.bincount(_block(self.slots)[0][:rest], minlength=len(self.slots))
         return tuple(int(number) for number in counts)
+
+
+@lru_cache(maxsize=8)
+def _chunk(mixture: Mixture, number: int) -> Draw:
+    """The draw of slots [number * CHUNK, (number + 1) * CHUNK), computed once: a few long arrays instead of many short
+    ones are what makes the order cheap."""
+    slots = np.arange(number * CHUNK, (number + 1) * CHUNK, dtype=np.int64)
+    blocks, positions = np.divmod(slots, mixture.block)
+    source_of, rank_of = _block(mixture.slots)
+    source, rank = source_of[positions], rank_of[positions]
+    drawn = blocks * np.asarray(mixture.slots)[source] + rank
+    epoch, place = np.divmod(drawn, np.asarray(mixture.sequences)[source])
+    sequence = np.empty(CHUNK, dtype=np.int64)
+    for source_number, name in enumerate(mixture.names):
+        for turn in np.unique(epoch[source == source_number]):
+            here = (source == source_number) & (epoch == turn)
+            key = key_of("epoch", mixture.seed, name, int(turn))
+            sequence[here] = permute(key, place[here], mixture.sequences[source_number]).astype(np.int64)
+    return Draw(source, epoch, sequence)
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,127 @@
+"""The training step on a CPU in fp32, side by side with nanoGPT, litgpt and the Hugging Face Trainer.
+
+Every side is a process of its own that stays alive; they take turns, a few steps each, in a rotated order, so that a
+drift of the machine touches all alike. 6 layers of width 384, 10.6M parameters without embeddings, vocabulary 8,192,
+16 x 256 tokens a step, AdamW fused, clipping at 1: the same matrix products on every side.
+
+    python benchmarks/step_cpu.py --nanogpt CHECKOUT --litgpt-python PYTHON --trainer-python PYTHON --json FILE
+
+A peer that is not given is left out. The environment of each Python must have the same torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from machine import describe
+
+TOKENS = 16 * 256
+
+
+class Side:
+    """A worker process."""
+
+    def __init__(self, name: str, python: str, *arguments: str) -> None:
+        self.name = name
+        # Everybody gets the short spin that our command line sets: with the default a busy second core makes any
+        # side some ten times slower, and the ratio would be the neighbour's.
+        environment = {**os.environ, "GOMP_SPINCOUNT": "1000", "HF_HUB_OFFLINE": "1"}
+        command = [python, str(Path(__file__).with_name("step_worker.py")), *arguments]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+        self.facts: dict[str, Any] = self._read()
+        self.seconds: list[float] = []
+        self.rounds: list[float] = []
+
+    def take(self, steps: int) -> list[float]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.flush()
+        found: list[float] = self._read()
+        return found
+
+    def _read(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"{self.name}: its process ended; run benchmarks/step_worker.py by hand to see why")
+        return json.loads(line)
+
+
+def matmul_rate(threads: int) -> float:
+    """FLOP/s of a 1024^3 fp32 product: the best of several."""
+    torch.set_num_threads(threads)
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    best = float("inf")
+    for _ in range(20):
+        started = perf_counter()
+        torch.mm(a, b)
+        best = min(best, perf_counter() - started)
+    return 2 * 1024**3 / best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nanogpt", help="a checkout of nanoGPT")
+    parser.add_argument("--litgpt-python", help="a Python that has litgpt")
+    parser.add_argument("--trainer-python", help="a Python that has transformers and accelerate")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=2, help="steps of a side in its turn")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    threads = ["--threads", str(given.threads)]
+    sides = [Side("bessemer", sys.executable, "bessemer", *threads)]
+    if given.nanogpt:
+        sides.append(Side("nanoGPT", sys.executable, "nanogpt", "--nanogpt", given.nanogpt, *threads))
+    if given.litgpt_python:
+        sides.append(Side("litgpt", given.litgpt_python, "litgpt", *threads))
+    if given.trainer_python:
+        sides.append(Side("HF Trainer", given.trainer_python, "trainer", *threads))
+    peak = matmul_rate(given.threads)
+    for side in sides:
+        side.take(1)
+    for number in range(given.rounds):
+        turn = number % len(sides)
+        for side in sides[turn:] + sides[:turn]:
+            taken = side.take(given.steps)
+            side.seconds += taken
+            side.rounds.append(TOKENS / median(taken))
+        print(f"round {number + 1}: " + ", ".join(f"{side.name} {side.rounds[-1]:.0f}" for side in sides), flush=True)
+    flops = sides[0].facts["flops_per_token"]
+    rows = []
+    print(f"\nmatmul rate {peak / 1e9:.0f} GFLOP/s on {given.threads} threads; {flops / 1e6:.1f} MFLOP a token")
+    print(f"{'side':<12} {'tokens/s':>9} {'best':>7} {'of matmul':>10} {'bessemer / side':>16}")
+    for side in sides:
+        ratio = median(ours / theirs for ours, theirs in zip(sides[0].rounds, side.rounds, strict=True))
+        middle, best = TOKENS / median(side.seconds), TOKENS / min(side.seconds)
+        share = middle * flops / peak
+        print(f"{side.name:<12} {middle:>9.0f} {best:>7.0f} {share:>10.0%} {ratio:>16.2f}")
+        rows.append(
+            {
+                "side": side.name, "tokens_per_second_median": middle, "tokens_per_second_best": best,
+                "share_of_matmul_rate": share, "bessemer_over_side_median": ratio, "rounds": side.rounds, **side.facts,
+            }
+        )  # fmt: skip
+    if given.json:
+        machine = describe(threads=given.threads, matmul_flops=peak, rounds=given.rounds, steps=given.steps)
+        given.json.write_text(json.dumps({"machine": machine, "sides": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""One side of step_cpu.py: builds a model, then takes training steps when asked on standard input.
+
+Reads lines "N", takes N steps, answers with a JSON list of their seconds. First line out: JSON facts about the side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+VOCABULARY, LENGTH, SEQUENCES = 8192, 256, 16
+LAYERS, WIDTH, HEADS, MLP = 6, 384, 6, 1024
+
+Take = Callable[[int], list[float]]
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """The same random tokens for every side."""
+    tokens = torch.randint(0, VOCABULARY, (SEQUENCES, LENGTH + 1), generator=torch.Generator().manual_seed(0))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def timed(step: Callable[[], Any]) -> Take:
+    def take(count: int) -> list[float]:
+        seconds = []
+        for _ in range(count):
+            started = perf_counter()
+            step()
+            seconds.append(perf_counter() - started)
+        return seconds
+
+    return take
+
+
+def bessemer(micro_batch: int) -> tuple[Take, dict[str, Any]]:
+    import numpy as np
+
+    from bessemer.model.config import ModelConfig
+    from bessemer.model.initialisation import build
+    from bessemer.plan.cost import flops_per_token
+    from bessemer.plan.dial import CPU_MICRO_BATCH_TOKENS, resolve
+    from bessemer.recipe import parse
+    from bessemer.tokens.loader import Batch
+    from bessemer.train import device as devices
+    from bessemer.train.step import TrainStep
+
+    micro = f"micro_batch={micro_batch}" if micro_batch else ""
+    asked = parse(
+        f"""
+            run.name = "benchmark"
+            tokens.sequence_length = {LENGTH}
+            [model]
+            layers = {LAYERS}
+            width = {WIDTH}
+            heads = {HEADS}
+            mlp_width = {MLP}
+            qk_norm = false
+            tie_embeddings = true
+            [train]
+            steps = 1000
+            device = "cpu"
+            precision = "fp32"
+            global_batch_tokens = {SEQUENCES * LENGTH}
+            {micro}
+            """,
+        "benchmark",
+    )
+    recipe = resolve(asked, VOCABULARY, micro_batch_tokens=CPU_MICRO_BATCH_TOKENS)
+    devices.keep_freed_memory()
+    config = ModelConfig.of(recipe, VOCABULARY)
+    step = TrainStep(recipe, build(config, 0), devices.choose(recipe.train), 0, 1)
+    inputs, targets = batch()
+    tokens = torch.cat([inputs, targets[:, -1:]], dim=1).numpy()
+    data = Batch(0, tokens, np.zeros(SEQUENCES, dtype=np.int64))
+    facts = {
+        "parameters": config.parameters,
+        "flops_per_token": flops_per_token(config),
+        "micro_batch": recipe.train.micro_batch,
+    }
+    return timed(lambda: step.update(0, step.gradients(data).grad_norm)), facts
+
+
+def nanogpt(checkout: str) -> tuple[Take, dict[str, Any]]:
+    sys.path.insert(0, checkout)
+    from model import GPT, GPTConfig  # type: ignore[import-not-found]
+
+    model = GPT(GPTConfig(LENGTH, VOCABULARY, LAYERS, HEADS, WIDTH, dropout=0.0, bias=False))
+    optimizer = model.configure_optimizers(0.1, 1e-4, (0.9, 0.95), "cpu")
+    for group in optimizer.param_groups:  # its own setting is fused on CUDA only; be generous
+        group["fused"] = True
+    inputs, targets = batch()
+
+    def step() -> None:
+        _, loss = model(inputs, targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return timed(step), {"parameters": sum(p.numel() for p in model.parameters())}
+
+
+def litgpt() -> tuple[Take, dict[str, Any]]:
+    import lightning
+    from litgpt import GPT, Config  # type: ignore[import-not-found]
+    from litgpt.utils import chunked_cross_entropy  # type: ignore[import-not-found]
+
+    config = Config(
+        block_size=LENGTH, vocab_size=VOCABULARY, padded_vocab_size=VOCABULARY, n_layer=LAYERS, n_head=HEADS,
+        n_embd=WIDTH, rotary_percentage=1.0, parallel_residual=False, bias=False, norm_class_name="RMSNorm",
+        mlp_class_name="LLaMAMLP", intermediate_size=MLP,
+    )  # fmt: skip
+    fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="32-true")
+    fabric.launch()
+    model = GPT(config)
+    model = fabric.setup(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    optimizer = fabric.setup_optimizers(optimizer)
+    inputs, targets = batch()
+
+    def step() -> None:
+        loss = chunked_cross_entropy(model(inputs), targets)
+        fabric.backward(loss)
+        fabric.clip_gradients(model, optimizer, max_norm=1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return timed(step), {"parameters": sum(p.numel() for p in model.parameters())}
+
+
+def trainer() -> tuple[Take, dict[str, Any]]:
+    import tempfile
+
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=MLP, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, num_key_value_heads=HEADS, max_position_embeddings=LENGTH, tie_word_embeddings=True,
+        use_cache=False,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    inputs, _ = batch()
+    rows = [{"input_ids": row, "labels": row} for row in inputs] * 4
+
+    class Clock(transformers.TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.ends: list[float] = []
+
+        def on_step_end(self, *arguments: Any, **options: Any) -> None:
+            self.ends.append(perf_counter())
+
+    def take(count: int) -> list[float]:
+        clock = Clock()
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = transformers.TrainingArguments(
+                folder, max_steps=count + 1, per_device_train_batch_size=SEQUENCES, use_cpu=True, report_to=[],
+                learning_rate=1e-4, weight_decay=0.1, optim="adamw_torch_fused", logging_strategy="no",
+                save_strategy="no", disable_tqdm=True, max_grad_norm=1.0, dataloader_pin_memory=False,
+            )  # fmt: skip
+            transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[clock]).train()
+        # From the end of one step to the end of the next; the first one, which starts the loop up, is not counted.
+        return [later - earlier for earlier, later in zip(clock.ends, clock.ends[1:], strict=False)]
+
+    return take, {"parameters": sum(p.numel() for p in model.parameters())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("side", choices=["bessemer", "nanogpt", "litgpt", "trainer"])
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--nanogpt", type=Path)
+    parser.add_argument("--micro-batch", type=int, default=0)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    torch.manual_seed(0)
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print; answers go out alone
+    if given.side == "bessemer":
+        take, facts = bessemer(given.micro_batch)
+    elif given.side == "nanogpt":
+        take, facts = nanogpt(str(given.nanogpt))
+    else:
+        take, facts = litgpt() if given.side == "litgpt" else trainer()
+    print(json.dumps({**facts, "torch": torch.__version__}), file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(take(int(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Every command in the documentation is run, in the order in which a reader meets it; every link leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import recipe_text, write_text
+
+ROOT = Path(__file__).parent.parent
+PAGES = (
+    "README.md",
+    "docs/your-own-text.md",
+    "docs/recipe.md",
+    "docs/reliability.md",
+    "docs/architecture.md",
+    "benchmarks/README.md",
+)
+
+
+def commands(page: str) -> list[str]:
+    """The `bessemer` commands of the page's shell blocks."""
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line.split(" #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("bessemer ")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with my.toml, small enough to run, and a `bessemer` on the path."""
+    folder = tmp_path_factory.mktemp("docs")
+    write_text(folder / "text")
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "bessemer"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bessemer "$@"\n')
+    program.chmod(0o755)
+    (folder / "own.toml").write_text(recipe_text(folder).replace(f'dir = "{folder / "runs"}"', 'dir = "runs"'))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "benchmarks/README.md"])
+def test_the_commands_of_the_docs_run(page: str, place: Path) -> None:
+    environment = {**os.environ, "PATH": f"{place / 'bin'}:{os.environ['PATH']}"}
+    for line in commands(page):
+        # `recipe demo > my.toml` writes the demo's recipe; the reader edits it, we put a small one in its place.
+        (place / "my.toml").write_text((place / "own.toml").read_text())
+        if ">" in line:
+            line = line.replace("my.toml", "shown.toml")
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=place, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{page}: {line}\n{done.stderr}"
+
+
+def test_the_docs_have_commands() -> None:
+    assert sum(len(commands(page)) for page in PAGES) > 15
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (ROOT / page).parent.joinpath(target).exists(), f"{page}: {target}"
+
+
+def test_every_shipped_recipe_is_documented() -> None:
+    from bessemer.recipe import shipped
+
+    text = (ROOT / "docs" / "recipe.md").read_text()
+    assert all(f"`{name}`" in text for name in shipped())
