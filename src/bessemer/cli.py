@@ -371,7 +371,7 @@ def _demo_screen(run: RunFolder) -> None:
         f"\n  model    {run.export}   AutoModelForCausalLM.from_pretrained({str(run.export)!r})"
         f"\n  folder   {run.path}   recipe, corpus, tokens, checkpoints, metrics"
         "\n\n[bold]Try next[/]"
-        f"\n  bessemer generate {run.path} 'import numpy as np\\n'"
+        f"\n  bessemer generate {run.path} 'import os' --temperature 0.5"
         f"\n  bessemer trace {run.path} --step 100          which documents step 100 read"
         "\n  bessemer demo --set run.name=longer --set train.minutes=20"
         "\n  bessemer recipe demo > my.toml                make it yours, then: bessemer run my.toml"

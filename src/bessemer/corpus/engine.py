@@ -7,6 +7,7 @@ plans run on a Ray cluster that sees the run folder and the sources under the sa
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -98,6 +99,8 @@ def run(work: Callable[[], Result], poll: Callable[[], None] = lambda: None) -> 
     error = failures[0]
     if isinstance(error, OSError | BessemerError | KeyboardInterrupt | MemoryError):
         raise error
+    if f"os error {errno.ENOSPC}" in str(error):  # the engine wraps it; the person should read what it is
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
     first = (str(error).strip().splitlines() or [""])[0]
     raise BessemerError(f"corpus: the data engine failed: {type(error).__name__}: {first}") from error
 

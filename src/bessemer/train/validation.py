@@ -30,7 +30,7 @@ def validate(step: TrainStep, parts: list[HeldOut], advance: Callable[..., None]
     """Score held-out sequences in a fixed order. End-of-text tokens count neither as loss nor as bytes."""
     nats: dict[str, float] = {}
     tokens: dict[str, int] = {}
-    batch = max(8192 // step.tokens.sequence_length, 1)
+    batch = step.settings.micro_batch or 1  # so that a validation never needs more memory than a step
     for part in parts:
         total = 0.0
         for start in range(0, len(part.tokens), batch):
