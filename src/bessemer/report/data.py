@@ -81,12 +81,12 @@ class RunData:
 
     @property
     def source_names(self) -> list[str]:
-        """Names of the sources in the order of the recipe, then of the data: the order of colours on the page."""
+        """Names of the sources, first as in the recipe, then as in the data: the order of their colours."""
         names = [text(source.get("name")) for source in tables(table(self.recipe.get("corpus")).get("sources"))]
-        for part in (self.statistics, self.manifest, self.mixture):
-            names += table(part.get("sources"))
+        names += [text(source.get("source")) for source in tables(self.statistics.get("sources"))]
+        names += [*table(self.manifest.get("sources")), *table(self.mixture.get("sources"))]
         names += [*self.train.by_source, *self.validation.by_source]
-        return list(dict.fromkeys(name for name in names if name))
+        return list(dict.fromkeys(names))
 
 
 def read(run: RunFolder) -> RunData:
@@ -129,7 +129,15 @@ def read(run: RunFolder) -> RunData:
         stages=tables(stages.get("stages")),
         notes=notes,
     )
-    parts = (data.recipe_text, data.environment, data.statistics, data.manifest, data.plan, len(train), len(validation))
+    parts = (
+        data.recipe_text,
+        data.environment,
+        data.statistics,
+        data.manifest,
+        data.plan,
+        len(train),
+        len(validation),
+    )
     if not any((*parts, data.mixture, data.incidents, data.evaluation, data.export, data.stages, notes)):
         raise InputError(
             f"{run.path}: nothing of a run lies here, so there is nothing to report; `bessemer run RECIPE` starts one"
@@ -160,7 +168,7 @@ def text(value: Any) -> str:
 
 
 def _curves(path: Path, notes: list[str]) -> tuple[Curves, Curves]:
-    """Training and validation curves. Lines are read one at a time: a long run's file does not fit in memory as objects."""
+    """Training and validation curves, read line by line: as objects, a long run would not fit in memory."""
     train, validation = _Columns(TRAIN), _Columns(VALIDATION)
     damaged = 0
     for row in _lines(path):
@@ -209,7 +217,7 @@ class _Columns:
         self.step.append(float(row["step"]))
 
     def finish(self) -> Curves:
-        """Ordered by step. A step trained twice, as after going back to a checkpoint, counts as it was the last time."""
+        """Ordered by step. A step trained twice, as after a return to a checkpoint, counts as it was last."""
         step = np.array(self.step)
         newest_first = step[::-1]
         _, index = np.unique(newest_first, return_index=True)

@@ -1,28 +1,34 @@
 """The curves of a run as plain JSON figures.
 
-A figure here holds what is shown: traces, axes, units. How it looks (colours of the theme, fonts, grid) is added by
-script.js, which redraws when the theme changes; a trace names its colour by an `ink` that style.css defines.
+A figure here holds what is shown: traces, axes, units. How it looks (colours of the theme, fonts, grid) is
+added by script.js, which redraws when the theme changes; a trace names its colour by an `ink` that style.css
+defines.
 """
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 
-from bessemer.report.data import Column, RunData, number, table
+from bessemer.report.data import Column, RunData, number, table, tables, text
+from bessemer.report.thinning import smooth, thin
 
-POINTS = 2000  # a curve keeps at most so many points
 SMOOTH_POINTS = 600  # a smoothed curve has no spikes to keep
-HALF_LIVES = (0.0, 0.003, 0.01, 0.03, 0.1)  # of the smoothing, as shares of the curve; the first is no smoothing
+WINDOWS = (
+    0.0,
+    0.005,
+    0.02,
+    0.05,
+    0.15,
+)  # of the smoothing, as shares of the curve; the first is no smoothing
 MARKED_INCIDENTS = 50
 
 Figure = dict[str, Any]
 
 
-def build(data: RunData) -> list[Figure]:
-    """All figures for which the run has data, in the order of the page."""
+def curves(data: RunData) -> list[Figure]:
+    """The curves of training for which the run has data, in the order of the page."""
     figures = [
         _loss(data),
         _bits_per_byte(data),
@@ -37,50 +43,51 @@ def build(data: RunData) -> list[Figure]:
     return [figure for figure in figures if figure is not None]
 
 
-def thin(x: Column, y: Column, limit: int = POINTS) -> tuple[Column, Column]:
-    """At most `limit` points of a curve: the ends, and the lowest and highest point of each of equal stretches.
-
-    A run of a million steps would make a page of a hundred megabytes, and a screen is some 2,000 points wide. Averages or
-    every n-th point would hide the one spike one looks for; the extremes of each stretch draw the same picture as all
-    points would. Points that are not finite are left out.
-    """
-    finite = np.isfinite(x) & np.isfinite(y)
-    x, y = x[finite], y[finite]
-    if len(x) <= limit:
-        return x, y
-    edges = np.linspace(1, len(x) - 1, max((limit - 2) // 2, 1) + 1).astype(int)
-    keep = {0, len(x) - 1}
-    for low, high in itertools.pairwise(edges):
-        keep.add(int(low + np.argmin(y[low:high])))
-        keep.add(int(low + np.argmax(y[low:high])))
-    index = np.array(sorted(keep))
-    return x[index], y[index]
-
-
-def smooth(y: Column, half_life: float) -> Column:
-    """Exponential moving average whose weights halve every `half_life` points, corrected for its start as in Adam.
-
-    Taken over all points before any are left out: thinned points are extremes and would bias the average.
-    """
-    keep = 0.5 ** (1.0 / half_life)
-    average, weight = 0.0, 0.0
-    smoothed = np.empty_like(y)
-    for index, value in enumerate(y):
-        if np.isfinite(value):
-            average = keep * average + (1.0 - keep) * value
-            weight = keep * weight + (1.0 - keep)
-        smoothed[index] = average / weight if weight else np.nan
-    return smoothed
+def lengths(data: RunData) -> Figure | None:
+    """How long the kept documents are, by source."""
+    names = data.source_names
+    counts = {
+        text(source.get("source")): {
+            int(low): found
+            for row in tables(source.get("length_histogram"))
+            if (low := number(row.get("from_characters"))) is not None
+            and (found := number(row.get("documents"))) is not None
+        }
+        for source in tables(data.statistics.get("sources"))
+    }
+    steps = sorted({low for row in counts.values() for low in row})
+    if not steps:
+        return None
+    steps = [steps[0] << power for power in range((steps[-1] // max(steps[0], 1)).bit_length())]
+    labels = [f"{low >> 10}k" if low >= 1024 else f"{low}" for low in steps]
+    traces = [
+        {
+            "type": "bar",
+            "name": name,
+            "x": labels,
+            "y": [row.get(low, 0) for low in steps],
+            "ink": _ink(name, names),
+            "hovertemplate": "%{y:,}",
+        }
+        for name, row in counts.items()
+        if name in names
+    ]
+    figure = _figure("lengths", "Length of the kept documents", "documents", traces)
+    if figure is not None:
+        figure["group"] = "lengths"
+        figure["layout"]["xaxis"] = {"title": {"text": "characters, from"}, "type": "category"}
+        figure["layout"] |= {"barmode": "stack", "bargap": 0.12}
+    return figure
 
 
 def smoothing_labels(points: int) -> list[str]:
     """What each position of the smoothing control means."""
-    lives = [_half_life(share, points) for share in HALF_LIVES]
-    return ["off" if not life else f"half-life {life:,.0f} log line{'s' if life > 1 else ''}" for life in lives]
+    return ["off", *(f"mean of {_window(share, points):,} points" for share in WINDOWS[1:])]
 
 
-def _half_life(share: float, points: int) -> float:
-    return float(max(round(share * points), 1)) if share else 0.0
+def _window(share: float, points: int) -> int:
+    """4n + 1 points: two means over 2n + 1 points each."""
+    return 4 * max(round(share * points / 4), 1) + 1
 
 
 def _loss(data: RunData) -> Figure | None:
@@ -91,9 +98,18 @@ def _loss(data: RunData) -> Figure | None:
         traces.append(_trace("train, each step", train.step, loss, "raw", ".4f", width=1))
         traces.append({**_smoothed("train, smoothed", train.step, loss, "train"), "line": {"width": 2}})
     if held_out is not None:
-        traces.append(_trace("held out", validation.step, held_out, "text", ".4f", markers=True))
+        traces.append(_trace("held out", validation.step, held_out, "accent", ".4f", markers=True))
     shapes = [
-        {"type": "line", "x0": step, "x1": step, "y0": 0, "y1": 1, "yref": "paper", "ink": "accent", "dash": "dot"}
+        {
+            "type": "line",
+            "x0": step,
+            "x1": step,
+            "y0": 0,
+            "y1": 1,
+            "yref": "paper",
+            "ink": "accent",
+            "dash": "dot",
+        }
         for incident in data.incidents[:MARKED_INCIDENTS]
         if (step := number(incident.get("step"))) is not None
     ]
@@ -107,11 +123,13 @@ def _bits_per_byte(data: RunData) -> Figure | None:
     if bits is None:
         return None
     x = validation.step if tokens is None else tokens
-    traces = [_trace("held out", x, bits, "text", ".4f", markers=True)]
+    several = len(validation.by_source) > 1
+    traces = [_trace("all sources" if several else "held out", x, bits, "accent", ".4f", markers=True)]
     names = data.source_names
-    if len(validation.by_source) > 1:
+    if several:
         for name, values in validation.by_source.items():
-            traces.append({**_source(name, names, x, values), "line": {"width": 1.25, **_dash(name, names)}})
+            trace = _trace(name, x, values, _ink(name, names), ".4f")
+            traces.append({**trace, "line": {"width": 1.25, **_dash(name, names)}})
     ngram = number(table(data.evaluation.get("ngram")).get("bits_per_byte"))
     if ngram is not None:
         order = number(table(data.evaluation.get("ngram")).get("order")) or 5
@@ -120,7 +138,11 @@ def _bits_per_byte(data: RunData) -> Figure | None:
     figure = _figure("bits", "Bits per byte, held-out text", "bits per byte", traces)
     if figure and tokens is not None:
         figure["group"] = "tokens"
-        figure["layout"]["xaxis"] = {"title": {"text": "training tokens"}, "tickformat": "~s", "hoverformat": ".4s"}
+        figure["layout"]["xaxis"] |= {
+            "title": {"text": "training tokens"},
+            "tickformat": "~s",
+            "hoverformat": ".4s",
+        }
     return figure
 
 
@@ -130,17 +152,15 @@ def _loss_by_source(data: RunData) -> Figure | None:
         return None
     traces = []
     for name, values in train.by_source.items():
-        ink = _source(name, names, train.step[:0], values[:0])
-        trace = _smoothed(name, train.step, values, ink["ink"])
+        trace = _smoothed(name, train.step, values, _ink(name, names))
         traces.append({**trace, "line": {"width": 1.5, **_dash(name, names)}})
-    return _figure("sources", "Training loss by source", "nats per token", traces, note="Smoothed as above.")
+    return _figure("sources", "Training loss by source", "nats per token", traces)
 
 
 def _learning_rate(data: RunData) -> Figure | None:
     rate = data.train.column("learning_rate")
     traces = [_trace("learning rate", data.train.step, rate, "train", ".3e")] if rate is not None else []
-    yaxis = {"tickformat": "~e", "rangemode": "tozero"}
-    return _figure("rate", "Learning rate", "peak of the schedule", traces, yaxis=yaxis)
+    return _figure("rate", "Learning rate", "learning rate", traces, yaxis={"rangemode": "tozero"})
 
 
 def _grad_norm(data: RunData) -> Figure | None:
@@ -154,7 +174,11 @@ def _grad_norm(data: RunData) -> Figure | None:
     positive = norm[np.isfinite(norm) & (norm > 0)]
     wide = len(positive) and positive.max() / positive.min() > 50
     return _figure(
-        "grad", "Gradient norm", "global L2 norm", traces, yaxis={"type": "log"} if wide else {"rangemode": "tozero"}
+        "grad",
+        "Gradient norm",
+        "global L2 norm",
+        traces,
+        yaxis={"type": "log"} if wide else {"rangemode": "tozero"},
     )
 
 
@@ -206,20 +230,24 @@ def _figure(
     unit: str,
     traces: list[dict[str, Any]],
     yaxis: dict[str, Any] | None = None,
-    **more: Any,
+    shapes: list[dict[str, Any]] | None = None,
+    note: str = "",
 ) -> Figure | None:
     """A figure over the steps; None when it has nothing to show."""
     if not any(trace["x"] or trace.get("levels") for trace in traces):
         return None
+    # Markers at the ends would widen the axis, and the curves below one another would not line up.
+    ends = [x for trace in traces for x in trace["x"] or trace["levels"][0]["x"]]
+    clip = {} if isinstance(ends[0], str) else {"autorangeoptions": {"clipmin": min(ends), "clipmax": max(ends)}}
     return {
         "id": name,
         "title": title,
         "group": "steps",
         "traces": traces,
-        "shapes": more.get("shapes", []),
-        "note": more.get("note", ""),
+        "shapes": shapes or [],
+        "note": note,
         "layout": {
-            "xaxis": {"title": {"text": "step"}, "hoverformat": ",.0f"},
+            "xaxis": {"title": {"text": "step"}, "hoverformat": ",.0f", **clip},
             "yaxis": {"title": {"text": unit}, **(yaxis or {})},
         },
     }
@@ -238,6 +266,7 @@ def _trace(
         "ink": ink,
         "line": {"width": width},
         "marker": {"size": 6},
+        "cliponaxis": not markers,
         "hovertemplate": f"%{{y:{hover}}}",
     }
 
@@ -245,16 +274,15 @@ def _trace(
 def _smoothed(name: str, x: Column, y: Column, ink: str) -> dict[str, Any]:
     """A trace with one curve for each position of the smoothing control."""
     levels = []
-    for share in HALF_LIVES:
-        life = _half_life(share, len(x))
-        kept_x, kept_y = thin(x, smooth(y, life), SMOOTH_POINTS) if life else thin(x, y)
+    for share in WINDOWS:
+        kept_x, kept_y = thin(x, smooth(y, _window(share, len(x))), SMOOTH_POINTS) if share else thin(x, y)
         levels.append({"x": _plain(kept_x), "y": _plain(kept_y)})
     empty = x[:0]
     return {**_trace(name, empty, empty, ink, ".4f"), "levels": levels}
 
 
-def _source(name: str, names: list[str], x: Column, y: Column) -> dict[str, Any]:
-    return _trace(name, x, y, f"source-{names.index(name) % 6 + 1}", ".4f")
+def _ink(name: str, names: list[str]) -> str:
+    return f"source-{names.index(name) % 6 + 1}"
 
 
 def _dash(name: str, names: list[str]) -> dict[str, str]:

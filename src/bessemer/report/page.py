@@ -1,66 +1,110 @@
-"""Writes report.html: one self-contained page that shows what a run did, from what lies in its folder."""
+"""Writes report.html: one file that needs nothing but a browser.
+
+The page loads nothing: style, script, plotly.js and data stand in it. Its text and tables are there without
+JavaScript; the curves need it. What documents say is untrusted: the template escapes everything, and a
+content security policy lets only the scripts written here run, by their hashes, and no request leave the
+page.
+"""
 
 from __future__ import annotations
 
-import json
+import base64
+import hashlib
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from bessemer.report import figures, sections
-from bessemer.report.data import read
+from bessemer.errors import BessemerError
+from bessemer.report import data as run_data
+from bessemer.report import figures, findings, rows
+from bessemer.report.data import RunData
 from bessemer.run import RunFolder, write_atomic
 
 
 def write(run: RunFolder) -> Path:
-    """Write `run.report` and return its path. Sections appear when their data exist.
+    """Write `run.report` from what lies in the run folder, atomically, and return where it lies.
 
     Raises InputError when the folder holds nothing of a run.
     """
-    import jinja2
-    from plotly.offline import get_plotlyjs
-
-    data = read(run)
-    built = figures.build(data)
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.from_string(_file("template.html")).render(
-        data=data,
-        headline=sections.headline(data),
-        tiles=sections.tiles(data),
-        figures=built,
-        smoothing=figures.smoothing_labels(len(data.train)),
-        planned=sections.planned(data),
-        samples=sections.samples(data),
-        funnel=sections.funnel(data),
-        token_rows=sections.token_rows(data),
-        mixture=sections.mixture(data),
-        incidents=sections.incidents(data),
-        export=sections.export(data),
-        stages=sections.stages(data),
-        environment=sections.environment(data),
-        style=Trusted(_file("style.css")),
-        script=Trusted(_file("script.js")),
-        plotly=Trusted(get_plotlyjs() if built else ""),
-        figures_json=Trusted(script_json(built)),
-    )
-    write_atomic(run.report, page)
+    # A lone surrogate, as a damaged excerpt may hold, cannot be written as UTF-8.
+    write_atomic(run.report, render(run_data.read(run)).encode("utf-8", errors="replace"))
     return run.report
 
 
-class Trusted(str):
-    """Text of our own that goes into the page as it is."""
+def render(data: RunData) -> str:
+    """The page as HTML."""
+    try:
+        from jinja2 import Environment, StrictUndefined
+        from markupsafe import Markup
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise BessemerError(f"the report needs {error.name}; install it with: pip install 'bessemer[report]'") from None
 
-    def __html__(self) -> str:
-        return self
+    context = _context(data)
+    draws = bool(context["curves"] or context["lengths"])
+    script = _part("script.js")
+    plotly = str(get_plotlyjs()).replace("\r\n", "\n") if draws else ""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    # Compact, and in the order in which the figures were built.
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return environment.from_string(_part("template.html")).render(
+        **context,
+        style=Markup(_part("style.css")),
+        script=Markup(script),
+        plotly=Markup(plotly),
+        policy=_policy(script, plotly),
+    )
 
 
-def script_json(value: Any) -> str:
-    """JSON that is safe inside <script>: no text of a document can close the element or open a comment."""
-    plain = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+def _context(data: RunData) -> dict[str, Any]:
+    compared = findings.comparison(data)
+    context: dict[str, Any] = {
+        "name": data.name,
+        "headline": findings.headline(data),
+        "origin": rows.origin(data),
+        "tiles": findings.tiles(data),
+        "notes": data.notes,
+        "curves": figures.curves(data),
+        "curve_finding": findings.curve_finding(data),
+        "smoothing": figures.smoothing_labels(len(data.train)),
+        "validations": findings.validations(data),
+        "comparison": compared,
+        "plan_finding": findings.plan_finding(data, compared),
+        "memory": findings.memory_parts(data),
+        "samples": rows.samples(data),
+        "corpus": rows.corpus(data),
+        "lengths": figures.lengths(data),
+        "tokens": rows.tokens(data),
+        "mixture": rows.mixture(data),
+        "incidents": rows.incidents(data),
+        "export": rows.export(data),
+        "stages": rows.stages(data),
+        "environment": rows.environment(data),
+        "recipe": data.recipe_text.splitlines(),
+    }
+    present = {
+        "curves": ("Curves", context["curves"]),
+        "plan": ("Planned and measured", compared or context["memory"]),
+        "samples": ("Samples", context["samples"]),
+        "corpus": ("Corpus", context["corpus"]),
+        "data": ("Tokens and mixture", context["tokens"] or context["mixture"]),
+        "incidents": ("Incidents", len(data.train) or data.incidents),
+        "export": ("Export", context["export"]),
+        "stages": ("Stages", context["stages"]),
+        "environment": ("Environment", context["environment"]),
+        "recipe": ("Recipe", context["recipe"]),
+    }
+    shown = {key: title for key, (title, content) in present.items() if content}
+    drawn = [*context["curves"], *([context["lengths"]] if context["lengths"] else [])]
+    return {**context, "sections": shown, "figures": {figure["id"]: figure for figure in drawn}}
 
 
-def _file(name: str) -> str:
+def _policy(*scripts: str) -> str:
+    """What the browser may do with this page: run these scripts, and load nothing from anywhere."""
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts if script]
+    allowed = " ".join(f"'sha256-{value}'" for value in hashes)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def _part(name: str) -> str:
     return (resources.files("bessemer.report") / name).read_text(encoding="utf-8")

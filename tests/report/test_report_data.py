@@ -1,0 +1,112 @@
+"""Reading a run folder that may be unfinished or damaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bessemer.errors import InputError
+from bessemer.report import data, findings
+from bessemer.run import RunFolder
+
+
+def test_a_damaged_metrics_line_is_skipped(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=40)
+    whole = len(data.read(run).train)
+    lines = run.metrics.read_text().splitlines()
+    broken = next(index for index, line in enumerate(lines) if '"train", "step": 8,' in line)
+    lines[broken] = lines[broken][:40]
+    lines.insert(5, '["not an object"]')
+    run.metrics.write_text("\n".join(lines) + "\n")
+    read = data.read(run)
+    assert len(read.train) == whole - 1
+    assert any("2 damaged lines" in note for note in read.notes)
+
+
+def test_a_step_trained_twice_counts_once(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=40)
+    again = {"kind": "train", "step": 7, "tokens": 1, "loss": 99.0}
+    with open(run.metrics, "a") as file:
+        file.write(json.dumps(again) + "\n")
+    train = data.read(run).train
+    assert len(train) == 40
+    assert train.columns["loss"][6] == 99.0
+    assert list(train.step) == sorted(train.step)
+
+
+def test_a_source_that_comes_late_has_gaps_before(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=4)
+    with open(run.metrics, "a") as file:
+        file.write(json.dumps({"kind": "train", "step": 5, "loss": 1.0, "loss_by_source": {"late": 2.0}}) + "\n")
+    late = data.read(run).train.by_source["late"]
+    assert [value == value for value in late] == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize("name", ["plan.json", "corpus/statistics.json", "evaluation.json", "recipe.toml"])
+def test_a_damaged_file_is_a_note(make_run: Callable[..., RunFolder], name: str) -> None:
+    run = make_run(steps=10)
+    (run.path / name).write_text("{ torn")
+    assert any(name in note for note in data.read(run).notes)
+
+
+@pytest.mark.parametrize(
+    "value", ["[]", "null", "3", '{"sources": 3, "parameters": [], "totals": null, "memory_bytes": "x"}']
+)
+def test_files_of_another_shape_are_no_error(make_run: Callable[..., RunFolder], value: str) -> None:
+    from bessemer.report import page
+
+    run = make_run(steps=10)
+    for path in run.path.rglob("*.json"):
+        path.write_text(value)
+    assert page.write(run).exists()
+
+
+def test_nothing_to_report(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing to report"):
+        data.read(RunFolder(tmp_path))
+    with pytest.raises(InputError, match="no such run folder"):
+        data.read(RunFolder(tmp_path / "absent"))
+
+
+def test_the_sentence(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run()
+    said = findings.headline(data.read(run))
+    assert said.startswith("A 1.38M-parameter decoder read 4.92M tokens in 4 min")
+    assert said.endswith("and reaches 1.93 bits per byte on held-out text, 0.11 below a byte 5-gram.")
+
+
+def test_the_sentence_of_an_unfinished_run(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=300)
+    run.evaluation.unlink()
+    said = findings.headline(data.read(run))
+    assert "has so far read 1.23M of 4.92M tokens" in said
+    assert "stands at" in said
+    assert [row["label"] for row in findings.comparison(data.read(run))][2] == "Training time so far"
+
+
+def test_the_sentence_before_training(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=10)
+    for path in (run.metrics, run.evaluation, run.export / "bessemer.json"):
+        path.unlink()
+    said = findings.headline(data.read(run))
+    assert said.startswith("The corpus keeps 12,612 of 14,874 documents (85%), 143.6 MB of clean text.")
+    assert "is planned to read 4.92M tokens in about 3 min 58 s" in said
+
+
+@pytest.mark.parametrize(
+    ("shown", "article"),
+    [("8.2M", "An"), ("11M", "An"), ("18.4M", "An"), ("110M", "A"), ("1.38M", "A"), ("800k", "An")],
+)
+def test_the_article(shown: str, article: str) -> None:
+    assert findings._article(shown) == article
+
+
+def test_a_source_without_a_name_is_no_error(make_run: Callable[..., RunFolder]) -> None:
+    from bessemer.report import page
+
+    run = make_run(steps=10)
+    run.metrics.write_text(run.metrics.read_text().replace('"code":', '"":'))
+    assert page.write(run).exists()

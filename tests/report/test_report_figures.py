@@ -1,0 +1,102 @@
+"""What the curves keep of the numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from bessemer.report import data, figures, thinning
+from bessemer.run import RunFolder
+
+
+def test_thinning_keeps_ends_and_extremes() -> None:
+    x = np.arange(1, 1_000_001, dtype=np.float64)
+    y = np.random.default_rng(0).normal(size=len(x))
+    y[123_456], y[987_654] = 40.0, -40.0
+    kept_x, kept_y = thinning.thin(x, y)
+    assert 1000 < len(kept_x) <= thinning.POINTS
+    assert (kept_x[0], kept_x[-1]) == (1.0, 1_000_000.0)
+    assert (kept_y[0], kept_y[-1]) == (y[0], y[-1])
+    assert (kept_y.max(), kept_x[kept_y.argmax()]) == (40.0, 123_457.0)
+    assert (kept_y.min(), kept_x[kept_y.argmin()]) == (-40.0, 987_655.0)
+    assert np.all(np.diff(kept_x) > 0)
+
+
+def test_thinning_keeps_the_beginning_for_a_logarithmic_axis() -> None:
+    x = np.arange(1, 1_000_001, dtype=np.float64)
+    kept_x, _ = thinning.thin(x, np.sin(x))
+    for decade in (10, 100, 1000, 10_000, 100_000):
+        assert np.sum((kept_x >= decade) & (kept_x < 10 * decade)) > 80 or decade == 10
+
+
+@pytest.mark.parametrize("points", [1, 2, 3, 1999, 2000, 2001, 5000])
+def test_thinning_of_any_length(points: int) -> None:
+    x = np.arange(points, dtype=np.float64)
+    kept_x, kept_y = thinning.thin(x, x**2)
+    assert len(kept_x) <= thinning.POINTS
+    assert (kept_x[0], kept_x[-1], kept_y[-1]) == (0.0, points - 1.0, (points - 1.0) ** 2)
+
+
+def test_thinning_leaves_out_what_is_not_finite() -> None:
+    y = np.array([1.0, np.nan, np.inf, 4.0])
+    kept_x, kept_y = thinning.thin(np.arange(4.0), y)
+    assert (list(kept_x), list(kept_y)) == ([0.0, 3.0], [1.0, 4.0])
+
+
+def test_smoothing_is_centred_and_skips_gaps() -> None:
+    line = np.arange(200.0)
+    assert np.allclose(thinning.smooth(line, 21)[:180], line[:180])
+    line[50] = np.nan
+    assert np.isfinite(thinning.smooth(line, 21)).all()
+    spike = np.zeros(101)
+    spike[50] = 1.0
+    smoothed = thinning.smooth(spike, 21)
+    assert smoothed.argmax() == 50
+    assert np.allclose(smoothed[40:50], smoothed[60:50:-1])
+
+
+def test_figures_are_valid_plotly(make_run: Callable[..., RunFolder]) -> None:
+    plotly = pytest.importorskip("plotly.graph_objects")
+    read = data.read(make_run(steps=60))
+    for figure in [*figures.curves(read), figures.lengths(read)]:
+        assert figure is not None
+        traces = [
+            {
+                key: value
+                for key, value in {**trace, **trace.get("levels", [{}])[-1]}.items()
+                if key not in ("ink", "levels")
+            }
+            for trace in figure["traces"]
+        ]
+        plotly.Figure({"data": traces, "layout": figure["layout"]})  # refuses names that plotly does not know
+
+
+def test_figures_hold_no_nan(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=60)
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    for row in rows[10:20]:
+        row["loss"] = row["grad_norm"] = None
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert json.dumps(figures.curves(data.read(run)), allow_nan=False)
+
+
+def test_a_long_run_makes_a_small_page() -> None:
+    steps = np.arange(1, 300_001, dtype=np.float64)
+    values = np.random.default_rng(0).normal(size=len(steps))
+    names = (
+        "loss",
+        "grad_norm",
+        "learning_rate",
+        "tokens_per_second",
+        "step_seconds",
+        "data_wait",
+        "memory_bytes",
+        "mfu",
+    )
+    curves = data.Curves(steps, {**dict.fromkeys(names, values), "tokens": steps}, {"a": values, "b": values})
+    nothing = data.Curves(steps[:0])
+    long = data.RunData("long", {}, "", {}, {}, {}, {}, curves, nothing, {}, [], {}, {}, [], [])
+    assert len(json.dumps(figures.curves(long))) < 1_000_000

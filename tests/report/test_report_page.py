@@ -1,0 +1,192 @@
+"""The page: whole, self-contained, safe, and there only in whole."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jinja2")
+pytest.importorskip("plotly")
+
+from bessemer.errors import InputError
+from bessemer.report import page
+from bessemer.run import RunFolder, write_json
+
+SECTIONS = [
+    "curves",
+    "plan",
+    "samples",
+    "corpus",
+    "data",
+    "incidents",
+    "export",
+    "stages",
+    "environment",
+    "recipe",
+]
+HOSTILE = (
+    "</script></pre><script>alert(1)</script><img src=x onerror=alert(2)><!-- <script> {{ 7 * 7 }} \u2028 \u202e '\""
+)
+
+
+class Reader(HTMLParser):
+    """Elements, their attributes, section ids and scripts of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text: list[str] = []
+        self._inside = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside != "style":
+            self.text.append(data)
+
+    def sections(self) -> list[str | None]:
+        return [attributes.get("id") for tag, attributes in self.elements if tag == "section"]
+
+
+def read(run: RunFolder) -> Reader:
+    return Reader(page.write(run).read_text(encoding="utf-8"))
+
+
+def test_every_section_is_there_in_order(make_run: Callable[..., RunFolder]) -> None:
+    found = read(make_run(steps=60))
+    assert found.sections() == SECTIONS
+    links = [attributes["href"] for tag, attributes in found.elements if tag == "a"]
+    assert links == ["#top", *(f"#{name}" for name in SECTIONS)]
+    figures = json.loads(next(text for text in found.scripts if text.startswith('{"loss"')))
+    places = [attributes["data-figure"] for _, attributes in found.elements if "data-figure" in attributes]
+    assert sorted(places) == sorted(figures)
+
+
+def test_sections_without_data_are_absent(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=10)
+    for path in [*run.path.rglob("*.json"), run.metrics, run.incidents, run.recipe]:
+        if path.parent != run.corpus:
+            path.unlink()
+    found = read(run)
+    assert found.sections() == ["corpus"]
+    assert "The corpus keeps 12,612 of 14,874 documents" in "".join(found.text)
+
+
+def test_a_page_without_curves_holds_no_plotting_library(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    write_json(run.path / "stages.json", {"stages": [{"name": "corpus", "seconds": 3.0, "skipped": False}]})
+    assert page.write(run).stat().st_size < 100_000
+
+
+def test_no_incidents_is_said(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=10)
+    run.incidents.unlink()
+    html = page.write(run).read_text(encoding="utf-8")
+    assert re.search(r'<section id="incidents">\s*<h2>Incidents</h2>\s*<p class="finding">None.</p>', html)
+
+
+def test_the_page_loads_nothing(make_run: Callable[..., RunFolder]) -> None:
+    found = read(make_run(steps=10))
+    for tag, attributes in found.elements:
+        assert "src" not in attributes, tag
+        assert tag not in ("link", "iframe", "object", "embed", "base")
+        assert not any(name.startswith("on") for name in attributes), attributes
+        assert (attributes.get("href") or "#").startswith("#")
+    style = (Path(page.__file__).parent / "style.css").read_text()
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_the_policy_names_the_scripts_of_the_page(make_run: Callable[..., RunFolder]) -> None:
+    found = read(make_run(steps=10))
+    policy = next(str(attributes["content"]) for _, attributes in found.elements if "http-equiv" in attributes)
+    assert policy.startswith("default-src 'none'")
+    code = [text for text in found.scripts if not text.startswith("{")]
+    assert len(code) == 2
+    for text in code:
+        assert base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in policy
+
+
+def test_hostile_text_stays_text(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=20, hostile=HOSTILE)
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    for row in rows:
+        for key in ("loss_by_source", "bits_per_byte_by_source"):
+            if key in row:
+                row[key][HOSTILE] = 3.0  # inside the figures, which stand in a script element
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found, calm = read(run), read(make_calm(run))
+    assert "<script>alert(1)</script><img src=x onerror=alert(2)>" in "".join(found.text)
+    assert not any(tag == "img" for tag, _ in found.elements)
+    assert "{{ 7 * 7 }}" in "".join(found.text)
+    assert len(found.scripts) == len(calm.scripts) == 3
+    data = found.scripts[1]
+    assert "<" not in data
+    assert any("</script>" in trace["name"] for trace in json.loads(data)["sources"]["traces"])
+
+
+def make_calm(run: RunFolder) -> RunFolder:
+    """The same run with nothing hostile in it."""
+    for path in run.path.rglob("*.json*"):
+        path.write_text(path.read_text().replace(json.dumps(HOSTILE)[1:-1], ""))
+    return run
+
+
+def test_half_a_character_is_no_error(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=10)
+    run.evaluation.write_text('{"samples": [{"prompt": "x", "text": "torn \\ud83d here"}]}')
+    assert "torn ? here" in page.write(run).read_text(encoding="utf-8")
+
+
+def test_the_page_is_written_as_a_whole(make_run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(steps=10)
+    run.report.write_text("the old page")
+
+    def fails(*arguments: Any) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", fails)
+        with pytest.raises(OSError, match="disk full"):
+            page.write(run)
+    assert run.report.read_text() == "the old page"
+    assert page.write(run) == run.report
+    assert run.report.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert not list(run.path.glob(".*"))
+
+
+def test_the_same_run_gives_the_same_page(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=10)
+    assert page.write(run).read_bytes() == page.write(run).read_bytes()
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing to report"):
+        page.write(RunFolder(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_source_read_too_often_is_marked(make_run: Callable[..., RunFolder]) -> None:
+    html = page.write(make_run()).read_text(encoding="utf-8")
+    assert "notes was read more than 4 times" in html
+    assert re.search(r'class="n far">4\.18 ▲', html)
