@@ -62,6 +62,7 @@ def quiet_daft() -> Any:
     """The Daft module, with its usage reports, progress bars and log lines off."""
     os.environ.setdefault("DAFT_ANALYTICS_ENABLED", "0")
     os.environ.setdefault("DAFT_PROGRESS_BAR", "0")
+    os.environ.setdefault("DAFT_SHOW_QUERY_ID", "0")
     os.environ.setdefault("DAFT_RUNNER", "native")
     import daft
 
