@@ -79,7 +79,9 @@ def _rate_column(unit: str) -> ProgressColumn:
     class RateColumn(ProgressColumn):
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
-            return Text(f"{amount(speed)} {unit}/s" if speed else f"- {unit}/s", style="cyan")
+            if not speed:
+                return Text(f"- {unit}/s", style="cyan")
+            return Text(f"{size(speed) if unit == 'B' else f'{amount(speed)} {unit}'}/s", style="cyan")
 
     return RateColumn()
 
