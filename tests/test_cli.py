@@ -374,3 +374,12 @@ def test_plan_prints_for_people_and_machines(capsys: pytest.CaptureFixture[str])
     found = json.loads(capsys.readouterr().out)
     assert found["parameters"]["total"] == 6_738_415_616
     assert found["memory_bytes"]["optimizer"] == 8 * 6_738_415_616
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure(whole: Path) -> None:
+    command = f"'{sys.executable}' -m bessemer recipe --explain | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (0, "")
+    command = f"'{sys.executable}' -m bessemer trace '{whole / 'small'}' --step 2 | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -53,6 +53,9 @@ def run_command(arguments: Sequence[str]) -> int:
         return _failed(given, Stopped("stopped; nothing is half-written, the same command goes on from here"))
     except BessemerError as error:
         return _failed(given, error)
+    except BrokenPipeError:  # the reader has seen enough, as in `bessemer trace ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's last flush is quiet too
+        return 0
     except OSError as error:
         return _failed(given, BessemerError(_os_error(error)))
     except MemoryError:
