@@ -33,7 +33,7 @@ class Side:
     def __init__(self, name: str, python: str, *arguments: str) -> None:
         self.name = name
         # Everybody gets the short spin that our command line sets: with the default a busy second core makes any
-        # side some ten times slower, and the ratio would be the neighbour's.
+        # side several times slower, and the ratio would be the neighbour's.
         environment = {**os.environ, "GOMP_SPINCOUNT": "1000", "HF_HUB_OFFLINE": "1"}
         command = [python, str(Path(__file__).with_name("step_worker.py")), *arguments]
         self.process = subprocess.Popen(

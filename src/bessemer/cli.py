@@ -42,9 +42,9 @@ def run_command(arguments: Sequence[str]) -> int:
         return 2
     if given.json:
         os.environ[QUIET] = "1"
-    # A thread that waits for the others spins at a barrier before it sleeps. With another process on one of the cores
-    # GNU OpenMP's default spin made a training step 4 to 15 times slower (benchmarks/contention.py); a short spin costs
-    # nothing on an idle machine. It has to be set before torch is loaded.
+    # A thread that waits for the others spins at a barrier before it sleeps, and takes a core from the one it waits for
+    # when another process is there too: 3.7 times slower steps beside one busy process with GNU OpenMP's default, 2.1
+    # times with a short spin (benchmarks/contention.py). It has to be set before torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     signal.signal(signal.SIGTERM, _interrupt)  # a stop request; while training, the loop takes it over
     try:
