@@ -61,7 +61,7 @@ def bessemer(micro_batch: int) -> tuple[Take, dict[str, Any]]:
             width = {WIDTH}
             heads = {HEADS}
             mlp_width = {MLP}
-            qk_norm = false
+            qk_norm = "none"
             tie_embeddings = true
             [train]
             steps = 1000

@@ -229,7 +229,7 @@ def export(session: Session, recipe: Recipe, folder: Path) -> dict[str, Any]:
     def work() -> str:
         import torch
 
-        from bessemer.model import huggingface
+        from bessemer.model.huggingface.export import export as write_export
         from bessemer.tokens.held_out import held_out
         from bessemer.tokens.tokenizer import Tokenizer
 
@@ -239,7 +239,7 @@ def export(session: Session, recipe: Recipe, folder: Path) -> dict[str, Any]:
         tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
         parts = held_out(store, recipe.tokens.sequence_length, max_tokens=4 * recipe.tokens.sequence_length)
         rows = [tokenizer.decode(row.tolist()) for part in parts for row in part.tokens[:4]]
-        check = huggingface.export(
+        check = write_export(
             restored.step.model,
             store.folder / "tokenizer.json",
             store.end_of_text,

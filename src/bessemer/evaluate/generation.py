@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import torch
 
-from bessemer.model.decoder import Decoder
+from bessemer.model.transformer import Transformer
 
 
 @torch.no_grad()
 def generate(
-    model: Decoder,
+    model: Transformer,
     prompt: list[int],
     *,
     max_tokens: int,
@@ -30,7 +30,7 @@ def generate(
     ids = list(prompt)
     for _ in range(max_tokens):
         window = torch.tensor([ids[-model.config.sequence_length :]], device=device)
-        logits_V = (model(window)[0, -1] @ model.head.weight.T).float().cpu()
+        logits_V = model.head.logits(model(window)[0, -1]).float().cpu()
         if temperature == 0:
             token = int(logits_V.argmax())
         else:

@@ -1,23 +1,74 @@
-"""The decoder's dimensions as numbers; no torch, so that plans can be made without it."""
+"""The transformer's dimensions and options as numbers; no torch, so that plans can be made without it."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
 
+QkNorm = Literal["none", "head", "full"]
+
+# What makes a family: the options in which it differs from Qwen3's block, which ModelConfig has as its defaults. A
+# model is its options, not its family; the family is a name for a set of them that `transformers` knows too.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "llama": {"qk_norm": "none"},
+    "olmo2": {"qk_norm": "full", "norm_position": "output"},
+    "gpt2": {
+        "qk_norm": "none", "norm": "layer", "positions": "learned", "mlp": "gelu_tanh", "bias": True,
+        "norm_eps": 1e-5, "tie_embeddings": True,
+    },
+    "bert": {
+        "qk_norm": "none", "norm": "layer", "norm_position": "residual", "positions": "learned", "mlp": "gelu",
+        "bias": True, "causal": False, "embedding_norm": True, "token_types": 2, "head_transform": True,
+        "head_bias": True, "norm_eps": 1e-12, "tie_embeddings": True,
+    },
+    "modernbert": {
+        "qk_norm": "none", "norm": "layer", "norm_bias": False, "mlp": "geglu", "causal": False,
+        "embedding_norm": True, "first_norm": False, "head_transform": True, "head_bias": True, "window": 128,
+        "global_every": 3, "rope_theta": 160_000.0, "window_rope_theta": 10_000.0, "norm_eps": 1e-5,
+        "tie_embeddings": True,
+    },
+}  # fmt: skip
+
 
 def swiglu_width(width: int) -> int:
-    """Hidden width that gives a SwiGLU the parameters of a 4x MLP: 8/3 of the width (Shazeer 2020, section 2),
+    """Hidden width that gives a gated MLP the parameters of a 4x MLP: 8/3 of the width (Shazeer 2020, section 2),
     rounded up to a multiple of 64 for the hardware's tiles."""
     return -(-(8 * width) // (3 * 64)) * 64
 
 
 @dataclass(frozen=True)
+class RopeScaling:
+    """How rotary positions are stretched beyond the length a model was first trained on.
+
+    linear: every position is divided by `factor` (Chen et al. 2023, section 3.2). llama3: only the slow frequencies
+    are, those whose wavelength exceeds original_length / low_frequency, blending up to original_length /
+    high_frequency (Grattafiori et al. 2024, section 3.2, and its published code).
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_frequency: float = 1.0
+    high_frequency: float = 4.0
+    original_length: int = 8192
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """Dimensions of a decoder. All widths in elements."""
+    """Dimensions, in elements, and options of a transformer.
+
+    max_positions: positions the model was made for, when more than sequence_length; 0: as that;
+    causal: each token sees the earlier ones, else all; norm_position: before a sublayer (input), after it (output) or
+    after its sum with the residual (residual); qk_norm: none, over each head, or over all heads at once (full);
+    window: tokens a windowed layer sees, itself included (causal), or in all to both sides (bidirectional); 0: all;
+    global_every: every so many layers, from the first, one has no window; 0: all layers have it; soft caps: c tanh(x/c)
+    of the scores and of the logits; 0: off; first_norm: whether the first block normalises what its attention reads;
+    head_transform: a dense layer, GELU and norm between the blocks and the output matrix; labels: classes of a
+    classifier in the output matrix's stead; 0: a language model; pooling: the token a classifier reads, or the mean.
+    """
 
     vocabulary: int
     layers: int
@@ -27,55 +78,145 @@ class ModelConfig:
     head_dim: int
     mlp_width: int
     sequence_length: int
-    qk_norm: bool = True
-    tie_embeddings: bool = False
-    rope_theta: float = 10_000.0
+    max_positions: int = 0
+    causal: bool = True
+    norm: Literal["rms", "layer"] = "rms"
+    norm_position: Literal["input", "output", "residual"] = "input"
+    norm_bias: bool = True
     norm_eps: float = 1e-6
+    first_norm: bool = True
+    qk_norm: QkNorm = "head"
+    bias: bool = False
+    mlp: Literal["swiglu", "geglu", "gelu", "gelu_tanh"] = "swiglu"
+    positions: Literal["rotary", "learned"] = "rotary"
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    window: int = 0
+    global_every: int = 0
+    window_rope_theta: float | None = None
+    attention_soft_cap: float = 0.0
+    logit_soft_cap: float = 0.0
+    tie_embeddings: bool = False
+    embedding_norm: bool = False
+    token_types: int = 0
+    head_transform: bool = False
+    head_bias: bool = False
+    labels: int = 0
+    pooling: Literal["first", "last", "mean"] = "last"
 
     @classmethod
-    def of(cls, recipe: Recipe, vocabulary: int) -> ModelConfig:
-        """The dimensions of a resolved recipe (every dimension given) with a tokenizer's vocabulary."""
+    def of(cls, recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfig:
+        """The model of a resolved recipe (every dimension given) with a tokenizer's vocabulary.
+
+        labels: classes of a classifier; 0: a language model.
+        """
         model = recipe.model
         if model.layers is None or model.width is None or model.heads is None:
             raise InputError("model: the dimensions are not derived yet; resolve the recipe first")
-        return cls(
-            vocabulary=vocabulary,
-            layers=model.layers,
-            width=model.width,
-            heads=model.heads,
-            kv_heads=model.kv_heads or model.heads,
-            head_dim=model.head_dim or model.width // model.heads,
-            mlp_width=model.mlp_width or swiglu_width(model.width),
-            sequence_length=recipe.tokens.sequence_length,
-            qk_norm=model.qk_norm,
-            tie_embeddings=model.tie_embeddings,
-            rope_theta=model.rope_theta,
-            norm_eps=model.norm_eps,
+        chosen = model.model_dump(exclude_none=True)
+        options = {field.name for field in fields(cls)} - {"rope_scaling"}
+        settings = FAMILIES[model.family] | {key: value for key, value in chosen.items() if key in options}
+        if model.rope_scaling is not None:
+            settings["rope_scaling"] = RopeScaling(**model.rope_scaling.model_dump())
+        config = cls(
+            **{
+                "vocabulary": vocabulary,
+                "sequence_length": recipe.tokens.sequence_length,
+                "kv_heads": model.heads,
+                "head_dim": model.width // model.heads,
+                "mlp_width": default_mlp_width(model.width, settings.get("mlp", "swiglu")),
+                "labels": labels,
+                **settings,
+            }
         )
+        return config if labels == 0 or config.causal else config.with_changes(pooling="first")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+        """What to_dict gave. Raises InputError on a field this version does not know."""
+        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        if unknown:
+            raise InputError(f"model configuration: {unknown[0]!r} is unknown to this version")
+        scaling = values.get("rope_scaling")
+        return cls(**{**values, "rope_scaling": RopeScaling(**scaling) if scaling else None})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for checkpoints."""
+        return asdict(self)
+
+    def with_changes(self, **changes: Any) -> ModelConfig:
+        """The same model but for `changes`."""
+        return ModelConfig(**{field.name: getattr(self, field.name) for field in fields(self)} | changes)
+
+    @property
+    def positions_length(self) -> int:
+        """Positions the model knows: rows of a learned position table, or what an export says it was made for."""
+        return max(self.max_positions, self.sequence_length)
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP multiplies two projections (SwiGLU, GeGLU)."""
+        return self.mlp in ("swiglu", "geglu")
+
+    @property
+    def pooler(self) -> bool:
+        """Whether the transform before a classifier is BERT's: tanh and no norm."""
+        return self.labels > 0 and self.norm_position == "residual"
+
+    def window_of(self, layer: int) -> int:
+        """Tokens that a layer's attention sees; 0: all."""
+        return 0 if self.global_every and layer % self.global_every == 0 else self.window
+
+    def rope_theta_of(self, layer: int) -> float:
+        """Base of a layer's rotary positions."""
+        windowed = self.window_rope_theta is not None and self.window_of(layer) > 0
+        return self.window_rope_theta if windowed and self.window_rope_theta is not None else self.rope_theta
 
     @property
     def block_matrix_parameters(self) -> int:
         """Parameters of one block that are in matrices: queries, keys, values, output, gate, up, down."""
         attention = self.width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return attention + 3 * self.width * self.mlp_width
+        return attention + (3 if self.gated else 2) * self.width * self.mlp_width
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the input embedding and, unless tied, of the output head."""
-        return self.vocabulary * self.width * (1 if self.tie_embeddings else 2)
+        """Parameters of the embeddings of tokens, positions and types, and of the output matrix unless it is tied."""
+        matrices = 1 if self.tie_embeddings or self.labels else 2
+        positions = self.positions_length if self.positions == "learned" else 0
+        return (self.vocabulary * matrices + positions + self.token_types) * self.width
+
+    @property
+    def head_matrix_parameters(self) -> int:
+        """Parameters that a token multiplies with after the last block: the transform and the output matrix."""
+        outputs = self.labels or self.vocabulary
+        return outputs * self.width + (self.width**2 if self.head_transform else 0)
 
     @property
     def parameters(self) -> int:
         """All parameters; a tied matrix counts once."""
-        norms = self.layers * (2 * self.width + (2 * self.head_dim if self.qk_norm else 0)) + self.width
-        return self.embedding_parameters + self.layers * self.block_matrix_parameters + norms
+        norm = self.width * (2 if self.norm == "layer" and self.norm_bias else 1)
+        qk = {"none": 0, "head": 2 * self.head_dim, "full": (self.heads + self.kv_heads) * self.head_dim}[self.qk_norm]
+        projections = (
+            (self.heads + 2 * self.kv_heads) * self.head_dim + 2 * self.width + self.mlp_width * (1 + self.gated)
+        )
+        block = self.block_matrix_parameters + 2 * norm + qk + (projections if self.bias else 0)
+        norms = -norm * (not self.first_norm) + norm * (self.norm_position != "residual") + norm * self.embedding_norm
+        head = 0
+        if self.head_transform:
+            head += self.width**2 + (self.width if self.bias else 0) + (0 if self.pooler else norm)
+        if self.labels:
+            head += self.labels * self.width + (self.labels if self.head_bias else 0)
+        elif self.head_bias:
+            head += self.vocabulary
+        return self.embedding_parameters + self.layers * block + norms + head
 
     @property
     def matrix_parameters(self) -> int:
         """Parameters that multiply every token: the blocks' matrices and the output head; not the embedding, which is
         looked up."""
-        return self.layers * self.block_matrix_parameters + self.vocabulary * self.width
+        return self.layers * self.block_matrix_parameters + (self.head_matrix_parameters if not self.labels else 0)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for checkpoints."""
-        return asdict(self)
+
+def default_mlp_width(width: int, mlp: str) -> int:
+    """Hidden width of the MLP when the recipe gives none: 8/3 of the width when gated, else 4 times the width."""
+    return swiglu_width(width) if mlp in ("swiglu", "geglu") else 4 * width

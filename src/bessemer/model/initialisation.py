@@ -9,41 +9,45 @@ import torch
 from torch import Tensor
 
 from bessemer.model.config import ModelConfig
-from bessemer.model.decoder import Decoder
+from bessemer.model.transformer import Transformer
 
 EMBEDDING_STD = 1.0  # of an untied embedding: the residual stream starts at the scale the norms keep it at
 TIED_STD = 0.02  # of a tied matrix, since the logits scale with it (GPT-2)
 
 
-def build(config: ModelConfig, seed: int) -> Decoder:
-    """A decoder with its initial weights, in fp32 on the CPU."""
+def build(config: ModelConfig, seed: int) -> Transformer:
+    """A model with its initial weights, in fp32 on the CPU."""
     with torch.device("meta"):
-        decoder = Decoder(config)
-    decoder.to_empty(device="cpu")
-    if config.tie_embeddings:  # to_empty gives the two names storage of their own
-        decoder.head.weight = decoder.embedding.weight
+        model = Transformer(config)
+    model.to_empty(device="cpu")
+    if config.tie_embeddings and not config.labels:  # to_empty gives the two names storage of their own
+        model.head.tie(model.embedding)
     with torch.no_grad():
-        for name, parameter in decoder.named_parameters():
+        for name, parameter in model.named_parameters():
             _fill(name, parameter, config, seed)
-    return decoder
+    return model
 
 
 def _fill(name: str, parameter: Tensor, config: ModelConfig, seed: int) -> None:
     """Each tensor draws from a generator seeded by its own name, so no tensor's values depend on another's presence.
 
-    Norms are ones. Matrices are normal with the standard deviation 1/sqrt(fan-in), which keeps the scale of what
-    passes through; those that write into the residual stream start at zero, so that every block starts as the
-    identity (Zhang et al. 2019, Fixup; Yang et al. 2022, appendix D.2). The head is 1/sqrt(width) times smaller
-    still: the first prediction is near uniform.
+    Norms are ones, biases zero. Matrices are normal with the standard deviation 1/sqrt(fan-in), which keeps the scale
+    of what passes through; those that write into the residual stream start at zero, so that every block starts as the
+    identity (Zhang et al. 2019, Fixup; Yang et al. 2022, appendix D.2), unless a norm follows them, which would blow
+    their zeros up. The output matrix is 1/sqrt(width) times smaller still: the first prediction is near uniform.
     """
-    if parameter.dim() < 2:
+    if name.endswith("bias"):
+        parameter.zero_()
+    elif parameter.dim() < 2:
         parameter.fill_(1.0)
-    elif name.endswith(("attention.out.weight", "mlp.down.weight")):
+    elif name.endswith(("attention.out.weight", "mlp.down.weight")) and config.norm_position != "output":
         parameter.zero_()
     else:
         if name == "embedding.weight":
             std = TIED_STD if config.tie_embeddings else EMBEDDING_STD
-        elif name == "head.weight":
+        elif name in ("position_embedding.weight", "type_embedding.weight"):
+            std = TIED_STD
+        elif name in ("head.weight", "classifier.weight"):
             std = 1.0 / config.width
         else:
             std = 1.0 / math.sqrt(parameter.shape[-1])

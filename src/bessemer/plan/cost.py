@@ -31,12 +31,20 @@ def flops_per_token(config: ModelConfig) -> float:
     """FLOPs of forward and backward for one token.
 
     6 per parameter that multiplies the token (the embedding is looked up, so it counts once, as the head), plus the
-    scores and the weighted values of attention over, on average, half the sequence (Chowdhery et al. 2022, appendix
-    B, with the causal half).
+    scores and the weighted values of attention over the tokens it sees on average (Chowdhery et al. 2022, appendix B,
+    with the causal half and the windows).
     """
-    context = (config.sequence_length + 1) / 2
-    attention = 12 * config.layers * config.heads * config.head_dim * context
-    return 6.0 * config.matrix_parameters + attention
+    seen = sum(tokens_seen(config, layer) for layer in range(config.layers))
+    return 6.0 * config.matrix_parameters + 12 * config.heads * config.head_dim * seen
+
+
+def tokens_seen(config: ModelConfig, layer: int) -> float:
+    """Tokens that a token of a whole sequence attends to in a layer, itself included, on average."""
+    length = config.sequence_length
+    window = config.window_of(layer)
+    back = min((window - 1 if config.causal else window // 2) if window else length - 1, length - 1)
+    one_side = back - back * (back + 1) / (2 * length)  # the first tokens have fewer before them
+    return 1 + one_side * (1 if config.causal else 2)
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ def memory(recipe: Recipe, config: ModelConfig, bytes_per_activation: int, base:
     tokens = train.micro_batch * config.sequence_length
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
     norms = 6 * config.width  # of two: their input, what it is before the weight, and after
-    attention = (heads + 2 * kv_heads) + (heads + kv_heads) * (2 if config.qk_norm else 1) + heads
+    attention = (heads + 2 * kv_heads) + (heads + kv_heads) * (1 if config.qk_norm == "none" else 2) + heads
     mlp = 4 * config.mlp_width  # gate and up, silu(gate), their product
     per_block = norms + attention + mlp
     activations = tokens * (config.layers * per_block + 3 * config.width) * bytes_per_activation

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bessemer.model.config import ModelConfig, swiglu_width
+from bessemer.model.config import FAMILIES, ModelConfig, default_mlp_width
 from bessemer.plan.cost import flops_per_token
 from bessemer.recipe import Model, Recipe
 
@@ -83,7 +83,7 @@ def _dimensions(model: Model) -> Model:
             "heads": heads,
             "kv_heads": model.kv_heads or heads,
             "head_dim": head_dim,
-            "mlp_width": model.mlp_width or swiglu_width(width),
+            "mlp_width": model.mlp_width or default_mlp_width(width, FAMILIES[model.family].get("mlp", "swiglu")),
         }
     )
 

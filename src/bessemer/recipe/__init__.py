@@ -1,13 +1,13 @@
 """The recipe: one run as one frozen, validated value."""
 
 from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
+from bessemer.recipe.model import Model
 from bessemer.recipe.schema import (
     Checkpoint,
     Corpus,
     Dedup,
     Evaluate,
     Guard,
-    Model,
     Optimizer,
     Recipe,
     Rules,

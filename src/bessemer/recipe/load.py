@@ -71,18 +71,18 @@ def parse(text: str, where: str, overrides: Sequence[str] = ()) -> Recipe:
 
 def dump(recipe: Recipe) -> str:
     """The recipe as TOML; values that are left out stay out."""
-    return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True))
+    return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True, by_alias=True))
 
 
 def digest(*parts: Any) -> str:
     """SHA-256 of sections or plain values, as hexadecimal: what stages compare to see whether they are current."""
-    plain = [part.model_dump(mode="json") if isinstance(part, BaseModel) else part for part in parts]
+    plain = [part.model_dump(mode="json", by_alias=True) if isinstance(part, BaseModel) else part for part in parts]
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:
     """Keys whose values differ, each as `key: old -> new`."""
-    before, after = (dict(_leaves(recipe.model_dump(mode="json"))) for recipe in (old, new))
+    before, after = (dict(_leaves(recipe.model_dump(mode="json", by_alias=True))) for recipe in (old, new))
     return [
         f"{key}: {before.get(key)} -> {after.get(key)}"
         for key in sorted(before.keys() | after.keys())
@@ -219,7 +219,8 @@ def _nearest(key: str, known: list[str]) -> str | None:
 
 
 def _fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
-    for name, info in section.model_fields.items():
+    for field, info in section.model_fields.items():
+        name = info.alias or field
         yield prefix + name, info
         inner = _section_of(info.annotation)
         if inner is not None:

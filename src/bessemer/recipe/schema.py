@@ -11,25 +11,14 @@ keeps the recipe with every derived value filled in.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from bessemer.recipe.model import Model
+from bessemer.recipe.section import Positive, Section, Share, Words
 
 Format = Literal["text", "code", "html", "jsonl", "parquet", "descriptions"]
-
-Positive = Annotated[int, Field(gt=0)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class Section(BaseModel):
-    """A table of the recipe: frozen, strictly typed, and closed to keys that are not declared."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-def Words(default: tuple[str, ...], description: str) -> Any:
-    """A list of strings; TOML arrays arrive as lists, which strict mode would refuse for a tuple."""
-    return Field(default=default, strict=False, description=description)
 
 
 class Run(Section):
@@ -183,55 +172,6 @@ class Tokens(Section):
     shard_tokens: Positive = Field(
         100_000_000, description="Tokens in a shard file, at the most (a document is never cut)."
     )
-
-
-class Model(Section):
-    """The decoder: either `depth` alone, or explicit dimensions."""
-
-    depth: int | None = Field(
-        None,
-        gt=0,
-        description="The one dial: number of layers, from which width, heads, learning rate, batch and horizon "
-        "are derived. Each derived value can be overridden by its own key.",
-    )
-    layers: int | None = Field(None, gt=0, description="Number of transformer blocks.")
-    width: int | None = Field(None, gt=0, description="Width of the residual stream.")
-    heads: int | None = Field(None, gt=0, description="Number of query heads.")
-    kv_heads: int | None = Field(
-        None, gt=0, description="Number of key/value heads (grouped-query attention); left out: as heads."
-    )
-    head_dim: int | None = Field(None, gt=0, description="Width of a head; left out: width / heads.")
-    mlp_width: int | None = Field(
-        None,
-        gt=0,
-        description="Hidden width of the SwiGLU; left out: 8/3 of the width, rounded up to a multiple of 64.",
-    )
-    qk_norm: bool = Field(
-        True, description="RMSNorm on queries and keys per head; exported as Qwen3, without it as Llama."
-    )
-    tie_embeddings: bool = Field(False, description="Input embedding and output head are one matrix.")
-    rope_theta: float = Field(10_000.0, gt=0, description="Base of the rotary position embedding.")
-    norm_eps: float = Field(1e-6, gt=0, description="Epsilon of every RMSNorm.")
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        if self.depth is not None and self.layers is not None and self.depth != self.layers:
-            raise ValueError(f"depth = {self.depth} and layers = {self.layers} disagree; give one of them")
-        if self.depth is None:
-            missing = [key for key in ("layers", "width", "heads") if getattr(self, key) is None]
-            if missing:
-                raise ValueError(f"needs depth, or layers, width and heads; {missing[0]} is missing")
-        if self.heads is not None and self.kv_heads is not None and self.heads % self.kv_heads:
-            near = [k for k in range(1, self.heads + 1) if self.heads % k == 0]
-            raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}; possible: {near}")
-        if self.width is not None and self.heads is not None and self.head_dim is None and self.width % self.heads:
-            raise ValueError(
-                f"heads = {self.heads} does not divide width = {self.width}; give head_dim or change one of them"
-            )
-        head_dim = self.head_dim or (self.width // self.heads if self.width and self.heads else None)
-        if head_dim is not None and head_dim % 2:
-            raise ValueError(f"the width of a head is {head_dim}, but rotary positions need an even one")
-        return self
 
 
 class Optimizer(Section):

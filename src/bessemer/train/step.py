@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bessemer.model.attention import Documents
-from bessemer.model.decoder import Decoder
+from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe
 from bessemer.tokens.loader import Batch
 from bessemer.train import optimizer as optimizers
@@ -32,7 +32,7 @@ class Gradients:
 class TrainStep:
     """The model, its optimizer, and how a batch moves them."""
 
-    def __init__(self, recipe: Recipe, model: Decoder, device: Device, end_of_text: int, num_sources: int) -> None:
+    def __init__(self, recipe: Recipe, model: Transformer, device: Device, end_of_text: int, num_sources: int) -> None:
         self.settings, self.tokens, self.device = recipe.train, recipe.tokens, device
         self.end_of_text, self.num_sources = end_of_text, num_sources
         self.model = model.to(device.place)

@@ -1,27 +1,10 @@
 import pytest
 import torch
 
-from bessemer.model.attention import Documents, causal_attention
-from bessemer.model.config import ModelConfig
-from bessemer.model.decoder import Decoder, rotate, rotations
+from bessemer.model.attention import Documents, Scope, Sight, attention
 from bessemer.model.initialisation import build
-
-
-def config(**changes: object) -> ModelConfig:
-    values: dict[str, object] = dict(
-        vocabulary=97, layers=2, width=32, heads=4, kv_heads=2, head_dim=16, mlp_width=48, sequence_length=24
-    )
-    return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
-
-
-def stirred(wanted: ModelConfig, seed: int = 0) -> Decoder:
-    """A decoder whose every weight matters: the initial one has zeros in its output projections."""
-    model = build(wanted, seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return model
+from bessemer.model.rotary import rotate, rotations
+from tests.model.samples import config, stirred
 
 
 def test_no_token_sees_a_later_one() -> None:
@@ -63,7 +46,7 @@ def test_the_document_mask_equals_a_boolean_mask_forward_and_backward() -> None:
     wanted = torch.nn.functional.scaled_dot_product_attention(
         q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), attn_mask=allowed[:, None]
     )
-    found = causal_attention(q, k, v, documents)
+    found = attention(q, k, v, Scope.of(Sight(), documents, 24, q.device))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     weight = torch.randn(wanted.shape, generator=generator, dtype=torch.float64)
     for left, right in zip(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor
 
 from bessemer.errors import BessemerError
-from bessemer.model.config import ModelConfig
-from bessemer.model.decoder import Decoder
+from bessemer.model.huggingface.config import to_hugging_face
+from bessemer.model.huggingface.weights import parts
+from bessemer.model.transformer import Transformer
 from bessemer.run import staging, write_json
 
 LOGITS_TOLERANCE = 1e-4  # largest absolute difference of a logit in fp32
@@ -36,53 +36,56 @@ class ExportCheck:
 
 
 def export(
-    decoder: Decoder,
+    model: Transformer,
     tokenizer_json: Path,
     end_of_text: int,
     folder: Path,
     sample: Tensor,
     texts: list[tuple[str, list[int]]],
 ) -> ExportCheck:
-    """Write `decoder` to `folder` as a Llama or Qwen3 model and check it there.
+    """Write `model` to `folder` as its family's model and check it there.
 
     sample: (B, T) token ids on which the logits are compared; texts: documents with the ids they should have.
     Raises BessemerError, and leaves `folder` as it was, when `transformers` gives other logits, other greedy
     tokens or other ids.
     """
     with staging(folder) as staged:
-        _write_weights(decoder, staged)
-        write_json(staged / "config.json", _config(decoder.config, end_of_text))
-        write_json(staged / "generation_config.json", {"bos_token_id": end_of_text, "eos_token_id": end_of_text})
-        _write_tokenizer(tokenizer_json, end_of_text, decoder.config.sequence_length, staged)
-        check = verify(decoder, staged, sample, texts)
+        _write_weights(model, staged)
+        write_json(staged / "config.json", to_hugging_face(model.config, end_of_text))
+        if model.config.causal and not model.config.labels:
+            write_json(staged / "generation_config.json", {"bos_token_id": end_of_text, "eos_token_id": end_of_text})
+        _write_tokenizer(tokenizer_json, end_of_text, model.config.positions_length, staged)
+        check = verify(model, staged, sample, texts)
         files = {file.name: file.stat().st_size for file in sorted(staged.iterdir())}
         write_json(staged / "bessemer.json", {**check.__dict__, "files": files})
     return check
 
 
 @torch.no_grad()
-def verify(decoder: Decoder, folder: Path, sample: Tensor, texts: list[tuple[str, list[int]]]) -> ExportCheck:
+def verify(model: Transformer, folder: Path, sample: Tensor, texts: list[tuple[str, list[int]]]) -> ExportCheck:
     """Load an export with `transformers` and compare weights, logits, greedy generation and token ids."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is local: never ask the network
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    ours = decoder.float().eval()
+    ours = model.float().eval()
+    kind = getattr(transformers, to_hugging_face(ours.config, 0)["architectures"][0])
+    theirs = kind.from_pretrained(folder, dtype=torch.float32).eval()
     loaded = theirs.state_dict()
-    for name, weight in hugging_face_weights(ours):
-        if name not in loaded:
-            raise BessemerError(f"export: transformers' {type(theirs).__name__} has no tensor {name}")
-        if not torch.equal(loaded[name], weight):
-            raise BessemerError(f"export: tensor {name} is not the same after loading it with transformers")
-    difference = float((theirs(sample).logits - ours.logits(sample)).abs().max())
+    for part in parts(ours):
+        if part.name not in loaded:
+            raise BessemerError(f"export: transformers' {kind.__name__} has no tensor {part.name}")
+        if not torch.equal(loaded[part.name], part.theirs()):
+            raise BessemerError(f"export: tensor {part.name} is not the same after loading it with transformers")
+    difference = float((theirs(sample).logits - _logits(ours, sample)).abs().max())
     if not difference <= LOGITS_TOLERANCE:  # a NaN must not pass
         raise BessemerError(
             f"export: the logits of transformers' {type(theirs).__name__} differ by {difference:.2e}, more than "
             f"{LOGITS_TOLERANCE:.0e}; first in {_first_difference(ours, theirs, sample)}"
         )
-    equal = _greedy_equal(ours, theirs, sample[:1, : max(sample.shape[1] // 2, 1)])
+    generates = ours.config.causal and not ours.config.labels
+    equal = _greedy_equal(ours, theirs, sample[:1, : max(sample.shape[1] // 2, 1)]) if generates else 0
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for text, ids in texts:
         if tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] != ids:
@@ -100,67 +103,18 @@ def verify(decoder: Decoder, folder: Path, sample: Tensor, texts: list[tuple[str
     )
 
 
-def hugging_face_weights(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Our tensors under the names of Llama and Qwen3. Heads and rotary halves lie alike, so parts are cut, not permuted."""
-    yield "model.embed_tokens.weight", decoder.embedding.weight
-    yield "model.norm.weight", decoder.norm.weight
-    if not decoder.config.tie_embeddings:
-        yield "lm_head.weight", decoder.head.weight
-    for number, block in enumerate(decoder.blocks):
-        for name, weight in _block_weights(block):
-            yield f"model.layers.{number}.{name}.weight", weight
-
-
-def _block_weights(block: Any) -> Iterator[tuple[str, Tensor]]:
-    attention, mlp = block.attention, block.mlp
-    q, k, v = (part.flatten(0, 2) for part in attention.qkv.split([attention.queries, 1, 1], dim=1))
-    gate, up = mlp.gate_up
-    yield from (("self_attn.q_proj", q), ("self_attn.k_proj", k), ("self_attn.v_proj", v))
-    yield "self_attn.o_proj", attention.out.weight
-    if not isinstance(attention.q_norm, torch.nn.Identity):
-        yield from (("self_attn.q_norm", attention.q_norm.weight), ("self_attn.k_norm", attention.k_norm.weight))
-    yield from (("mlp.gate_proj", gate), ("mlp.up_proj", up), ("mlp.down_proj", mlp.down.weight))
-    yield "input_layernorm", block.attention_norm.weight
-    yield "post_attention_layernorm", block.mlp_norm.weight
-
-
-def _config(config: ModelConfig, end_of_text: int) -> dict[str, Any]:
-    family = "Qwen3" if config.qk_norm else "Llama"
-    return {
-        "architectures": [f"{family}ForCausalLM"],
-        "model_type": family.lower(),
-        "vocab_size": config.vocabulary,
-        "hidden_size": config.width,
-        "intermediate_size": config.mlp_width,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": config.sequence_length,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
-        "tie_word_embeddings": config.tie_embeddings,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "use_cache": True,
-        "bos_token_id": end_of_text,
-        "eos_token_id": end_of_text,
-        "torch_dtype": "float32",
-    }
-
-
-def _write_weights(decoder: Decoder, folder: Path) -> None:
+def _write_weights(model: Transformer, folder: Path) -> None:
     """safetensors, in files of at most SHARD_BYTES with an index, as the hub lays them out."""
     from safetensors.torch import save_file
 
     shards: list[dict[str, Tensor]] = [{}]
     held = 0
-    for name, weight in hugging_face_weights(decoder):
+    for part in parts(model):
+        weight = part.theirs().cpu()
         if held and held + weight.nbytes > SHARD_BYTES:
             shards.append({})
             held = 0
-        shards[-1][name] = weight.detach().cpu().clone(memory_format=torch.contiguous_format)  # parts share storage
+        shards[-1][part.name] = weight
         held += weight.nbytes
     if len(shards) == 1:
         save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
@@ -190,9 +144,18 @@ def _write_tokenizer(tokenizer_json: Path, end_of_text: int, sequence_length: in
     )
 
 
-def _greedy_equal(ours: Decoder, theirs: Any, prompt: Tensor) -> int:
+def _logits(model: Transformer, tokens_BT: Tensor) -> Tensor:
+    """Logits of tokens (B, T, V), or of texts (B, L)."""
+    if not model.config.labels:
+        return model.logits(tokens_BT)
+    lengths_B = torch.full((len(tokens_BT),), tokens_BT.shape[1], device=tokens_BT.device)
+    found: Tensor = model.classifier(model(tokens_BT), lengths_B)
+    return found
+
+
+def _greedy_equal(ours: Transformer, theirs: Any, prompt: Tensor) -> int:
     """Number of greedily generated tokens, all of which must agree; a tie within the tolerance is no disagreement."""
-    room = min(GREEDY_TOKENS, ours.config.sequence_length - prompt.shape[1])
+    room = min(GREEDY_TOKENS, ours.config.positions_length - prompt.shape[1])
     if room <= 0:
         return 0
     generated = theirs.generate(
@@ -212,7 +175,7 @@ def _greedy_equal(ours: Decoder, theirs: Any, prompt: Tensor) -> int:
     return int(generated.shape[1] - prompt.shape[1])
 
 
-def _first_difference(ours: Decoder, theirs: Any, sample: Tensor) -> str:
+def _first_difference(ours: Transformer, theirs: Any, sample: Tensor) -> str:
     """The first place on the way through the model where the two differ, for the error message."""
     hidden = theirs(sample, output_hidden_states=True).hidden_states
     mine: list[Tensor] = []

@@ -1,0 +1,82 @@
+"""What stands after the last block: the prediction of tokens, or of a class.
+
+Shapes: B sequences, T tokens, D width, V vocabulary, L labels.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bessemer.model.config import ModelConfig
+from bessemer.model.parts import activate, norm
+
+
+class Transform(nn.Module):
+    """norm(gelu(dense(x))): BERT's and ModernBERT's layer before the output matrix."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.width, config.width, bias=config.bias)
+        self.norm = norm(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        transformed: Tensor = self.norm(activate("gelu", self.dense(x)))
+        return transformed
+
+
+class Pooler(nn.Module):
+    """tanh(dense(x)): BERT's layer before a classifier."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.width, config.width, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.dense(x))
+
+
+class LanguageHead(nn.Module):
+    """Hidden states to logits over the vocabulary. Its parts are open to the loss, which never holds all logits."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.transform = Transform(config) if config.head_transform else nn.Identity()
+        self.weight = nn.Parameter(torch.empty(config.vocabulary, config.width))
+        self.bias = nn.Parameter(torch.empty(config.vocabulary)) if config.head_bias else None
+        self.soft_cap = config.logit_soft_cap
+
+    def tie(self, embedding: nn.Embedding) -> None:
+        """Make the embedding's matrix the output matrix."""
+        assert isinstance(embedding.weight, nn.Parameter)
+        self.weight = embedding.weight
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """(B, T, V)."""
+        logits_BTV = F.linear(self.transform(hidden_BTD), self.weight, self.bias)
+        return torch.tanh(logits_BTV / self.soft_cap) * self.soft_cap if self.soft_cap else logits_BTV
+
+
+class Classifier(nn.Module):
+    """Hidden states to one logit a label: of one token, or of the mean over the text."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.pooling = config.pooling
+        self.transform: nn.Module = nn.Identity()
+        if config.head_transform:
+            self.transform = Pooler(config) if config.pooler else Transform(config)
+        self.weight = nn.Parameter(torch.empty(config.labels, config.width))
+        self.bias = nn.Parameter(torch.empty(config.labels)) if config.head_bias else None
+
+    def forward(self, hidden_BTD: Tensor, lengths_B: Tensor) -> Tensor:
+        """(B, L). lengths_B: tokens of each text; what follows is padding."""
+        if self.pooling == "first":
+            pooled_BD = hidden_BTD[:, 0]
+        elif self.pooling == "last":
+            pooled_BD = hidden_BTD[torch.arange(len(hidden_BTD), device=hidden_BTD.device), lengths_B - 1]
+        else:
+            inside_BT = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device) < lengths_B[:, None]
+            pooled_BD = (hidden_BTD * inside_BT[..., None]).sum(dim=1) / lengths_B[:, None]
+        return F.linear(self.transform(pooled_BD), self.weight, self.bias)

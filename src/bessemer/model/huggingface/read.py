@@ -1,0 +1,138 @@
+"""From the Hugging Face layout: a folder of config.json and safetensors to one of our models."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bessemer.errors import InputError
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.config import read_config
+from bessemer.model.huggingface.weights import Part, parts
+from bessemer.model.transformer import Transformer
+
+# Tensors that a folder may hold and no model reads: buffers of older versions, copies of tied matrices, and heads for
+# tasks other than ours.
+_BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".position_ids")
+_OTHER_HEADS = ("cls.seq_relationship.", "bert.pooler.")
+_TIED = ("lm_head.weight", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "decoder.weight")
+
+
+def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -> Transformer:
+    """The model of a folder, in fp32 on the CPU. Reads safetensors only: a pickle could run code.
+
+    config: the configuration to fill, when it differs from the folder's own in what no tensor has (the sequence
+    length), or puts a classifier in the place of the language head: then the new head has its initial weights of
+    `seed`. Raises InputError that names the first tensor that is missing, unexpected, wrongly shaped or not finite.
+    """
+    from bessemer.model.initialisation import build
+
+    own = read_config(folder)[1]
+    wanted = own if config is None else config
+    model = build(wanted, seed)
+    new_head = wanted.labels > 0 and wanted.labels != own.labels
+    found = _Tensors(folder)
+    expected = {part.name: part for part in parts(model)}
+    optional = set() if not new_head else {name for name in expected if _is_head(name)}
+    absent = [name for name in expected if found.name_of(name) is None and name not in optional]
+    if absent:
+        near = difflib.get_close_matches(absent[0], found.names, n=1)
+        raise InputError(
+            f"{folder}: tensor {absent[0]} is missing ({len(absent)} of {len(expected)} are)"
+            + (f"; the nearest there is {near[0]}" if near else "")
+        )
+    known = {found.name_of(name) for name in expected}
+    extra = [name for name in found.names if name not in known and not _may_be_left(name, wanted, new_head)]
+    if extra:
+        raise InputError(
+            f"{folder}: tensor {extra[0]} belongs to no part of the model that config.json describes ({len(extra)} do "
+            "not); is it the config.json of these weights?"
+        )
+    for name, part in expected.items():
+        theirs = found.name_of(name)
+        if theirs is None or (name in optional and found.shape(theirs) != part.shape):
+            continue
+        _take(folder, found, theirs, part)
+    return model
+
+
+def _take(folder: Path, found: _Tensors, name: str, part: Part) -> None:
+    if found.shape(name) != part.shape:
+        raise InputError(
+            f"{folder}: tensor {name} is {list(found.shape(name))}, config.json makes it {list(part.shape)}"
+        )
+    tensor = found.read(name)
+    if not torch.isfinite(tensor).all():
+        count = int((~torch.isfinite(tensor)).sum())
+        raise InputError(f"{folder}: tensor {name} has {count} values that are not finite; the weights are damaged")
+    part.take(tensor.float())
+
+
+def _is_head(name: str) -> bool:
+    return name.startswith(("score.", "classifier.", "head.", "bert.pooler."))
+
+
+def _may_be_left(name: str, config: ModelConfig, new_head: bool) -> bool:
+    if name.endswith(_BUFFERS) or name.startswith(_OTHER_HEADS):
+        return True
+    if name in _TIED and (config.tie_embeddings or config.labels):
+        return True
+    return new_head and name.startswith(("cls.", "head.", "decoder.", "lm_head.", "score.", "classifier."))
+
+
+class _Tensors:
+    """The tensors of a folder's safetensors files, by name, read one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        index = folder / "model.safetensors.index.json"
+        if index.exists():
+            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        elif (folder / "model.safetensors").exists():
+            files = ["model.safetensors"]
+        else:
+            others = sorted(path.name for path in folder.glob("*.bin"))
+            raise InputError(
+                f"{folder}: has no model.safetensors"
+                + (f", only {others[0]}, a pickle, which could run code; convert it to safetensors" if others else "")
+            )
+        self._opened: dict[str, Any] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for file in files:
+            if Path(file).name != file:
+                raise InputError(f"{index}: names a file outside its folder: {file}")
+            try:
+                opened: Any = safe_open(folder / file, framework="pt")
+                for name in opened.keys():  # noqa: SIM118 (not a dict)
+                    self._opened[name] = opened
+                    self._shapes[name] = tuple(opened.get_slice(name).get_shape())
+            except (OSError, SafetensorError) as error:
+                raise InputError(f"{folder / file}: cannot be read: {error}") from None
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._shapes)
+
+    def name_of(self, name: str) -> str | None:
+        """The name a tensor goes by here: some folders leave out the outer prefix, older ones say gamma and beta."""
+        inner = name.partition(".")[2] if name.startswith(("model.", "transformer.", "bert.")) else name
+        for candidate in (name, inner):
+            if candidate in self._shapes:
+                return candidate
+            older = candidate.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+            if older in self._shapes:
+                return older
+        return None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def read(self, name: str) -> Tensor:
+        tensor: Tensor = self._opened[name].get_tensor(name)
+        return tensor

@@ -1,0 +1,192 @@
+"""The transformer: blocks of attention and MLP between an embedding and a head.
+
+One implementation, decoder and encoder alike; its options (`ModelConfig`) cover what `transformers` knows as Llama,
+Qwen3, OLMo-2, GPT-2, BERT and ModernBERT. Weights that share an input are one parameter, whose leading dimensions say
+what is what, so that it is one product and can still be cut by head, decayed and exported part by part.
+
+Shapes: B sequences, T tokens, D width, H query heads, G key/value heads, R = H / G, K width of a head, F hidden
+width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bessemer.model.attention import Documents, Scope, Sight, attention, cached_attention
+from bessemer.model.cache import Cache, LayerCache
+from bessemer.model.config import ModelConfig
+from bessemer.model.heads import Classifier, LanguageHead
+from bessemer.model.parts import RMSNorm, activate, norm
+from bessemer.model.rotary import rotate, rotations
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention.
+
+    `qkv` is (G, R + 2, K, D): for each key/value head the R query heads that share it, its key and its value. One
+    product serves all three, and a cut along the first dimension is a cut between heads. `qkv_bias` is (G, R + 2, K).
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.queries = config.heads // config.kv_heads
+        self.qkv = nn.Parameter(torch.empty(config.kv_heads, self.queries + 2, config.head_dim, config.width))
+        self.qkv_bias = nn.Parameter(torch.empty(self.qkv.shape[:3])) if config.bias else None
+        self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=config.bias)
+        self.norm_all_heads = config.qk_norm == "full"
+        widths = {"none": (0, 0), "head": (config.head_dim,) * 2,
+                  "full": (config.heads * config.head_dim, config.kv_heads * config.head_dim)}[config.qk_norm]  # fmt: skip
+        self.q_norm, self.k_norm = (RMSNorm(width, config.norm_eps) if width else nn.Identity() for width in widths)
+
+    def forward(
+        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: Scope, cache: LayerCache | None = None
+    ) -> Tensor:
+        bias = None if self.qkv_bias is None else self.qkv_bias.flatten()
+        joined_BTGRK = F.linear(x_BTD, self.qkv.flatten(0, 2), bias).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]
+        q_BTGRK, k_BTGK, v_BTGK = joined_BTGRK.split([self.queries, 1, 1], dim=-2)
+        q_BTHK, k_BTGK, v_BTGK = q_BTGRK.flatten(2, 3), k_BTGK.squeeze(-2), v_BTGK.squeeze(-2)
+        if self.norm_all_heads:
+            q_BTHK = self.q_norm(q_BTHK.flatten(2)).view(q_BTHK.shape)
+            k_BTGK = self.k_norm(k_BTGK.flatten(2)).view(k_BTGK.shape)
+        else:
+            q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
+        if rotation is not None:
+            q_BTHK, k_BTGK = rotate(q_BTHK, rotation), rotate(k_BTGK, rotation)
+        q_BHTK, k_BGTK, v_BGTK = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
+        if cache is None:
+            attended_BHTK = attention(q_BHTK, k_BGTK, v_BGTK, scope)
+        else:
+            attended_BHTK = cached_attention(q_BHTK, *cache.append(k_BGTK, v_BGTK), scope.sight)
+        projected: Tensor = self.out(attended_BHTK.transpose(1, 2).flatten(2))
+        return projected
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)) (Shazeer 2020). `gate_up` is (2, F, D), so that one product serves both."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation = "silu" if config.mlp == "swiglu" else "gelu"
+        self.gate_up = nn.Parameter(torch.empty(2, config.mlp_width, config.width))
+        self.gate_up_bias = nn.Parameter(torch.empty(2, config.mlp_width)) if config.bias else None
+        self.down = nn.Linear(config.mlp_width, config.width, bias=config.bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        bias = None if self.gate_up_bias is None else self.gate_up_bias.flatten()
+        gate_BTF, up_BTF = F.linear(x_BTD, self.gate_up.flatten(0, 1), bias).chunk(2, dim=-1)
+        projected: Tensor = self.down(activate(self.activation, gate_BTF) * up_BTF)
+        return projected
+
+
+class MLP(nn.Module):
+    """down(act(up(x)))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation = config.mlp
+        self.up = nn.Linear(config.width, config.mlp_width, bias=config.bias)
+        self.down = nn.Linear(config.mlp_width, config.width, bias=config.bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        projected: Tensor = self.down(activate(self.activation, self.up(x_BTD)))
+        return projected
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each added to the residual stream, with a norm before the sublayer (x + f(norm(x))), after
+    it (x + norm(f(x)), OLMo-2) or after the sum (norm(x + f(x)), BERT)."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        has_norm = config.first_norm or layer > 0
+        self.attention_norm = norm(config) if has_norm else nn.Identity()
+        self.attention = Attention(config)
+        self.mlp_norm = norm(config)
+        self.mlp = GatedMLP(config) if config.gated else MLP(config)
+        self.norm_position = config.norm_position
+
+    def forward(
+        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: Scope, cache: LayerCache | None = None
+    ) -> Tensor:
+        after: Tensor
+        if self.norm_position == "input":
+            x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rotation, scope, cache)
+            after = x_BTD + self.mlp(self.mlp_norm(x_BTD))
+        elif self.norm_position == "output":
+            x_BTD = x_BTD + self.attention_norm(self.attention(x_BTD, rotation, scope, cache))
+            after = x_BTD + self.mlp_norm(self.mlp(x_BTD))
+        else:
+            x_BTD = self.attention_norm(x_BTD + self.attention(x_BTD, rotation, scope, cache))
+            after = self.mlp_norm(x_BTD + self.mlp(x_BTD))
+        return after
+
+
+class Transformer(nn.Module):
+    """Token ids to hidden states; the head is applied by who needs logits, since training never holds them all.
+
+    Has `head` (a LanguageHead), or `classifier` when the configuration has labels.
+    """
+
+    head: LanguageHead
+    classifier: Classifier
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        if config.positions == "learned":
+            self.position_embedding = nn.Embedding(config.positions_length, config.width)
+        if config.token_types:
+            self.type_embedding = nn.Embedding(config.token_types, config.width)
+        self.embedding_norm = norm(config) if config.embedding_norm else nn.Identity()
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.norm = norm(config) if config.norm_position != "residual" else nn.Identity()
+        if config.labels:
+            self.classifier = Classifier(config)
+        else:
+            self.head = LanguageHead(config)
+            if config.tie_embeddings:
+                self.head.tie(self.embedding)
+        self.sights = [
+            Sight(config.causal, config.window_of(layer), config.attention_soft_cap) for layer in range(config.layers)
+        ]
+        self.thetas = [config.rope_theta_of(layer) for layer in range(config.layers)]
+
+    def forward(self, tokens_BT: Tensor, documents: Documents | None = None, cache: Cache | None = None) -> Tensor:
+        """Hidden states after the last norm, (B, T, D). With a cache, tokens_BT are those that follow what it holds."""
+        length, device = tokens_BT.shape[1], tokens_BT.device
+        first = 0 if cache is None else cache.length
+        positions = torch.arange(first, first + length, device=device) if documents is None else documents.position_BT
+        x_BTD = self._embed(tokens_BT, positions)
+        scopes = {sight: Scope.of(sight, documents, length, device) for sight in set(self.sights)}
+        rotary: dict[float, tuple[Tensor, Tensor] | None] = dict.fromkeys(self.thetas)
+        if self.config.positions == "rotary":
+            rotary = {
+                theta: rotations(positions, self.config.head_dim, theta, self.config.rope_scaling, x_BTD.dtype)
+                for theta in dict.fromkeys(self.thetas)
+            }
+        for layer, block in enumerate(self.blocks):
+            layer_cache = None if cache is None else cache.layers[layer]
+            x_BTD = block(x_BTD, rotary[self.thetas[layer]], scopes[self.sights[layer]], layer_cache)
+        if cache is not None:
+            cache.length += length
+        hidden: Tensor = self.norm(x_BTD)
+        return hidden
+
+    def logits(self, tokens_BT: Tensor, documents: Documents | None = None, cache: Cache | None = None) -> Tensor:
+        """Logits of every position, (B, T, V): for evaluation and generation of short texts."""
+        return self.head.logits(self(tokens_BT, documents, cache))
+
+    def _embed(self, tokens_BT: Tensor, positions: Tensor) -> Tensor:
+        """Token, position and type embeddings (all tokens are of type 0), summed and normalised."""
+        x_BTD = self.embedding(tokens_BT)
+        if torch.is_autocast_enabled(x_BTD.device.type):
+            x_BTD = x_BTD.to(torch.get_autocast_dtype(x_BTD.device.type))
+        if self.config.token_types:
+            x_BTD = x_BTD + self.type_embedding.weight[0].to(x_BTD.dtype)
+        if self.config.positions == "learned":
+            x_BTD = x_BTD + self.position_embedding(positions).to(x_BTD.dtype)
+        embedded: Tensor = self.embedding_norm(x_BTD)
+        return embedded

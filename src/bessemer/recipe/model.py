@@ -1,0 +1,122 @@
+"""The recipe's [model] table."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from bessemer.recipe.section import Positive, Section
+
+
+class RopeScaling(Section):
+    """How rotary positions are stretched beyond the length a model was first trained on."""
+
+    kind: Literal["linear", "llama3"] = Field(
+        description="linear: all positions divided by the factor; llama3: only the slow frequencies are."
+    )
+    factor: float = Field(gt=1, description="How many times longer the new length is.")
+    low_frequency: float = Field(
+        1.0, gt=0, description="Frequencies with fewer turns over original_length are divided by the factor (llama3)."
+    )
+    high_frequency: float = Field(
+        4.0, gt=0, description="Frequencies with more turns over original_length stay as they are (llama3)."
+    )
+    original_length: Positive = Field(8192, description="The length the model was first trained on (llama3).")
+
+    @model_validator(mode="after")
+    def _low_below_high(self) -> Self:
+        if self.low_frequency >= self.high_frequency:
+            raise ValueError(
+                f"low_frequency = {self.low_frequency} must be below high_frequency = {self.high_frequency}"
+            )
+        return self
+
+
+class Model(Section):
+    """The transformer: `depth` alone, explicit dimensions, or `from` a folder. Options left out are the family's."""
+
+    family: Literal["qwen3", "llama", "olmo2", "gpt2", "bert", "modernbert"] = Field(
+        "qwen3",
+        description="The kind of block: qwen3 (RMSNorm, SwiGLU, rotary positions, QK-norm), llama (the same without "
+        "QK-norm), olmo2 (norms after the sublayers, QK-norm over all heads), gpt2 (LayerNorm, GELU, learned positions, "
+        "biases), or the encoders bert and modernbert (GeGLU, windowed attention).",
+    )
+    from_: str | None = Field(
+        None,
+        alias="from",
+        pattern=r"^hf:.+",
+        description="hf:FOLDER starts from the weights and dimensions of a model in the Hugging Face layout; the "
+        "tokenizer must be its own (tokenizer.path).",
+    )
+    depth: int | None = Field(
+        None,
+        gt=0,
+        description="The one dial: number of layers, from which width, heads, learning rate, batch and horizon "
+        "are derived. Each derived value can be overridden by its own key.",
+    )
+    layers: int | None = Field(None, gt=0, description="Number of transformer blocks.")
+    width: int | None = Field(None, gt=0, description="Width of the residual stream.")
+    heads: int | None = Field(None, gt=0, description="Number of query heads.")
+    kv_heads: int | None = Field(
+        None, gt=0, description="Number of key/value heads (grouped-query attention); left out: as heads."
+    )
+    head_dim: int | None = Field(None, gt=0, description="Width of a head; left out: width / heads.")
+    mlp_width: int | None = Field(
+        None,
+        gt=0,
+        description="Hidden width of the MLP; left out: 8/3 of the width when gated, rounded up to a multiple of 64, "
+        "else 4 times the width.",
+    )
+    max_positions: int | None = Field(
+        None,
+        gt=0,
+        description="Positions the model knows, when more than tokens.sequence_length; left out: as that.",
+    )
+    qk_norm: Literal["none", "head", "full"] | None = Field(
+        None, description="RMSNorm on queries and keys: none, over each head, or over all heads at once (full)."
+    )
+    tie_embeddings: bool | None = Field(None, description="Input embedding and output matrix are one matrix.")
+    window: int | None = Field(
+        None,
+        ge=0,
+        description="Tokens a windowed layer's attention sees: itself and those before, or half to each side in an "
+        "encoder; 0: all.",
+    )
+    global_every: int | None = Field(
+        None, ge=0, description="Every so many layers, from the first, one sees everything; 0: all have the window."
+    )
+    attention_soft_cap: float | None = Field(
+        None, ge=0, description="Attention scores are c*tanh(score/c) with this c; 0: off."
+    )
+    logit_soft_cap: float | None = Field(None, ge=0, description="Logits are c*tanh(logit/c) with this c; 0: off.")
+    rope_theta: float | None = Field(None, gt=0, description="Base of the rotary position embedding; left out: 10000.")
+    window_rope_theta: float | None = Field(
+        None, gt=0, description="Base of the rotary positions in windowed layers; left out: rope_theta."
+    )
+    rope_scaling: RopeScaling | None = Field(
+        None, description="How rotary positions are stretched beyond the length first trained on; left out: not."
+    )
+    norm_eps: float | None = Field(None, gt=0, description="Epsilon of every norm; left out: the family's.")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.depth is not None and self.layers is not None and self.depth != self.layers:
+            raise ValueError(f"depth = {self.depth} and layers = {self.layers} disagree; give one of them")
+        if self.depth is None and self.from_ is None:
+            missing = [key for key in ("layers", "width", "heads") if getattr(self, key) is None]
+            if missing:
+                raise ValueError(f"needs depth, or layers, width and heads; {missing[0]} is missing")
+        if self.heads is not None and self.kv_heads is not None and self.heads % self.kv_heads:
+            near = [k for k in range(1, self.heads + 1) if self.heads % k == 0]
+            raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}; possible: {near}")
+        if self.width is not None and self.heads is not None and self.head_dim is None and self.width % self.heads:
+            raise ValueError(
+                f"heads = {self.heads} does not divide width = {self.width}; give head_dim or change one of them"
+            )
+        head_dim = self.head_dim or (self.width // self.heads if self.width and self.heads else None)
+        if head_dim is not None and head_dim % 2 and self.family not in ("gpt2", "bert"):
+            raise ValueError(f"the width of a head is {head_dim}, but rotary positions need an even one")
+        if self.global_every and self.window == 0:
+            raise ValueError(f"global_every = {self.global_every} has no meaning without a window; give window as well")
+        return self
