@@ -17,9 +17,13 @@ from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.terminal import QUIET, amount, duration, rate, say, size
 
 if TYPE_CHECKING:
+    from bessemer.evaluate.generation import Sampling
+    from bessemer.model.transformer import Transformer
     from bessemer.recipe import Recipe
     from bessemer.run import RunFolder
     from bessemer.stages import Session
+    from bessemer.tokens.shards import TokenStore
+    from bessemer.tokens.tokenizer import Tokenizer
 
 EPILOG = """\
 Start here:  bessemer demo            a model trained on the text already on this machine, in minutes
@@ -98,6 +102,18 @@ def _parser() -> argparse.ArgumentParser:
             "--restart", action="store_true", help="start training over; what was trained is set aside"
         )
 
+    def sampling(command: Any) -> None:
+        command.add_argument("--max-tokens", type=int, default=200, metavar="N", help="tokens to write (default 200)")
+        command.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0 is greedy (default 0.8)")
+        command.add_argument(
+            "--top-k", type=int, default=50, metavar="K", help="draw from the K likeliest; 0: all (default 50)"
+        )
+        command.add_argument(
+            "--top-p", type=float, default=1.0, metavar="P",
+            help="draw from the likeliest that together have probability P (default 1: all)",
+        )  # fmt: skip
+        command.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the draws (default 0)")
+
     changes(add("demo", "the whole way, end to end, on text already on this machine, in minutes", _demo))
     changes(add("run", "every stage of a recipe; what is done already is skipped", _run, recipe=True))
     add("corpus", "raw sources to clean documents", _corpus, recipe=True)
@@ -107,12 +123,17 @@ def _parser() -> argparse.ArgumentParser:
     add("evaluate", "held-out loss, bits per byte and samples of a run's newest checkpoint", _evaluate, run=True)
     generate = add("generate", "continue a prompt", _generate, run=True)
     generate.add_argument("prompt", help="the text to continue; - reads it from standard input")
-    generate.add_argument("--max-tokens", type=int, default=200, metavar="N", help="tokens to write (default 200)")
-    generate.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0 is greedy (default 0.8)")
-    generate.add_argument(
-        "--top-k", type=int, default=50, metavar="K", help="draw from the K likeliest; 0: all (default 50)"
+    sampling(generate)
+    chat = add("chat", "talk with a model, by its chat template", _chat, run=True)
+    sampling(chat)
+    chat.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
+    chat.add_argument(
+        "--template", metavar="NAME|FILE", help="plain, chatml or a Jinja file; left out: the model's own, else plain"
     )
-    generate.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the draws (default 0)")
+    imported = add("import", "make a run of a model in the Hugging Face layout, checked against it", _import)
+    imported.add_argument("folder", help="a folder with config.json, safetensors and tokenizer.json")
+    imported.add_argument("--name", help="name of the run (default: the folder's)")
+    imported.add_argument("--dir", default="runs", help="folder that holds run folders (default runs)")
     export = add("export", "write a run's model in another layout, checked there", _export, run=True)
     export.add_argument("folder", help="where to; it must be empty or not exist")
     export.add_argument("--to", choices=["hf"], default="hf", help="hf: what `transformers` loads (default)")
@@ -195,21 +216,77 @@ def _evaluate(given: argparse.Namespace) -> Any:
 
 def _generate(given: argparse.Namespace) -> Any:
     from bessemer.evaluate.final import complete
-    from bessemer.stages import opened
-    from bessemer.tokens.tokenizer import Tokenizer
 
-    if given.max_tokens < 1:
-        raise InputError(f"--max-tokens: {given.max_tokens} is not a number of tokens to write; give 1 or more")
-    if given.temperature < 0 or given.top_k < 0:
-        raise InputError("--temperature and --top-k cannot be negative; 0 is greedy, and 0 draws from all tokens")
-    session, resolved = _trained(given)
-    store, restored = opened(resolved, session.run)
-    tokenizer = Tokenizer.load(store.folder / "tokenizer.json", resolved.tokenizer.end_of_text)
+    sampling = _sampling(given)
+    store, tokenizer, model = _opened(given)
     prompt = sys.stdin.read() if given.prompt == "-" else given.prompt
-    text = complete(restored, tokenizer, prompt, given.max_tokens, given.temperature, given.top_k, given.seed)
+    prefix = store.manifest["tokenizer"].get("prefix")
+    text = complete(model, tokenizer, prompt, given.max_tokens, sampling, prefix)
     if not given.json:
         print(prompt + text)
     return {"prompt": prompt, "text": text}
+
+
+def _chat(given: argparse.Namespace) -> Any:
+    from bessemer.evaluate.chat import Chat, Template
+
+    sampling = _sampling(given)
+    store, tokenizer, model = _opened(given)
+    template = Template.choose(given.template, store.folder, tokenizer)
+    chat = Chat(model, tokenizer, template, sampling, given.system)
+    shown = not given.json
+    if shown and sys.stdin.isatty():
+        print("Write a message and press Enter; an empty line or Ctrl-D ends the conversation.")
+    while message := _asked("> " if shown and sys.stdin.isatty() else ""):
+        for piece in chat.reply(message, given.max_tokens):
+            if shown:
+                print(piece, end="", flush=True)
+        if shown:
+            print()
+    return {"messages": chat.messages}
+
+
+def _asked(prompt: str) -> str:
+    try:
+        return input(prompt).strip()
+    except EOFError:
+        return ""
+
+
+def _sampling(given: argparse.Namespace) -> Sampling:
+    from bessemer.evaluate.generation import Sampling
+
+    if given.max_tokens < 1:
+        raise InputError(f"--max-tokens: {given.max_tokens} is not a number of tokens to write; give 1 or more")
+    return Sampling(given.temperature, given.top_k, given.top_p, given.seed)
+
+
+def _opened(given: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transformer]:
+    from bessemer.stages import opened
+    from bessemer.tokens.tokenizer import Tokenizer
+
+    session, resolved = _trained(given)
+    store, restored = opened(resolved, session.run)
+    tokenizer = Tokenizer.load(store.folder / "tokenizer.json", resolved.tokenizer.end_of_text)
+    return store, tokenizer, restored.step.model
+
+
+def _import(given: argparse.Namespace) -> Any:
+    from bessemer.run import RunFolder
+    from bessemer.train.imported import import_model
+
+    source = Path(given.folder)
+    name = given.name or source.resolve().name
+    run = RunFolder(Path(given.dir) / name)
+    if not source.is_dir():
+        raise InputError(f"{source}: no such folder; give one with config.json, safetensors and tokenizer.json")
+    with run.writing():
+        check = import_model(source, run, name, given.dir)
+    say(
+        f"[green]✓[/] {check.architecture} of {amount(check.parameters)} parameters in {run.path}: transformers' logits "
+        f"differ by {check.logits_max_difference:.1e}, {check.greedy_tokens_equal} greedy tokens equal"
+    )
+    return {"run": run.path, **check.__dict__}
 
 
 def _export(given: argparse.Namespace) -> Any:

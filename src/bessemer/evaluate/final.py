@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from bessemer.errors import InputError
-from bessemer.evaluate.generation import generate
+from bessemer.evaluate.generation import Sampling, generate
 from bessemer.evaluate.ngram import MAX_ORDER, NgramModel
+from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, write_json
 from bessemer.terminal import progress
@@ -73,23 +74,30 @@ def ngram_baseline(recipe: Recipe, store: TokenStore, tokenizer: Tokenizer) -> d
 def samples(recipe: Recipe, restored: Restored, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """A continuation of each of the recipe's prompts."""
     settings = recipe.evaluate
-    return [
-        {"prompt": prompt, "text": complete(restored, tokenizer, prompt, settings.sample_tokens, settings.temperature,
-                                            settings.top_k, recipe.run.seed + number), "temperature": settings.temperature}
-        for number, prompt in enumerate(settings.prompts)
-    ]  # fmt: skip
+    found = []
+    for number, prompt in enumerate(settings.prompts):
+        sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, recipe.run.seed + number)
+        text = complete(restored.step.model, tokenizer, prompt, settings.sample_tokens, sampling)
+        found.append({"prompt": prompt, "text": text, "temperature": settings.temperature})
+    return found
 
 
 def complete(
-    restored: Restored, tokenizer: Tokenizer, prompt: str, max_tokens: int, temperature: float, top_k: int, seed: int
+    model: Transformer,
+    tokenizer: Tokenizer,
+    prompt: str,
+    max_tokens: int,
+    sampling: Sampling,
+    prefix: list[int] | None = None,
 ) -> str:
-    """The continuation of a prompt. The prompt stands at the beginning of a document."""
+    """The continuation of a prompt. prefix: ids before it; left out: end-of-text, since a document begins after one."""
     ids = tokenizer.encode(prompt)
-    if any(token >= restored.step.model.config.vocabulary for token in ids):
+    if any(token >= model.config.vocabulary for token in ids):
         raise InputError("the prompt has tokens the model does not know; is this the run's own tokenizer?")
+    before = [tokenizer.end_of_text] if prefix is None else prefix
     new = generate(
-        restored.step.model, [tokenizer.end_of_text, *ids], max_tokens=max_tokens, temperature=temperature, top_k=top_k,
-        end_of_text=tokenizer.end_of_text, seed=seed,
+        model, [*before, *ids] or [tokenizer.end_of_text], max_tokens=max_tokens, sampling=sampling,
+        end_of_text=tokenizer.end_of_text,
     )  # fmt: skip
     return tokenizer.decode([*ids, *new])[len(tokenizer.decode(ids)) :]
 

@@ -3,41 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from bessemer.errors import InputError
+from bessemer.model.cache import Cache
 from bessemer.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen. temperature: 0 takes the most likely; else the logits are divided by it and one is drawn.
+
+    top_k: only among the so many most likely; 0: all. top_p: only among the most likely that together have this
+    probability (Holtzman et al. 2020, section 3.1); 1: all. The cuts apply in this order, after the temperature.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise InputError(f"temperature: {self.temperature} is negative; 0 is greedy")
+        if self.top_k < 0:
+            raise InputError(f"top_k: {self.top_k} is negative; 0 draws from all tokens")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p: {self.top_p} is not in (0, 1]; 1 draws from all tokens")
 
 
 @torch.no_grad()
 def generate(
-    model: Transformer,
-    prompt: list[int],
-    *,
-    max_tokens: int,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    end_of_text: int | None = None,
-    seed: int = 0,
+    model: Transformer, prompt: list[int], *, max_tokens: int, sampling: Sampling, end_of_text: int | None = None
 ) -> Iterator[int]:
     """Continue `prompt`; yields one token at a time, ends before `end_of_text`.
 
-    temperature: 0 takes the most likely token; else logits are divided by it and a token is drawn. top_k: draw only
-    among the so many most likely; 0: among all. The last `sequence_length` tokens are the context.
+    Keys and values of what was read are kept, so a token costs one token's computation. When the positions the model
+    knows are used up, it goes on with the later half of them as its context, read anew.
+    Raises InputError for a model that does not predict the next token.
     """
-    device = next(model.parameters()).device
-    generator = torch.Generator("cpu").manual_seed(seed)
-    ids = list(prompt)
+    if not model.config.causal or model.config.labels:
+        kind = "classifies texts" if model.config.labels else "is an encoder, which fills in masked tokens"
+        raise InputError(f"this model {kind}; only a causal language model can continue a text")
+    device, limit = next(model.parameters()).device, model.config.positions_length
+    generator = torch.Generator("cpu").manual_seed(sampling.seed)
+    held = list(prompt[-limit:])
+    cache, unread = _fresh(model, device), held
     for _ in range(max_tokens):
-        window = torch.tensor([ids[-model.config.sequence_length :]], device=device)
-        logits_V = model.head.logits(model(window)[0, -1]).float().cpu()
-        if temperature == 0:
-            token = int(logits_V.argmax())
-        else:
-            if 0 < top_k < len(logits_V):
-                logits_V[logits_V < logits_V.topk(top_k).values[-1]] = -torch.inf
-            token = int(torch.multinomial((logits_V / temperature).softmax(dim=0), 1, generator=generator))
+        if cache.length + len(unread) > limit:
+            held = held[-max(limit // 2, 1) :]
+            cache, unread = _fresh(model, device), held
+        hidden_1TD = model(torch.tensor([unread], device=device), cache=cache)
+        token = choose(model.head.logits(hidden_1TD[0, -1]).float().cpu(), sampling, generator)
         if token == end_of_text:
             return
-        ids.append(token)
+        held.append(token)
+        unread = [token]
         yield token
+
+
+def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """The next token from its logits."""
+    if sampling.temperature == 0:
+        return int(logits_V.argmax())
+    logits_V = logits_V / sampling.temperature
+    if 0 < sampling.top_k < len(logits_V):
+        logits_V = logits_V.masked_fill(logits_V < logits_V.topk(sampling.top_k).values[-1], -torch.inf)
+    probability_V = logits_V.softmax(dim=0)
+    if sampling.top_p < 1:
+        sorted_V, index_V = probability_V.sort(descending=True, stable=True)
+        before_V = sorted_V.cumsum(dim=0) - sorted_V  # the token that crosses the threshold stays
+        probability_V[index_V[before_V >= sampling.top_p]] = 0.0
+    return int(torch.multinomial(probability_V, 1, generator=generator))
+
+
+def _fresh(model: Transformer, device: torch.device) -> Cache:
+    return Cache(model.config, 1, device, model.embedding.weight.dtype)

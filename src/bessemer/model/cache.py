@@ -13,7 +13,7 @@ class LayerCache:
     width of a head."""
 
     def __init__(self, batch: int, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
-        shape = (batch, config.kv_heads, config.sequence_length, config.head_dim)
+        shape = (batch, config.kv_heads, config.positions_length, config.head_dim)
         self._keys, self._values = (torch.empty(shape, device=device, dtype=dtype) for _ in range(2))
         self._length = 0
 

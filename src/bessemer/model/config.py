@@ -113,6 +113,11 @@ class ModelConfig:
         model = recipe.model
         if model.layers is None or model.width is None or model.heads is None:
             raise InputError("model: the dimensions are not derived yet; resolve the recipe first")
+        if model.vocabulary is not None and model.vocabulary < vocabulary:
+            raise InputError(
+                f"model.vocabulary: {model.vocabulary} rows are too few for the tokenizer's {vocabulary} ids"
+                + ("; is tokenizer.path the tokenizer of model.from?" if model.from_ is not None else "")
+            )
         chosen = model.model_dump(exclude_none=True)
         options = {field.name for field in fields(cls)} - {"rope_scaling"}
         settings = FAMILIES[model.family] | {key: value for key, value in chosen.items() if key in options}

@@ -14,11 +14,15 @@ horizon        20 tokens per parameter (Hoffmann et al. 2022, table 3).
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
+from bessemer.errors import InputError
 from bessemer.model.config import FAMILIES, ModelConfig, default_mlp_width
+from bessemer.model.huggingface.config import recipe_keys
 from bessemer.plan.cost import flops_per_token
 from bessemer.recipe import Model, Recipe
+from bessemer.recipe.model import RopeScaling
 
 TOKENS_PER_PARAMETER = 20
 MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; activations beyond that only cost memory
@@ -67,6 +71,8 @@ def resolve(
 
 
 def _dimensions(model: Model) -> Model:
+    if model.from_ is not None:
+        return _imported(model, Path(model.from_.removeprefix("hf:")))
     depth = model.depth or model.layers
     assert depth is not None, "the schema lets no model through without depth or layers"
     width = model.width or 64 * depth
@@ -86,6 +92,18 @@ def _dimensions(model: Model) -> Model:
             "mlp_width": model.mlp_width or default_mlp_width(width, FAMILIES[model.family].get("mlp", "swiglu")),
         }
     )
+
+
+def _imported(model: Model, folder: Path) -> Model:
+    """The dimensions and options of the folder that the weights come from; the recipe may repeat but not change them."""
+    found = recipe_keys(folder)
+    for key, value in found.items():
+        given = getattr(model, key)
+        plain = given.model_dump() if isinstance(given, RopeScaling) else given
+        if key in model.model_fields_set and plain is not None and plain != value:
+            raise InputError(f"model.{key}: {plain} is not what {folder} has ({value}); remove the key")
+    found["rope_scaling"] = RopeScaling(**found["rope_scaling"]) if found.get("rope_scaling") else None
+    return model.model_copy(update=found)
 
 
 def _learning_rate(flops: float) -> float:

@@ -112,7 +112,7 @@ def explain(key: str) -> str:
 
 
 def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
-    """Sources and tokenizer of a recipe file lie relative to that file."""
+    """Sources, tokenizer and starting weights of a recipe file lie relative to that file."""
 
     def anchored(path: str) -> str:
         return path if "://" in path else str(folder / Path(path).expanduser())
@@ -124,9 +124,11 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
     tokenizer = recipe.tokenizer
     if tokenizer.path is not None:
         tokenizer = tokenizer.model_copy(update={"path": anchored(tokenizer.path)})
-    return recipe.model_copy(
-        update={"corpus": recipe.corpus.model_copy(update={"sources": sources}), "tokenizer": tokenizer}
-    )
+    model = recipe.model
+    if model.from_ is not None:
+        model = model.model_copy(update={"from_": "hf:" + anchored(model.from_.removeprefix("hf:"))})
+    corpus = recipe.corpus.model_copy(update={"sources": sources})
+    return recipe.model_copy(update={"corpus": corpus, "tokenizer": tokenizer, "model": model})
 
 
 def _override(values: dict[str, Any], override: str) -> None:

@@ -68,6 +68,12 @@ class Model(Section):
         description="Hidden width of the MLP; left out: 8/3 of the width when gated, rounded up to a multiple of 64, "
         "else 4 times the width.",
     )
+    vocabulary: int | None = Field(
+        None,
+        gt=0,
+        description="Rows of the embedding, when more than the tokenizer has ids, for example a multiple of 64; left out: "
+        "the tokenizer's.",
+    )
     max_positions: int | None = Field(
         None,
         gt=0,

@@ -290,6 +290,9 @@ class Evaluate(Section):
     sample_tokens: Positive = Field(120, description="Tokens in a sample.")
     temperature: float = Field(0.8, ge=0, description="Temperature of the samples; 0: greedy.")
     top_k: int = Field(50, ge=0, description="Samples draw from the so many most likely tokens; 0: from all.")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Samples draw from the most likely tokens that together have this probability."
+    )
 
 
 class Report(Section):

@@ -43,6 +43,7 @@ class Tokenizer:
                 + ", ".join(repr(token.content) for token in list(inner.get_added_tokens_decoder().values())[:5])
             )
         self.end_of_text: int = found
+        self.end_of_text_token = end_of_text
         self.vocabulary: int = max(inner.get_vocab().values()) + 1
         self._fast = _tiktoken_of(inner)
 
@@ -102,6 +103,24 @@ class Tokenizer:
         if self._fast is not None:
             return list(self._fast.encode_ordinary(text))
         return self._slow(text)
+
+    def encode_marked(self, text: str) -> list[int]:
+        """Ids of a text in which special tokens stand for themselves, as a chat template writes them."""
+        return list(self._inner.encode(text, add_special_tokens=False).ids)
+
+    @property
+    def special(self) -> dict[int, str]:
+        """Special tokens by their ids."""
+        return {
+            number: token.content for number, token in self._inner.get_added_tokens_decoder().items() if token.special
+        }
+
+    @property
+    def prefix(self) -> list[int]:
+        """Ids that the tokenizer itself puts before every text, such as a beginning-of-text token."""
+        ids = list(self._inner.encode("a", add_special_tokens=True).ids)
+        plain = list(self._inner.encode("a", add_special_tokens=False).ids)
+        return ids[: len(ids) - len(plain)] if ids[len(ids) - len(plain) :] == plain else []
 
     def encode_documents(self, texts: Sequence[str], threads: int) -> list[npt.NDArray[np.uint32]]:
         """Ids of each text, end-of-text appended, in order; the result does not depend on the number of threads."""

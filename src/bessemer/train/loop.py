@@ -22,6 +22,7 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.train.audit import mixture_audit
 from bessemer.train.device import Device, memory_in_use
 from bessemer.train.metrics import MetricsLog
+from bessemer.train.start import starting_model
 from bessemer.train.state import Position, capture, restore, weights_digest
 from bessemer.train.step import Gradients, TrainStep
 from bessemer.train.stop import StopSignal
@@ -51,8 +52,9 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
     sequences = batch_tokens // recipe.tokens.sequence_length
     config = ModelConfig.of(recipe, store.vocabulary)
     loader = Loader.of(recipe, store)
-    step = TrainStep(recipe, build(config, recipe.run.seed), device, store.end_of_text, len(store.sources))
     checkpoint = latest(run.checkpoints, on_damage=warn)
+    model = build(config, recipe.run.seed) if checkpoint else starting_model(recipe, config)
+    step = TrainStep(recipe, model, device, store.end_of_text, len(store.sources))
     position = restore(step, checkpoint, store) if checkpoint else Position()
     resumed_at, bits_per_byte = position.step, None
     if resumed_at:

@@ -214,6 +214,17 @@ def read_config(folder: Path) -> tuple[str, ModelConfig]:
     return family, ModelConfig(sequence_length=values["max_positions"], **values)
 
 
+def recipe_keys(folder: Path) -> dict[str, Any]:
+    """What a folder's config.json says, as keys of the recipe's [model] table."""
+    family, config = read_config(folder)
+    keys = (
+        "vocabulary", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "max_positions", "qk_norm",
+        "tie_embeddings", "window", "global_every", "rope_theta", "window_rope_theta", "rope_scaling", "norm_eps",
+    )  # fmt: skip
+    values = config.to_dict()
+    return {"family": family, **{key: values[key] for key in keys}}
+
+
 def _positions_from(path: Path, family: str, given: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Rotary bases, their scaling, and windows."""
     found: dict[str, Any] = {}

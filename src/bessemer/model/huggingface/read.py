@@ -40,14 +40,14 @@ def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -
     expected = {part.name: part for part in parts(model)}
     optional = set() if not new_head else {name for name in expected if _is_head(name)}
     absent = [name for name in expected if found.name_of(name) is None and name not in optional]
-    if absent:
-        near = difflib.get_close_matches(absent[0], found.names, n=1)
-        raise InputError(
-            f"{folder}: tensor {absent[0]} is missing ({len(absent)} of {len(expected)} are)"
-            + (f"; the nearest there is {near[0]}" if near else "")
-        )
     known = {found.name_of(name) for name in expected}
     extra = [name for name in found.names if name not in known and not _may_be_left(name, wanted, new_head)]
+    if absent:
+        near = difflib.get_close_matches(absent[0], extra, n=1)
+        raise InputError(
+            f"{folder}: tensor {absent[0]} is missing ({len(absent)} of {len(expected)} are)"
+            + (f"; there is {near[0]} instead" if near else "")
+        )
     if extra:
         raise InputError(
             f"{folder}: tensor {extra[0]} belongs to no part of the model that config.json describes ({len(extra)} do "

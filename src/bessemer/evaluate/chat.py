@@ -1,0 +1,146 @@
+"""A conversation with a model: messages through a template to tokens, and the reply as it comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bessemer.errors import InputError
+from bessemer.evaluate.generation import Sampling, generate
+from bessemer.model.transformer import Transformer
+from bessemer.tokens.tokenizer import Tokenizer
+
+Message = dict[str, str]
+
+# `plain` is for models that have seen text but no conversations: it looks like text. `chatml` is the layout of Qwen and
+# SmolLM. A model that was trained on conversations brings its own template.
+TEMPLATES = {
+    "plain": "{% for message in messages %}{% if message.role == 'system' %}{{ message.content }}\n\n"
+    "{% else %}{{ 'Question: ' if message.role == 'user' else 'Answer: ' }}{{ message.content }}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}Answer:{% endif %}",
+    "chatml": "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+}
+STOPS = {"plain": ("\nQuestion:", "\nAnswer:"), "chatml": ("<|im_end|>",)}
+
+
+class Chat:
+    """A conversation: the messages so far, and how the next reply is made."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        template: Template,
+        sampling: Sampling,
+        system: str | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.template, self.sampling = model, tokenizer, template, sampling
+        self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
+
+    def reply(self, text: str, max_tokens: int) -> Iterator[str]:
+        """The reply to a message of the user's, piece by piece; afterwards it is part of the conversation."""
+        self.messages.append({"role": "user", "content": text})
+        prompt = self.tokenizer.encode_marked(self.template.render(self.messages))
+        room = self.model.config.positions_length
+        if len(prompt) >= room:
+            raise InputError(
+                f"the conversation has {len(prompt)} tokens, but the model reads only {room}; start a new one"
+            )
+        ids: list[int] = []
+        shown = ""
+        stops = self.template.stops
+        for token in generate(
+            self.model, prompt, max_tokens=min(max_tokens, room - len(prompt)), sampling=self.sampling,
+            end_of_text=self.tokenizer.end_of_text,
+        ):  # fmt: skip
+            if self.tokenizer.special.get(token) in stops:
+                break
+            ids.append(token)
+            text_so_far = self.tokenizer.decode(ids)
+            ended = next((text_so_far.find(stop) for stop in stops if stop in text_so_far), None)
+            if ended is not None:
+                if text_so_far[len(shown) : ended]:
+                    yield text_so_far[len(shown) : ended]
+                shown = text_so_far[:ended]
+                break
+            sure = _without_beginning_of(text_so_far, stops)
+            if len(sure) > len(shown):
+                yield sure[len(shown) :]
+                shown = sure
+        else:
+            rest = self.tokenizer.decode(ids)
+            if rest[len(shown) :]:
+                yield rest[len(shown) :]
+            shown = rest
+        self.messages.append({"role": "assistant", "content": shown.strip()})
+
+
+class Template:
+    """A chat template (Jinja, as in `transformers`) and the strings at which a reply ends."""
+
+    def __init__(self, source: str, stops: tuple[str, ...], names: dict[str, str]) -> None:
+        from jinja2 import TemplateSyntaxError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = _refuse
+        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False)
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise InputError(f"chat template: line {error.lineno}: {error.message}") from None
+        self.stops, self._names = stops, names
+
+    @classmethod
+    def choose(cls, wanted: str | None, folder: Path, tokenizer: Tokenizer) -> Template:
+        """The template of a name or a file; none: the one that lies beside the tokenizer, else `plain`."""
+        settings_file = folder / "tokenizer_config.json"
+        settings: dict[str, Any] = json.loads(settings_file.read_text()) if settings_file.exists() else {}
+        names = {key: _content(settings.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
+        # Any special token of the vocabulary ends a reply: that is what they are for.
+        marks = tuple(dict.fromkeys((tokenizer.end_of_text_token, *tokenizer.special.values())))
+        if wanted in TEMPLATES:
+            return cls(TEMPLATES[wanted], (*STOPS[wanted], *marks), names)
+        if wanted is not None:
+            path = Path(wanted)
+            if not path.exists():
+                raise InputError(f"--template: {wanted} is neither a file nor one of {', '.join(TEMPLATES)}")
+            return cls(path.read_text(encoding="utf-8"), marks, names)
+        own = settings.get("chat_template")
+        if (folder / "chat_template.jinja").exists():
+            own = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        if isinstance(own, str):
+            return cls(own, marks, names)
+        return cls(TEMPLATES["plain"], (*STOPS["plain"], *marks), names)
+
+    def render(self, messages: list[Message]) -> str:
+        """The conversation as text, ending where the reply begins."""
+        from jinja2 import TemplateError
+
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=True, **self._names)
+        except TemplateError as error:
+            raise InputError(f"chat template: {error}") from None
+
+
+def _content(token: Any) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token or "")
+
+
+def _refuse(message: str) -> None:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def _without_beginning_of(text: str, stops: tuple[str, ...]) -> str:
+    """The text without what could be the beginning of a stop string, or half a character, at its end."""
+    text = text.rstrip("\ufffd")
+    longest = max(
+        (size for stop in stops for size in range(1, min(len(stop), len(text)) + 1) if text.endswith(stop[:size])),
+        default=0,
+    )
+    return text[: len(text) - longest] if longest else text

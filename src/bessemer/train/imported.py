@@ -1,0 +1,130 @@
+"""A model in the Hugging Face layout becomes a run: its weights as the checkpoint of step 0, its tokenizer beside them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bessemer.checkpoint import save
+from bessemer.errors import InputError
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.config import read_config, recipe_keys
+from bessemer.model.huggingface.export import ExportCheck, verify
+from bessemer.model.huggingface.read import read_model
+from bessemer.model.transformer import Transformer
+from bessemer.recipe import Recipe, dump, parse
+from bessemer.run import RunFolder, staging, write_atomic, write_json
+from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.train.device import choose
+from bessemer.train.state import Position, capture
+from bessemer.train.step import TrainStep
+
+SAMPLE_TOKENS = 64  # of each of two rows on which the logits are compared
+# What is encoded by both sides before an import counts: words, code, other scripts, emoji, control characters.
+TEXTS = ("The quick brown fox, 1984.", "def f(x):\n\treturn x  # 3", "naïve Straße 東京 Привет", "🙂\x00\x07 \n\n  end")
+
+
+def import_model(source: Path, run: RunFolder, name: str, directory: str) -> ExportCheck:
+    """Read `source` into a new run folder, checked against `transformers`.
+
+    Raises InputError when the folder is not a supported model or its tokenizer does not fit, BessemerError when
+    `transformers` computes something else from it; nothing is written then.
+    """
+    if (run.checkpoints / "latest").exists():
+        raise InputError(f"{run.path}: holds a trained run already; choose another name with --name")
+    config = read_config(source)[1]
+    model = read_model(source)
+    tokenizer = read_tokenizer(source)
+    if tokenizer.vocabulary > config.vocabulary:
+        raise InputError(
+            f"{source}: the tokenizer has {tokenizer.vocabulary} ids, the model's embedding only {config.vocabulary} "
+            "rows; is this the model's own tokenizer?"
+        )
+    check = check_import(source, model, tokenizer)
+    with staging(run.tokens) as staged:
+        write_atomic(staged / "tokenizer.json", tokenizer.to_json())
+        for extra in ("chat_template.jinja", "tokenizer_config.json", "generation_config.json"):
+            if (source / extra).exists():
+                shutil.copyfile(source / extra, staged / extra)
+        facts = {
+            "vocabulary": tokenizer.vocabulary, "end_of_text": tokenizer.end_of_text, "sha256": tokenizer.sha256,
+            "prefix": tokenizer.prefix, "trained": False,
+        }  # fmt: skip
+        write_json(staged / "manifest.json", {"format": 1, "tokenizer": facts, "sources": {}, "files": {}})
+    recipe = _recipe(source, run, name, directory, tokenizer)
+    write_atomic(run.recipe, dump(recipe))
+    _save(recipe, run, model, tokenizer)
+    return check
+
+
+def check_import(source: Path, model: Transformer, tokenizer: Tokenizer) -> ExportCheck:
+    """Hold a model as read against `transformers`' reading of the same folder."""
+    generator = torch.Generator().manual_seed(0)
+    length = min(SAMPLE_TOKENS, model.config.positions_length)
+    sample = torch.randint(0, tokenizer.vocabulary, (2, length), generator=generator)
+    # A classifier of theirs looks for padding, whose id may be any: the last token of a text must not be it.
+    sample[:, -1] = next(number for number in range(tokenizer.vocabulary) if number not in tokenizer.special)
+    return verify(model, source, sample, [(text, tokenizer.encode(text)) for text in TEXTS])
+
+
+def read_tokenizer(source: Path) -> Tokenizer:
+    """The tokenizer of a folder, with the end-of-text token that its configuration names."""
+    path = source / "tokenizer.json"
+    if not path.exists():
+        raise InputError(
+            f"{path}: not there; write it once with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    return Tokenizer.load(path, _end_of_text(source, path))
+
+
+def _end_of_text(source: Path, path: Path) -> str:
+    """The token a text ends with: the tokenizer's, else the model's, else what separates texts for an encoder."""
+    settings = _json(source / "tokenizer_config.json")
+    for key in ("eos_token", "sep_token"):
+        named = settings.get(key)
+        content = named.get("content") if isinstance(named, dict) else named
+        if content:
+            return str(content)
+    ended = _json(source / "generation_config.json").get("eos_token_id") or _json(source / "config.json").get(
+        "eos_token_id"
+    )
+    number = ended[0] if isinstance(ended, list) else ended
+    added = {token["id"]: token["content"] for token in _json(path).get("added_tokens", [])}
+    if number not in added:
+        raise InputError(f"{source / 'tokenizer_config.json'}: names no eos_token; add it")
+    return str(added[number])
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def _recipe(source: Path, run: RunFolder, name: str, directory: str, tokenizer: Tokenizer) -> Recipe:
+    """The recipe of an imported run: its dimensions, no corpus, one step that is never taken."""
+    import tomli_w
+
+    keys = {key: value for key, value in recipe_keys(source).items() if value is not None}
+    config = read_config(source)[1]
+    values = {
+        "run": {"name": name, "dir": directory},
+        "tokenizer": {"path": str(run.tokens / "tokenizer.json"), "end_of_text": tokenizer.end_of_text_token},
+        "tokens": {"sequence_length": config.positions_length},
+        "model": keys,
+        "train": {"steps": 1, "global_batch_tokens": config.positions_length, "micro_batch": 1,
+                  "optimizer": {"learning_rate": 1e-5}},
+    }  # fmt: skip
+    return parse(tomli_w.dumps(values), f"import of {source}")
+
+
+def _save(recipe: Recipe, run: RunFolder, model: Transformer, tokenizer: Tokenizer) -> None:
+    from bessemer.tokens.shards import TokenStore
+
+    device = choose(recipe.train.model_copy(update={"device": "cpu", "precision": "fp32", "compile": "off"}))
+    step = TrainStep(recipe, model, device, tokenizer.end_of_text, 0)
+    tensors, facts = capture(step, Position(), recipe, TokenStore.open(run.tokens))
+    config: ModelConfig = model.config
+    save(run.checkpoints, 0, tensors, {**facts, "model": config.to_dict()}, recipe.checkpoint.keep)

@@ -1,0 +1,89 @@
+import pytest
+import torch
+
+from bessemer.errors import InputError
+from bessemer.evaluate.generation import Sampling, choose, generate
+from bessemer.model.config import FAMILIES
+from tests.model.samples import config, stirred
+
+VARIANTS = {
+    "qwen3": {},
+    "olmo2": {**FAMILIES["olmo2"], "head_dim": 8},
+    "gpt2": {**FAMILIES["gpt2"], "kv_heads": 4, "head_dim": 8},
+    "windowed": {"window": 5, "global_every": 2},
+    "soft caps": {"attention_soft_cap": 2.0, "logit_soft_cap": 3.0},
+}
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_the_cache_changes_nothing(name: str) -> None:
+    """Greedy text with kept keys and values is the text of whole forward passes."""
+    model = stirred(config(**VARIANTS[name]))
+    prompt = [5, 17, 3]
+    found = list(generate(model, prompt, max_tokens=21, sampling=Sampling()))
+    text = list(prompt)
+    with torch.no_grad():
+        for _ in range(21):
+            text.append(int(model.logits(torch.tensor([text]))[0, -1].argmax()))
+    assert found == text[3:]
+
+
+def test_past_its_positions_a_model_goes_on_from_the_later_half() -> None:
+    model = stirred(config(sequence_length=8))
+    found = list(generate(model, [1, 2, 3], max_tokens=12, sampling=Sampling()))
+    held = [1, 2, 3]
+    with torch.no_grad():
+        for token in found:
+            if len(held) == 9:  # eight positions are used up, and the ninth token is to be read
+                held = held[-4:]
+            assert token == int(model.logits(torch.tensor([held]))[0, -1].argmax())
+            held.append(token)
+    assert len(found) == 12
+
+
+def test_generation_ends_before_the_end_of_text() -> None:
+    model = stirred(config())
+    found = list(generate(model, [1], max_tokens=20, sampling=Sampling()))
+    ending = found[3]
+    stopped = list(generate(model, [1], max_tokens=20, sampling=Sampling(), end_of_text=ending))
+    assert stopped == found[: found.index(ending)]
+
+
+def drawn(logits: list[float], sampling: Sampling, draws: int = 4000) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    tokens = [choose(torch.tensor(logits), sampling, generator) for _ in range(draws)]
+    return torch.bincount(torch.tensor(tokens), minlength=len(logits)) / draws
+
+
+PROBABILITY = torch.tensor([0.5, 0.3, 0.15, 0.05])
+LOGITS = PROBABILITY.log().tolist()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "wanted"),
+    [
+        (Sampling(1.0), PROBABILITY),
+        (Sampling(0.5), PROBABILITY**2 / (PROBABILITY**2).sum()),
+        (Sampling(1.0, top_k=2), torch.tensor([0.625, 0.375, 0, 0])),
+        (Sampling(1.0, top_p=0.8), torch.tensor([0.625, 0.375, 0, 0])),  # 0.5 + 0.3 reaches 0.8
+        (Sampling(1.0, top_p=0.81), torch.tensor([10, 6, 3, 0]) / 19),
+        (Sampling(1.0, top_p=0.01), torch.tensor([1.0, 0, 0, 0])),
+        (Sampling(1.0, top_k=3, top_p=0.6), torch.tensor([0.625, 0.375, 0, 0])),
+        (Sampling(0.0), torch.tensor([1.0, 0, 0, 0])),
+    ],
+)
+def test_tokens_are_drawn_as_asked(sampling: Sampling, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(drawn(LOGITS, sampling), wanted, rtol=0, atol=0.03)
+    assert torch.equal(drawn(LOGITS, sampling) > 0, wanted > 0)
+
+
+def test_wrong_settings_are_refused() -> None:
+    for settings in ({"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}):
+        with pytest.raises(InputError, match=next(iter(settings))):
+            Sampling(**settings)  # type: ignore[arg-type]
+
+
+def test_an_encoder_does_not_continue_texts() -> None:
+    model = stirred(config(**FAMILIES["bert"] | {"kv_heads": 4, "head_dim": 8}))
+    with pytest.raises(InputError, match="encoder"):
+        next(generate(model, [1], max_tokens=1, sampling=Sampling()))

@@ -1,0 +1,106 @@
+"""Every way through attention against softmax over an explicit mask, in float64, forward and backward."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bessemer.model.attention import Documents, Scope, Sight, attention, cached_attention
+
+LENGTH = 300  # longer than a chunk of the soft-capped way
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, soft_cap: float) -> Tensor:
+    """The formula as it stands in the papers."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    return torch.exp(scores).mul(allowed).div(torch.exp(scores).mul(allowed).sum(-1, keepdim=True)) @ v
+
+
+def mask(causal: bool, window: int, length: int) -> Tensor:
+    """Written out token by token."""
+    rows = []
+    for query in range(length):
+        if causal:
+            seen = [key <= query and (window == 0 or key > query - window) for key in range(length)]
+        else:
+            seen = [window == 0 or abs(query - key) <= window // 2 for key in range(length)]
+        rows.append(seen)
+    return torch.tensor(rows)
+
+
+def inputs(length: int = LENGTH, batch: int = 2) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(batch, heads, length, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+        for heads in (4, 2, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("causal", "window", "soft_cap", "packed"),
+    list(itertools.product([True, False], [0, 10, 170], [0.0, 2.0], [True, False])),
+)
+def test_equals_the_formula(causal: bool, window: int, soft_cap: float, packed: bool) -> None:
+    q, k, v = inputs()
+    documents, allowed = None, mask(causal, window, LENGTH)[None]
+    if packed:
+        tokens = torch.ones(2, LENGTH, dtype=torch.long)
+        tokens[0, [3, 250]] = 0
+        tokens[1, 149] = 0
+        documents = Documents.of(tokens, end_of_text=0)
+        number = documents.number_BT
+        allowed = allowed & (number[:, :, None] == number[:, None, :])
+    found = attention(q, k, v, Scope.of(Sight(causal, window, soft_cap), documents, LENGTH, q.device))
+    wanted = plain(q, k, v, allowed[:, None], soft_cap)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    weight = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    gradients = (torch.autograd.grad((x * weight).sum(), (q, k, v)) for x in (found, wanted))
+    for left, right in zip(*gradients, strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (10, 0.0), (0, 2.0), (10, 2.0)])
+def test_new_tokens_over_kept_ones_equal_the_whole(window: int, soft_cap: float) -> None:
+    q, k, v = inputs(40)
+    sight = Sight(True, window, soft_cap)
+    whole = attention(q, k, v, Scope.of(sight, None, 40, q.device))
+    for new in (1, 7):
+        tail = cached_attention(q[:, :, -new:], k, v, sight)
+        torch.testing.assert_close(tail, whole[:, :, -new:], rtol=0, atol=1e-12)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Elements of the largest tensor that any operation gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = function(*args, **(kwargs or {}))
+        for part in result if isinstance(result, tuple) else (result,):
+            if isinstance(part, Tensor):
+                self.elements = max(self.elements, part.numel())
+        return result
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (64, 0.0), (0, 2.0), (64, 2.0)])
+def test_no_tensor_is_as_large_as_all_scores(causal: bool, window: int, soft_cap: float) -> None:
+    """Neither in the forward nor in the backward pass; the inputs have 1/64 of a T x T matrix here."""
+    length = 2048
+    q, k, v = (torch.randn(1, 1, length, 4, requires_grad=True) for _ in range(3))
+    with LargestTensor() as largest:
+        attention(q, k, v, Scope.of(Sight(causal, window, soft_cap), None, length, q.device)).sum().backward()
+    assert largest.elements <= length * length // 8
+
+
+def test_padding_is_a_document_of_its_own() -> None:
+    documents = Documents.padded(torch.tensor([3, 5, 1]), 5)
+    assert documents.spans == ((0, 0, 3), (0, 3, 5), (1, 0, 5), (2, 0, 1), (2, 1, 5))
+    assert documents.position_BT.tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 4], [0, 0, 1, 2, 3]]

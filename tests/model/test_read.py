@@ -1,0 +1,126 @@
+"""A folder that is not what it says is refused with the name of what is wrong."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bessemer.errors import InputError
+from bessemer.model.config import FAMILIES
+from bessemer.model.huggingface.config import read_config, recipe_keys, to_hugging_face
+from bessemer.model.huggingface.export import _write_weights as write_weights
+from bessemer.model.huggingface.read import read_model
+from bessemer.run import write_json
+from tests.model.samples import config, stirred
+
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = stirred(config())
+    write_weights(model, tmp_path)
+    write_json(tmp_path / "config.json", to_hugging_face(model.config, 0))
+    return tmp_path
+
+
+def change_tensors(folder: Path, change: Callable[[Tensors], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    write_json(folder / "config.json", {**json.loads((folder / "config.json").read_text()), **changes})
+
+
+Q = "model.layers.1.self_attn.q_proj.weight"
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: tensors.update({"model.layers.1.self_attn.query.weight": tensors.pop(Q)}))
+    with pytest.raises(
+        InputError, match=rf"tensor {Q} is missing \(1 of 25 are\); there is .*query.weight instead"
+    ):
+        read_model(folder)
+
+
+def test_an_extra_tensor_is_named(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.ones(2, 2)}))
+    with pytest.raises(InputError, match=r"tensor model.layers.2.mlp.up_proj.weight belongs to no part"):
+        read_model(folder)
+
+
+def test_a_wrong_shape_is_named(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: tensors.update({Q: tensors[Q][:-1]}))
+    with pytest.raises(InputError, match=rf"tensor {Q} is \[63, 32\], config.json makes it \[64, 32\]"):
+        read_model(folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_named(folder: Path, value: float) -> None:
+    change_tensors(folder, lambda tensors: tensors[Q].view(-1)[3:5].fill_(value))
+    with pytest.raises(InputError, match=rf"tensor {Q} has 2 values that are not finite"):
+        read_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: qwen3, llama"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide 4 heads"),
+        ({"hidden_act": "relu"}, "hidden_act = 'relu' is not supported; only 'silu' is"),
+        ({"attention_bias": True}, "attention_bias = True is not supported"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn' is not supported"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+    ],
+)
+def test_a_configuration_we_cannot_compute_is_refused(folder: Path, changes: dict[str, object], message: str) -> None:
+    change_config(folder, **changes)
+    with pytest.raises(InputError, match=message):
+        read_model(folder)
+
+
+def test_a_pickle_is_not_opened(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match="only pytorch_model.bin, a pickle, which could run code"):
+        read_model(folder)
+
+
+def test_an_index_cannot_name_files_outside(folder: Path) -> None:
+    write_json(folder / "model.safetensors.index.json", {"weight_map": {Q: "../other.safetensors"}})
+    with pytest.raises(InputError, match="names a file outside its folder"):
+        read_model(folder)
+
+
+def test_half_precision_files_are_widened(folder: Path) -> None:
+    before = {name: tensor.clone() for name, tensor in read_model(folder).state_dict().items()}
+    change_tensors(folder, lambda tensors: tensors.update({n: t.to(torch.bfloat16) for n, t in tensors.items()}))
+    for name, tensor in read_model(folder).state_dict().items():
+        assert tensor.dtype == torch.float32
+        torch.testing.assert_close(tensor, before[name].bfloat16().float(), rtol=0, atol=0)
+
+
+def test_a_new_classifier_takes_the_blocks_and_leaves_the_head(folder: Path) -> None:
+    language = read_model(folder)
+    classifier = read_model(folder, language.config.with_changes(labels=3), seed=4)
+    assert torch.equal(classifier.blocks[1].attention.qkv, language.blocks[1].attention.qkv)  # type: ignore[union-attr]
+    assert classifier.classifier.weight.shape == (3, 32)
+    assert classifier.classifier.weight.std() > 0
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_a_folder_says_the_keys_of_its_recipe(family: str, tmp_path: Path) -> None:
+    wanted = config(**FAMILIES[family] | ({"head_dim": 8, "kv_heads": 4} if family not in ("llama", "qwen3") else {}))
+    write_json(tmp_path / "config.json", to_hugging_face(wanted, 0))
+    assert read_config(tmp_path)[0] == family
+    keys = recipe_keys(tmp_path)
+    assert keys["family"] == family
+    assert all(
+        getattr(wanted, key) == value
+        for key, value in keys.items()
+        if key not in ("family", "max_positions", "global_every")
+    )
