@@ -232,20 +232,28 @@ def export(session: Session, recipe: Recipe, folder: Path) -> dict[str, Any]:
         from bessemer.model.huggingface.export import export as write_export
         from bessemer.tokens.held_out import held_out
         from bessemer.tokens.tokenizer import Tokenizer
+        from bessemer.train.imported import gate_inputs
 
         if folder.exists() and any(folder.iterdir()) and not record.exists():
             raise InputError(f"{folder}: holds other files; give a folder that is empty or does not exist")
         store, restored = opened(recipe, run, cpu=True)
         tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
-        parts = held_out(store, recipe.tokens.sequence_length, max_tokens=4 * recipe.tokens.sequence_length)
-        rows = [tokenizer.decode(row.tolist()) for part in parts for row in part.tokens[:4]]
+        if store.sources:
+            parts = held_out(store, recipe.tokens.sequence_length, max_tokens=4 * recipe.tokens.sequence_length)
+            rows = [tokenizer.decode(row.tolist()) for part in parts for row in part.tokens[:4]]
+            sample, texts = (
+                torch.from_numpy(parts[0].tokens[:2, :-1]),
+                [(text, tokenizer.encode(text)) for text in rows],
+            )
+        else:
+            sample, texts = gate_inputs(restored.step.model, tokenizer)
         check = write_export(
             restored.step.model,
             store.folder / "tokenizer.json",
             store.end_of_text,
             folder,
-            torch.from_numpy(parts[0].tokens[:2, :-1]),
-            [(text, tokenizer.encode(text)) for text in rows],
+            sample,
+            texts,
         )
         write_json(record, {**read_json(record), "inputs": inputs})
         return (

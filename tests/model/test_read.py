@@ -42,9 +42,7 @@ Q = "model.layers.1.self_attn.q_proj.weight"
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:
     change_tensors(folder, lambda tensors: tensors.update({"model.layers.1.self_attn.query.weight": tensors.pop(Q)}))
-    with pytest.raises(
-        InputError, match=rf"tensor {Q} is missing \(1 of 25 are\); there is .*query.weight instead"
-    ):
+    with pytest.raises(InputError, match=rf"tensor {Q} is missing \(1 of 25 are\); there is .*query.weight instead"):
         read_model(folder)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bessemer.checkpoint import save
 from bessemer.errors import InputError
@@ -63,12 +64,17 @@ def import_model(source: Path, run: RunFolder, name: str, directory: str) -> Exp
 
 def check_import(source: Path, model: Transformer, tokenizer: Tokenizer) -> ExportCheck:
     """Hold a model as read against `transformers`' reading of the same folder."""
+    return verify(model, source, *gate_inputs(model, tokenizer))
+
+
+def gate_inputs(model: Transformer, tokenizer: Tokenizer) -> tuple[Tensor, list[tuple[str, list[int]]]]:
+    """Token ids (2, T) and texts with their ids on which the gate compares a model that has no text of its own."""
     generator = torch.Generator().manual_seed(0)
     length = min(SAMPLE_TOKENS, model.config.positions_length)
     sample = torch.randint(0, tokenizer.vocabulary, (2, length), generator=generator)
     # A classifier of theirs looks for padding, whose id may be any: the last token of a text must not be it.
     sample[:, -1] = next(number for number in range(tokenizer.vocabulary) if number not in tokenizer.special)
-    return verify(model, source, sample, [(text, tokenizer.encode(text)) for text in TEXTS])
+    return sample, [(text, tokenizer.encode(text)) for text in TEXTS]
 
 
 def read_tokenizer(source: Path) -> Tokenizer:

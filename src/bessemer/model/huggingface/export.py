@@ -131,6 +131,12 @@ def _write_weights(model: Transformer, folder: Path) -> None:
 def _write_tokenizer(tokenizer_json: Path, end_of_text: int, sequence_length: int, folder: Path) -> None:
     text = tokenizer_json.read_text(encoding="utf-8")
     (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    brought = [tokenizer_json.parent / name for name in ("tokenizer_config.json", "chat_template.jinja")]
+    for path in brought:  # an imported model's own
+        if path.exists():
+            (folder / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    if brought[0].exists():
+        return
     token = next(token["content"] for token in json.loads(text)["added_tokens"] if token["id"] == end_of_text)
     write_json(
         folder / "tokenizer_config.json",

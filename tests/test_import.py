@@ -1,0 +1,121 @@
+"""A model from elsewhere, as a user meets it: imported, talked with, trained on, exported again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bessemer.model.config import FAMILIES
+from bessemer.model.huggingface.export import export
+from bessemer.run import read_json_lines, write_json
+from bessemer.tokens.tokenizer import Tokenizer
+from tests.conftest import recipe_text, write_text
+from tests.model.samples import config, stirred
+from tests.test_cli import bessemer
+
+pytest.importorskip("transformers")
+END = "<|endoftext|>"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """text/, and `theirs`: a GPT-2 of random weights with a tokenizer of 400 ids, one row more than the model has ids."""
+    folder = tmp_path_factory.mktemp("import")
+    write_text(folder / "text")
+    tokenizer = Tokenizer.train([path.read_text() for path in sorted((folder / "text").rglob("*.*"))], 400, END)
+    (folder / "tokenizer.json").write_text(tokenizer.to_json())
+    model = stirred(
+        config(**{**FAMILIES["gpt2"], "kv_heads": 4, "head_dim": 8, "vocabulary": 401, "sequence_length": 64})
+    )
+    sample = torch.randint(0, 400, (1, 24), generator=torch.Generator().manual_seed(0))
+    export(model, folder / "tokenizer.json", tokenizer.end_of_text, folder / "theirs", sample, [])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def imported(place: Path) -> Path:
+    done = bessemer("import", place / "theirs", "--dir", place / "runs", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["architecture"] == "GPT2LMHeadModel"
+    assert found["logits_max_difference"] < 1e-4
+    assert found["greedy_tokens_equal"] == 32
+    return Path(found["run"])
+
+
+def test_an_imported_model_writes_what_transformers_writes(place: Path, imported: Path) -> None:
+    import transformers
+
+    done = bessemer("generate", imported, "def ", "--temperature", "0", "--max-tokens", "20", "--json")
+    assert done.returncode == 0, done.stderr
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place / "theirs")
+    model = transformers.AutoModelForCausalLM.from_pretrained(place / "theirs")
+    ids = tokenizer("def ", return_tensors="pt")
+    out = model.generate(**ids, max_new_tokens=20, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    assert json.loads(done.stdout)["text"] == tokenizer.decode(out, skip_special_tokens=True)
+
+
+def test_an_imported_model_is_exported_as_it_came(place: Path, imported: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    done = bessemer("export", imported, tmp_path / "again")
+    assert done.returncode == 0, done.stderr
+    before, after = (load_file(folder / "model.safetensors") for folder in (place / "theirs", tmp_path / "again"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_conversation_over_a_pipe(imported: Path) -> None:
+    done = bessemer("chat", imported, "--max-tokens", "5", "--json", input="Hello\nAnd more\n\n")
+    assert done.returncode == 0, done.stderr
+    messages = json.loads(done.stdout)["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 2
+    spoken = bessemer("chat", imported, "--max-tokens", "5", input="Hello\n")
+    assert spoken.returncode == 0, spoken.stderr
+    assert spoken.stdout.strip() == messages[1]["content"]
+
+
+def test_a_run_goes_on_from_the_weights_of_a_folder(place: Path) -> None:
+    text = recipe_text(place).replace('name = "small"', 'name = "tuned"')
+    begin, end = text.index("[model]"), text.index("[train]\n")
+    text = text[:begin] + '[model]\nfrom = "hf:theirs"\n\n' + text[end:]
+    text = text.replace("vocabulary = 400", 'path = "tokenizer.json"')
+    (place / "tuned.toml").write_text(text)
+    done = bessemer("run", place / "tuned.toml", "--set", "train.steps=6")
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((place / "runs/tuned/checkpoints/step-00000006/manifest.json").read_text())
+    assert manifest["facts"]["model"]["positions"] == "learned"
+    assert manifest["facts"]["model"]["max_positions"] == 64
+    assert json.loads((place / "runs/tuned/export/config.json").read_text())["n_positions"] == 64
+    # It went on from those weights: the first step's loss is theirs, not that of a fresh model (ln 400 = 6.0).
+    first = next(row for row in read_json_lines(place / "runs/tuned/metrics.jsonl") if row["kind"] == "train")
+    fresh = bessemer("train", place / "tuned.toml", "--set", 'run.name="tuned"', "--restart", "--set", "train.steps=1")
+    assert fresh.returncode == 0, fresh.stderr
+    again = next(row for row in read_json_lines(place / "runs/tuned/metrics.jsonl") if row["kind"] == "train")
+    assert again["loss"] == first["loss"]
+    assert abs(first["loss"] - 6.0) > 0.05
+    wrong = bessemer("plan", place / "tuned.toml", "--set", "model.layers=3")
+    assert wrong.returncode == 2
+    assert "model.layers: 3 is not what" in wrong.stderr
+
+
+def test_what_does_not_fit_is_refused_and_leaves_nothing(place: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "folder"
+    shutil.copytree(place / "theirs", folder)
+    settings = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", {**settings, "vocab_size": 399})
+    done = bessemer("import", folder, "--dir", tmp_path / "runs")
+    assert done.returncode == 2
+    assert "tensor transformer.wte.weight is [401, 32], config.json makes it [399, 32]" in done.stderr
+    write_json(folder / "config.json", settings)
+    larger = Tokenizer.train([Path(__file__).read_text()], 450, END)
+    (folder / "tokenizer.json").write_text(larger.to_json())
+    done = bessemer("import", folder, "--dir", tmp_path / "runs")
+    assert done.returncode == 2
+    assert "the tokenizer has 450 ids, the model's embedding only 401 rows" in done.stderr
+    assert not list((tmp_path / "runs").glob("*/checkpoints"))
