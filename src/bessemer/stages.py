@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.recipe import Recipe, differences, digest, dump, load
+from bessemer.recipe import Batches, Recipe, differences, digest, dump, load
 from bessemer.run import RunFolder, read_json, stage_is_current, write_atomic, write_json
 from bessemer.terminal import amount, duration, say, size
 
@@ -312,7 +312,9 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int) -> tuple[dict[st
     measured = step_seconds(resolved, config, device, MEASURE_SECONDS) if quick else None
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
         seconds = measured or first.step_seconds
-        steps = max(int(recipe.train.minutes * 60 * MINUTES_SHARE / seconds), 1)
+        full_steps = recipe.train.minutes * 60 * MINUTES_SHARE / seconds
+        batches = Batches.of(resolved)
+        steps = max(batches.step_of(int(full_steps * batches.full)), 1)
         resolved = dial.resolve(recipe, vocabulary, steps, _micro_batch_tokens(recipe))
     return {**planned(resolved, measured).to_dict(), "fits": fits}, resolved
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bessemer.model.config import ModelConfig
-from bessemer.recipe import Recipe
+from bessemer.recipe import Batches, Recipe
 
 # Dense bf16 tensor-core rates without sparsity, FLOP/s (NVIDIA data sheets: A100 2021, L40S 2023, H100 2023, H200 2024,
 # B200 2025). A device that is not listed is measured.
@@ -121,6 +121,7 @@ def plan(
     steps, batch = recipe.train.steps, recipe.train.global_batch_tokens
     assert steps is not None and batch is not None, "the recipe is resolved"
     per_token = flops_per_token(config)
+    tokens = Batches.of(recipe).tokens_before(steps)
     seconds = step_seconds if step_seconds is not None else per_token * batch / (peak * ASSUMED_MFU)
     return Plan(
         device=device,
@@ -130,15 +131,15 @@ def plan(
             "non_embedding": config.parameters - config.embedding_parameters,
         },
         flops_per_token=per_token,
-        total_flops=per_token * batch * steps,
+        total_flops=per_token * tokens,
         steps=steps,
-        tokens=batch * steps,
-        tokens_per_parameter=batch * steps / config.parameters,
+        tokens=tokens,
+        tokens_per_parameter=tokens / config.parameters,
         memory_bytes=memory(recipe, config, 2 if bf16 else 4, base).to_dict(),
         peak_flops=peak,
         step_seconds=seconds,
         step_seconds_from="measured on this machine" if step_seconds is not None else f"{ASSUMED_MFU:.0%} of the peak",
-        seconds=seconds * steps,
+        seconds=seconds * tokens / batch,  # a smaller batch takes its part of a full step
         tokens_per_second=batch / seconds,
         mfu=per_token * batch / seconds / peak,
     )

@@ -1,7 +1,9 @@
 """The recipe: one run as one frozen, validated value."""
 
+from bessemer.recipe.batches import Batches
 from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
 from bessemer.recipe.schema import (
+    BatchRamp,
     Checkpoint,
     Corpus,
     Dedup,
@@ -20,7 +22,7 @@ from bessemer.recipe.schema import (
 )
 
 __all__ = [
-    "Checkpoint", "Corpus", "Dedup", "Evaluate", "Guard", "Model", "Optimizer", "Recipe", "Rules", "Run", "Schedule",
-    "Source", "Tokenizer", "Tokens", "Train", "differences", "digest", "dump", "explain", "keys", "load", "parse",
-    "shipped",
+    "BatchRamp", "Batches", "Checkpoint", "Corpus", "Dedup", "Evaluate", "Guard", "Model", "Optimizer", "Recipe",
+    "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "differences", "digest", "dump", "explain",
+    "keys", "load", "parse", "shipped",
 ]  # fmt: skip

@@ -52,6 +52,7 @@ def capture(
     tensors: Tensors = {
         "model": dict(step.model.named_parameters()),
         "optimizer": optimizers.state_tensors(step.model, step.optimizer),
+        "ema": {} if step.average is None else step.average.tensors,
         "rng": rng,
     }
     facts = {
@@ -80,6 +81,9 @@ def restore(step: TrainStep, checkpoint: Checkpoint, store: TokenStore) -> Posit
         )
     load_weights(step, checkpoint)
     optimizers.load_state_tensors(step.model, step.optimizer, _part(checkpoint, "optimizer"))
+    if step.average is not None:
+        averaged = _part(checkpoint, "ema")
+        step.average.load(averaged) if averaged else step.average.restart()
     rng = checkpoint.tensors("rng")
     torch.set_rng_state(rng["cpu"])
     if step.device.is_cuda and "cuda" in rng:
