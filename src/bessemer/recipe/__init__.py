@@ -2,19 +2,17 @@
 
 from bessemer.recipe.batches import Batches
 from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
+from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
 from bessemer.recipe.schema import (
-    BatchRamp,
     Checkpoint,
     Corpus,
     Dedup,
     Evaluate,
     Guard,
     Model,
-    Optimizer,
     Recipe,
     Rules,
     Run,
-    Schedule,
     Source,
     Tokenizer,
     Tokens,
