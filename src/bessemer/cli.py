@@ -114,13 +114,25 @@ def _parser() -> argparse.ArgumentParser:
         )  # fmt: skip
         command.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the draws (default 0)")
 
+    def averaged(command: Any) -> None:
+        command.add_argument(
+            "--average",
+            type=int,
+            default=1,
+            metavar="N",
+            help="take the mean of the weights of the N newest checkpoints",
+        )
+
     changes(add("demo", "the whole way, end to end, on text already on this machine, in minutes", _demo))
     changes(add("run", "every stage of a recipe; what is done already is skipped", _run, recipe=True))
     add("corpus", "raw sources to clean documents", _corpus, recipe=True)
     add("tokens", "clean documents to a tokenizer and token shards", _tokens, recipe=True)
     add("plan", "what a run will take on this machine: parameters, memory, time", _plan, recipe=True)
     changes(add("train", "train on the token shards; goes on from the newest checkpoint", _train, recipe=True))
-    add("evaluate", "held-out loss, bits per byte and samples of a run's newest checkpoint", _evaluate, run=True)
+    evaluate = add(
+        "evaluate", "held-out loss, bits per byte and samples of a run's newest checkpoint", _evaluate, run=True
+    )
+    averaged(evaluate)
     generate = add("generate", "continue a prompt", _generate, run=True)
     generate.add_argument("prompt", help="the text to continue; - reads it from standard input")
     sampling(generate)
@@ -135,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     imported.add_argument("--name", help="name of the run (default: the folder's)")
     imported.add_argument("--dir", default="runs", help="folder that holds run folders (default runs)")
     export = add("export", "write a run's model in another layout, checked there", _export, run=True)
+    averaged(export)
     export.add_argument("folder", help="where to; it must be empty or not exist")
     export.add_argument("--to", choices=["hf"], default="hf", help="hf: what `transformers` loads (default)")
     trace = add("trace", "which documents a step read, or which steps read a document", _trace, run=True)
@@ -210,8 +223,15 @@ def _evaluate(given: argparse.Namespace) -> Any:
 
     session, resolved = _trained(given)
     with session.run.writing():
-        found = stages.evaluate(session, resolved)
+        found = stages.evaluate(session, resolved, _average(given))
     return {key: value for key, value in found.items() if key != "inputs"}
+
+
+def _average(given: argparse.Namespace) -> int:
+    count: int = given.average
+    if count < 1:
+        raise InputError(f"--average: {count} is not a number of checkpoints; give 1 or more")
+    return count
 
 
 def _generate(given: argparse.Namespace) -> Any:
@@ -293,7 +313,7 @@ def _export(given: argparse.Namespace) -> Any:
     from bessemer import stages
 
     session, resolved = _trained(given)
-    found = stages.export(session, resolved, Path(given.folder))
+    found = stages.export(session, resolved, Path(given.folder), _average(given))
     return {key: value for key, value in found.items() if key != "inputs"}
 
 

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.recipe import Recipe, differences, digest, dump, load
+from bessemer.recipe import Batches, Recipe, differences, digest, dump, load
 from bessemer.run import RunFolder, read_json, stage_is_current, write_atomic, write_json
 from bessemer.terminal import amount, duration, say, size
 
@@ -195,19 +195,22 @@ def train(session: Session, prepared: Prepared) -> None:
     session.stage("train", work, current=bool(done) and done[-1] == steps and (run.path / "mixture.json").exists())
 
 
-def evaluate(session: Session, recipe: Recipe) -> dict[str, Any]:
-    """Score the newest checkpoint on all held-out text, beside a byte 5-gram, and write samples."""
+def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, Any]:
+    """Score the newest checkpoint on all held-out text, beside a byte 5-gram, and write samples.
+
+    average: score the mean of so many newest checkpoints.
+    """
     from bessemer.checkpoint.protocol import published
 
     run = session.run
-    inputs = digest(recipe.evaluate, published(run.checkpoints)[-1:], _stage_inputs(run.tokens))
+    inputs = digest(recipe.evaluate, published(run.checkpoints)[-average:], _stage_inputs(run.tokens))
     current = run.evaluation.exists() and read_json(run.evaluation).get("inputs") == inputs
 
     def work() -> str:
         from bessemer.evaluate.final import evaluate as score
 
-        found = score(recipe, run, *opened(recipe, run))
-        write_json(run.evaluation, {**found, "inputs": inputs})
+        found = score(recipe, run, *opened(recipe, run, average=average))
+        write_json(run.evaluation, {**found, "averaged_checkpoints": average, "inputs": inputs})
         beside = ""
         if found["ngram"] is not None:
             beside = f"; a byte {found['ngram']['order']}-gram on the same text: {found['ngram']['bits_per_byte']:.3f}"
@@ -217,12 +220,15 @@ def evaluate(session: Session, recipe: Recipe) -> dict[str, Any]:
     return dict(read_json(run.evaluation))
 
 
-def export(session: Session, recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Write the newest checkpoint in the Hugging Face layout, if `transformers` agrees with it."""
+def export(session: Session, recipe: Recipe, folder: Path, average: int = 1) -> dict[str, Any]:
+    """Write the newest checkpoint in the Hugging Face layout, if `transformers` agrees with it.
+
+    average: write the mean of so many newest checkpoints.
+    """
     from bessemer.checkpoint.protocol import published
 
     run = session.run
-    inputs = digest(published(run.checkpoints)[-1:], _stage_inputs(run.tokens))
+    inputs = digest(published(run.checkpoints)[-average:], _stage_inputs(run.tokens))
     record = folder / "bessemer.json"
     current = record.exists() and read_json(record).get("inputs") == inputs
 
@@ -236,7 +242,7 @@ def export(session: Session, recipe: Recipe, folder: Path) -> dict[str, Any]:
 
         if folder.exists() and any(folder.iterdir()) and not record.exists():
             raise InputError(f"{folder}: holds other files; give a folder that is empty or does not exist")
-        store, restored = opened(recipe, run, cpu=True)
+        store, restored = opened(recipe, run, cpu=True, average=average)
         tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
         if store.sources:
             parts = held_out(store, recipe.tokens.sequence_length, max_tokens=4 * recipe.tokens.sequence_length)
@@ -309,7 +315,16 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int) -> tuple[dict[st
 
     def planned(of: Recipe, seconds: float | None) -> cost.Plan:
         bf16 = device.precision == "bf16"
-        return cost.plan(of, config, device=device.name, peak=peak, base=base, bf16=bf16, step_seconds=seconds)
+        return cost.plan(
+            of,
+            config,
+            device=device.name,
+            peak=peak,
+            base=base,
+            bf16=bf16,
+            step_seconds=seconds,
+            offloads=device.is_cuda,
+        )
 
     first = planned(resolved, None)
     fits = first.memory_bytes["total"] < 0.8 * devices.available_bytes(device)
@@ -320,7 +335,9 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int) -> tuple[dict[st
     measured = step_seconds(resolved, config, device, MEASURE_SECONDS) if quick else None
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
         seconds = measured or first.step_seconds
-        steps = max(int(recipe.train.minutes * 60 * MINUTES_SHARE / seconds), 1)
+        full_steps = recipe.train.minutes * 60 * MINUTES_SHARE / seconds
+        batches = Batches.of(resolved)
+        steps = max(batches.step_of(int(full_steps * batches.full)), 1)
         resolved = dial.resolve(recipe, vocabulary, steps, _micro_batch_tokens(recipe))
     return {**planned(resolved, measured).to_dict(), "fits": fits}, resolved
 
@@ -386,8 +403,11 @@ def _stage_inputs(folder: Path) -> Any:
     return read_json(folder / "stage.json")["inputs"] if (folder / "stage.json").exists() else None
 
 
-def opened(recipe: Recipe, run: RunFolder, cpu: bool = False) -> tuple[Any, Any]:
-    """The token store and the model of the newest checkpoint; `cpu`: in fp32 on the CPU, whatever the recipe says."""
+def opened(recipe: Recipe, run: RunFolder, cpu: bool = False, average: int = 1) -> tuple[Any, Any]:
+    """The token store and the model of the newest checkpoint, or of the mean of the `average` newest.
+
+    cpu: in fp32 on the CPU, whatever the recipe says.
+    """
     from bessemer.tokens.shards import TokenStore
     from bessemer.train import device as devices
     from bessemer.train.restored import open_trained
@@ -398,4 +418,4 @@ def opened(recipe: Recipe, run: RunFolder, cpu: bool = False) -> tuple[Any, Any]
         if cpu
         else recipe.train
     )
-    return store, open_trained(recipe, run, store, devices.choose(settings))
+    return store, open_trained(recipe, run, store, devices.choose(settings), average)

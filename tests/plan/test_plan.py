@@ -105,3 +105,29 @@ def test_a_resolved_recipe_resolves_to_itself() -> None:
 )  # fmt: skip
 def test_peaks_are_the_dense_ones(name: str, peak: float | None) -> None:
     assert cost.peak_flops(name) == peak
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
+@pytest.mark.parametrize("state", ["fp32", "bf16", "8bit"])
+def test_the_optimizer_weighs_what_it_is_planned_to(kind: str, state: str) -> None:
+    from bessemer.plan.state_bytes import optimizer_bytes
+    from bessemer.recipe import Optimizer, Train
+    from bessemer.train import optimizer as optimizers
+
+    wanted, settings = config(), Optimizer(learning_rate=0.01, betas=(0.9, 0.95), kind=kind, state=state)  # type: ignore[arg-type]
+    model = build(wanted, 0)
+    optimizer = optimizers.build(model, settings)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    state_of = optimizers.state_tensors(model, optimizer)
+    held = sum(tensor.nbytes for name, tensor in state_of.items() if not name.endswith("/step"))
+    assert optimizer_bytes(Train(optimizer=settings), wanted) == held
+
+
+def test_offloaded_moments_and_the_average_are_planned_where_they_are() -> None:
+    text = '[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nmicro_batch=2\nglobal_batch_tokens=256\nema=0.99\n[train.optimizer]\noffload=true\n'
+    recipe, wanted = parse(text, "x"), config()
+    assert cost.memory(recipe, wanted, 4, 0).optimizer == 8 * wanted.parameters
+    assert cost.memory(recipe, wanted, 4, 0, offloads=True).optimizer == 0
+    assert cost.memory(recipe, wanted, 4, 0).average == 4 * wanted.parameters

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from bessemer.recipe import Schedule
-from bessemer.train.schedule import learning_rate_share
+from bessemer.recipe import Optimizer, Schedule
+from bessemer.train.schedule import batch_factor, learning_rate_share
 
 
 def shares(schedule: Schedule, steps: int) -> list[float]:
@@ -24,9 +24,44 @@ def test_wsd_by_hand() -> None:
     assert found[15:] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.0])
 
 
-@pytest.mark.parametrize("kind", ["cosine", "wsd"])
+@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
 @pytest.mark.parametrize("steps", [1, 2, 3, 100])
 def test_any_length_ends_at_the_final_share(kind: str, steps: int) -> None:
     found = shares(Schedule(kind=kind, warmup_steps=0, final_share=0.2), steps)
     assert found[-1] == pytest.approx(0.2)
     assert all(0.2 - 1e-9 <= share <= 1.0 for share in found)
+
+
+def test_linear_by_hand() -> None:
+    found = shares(Schedule(kind="linear", warmup_steps=2, final_share=0.2), 10)
+    assert found[:2] == pytest.approx([1 / 3, 2 / 3])
+    assert found[2:] == pytest.approx([1 - 0.8 * k / 8 for k in range(1, 9)])
+
+
+def test_inverse_sqrt_by_hand() -> None:
+    found = shares(Schedule(kind="inverse_sqrt", warmup_steps=4, final_share=0.3), 100)
+    assert found[:5] == pytest.approx([1 / 5, 2 / 5, 3 / 5, 4 / 5, 1.0])
+    assert found[19] == pytest.approx(0.5)  # four times the steps, half the rate
+    assert found[44] == pytest.approx(1 / 3)
+    assert found[60:] == pytest.approx([0.3] * 40)
+
+
+def test_constant_stays() -> None:
+    assert shares(Schedule(kind="constant", warmup_steps=1, final_share=0.1), 5) == pytest.approx([1 / 2, 1, 1, 1, 1])
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "inverse_sqrt", "wsd", "constant"])
+def test_rewarming_multiplies_the_schedule(kind: str) -> None:
+    plain = shares(Schedule(kind=kind, warmup_steps=3), 40)
+    found = shares(Schedule(kind=kind, warmup_steps=3, rewarm_at=10, rewarm_steps=5, rewarm_from=0.2), 40)
+    factors = [1.0] * 10 + [0.2, 0.36, 0.52, 0.68, 0.84] + [1.0] * 25
+    assert found == pytest.approx([share * factor for share, factor in zip(plain, factors, strict=True)])
+
+
+def test_the_rate_follows_the_batch_as_asked() -> None:
+    def factor(kind: str, tokens: int) -> float:
+        return batch_factor(Optimizer(batch_scaling=kind, reference_batch_tokens=1000), tokens)  # type: ignore[arg-type]
+
+    assert [factor("linear", tokens) for tokens in (250, 1000, 4000)] == [0.25, 1.0, 4.0]
+    assert [factor("sqrt", tokens) for tokens in (250, 1000, 4000)] == [0.5, 1.0, 2.0]
+    assert factor("none", 4000) == 1.0

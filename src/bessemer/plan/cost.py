@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bessemer.model.config import ModelConfig
-from bessemer.recipe import Recipe
+from bessemer.plan.state_bytes import average_bytes, optimizer_bytes
+from bessemer.recipe import Batches, Recipe
 
 # Dense bf16 tensor-core rates without sparsity, FLOP/s (NVIDIA data sheets: A100 2021, L40S 2023, H100 2023, H200 2024,
 # B200 2025). A device that is not listed is measured.
@@ -54,22 +55,24 @@ class Memory:
     weights: int
     gradients: int
     optimizer: int
+    average: int
     activations: int
     logits: int
     base: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.base
+        return sum(asdict(self).values())
 
     def to_dict(self) -> dict[str, int]:
         return {**asdict(self), "total": self.total}
 
 
-def memory(recipe: Recipe, config: ModelConfig, bytes_per_activation: int, base: int) -> Memory:
+def memory(recipe: Recipe, config: ModelConfig, bytes_per_activation: int, base: int, offloads: bool = False) -> Memory:
     """Memory of one device that holds the whole model.
 
-    Weights, gradients and both moments are fp32: 16 bytes a parameter. Activations, in elements per token and block,
+    Weights and gradients are fp32; the moments as the optimizer keeps them, and elsewhere when `offloads` (the device
+    has no part in the CPU's memory) and the recipe asks for it. Activations, in elements per token and block,
     are what autograd keeps of the operations in `model/decoder.py`; a test counts them.
     bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model.
     """
@@ -87,7 +90,8 @@ def memory(recipe: Recipe, config: ModelConfig, bytes_per_activation: int, base:
     return Memory(
         weights=4 * config.parameters,
         gradients=4 * config.parameters,
-        optimizer=8 * config.parameters,
+        optimizer=0 if offloads and train.optimizer.offload else optimizer_bytes(train, config),
+        average=average_bytes(train, config),
         activations=activations,
         logits=logits,
         base=base,
@@ -123,12 +127,15 @@ ASSUMED_MFU = 0.40
 
 
 def plan(
-    recipe: Recipe, config: ModelConfig, *, device: str, peak: float, base: int, bf16: bool, step_seconds: float | None
-) -> Plan:
-    """Plan a resolved recipe on one device. step_seconds: a measured step; None: from ASSUMED_MFU of the peak."""
+    recipe: Recipe, config: ModelConfig, *, device: str, peak: float, base: int, bf16: bool, step_seconds: float | None,
+    offloads: bool = False,
+) -> Plan:  # fmt: skip
+    """Plan a resolved recipe on one device. step_seconds: a measured step; None: from ASSUMED_MFU of the peak;
+    offloads: the device has memory of its own, so that moments can be kept outside it."""
     steps, batch = recipe.train.steps, recipe.train.global_batch_tokens
     assert steps is not None and batch is not None, "the recipe is resolved"
     per_token = flops_per_token(config)
+    tokens = Batches.of(recipe).tokens_before(steps)
     seconds = step_seconds if step_seconds is not None else per_token * batch / (peak * ASSUMED_MFU)
     return Plan(
         device=device,
@@ -138,15 +145,15 @@ def plan(
             "non_embedding": config.parameters - config.embedding_parameters,
         },
         flops_per_token=per_token,
-        total_flops=per_token * batch * steps,
+        total_flops=per_token * tokens,
         steps=steps,
-        tokens=batch * steps,
-        tokens_per_parameter=batch * steps / config.parameters,
-        memory_bytes=memory(recipe, config, 2 if bf16 else 4, base).to_dict(),
+        tokens=tokens,
+        tokens_per_parameter=tokens / config.parameters,
+        memory_bytes=memory(recipe, config, 2 if bf16 else 4, base, offloads).to_dict(),
         peak_flops=peak,
         step_seconds=seconds,
         step_seconds_from="measured on this machine" if step_seconds is not None else f"{ASSUMED_MFU:.0%} of the peak",
-        seconds=seconds * steps,
+        seconds=seconds * tokens / batch,  # a smaller batch takes its part of a full step
         tokens_per_second=batch / seconds,
         mfu=per_token * batch / seconds / peak,
     )

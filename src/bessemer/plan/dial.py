@@ -21,13 +21,18 @@ from bessemer.errors import InputError
 from bessemer.model.config import FAMILIES, ModelConfig, default_mlp_width
 from bessemer.model.huggingface.config import recipe_keys
 from bessemer.plan.cost import flops_per_token
-from bessemer.recipe import Model, Recipe
+from bessemer.recipe import Batches, Model, Recipe
 from bessemer.recipe.model import RopeScaling
 
 TOKENS_PER_PARAMETER = 20
 MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; activations beyond that only cost memory
 CPU_MICRO_BATCH_TOKENS = 1024  # within 4% of the speed of 4096 tokens, for a quarter of the activations
 WARMUP_SHARE, WARMUP_LIMIT = 0.02, 2000
+BETAS = {  # AdamW as in GPT-3 (Brown et al. 2020, appendix B); Lion as in its paper (Chen et al. 2023, section 4)
+    "adamw": (0.9, 0.95),
+    "muon": (0.9, 0.95),
+    "lion": (0.9, 0.99),
+}
 
 
 def resolve(
@@ -44,23 +49,36 @@ def resolve(
     train = recipe.train
     horizon = train.tokens or TOKENS_PER_PARAMETER * config.parameters
     if train.steps is not None and train.global_batch_tokens is not None:
-        horizon = train.steps * train.global_batch_tokens
+        horizon = train.steps * train.global_batch_tokens  # but for a ramp, which is short beside it
     flops = flops_per_token(config) * horizon
     batch = train.global_batch_tokens or _batch(flops, length)
-    steps = train.steps or measured_steps or max(math.ceil(horizon / batch), 1)
     sequences = batch // length
+    if train.batch_ramp is not None and train.batch_ramp.start_tokens > batch:
+        raise InputError(
+            f"train.batch_ramp.start_tokens: {train.batch_ramp.start_tokens} is more than the global batch of {batch} tokens "
+            "it should grow to; lower it, or give train.global_batch_tokens"
+        )
+    first = sequences if train.batch_ramp is None else math.gcd(sequences, train.batch_ramp.start_tokens // length)
+    micro = train.micro_batch or _micro_batch(first, length, micro_batch_tokens)
+    batches = Batches.of(_with(recipe, global_batch_tokens=batch, micro_batch=micro))
+    steps = train.steps or measured_steps or batches.steps_for(math.ceil(horizon / length))
     warmup = train.schedule.warmup_steps
     optimizer = train.optimizer
     filled: dict[str, Any] = {
         "global_batch_tokens": batch,
         "steps": steps,
         "tokens": None,  # steps says it from here on
-        "micro_batch": train.micro_batch or _micro_batch(sequences, length, micro_batch_tokens),
+        "micro_batch": micro,
         "validate_every": train.validate_every or max(steps // 10, 1),
         "schedule": train.schedule.model_copy(
             update={"warmup_steps": max(min(int(steps * WARMUP_SHARE), WARMUP_LIMIT), 1) if warmup is None else warmup}
         ),
-        "optimizer": optimizer.model_copy(update={"learning_rate": optimizer.learning_rate or _learning_rate(flops)}),
+        "optimizer": optimizer.model_copy(
+            update={
+                "learning_rate": optimizer.learning_rate or _learning_rate(flops),
+                "betas": optimizer.betas or BETAS[optimizer.kind],
+            }
+        ),
     }
     checkpoint = recipe.checkpoint.model_copy(
         update={"every": recipe.checkpoint.every or min(max(steps // 10, 1), 1000)}
@@ -68,6 +86,10 @@ def resolve(
     return recipe.model_copy(
         update={"model": model, "train": train.model_copy(update=filled), "checkpoint": checkpoint}
     )
+
+
+def _with(recipe: Recipe, **changes: Any) -> Recipe:
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
 
 
 def _dimensions(model: Model) -> Model:

@@ -1,18 +1,18 @@
 """The recipe: one run as one frozen, validated value."""
 
+from bessemer.recipe.batches import Batches
 from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
 from bessemer.recipe.model import Model
+from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
 from bessemer.recipe.schema import (
     Checkpoint,
     Corpus,
     Dedup,
     Evaluate,
     Guard,
-    Optimizer,
     Recipe,
     Rules,
     Run,
-    Schedule,
     Source,
     Tokenizer,
     Tokens,
@@ -20,7 +20,7 @@ from bessemer.recipe.schema import (
 )
 
 __all__ = [
-    "Checkpoint", "Corpus", "Dedup", "Evaluate", "Guard", "Model", "Optimizer", "Recipe", "Rules", "Run", "Schedule",
-    "Source", "Tokenizer", "Tokens", "Train", "differences", "digest", "dump", "explain", "keys", "load", "parse",
-    "shipped",
+    "BatchRamp", "Batches", "Checkpoint", "Corpus", "Dedup", "Evaluate", "Guard", "Model", "Optimizer", "Recipe",
+    "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "differences", "digest", "dump", "explain",
+    "keys", "load", "parse", "shipped",
 ]  # fmt: skip

@@ -13,9 +13,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from bessemer.recipe.model import Model
+from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
 from bessemer.recipe.section import Positive, Section, Share, Words
 
 Format = Literal["text", "code", "html", "jsonl", "parquet", "descriptions"]
@@ -174,45 +175,6 @@ class Tokens(Section):
     )
 
 
-class Optimizer(Section):
-    """AdamW with decoupled weight decay (Loshchilov and Hutter 2019)."""
-
-    learning_rate: float | None = Field(
-        None, gt=0, description="Peak learning rate; derived by the depth dial when left out."
-    )
-    betas: tuple[float, float] = Field((0.9, 0.95), strict=False, description="Decay of the first and second moments.")
-    eps: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
-    weight_decay: float = Field(
-        0.1, ge=0, description="Decoupled weight decay of the matrices; norms and biases have none."
-    )
-    decay_embeddings: bool = Field(False, description="Apply weight decay to the embedding and the head as well.")
-    embedding_rate: float = Field(
-        1.0, gt=0, description="Learning rate of the input embedding, as a multiple of learning_rate."
-    )
-    clip_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this global norm.")
-
-    @field_validator("betas")
-    @classmethod
-    def _betas_are_decays(cls, betas: tuple[float, float]) -> tuple[float, float]:
-        if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(f"each beta lies in [0, 1), got {list(betas)}")
-        return betas
-
-
-class Schedule(Section):
-    """Learning rate over the steps."""
-
-    kind: Literal["cosine", "wsd"] = Field(
-        "cosine",
-        description="cosine: warmup, then half a cosine to the final share. wsd: warmup, stable, then a linear decay.",
-    )
-    warmup_steps: int | None = Field(
-        None, ge=0, description="Steps of linear warmup; left out: 2% of the steps, at most 2000."
-    )
-    decay_share: Share = Field(0.2, description="Share of all steps in the decay phase (wsd).")
-    final_share: Share = Field(0.1, description="The learning rate at the last step, as a share of the peak.")
-
-
 class Train(Section):
     """The step and the loop."""
 
@@ -228,11 +190,22 @@ class Train(Section):
     global_batch_tokens: int | None = Field(
         None, gt=0, description="Tokens in an optimizer step; a multiple of sequence_length."
     )
+    batch_ramp: BatchRamp | None = Field(
+        None,
+        description="A global batch that grows to global_batch_tokens, by whole micro-batches; left out: it is fixed.",
+    )
     micro_batch: int | None = Field(
         None, gt=0, description="Sequences in one forward and backward pass; left out: chosen to fit."
     )
     optimizer: Optimizer = Field(default_factory=Optimizer, description="The optimizer.")
     schedule: Schedule = Field(default_factory=Schedule, description="The learning rate over the steps.")
+    ema: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Decay of an exponential moving average of the weights, which validation, samples and export then use; "
+        "0: none.",
+    )
     z_loss: float = Field(
         0.0, ge=0, description="Weight of the square of the log partition function (PaLM, section 5); 0: off."
     )
@@ -331,10 +304,30 @@ class Recipe(Section):
                 f"train.global_batch_tokens = {batch} is not a multiple of tokens.sequence_length = {length}; "
                 f"the nearest are {low} and {low + length}"
             )
+        ramp = self.train.batch_ramp
+        if ramp is not None and (ramp.start_tokens % length or (batch is not None and ramp.start_tokens > batch)):
+            raise ValueError(
+                f"train.batch_ramp.start_tokens = {ramp.start_tokens} is not a multiple of tokens.sequence_length = {length} "
+                f"up to train.global_batch_tokens{'' if batch is None else f' = {batch}'}"
+            )
         micro = self.train.micro_batch
+        if ramp is not None and micro is not None and (ramp.start_tokens // length) % micro:
+            raise ValueError(
+                f"train.micro_batch = {micro} does not divide the {ramp.start_tokens // length} sequences of the first "
+                "batch of train.batch_ramp"
+            )
         if batch is not None and micro is not None and (batch // length) % micro:
             raise ValueError(
                 f"train.micro_batch = {micro} does not divide the {batch // length} sequences of a global batch; "
                 f"possible: {[m for m in range(1, batch // length + 1) if (batch // length) % m == 0]}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _width_transfer_needs_a_head(self) -> Self:
+        if self.train.optimizer.base_width is not None and self.model.tie_embeddings:
+            raise ValueError(
+                "train.optimizer.base_width needs model.tie_embeddings = false: a tied matrix cannot have both the "
+                "embedding's and the head's learning rate"
             )
         return self

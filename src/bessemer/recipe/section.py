@@ -1,4 +1,4 @@
-"""What every table of the recipe is made of."""
+"""What every table of the recipe shares: it is frozen, strictly typed and closed to keys that are not declared."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bessemer.errors import InputError
-from bessemer.recipe import Recipe
+from bessemer.recipe import Batches, Recipe
 from bessemer.tokens.loader import Loader
 from bessemer.tokens.shards import TokenStore
 
@@ -17,10 +17,10 @@ SLOTS_AT_A_TIME = 1 << 16
 
 def step_documents(recipe: Recipe, store: TokenStore, corpus: Path, step: int) -> list[dict[str, Any]]:
     """The documents in the batch of step `step` (1-based): sample, source, identity, path."""
-    count, steps = _sequences(recipe), recipe.train.steps or 0
+    batches, steps = Batches.of(recipe), recipe.train.steps or 0
     if not 1 <= step <= steps:
         raise InputError(f"--step: {step} is not a step of this run; it has steps 1 to {steps}")
-    rows = Loader.of(recipe, store).documents((step - 1) * count, count)
+    rows = Loader.of(recipe, store).documents(batches.before(step - 1), batches.sequences(step - 1))
     paths = _paths(corpus, {name for row in rows for name in row["documents"]})  # type: ignore[attr-defined]
     return [
         {"sample": row["sample"], "source": row["source"], "document": name, "path": paths.get(name, "")}
@@ -32,23 +32,19 @@ def step_documents(recipe: Recipe, store: TokenStore, corpus: Path, step: int) -
 def document_steps(recipe: Recipe, store: TokenStore, corpus: Path, identity: str) -> list[dict[str, Any]]:
     """The steps whose batch held a document: step, sample, source, path."""
     source, first, last = _sequences_of(recipe, store, identity)
-    count, steps = _sequences(recipe), recipe.train.steps or 0
+    batches, steps = Batches.of(recipe), recipe.train.steps or 0
     loader = Loader.of(recipe, store)
     number = loader.mixture.names.index(source)
     path = _paths(corpus, {identity}).get(identity, "")
     rows: list[dict[str, Any]] = []
-    for start in range(0, steps * count, SLOTS_AT_A_TIME):
-        draw = loader.mixture.draw(start, min(SLOTS_AT_A_TIME, steps * count - start))
+    samples = batches.before(steps)
+    for start in range(0, samples, SLOTS_AT_A_TIME):
+        draw = loader.mixture.draw(start, min(SLOTS_AT_A_TIME, samples - start))
         held = (draw.source == number) & (draw.sequence >= first) & (draw.sequence <= last)
         for slot in np.nonzero(held)[0]:
             sample = start + int(slot)
-            rows.append({"step": sample // count + 1, "sample": sample, "source": source, "path": path})
+            rows.append({"step": batches.step_of(sample) + 1, "sample": sample, "source": source, "path": path})
     return rows
-
-
-def _sequences(recipe: Recipe) -> int:
-    assert recipe.train.global_batch_tokens is not None, "the recipe is resolved"
-    return recipe.train.global_batch_tokens // recipe.tokens.sequence_length
 
 
 def _sequences_of(recipe: Recipe, store: TokenStore, identity: str) -> tuple[str, int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,15 +90,15 @@ class Loader:
         return rows
 
 
-def prefetched(loader: Loader, first: int, count: int, batches: int, depth: int = 4) -> Iterator[Batch]:
-    """The next `batches` global batches of `count` samples from sample `first` on, read ahead by a thread.
+def prefetched(loader: Loader, first: int, counts: Iterable[int], depth: int = 4) -> Iterator[Batch]:
+    """The next global batches from sample `first` on, read ahead by a thread. counts: the samples of each, in order.
 
     An error in the thread is raised where the batch is asked for. Closing the iterator ends the thread.
     """
-    ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=depth)
+    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=depth)
     closed = threading.Event()
 
-    def put(item: Batch | BaseException) -> None:
+    def put(item: Batch | BaseException | None) -> None:
         while not closed.is_set():
             try:
                 return ready.put(item, timeout=0.1)
@@ -108,18 +108,20 @@ def prefetched(loader: Loader, first: int, count: int, batches: int, depth: int 
 
     def read() -> None:
         try:
-            for number in range(batches):
+            start = first
+            for count in counts:
                 if closed.is_set():
                     return
-                put(loader.batch(first + number * count, count))
+                put(loader.batch(start, count))
+                start += count
+            put(None)
         except BaseException as error:
             put(error)
 
     thread = threading.Thread(target=read, name="loader", daemon=True)
     thread.start()
     try:
-        for _ in range(batches):
-            item = ready.get()
+        while (item := ready.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
             yield item

@@ -13,7 +13,7 @@ from bessemer.guard.judge import GuardState, Verdict, cause, judge
 from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build
 from bessemer.plan.cost import flops_per_token
-from bessemer.recipe import Recipe
+from bessemer.recipe import Batches, Recipe
 from bessemer.run import RunFolder, write_json
 from bessemer.terminal import progress, say, warn
 from bessemer.tokens.held_out import HeldOut, held_out
@@ -47,9 +47,8 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
     peak: FLOP/s that MFU is measured against. Raises Stopped after a stop signal, with everything saved.
     """
     started = perf_counter()
-    steps, batch_tokens = recipe.train.steps, recipe.train.global_batch_tokens
-    assert steps is not None and batch_tokens is not None, "the recipe is resolved"
-    sequences = batch_tokens // recipe.tokens.sequence_length
+    steps, sizes = recipe.train.steps, Batches.of(recipe)
+    assert steps is not None, "the recipe is resolved"
     config = ModelConfig.of(recipe, store.vocabulary)
     loader = Loader.of(recipe, store)
     checkpoint = latest(run.checkpoints, on_damage=warn)
@@ -60,15 +59,16 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
     if resumed_at:
         say(f"  going on from step {resumed_at} of {steps}")
     validation = held_out(store, recipe.tokens.sequence_length, recipe.evaluate.max_tokens)
-    rates = Rates(batch_tokens, flops_per_token(config) / peak)
-    batches = prefetched(loader, position.samples, sequences, steps - resumed_at)
+    rates = Rates(flops_per_token(config) / peak)
+    batches = prefetched(loader, position.samples, map(sizes.sequences, range(resumed_at, steps)))
     with (
         StopSignal() as stop,
         MetricsLog(run, resumed_at, recipe.report.tensorboard) as log,
-        progress("training", steps * batch_tokens, "tok") as advance,
+        progress("training", sizes.tokens_before(steps), "tok") as advance,
     ):
-        advance(resumed_at * batch_tokens)
+        advance(sizes.tokens_before(resumed_at))
         for batch in rates.timed(batches):
+            sequences = sizes.sequences(position.step)
             gradients = step.gradients(batch)
             verdict, guard = judge(recipe.guard, position.guard, gradients.loss, gradients.grad_norm)
             rate = 0.0
@@ -79,13 +79,13 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
             position = Position(position.step + 1, position.samples + sequences, guard)
             last = position.step == steps
             if position.step % recipe.train.log_every == 0 or last:
-                log.write("train", position.step, **_numbers(store, gradients, rate, position, rates, device))
+                log.write("train", position.step, **_numbers(store, gradients, rate, position, rates, sizes, device))
             if position.step % (recipe.train.validate_every or steps) == 0 or last:
-                bits_per_byte = _validate(step, validation, log, position, batch_tokens)
+                bits_per_byte = _validate(step, validation, log, position, sizes)
             if position.step % (recipe.checkpoint.every or steps) == 0 and not last and stop.requested is None:
                 _save_or_warn(recipe, run, step, position, store)
             advance(
-                batch_tokens,
+                sequences * sizes.length,
                 note=f"loss {gradients.loss:.3f}" + (f"  bpb {bits_per_byte:.3f}" if bits_per_byte else ""),
             )
             if stop.requested and not last:
@@ -104,8 +104,8 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
 class Rates:
     """Seconds of each step and of its wait for data."""
 
-    def __init__(self, batch_tokens: int, peak_seconds_per_token: float) -> None:
-        self.batch_tokens, self.peak_seconds_per_token = batch_tokens, peak_seconds_per_token
+    def __init__(self, peak_seconds_per_token: float) -> None:
+        self.peak_seconds_per_token = peak_seconds_per_token
         self.data_wait = 0.0
         self._mark = perf_counter()
 
@@ -117,19 +117,25 @@ class Rates:
             yield batch
             asked = self._mark = perf_counter()
 
-    def now(self) -> dict[str, float]:
-        """Rates of the step in hand: its wait for data included, the validation and the saving after it not."""
+    def now(self, batch_tokens: int) -> dict[str, float]:
+        """Rates of the step in hand, of so many tokens: its wait for data included, what comes after it not."""
         seconds = perf_counter() - self._mark
         return {
             "step_seconds": seconds,
-            "tokens_per_second": self.batch_tokens / seconds,
-            "mfu": self.peak_seconds_per_token * self.batch_tokens / seconds,
+            "tokens_per_second": batch_tokens / seconds,
+            "mfu": self.peak_seconds_per_token * batch_tokens / seconds,
             "data_wait": self.data_wait,
         }
 
 
 def _numbers(
-    store: TokenStore, gradients: Gradients, rate: float, position: Position, rates: Rates, device: Device
+    store: TokenStore,
+    gradients: Gradients,
+    rate: float,
+    position: Position,
+    rates: Rates,
+    sizes: Batches,
+    device: Device,
 ) -> dict[str, object]:
     by_source = {
         name: nats / count
@@ -137,23 +143,24 @@ def _numbers(
         if count
     }
     return {
-        "tokens": position.step * rates.batch_tokens,
+        "tokens": sizes.tokens_before(position.step),
         "loss": gradients.loss,
         "loss_by_source": by_source,
         "grad_norm": gradients.grad_norm,
         "learning_rate": rate,
-        **rates.now(),
+        **rates.now(sizes.tokens(position.step - 1)),
         "memory_bytes": memory_in_use(device),
     }
 
 
-def _validate(step: TrainStep, parts: list[HeldOut], log: MetricsLog, position: Position, batch_tokens: int) -> float:
+def _validate(step: TrainStep, parts: list[HeldOut], log: MetricsLog, position: Position, sizes: Batches) -> float:
     started = perf_counter()
-    found = validate(step, parts)
+    with step.averaged():
+        found = validate(step, parts)
     log.write(
         "validation",
         position.step,
-        tokens=position.step * batch_tokens,
+        tokens=sizes.tokens_before(position.step),
         loss=found.loss,
         bits_per_byte=found.bits_per_byte,
         bits_per_byte_by_source=found.bits_per_byte_by_source,

@@ -4,20 +4,53 @@ from __future__ import annotations
 
 import math
 
-from bessemer.recipe import Schedule
+from bessemer.recipe import Optimizer, Schedule
 
 
 def learning_rate_share(schedule: Schedule, step: int, steps: int) -> float:
     """Share of the peak learning rate for the update number `step` (0-based) of `steps`.
 
-    Warmup rises linearly and reaches 1 at update `warmup_steps`; the last update has `final_share`. cosine: half a
-    cosine from warmup to the end (Loshchilov and Hutter 2017). wsd: constant, then linear over the last `decay_share`
-    of the steps (Hu et al. 2024; linear decay after Hägele et al. 2024).
+    Warmup rises linearly and reaches 1 at update `warmup_steps`; where there is an end, the last update has
+    `final_share`. cosine: half a cosine from warmup to the end (Loshchilov and Hutter 2017). linear: a line. wsd:
+    constant, then linear over the last `decay_share` of the steps (Hu et al. 2024; linear decay after Hägele et al.
+    2024). inverse_sqrt: the root of warmup / step (Vaswani et al. 2017, section 5.3), not below `final_share`.
+    constant: 1. Where the schedule re-warms, its rate is multiplied with `rewarm_share`.
     """
+    rewarmed = rewarm_share(step, schedule.rewarm_at, schedule.rewarm_steps, schedule.rewarm_from)
+    return _share(schedule, step, steps) * rewarmed
+
+
+def rewarm_share(step: int, at: int | None, steps: int, first: float) -> float:
+    """What the rate is multiplied with around a re-warming: `first` at update `at`, a line back to 1 at `at + steps`.
+
+    For continued pretraining and after a rollback; 1 before `at`, and everywhere when there is none.
+    """
+    if at is None or not at <= step < at + steps:
+        return 1.0
+    return first + (1.0 - first) * (step - at) / steps
+
+
+def batch_factor(optimizer: Optimizer, batch_tokens: int) -> float:
+    """What the learning rate is multiplied with at a global batch of so many tokens.
+
+    linear: in proportion to the batch (Goyal et al. 2017, section 2.1, for SGD). sqrt: to its root, which is the rule
+    for Adam-like updates (Malladi et al. 2022, definition 4.2, where the betas and epsilon follow too; here they stay).
+    """
+    if optimizer.batch_scaling == "none" or optimizer.reference_batch_tokens is None:
+        return 1.0
+    ratio = batch_tokens / optimizer.reference_batch_tokens
+    return ratio if optimizer.batch_scaling == "linear" else math.sqrt(ratio)
+
+
+def _share(schedule: Schedule, step: int, steps: int) -> float:
     warmup = min(schedule.warmup_steps or 0, steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    start = warmup if schedule.kind == "cosine" else max(warmup, steps - max(round(steps * schedule.decay_share), 1))
+    if schedule.kind == "constant":
+        return 1.0
+    if schedule.kind == "inverse_sqrt":
+        return max(math.sqrt((warmup + 1) / (step + 1)), schedule.final_share)
+    start = max(warmup, steps - max(round(steps * schedule.decay_share), 1)) if schedule.kind == "wsd" else warmup
     if step < start:
         return 1.0
     progress = min((step - start + 1) / max(steps - start, 1), 1.0)

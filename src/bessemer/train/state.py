@@ -52,6 +52,7 @@ def capture(
     tensors: Tensors = {
         "model": dict(step.model.named_parameters()),
         "optimizer": optimizers.state_tensors(step.model, step.optimizer),
+        "ema": {} if step.average is None else step.average.tensors,
         "rng": rng,
     }
     facts = {
@@ -79,7 +80,10 @@ def restore(step: TrainStep, checkpoint: Checkpoint, store: TokenStore) -> Posit
             "over other data. Put the shards back, or train under another name with --set run.name=NAME"
         )
     load_weights(step, checkpoint)
-    optimizers.load_state_tensors(step.model, step.optimizer, _part(checkpoint, "optimizer"))
+    optimizers.load_state_tensors(step.model, step.optimizer, part(checkpoint, "optimizer"))
+    if step.average is not None:
+        averaged = part(checkpoint, "ema")
+        step.average.load(averaged) if averaged else step.average.restart()
     rng = checkpoint.tensors("rng")
     torch.set_rng_state(rng["cpu"])
     if step.device.is_cuda and "cuda" in rng:
@@ -88,9 +92,9 @@ def restore(step: TrainStep, checkpoint: Checkpoint, store: TokenStore) -> Posit
 
 
 @torch.no_grad()
-def load_weights(step: TrainStep, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's weights into the model; every tensor must be there in its shape."""
-    saved = checkpoint.tensors("model")
+def load_weights(step: TrainStep, checkpoint: Checkpoint, weights: dict[str, torch.Tensor] | None = None) -> None:
+    """Copy a checkpoint's weights, or `weights` made from it, into the model; every tensor must be there in its shape."""
+    saved = checkpoint.tensors("model") if weights is None else weights
     for name, parameter in step.model.named_parameters():
         if name not in saved or saved[name].shape != parameter.shape:
             found = list(saved[name].shape) if name in saved else "nothing"
@@ -101,6 +105,6 @@ def load_weights(step: TrainStep, checkpoint: Checkpoint) -> None:
         parameter.copy_(saved[name])
 
 
-def _part(checkpoint: Checkpoint, name: str) -> dict[str, torch.Tensor]:
-    """A part that may be missing: before the first update there is no optimizer state."""
+def part(checkpoint: Checkpoint, name: str) -> dict[str, torch.Tensor]:
+    """A part that may be missing: before the first update there is no optimizer state, and not every run averages."""
     return checkpoint.tensors(name) if Path(checkpoint.folder / f"{name}.safetensors").exists() else {}

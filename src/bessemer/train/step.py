@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from bessemer.model.attention import Documents
 from bessemer.model.transformer import Transformer
-from bessemer.recipe import Recipe
+from bessemer.recipe import Batches, Recipe
 from bessemer.tokens.loader import Batch
 from bessemer.train import optimizer as optimizers
 from bessemer.train.device import Device
+from bessemer.train.ema import WeightAverage
 from bessemer.train.objective import chunked_cross_entropy
-from bessemer.train.schedule import learning_rate_share
+from bessemer.train.schedule import batch_factor, learning_rate_share
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class TrainStep:
         self.settings, self.tokens, self.device = recipe.train, recipe.tokens, device
         self.end_of_text, self.num_sources = end_of_text, num_sources
         self.model = model.to(device.place)
+        self.batches = Batches.of(recipe)
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
+        self.average = WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None
         if device.compile:
             for block in self.model.blocks:
                 block.compile()
@@ -71,6 +74,7 @@ class TrainStep:
         peak, steps = self.settings.optimizer.learning_rate, self.settings.steps
         assert peak is not None and steps is not None, "the recipe is resolved"
         rate = peak * learning_rate_share(self.settings.schedule, step, steps)
+        rate *= batch_factor(self.settings.optimizer, self.batches.tokens(step))
         optimizers.set_learning_rate(self.optimizer, rate)
         nn.utils.clip_grads_with_norm_(
             self.model.parameters(),
@@ -78,7 +82,13 @@ class TrainStep:
             torch.tensor(grad_norm, device=self.device.place),
         )
         self.optimizer.step()
+        if self.average is not None:
+            self.average.update(step)
         return rate
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the model computes with the weights it is judged by: their moving average, if the recipe has one."""
+        return contextlib.nullcontext() if self.average is None else self.average.in_place()
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Matrix products in the asked precision; nothing to do in fp32."""

@@ -1,0 +1,151 @@
+"""Moments in 16 or 8 bits between the steps; every step computes in fp32.
+
+bf16 is rounded stochastically: up or down with the chance that keeps the mean. With beta2 = 0.999 a second moment should
+fall by a thousandth a step where the gradient has gone, which is less than half the distance of two bf16 numbers (1/512
+to 1/256 of them): rounded to the nearest, it would never fall.
+
+8 bits are the dynamic code of Dettmers et al. (2022, "8-bit Optimizers via Block-wise Quantization", sections 1.3 and 2)
+in blocks of 256, each with its largest magnitude as scale in fp32, rounded to the nearest code. One thing is ours: a
+second moment that is not zero never becomes zero, since the first moment beside it, which is kept seven decades down,
+would then be divided by epsilon.
+
+Shapes: N elements, B blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK = 256  # elements that share a scale
+SMALL = 4096  # tensors with fewer elements stay fp32 (Dettmers et al. 2022, section 4): they weigh nothing
+
+Format = Literal["fp32", "bf16", "8bit"]
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How moments are kept.
+
+    format: of tensors from SMALL elements on. A moment NAME is one entry of the state, or with 8bit two: NAME (uint8
+    codes) and NAME_scale (fp32, one a block).
+    """
+
+    format: Format
+
+    def format_of(self, parameter: Tensor) -> Format:
+        """The format of one parameter's moments."""
+        return "fp32" if parameter.numel() < SMALL else self.format
+
+    def empty(self, parameter: Tensor, name: str, device: torch.device) -> dict[str, Tensor]:
+        """The entries of a moment that is zero, in the parameter's shape."""
+        kept = self.format_of(parameter)
+        if kept == "8bit":
+            blocks = -(-parameter.numel() // BLOCK)
+            return {
+                name: torch.zeros(parameter.shape, dtype=torch.uint8, device=device),
+                f"{name}_scale": torch.zeros(blocks, dtype=torch.float32, device=device),
+            }
+        dtype = torch.bfloat16 if kept == "bf16" else torch.float32
+        return {name: torch.zeros(parameter.shape, dtype=dtype, device=device)}
+
+
+def storage(format: Format) -> Storage:
+    """The storage of a recipe's `train.optimizer.state`."""
+    return Storage(format)
+
+
+def read(state: dict[str, Tensor], name: str, signed: bool, part: slice) -> Tensor:
+    """Elements `part` (whole blocks) of a low-precision moment, as a new fp32 tensor (N,)."""
+    kept_N = state[name].view(-1)[part]
+    if f"{name}_scale" not in state:
+        return kept_N.float()
+    return decoded(kept_N, state[f"{name}_scale"][_blocks(part)], signed)
+
+
+def write(state: dict[str, Tensor], name: str, signed: bool, part: slice, moment_N: Tensor, noise_N: Tensor) -> None:
+    """Put elements `part` of a moment back. noise_N: int32 in [0, 65536), for the rounding of bf16."""
+    kept_N = state[name].view(-1)[part]
+    if f"{name}_scale" in state:
+        codes_N, scale_B = encoded(moment_N, signed)
+        state[f"{name}_scale"][_blocks(part)] = scale_B
+        kept_N.copy_(codes_N)
+    else:
+        kept_N.copy_(rounded_to_bf16(moment_N, noise_N))
+
+
+def rounded_to_bf16(values_N: Tensor, noise_N: Tensor) -> Tensor:
+    """fp32 to bf16, up or down in magnitude with the chance that keeps the mean.
+
+    The 16 bits that bf16 does not have are a fraction of the distance to the next number; uniform noise in [0, 65536)
+    added to them carries over with just that chance.
+    """
+    bits = values_N.view(torch.int32) + noise_N
+    return (bits & -65536).view(torch.float32).bfloat16()
+
+
+def noise(count: int, seed: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two int32 tensors (N,), uniform in [0, 65536), as a function of the seed, so that a resumed run draws the same.
+
+    One draw of 31 bits serves both; that they share a bit, the highest of one and the lowest of the other, harms no mean.
+    """
+    digest = hashlib.blake2b(repr(seed).encode(), digest_size=4).digest()  # a CPU generator takes 32 bits of a seed
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
+    drawn_N = torch.empty(count, dtype=torch.int32, device=device).random_(generator=generator)
+    return drawn_N & 0xFFFF, drawn_N >> 15
+
+
+def encoded(values_N: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
+    """Codes (N,) uint8 and scales (B,) fp32 of values, which are not negative unless `signed`."""
+    blocks_BN = F.pad(values_N, (0, -len(values_N) % BLOCK)).view(-1, BLOCK)
+    scale_B = blocks_BN.abs().amax(dim=1)
+    relative_BN = blocks_BN / torch.where(scale_B == 0, 1.0, scale_B)[:, None]
+    codes_BN = torch.bucketize(relative_BN, _borders(signed, values_N.device), out_int32=True)
+    if not signed:
+        codes_BN = torch.where(blocks_BN > 0, codes_BN.clamp(min=1), codes_BN)
+    return codes_BN.to(torch.uint8).view(-1)[: len(values_N)], scale_B
+
+
+def decoded(codes_N: Tensor, scale_B: Tensor, signed: bool) -> Tensor:
+    """The fp32 values (N,) that codes and scales stand for."""
+    values_N = _code(signed, codes_N.device)[codes_N.to(torch.int32)]
+    whole_BN = F.pad(values_N, (0, -len(values_N) % BLOCK)).view(-1, BLOCK) * scale_B[:, None]
+    return whole_BN.view(-1)[: len(values_N)]
+
+
+def dynamic_code(signed: bool) -> list[float]:
+    """The 256 values of the code, ascending.
+
+    After the sign bit, if there is one, E zeros stand for 10^-E, a one ends them, and the remaining bits count evenly
+    through [0.1, 1]. Two patterns are set apart for 0 and 1 (Dettmers et al. 2022, section 1.3).
+    """
+    bits = 7 if signed else 8
+    positive = [
+        10.0**-zeros * (0.1 + 0.9 * (step + 0.5) / 2 ** (bits - 1 - zeros))
+        for zeros in range(7)
+        for step in range(2 ** (bits - 1 - zeros))
+    ]
+    return sorted([*positive, *([-value for value in positive] if signed else []), 0.0, 1.0])
+
+
+@lru_cache(maxsize=8)
+def _code(signed: bool, device: torch.device) -> Tensor:
+    return torch.tensor(dynamic_code(signed), dtype=torch.float32, device=device)
+
+
+@lru_cache(maxsize=8)
+def _borders(signed: bool, device: torch.device) -> Tensor:
+    """Halfway between neighbouring codes."""
+    code = torch.tensor(dynamic_code(signed), dtype=torch.float64)
+    return ((code[1:] + code[:-1]) / 2).float().to(device)
+
+
+def _blocks(part: slice) -> slice:
+    """The blocks of elements `part`, which begins with a block."""
+    return slice(part.start // BLOCK, -(-part.stop // BLOCK))

@@ -1,0 +1,177 @@
+"""One optimizer out of groups, rules, a format for the moments and a home for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bessemer.errors import BessemerError
+from bessemer.recipe import Optimizer as Settings
+from bessemer.train.optimizer.elementwise import State, adamw, lion
+from bessemer.train.optimizer.groups import Group
+from bessemer.train.optimizer.low_precision_state import BLOCK, Storage, noise, read, write
+from bessemer.train.optimizer.muon import muon, nesterov
+from bessemer.train.optimizer.offload import Host, bunches
+
+# The moments of each rule, and whether they can be negative.
+MOMENTS: dict[str, dict[str, bool]] = {
+    "adamw": {"exp_avg": True, "exp_avg_sq": False},
+    "lion": {"exp_avg": True},
+    "muon": {"momentum": True},
+}
+ELEMENTWISE = {"adamw": adamw, "lion": lion}
+SLICE = BLOCK << 16  # elements of a low-precision moment that are fp32 at a time: 16.8M, 64 MiB each
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Updates every group by its rule. storage: how moments are kept; host: where, when not beside the weights."""
+
+    def __init__(self, groups: list[Group], settings: Settings, storage: Storage, host: Host | None) -> None:
+        assert settings.learning_rate is not None and settings.betas is not None, "the recipe is resolved"
+        self.storage, self.host = storage, host
+        self._name_of = {parameter: name for group in groups for name, parameter in group.named}
+        self._number_of = {parameter: number for number, parameter in enumerate(self._name_of)}
+        super().__init__(
+            [
+                {
+                    "params": [parameter for _, parameter in group.named],
+                    "kind": group.kind,
+                    "rule": group.rule,
+                    "weight_decay": group.weight_decay,
+                    "rate": group.rate,
+                    "lr": settings.learning_rate * group.rate,
+                    "betas": tuple(settings.betas),
+                    "eps": settings.eps,
+                    "momentum": settings.muon_momentum,
+                    "scale": settings.muon_scale,
+                }
+                for group in groups
+            ],
+            {},
+        )
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            weights: list[Tensor] = [weight for weight in group["params"] if weight.grad is not None]
+            for weight in weights:
+                if not self.state[weight]:
+                    self.state[weight] = self.fresh_state(weight, group)
+            states = [self.state[weight] for weight in weights]
+            if self.host is None:
+                self._update(weights, states, group)
+                continue
+            for part in bunches(weights, states):
+                device = weights[part][0].device
+                there = self.host.fetch(states[part], device)
+                self._update(weights[part], there, group)
+                self.host.put_back(states[part], there, device)
+        if self.host is not None:
+            self.host.finish(next(iter(self._name_of)).device)
+
+    def fresh_state(self, weight: Tensor, group: dict[str, Any]) -> State:
+        """The state of a parameter before its first update.
+
+        "step" counts the updates, for AdamW's bias correction and for the noise of the rounding; beside the weights
+        where the fused kernel reads it, else on the CPU, which then need not wait for the device to know it.
+        """
+        state: State = {}
+        for name in MOMENTS[group["rule"]]:
+            state |= self.storage.empty(weight, name, weight.device)
+        kept = self.storage.format_of(weight)
+        if group["rule"] == "adamw" or kept == "bf16":
+            place = weight.device if kept == "fp32" else torch.device("cpu")
+            state["step"] = torch.zeros((), dtype=torch.float32, device=place)
+        return state if self.host is None else self.host.settle(state)
+
+    def _update(self, weights: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
+        """One step of a rule. Whole lists where the moments are fp32; where they are not, tensor by tensor."""
+        gradients: list[Tensor] = [weight.grad for weight in weights if weight.grad is not None]
+        if group["rule"] == "muon":
+            rows = zip(weights, gradients, states, strict=True)
+            muon(
+                ((self._name_of[weight], weight, self._direction(weight, g, s, group)) for weight, g, s in rows), group
+            )
+            return
+        plain = [n for n, weight in enumerate(weights) if self.storage.format_of(weight) == "fp32"]
+        coded = [n for n, weight in enumerate(weights) if self.storage.format_of(weight) != "fp32"]
+        if plain:
+            ELEMENTWISE[group["rule"]](
+                [weights[n] for n in plain], [gradients[n] for n in plain], [states[n] for n in plain], group
+            )
+        for n in coded:
+            flat, gradient_N = weights[n].view(-1), gradients[n].reshape(-1)
+            for part, moments in self._decoded(weights[n], states[n], group["rule"]):
+                ELEMENTWISE[group["rule"]]([flat[part]], [gradient_N[part]], [moments], group)
+
+    def _direction(self, weight: Tensor, gradient: Tensor, state: State, group: dict[str, Any]) -> Tensor:
+        """Muon's direction before it is orthogonalised."""
+        if self.storage.format_of(weight) == "fp32":
+            return nesterov(state["momentum"], gradient, group["momentum"])
+        direction, gradient_N = torch.empty_like(gradient), gradient.reshape(-1)
+        for part, moments in self._decoded(weight, state, "muon"):
+            direction.view(-1)[part] = nesterov(moments["momentum"], gradient_N[part], group["momentum"])
+        return direction
+
+    def _decoded(self, weight: Tensor, state: State, rule: str) -> Iterator[tuple[slice, State]]:
+        """Slices of a parameter with their moments in fp32; what the caller leaves in them is put back."""
+        steps = int(state["step"]) if "step" in state else 0
+        for start in range(0, weight.numel(), SLICE):
+            part = slice(start, min(start + SLICE, weight.numel()))
+            moments = {name: read(state, name, signed, part) for name, signed in MOMENTS[rule].items()}
+            if rule == "adamw":
+                moments["step"] = torch.full((), steps, dtype=torch.float32, device=weight.device)
+            yield part, moments
+            drawn = (weight.new_empty(0),) * 2
+            if self.storage.format == "bf16":
+                seed = (steps, self._number_of[weight], start)
+                drawn = noise(part.stop - part.start, seed, weight.device)
+            for (name, signed), noise_N in zip(MOMENTS[rule].items(), drawn, strict=False):
+                write(state, name, signed, part, moments[name], noise_N)
+        if "step" in state:
+            state["step"] += 1
+
+
+def state_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state under the parameters' names: "NAME/exp_avg", "NAME/exp_avg_sq", "NAME/step"."""
+    if optimizer.host is not None:
+        optimizer.host.wait()
+    return {
+        f"{name}/{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+@torch.no_grad()
+def load_state_tensors(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put back what state_tensors gave. Not through load_state_dict, which casts the state to the parameter's type.
+
+    Raises BessemerError when the state is that of another rule or format.
+    """
+    group_of = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
+    given: dict[str, State] = {}
+    for key, value in tensors.items():
+        name, _, kind = key.rpartition("/")
+        given.setdefault(name, {})[kind] = value
+    for name, parameter in model.named_parameters():
+        if name not in given:
+            continue
+        state = optimizer.fresh_state(parameter, group_of[parameter])
+        wanted, found = _described(state), _described(given[name])
+        if wanted != found:
+            raise BessemerError(
+                f"checkpoint: the optimizer state of {name} is {found}, but this recipe's train.optimizer keeps {wanted}; "
+                "go on with the kind and state it was trained with, or start over with --restart"
+            )
+        for kind, value in given[name].items():
+            state[kind].copy_(value)
+        optimizer.state[parameter] = state
+
+
+def _described(state: State) -> str:
+    return ", ".join(f"{key} {str(state[key].dtype).removeprefix('torch.')}" for key in sorted(state))

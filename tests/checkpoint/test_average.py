@@ -1,0 +1,46 @@
+"""The mean of checkpoints."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bessemer.checkpoint import save
+from bessemer.checkpoint.average import mean_weights, newest
+from bessemer.errors import BessemerError, InputError
+
+
+def saved(folder: Path, step: int, **weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    save(folder, step, {"model": weights}, {}, keep=10)
+    return weights
+
+
+def test_the_mean_is_that_of_the_newest(tmp_path: Path) -> None:
+    made = [saved(tmp_path, step, w=torch.randn(5, 7), b=torch.randn(3)) for step in (10, 20, 30, 40)]
+    found = newest(tmp_path, 3)
+    assert [checkpoint.step for checkpoint in found] == [40, 30, 20]
+    mean = mean_weights(found)
+    for name in ("w", "b"):
+        wanted = torch.stack([weights[name].double() for weights in made[1:]]).mean(0)
+        assert mean[name].dtype == torch.float32
+        torch.testing.assert_close(mean[name].double(), wanted, rtol=0, atol=1e-7)
+
+
+def test_a_damaged_one_is_passed_over_and_too_few_are_refused(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        saved(tmp_path, step, w=torch.full((2,), float(step)))
+    with open(tmp_path / "step-00000002" / "model.safetensors", "r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x01")
+    said: list[str] = []
+    assert mean_weights(newest(tmp_path, 2, said.append))["w"].tolist() == [2.0, 2.0]
+    assert len(said) == 1 and "step-00000002" in said[0]
+    with pytest.raises(InputError, match="3 checkpoints are wanted, .* has 2 whole ones"):
+        newest(tmp_path, 3)
+
+
+def test_checkpoints_of_two_models_have_no_mean(tmp_path: Path) -> None:
+    saved(tmp_path, 1, w=torch.zeros(2))
+    saved(tmp_path, 2, w=torch.zeros(3))
+    with pytest.raises(BessemerError, match="tensor w is not that of the other checkpoints"):
+        mean_weights(newest(tmp_path, 2))

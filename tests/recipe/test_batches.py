@@ -1,0 +1,114 @@
+"""The batch of each step: by hand, and in agreement with itself."""
+
+from fractions import Fraction
+
+import pytest
+
+from bessemer.errors import InputError
+from bessemer.plan.dial import resolve
+from bessemer.recipe import Batches, parse
+
+TEXT = """
+[run]
+name = "x"
+[tokens]
+sequence_length = 32
+[model]
+layers = 2
+width = 32
+heads = 2
+[train]
+steps = 40
+global_batch_tokens = 640
+micro_batch = 2
+"""
+
+
+def batches(*overrides: str) -> Batches:
+    return Batches.of(resolve(parse(TEXT, "x", overrides), 400))
+
+
+def test_without_a_ramp_every_batch_is_full() -> None:
+    found = batches()
+    assert [found.sequences(step) for step in range(5)] == [20] * 5
+    assert [found.before(step) for step in range(3)] == [0, 20, 40]
+    assert [found.step_of(sample) for sample in (0, 19, 20, 59)] == [0, 0, 1, 2]
+    assert found.tokens_before(3) == 1920
+
+
+def test_a_ramp_over_steps_by_hand() -> None:
+    """From 4 to 20 sequences over 6 steps: a line, taken down to a multiple of 2."""
+    found = batches("train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=6")
+    line = [4 + Fraction(16 * step, 6) for step in range(7)]
+    assert [found.sequences(step) for step in range(9)] == [4, 6, 8, 12, 14, 16, 20, 20, 20]
+    assert all(0 <= exact - found.sequences(step) < 2 for step, exact in enumerate(line))
+
+
+def test_a_ramp_over_tokens_by_hand() -> None:
+    found = batches("train.batch_ramp.start_tokens=128", "train.batch_ramp.tokens=1280")
+    samples, sizes = 0, []
+    while samples * 32 < 1280:
+        exact = 4 + 16 * samples * 32 / 1280
+        sizes.append(int(exact) // 2 * 2)
+        samples += sizes[-1]
+    assert [found.sequences(step) for step in range(len(sizes) + 2)] == [*sizes, 20, 20]
+    assert sizes[0] == 4 and sizes == sorted(sizes)
+
+
+@pytest.mark.parametrize("length", ["steps=7", "tokens=3000", "steps=1"])
+def test_before_and_step_of_agree_with_the_sizes(length: str) -> None:
+    found = batches("train.batch_ramp.start_tokens=64", f"train.batch_ramp.{length}")
+    owner = [step for step in range(30) for _ in range(found.sequences(step))]
+    assert [found.step_of(sample) for sample in range(len(owner))] == owner
+    assert [found.before(step) for step in range(30)] == [owner.index(step) for step in range(30)]
+    for samples in (1, 5, 64, 65, 200):
+        steps = found.steps_for(samples)
+        assert found.before(steps - 1) < samples <= found.before(steps)
+
+
+def test_a_horizon_in_tokens_counts_the_ramp() -> None:
+    ramp = ("train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=6", "train.steps=1000")
+    text = TEXT.replace("steps = 40", "tokens = 6400")
+    plain, ramped = (resolve(parse(text, "x", more), 400) for more in ((), ramp[:2]))
+    assert plain.train.steps == 10
+    sizes = [4, 6, 8, 12, 14, 16] + [20] * 100
+    assert ramped.train.steps == next(n for n in range(100) if sum(sizes[:n]) * 32 >= 6400)
+
+
+def test_a_micro_batch_that_is_left_out_divides_every_batch() -> None:
+    text = TEXT.replace("micro_batch = 2\n", "")
+    made = resolve(parse(text, "x", ["train.batch_ramp.start_tokens=192", "train.batch_ramp.steps=9"]), 400)
+    assert made.train.micro_batch == 2  # the greatest common divisor of 6 and 20
+    assert all(Batches.of(made).sequences(step) % 2 == 0 for step in range(20))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["train.batch_ramp.start_tokens=100", "train.batch_ramp.steps=3"], "start_tokens = 100 is not a multiple of tokens.sequence_length = 32"),
+        (["train.batch_ramp.start_tokens=1280", "train.batch_ramp.steps=3"], "up to train.global_batch_tokens = 640"),
+        (["train.batch_ramp.start_tokens=96", "train.batch_ramp.steps=3"], "does not divide the 3 sequences of the first batch"),
+        (["train.batch_ramp.start_tokens=128"], "give steps or tokens, one of them"),
+        (["train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=3", "train.batch_ramp.tokens=3"], "give steps or tokens, one of them"),
+        (["train.optimizer.batch_scaling=sqrt"], "needs reference_batch_tokens"),
+        (["train.optimizer.base_width=64", "model.tie_embeddings=true"], "needs model.tie_embeddings = false"),
+        (["train.optimizer.kind=adam"], "adamw"),
+        (["train.optimizer.betas=[0.9, 1.0]"], "each beta lies in"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(overrides: list[str], complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        parse(TEXT, "x", overrides)
+
+
+def test_a_ramp_above_a_derived_batch_is_refused() -> None:
+    text = TEXT.replace("global_batch_tokens = 640\n", "").replace("micro_batch = 2\n", "")
+    with pytest.raises(InputError, match="more than the global batch of"):
+        resolve(parse(text, "x", ["train.batch_ramp.start_tokens=3200000", "train.batch_ramp.steps=3"]), 400)
+
+
+def test_lions_betas_are_its_papers() -> None:
+    assert resolve(parse(TEXT, "x"), 400).train.optimizer.betas == (0.9, 0.95)
+    assert resolve(parse(TEXT, "x", ["train.optimizer.kind=lion"]), 400).train.optimizer.betas == (0.9, 0.99)
+    given = parse(TEXT, "x", ["train.optimizer.kind=lion", "train.optimizer.betas=[0.8, 0.9]"])
+    assert resolve(given, 400).train.optimizer.betas == (0.8, 0.9)

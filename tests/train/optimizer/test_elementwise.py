@@ -1,0 +1,65 @@
+"""AdamW and Lion against their papers' formulas in float64, over several steps."""
+
+import numpy as np
+import pytest
+
+STEPS = 6
+
+
+def decayed(name: str) -> bool:
+    return name.endswith((".qkv", "out.weight", "gate_up", "down.weight"))
+
+
+def test_adamw_by_hand(driven) -> None:
+    made = driven(eps=1e-6, embedding_rate=2.0)
+    wanted = made.weights()
+    found = made.take(STEPS)
+    for name, weight in wanted.items():
+        m = v = np.zeros_like(weight)
+        for step in range(STEPS):
+            g = made.gradient(name, step).astype(np.float64)
+            rate = 0.01 / (step + 1) * (2.0 if name == "embedding.weight" else 1.0)
+            m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
+            corrected = (m / (1 - 0.9 ** (step + 1))) / (np.sqrt(v / (1 - 0.95 ** (step + 1))) + 1e-6)
+            weight = weight - rate * (0.3 if decayed(name) else 0.0) * weight - rate * corrected
+        np.testing.assert_allclose(found[name], weight, rtol=0, atol=1e-6, err_msg=name)
+
+
+def test_lion_by_hand(driven) -> None:
+    made = driven(kind="lion", betas=(0.9, 0.99))
+    wanted = made.weights()
+    found = made.take(STEPS)
+    ties = 0
+    for name, weight in wanted.items():
+        m = np.zeros_like(weight)
+        near = np.zeros(weight.shape, dtype=bool)
+        for step in range(STEPS):
+            g = made.gradient(name, step).astype(np.float64)
+            rate = 0.01 / (step + 1)
+            direction = 0.9 * m + 0.1 * g
+            near |= (np.abs(direction) < 1e-7 * np.abs(g)) & (direction != 0)  # fp32 may see the other sign
+            weight = weight - rate * (np.sign(direction) + (0.3 if decayed(name) else 0.0) * weight)
+            m = 0.99 * m + 0.01 * g
+        ties += int(near.sum())
+        np.testing.assert_allclose(found[name][~near], weight[~near], rtol=0, atol=1e-6, err_msg=name)
+    assert ties <= 3
+
+
+def test_lion_moves_nothing_where_there_was_never_a_gradient(driven) -> None:
+    made = driven(kind="lion", weight_decay=0.0)
+    before, after = made.weights(), made.take(2)  # the first rows of every gradient are zero in these two steps
+    for name in before:
+        assert np.array_equal(before[name][0], after[name][0])
+        assert not np.array_equal(before[name][1:], after[name][1:])
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
+def test_a_parameter_without_a_gradient_stays(driven, kind: str) -> None:
+    import torch
+
+    made = driven(kind=kind)
+    before = made.weights()
+    made.model.head.weight.grad = torch.ones_like(made.model.head.weight)
+    made.optimizer.step()
+    moved = {name for name, weight in made.weights().items() if not np.array_equal(weight, before[name])}
+    assert moved == {"head.weight"}

@@ -1,0 +1,76 @@
+"""Which parameter gets which rule, decay and learning rate."""
+
+import pytest
+import torch
+
+from bessemer.errors import InputError
+from bessemer.train.optimizer.groups import kind_of, matrices
+
+
+def told(made) -> dict[str, tuple[str, str, float, float]]:
+    """Kind, rule, decay a step and learning rate of each parameter, at a learning rate of 1."""
+    names = {id(weight): name for name, weight in made.model.named_parameters()}
+    return {
+        names[id(weight)]: (group["kind"], group["rule"], group["weight_decay"] * group["rate"], group["rate"])
+        for group in made.optimizer.param_groups
+        for weight in group["params"]
+    }
+
+
+def test_every_parameter_is_in_one_group(driven) -> None:
+    made = driven(kind="muon")
+    listed = [weight for group in made.optimizer.param_groups for weight in group["params"]]
+    assert len(listed) == len({id(weight) for weight in listed}) == len(list(made.model.parameters()))
+
+
+def test_decay_groups(driven) -> None:
+    found = told(driven(embedding_rate=3.0))
+    assert found["embedding.weight"] == ("embedding", "adamw", 0.0, 3.0)
+    assert found["head.weight"] == ("head", "adamw", 0.0, 1.0)
+    assert found["blocks.0.attention.qkv"] == ("matrix", "adamw", 0.3, 1.0)
+    assert found["blocks.1.mlp.down.weight"] == ("matrix", "adamw", 0.3, 1.0)
+    assert found["norm.weight"] == found["blocks.0.attention.q_norm.weight"] == ("vector", "adamw", 0.0, 1.0)
+    decayed = told(driven(decay_embeddings=True))
+    assert decayed["embedding.weight"][2] == decayed["head.weight"][2] == 0.3
+    assert decayed["norm.weight"][2] == 0.0
+    assert told(driven(tied=True, embedding_rate=3.0))["embedding.weight"][3] == 1.0
+
+
+def test_biases_are_vectors_whatever_their_dimensions() -> None:
+    assert kind_of("blocks.0.attention.qkv_bias", torch.empty(2, 4, 16)) == "vector"
+    assert kind_of("blocks.0.mlp.gate_up_bias", torch.empty(2, 96)) == "vector"
+    assert kind_of("position_embedding.weight", torch.empty(16, 64)) == "embedding"
+    assert kind_of("classifier.weight", torch.empty(3, 64)) == "head"
+
+
+def test_fused_parameters_are_their_matrices_and_nothing_is_lost() -> None:
+    qkv = torch.arange(2 * 4 * 3 * 5).reshape(2, 4, 3, 5)
+    q, k, v = matrices("blocks.0.attention.qkv", qkv)
+    assert torch.equal(q, qkv[:, :2]) and torch.equal(k, qkv[:, 2]) and torch.equal(v, qkv[:, 3])
+    for part in (q, k, v):
+        part.zero_()  # views: writing to the parts writes to the whole
+    assert int(qkv.abs().sum()) == 0
+
+
+# Yang et al. 2022, table 3, column Adam: embedding (input) 1, hidden 1/fan-in, head (output) 1/fan-in, vectors 1.
+@pytest.mark.parametrize(
+    ("settings", "matrix", "head"),
+    [
+        ({}, 0.25, 0.25),
+        ({"kind": "lion"}, 0.25, 0.25),
+        ({"kind": "muon"}, 0.5, 0.25),
+        ({"kind": "muon", "muon_scale": "spectral"}, 1.0, 0.25),
+    ],
+)
+def test_the_learning_rate_follows_the_width_and_the_decay_does_not(driven, settings, matrix, head) -> None:
+    found = told(driven(base_width=16, decay_embeddings=True, **settings))
+    assert found["blocks.0.attention.qkv"][2:] == pytest.approx((0.3, matrix))
+    assert found["blocks.0.mlp.down.weight"][2:] == pytest.approx((0.3, matrix))
+    assert found["head.weight"][2:] == pytest.approx((0.3, head))
+    assert found["embedding.weight"][2:] == (0.3, 1.0)
+    assert found["norm.weight"][2:] == (0.0, 1.0)
+
+
+def test_a_tied_matrix_cannot_follow_the_width(driven) -> None:
+    with pytest.raises(InputError, match="a head of its own"):
+        driven(tied=True, base_width=16)

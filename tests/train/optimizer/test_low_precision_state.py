@@ -1,0 +1,191 @@
+"""8-bit and bf16 moments against codes and roundings written out here, in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from bessemer.train.optimizer import low_precision_state as low
+
+STEPS = 5
+
+
+def code_of_patterns(signed: bool) -> np.ndarray:
+    """The dynamic code from its bit patterns: [sign] zeros, a one, a fraction; two patterns are 0 and 1."""
+    values = [0.0, 1.0]
+    bits = 7 if signed else 8
+    for pattern in range(2**bits):
+        text = format(pattern, f"0{bits}b")
+        zeros = len(text) - len(text.lstrip("0"))
+        if zeros > 6:
+            continue
+        fraction = text[zeros + 1 :]
+        low_end, width = 0.1, 0.9
+        for bit in fraction:  # each bit halves what is left of [0.1, 1]
+            width /= 2
+            low_end += width if bit == "1" else 0.0
+        value = (low_end + width / 2) / 10**zeros
+        values += [value, -value] if signed else [value]
+    return np.sort(values)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_code_is_that_of_its_bit_patterns(signed: bool) -> None:
+    code = low.dynamic_code(signed)
+    assert len(code) == len(set(code)) == 256
+    np.testing.assert_allclose(code, code_of_patterns(signed), rtol=1e-12)
+
+
+def through_8_bits(values: np.ndarray, signed: bool) -> np.ndarray:
+    """Every block of 256 in units of its largest magnitude, to the nearest of the code's values."""
+    code = code_of_patterns(signed)
+    flat, out = values.ravel(), np.empty(values.size)
+    for start in range(0, values.size, 256):
+        block = flat[start : start + 256]
+        largest = np.abs(block).max()
+        if largest == 0:
+            out[start : start + 256] = 0
+            continue
+        nearest = np.abs((block / largest)[:, None] - code[None]).argmin(axis=1)
+        if not signed:
+            nearest = np.where((block > 0) & (nearest == 0), 1, nearest)
+        out[start : start + 256] = code[nearest] * largest
+    return out.reshape(values.shape)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("count", [256, 1000, 4096])
+def test_there_and_back_is_the_nearest_value(signed: bool, count: int) -> None:
+    draw = np.random.default_rng(count)
+    values = draw.normal(size=count) * 10.0 ** draw.uniform(-8, 0, count)
+    values = values if signed else np.abs(values)
+    values[:300] = 0 if count > 300 else values[:300]
+    given = torch.from_numpy(values.astype(np.float32))
+    codes, scale = low.encoded(given, signed)
+    assert codes.dtype == torch.uint8 and scale.dtype == torch.float32 and len(scale) == -(-count // 256)
+    back = low.decoded(codes, scale, signed).double().numpy()
+    wanted = through_8_bits(given.double().numpy(), signed)
+    differs = np.abs(back - wanted) > 1e-6 * np.abs(wanted)
+    assert differs.mean() <= 0.002  # values that lie on a border in fp32
+    assert (back[given.numpy() == 0] == 0).all()
+
+
+def test_a_second_moment_above_zero_never_becomes_zero() -> None:
+    moment = torch.full((256,), 1e-20)
+    moment[0] = 1.0
+    codes, scale = low.encoded(moment, False)
+    assert float(low.decoded(codes, scale, False).min()) > 0
+
+
+def by_hand(made, name: str, weight: np.ndarray, keep, rule: str) -> np.ndarray:
+    """A parameter after STEPS steps in float64, with moments passed through `keep` between the steps."""
+    m = v = np.zeros_like(weight)
+    decay = 0.3 if name.endswith((".qkv", "out.weight", "gate_up", "down.weight")) else 0.0
+    for step in range(STEPS):
+        g, rate = made.gradient(name, step).astype(np.float64), 0.01 / (step + 1)
+        if rule == "lion":
+            weight = weight - rate * (np.sign(0.9 * m + 0.1 * g) + decay * weight)
+            m = keep(0.95 * m + 0.05 * g, True)
+            continue
+        m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
+        corrected = (m / (1 - 0.9 ** (step + 1))) / (np.sqrt(v / (1 - 0.95 ** (step + 1))) + 1e-8)
+        weight = weight * (1 - rate * decay) - rate * corrected
+        m, v = keep(m, True), keep(v, False)
+    return weight
+
+
+@pytest.mark.parametrize("rule", ["adamw", "lion"])
+def test_8_bit_steps_by_hand(driven, rule: str) -> None:
+    made = driven(kind=rule, state="8bit")
+    before = made.weights()
+    found = made.take(STEPS)
+    for name, weight in before.items():
+        coded = weight.size >= 4096
+        wanted = by_hand(made, name, weight, through_8_bits if coded else lambda x, signed: x, rule)
+        # A value on a border may go to either neighbour, which moves a few weights by a part of a step.
+        odd = np.abs(found[name] - wanted) > 2e-6
+        assert odd.mean() <= (0.005 if coded else 0.0), name
+        plain = by_hand(made, name, weight, lambda x, signed: x, rule)
+        if coded and rule == "adamw":
+            assert np.abs(plain - wanted).max() > 1e-4, "the moments do pass through 8 bits"
+
+
+def test_small_tensors_stay_fp32(driven) -> None:
+    made = driven(state="8bit")
+    made.take(1)
+    for name, weight in made.model.named_parameters():
+        state = made.optimizer.state[weight]
+        assert state["exp_avg"].dtype == (torch.uint8 if weight.numel() >= 4096 else torch.float32), name
+    assert any(weight.numel() >= 4096 for weight in made.model.parameters())
+
+
+def test_bf16_rounding_goes_to_the_two_neighbours_with_the_right_chance() -> None:
+    base, gap = 1.0, 2.0**-7
+    for fraction in (0.0, 0.1, 0.5, 0.9):
+        values = torch.full((200_000,), base + fraction * gap)
+        noise, other = low.noise(len(values), (1, 2, 3), values.device)
+        for drawn in (noise, other):
+            rounded = low.rounded_to_bf16(values, drawn).double()
+            assert set(rounded.unique().tolist()) <= {base, base + gap}
+            up = float((rounded == base + gap).double().mean())
+            assert up == pytest.approx(fraction, abs=0.005)  # 4.5 standard deviations
+        negative = low.rounded_to_bf16(-values, noise).double()
+        assert torch.equal(negative, -low.rounded_to_bf16(values, noise).double())
+
+
+def test_noise_is_a_function_of_its_seed_and_of_all_of_it() -> None:
+    device = torch.device("cpu")
+    first = low.noise(1000, (7, 1, 0), device)[0]
+    assert torch.equal(first, low.noise(1000, (7, 1, 0), device)[0])
+    for seed in ((8, 1, 0), (7, 2, 0), (7, 1, 1)):
+        assert not torch.equal(first, low.noise(1000, seed, device)[0])
+    assert int(first.min()) >= 0 and int(first.max()) < 65536
+
+
+def test_bf16_moments_stay_near_the_exact_ones(driven) -> None:
+    """Each step's rounding is off by at most 2^-7 of the moment, and without bias."""
+    made = driven(state="bf16")
+    made.take(STEPS)
+    for name, weight in made.model.named_parameters():
+        state = made.optimizer.state[weight]
+        m = v = np.zeros(weight.shape)
+        for step in range(STEPS):
+            g = made.gradient(name, step).astype(np.float64)
+            m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
+        assert state["exp_avg"].dtype == (torch.bfloat16 if weight.numel() >= 4096 else torch.float32)
+        relative = (state["exp_avg_sq"].double().numpy() - v) / np.where(v == 0, 1, v)
+        assert np.abs(relative).max() <= STEPS * 2.0**-7
+        if weight.numel() >= 4096:
+            assert np.abs(relative).max() > 1e-4
+            assert abs(relative.mean()) < 4 * 2.0**-7 / np.sqrt(weight.numel())
+
+
+def test_a_bf16_second_moment_falls_where_the_gradient_has_gone(driven) -> None:
+    """Rounded to the nearest it would stay: 0.999 of a bf16 number rounds back to it."""
+    made = driven(state="bf16", betas=(0.9, 0.999))
+    made.take(1)
+    name = "blocks.0.mlp.gate_up"
+    weight = dict(made.model.named_parameters())[name]
+    before = made.optimizer.state[weight]["exp_avg_sq"].double()
+    made.gradient = lambda name, step: np.zeros(  # type: ignore[method-assign]
+        dict(made.model.named_parameters())[name].shape, dtype=np.float32
+    )
+    made.take(200)
+    share = float(made.optimizer.state[weight]["exp_avg_sq"].double().sum() / before.sum())
+    assert share == pytest.approx(0.999**200, rel=0.01)
+    stuck = (before * 0.999).bfloat16().double()
+    assert float((stuck == before).double().mean()) > 0.4
+
+
+@pytest.mark.parametrize("state", ["bf16", "8bit"])
+def test_slices_of_a_tensor_are_the_tensor(driven, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor too large to be fp32 at once is taken in parts; with 8 bits the parts give the same bits."""
+    from bessemer.train.optimizer import stepping
+
+    whole = driven(state=state).take(3)
+    monkeypatch.setattr(stepping, "SLICE", 1024)
+    cut = driven(state=state).take(3)
+    for name in whole:
+        if state == "8bit":
+            assert np.array_equal(cut[name], whole[name])
+        else:
+            np.testing.assert_allclose(cut[name], whole[name], rtol=0, atol=1e-3)

@@ -1,0 +1,140 @@
+"""The loop with what a recipe can ask of it: resumed bit for bit, its order and its numbers right in a batch ramp."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from bessemer.cli import run_command
+from bessemer.recipe import Batches, load
+from bessemer.run import RunFolder, read_json, read_json_lines
+from bessemer.tokens import ledger
+from bessemer.tokens.loader import Loader
+from bessemer.tokens.shards import TokenStore
+
+RAMP = ("train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=14", "train.micro_batch=2")
+SIZES = [4] * 7 + [6] * 7 + [8] * 10  # 4 + 4 step / 14 sequences, taken down to micro-batches of 2
+
+
+def train(recipe_file: Path, runs: Path, *overrides: str) -> Path:
+    sets = [part for value in (f"run.dir={runs}", *overrides) for part in ("--set", value)]
+    assert run_command(["train", str(recipe_file), *sets]) == 0
+    return runs / "small"
+
+
+def steps_of(folder: Path) -> list[dict[str, object]]:
+    return [row for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (*RAMP, "train.ema=0.9"),
+        ("train.optimizer.kind=muon", "train.optimizer.state=8bit", "train.optimizer.offload=true"),
+        ("train.optimizer.kind=lion", "train.optimizer.state=bf16", "train.schedule.rewarm_at=10"),
+        ("train.optimizer.state=bf16", "model.width=128", "train.optimizer.base_width=32"),
+    ],
+)
+def test_a_resumed_run_is_the_uninterrupted_one(runs: Path, recipe_file: Path, overrides: tuple[str, ...]) -> None:
+    folder = train(recipe_file, runs, *overrides)
+    first = folder / "checkpoints" / "step-00000024"
+    shutil.copytree(first, runs / "kept")
+    losses = [row["loss"] for row in steps_of(folder)]
+    for step in (16, 24):  # as if it had been killed after step 8
+        shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}")
+    train(recipe_file, runs, *overrides)
+    assert [row["loss"] for row in steps_of(folder)] == losses
+    for file in sorted((runs / "kept").glob("*.safetensors")):
+        assert file.read_bytes() == (first / file.name).read_bytes(), file.name
+    assert (first / "ema.safetensors").exists() == ("train.ema=0.9" in overrides)
+
+
+def test_in_a_ramp_every_sample_is_read_once_and_the_numbers_are_right(runs: Path, recipe_file: Path) -> None:
+    folder = train(
+        recipe_file, runs, *RAMP, "train.optimizer.batch_scaling=sqrt", "train.optimizer.reference_batch_tokens=256",
+        "train.schedule.kind=constant", "train.schedule.warmup_steps=0",
+    )  # fmt: skip
+    rows = steps_of(folder)
+    assert [row["tokens"] for row in rows] == [32 * sum(SIZES[: step + 1]) for step in range(24)]
+    rates = [row["learning_rate"] for row in rows]
+    assert rates == pytest.approx([0.01 * (size / 8) ** 0.5 for size in SIZES])
+    manifest = json.loads((folder / "checkpoints" / "step-00000024" / "manifest.json").read_text())
+    assert manifest["facts"]["samples"] == sum(SIZES)
+    plan, audit = read_json(folder / "plan.json"), read_json(folder / "mixture.json")
+    assert plan["tokens"] == 32 * sum(SIZES) == 32 * audit["samples"]
+    assert plan["seconds"] == pytest.approx(plan["step_seconds"] * sum(SIZES) / 8)
+
+
+def test_the_steps_of_a_ramp_read_what_the_ledger_says(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bessemer.train.step import TrainStep
+
+    honest, read = TrainStep.gradients, []
+    monkeypatch.setattr(TrainStep, "gradients", lambda self, batch: (read.append(batch), honest(self, batch))[1])
+    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
+    folder = train(recipe_file, runs, *RAMP)
+    recipe, store = load(folder / "recipe.toml"), TokenStore.open(folder / "tokens")
+    assert [len(batch.tokens) for batch in read] == SIZES
+    loader = Loader.of(recipe, store)
+    whole = loader.batch(0, sum(SIZES))
+    assert np.array_equal(np.concatenate([batch.tokens for batch in read]), whole.tokens)
+    for step in (1, 7, 8, 15, 24):
+        rows = ledger.step_documents(recipe, store, folder / "corpus", step)
+        first = sum(SIZES[: step - 1])
+        assert {row["sample"] for row in rows} == set(range(first, first + SIZES[step - 1]))
+        assert read[step - 1].first == first
+        steps = ledger.document_steps(recipe, store, folder / "corpus", rows[0]["document"])
+        assert step in {row["step"] for row in steps}
+        for row in steps:
+            assert Batches.of(recipe).step_of(row["sample"]) == row["step"] - 1
+
+
+def test_the_average_is_what_is_validated_and_read(runs: Path, recipe_file: Path) -> None:
+    from bessemer.stages import opened
+
+    folder = train(recipe_file, runs, "train.ema=0.95")
+    last = folder / "checkpoints" / "step-00000024"
+    average, trained = load_file(last / "ema.safetensors"), load_file(last / "model.safetensors")
+    assert average.keys() == trained.keys()
+    assert not np.array_equal(average["head.weight"], trained["head.weight"])
+    recipe = load(folder / "recipe.toml")
+    store, restored = opened(recipe, RunFolder(folder))
+    for name, weight in restored.step.model.named_parameters():
+        assert np.array_equal(weight.detach().numpy(), average[name])
+    from bessemer.tokens.held_out import held_out
+    from bessemer.train.validation import validate
+
+    rows = [row for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "validation"]
+    found = validate(restored.step, held_out(store, 32, recipe.evaluate.max_tokens))
+    assert rows[-1]["loss"] == pytest.approx(found.loss, rel=1e-12)
+
+
+def test_evaluate_takes_the_mean_of_checkpoints(
+    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = train(recipe_file, runs)
+    assert run_command(["evaluate", str(folder), "--average", "3", "--set", "evaluate.ngram=false", "--json"]) == 0
+    three = json.loads(capsys.readouterr().out)
+    assert three["averaged_checkpoints"] == 3 and three["step"] == 24
+    assert run_command(["evaluate", str(folder), "--set", "evaluate.ngram=false", "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert one["averaged_checkpoints"] == 1 and one["loss"] != three["loss"]
+    assert run_command(["evaluate", str(folder), "--average", "9", "--set", "evaluate.ngram=false"]) == 2
+    assert "9 checkpoints are wanted" in capsys.readouterr().err
+    assert run_command(["evaluate", str(folder), "--average", "0"]) == 2
+
+
+def test_the_export_takes_the_mean_of_checkpoints(runs: Path, recipe_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    folder = train(recipe_file, runs)
+    assert run_command(["export", str(folder), str(tmp_path / "out"), "--average", "2"]) == 0
+    two = [load_file(folder / "checkpoints" / f"step-{step:08d}" / "model.safetensors") for step in (16, 24)]
+    mean = (two[0]["head.weight"].astype(np.float64) + two[1]["head.weight"]) / 2
+    written = load_file(tmp_path / "out" / "model.safetensors")["lm_head.weight"]
+    np.testing.assert_allclose(written, mean, rtol=0, atol=1e-7)
