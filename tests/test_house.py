@@ -25,6 +25,8 @@ FLOORS = [
     ("evaluate",),
     ("report",),
     ("stages",),
+    ("screens",),
+    ("commands",),
     ("cli",),
     ("__main__",),
 ]

@@ -9,21 +9,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from bessemer import __version__
-from bessemer.errors import BessemerError, InputError, Stopped
-from bessemer.terminal import QUIET, amount, duration, rate, say, size
-
-if TYPE_CHECKING:
-    from bessemer.evaluate.generation import Sampling
-    from bessemer.model.transformer import Transformer
-    from bessemer.recipe import Recipe
-    from bessemer.run import RunFolder
-    from bessemer.stages import Session
-    from bessemer.tokens.shards import TokenStore
-    from bessemer.tokens.tokenizer import Tokenizer
+from bessemer import __version__, commands
+from bessemer.errors import BessemerError, Stopped
+from bessemer.terminal import QUIET
 
 EPILOG = """\
 Start here:  bessemer demo            a model trained on the text already on this machine, in minutes
@@ -34,7 +24,13 @@ Exit codes:  0 ok, 1 failure, 2 wrong input, 75 stopped on request (the same com
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `bessemer`; leaves the process with the command's exit code."""
-    sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
+    code = run_command(sys.argv[1:] if arguments is None else arguments)
+    if code == Stopped.exit_code:
+        # Threads of the corpus engine may still be at work, and the interpreter's own way out can abort over them.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run_command(arguments: Sequence[str]) -> int:
@@ -77,12 +73,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"bessemer {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    added = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     def add(
         name: str, help: str, do: Callable[[argparse.Namespace], Any], *, recipe: bool = False, run: bool = False
     ) -> Any:
-        command = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
+        command = added.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
         command.set_defaults(do=do)
         command.add_argument("--json", action="store_true", help="print one JSON value for machines, nothing else")
         if recipe:
@@ -123,359 +119,44 @@ def _parser() -> argparse.ArgumentParser:
             help="take the mean of the weights of the N newest checkpoints",
         )
 
-    changes(add("demo", "the whole way, end to end, on text already on this machine, in minutes", _demo))
-    changes(add("run", "every stage of a recipe; what is done already is skipped", _run, recipe=True))
-    add("corpus", "raw sources to clean documents", _corpus, recipe=True)
-    add("tokens", "clean documents to a tokenizer and token shards", _tokens, recipe=True)
-    add("plan", "what a run will take on this machine: parameters, memory, time", _plan, recipe=True)
-    changes(add("train", "train on the token shards; goes on from the newest checkpoint", _train, recipe=True))
+    changes(add("demo", "the whole way, end to end, on text already on this machine, in minutes", commands.demo))
+    changes(add("run", "every stage of a recipe; what is done already is skipped", commands.run, recipe=True))
+    add("corpus", "raw sources to clean documents", commands.corpus, recipe=True)
+    add("tokens", "clean documents to a tokenizer and token shards", commands.tokens, recipe=True)
+    add("plan", "what a run will take on this machine: parameters, memory, time", commands.plan, recipe=True)
+    changes(add("train", "train on the token shards; goes on from the newest checkpoint", commands.train, recipe=True))
     evaluate = add(
-        "evaluate", "held-out loss, bits per byte and samples of a run's newest checkpoint", _evaluate, run=True
+        "evaluate", "held-out loss, bits per byte and samples of a run's newest checkpoint", commands.evaluate, run=True
     )
     averaged(evaluate)
-    generate = add("generate", "continue a prompt", _generate, run=True)
+    generate = add("generate", "continue a prompt", commands.generate, run=True)
     generate.add_argument("prompt", help="the text to continue; - reads it from standard input")
     sampling(generate)
-    chat = add("chat", "talk with a model, by its chat template", _chat, run=True)
+    chat = add("chat", "talk with a model, by its chat template", commands.chat, run=True)
     sampling(chat)
     chat.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
     chat.add_argument(
         "--template", metavar="NAME|FILE", help="plain, chatml or a Jinja file; left out: the model's own, else plain"
     )
-    imported = add("import", "make a run of a model in the Hugging Face layout, checked against it", _import)
+    imported = add("import", "make a run of a model in the Hugging Face layout, checked against it", commands.import_)
     imported.add_argument("folder", help="a folder with config.json, safetensors and tokenizer.json")
     imported.add_argument("--name", help="name of the run (default: the folder's)")
     imported.add_argument("--dir", default="runs", help="folder that holds run folders (default runs)")
-    export = add("export", "write a run's model in another layout, checked there", _export, run=True)
+    export = add("export", "write a run's model in another layout, checked there", commands.export, run=True)
     averaged(export)
     export.add_argument("folder", help="where to; it must be empty or not exist")
     export.add_argument("--to", choices=["hf"], default="hf", help="hf: what `transformers` loads (default)")
-    trace = add("trace", "which documents a step read, or which steps read a document", _trace, run=True)
+    trace = add("trace", "which documents a step read, or which steps read a document", commands.trace, run=True)
     which = trace.add_mutually_exclusive_group(required=True)
     which.add_argument("--step", type=int, metavar="N", help="list the documents in the batch of step N (1-based)")
     which.add_argument("--document", metavar="ID", help="list the steps whose batch held the document")
-    add("report", "write report.html of a run", _report, run=True)
-    recipe = add("recipe", "show a shipped recipe, or explain a key", _recipe)
+    add("report", "write report.html of a run", commands.report, run=True)
+    recipe = add("recipe", "show a shipped recipe, or explain a key", commands.recipe)
     recipe.add_argument("name", nargs="?", help="the shipped recipe to print; left out: list them")
     recipe.add_argument(
         "--explain", nargs="?", const="", metavar="KEY", help="what a key means; without KEY: list all keys"
     )
     return parser
-
-
-def _demo(given: argparse.Namespace) -> Any:
-    given.recipe = "demo"
-    return _run(given, finish=_demo_screen)
-
-
-def _run(given: argparse.Namespace, finish: Callable[[RunFolder], None] | None = None) -> Any:
-    from bessemer import stages
-
-    session = _session(given)
-    with session.run.writing():
-        _restart(given, session)
-        say(f"[bold]bessemer[/] {given.recipe} -> {session.run.path}")
-        stages.run_all(session)
-    (finish or _run_screen)(session.run)
-    return _summary(session)
-
-
-def _corpus(given: argparse.Namespace) -> Any:
-    from bessemer import stages
-
-    session = _session(given)
-    with session.run.writing():
-        stages.corpus(session)
-    return {"stages": session.told, "folder": session.run.corpus}
-
-
-def _tokens(given: argparse.Namespace) -> Any:
-    from bessemer import stages
-
-    session = _session(given)
-    with session.run.writing():
-        stages.tokens(session)
-    return {"stages": session.told, "folder": session.run.tokens}
-
-
-def _plan(given: argparse.Namespace) -> Any:
-    from bessemer import stages
-
-    session = _session(given)
-    plan, recipe = stages.plan_only(session.recipe, session.run)
-    if not given.json:
-        _print_plan(plan, recipe)
-    return plan
-
-
-def _train(given: argparse.Namespace) -> Any:
-    from bessemer import stages
-
-    session = _session(given)
-    with session.run.writing():
-        _restart(given, session)
-        stages.train(session, stages.prepare(session))
-    return _summary(session)
-
-
-def _evaluate(given: argparse.Namespace) -> Any:
-    from bessemer import stages
-
-    session, resolved = _trained(given)
-    with session.run.writing():
-        found = stages.evaluate(session, resolved, _average(given))
-    return {key: value for key, value in found.items() if key != "inputs"}
-
-
-def _average(given: argparse.Namespace) -> int:
-    count: int = given.average
-    if count < 1:
-        raise InputError(f"--average: {count} is not a number of checkpoints; give 1 or more")
-    return count
-
-
-def _generate(given: argparse.Namespace) -> Any:
-    from bessemer.evaluate.final import complete
-
-    sampling = _sampling(given)
-    store, tokenizer, model = _opened(given)
-    prompt = sys.stdin.read() if given.prompt == "-" else given.prompt
-    prefix = store.manifest["tokenizer"].get("prefix")
-    text = complete(model, tokenizer, prompt, given.max_tokens, sampling, prefix)
-    if not given.json:
-        print(prompt + text)
-    return {"prompt": prompt, "text": text}
-
-
-def _chat(given: argparse.Namespace) -> Any:
-    from bessemer.evaluate.chat import Chat, Template
-
-    sampling = _sampling(given)
-    store, tokenizer, model = _opened(given)
-    template = Template.choose(given.template, store.folder, tokenizer)
-    chat = Chat(model, tokenizer, template, sampling, given.system)
-    shown = not given.json
-    if shown and sys.stdin.isatty():
-        print("Write a message and press Enter; an empty line or Ctrl-D ends the conversation.")
-    while message := _asked("> " if shown and sys.stdin.isatty() else ""):
-        for piece in chat.reply(message, given.max_tokens):
-            if shown:
-                print(piece, end="", flush=True)
-        if shown:
-            print()
-    return {"messages": chat.messages}
-
-
-def _asked(prompt: str) -> str:
-    try:
-        return input(prompt).strip()
-    except EOFError:
-        return ""
-
-
-def _sampling(given: argparse.Namespace) -> Sampling:
-    from bessemer.evaluate.generation import Sampling
-
-    if given.max_tokens < 1:
-        raise InputError(f"--max-tokens: {given.max_tokens} is not a number of tokens to write; give 1 or more")
-    return Sampling(given.temperature, given.top_k, given.top_p, given.seed)
-
-
-def _opened(given: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transformer]:
-    from bessemer.stages import opened
-    from bessemer.tokens.tokenizer import Tokenizer
-
-    session, resolved = _trained(given)
-    store, restored = opened(resolved, session.run)
-    tokenizer = Tokenizer.load(store.folder / "tokenizer.json", resolved.tokenizer.end_of_text)
-    return store, tokenizer, restored.step.model
-
-
-def _import(given: argparse.Namespace) -> Any:
-    from bessemer.run import RunFolder
-    from bessemer.train.imported import import_model
-
-    source = Path(given.folder)
-    name = given.name or source.resolve().name
-    run = RunFolder(Path(given.dir) / name)
-    if not source.is_dir():
-        raise InputError(f"{source}: no such folder; give one with config.json, safetensors and tokenizer.json")
-    with run.writing():
-        check = import_model(source, run, name, given.dir)
-    say(
-        f"[green]✓[/] {check.architecture} of {amount(check.parameters)} parameters in {run.path}: transformers' logits "
-        f"differ by {check.logits_max_difference:.1e}, {check.greedy_tokens_equal} greedy tokens equal"
-    )
-    return {"run": run.path, **check.__dict__}
-
-
-def _export(given: argparse.Namespace) -> Any:
-    from bessemer import stages
-
-    session, resolved = _trained(given)
-    found = stages.export(session, resolved, Path(given.folder), _average(given))
-    return {key: value for key, value in found.items() if key != "inputs"}
-
-
-def _trace(given: argparse.Namespace) -> Any:
-    from bessemer.tokens import ledger
-    from bessemer.tokens.shards import TokenStore
-
-    session, resolved = _trained(given)
-    store = TokenStore.open(session.run.tokens)
-    if given.step is not None:
-        rows = ledger.step_documents(resolved, store, session.run.corpus, given.step)
-    else:
-        rows = ledger.document_steps(resolved, store, session.run.corpus, given.document)
-    if not given.json:
-        for row in rows:
-            print("  ".join(str(value) for value in row.values()))
-    return rows
-
-
-def _report(given: argparse.Namespace) -> Any:
-    from bessemer.report import page
-
-    session = _existing(given)
-    written = page.write(session.run)
-    if not given.json:
-        print(written)
-    return {"report": written}
-
-
-def _recipe(given: argparse.Namespace) -> Any:
-    from bessemer import recipe as recipes
-
-    if given.explain is not None:
-        text = recipes.explain(given.explain) if given.explain else "\n".join(
-            f"{key:<36} {info.description}" for key, info in recipes.keys().items()
-        )  # fmt: skip
-    elif given.name is None:
-        text = "\n".join(f"{name:<12} {toml.splitlines()[0].lstrip('# ')}" for name, toml in recipes.shipped().items())
-    elif given.name in recipes.shipped():
-        text = recipes.shipped()[given.name].rstrip()
-    else:
-        raise InputError(f"{given.name}: no shipped recipe of that name; there are {', '.join(recipes.shipped())}")
-    if not given.json:
-        print(text)
-    return {"text": text}
-
-
-def _session(given: argparse.Namespace) -> Session:
-    from bessemer.recipe import load
-    from bessemer.run import RunFolder
-    from bessemer.stages import Session
-
-    recipe = load(given.recipe, given.overrides)
-    return Session(recipe, RunFolder(recipe.run.folder), accept_changes=getattr(given, "accept_changes", False))
-
-
-def _existing(given: argparse.Namespace) -> Session:
-    """The run that an argument names: by its folder, or by its recipe."""
-    from bessemer.recipe import load
-    from bessemer.run import RunFolder
-    from bessemer.stages import Session
-
-    folder = Path(given.run)
-    if not folder.is_dir():
-        given.recipe = given.run
-        session = _session(given)
-        if not session.run.path.is_dir():
-            raise InputError(
-                f"{session.run.path}: this run does not exist yet; make it with `bessemer run {given.run}`"
-            )
-        return session
-    run = RunFolder(folder)
-    if not run.recipe.exists():
-        raise InputError(f"{folder}: not a run folder (it has no recipe.toml)")
-    return Session(load(run.recipe, given.overrides), run)
-
-
-def _trained(given: argparse.Namespace) -> tuple[Session, Recipe]:
-    """A run that has been trained, with its recipe as resolved; overrides apply on top."""
-    from bessemer.recipe import load
-
-    session = _existing(given)
-    if not session.run.recipe.exists():
-        raise InputError(f"{session.run.path}: not trained yet; do it with `bessemer train {given.run}`")
-    return session, load(session.run.recipe, given.overrides)
-
-
-def _restart(given: argparse.Namespace, session: Session) -> None:
-    from bessemer.stages import set_aside
-
-    if given.restart and (place := set_aside(session.run)) is not None:
-        say(f"what was trained before is in {place}")
-
-
-def _summary(session: Session) -> dict[str, Any]:
-    from bessemer.run import read_json
-
-    run = session.run
-    found: dict[str, Any] = {"run": run.path, "stages": session.told}
-    if run.evaluation.exists():
-        evaluation = read_json(run.evaluation)
-        found |= {key: evaluation[key] for key in ("step", "loss", "bits_per_byte", "ngram")}
-    for name in ("report", "export"):
-        path: Path = getattr(run, name)
-        if path.exists():
-            found[name] = path
-    return found
-
-
-def _print_plan(plan: dict[str, Any], recipe: Recipe) -> None:
-    memory = plan["memory_bytes"]
-    parts = ", ".join(f"{name} {size(value)}" for name, value in memory.items() if name != "total" and value)
-    rows = {
-        "device": f"{plan['device']} ({rate(plan['peak_flops'])})",
-        "parameters": f"{amount(plan['parameters']['total'])} ({amount(plan['parameters']['non_embedding'])} without embeddings)",
-        "model": f"{recipe.model.layers} layers, width {recipe.model.width}, {recipe.model.heads} heads "
-        f"({recipe.model.kv_heads} key/value), hidden {recipe.model.mlp_width}",
-        "training": f"{plan['steps']:,} steps of {amount(recipe.train.global_batch_tokens or 0)} tokens = "
-        f"{amount(plan['tokens'])} tokens, {plan['tokens_per_parameter']:.1f} a parameter",
-        "learning rate": f"{recipe.train.optimizer.learning_rate}",
-        "compute": f"{plan['total_flops']:.3g} FLOP, {plan['flops_per_token']:.3g} a token",
-        "time": f"{duration(plan['seconds'])}: {plan['step_seconds']:.3g} s a step ({plan['step_seconds_from']}), "
-        f"{amount(plan['tokens_per_second'])} tokens/s, MFU {plan['mfu']:.0%}",
-        "memory": f"{size(memory['total'])}: {parts}",
-        "fits": "yes" if plan["fits"] else "no: this device has less free memory than that",
-    }
-    for name, value in rows.items():
-        print(f"{name:<14} {value}")
-
-
-def _run_screen(run: RunFolder) -> None:
-    say(f"\n  report  {run.report}\n  model   {run.export}\n  folder  {run.path}")
-
-
-def _demo_screen(run: RunFolder) -> None:
-    """Where everything is, and what to try next."""
-    from rich.markup import escape
-
-    from bessemer.run import read_json
-
-    found, plan = read_json(run.evaluation), read_json(run.plan)
-    baseline = found["ngram"]
-    say(f"\n[bold]A {amount(plan['parameters']['total'])}-parameter model, trained from raw text on this machine.[/]")
-    if baseline is not None:
-        better = baseline["bits_per_byte"] - found["bits_per_byte"]
-        say(
-            f"It needs {found['bits_per_byte']:.3f} bits per byte for text it has not seen, "
-            f"{abs(better):.3f} {'fewer' if better > 0 else 'more'} than a byte 5-gram ({baseline['bits_per_byte']:.3f})."
-        )
-    for sample in found["samples"][-1:]:
-        say("\n[dim]It writes, after the bold:[/]")
-        say("  [bold]" + escape(sample["prompt"]) + "[/]" + escape(sample["text"].rstrip()).replace("\n", "\n  "))
-    say(
-        f"\n  report   {run.report}   open it in a browser"
-        f"\n  model    {run.export}   AutoModelForCausalLM.from_pretrained({str(run.export)!r})"
-        f"\n  folder   {run.path}   recipe, corpus, tokens, checkpoints, metrics"
-        "\n\n[bold]Try next[/]"
-        f"\n  bessemer generate {run.path} 'import os' --temperature 0.5"
-        f"\n  bessemer trace {run.path} --step 100          which documents step 100 read"
-        "\n  bessemer demo --set run.name=longer --set train.minutes=20"
-        "\n  bessemer recipe demo > my.toml                make it yours, then: bessemer run my.toml"
-    )
 
 
 def _failed(given: argparse.Namespace, error: BessemerError) -> int:

@@ -17,6 +17,7 @@ from bessemer.model.huggingface.config import read_config, recipe_keys
 from bessemer.model.huggingface.export import ExportCheck, verify
 from bessemer.model.huggingface.read import read_model
 from bessemer.model.transformer import Transformer
+from bessemer.plan import dial
 from bessemer.recipe import Recipe, dump, parse
 from bessemer.run import RunFolder, staging, write_atomic, write_json
 from bessemer.tokens.tokenizer import Tokenizer
@@ -123,7 +124,7 @@ def _recipe(source: Path, run: RunFolder, name: str, directory: str, tokenizer: 
         "train": {"steps": 1, "global_batch_tokens": config.positions_length, "micro_batch": 1,
                   "optimizer": {"learning_rate": 1e-5}},
     }  # fmt: skip
-    return parse(tomli_w.dumps(values), f"import of {source}")
+    return dial.resolve(parse(tomli_w.dumps(values), f"import of {source}"), config.vocabulary)
 
 
 def _save(recipe: Recipe, run: RunFolder, model: Transformer, tokenizer: Tokenizer) -> None:

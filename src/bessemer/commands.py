@@ -1,0 +1,282 @@
+"""What each command does: read the arguments, call the stage, print for people or return a value for machines."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bessemer.errors import InputError
+from bessemer.screens import demo_screen, print_plan, run_screen
+from bessemer.terminal import amount, say
+
+if TYPE_CHECKING:
+    from bessemer.evaluate.generation import Sampling
+    from bessemer.model.transformer import Transformer
+    from bessemer.recipe import Recipe
+    from bessemer.run import RunFolder
+    from bessemer.stages import Session
+    from bessemer.tokens.shards import TokenStore
+    from bessemer.tokens.tokenizer import Tokenizer
+
+
+def demo(given: argparse.Namespace) -> Any:
+    given.recipe = "demo"
+    return run(given, finish=demo_screen)
+
+
+def run(given: argparse.Namespace, finish: Callable[[RunFolder], None] | None = None) -> Any:
+    from bessemer import stages
+
+    session = _session(given)
+    with session.run.writing():
+        _restart(given, session)
+        say(f"[bold]bessemer[/] {given.recipe} -> {session.run.path}")
+        stages.run_all(session)
+    (finish or run_screen)(session.run)
+    return _summary(session)
+
+
+def corpus(given: argparse.Namespace) -> Any:
+    from bessemer import stages
+
+    session = _session(given)
+    with session.run.writing():
+        stages.corpus(session)
+    return {"stages": session.told, "folder": session.run.corpus}
+
+
+def tokens(given: argparse.Namespace) -> Any:
+    from bessemer import stages
+
+    session = _session(given)
+    with session.run.writing():
+        stages.tokens(session)
+    return {"stages": session.told, "folder": session.run.tokens}
+
+
+def plan(given: argparse.Namespace) -> Any:
+    from bessemer import stages
+
+    session = _session(given)
+    plan, recipe = stages.plan_only(session.recipe, session.run)
+    if not given.json:
+        print_plan(plan, recipe)
+    return plan
+
+
+def train(given: argparse.Namespace) -> Any:
+    from bessemer import stages
+
+    session = _session(given)
+    with session.run.writing():
+        _restart(given, session)
+        stages.train(session, stages.prepare(session))
+    return _summary(session)
+
+
+def evaluate(given: argparse.Namespace) -> Any:
+    from bessemer import stages
+
+    session, resolved = _trained(given)
+    with session.run.writing():
+        found = stages.evaluate(session, resolved, _average(given))
+    return {key: value for key, value in found.items() if key != "inputs"}
+
+
+def _average(given: argparse.Namespace) -> int:
+    count: int = given.average
+    if count < 1:
+        raise InputError(f"--average: {count} is not a number of checkpoints; give 1 or more")
+    return count
+
+
+def generate(given: argparse.Namespace) -> Any:
+    from bessemer.evaluate.final import complete
+
+    sampling = _sampling(given)
+    store, tokenizer, model = _opened(given)
+    prompt = sys.stdin.read() if given.prompt == "-" else given.prompt
+    prefix = store.manifest["tokenizer"].get("prefix")
+    text = complete(model, tokenizer, prompt, given.max_tokens, sampling, prefix)
+    if not given.json:
+        print(prompt + text)
+    return {"prompt": prompt, "text": text}
+
+
+def chat(given: argparse.Namespace) -> Any:
+    from bessemer.evaluate.chat import Chat, Template
+
+    sampling = _sampling(given)
+    store, tokenizer, model = _opened(given)
+    template = Template.choose(given.template, store.folder, tokenizer)
+    chat = Chat(model, tokenizer, template, sampling, given.system)
+    shown = not given.json
+    if shown and sys.stdin.isatty():
+        print("Write a message and press Enter; an empty line or Ctrl-D ends the conversation.")
+    while message := _asked("> " if shown and sys.stdin.isatty() else ""):
+        for piece in chat.reply(message, given.max_tokens):
+            if shown:
+                print(piece, end="", flush=True)
+        if shown:
+            print()
+    return {"messages": chat.messages}
+
+
+def _asked(prompt: str) -> str:
+    try:
+        return input(prompt).strip()
+    except EOFError:
+        return ""
+
+
+def _sampling(given: argparse.Namespace) -> Sampling:
+    from bessemer.evaluate.generation import Sampling
+
+    if given.max_tokens < 1:
+        raise InputError(f"--max-tokens: {given.max_tokens} is not a number of tokens to write; give 1 or more")
+    return Sampling(given.temperature, given.top_k, given.top_p, given.seed)
+
+
+def _opened(given: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transformer]:
+    from bessemer.stages import opened
+    from bessemer.tokens.tokenizer import Tokenizer
+
+    session, resolved = _trained(given)
+    store, restored = opened(resolved, session.run)
+    tokenizer = Tokenizer.load(store.folder / "tokenizer.json", resolved.tokenizer.end_of_text)
+    return store, tokenizer, restored.step.model
+
+
+def import_(given: argparse.Namespace) -> Any:
+    from bessemer.run import RunFolder
+    from bessemer.train.imported import import_model
+
+    source = Path(given.folder)
+    name = given.name or source.resolve().name
+    run = RunFolder(Path(given.dir) / name)
+    if not source.is_dir():
+        raise InputError(f"{source}: no such folder; give one with config.json, safetensors and tokenizer.json")
+    with run.writing():
+        check = import_model(source, run, name, given.dir)
+    say(
+        f"[green]✓[/] {check.architecture} of {amount(check.parameters)} parameters in {run.path}: transformers' logits "
+        f"differ by {check.logits_max_difference:.1e}, {check.greedy_tokens_equal} greedy tokens equal"
+    )
+    return {"run": run.path, **check.__dict__}
+
+
+def export(given: argparse.Namespace) -> Any:
+    from bessemer import stages
+
+    session, resolved = _trained(given)
+    found = stages.export(session, resolved, Path(given.folder), _average(given))
+    return {key: value for key, value in found.items() if key != "inputs"}
+
+
+def trace(given: argparse.Namespace) -> Any:
+    from bessemer.tokens import ledger
+    from bessemer.tokens.shards import TokenStore
+
+    session, resolved = _trained(given)
+    store = TokenStore.open(session.run.tokens)
+    if given.step is not None:
+        rows = ledger.step_documents(resolved, store, session.run.corpus, given.step)
+    else:
+        rows = ledger.document_steps(resolved, store, session.run.corpus, given.document)
+    if not given.json:
+        for row in rows:
+            print("  ".join(str(value) for value in row.values()))
+    return rows
+
+
+def report(given: argparse.Namespace) -> Any:
+    from bessemer.report import page
+
+    session = _existing(given)
+    written = page.write(session.run)
+    if not given.json:
+        print(written)
+    return {"report": written}
+
+
+def recipe(given: argparse.Namespace) -> Any:
+    from bessemer import recipe as recipes
+
+    if given.explain is not None:
+        text = recipes.explain(given.explain) if given.explain else "\n".join(
+            f"{key:<36} {info.description}" for key, info in recipes.keys().items()
+        )  # fmt: skip
+    elif given.name is None:
+        text = "\n".join(f"{name:<12} {toml.splitlines()[0].lstrip('# ')}" for name, toml in recipes.shipped().items())
+    elif given.name in recipes.shipped():
+        text = recipes.shipped()[given.name].rstrip()
+    else:
+        raise InputError(f"{given.name}: no shipped recipe of that name; there are {', '.join(recipes.shipped())}")
+    if not given.json:
+        print(text)
+    return {"text": text}
+
+
+def _session(given: argparse.Namespace) -> Session:
+    from bessemer.recipe import load
+    from bessemer.run import RunFolder
+    from bessemer.stages import Session
+
+    recipe = load(given.recipe, given.overrides)
+    return Session(recipe, RunFolder(recipe.run.folder), accept_changes=getattr(given, "accept_changes", False))
+
+
+def _existing(given: argparse.Namespace) -> Session:
+    """The run that an argument names: by its folder, or by its recipe."""
+    from bessemer.recipe import load
+    from bessemer.run import RunFolder
+    from bessemer.stages import Session
+
+    folder = Path(given.run)
+    if not folder.is_dir():
+        given.recipe = given.run
+        session = _session(given)
+        if not session.run.path.is_dir():
+            raise InputError(
+                f"{session.run.path}: this run does not exist yet; make it with `bessemer run {given.run}`"
+            )
+        return session
+    run = RunFolder(folder)
+    if not run.recipe.exists():
+        raise InputError(f"{folder}: not a run folder (it has no recipe.toml)")
+    return Session(load(run.recipe, given.overrides), run)
+
+
+def _trained(given: argparse.Namespace) -> tuple[Session, Recipe]:
+    """A run that has been trained, with its recipe as resolved; overrides apply on top."""
+    from bessemer.recipe import load
+
+    session = _existing(given)
+    if not session.run.recipe.exists():
+        raise InputError(f"{session.run.path}: not trained yet; do it with `bessemer train {given.run}`")
+    return session, load(session.run.recipe, given.overrides)
+
+
+def _restart(given: argparse.Namespace, session: Session) -> None:
+    from bessemer.stages import set_aside
+
+    if given.restart and (place := set_aside(session.run)) is not None:
+        say(f"what was trained before is in {place}")
+
+
+def _summary(session: Session) -> dict[str, Any]:
+    from bessemer.run import read_json
+
+    run = session.run
+    found: dict[str, Any] = {"run": run.path, "stages": session.told}
+    if run.evaluation.exists():
+        evaluation = read_json(run.evaluation)
+        found |= {key: evaluation[key] for key in ("step", "loss", "bits_per_byte", "ngram")}
+    for name in ("report", "export"):
+        path: Path = getattr(run, name)
+        if path.exists():
+            found[name] = path
+    return found

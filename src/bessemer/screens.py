@@ -1,0 +1,66 @@
+"""What a command shows a person when it is done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bessemer.terminal import amount, duration, rate, say, size
+
+if TYPE_CHECKING:
+    from bessemer.recipe import Recipe
+    from bessemer.run import RunFolder
+
+
+def print_plan(plan: dict[str, Any], recipe: Recipe) -> None:
+    memory = plan["memory_bytes"]
+    parts = ", ".join(f"{name} {size(value)}" for name, value in memory.items() if name != "total" and value)
+    rows = {
+        "device": f"{plan['device']} ({rate(plan['peak_flops'])})",
+        "parameters": f"{amount(plan['parameters']['total'])} ({amount(plan['parameters']['non_embedding'])} without embeddings)",
+        "model": f"{recipe.model.layers} layers, width {recipe.model.width}, {recipe.model.heads} heads "
+        f"({recipe.model.kv_heads} key/value), hidden {recipe.model.mlp_width}",
+        "training": f"{plan['steps']:,} steps of {amount(recipe.train.global_batch_tokens or 0)} tokens = "
+        f"{amount(plan['tokens'])} tokens, {plan['tokens_per_parameter']:.1f} a parameter",
+        "learning rate": f"{recipe.train.optimizer.learning_rate}",
+        "compute": f"{plan['total_flops']:.3g} FLOP, {plan['flops_per_token']:.3g} a token",
+        "time": f"{duration(plan['seconds'])}: {plan['step_seconds']:.3g} s a step ({plan['step_seconds_from']}), "
+        f"{amount(plan['tokens_per_second'])} tokens/s, MFU {plan['mfu']:.0%}",
+        "memory": f"{size(memory['total'])}: {parts}",
+        "fits": "yes" if plan["fits"] else "no: this device has less free memory than that",
+    }
+    for name, value in rows.items():
+        print(f"{name:<14} {value}")
+
+
+def run_screen(run: RunFolder) -> None:
+    say(f"\n  report  {run.report}\n  model   {run.export}\n  folder  {run.path}")
+
+
+def demo_screen(run: RunFolder) -> None:
+    """Where everything is, and what to try next."""
+    from rich.markup import escape
+
+    from bessemer.run import read_json
+
+    found, plan = read_json(run.evaluation), read_json(run.plan)
+    baseline = found["ngram"]
+    say(f"\n[bold]A {amount(plan['parameters']['total'])}-parameter model, trained from raw text on this machine.[/]")
+    if baseline is not None:
+        better = baseline["bits_per_byte"] - found["bits_per_byte"]
+        say(
+            f"It needs {found['bits_per_byte']:.3f} bits per byte for text it has not seen, "
+            f"{abs(better):.3f} {'fewer' if better > 0 else 'more'} than a byte 5-gram ({baseline['bits_per_byte']:.3f})."
+        )
+    for sample in found["samples"][-1:]:
+        say("\n[dim]It writes, after the bold:[/]")
+        say("  [bold]" + escape(sample["prompt"]) + "[/]" + escape(sample["text"].rstrip()).replace("\n", "\n  "))
+    say(
+        f"\n  report   {run.report}   open it in a browser"
+        f"\n  model    {run.export}   AutoModelForCausalLM.from_pretrained({str(run.export)!r})"
+        f"\n  folder   {run.path}   recipe, corpus, tokens, checkpoints, metrics"
+        "\n\n[bold]Try next[/]"
+        f"\n  bessemer generate {run.path} 'import os' --temperature 0.5"
+        f"\n  bessemer trace {run.path} --step 100          which documents step 100 read"
+        "\n  bessemer demo --set run.name=longer --set train.minutes=20"
+        "\n  bessemer recipe demo > my.toml                make it yours, then: bessemer run my.toml"
+    )
