@@ -134,6 +134,8 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--step", type=int, metavar="N", help="list the documents in the batch of step N (1-based)")
     which.add_argument("--document", metavar="ID", help="list the steps whose batch held the document")
     add("report", "write report.html of a run", _report, run=True)
+    study = add("study", "redo an experiment and print its table", _study)
+    study.add_argument("name", nargs="?", help="which one; left out: list them")
     recipe = add("recipe", "show a shipped recipe, or explain a key", _recipe)
     recipe.add_argument("name", nargs="?", help="the shipped recipe to print; left out: list them")
     recipe.add_argument(
@@ -264,6 +266,20 @@ def _report(given: argparse.Namespace) -> Any:
     if not given.json:
         print(written)
     return {"report": written}
+
+
+def _study(given: argparse.Namespace) -> Any:
+    from bessemer import studies
+
+    if given.name is None:
+        rows = {name: study.what for name, study in studies.STUDIES.items()}
+        if not given.json:
+            print("\n".join(f"{name:<26} {what}" for name, what in rows.items()))
+        return rows
+    found, table = studies.run(given.name)
+    if not given.json:
+        print(table)
+    return found
 
 
 def _recipe(given: argparse.Namespace) -> Any:
