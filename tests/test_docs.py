@@ -17,6 +17,7 @@ PAGES = (
     "README.md",
     "docs/your-own-text.md",
     "docs/recipe.md",
+    "docs/optimizers.md",
     "docs/reliability.md",
     "docs/architecture.md",
     "benchmarks/README.md",

@@ -25,6 +25,7 @@ FLOORS = [
     ("evaluate",),
     ("report",),
     ("stages",),
+    ("studies",),
     ("screens",),
     ("commands",),
     ("cli",),

@@ -202,6 +202,20 @@ def report(given: argparse.Namespace) -> Any:
     return {"report": written}
 
 
+def study(given: argparse.Namespace) -> Any:
+    from bessemer import studies
+
+    if given.name is None:
+        rows = {name: study.what for name, study in studies.STUDIES.items()}
+        if not given.json:
+            print("\n".join(f"{name:<26} {what}" for name, what in rows.items()))
+        return rows
+    found, table = studies.run(given.name)
+    if not given.json:
+        print(table)
+    return found
+
+
 def recipe(given: argparse.Namespace) -> Any:
     from bessemer import recipe as recipes
 

@@ -76,6 +76,16 @@ def test_a_second_moment_above_zero_never_becomes_zero() -> None:
     assert float(low.decoded(codes, scale, False).min()) > 0
 
 
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_look_up_of_a_code_is_the_search(signed: bool) -> None:
+    borders = low._borders(signed, torch.device("cpu"))[:-1]
+    generator = torch.Generator().manual_seed(0)
+    values = torch.rand(1_000_000, generator=generator) * 10.0 ** (-9 * torch.rand(1_000_000, generator=generator))
+    edges = torch.cat([borders, *(torch.nextafter(borders, torch.full_like(borders, end)) for end in (-2.0, 2.0))])
+    values = torch.cat([values, -values if signed else values, edges, torch.tensor([0.0, 1.0, 1e-38, 1e-42])])
+    assert torch.equal(low._nearest(values, signed).long(), torch.bucketize(values, borders))
+
+
 def by_hand(made, name: str, weight: np.ndarray, keep, rule: str) -> np.ndarray:
     """A parameter after STEPS steps in float64, with moments passed through `keep` between the steps."""
     m = v = np.zeros_like(weight)

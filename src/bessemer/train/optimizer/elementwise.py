@@ -41,5 +41,3 @@ def lion(weights: list[Tensor], gradients: list[Tensor], states: list[State], gr
         direction = moment.lerp(gradient, 1.0 - now).sign_()
         weight.mul_(1.0 - rate * group["weight_decay"]).add_(direction, alpha=-rate)
         moment.lerp_(gradient, 1.0 - kept)
-        if "step" in state:
-            state["step"] += 1

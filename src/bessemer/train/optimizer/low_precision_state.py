@@ -15,6 +15,7 @@ Shapes: N elements, B blocks.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -106,15 +107,15 @@ def encoded(values_N: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
     blocks_BN = F.pad(values_N, (0, -len(values_N) % BLOCK)).view(-1, BLOCK)
     scale_B = blocks_BN.abs().amax(dim=1)
     relative_BN = blocks_BN / torch.where(scale_B == 0, 1.0, scale_B)[:, None]
-    codes_BN = torch.bucketize(relative_BN, _borders(signed, values_N.device), out_int32=True)
+    codes_N = _nearest(relative_BN.view(-1), signed)
     if not signed:
-        codes_BN = torch.where(blocks_BN > 0, codes_BN.clamp(min=1), codes_BN)
-    return codes_BN.to(torch.uint8).view(-1)[: len(values_N)], scale_B
+        codes_N = torch.where(blocks_BN.view(-1) > 0, codes_N.clamp(min=1), codes_N)
+    return codes_N[: len(values_N)], scale_B
 
 
 def decoded(codes_N: Tensor, scale_B: Tensor, signed: bool) -> Tensor:
     """The fp32 values (N,) that codes and scales stand for."""
-    values_N = _code(signed, codes_N.device)[codes_N.to(torch.int32)]
+    values_N = _code(signed, codes_N.device).index_select(0, codes_N.to(torch.int32))
     whole_BN = F.pad(values_N, (0, -len(values_N) % BLOCK)).view(-1, BLOCK) * scale_B[:, None]
     return whole_BN.view(-1)[: len(values_N)]
 
@@ -134,6 +135,30 @@ def dynamic_code(signed: bool) -> list[float]:
     return sorted([*positive, *([-value for value in positive] if signed else []), 0.0, 1.0])
 
 
+def _nearest(values_N: Tensor, signed: bool) -> Tensor:
+    """Codes (N,) uint8 nearest to values in [-1, 1].
+
+    What torch.bucketize over the borders gives, for a twentieth of its time on a CPU: the upper 16 bits of a value look up
+    the code of the least value that begins with them, and since no two borders are that close, one comparison is left.
+    """
+    cell_N = (values_N.view(torch.int32) >> 16) + 32768
+    least_N = _cells(signed, values_N.device).index_select(0, cell_N)
+    border_N = _borders(signed, values_N.device).index_select(0, least_N.to(torch.int32))
+    return least_N + (values_N > border_N)
+
+
+@lru_cache(maxsize=8)
+def _cells(signed: bool, device: torch.device) -> Tensor:
+    """For each pattern of the upper 16 bits, as a signed number + 32768, the code of the least value with them."""
+    first = torch.arange(-32768, 32768, dtype=torch.int32) * 65536
+    borders = _borders(signed, torch.device("cpu"))[:-1]
+    values = [bits.view(torch.float32).nan_to_num().clamp(-1, 1) for bits in (first, first + 65535)]
+    ends = [torch.bucketize(of, borders) for of in values]
+    within = values[0].sign() == values[1].sign()  # not so where infinity and what is no number share a cell
+    assert int((ends[0] - ends[1])[within].abs().max()) <= 1, "a cell with two borders"
+    return torch.minimum(*ends).to(torch.uint8).to(device)
+
+
 @lru_cache(maxsize=8)
 def _code(signed: bool, device: torch.device) -> Tensor:
     return torch.tensor(dynamic_code(signed), dtype=torch.float32, device=device)
@@ -141,8 +166,8 @@ def _code(signed: bool, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _borders(signed: bool, device: torch.device) -> Tensor:
-    """Halfway between neighbouring codes."""
-    code = torch.tensor(dynamic_code(signed), dtype=torch.float64)
+    """Halfway between neighbouring codes, (256,): the last one is out of reach."""
+    code = torch.tensor([*dynamic_code(signed), math.inf], dtype=torch.float64)
     return ((code[1:] + code[:-1]) / 2).float().to(device)
 
 

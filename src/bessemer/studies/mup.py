@@ -1,0 +1,170 @@
+"""Width transfer: small models of several widths, each with several learning rates, with `base_width` and without.
+
+Without it every matrix has the same learning rate at every width, and the best one falls as the model grows wider. With
+it (the maximal update parametrisation, Yang et al. 2022) the hidden matrices and the head have base_width / width of it,
+and the best one is to stay where it was found. At the base width the two are the same run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import inf, isfinite, log2
+from time import perf_counter
+from typing import Any
+
+from bessemer.model.config import ModelConfig
+from bessemer.model.initialisation import build
+from bessemer.plan.dial import resolve
+from bessemer.recipe import parse
+from bessemer.studies import text
+from bessemer.terminal import progress
+from bessemer.train import device as devices
+from bessemer.train.step import TrainStep
+from bessemer.train.validation import validate
+
+RULES = ("standard", "base_width")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The grid, and how long each model is trained. Every width has the same depth, and heads of the same width."""
+
+    widths: tuple[int, ...] = (64, 128, 256)
+    rates: tuple[float, ...] = (1 / 256, 1 / 128, 1 / 64, 1 / 32, 1 / 16)
+    layers: int = 2
+    head_dim: int = 32
+    steps: int = 60
+    sequences: int = 8
+    length: int = 128
+    max_bytes: int = 2_000_000
+    held_out: int = 64
+
+
+def run(settings: Settings | None = None) -> dict[str, Any]:
+    """Train the grid.
+
+    Returns `settings`; `loss`, held-out nats a byte by rule, width and rate, None where the run diverged; `best`, the
+    rate of the lowest loss by rule and width, and `optimum`, the same between the rates of the grid; `moved`, the
+    factor between the optimum at the first width and at the last; `at_base_rate`, the loss of the last width at the
+    rate that is best at the first one.
+    """
+    asked, started = settings or Settings(), perf_counter()
+    devices.keep_freed_memory()
+    loss: dict[str, dict[int, dict[float, float]]] = {rule: {} for rule in RULES}
+    base = asked.widths[0]
+    runs = [(rule, width, rate) for width in asked.widths for rule in RULES for rate in asked.rates]
+    with progress("study mup", sum(width**2 for _, width, _ in runs), "work") as advance:
+        for rule, width, rate in runs:
+            by_rate = loss[rule].setdefault(width, {})
+            if rule == "base_width" and width == base:
+                by_rate[rate] = loss["standard"][width][rate]  # the same run
+            else:
+                by_rate[rate] = _trained(asked, width, rate, base if rule == "base_width" else None)
+            advance(width**2, note=f"width {width}, learning rate {rate:.4f}")
+    best = {rule: {width: min(of, key=of.__getitem__) for width, of in loss[rule].items()} for rule in RULES}
+    optimum = {rule: {width: _lowest(of) for width, of in loss[rule].items()} for rule in RULES}
+    shown = {
+        rule: {
+            width: {rate: value if isfinite(value) else None for rate, value in of.items()} for width, of in by.items()
+        }
+        for rule, by in loss.items()
+    }
+    widest = asked.widths[-1]
+    return {
+        "settings": asdict(asked),
+        "loss": shown,
+        "best": best,
+        "optimum": optimum,
+        "moved": {rule: 2 ** abs(log2(optimum[rule][widest] / optimum[rule][base])) for rule in RULES},
+        "at_base_rate": {rule: shown[rule][widest][best[rule][base]] for rule in RULES},
+        "seconds": perf_counter() - started,
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """Losses by width (rows) and learning rate (columns) for both rules; the best of a row is starred."""
+    asked = found["settings"]
+    lines = [
+        f"Held-out loss in nats a byte after {asked['steps']} steps of {asked['sequences'] * asked['length']:,} bytes; "
+        f"{asked['layers']} layers, heads of {asked['head_dim']}; * the best of its row"
+    ]
+    titles = {
+        "standard": "One learning rate for every width",
+        "base_width": f"train.optimizer.base_width = {asked['widths'][0]}",
+    }
+    for rule, title in titles.items():
+        lines += ["", title, "width " + "".join(f"{rate:>10.5f}" for rate in asked["rates"])]
+        for width, by_rate in found["loss"][rule].items():
+            best = found["best"][rule][width]
+            cells = (_cell(value) + ("*" if rate == best else " ") for rate, value in by_rate.items())
+            lines.append(f"{width:>5} " + "".join(f"{cell:>10}" for cell in cells))
+    base, widest = asked["widths"][0], asked["widths"][-1]
+    lines.append("")
+    for rule, title in titles.items():
+        optimum = found["optimum"][rule]
+        lines.append(
+            f"{title}: from width {base} to {widest} the best rate goes from {optimum[base]:.4f} to {optimum[widest]:.4f}, a "
+            f"factor of {found['moved'][rule]:.2g}; at the rate that is best at {base}, width {widest} has "
+            f"{_cell(found['at_base_rate'][rule])}"
+        )
+    return "\n".join(lines)
+
+
+def _cell(loss: float | None) -> str:
+    return "diverged" if loss is None else f"{loss:.3f}"
+
+
+def _lowest(by_rate: dict[float, float]) -> float:
+    """The rate at the bottom of the parabola, over the logarithm of the rate, through the lowest point and its neighbours.
+
+    The lowest point itself where it is the first or the last, or a neighbour diverged.
+    """
+    rates, losses = list(by_rate), list(by_rate.values())
+    place = losses.index(min(losses))
+    if place in (0, len(rates) - 1) or not all(map(isfinite, losses[place - 1 : place + 2])):
+        return rates[place]
+    before, lowest, after = losses[place - 1 : place + 2]
+    bend = before - 2 * lowest + after
+    aside = 0.5 * (before - after) / bend if bend > 0 else 0.0
+    return float(rates[place] * (rates[place + 1] / rates[place]) ** aside)
+
+
+def _trained(asked: Settings, width: int, rate: float, base_width: int | None) -> float:
+    """Held-out loss of one model after its steps; infinite when it diverged."""
+    overrides = [] if base_width is None else [f"train.optimizer.base_width={base_width}"]
+    recipe = resolve(
+        parse(
+            f"""
+            run.name = "study-mup"
+            tokens.sequence_length = {asked.length}
+            [model]
+            layers = {asked.layers}
+            width = {width}
+            heads = {width // asked.head_dim}
+            head_dim = {asked.head_dim}
+            mlp_width = {3 * width}
+            [train]
+            steps = {asked.steps}
+            global_batch_tokens = {asked.sequences * asked.length}
+            micro_batch = {asked.sequences}
+            compile = "off"
+            [train.optimizer]
+            learning_rate = {rate}
+            [train.schedule]
+            kind = "linear"
+            warmup_steps = {asked.steps // 10}
+            final_share = 0.0
+            """,
+            "study mup",
+            overrides,
+        ),
+        text.VOCABULARY,
+    )
+    config = ModelConfig.of(recipe, text.VOCABULARY)
+    step = TrainStep(recipe, build(config, 0), devices.choose(recipe.train), text.END_OF_TEXT, 1)
+    for number in range(asked.steps):
+        found = step.gradients(text.batch(number, asked.sequences, asked.length, asked.max_bytes))
+        if not (isfinite(found.loss) and isfinite(found.grad_norm)):
+            return inf
+        step.update(number, found.grad_norm)
+    return validate(step, [text.held_out(asked.held_out, asked.length, asked.max_bytes)]).loss
