@@ -2,6 +2,7 @@
 
 from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
 from bessemer.recipe.model import Model
+from bessemer.recipe.objective import Classify, Masking
 from bessemer.recipe.schema import (
     Checkpoint,
     Corpus,
@@ -20,7 +21,7 @@ from bessemer.recipe.schema import (
 )
 
 __all__ = [
-    "Checkpoint", "Corpus", "Dedup", "Evaluate", "Guard", "Model", "Optimizer", "Recipe", "Rules", "Run", "Schedule",
-    "Source", "Tokenizer", "Tokens", "Train", "differences", "digest", "dump", "explain", "keys", "load", "parse",
-    "shipped",
+    "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking", "Model", "Optimizer", "Recipe",
+    "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "differences", "digest", "dump",
+    "explain", "keys", "load", "parse", "shipped",
 ]  # fmt: skip
