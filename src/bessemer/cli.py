@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     add("tokens", "clean documents to a tokenizer and token shards", _tokens, recipe=True)
     add("plan", "what a run will take on this machine: parameters, memory, time", _plan, recipe=True)
     changes(add("train", "train on the token shards; goes on from the newest checkpoint", _train, recipe=True))
-    add("evaluate", "held-out loss, bits per byte and samples of a run's newest checkpoint", _evaluate, run=True)
+    add("evaluate", "held-out scores and samples of a run's newest checkpoint", _evaluate, run=True)
     generate = add("generate", "continue a prompt", _generate, run=True)
     generate.add_argument("prompt", help="the text to continue; - reads it from standard input")
     generate.add_argument("--max-tokens", type=int, default=200, metavar="N", help="tokens to write (default 200)")
@@ -194,7 +194,7 @@ def _evaluate(given: argparse.Namespace) -> Any:
 
 
 def _generate(given: argparse.Namespace) -> Any:
-    from bessemer.evaluate.final import complete
+    from bessemer.evaluate.final import complete, require_writer
     from bessemer.stages import opened
     from bessemer.tokens.tokenizer import Tokenizer
 
@@ -204,6 +204,7 @@ def _generate(given: argparse.Namespace) -> Any:
         raise InputError("--temperature and --top-k cannot be negative; 0 is greedy, and 0 draws from all tokens")
     session, resolved = _trained(given)
     store, restored = opened(resolved, session.run)
+    require_writer(restored.step.model.config)
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", resolved.tokenizer.end_of_text)
     prompt = sys.stdin.read() if given.prompt == "-" else given.prompt
     text = complete(restored, tokenizer, prompt, given.max_tokens, given.temperature, given.top_k, given.seed)
@@ -318,7 +319,8 @@ def _summary(session: Session) -> dict[str, Any]:
     found: dict[str, Any] = {"run": run.path, "stages": session.told}
     if run.evaluation.exists():
         evaluation = read_json(run.evaluation)
-        found |= {key: evaluation[key] for key in ("step", "loss", "bits_per_byte", "ngram")}
+        keys = ("step", "loss", "bits_per_byte", "accuracy", "ngram")
+        found |= {key: evaluation[key] for key in keys if key in evaluation}
     for name in ("report", "export"):
         path: Path = getattr(run, name)
         if path.exists():
@@ -360,7 +362,9 @@ def _demo_screen(run: RunFolder) -> None:
     found, plan = read_json(run.evaluation), read_json(run.plan)
     baseline = found["ngram"]
     say(f"\n[bold]A {amount(plan['parameters']['total'])}-parameter model, trained from raw text on this machine.[/]")
-    if baseline is not None:
+    if found["bits_per_byte"] is None:
+        say(f"It is right on {found['accuracy']:.1%} of the held-out text; the report shows where.")
+    elif baseline is not None:
         better = baseline["bits_per_byte"] - found["bits_per_byte"]
         say(
             f"It needs {found['bits_per_byte']:.3f} bits per byte for text it has not seen, "
@@ -369,13 +373,14 @@ def _demo_screen(run: RunFolder) -> None:
     for sample in found["samples"][-1:]:
         say("\n[dim]It writes, after the bold:[/]")
         say("  [bold]" + escape(sample["prompt"]) + "[/]" + escape(sample["text"].rstrip()).replace("\n", "\n  "))
+    kind = {"masked": "MaskedLM", "classify": "SequenceClassification"}.get(found.get("objective"), "CausalLM")
     say(
         f"\n  report   {run.report}   open it in a browser"
-        f"\n  model    {run.export}   AutoModelForCausalLM.from_pretrained({str(run.export)!r})"
+        f"\n  model    {run.export}   AutoModelFor{kind}.from_pretrained({str(run.export)!r})"
         f"\n  folder   {run.path}   recipe, corpus, tokens, checkpoints, metrics"
         "\n\n[bold]Try next[/]"
-        f"\n  bessemer generate {run.path} 'import os' --temperature 0.5"
-        f"\n  bessemer trace {run.path} --step 100          which documents step 100 read"
+        + (f"\n  bessemer generate {run.path} 'import os' --temperature 0.5" if kind == "CausalLM" else "")
+        + f"\n  bessemer trace {run.path} --step 100          which documents step 100 read"
         "\n  bessemer demo --set run.name=longer --set train.minutes=20"
         "\n  bessemer recipe demo > my.toml                make it yours, then: bessemer run my.toml"
     )

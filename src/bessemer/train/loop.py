@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 
 from bessemer.checkpoint import latest, save
 from bessemer.errors import BessemerError, Stopped
 from bessemer.guard.incidents import record
 from bessemer.guard.judge import GuardState, Verdict, cause, judge
-from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build
-from bessemer.plan.cost import flops_per_token
+from bessemer.plan.cost import step_flops_per_token
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, write_json
 from bessemer.terminal import progress, say, warn
-from bessemer.tokens.held_out import HeldOut, held_out
-from bessemer.tokens.loader import Batch, Loader, prefetched
+from bessemer.tokens.held_out import HeldOut
+from bessemer.tokens.loader import Batch, Reader, prefetched
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.audit import mixture_audit
 from bessemer.train.device import Device, memory_in_use
 from bessemer.train.metrics import MetricsLog
+from bessemer.train.start import start_from
 from bessemer.train.state import Position, capture, restore, weights_digest
 from bessemer.train.step import Gradients, TrainStep
 from bessemer.train.stop import StopSignal
-from bessemer.train.validation import validate
+from bessemer.train.task import config_of
+from bessemer.train.validation import Validation, validate
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class TrainSummary:
     step: int
     resumed_at: int
     bits_per_byte: float | None
+    accuracy: float | None
     skipped: int
     seconds: float
     weights: str
@@ -49,16 +52,18 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
     steps, batch_tokens = recipe.train.steps, recipe.train.global_batch_tokens
     assert steps is not None and batch_tokens is not None, "the recipe is resolved"
     sequences = batch_tokens // recipe.tokens.sequence_length
-    config = ModelConfig.of(recipe, store.vocabulary)
-    loader = Loader.of(recipe, store)
+    config = config_of(recipe, store.vocabulary, len(store.labels))
     step = TrainStep(recipe, build(config, recipe.run.seed), device, store.end_of_text, len(store.sources))
+    loader = step.task.loader(recipe, store)
     checkpoint = latest(run.checkpoints, on_damage=warn)
+    if checkpoint is None and recipe.train.start is not None:
+        say(f"  {start_from(step, Path(recipe.train.start), store)}")
     position = restore(step, checkpoint, store) if checkpoint else Position()
-    resumed_at, bits_per_byte = position.step, None
+    resumed_at, scored = position.step, None
     if resumed_at:
         say(f"  going on from step {resumed_at} of {steps}")
-    validation = held_out(store, recipe.tokens.sequence_length, recipe.evaluate.max_tokens)
-    rates = Rates(batch_tokens, flops_per_token(config) / peak)
+    validation = step.task.held_out(recipe, store, recipe.evaluate.max_tokens)
+    rates = Rates(batch_tokens, step_flops_per_token(recipe, config) / peak)
     batches = prefetched(loader, position.samples, sequences, steps - resumed_at)
     with (
         StopSignal() as stop,
@@ -79,12 +84,12 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
             if position.step % recipe.train.log_every == 0 or last:
                 log.write("train", position.step, **_numbers(store, gradients, rate, position, rates, device))
             if position.step % (recipe.train.validate_every or steps) == 0 or last:
-                bits_per_byte = _validate(step, validation, log, position, batch_tokens)
+                scored = _validate(step, validation, log, position, batch_tokens)
             if position.step % (recipe.checkpoint.every or steps) == 0 and not last and stop.requested is None:
                 _save_or_warn(recipe, run, step, position, store)
             advance(
                 batch_tokens,
-                note=f"loss {gradients.loss:.3f}" + (f"  bpb {bits_per_byte:.3f}" if bits_per_byte else ""),
+                note=f"loss {gradients.loss:.3f}" + (f"  {scored.short}" if scored else ""),
             )
             if stop.requested and not last:
                 _save(recipe, run, step, position, store)
@@ -96,7 +101,9 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
         _save(recipe, run, step, position, store)
     write_json(run.path / "mixture.json", mixture_audit(recipe, store, loader.mixture, position.samples))
     seconds = perf_counter() - started
-    return TrainSummary(position.step, resumed_at, bits_per_byte, position.guard.skipped, seconds, weights_digest(step))
+    bits, accuracy = (scored.bits_per_byte, scored.accuracy) if scored else (None, None)
+    weights = weights_digest(step)
+    return TrainSummary(position.step, resumed_at, bits, accuracy, position.guard.skipped, seconds, weights)
 
 
 class Rates:
@@ -138,6 +145,7 @@ def _numbers(
         "tokens": position.step * rates.batch_tokens,
         "loss": gradients.loss,
         "loss_by_source": by_source,
+        **({} if gradients.accuracy is None else {"accuracy": gradients.accuracy}),
         "grad_norm": gradients.grad_norm,
         "learning_rate": rate,
         **rates.now(),
@@ -145,7 +153,9 @@ def _numbers(
     }
 
 
-def _validate(step: TrainStep, parts: list[HeldOut], log: MetricsLog, position: Position, batch_tokens: int) -> float:
+def _validate(
+    step: TrainStep, parts: list[HeldOut], log: MetricsLog, position: Position, batch_tokens: int
+) -> Validation:
     started = perf_counter()
     found = validate(step, parts)
     log.write(
@@ -153,15 +163,14 @@ def _validate(step: TrainStep, parts: list[HeldOut], log: MetricsLog, position: 
         position.step,
         tokens=position.step * batch_tokens,
         loss=found.loss,
-        bits_per_byte=found.bits_per_byte,
-        bits_per_byte_by_source=found.bits_per_byte_by_source,
+        **found.scores(),
         seconds=perf_counter() - started,
     )
-    return found.bits_per_byte
+    return found
 
 
 def _answer(
-    run: RunFolder, loader: Loader, batch: Batch, sequences: int, step: int, gradients: Gradients, verdict: Verdict,
+    run: RunFolder, loader: Reader, batch: Batch, sequences: int, step: int, gradients: Gradients, verdict: Verdict,
     guard: GuardState,
 ) -> None:  # fmt: skip
     """Record a step that is not applied; stop the run when the guard says so."""

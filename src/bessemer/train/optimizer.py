@@ -12,7 +12,7 @@ def build(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019) over three groups: decayed matrices, the input embedding, everything else.
 
     Norms are not decayed, nor are the embedding and the head unless `decay_embeddings`. Each group holds its share of
-    the learning rate under "rate".
+    the learning rate under "rate". Frozen parameters are in none.
     """
     assert settings.learning_rate is not None, "the recipe is resolved"
     tied = any(name == "head.weight" for name, _ in model.named_parameters(remove_duplicate=False)) and not any(
@@ -20,6 +20,8 @@ def build(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
     )
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         is_vocabulary = name in ("embedding.weight", "head.weight")
         decayed = parameter.dim() >= 2 and (not is_vocabulary or settings.decay_embeddings)
         rate = settings.embedding_rate if name == "embedding.weight" and not tied else 1.0

@@ -30,7 +30,7 @@ def open_trained(recipe: Recipe, run: RunFolder, store: TokenStore, device: Devi
     checkpoint = latest(run.checkpoints, on_damage=warn)
     if checkpoint is None:
         raise InputError(f"{run.path}: no checkpoint yet; train it with `bessemer train RECIPE`")
-    config = ModelConfig(**checkpoint.facts["model"])
+    config = ModelConfig.from_dict(checkpoint.facts["model"])
     step = TrainStep(recipe, build(config, recipe.run.seed), device, store.end_of_text, len(store.sources))
     load_weights(step, checkpoint)
     step.model.eval()
