@@ -235,6 +235,7 @@ def export(session: Session, recipe: Recipe, folder: Path) -> dict[str, Any]:
 
         from bessemer.model.huggingface.export import export as write_export
         from bessemer.tokens.held_out import held_out
+        from bessemer.tokens.labelled import whole_texts
         from bessemer.tokens.tokenizer import Tokenizer
 
         if folder.exists() and any(folder.iterdir()) and not record.exists():
@@ -248,14 +249,16 @@ def export(session: Session, recipe: Recipe, folder: Path) -> dict[str, Any]:
             store.folder / "tokenizer.json",
             store.end_of_text,
             folder,
-            torch.from_numpy(parts[0].tokens[:2, :-1]),
+            torch.from_numpy(
+                whole_texts(store, recipe.tokens.sequence_length)
+                if recipe.train.objective == "classify"
+                else parts[0].tokens[:2, :-1]
+            ),
             [(text, tokenizer.encode(text)) for text in rows],
         )
         write_json(record, {**read_json(record), "inputs": inputs})
-        return (
-            f"{check.architecture} in {folder}: transformers' logits differ by {check.logits_max_difference:.1e}, "
-            f"{check.greedy_tokens_equal} greedy tokens equal"
-        )
+        greedy = f", {check.greedy_tokens_equal} greedy tokens equal" if check.greedy_tokens_equal else ""
+        return f"{check.architecture} in {folder}: transformers' logits differ by {check.logits_max_difference:.1e}{greedy}"
 
     session.stage("export", work, current)
     return dict(read_json(record))

@@ -113,3 +113,10 @@ def held_out_texts(store: TokenStore, sequence_length: int, max_tokens: int | No
         text_bytes = store.token_bytes[tokens].sum(axis=1)
         parts.append(HeldOut(name, tokens, valid, text_bytes, texts.labels[chosen][:, None]))
     return parts
+
+
+def whole_texts(store: TokenStore, sequence_length: int, count: int = 2) -> npt.NDArray[np.int64]:
+    """A few held-out texts without padding, (texts, tokens), all cut to the shortest of them."""
+    tokens = np.concatenate([part.tokens[:count] for part in held_out_texts(store, sequence_length)])[:count]
+    lengths = 1 + (tokens[:, 1:] != store.end_of_text).sum(axis=1)
+    return tokens[:, : int(lengths.min())]
