@@ -104,7 +104,12 @@ def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
 def language_loss(model: Transformer, hidden_ND: Tensor, targets_N: Tensor, chunk: int, z_loss: float = 0.0) -> Loss:
     """Cross-entropy of the model's predictions over its vocabulary."""
     head = model.head
-    return chunked_cross_entropy(head.transform(hidden_ND), head.weight, targets_N, chunk=chunk, z_loss=z_loss)
+    hidden_ND = head.transform(hidden_ND)
+    weight: Tensor = head.weight
+    if head.bias is not None:  # as one more input that is always 1
+        hidden_ND = torch.cat([hidden_ND, hidden_ND.new_ones(len(hidden_ND), 1)], dim=1)
+        weight = torch.cat([weight, head.bias[:, None]], dim=1)
+    return chunked_cross_entropy(hidden_ND, weight, targets_N, chunk=chunk, z_loss=z_loss)
 
 
 @dataclass(frozen=True)
