@@ -125,9 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     add("tokens", "clean documents to a tokenizer and token shards", commands.tokens, recipe=True)
     add("plan", "what a run will take on this machine: parameters, memory, time", commands.plan, recipe=True)
     changes(add("train", "train on the token shards; goes on from the newest checkpoint", commands.train, recipe=True))
-    evaluate = add(
-        "evaluate", "held-out loss, bits per byte and samples of a run's newest checkpoint", commands.evaluate, run=True
-    )
+    evaluate = add("evaluate", "held-out scores and samples of a run's newest checkpoint", commands.evaluate, run=True)
     averaged(evaluate)
     generate = add("generate", "continue a prompt", commands.generate, run=True)
     generate.add_argument("prompt", help="the text to continue; - reads it from standard input")

@@ -288,7 +288,8 @@ def _summary(session: Session) -> dict[str, Any]:
     found: dict[str, Any] = {"run": run.path, "stages": session.told}
     if run.evaluation.exists():
         evaluation = read_json(run.evaluation)
-        found |= {key: evaluation[key] for key in ("step", "loss", "bits_per_byte", "ngram")}
+        keys = ("step", "loss", "bits_per_byte", "accuracy", "ngram")
+        found |= {key: evaluation[key] for key in keys if key in evaluation}
     for name in ("report", "export"):
         path: Path = getattr(run, name)
         if path.exists():

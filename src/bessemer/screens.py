@@ -45,7 +45,9 @@ def demo_screen(run: RunFolder) -> None:
     found, plan = read_json(run.evaluation), read_json(run.plan)
     baseline = found["ngram"]
     say(f"\n[bold]A {amount(plan['parameters']['total'])}-parameter model, trained from raw text on this machine.[/]")
-    if baseline is not None:
+    if found["bits_per_byte"] is None:
+        say(f"It is right on {found['accuracy']:.1%} of the held-out text; the report shows where.")
+    elif baseline is not None:
         better = baseline["bits_per_byte"] - found["bits_per_byte"]
         say(
             f"It needs {found['bits_per_byte']:.3f} bits per byte for text it has not seen, "
@@ -54,13 +56,14 @@ def demo_screen(run: RunFolder) -> None:
     for sample in found["samples"][-1:]:
         say("\n[dim]It writes, after the bold:[/]")
         say("  [bold]" + escape(sample["prompt"]) + "[/]" + escape(sample["text"].rstrip()).replace("\n", "\n  "))
+    kind = {"masked": "MaskedLM", "classify": "SequenceClassification"}.get(found.get("objective"), "CausalLM")
     say(
         f"\n  report   {run.report}   open it in a browser"
-        f"\n  model    {run.export}   AutoModelForCausalLM.from_pretrained({str(run.export)!r})"
+        f"\n  model    {run.export}   AutoModelFor{kind}.from_pretrained({str(run.export)!r})"
         f"\n  folder   {run.path}   recipe, corpus, tokens, checkpoints, metrics"
         "\n\n[bold]Try next[/]"
-        f"\n  bessemer generate {run.path} 'import os' --temperature 0.5"
-        f"\n  bessemer trace {run.path} --step 100          which documents step 100 read"
+        + (f"\n  bessemer generate {run.path} 'import os' --temperature 0.5" if kind == "CausalLM" else "")
+        + f"\n  bessemer trace {run.path} --step 100          which documents step 100 read"
         "\n  bessemer demo --set run.name=longer --set train.minutes=20"
         "\n  bessemer recipe demo > my.toml                make it yours, then: bessemer run my.toml"
     )

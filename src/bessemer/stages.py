@@ -143,7 +143,7 @@ def prepare(session: Session) -> Prepared:
     result: list[Prepared] = []
 
     def work() -> str:
-        told, final = _planned(recipe, resolved, store.vocabulary)
+        told, final = _planned(recipe, resolved, store.vocabulary, len(store.labels))
         result.append(Prepared(final, told))
         memory, measured = told["memory_bytes"]["total"], told["step_seconds_from"]
         return (
@@ -189,6 +189,7 @@ def train(session: Session, prepared: Prepared) -> None:
             return None
         skipped = f", {made.skipped} updates skipped" if made.skipped else ""
         scored = f", {made.bits_per_byte:.3f} bits per byte held out" if made.bits_per_byte else ""
+        scored += f", {made.accuracy:.1%} right on held-out text" if made.accuracy is not None else ""
         return f"{made.step:,} steps{scored}{skipped}"
 
     # Whether the last checkpoint is whole is for the loop to find out; that there is one is enough to ask it.
@@ -196,7 +197,7 @@ def train(session: Session, prepared: Prepared) -> None:
 
 
 def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, Any]:
-    """Score the newest checkpoint on all held-out text, beside a byte 5-gram, and write samples.
+    """Score the newest checkpoint on all held-out text, and show what it does.
 
     average: score the mean of so many newest checkpoints.
     """
@@ -211,6 +212,9 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
 
         found = score(recipe, run, *opened(recipe, run, average=average))
         write_json(run.evaluation, {**found, "averaged_checkpoints": average, "inputs": inputs})
+        if found["bits_per_byte"] is None:
+            what = "texts put in the right class" if "classes" in found else "hidden tokens guessed right"
+            return f"{found['accuracy']:.1%} of {found['tokens']:,} held-out {what}, loss {found['loss']:.3f}"
         beside = ""
         if found["ngram"] is not None:
             beside = f"; a byte {found['ngram']['order']}-gram on the same text: {found['ngram']['bits_per_byte']:.3f}"
@@ -262,10 +266,8 @@ def export(session: Session, recipe: Recipe, folder: Path, average: int = 1) -> 
             texts,
         )
         write_json(record, {**read_json(record), "inputs": inputs})
-        return (
-            f"{check.architecture} in {folder}: transformers' logits differ by {check.logits_max_difference:.1e}, "
-            f"{check.greedy_tokens_equal} greedy tokens equal"
-        )
+        greedy = f", {check.greedy_tokens_equal} greedy tokens equal" if check.greedy_tokens_equal else ""
+        return f"{check.architecture} in {folder}: transformers' logits differ by {check.logits_max_difference:.1e}{greedy}"
 
     session.stage("export", work, current)
     return dict(read_json(record))
@@ -297,17 +299,17 @@ def plan_only(recipe: Recipe, run: RunFolder) -> tuple[dict[str, Any], Recipe]:
 
     vocabulary = _vocabulary(recipe, run)
     resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=_micro_batch_tokens(recipe))
-    return _planned(recipe, resolved, vocabulary)
+    return _planned(recipe, resolved, vocabulary, _labels(recipe, run))
 
 
-def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int) -> tuple[dict[str, Any], Recipe]:
+def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> tuple[dict[str, Any], Recipe]:
     """Measure a step where that is quick, plan the run, and turn train.minutes into steps."""
-    from bessemer.model.config import ModelConfig
     from bessemer.plan import cost, dial
     from bessemer.train import device as devices
     from bessemer.train.measure import step_seconds
+    from bessemer.train.task import config_of
 
-    config = ModelConfig.of(resolved, vocabulary)
+    config = config_of(resolved, vocabulary, labels)
     device = devices.choose(resolved.train)
     if not device.is_cuda:
         devices.keep_freed_memory()
@@ -370,6 +372,15 @@ def _vocabulary(recipe: Recipe, run: RunFolder) -> int:
     if recipe.tokenizer.path is not None:
         return Tokenizer.load(Path(recipe.tokenizer.path), recipe.tokenizer.end_of_text).vocabulary
     return recipe.tokenizer.vocabulary or 32_768
+
+
+def _labels(recipe: Recipe, run: RunFolder) -> int:
+    """Classes of the corpus; before there are tokens, those that the recipe names, two at least."""
+    from bessemer.tokens.shards import TokenStore
+
+    if (run.tokens / "manifest.json").exists():
+        return len(TokenStore.open(run.tokens).labels)
+    return max(len({source.label for source in recipe.corpus.sources if source.label is not None}), 2)
 
 
 def _refuse_to_rebuild(session: Session, folder: Path, why: str) -> None:

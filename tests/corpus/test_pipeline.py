@@ -344,3 +344,29 @@ def test_an_interrupt_ends_the_build_and_leaves_nothing(data: Path, tmp_path: Pa
         assert process.wait(timeout=10) == 75
         assert time.perf_counter() - started < 3
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_labels_reach_the_documents(data: Path, build) -> None:
+    fill(data, 4)
+    lines = [{"text": prose(100 + number), "kind": f"k{number % 2}"} for number in range(5)]
+    (data / "a.jsonl").write_text("\n".join(json.dumps(line) for line in [*lines, {"text": prose(200)}]))
+    documents, rejected, _ = build(
+        recipe(
+            {**source(data / "*.txt"), "label": "prose"},
+            {"name": "j", "format": "jsonl", "paths": [str(data / "a.jsonl")], "label_key": "kind"},
+        )
+    )
+    by_text = {row["text"]: row["label"] for row in documents}
+    assert {by_text[prose(100 + number)] for number in (0, 2, 4)} == {"k0"}
+    assert {by_text[prose(100 + number)] for number in (1, 3)} == {"k1"}
+    assert sorted(row["label"] for row in documents if row["source"] != "j") == ["prose"] * 4
+    assert [row["detail"] for row in rejected] == ["field 'kind': no label (missing)"]
+
+
+def test_a_parquet_file_without_the_label_column_is_wrong_input(data: Path, build) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"text": [prose(1)]}), data / "a.parquet")
+    with pytest.raises(InputError, match="no column 'kind'; the columns are: text; set label_key"):
+        build(recipe({"name": "p", "format": "parquet", "paths": [str(data)], "label_key": "kind"}))

@@ -176,3 +176,36 @@ def test_a_parquet_file_damaged_in_the_middle(data: Path) -> None:
     path.write_bytes(raw)
     (record,) = records(path, "parquet")
     assert record.reason == "unreadable"
+
+
+def test_labels_of_records(data: Path) -> None:
+    path = data / "a.jsonl"
+    lines = [{"text": "a", "kind": "good"}, {"text": "b", "kind": 3}, {"text": "c", "kind": True}, {"text": "d"},
+             {"text": "e", "kind": ["x"]}, {"text": "f", "kind": "  "}, {"text": "g", "kind": "x" * 300}]  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, lines)))
+    piece = Piece(str(path), path.name, 0, path.stat().st_size, path.stat().st_size)
+    found = [record for _, record in read(Unit(0, "s", "jsonl", "text", (piece,), label_key="kind"), Rules())]
+    assert [record.label for record in found] == ["good", "3", "True", "", "", "", ""]
+    assert [record.reason for record in found] == [None] * 3 + ["bad_record"] * 4
+    assert [record.detail for record in found[3:]] == [
+        f"field 'kind': no label ({why})" for why in ("missing", "list", "empty", "too long")
+    ]
+
+
+def test_labels_of_rows(data: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    label = pa.array([b"spam", b"not utf8 \xff", None]).cast(pa.string(), safe=False)
+    pq.write_table(pa.table({"text": ["a", "b", "c"], "kind": label}), data / "a.parquet")
+    piece = Piece(str(data / "a.parquet"), "a.parquet", 0, 1, 10)
+    found = [record for _, record in read(Unit(0, "s", "parquet", "text", (piece,), label_key="kind"), Rules())]
+    assert [record.label for record in found] == ["spam", "not utf8 \ufffd", ""]
+    assert found[2].detail == "column 'kind': no label (missing)"
+
+
+def test_a_source_gives_its_label_to_all(data: Path) -> None:
+    (data / "a.txt").write_text("x")
+    piece = Piece(str(data / "a.txt"), "a.txt", 0, 1, 1)
+    ((_, record),) = read(Unit(0, "s", "text", "text", (piece,), label="prose"), Rules())
+    assert record.label == "prose"

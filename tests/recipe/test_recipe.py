@@ -32,6 +32,16 @@ SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'
         ("[run\nname = 1", "my.toml: not valid TOML"),
         (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["a"]\nweight = 1.0\n[[corpus.sources]]\nname = "b"\nformat = "text"\npaths = ["b"]\n',
          "source 'b' has no weight but 'a' has one"),
+        (SMALL + "[train]\nobjective = 'masked'\n", "needs an encoder, but model.family = qwen3 sees only what came before; set model.family to bert or modernbert"),
+        (SMALL + "family = 'bert'\n", "train.objective = causal needs a decoder, but model.family = bert sees both sides; set train.objective = masked"),
+        (SMALL + "[train]\nobjective = 'classify'\n" + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["a"]\nlabel = "x"\n[[corpus.sources]]\nname = "b"\nformat = "text"\npaths = ["b"]\n',
+         "needs a label for every document, but source 'b' has none"),
+        (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "jsonl"\npaths = ["a"]\nlabel = "x"\nlabel_key = "y"\n', "label and label_key exclude each other"),
+        (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["a"]\nlabel_key = "y"\n', "files of format text have no fields"),
+        (SMALL + "[train]\nobjective = 'classify'\nz_loss = 0.1\n", "z_loss has no meaning for a classifier"),
+        (SMALL + "[train.masking]\nshare = 0.0\n", "train.masking.share: input should be greater than 0"),
+        (SMALL + "[tokenizer]\nmask_token = '<|endoftext|>'\n", "mask_token and end_of_text are both"),
+        (SMALL + "from = 'hf:m'\n[train]\nstart = 'runs/a'\n", "train.start and model.from both give the starting weights"),
         (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "txt"\npaths = ["a"]\n', "corpus.sources.format"),
     ],
 )  # fmt: skip
@@ -40,6 +50,13 @@ def test_what_is_wrong_is_said_in_a_line(text: str, complaint: str) -> None:
         recipes.parse(text, "my.toml")
     assert complaint in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def test_the_encoders_are_the_families_that_see_both_sides() -> None:
+    from bessemer.model.config import FAMILIES
+    from bessemer.recipe.objective import ENCODERS
+
+    assert set(ENCODERS) == {name for name, options in FAMILIES.items() if not options.get("causal", True)}
 
 
 def test_several_mistakes_are_several_lines() -> None:

@@ -92,3 +92,18 @@ def test_the_manifest_counts_what_is_there(prepared: Path) -> None:
             assert set(map(int, ends)) == {store.end_of_text}
             counted = sum(store.token_bytes[np.asarray(shard.tokens)].sum() for shard in opened.shards)
             assert counted == facts["bytes"]
+
+
+def test_labels_lie_beside_the_documents(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, "s-train", np.dtype("<u2"), 10, labelled=True)
+    for number, label in enumerate([2, 0, -1, 1]):
+        writer.add(f"{number:032x}", [1, 2, 3, 4, 0], 4, label)
+    writer.close()
+    assert sorted(writer.files) == [f"s-train-0000{n}.{kind}" for n in (0, 1) for kind in ("bin", "idx", "lbl")]
+    shards = [Shard(tmp_path / f"s-train-0000{n}.bin", np.dtype("<u2")) for n in (0, 1)]
+    assert [shard.labels.tolist() for shard in shards] == [[2, 0], [-1, 1]]
+    assert (tmp_path / "s-train-00000.lbl").read_bytes() == np.array([2, 0], dtype="<i4").tobytes()
+    (tmp_path / "plain").mkdir()
+    split, _ = write(tmp_path / "plain", [5], shard_tokens=10)
+    assert [path.suffix for path in sorted((tmp_path / "plain").iterdir())] == [".bin", ".idx"]
+    assert split.shards[0].labels.tolist() == [-1]

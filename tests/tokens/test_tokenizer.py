@@ -75,3 +75,25 @@ def test_loading(tokenizer: Tokenizer, tmp_path: Path) -> None:
         Tokenizer.load(path, END)
     with pytest.raises(InputError, match="no such tokenizer file"):
         Tokenizer.load(tmp_path / "none.json", END)
+
+
+def test_a_mask_token_is_special_and_never_comes_from_text() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    tokenizer = Tokenizer.train([text], 420, END, "<|mask|>")
+    assert (tokenizer.end_of_text, tokenizer.mask_token, tokenizer.vocabulary) == (0, 1, 420)
+    assert tokenizer.token_bytes()[[0, 1]].tolist() == [0, 0]
+    for way in (tokenizer, tokenizer.slowed()):
+        assert 1 not in way.encode("a <|mask|> b")
+        assert tokenizer.decode(way.encode("a <|mask|> b")) == "a <|mask|> b"
+    with pytest.raises(InputError, match="257 ids do not hold the 256 bytes, .* give 258 or more"):
+        Tokenizer.train([text], 257, END, "<|mask|>")
+
+
+def test_a_loaded_tokenizer_must_have_the_mask_token(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    inner = Tokenizer.train(["some text to train on " * 9], 261, END, "[MASK]")
+    (tmp_path / "tokenizer.json").write_text(inner.to_json())
+    with pytest.raises(InputError, match=r"no special token '<\|mask\|>'; name the one it uses; it has .*'\[MASK\]'"):
+        Tokenizer.load(tmp_path / "tokenizer.json", END, "<|mask|>")
+    assert Tokenizer.load(tmp_path / "tokenizer.json", END, "[MASK]").mask_token == 1
+    assert Tokenizer.load(tmp_path / "tokenizer.json", END).mask_token is None
+    assert Tokenizer.load(tmp_path / "tokenizer.json", END).sha256 == inner.sha256

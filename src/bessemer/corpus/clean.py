@@ -52,6 +52,7 @@ class Rows:
     bucket: list[int] = field(default_factory=list)
     path: list[str] = field(default_factory=list)
     metadata: list[str] = field(default_factory=list)
+    label: list[str] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     """The clean text; of a rejected record only the beginning."""
     reason: list[str | None] = field(default_factory=list)
@@ -76,7 +77,7 @@ def clean(units: list[Unit], corpus: Corpus, buckets: dict[str, int], folder: Pa
     daft = engine.quiet_daft()
     from daft import DataType, Series, col
 
-    strings = ("identity", "path", "metadata", "text", "reason", "detail", "folded")
+    strings = ("identity", "path", "metadata", "label", "text", "reason", "detail", "folded")
     numbers = ("bucket", "num_bytes", "characters", "words", "counted")
     types = {name: DataType.string() for name in strings} | {name: DataType.int64() for name in numbers}
     types["exact"] = DataType.binary()
@@ -159,6 +160,7 @@ def _append(rows: Rows, unit: Unit, name: str, record: Record, num_buckets_: int
     rows.bucket.append(bucket_of(key, num_buckets_))
     rows.path.append(_printable(name))
     rows.metadata.append(json.dumps(record.metadata, sort_keys=True))
+    rows.label.append(_printable(record.label))
     rows.text.append(_printable(text) if record.reason else text)
     rows.reason.append(record.reason)
     rows.detail.append(_printable(record.detail))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-COLUMNS = ("identity", "text", "source", "path", "metadata")
-"""Columns of documents/part-*.parquet, all strings; sorted by (source, identity)."""
+COLUMNS = ("identity", "text", "source", "path", "metadata", "label")
+"""Columns of documents/part-*.parquet, all strings; sorted by (source, identity). A document without a label has ""."""
 
 REJECTED_COLUMNS = ("identity", "source", "path", "reason", "excerpt", "detail")
 """Columns of rejected/part-*.parquet, all strings; sorted by (source, identity)."""
@@ -43,6 +43,8 @@ class Record:
     reason: str | None = None
     detail: str = ""
     metadata: dict[str, object] = field(default_factory=dict)
+    label: str = ""
+    """The class a person gave it; "" for none."""
 
 
 def identity(source: str, path: str, key: str) -> str:

@@ -1,6 +1,6 @@
 """The corpus stage: raw sources to clean documents, published as one folder.
 
-    corpus/documents/part-00000.parquet ... identity, text, source, path, metadata; sorted by source, identity
+    corpus/documents/part-00000.parquet ... identity, text, source, path, metadata, label; sorted by source, identity
     corpus/rejected/part-00000.parquet ...  identity, source, path, reason, excerpt, detail; sorted alike
     corpus/statistics.json                  the funnel: what came in, what stayed, why the rest did not
     corpus/stage.json                       what the stage was made from
@@ -32,7 +32,7 @@ from bessemer.recipe import Corpus, Recipe, digest
 from bessemer.run import RunFolder, mark_stage, staging, write_json
 from bessemer.terminal import progress
 
-VERSION = 1
+VERSION = 2
 """Goes up when the same sources would give other documents, or the folder another layout."""
 
 

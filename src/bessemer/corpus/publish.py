@@ -24,7 +24,7 @@ ROW_GROUP_BYTES = 16 << 20
 PART_BYTES = 256 << 20
 """Text in a part file, about."""
 
-READ = ("identity", "path", "metadata", "text", "reason", "detail", "num_bytes", "characters", "counted")
+READ = ("identity", "path", "metadata", "label", "text", "reason", "detail", "num_bytes", "characters", "counted")
 
 
 class PartWriter:

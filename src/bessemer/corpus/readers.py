@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from bessemer.corpus import extract
 from bessemer.corpus.document import Record
@@ -27,6 +27,7 @@ def read(unit: Unit, rules: Rules) -> Iterator[tuple[Piece, Record]]:
     for piece in unit.pieces:
         try:
             for record in _read_piece(unit, piece, rules):
+                record.label = record.label or unit.label
                 yield piece, record
         except OSError as error:
             detail = error.strerror or str(error)
@@ -38,9 +39,9 @@ def _read_piece(unit: Unit, piece: Piece, rules: Rules) -> Iterator[Record]:
         reason = "unreadable" if unit.format == "parquet" else "bad_record"
         yield Record(f"{piece.start}!", piece.size, reason=reason, detail=piece.damage)
     elif unit.format == "jsonl":
-        yield from _jsonl(piece, unit.text_key)
+        yield from _jsonl(piece, unit.text_key, unit.label_key)
     elif unit.format == "parquet":
-        yield from _parquet(piece, unit.text_key)
+        yield from _parquet(piece, unit.text_key, unit.label_key)
     else:
         # A character takes at most 4 bytes: with more than this no file could pass the rule on its length.
         limit = max(MAX_RECORD_BYTES, 4 * rules.max_characters)
@@ -89,7 +90,7 @@ def _topics(raw: bytes) -> Iterator[Record]:
             yield Record(name, len(text.encode("utf-8", "surrogatepass")), text, metadata={"topic": name})
 
 
-def _jsonl(piece: Piece, text_key: str) -> Iterator[Record]:
+def _jsonl(piece: Piece, text_key: str, label_key: str) -> Iterator[Record]:
     """Lines that begin within the range; decoded one by one, so that a bad byte costs one line."""
     with open(piece.path, "rb") as file:
         position = piece.start
@@ -108,7 +109,7 @@ def _jsonl(piece: Piece, text_key: str) -> Iterator[Record]:
                 detail = f"a line of {len(line) + skipped} bytes"
                 yield Record(key, len(line) + skipped, reason="bad_record", detail=detail)
             elif line.strip():
-                yield _json_line(line, key, text_key)
+                yield _json_line(line, key, text_key, label_key)
 
 
 def _skip_line(file: BinaryIO) -> int:
@@ -121,7 +122,7 @@ def _skip_line(file: BinaryIO) -> int:
     return skipped
 
 
-def _json_line(line: bytes, key: str, text_key: str) -> Record:
+def _json_line(line: bytes, key: str, text_key: str, label_key: str) -> Record:
     try:
         shown = line.decode("utf-8-sig" if key == "0" else "utf-8")
     except UnicodeDecodeError as error:
@@ -138,7 +139,21 @@ def _json_line(line: bytes, key: str, text_key: str) -> Record:
         if text is not None:
             detail = f"field {text_key!r} is {type(text).__name__}, not a string"
         return Record(key, len(line), shown[:4000], "bad_record", detail[:300])
-    return Record(key, len(line), text, metadata={"byte": int(key), **_small(value)})
+    record = Record(key, len(line), text, metadata={"byte": int(key), **_small(value)})
+    if label_key:
+        _set_label(record, f"field {label_key!r}", value.get(label_key))
+    return record
+
+
+def _set_label(record: Record, where: str, value: object) -> None:
+    """Give a record its class: a string, a whole number or a truth value; with anything else it is rejected."""
+    plain = isinstance(value, str | int)
+    label = str(value).strip() if plain else ""
+    if label and len(label) <= MAX_FIELD_CHARACTERS and label.isprintable():
+        record.label = label
+        return
+    kind = "missing" if value is None else type(value).__name__ if not plain else "empty" if not label else "too long"
+    record.reason, record.detail = "bad_record", f"{where}: no label ({kind})"
 
 
 def _small(fields: dict[str, object]) -> dict[str, object]:
@@ -153,13 +168,26 @@ def _small(fields: dict[str, object]) -> dict[str, object]:
     return kept
 
 
-def _parquet(piece: Piece, text_key: str) -> Iterator[Record]:
+def _values(column: Any) -> list[object]:
+    """The values of a Parquet column; a string that is not UTF-8 costs that value, not the column."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return list(column.to_pylist())
+    raw = column.cast(pa.large_binary()).to_pylist()
+    return [None if value is None else value.decode("utf-8", "replace") for value in raw]
+
+
+def _parquet(piece: Piece, text_key: str, label_key: str) -> Iterator[Record]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(piece.path) as parquet:
-            column = parquet.read_row_group(piece.start, columns=[text_key]).column(text_key)
+            table = parquet.read_row_group(piece.start, columns=[text_key, *([label_key] if label_key else [])])
+        column, labels = table.column(text_key), _values(table.column(label_key)) if label_key else []
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         # As bytes: a string column with one bad byte would otherwise fail as a whole.
@@ -175,6 +203,10 @@ def _parquet(piece: Piece, text_key: str) -> Iterator[Record]:
             yield Record(key, len(raw), reason="bad_record", detail=f"a text of {len(raw)} bytes")
         else:
             try:
-                yield Record(key, len(raw), raw.decode(), metadata={"row_group": piece.start, "row": row})
+                record = Record(key, len(raw), raw.decode(), metadata={"row_group": piece.start, "row": row})
             except UnicodeDecodeError as error:
-                yield _not_utf8(key, raw, error)
+                record = _not_utf8(key, raw, error)
+            else:
+                if label_key:
+                    _set_label(record, f"column {label_key!r}", labels[row])
+            yield record

@@ -65,6 +65,10 @@ class Unit:
     format: str
     text_key: str
     pieces: tuple[Piece, ...]
+    label: str = ""
+    """The class of all its documents; "" for none."""
+    label_key: str = ""
+    """Field or column that holds each document's class; "" for none."""
 
     @property
     def size(self) -> int:
@@ -103,7 +107,15 @@ def plan(source: Source, files: list[File], spool: Path, first: int, stop: threa
     pieces.sort(key=lambda piece: (piece.name, piece.offset, piece.start))
     bundles = _bundles(pieces, alone=source.format in ("jsonl", "parquet"))
     return [
-        Unit(number, source.name, source.format, source.text_key, tuple(bundle))
+        Unit(
+            number,
+            source.name,
+            source.format,
+            source.text_key,
+            tuple(bundle),
+            source.label or "",
+            source.label_key or "",
+        )
         for number, bundle in enumerate(bundles, start=first)
     ]
 
@@ -170,11 +182,11 @@ def _row_groups(file: File, source: Source) -> Iterator[Piece]:
         yield Piece(file.path, file.name, 0, 0, file.size, damage=f"not a Parquet file: {_first_line(error)}")
         return
     where = f"corpus.sources.{source.name}: {file.path}"
-    if source.text_key not in schema.names:
-        raise InputError(
-            f"{where}: no column {source.text_key!r}; the columns are: {', '.join(schema.names)}; "
-            "set text_key to one of them"
-        )
+    for name, key in (("text_key", source.text_key), ("label_key", source.label_key or source.text_key)):
+        if key not in schema.names:
+            raise InputError(
+                f"{where}: no column {key!r}; the columns are: {', '.join(schema.names)}; set {name} to one of them"
+            )
     kind = schema.field(source.text_key).type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type

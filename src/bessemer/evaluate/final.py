@@ -1,4 +1,5 @@
-"""The evaluation of a trained run: all held-out text, the byte 5-gram on the same text, and samples."""
+"""The evaluation of a trained run on all held-out text: for a language model beside a byte 5-gram and with samples, for a
+masked one with hidden words filled in, for a classifier class by class."""
 
 from __future__ import annotations
 
@@ -9,40 +10,67 @@ from typing import Any
 import numpy as np
 
 from bessemer.errors import InputError
+from bessemer.evaluate.classes import by_class
+from bessemer.evaluate.fill import fill_ins
 from bessemer.evaluate.generation import Sampling, generate
 from bessemer.evaluate.ngram import MAX_ORDER, NgramModel
+from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, write_json
 from bessemer.terminal import progress
-from bessemer.tokens.held_out import held_out
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.restored import Restored
-from bessemer.train.validation import validate
+from bessemer.train.validation import Validation, validate
 
 
 def evaluate(recipe: Recipe, run: RunFolder, store: TokenStore, restored: Restored) -> dict[str, Any]:
     """Evaluate a run's newest checkpoint and write evaluation.json."""
     started = perf_counter()
-    parts = held_out(store, recipe.tokens.sequence_length)
+    parts = restored.step.task.held_out(recipe, store)
     with progress("evaluating", sum(int(part.valid.sum()) for part in parts), "tok") as advance:
         found = validate(restored.step, parts, advance)
-    tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
     result = {
         "step": restored.position.step,
+        "objective": recipe.train.objective,
         "loss": found.loss,
         "loss_by_source": found.loss_by_source,
-        "bits_per_byte": found.bits_per_byte,
-        "bits_per_byte_by_source": found.bits_per_byte_by_source,
+        "bits_per_byte": None,
+        **found.scores(),
         "held_out_bytes": found.bytes,
         "tokens": found.tokens,
-        "ngram": ngram_baseline(recipe, store, tokenizer) if recipe.evaluate.ngram else None,
-        "samples": samples(recipe, restored, tokenizer),
-        "seconds": perf_counter() - started,
+        **_shown(recipe, store, restored, found),
     }
+    result["seconds"] = perf_counter() - started
     write_json(run.evaluation, result)
     return result
+
+
+def _shown(recipe: Recipe, store: TokenStore, restored: Restored, found: Validation) -> dict[str, Any]:
+    """What an objective is shown by: what a model writes, what it fills in, or the classes it tells apart."""
+    tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
+    if found.confusion is not None:
+        classes = by_class(store.labels, found.confusion)
+        return {"ngram": None, "samples": [], "classes": classes, "confusion": found.confusion}
+    if recipe.train.objective == "masked":
+        return {"ngram": None, "samples": [], "fill_ins": fill_ins(recipe, store, restored, tokenizer)}
+    baseline = ngram_baseline(recipe, store, tokenizer) if recipe.evaluate.ngram else None
+    return {"ngram": baseline, "samples": samples(recipe, restored, tokenizer)}
+
+
+def require_writer(config: ModelConfig) -> None:
+    """Raises InputError for a model that does not write, and says what it does instead."""
+    if config.labels:
+        raise InputError(
+            "this run's model is a classifier and writes no text; `bessemer evaluate RUN` shows how well it tells its classes "
+            "apart, `bessemer export RUN FOLDER` makes it usable in transformers"
+        )
+    if not config.causal:
+        raise InputError(
+            "this run's model is an encoder, which sees both sides of a word and so writes no text; `bessemer evaluate RUN` "
+            "lets it fill in hidden words (fill_ins in evaluation.json), train.objective = classify builds on it"
+        )
 
 
 def ngram_baseline(recipe: Recipe, store: TokenStore, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -91,6 +119,7 @@ def complete(
     prefix: list[int] | None = None,
 ) -> str:
     """The continuation of a prompt. prefix: ids before it; left out: end-of-text, since a document begins after one."""
+    require_writer(model.config)
     ids = tokenizer.encode(prompt)
     if any(token >= model.config.vocabulary for token in ids):
         raise InputError("the prompt has tokens the model does not know; is this the run's own tokenizer?")

@@ -39,6 +39,19 @@ def flops_per_token(config: ModelConfig) -> float:
     return 6.0 * config.matrix_parameters + 12 * config.heads * config.head_dim * seen
 
 
+def step_flops_per_token(recipe: Recipe, config: ModelConfig) -> float:
+    """FLOPs that a training step of a recipe's objective spends on a token.
+
+    Masked: only the hidden tokens go through the output matrix. A frozen transformer has no backward pass; the head it
+    leaves, of a few numbers a text, is not counted.
+    """
+    per_token = flops_per_token(config)
+    if recipe.train.objective == "masked":
+        per_token -= 6.0 * config.head_matrix_parameters * (1.0 - recipe.train.masking.share)
+    frozen = recipe.train.objective == "classify" and recipe.train.classify.frozen
+    return per_token / 3.0 if frozen else per_token
+
+
 def tokens_seen(config: ModelConfig, layer: int) -> float:
     """Tokens that a token of a whole sequence attends to in a layer, itself included, on average."""
     length = config.sequence_length
@@ -134,7 +147,7 @@ def plan(
     offloads: the device has memory of its own, so that moments can be kept outside it."""
     steps, batch = recipe.train.steps, recipe.train.global_batch_tokens
     assert steps is not None and batch is not None, "the recipe is resolved"
-    per_token = flops_per_token(config)
+    per_token = step_flops_per_token(recipe, config)
     tokens = Batches.of(recipe).tokens_before(steps)
     seconds = step_seconds if step_seconds is not None else per_token * batch / (peak * ASSUMED_MFU)
     return Plan(

@@ -3,6 +3,7 @@
 from bessemer.recipe.batches import Batches
 from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
 from bessemer.recipe.model import Model
+from bessemer.recipe.objective import Classify, Masking
 from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
 from bessemer.recipe.schema import (
     Checkpoint,
@@ -20,7 +21,7 @@ from bessemer.recipe.schema import (
 )
 
 __all__ = [
-    "BatchRamp", "Batches", "Checkpoint", "Corpus", "Dedup", "Evaluate", "Guard", "Model", "Optimizer", "Recipe",
-    "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "differences", "digest", "dump", "explain",
-    "keys", "load", "parse", "shipped",
+    "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking", "Model",
+    "Optimizer", "Recipe", "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "differences", "digest",
+    "dump", "explain", "keys", "load", "parse", "shipped",
 ]  # fmt: skip

@@ -33,8 +33,8 @@ def shipped() -> dict[str, str]:
 def load(reference: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe file, or a shipped recipe by its name, and apply `key=value` overrides.
 
-    Relative source and tokenizer paths of a recipe file are taken from the file's folder; `run.dir` is taken
-    from the working directory. Raises InputError that names the file, the line and the key.
+    Relative paths of sources, tokenizer and starting weights are taken from the recipe file's folder; `run.dir` is
+    taken from the working directory. Raises InputError that names the file, the line and the key.
     """
     path = Path(reference)
     if path.suffix != ".toml" and not path.exists():
@@ -112,7 +112,7 @@ def explain(key: str) -> str:
 
 
 def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
-    """Sources, tokenizer and starting weights of a recipe file lie relative to that file."""
+    """What a recipe file reads lies relative to that file."""
 
     def anchored(path: str) -> str:
         return path if "://" in path else str(folder / Path(path).expanduser())
@@ -124,11 +124,13 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
     tokenizer = recipe.tokenizer
     if tokenizer.path is not None:
         tokenizer = tokenizer.model_copy(update={"path": anchored(tokenizer.path)})
-    model = recipe.model
+    model, train = recipe.model, recipe.train
     if model.from_ is not None:
         model = model.model_copy(update={"from_": "hf:" + anchored(model.from_.removeprefix("hf:"))})
+    if train.start is not None:
+        train = train.model_copy(update={"start": anchored(train.start)})
     corpus = recipe.corpus.model_copy(update={"sources": sources})
-    return recipe.model_copy(update={"corpus": corpus, "tokenizer": tokenizer, "model": model})
+    return recipe.model_copy(update={"corpus": corpus, "tokenizer": tokenizer, "model": model, "train": train})
 
 
 def _override(values: dict[str, Any], override: str) -> None:

@@ -16,6 +16,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from bessemer.recipe.model import Model
+from bessemer.recipe.objective import ENCODERS, Classify, Masking
 from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
 from bessemer.recipe.section import Positive, Section, Share, Words
 
@@ -56,6 +57,12 @@ class Source(Section):
         None, strict=False, description="File endings taken from folders, e.g. ['.py']; each format has its default."
     )
     text_key: str = Field("text", description="Field or column that holds the text (jsonl, parquet).")
+    label: str | None = Field(
+        None, min_length=1, max_length=200, description="The class of every document of this source, for a classifier."
+    )
+    label_key: str | None = Field(
+        None, min_length=1, description="Field or column that holds each document's class (jsonl, parquet)."
+    )
     weight: float | None = Field(
         None,
         gt=0,
@@ -68,6 +75,14 @@ class Source(Section):
         description="Read about this many bytes and no more; which files are read is decided by the hash of "
         "their paths, so the same ones are chosen each time.",
     )
+
+    @model_validator(mode="after")
+    def _one_label(self) -> Self:
+        if self.label is not None and self.label_key is not None:
+            raise ValueError("label and label_key exclude each other: one class for the source, or one a record")
+        if self.label_key is not None and self.format not in ("jsonl", "parquet"):
+            raise ValueError(f"label_key: files of format {self.format} have no fields; give label, one a source")
+        return self
 
 
 class Rules(Section):
@@ -138,6 +153,12 @@ class Tokenizer(Section):
     )
     path: str | None = Field(None, description="A tokenizer.json to load instead of training one.")
     end_of_text: str = Field("<|endoftext|>", min_length=1, description="The token put after each document.")
+    mask_token: str = Field(
+        "<|mask|>",
+        min_length=1,
+        description="The token that stands where one is hidden; a trained tokenizer has it when train.objective is masked, "
+        "a loaded one must.",
+    )
     sample_bytes: Positive = Field(
         64_000_000,
         description="The BPE is trained on about this many bytes, taken evenly over the corpus.",
@@ -149,6 +170,8 @@ class Tokenizer(Section):
             raise ValueError(
                 "vocabulary and path exclude each other: a loaded tokenizer brings its own size; remove one"
             )
+        if self.mask_token == self.end_of_text:
+            raise ValueError(f"mask_token and end_of_text are both {self.mask_token!r}; name two tokens")
         return self
 
 
@@ -178,7 +201,21 @@ class Tokens(Section):
 class Train(Section):
     """The step and the loop."""
 
-    objective: Literal["causal"] = Field("causal", description="What is predicted: causal (the next token).")
+    objective: Literal["causal", "masked", "classify"] = Field(
+        "causal",
+        description="What is predicted: causal (the next token), masked (hidden tokens, from both sides; needs an encoder) "
+        "or classify (each document's label).",
+    )
+    masking: Masking = Field(default_factory=Masking, description="Which tokens are hidden (objective masked).")
+    classify: Classify = Field(
+        default_factory=Classify, description="How a classifier is trained (objective classify)."
+    )
+    start: str | None = Field(
+        None,
+        min_length=1,
+        description="A run folder whose newest checkpoint gives the starting weights; the head is new where the objective "
+        "differs, and the tokenizer must be the same (tokenizer.path).",
+    )
     steps: int | None = Field(None, gt=0, description="Optimizer steps; wins over minutes.")
     tokens: int | None = Field(None, gt=0, description="Tokens to train on, instead of steps.")
     minutes: float | None = Field(
@@ -230,6 +267,8 @@ class Train(Section):
         if self.tokens is not None and (self.steps is not None or self.minutes is not None):
             other = "steps" if self.steps is not None else "minutes"
             raise ValueError(f"tokens and {other} exclude each other; give one of them")
+        if self.objective == "classify" and self.z_loss:
+            raise ValueError("z_loss has no meaning for a classifier; leave it out, or choose another objective")
         return self
 
 
@@ -287,13 +326,38 @@ class Recipe(Section):
     corpus: Corpus = Field(default_factory=Corpus, description="Raw sources to clean documents.")
     tokenizer: Tokenizer = Field(default_factory=Tokenizer, description="Text to token ids.")
     tokens: Tokens = Field(default_factory=Tokens, description="Documents to token shards and sequences.")
-    model: Model = Field(description="The decoder.")
+    model: Model = Field(description="The transformer.")
     train: Train = Field(default_factory=Train, description="The step and the loop.")
     guard: Guard = Field(default_factory=Guard, description="What happens when a number is not finite.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When the run is saved.")
     evaluate: Evaluate = Field(default_factory=Evaluate, description="What is measured after training.")
     report: Report = Field(default_factory=Report, description="What is shown.")
     export: Export = Field(default_factory=Export, description="What leaves the run.")
+
+    @model_validator(mode="after")
+    def _objective_fits(self) -> Self:
+        objective, family = self.train.objective, self.model.family
+        decoders = "qwen3, llama, olmo2 or gpt2"
+        if self.model.from_ is None and objective == "causal" and family in ENCODERS:
+            raise ValueError(
+                f"train.objective = causal needs a decoder, but model.family = {family} sees both sides; set "
+                f"train.objective = masked, or model.family to {decoders}"
+            )
+        if self.model.from_ is None and objective == "masked" and family not in ENCODERS:
+            raise ValueError(
+                f"train.objective = masked needs an encoder, but model.family = {family} sees only what came before; set "
+                f"model.family to {' or '.join(ENCODERS)}, or train.objective = causal"
+            )
+        if objective == "classify":
+            bare = [source.name for source in self.corpus.sources if source.label is None and source.label_key is None]
+            if bare:
+                raise ValueError(
+                    f"train.objective = classify needs a label for every document, but source {bare[0]!r} has none; give it "
+                    "label (one for all its documents) or label_key (a field of each record)"
+                )
+        if self.train.start is not None and self.model.from_ is not None:
+            raise ValueError("train.start and model.from both give the starting weights; remove one")
+        return self
 
     @model_validator(mode="after")
     def _whole_sequences(self) -> Self:

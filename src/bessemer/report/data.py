@@ -26,6 +26,7 @@ Column = NDArray[np.float64]
 TRAIN = (
     "tokens",
     "loss",
+    "accuracy",
     "grad_norm",
     "learning_rate",
     "tokens_per_second",
@@ -34,7 +35,7 @@ TRAIN = (
     "step_seconds",
     "memory_bytes",
 )
-VALIDATION = ("tokens", "loss", "bits_per_byte", "seconds")
+VALIDATION = ("tokens", "loss", "bits_per_byte", "accuracy", "seconds")
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,16 @@ class RunData:
     export: dict[str, Any]
     stages: list[dict[str, Any]]
     notes: list[str]
+
+    @property
+    def objective(self) -> str:
+        """What the run predicts: causal, masked or classify."""
+        return text(table(self.recipe.get("train")).get("objective")) or "causal"
+
+    @property
+    def loss_unit(self) -> str:
+        """What the loss is counted by."""
+        return {"masked": "nats per hidden token", "classify": "nats per text"}.get(self.objective, "nats per token")
 
     @property
     def source_names(self) -> list[str]:
@@ -177,7 +188,7 @@ def _curves(path: Path, notes: list[str]) -> tuple[Curves, Curves]:
         elif row.get("kind") == "train":
             train.add(row, table(row.get("loss_by_source")))
         elif row.get("kind") == "validation":
-            validation.add(row, table(row.get("bits_per_byte_by_source")))
+            validation.add(row, table(row.get("bits_per_byte_by_source") or row.get("accuracy_by_source")))
     if damaged:
         notes.append(f"{damaged} damaged line{'s' if damaged > 1 else ''} of metrics.jsonl left out.")
     return train.finish(), validation.finish()

@@ -32,6 +32,7 @@ def curves(data: RunData) -> list[Figure]:
     figures = [
         _loss(data),
         _bits_per_byte(data),
+        _accuracy(data),
         _loss_by_source(data),
         _learning_rate(data),
         _grad_norm(data),
@@ -114,7 +115,7 @@ def _loss(data: RunData) -> Figure | None:
         if (step := number(incident.get("step"))) is not None
     ]
     note = "Dotted lines: incidents." if shapes else ""
-    return _figure("loss", "Loss", "nats per token", traces, shapes=shapes, note=note)
+    return _figure("loss", "Loss", data.loss_unit, traces, shapes=shapes, note=note)
 
 
 def _bits_per_byte(data: RunData) -> Figure | None:
@@ -146,6 +147,18 @@ def _bits_per_byte(data: RunData) -> Figure | None:
     return figure
 
 
+def _accuracy(data: RunData) -> Figure | None:
+    train, validation = data.train, data.validation
+    trained, held_out = train.column("accuracy"), validation.column("accuracy")
+    traces = []
+    if trained is not None:
+        traces.append(_smoothed("train, smoothed", train.step, 100.0 * trained, "train"))
+    if held_out is not None:
+        traces.append(_trace("held out", validation.step, 100.0 * held_out, "accent", ".2f", markers=True))
+    what = "texts in the right class" if data.objective == "classify" else "hidden tokens guessed right"
+    return _figure("accuracy", "Accuracy", what, traces, yaxis={"rangemode": "tozero", "ticksuffix": "%"})
+
+
 def _loss_by_source(data: RunData) -> Figure | None:
     train, names = data.train, data.source_names
     if len(train.by_source) < 2:
@@ -154,7 +167,7 @@ def _loss_by_source(data: RunData) -> Figure | None:
     for name, values in train.by_source.items():
         trace = _smoothed(name, train.step, values, _ink(name, names))
         traces.append({**trace, "line": {"width": 1.5, **_dash(name, names)}})
-    return _figure("sources", "Training loss by source", "nats per token", traces)
+    return _figure("sources", "Training loss by source", data.loss_unit, traces)
 
 
 def _learning_rate(data: RunData) -> Figure | None:

@@ -16,7 +16,8 @@ Row = dict[str, Any]
 def headline(data: RunData) -> str:
     """The run in one sentence."""
     parameters = number(table(data.plan.get("parameters")).get("total")) or number(data.export.get("parameters"))
-    subject = f"{_article(amount(parameters))} {amount(parameters)}-parameter decoder" if parameters else "A decoder"
+    kind = {"masked": "encoder", "classify": "classifier"}.get(data.objective, "decoder")
+    subject = f"{_article(amount(parameters))} {amount(parameters)}-parameter {kind}" if parameters else f"A {kind}"
     if not len(data.train):
         return _untrained(data, subject)
     tokens = data.train.last("tokens")
@@ -32,6 +33,14 @@ def headline(data: RunData) -> str:
         sentence += f" and {'reaches' if finished(data) else 'stands at'} {bits:.2f} bits per byte on held-out text"
         against = _against_ngram(data, digits=2)
         sentence += f", {against}" if against else ""
+    right = accuracy(data)
+    if right is not None:
+        what = (
+            "puts {} of the held-out texts in the right class"
+            if data.objective == "classify"
+            else ("guesses {} of the tokens hidden in held-out text")
+        )
+        sentence += f" and {what.format(f'{right:.1%}')}"
     return sentence + "."
 
 
@@ -45,6 +54,12 @@ def bits_per_byte(data: RunData) -> float | None:
     """Of the final evaluation, else of the last validation."""
     found = number(data.evaluation.get("bits_per_byte"))
     return data.validation.last("bits_per_byte") if found is None else found
+
+
+def accuracy(data: RunData) -> float | None:
+    """Of the final evaluation, else of the last validation; None for an objective that is scored in bits."""
+    found = number(data.evaluation.get("accuracy"))
+    return data.validation.last("accuracy") if found is None else found
 
 
 def training_seconds(data: RunData) -> float | None:
@@ -63,6 +78,7 @@ def tiles(data: RunData) -> list[Row]:
     """Up to six key figures: label, value, what to hold it against."""
     found = [
         _bits_tile(data),
+        _accuracy_tile(data),
         _parameters_tile(data),
         _tokens_tile(data),
         _time_tile(data),
@@ -130,7 +146,7 @@ def curve_finding(data: RunData) -> str:
     """What the validation curve says."""
     bits = data.validation.column("bits_per_byte")
     if bits is None:
-        return ""
+        return _accuracy_finding(data)
     step = data.validation.step[np.isfinite(bits)]
     bits = bits[np.isfinite(bits)]
     if len(bits) == 1:
@@ -164,12 +180,14 @@ def validations(data: RunData) -> list[Row]:
     """The validations as a table, to be read and copied; every n-th of many, and the last."""
     curves = data.validation
     every = max(len(curves) // 25, 1)
-    columns = {name: curves.columns[name] for name in ("tokens", "loss", "bits_per_byte") if name in curves.columns}
+    names = [name for name in ("bits_per_byte", "accuracy") if curves.column(name) is not None]
+    columns = {name: curves.columns[name] for name in ("tokens", "loss", *names) if name in curves.columns}
     chosen = [index for index in range(len(curves)) if index % every == 0 or index == len(curves) - 1]
     shown = {
         "tokens": lambda value: f"{value:,.0f}",
         "loss": "{:.4f}".format,
         "bits_per_byte": "{:.4f}".format,
+        "accuracy": "{:.2%}".format,
     }
     return [
         {
@@ -220,6 +238,26 @@ def _bits_tile(data: RunData) -> Row | None:
     loss = number(data.evaluation.get("loss")) or data.validation.last("loss")
     against = _against_ngram(data, digits=3) or (f"loss {loss:.3f} nats per token" if loss is not None else "")
     return {"label": "Held-out bits per byte", "value": f"{bits:.3f}", "note": against}
+
+
+def _accuracy_tile(data: RunData) -> Row | None:
+    right = accuracy(data)
+    if right is None:
+        return None
+    loss = number(data.evaluation.get("loss")) or data.validation.last("loss")
+    label = "Held-out texts classed right" if data.objective == "classify" else "Hidden tokens guessed right"
+    return {"label": label, "value": f"{right:.1%}", "note": f"loss {loss:.3f} {data.loss_unit}" if loss else ""}
+
+
+def _accuracy_finding(data: RunData) -> str:
+    right = data.validation.column("accuracy")
+    if right is None:
+        return ""
+    right = right[np.isfinite(right)]
+    what = "Texts put in the right class" if data.objective == "classify" else "Hidden tokens guessed right"
+    if len(right) == 1:
+        return f"{what}, at the one validation: {right[0]:.1%}."
+    return f"{what} on held-out text: from {right[0]:.1%} to {right[-1]:.1%} over {len(right)} validations."
 
 
 def _parameters_tile(data: RunData) -> Row | None:

@@ -13,6 +13,7 @@ Row = dict[str, Any]
 REPEATS = 4  # epochs after which repeated data loses its value (Muennighoff et al. 2023, section 5)
 SHOWN_DOCUMENTS = 8  # of an incident
 SHOWN_INCIDENTS = 200
+SHOWN_CLASSES = 20  # a wider confusion matrix is left to evaluation.json
 
 
 def corpus(data: RunData) -> Row:
@@ -173,7 +174,7 @@ def export(data: RunData) -> Row:
                 f"Logits differ by at most {difference:.1e}{limit}",
             )
         )
-    if greedy is not None:
+    if greedy:
         checks.append((greedy > 0, f"{greedy:,.0f} tokens of greedy generation are equal"))
     if documents is not None:
         checks.append((documents > 0, f"The tokenizer gives the same tokens for {documents:,.0f} documents"))
@@ -246,6 +247,54 @@ def samples(data: RunData) -> list[Row]:
             }
         )
     return rows
+
+
+def fill_ins(data: RunData) -> list[Row]:
+    """Words hidden in held-out text and what the model put there."""
+    rows = []
+    for found in tables(data.evaluation.get("fill_ins")):
+        guesses = [
+            {"word": text(guess.get("word")), "share": _maybe(number(guess.get("probability")), _percent)}
+            for guess in tables(found.get("guesses"))
+        ]
+        word = text(found.get("word"))
+        rows.append(
+            {
+                **{key: text(found.get(key)) for key in ("source", "before", "after")},
+                "word": word,
+                "guesses": guesses,
+                "right": bool(guesses) and guesses[0]["word"] == word,
+            }
+        )
+    return rows
+
+
+def classes(data: RunData) -> Row:
+    """Precision, recall and F1 of each class, and what each was taken for."""
+    found = tables(data.evaluation.get("classes"))
+    if not found:
+        return {}
+    names = [text(row.get("label")) for row in found]
+    shown = [
+        {
+            "label": text(row.get("label")),
+            "texts": _maybe(number(row.get("texts")), lambda value: f"{value:,.0f}"),
+            **{key: _maybe(number(row.get(key)), _percent) for key in ("precision", "recall", "f1")},
+        }
+        for row in found
+    ]
+    raw = data.evaluation.get("confusion")
+    matrix = (
+        [[number(cell) or 0.0 for cell in row] for row in raw if isinstance(row, list)] if isinstance(raw, list) else []
+    )
+    small = len(names) <= SHOWN_CLASSES and all(len(row) == len(names) for row in matrix)
+    confusion = [
+        {"label": name, "cells": [{"count": f"{cell:,.0f}", "share": 100.0 * cell / (sum(row) or 1.0)} for cell in row]}
+        for name, row in zip(names, matrix, strict=False)
+    ]
+    right = number(data.evaluation.get("accuracy"))
+    finding = f"{right:.1%} of the held-out texts are put in the right class." if right is not None else ""
+    return {"finding": finding, "rows": shown, "names": names, "confusion": confusion if small else []}
 
 
 def origin(data: RunData) -> str:

@@ -16,7 +16,7 @@ from bessemer.recipe import Recipe, digest
 from bessemer.run import STAGE_FILE, RunFolder, mark_stage, read_json, staging, write_atomic, write_json
 from bessemer.terminal import progress, warn
 from bessemer.tokens.order import key_of
-from bessemer.tokens.shards import ShardWriter, token_dtype
+from bessemer.tokens.shards import NO_LABEL, ShardWriter, token_dtype
 from bessemer.tokens.tokenizer import Tokenizer
 
 FORMAT = 1  # raised when shards are written differently, so that older ones are built again
@@ -31,6 +31,7 @@ class Document:
     identity: str
     source: str
     text: str
+    label: str
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,13 @@ def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
     loaded = recipe.tokenizer.path and Path(recipe.tokenizer.path)
     if loaded and not loaded.exists():
         raise InputError(f"tokenizer.path: {loaded}: no such file")
-    shape = [recipe.tokens.held_out, recipe.tokens.shard_tokens, recipe.run.seed]
+    shape = [recipe.tokens.held_out, recipe.tokens.shard_tokens, recipe.run.seed, mask_token(recipe)]
     return digest(FORMAT, corpus, recipe.tokenizer, loaded.read_text() if loaded else None, shape)
+
+
+def mask_token(recipe: Recipe) -> str | None:
+    """The mask token that a recipe's tokenizer must have; None when nothing is masked."""
+    return recipe.tokenizer.mask_token if recipe.train.objective == "masked" else None
 
 
 def build(recipe: Recipe, run: RunFolder) -> TokensSummary:
@@ -73,10 +79,11 @@ def build(recipe: Recipe, run: RunFolder) -> TokensSummary:
         if not tokenizer.agrees(sample):
             warn("the fast encoder and the tokenizer.json disagree on this text; encoding through the tokenizer.json")
             tokenizer = tokenizer.slowed()
-        writers = _write_shards(recipe, corpus, staged, tokenizer)
+        labels = _labels(corpus)
+        writers = _write_shards(recipe, corpus, staged, tokenizer, labels)
         write_atomic(staged / "tokenizer.json", tokenizer.to_json())
         np.save(staged / "token_bytes.npy", tokenizer.token_bytes())
-        manifest = _manifest(recipe, tokenizer, writers, perf_counter() - started, trained)
+        manifest = _manifest(recipe, tokenizer, writers, labels, perf_counter() - started, trained)
         _refuse_unusable(recipe, manifest)
         write_json(staged / "manifest.json", manifest)
         mark_stage(staged, inputs)
@@ -95,19 +102,33 @@ def _documents(corpus: Path) -> Iterator[Document]:
 
     for path in sorted(corpus.glob("*.parquet")):
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=BATCH_DOCUMENTS, columns=["identity", "source", "text"]):
+            for batch in file.iter_batches(batch_size=BATCH_DOCUMENTS, columns=["identity", "source", "text", "label"]):
                 for row in batch.to_pylist():
-                    yield Document(row["identity"], row["source"], row["text"])
+                    yield Document(row["identity"], row["source"], row["text"], row["label"])
+
+
+def _labels(corpus: Path) -> list[str]:
+    """The classes of all documents, sorted; none when no document has one."""
+    import pyarrow.compute as compute
+    import pyarrow.parquet as parquet
+
+    found: set[str] = set()
+    for path in sorted(corpus.glob("*.parquet")):
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(columns=["label"]):
+                found.update(compute.unique(batch.column("label")).to_pylist())
+    return sorted(found - {""})
 
 
 def _tokenizer(recipe: Recipe, corpus: Path) -> Tokenizer:
     options = recipe.tokenizer
     if options.path is not None:
-        tokenizer = Tokenizer.load(Path(options.path), options.end_of_text)
+        tokenizer = Tokenizer.load(Path(options.path), options.end_of_text, mask_token(recipe))
         if not tokenizer.is_byte_level:
             raise InputError(f"tokenizer.path: {options.path} is not a byte-level tokenizer; only those are supported")
         return tokenizer
-    return Tokenizer.train(_sample(recipe, corpus), options.vocabulary or 32_768, options.end_of_text)
+    text = _sample(recipe, corpus)
+    return Tokenizer.train(text, options.vocabulary or 32_768, options.end_of_text, mask_token(recipe))
 
 
 def _sample(recipe: Recipe, corpus: Path) -> Iterator[str]:
@@ -130,12 +151,14 @@ def _sample(recipe: Recipe, corpus: Path) -> Iterator[str]:
 
 
 def _write_shards(
-    recipe: Recipe, corpus: Path, folder: Path, tokenizer: Tokenizer
+    recipe: Recipe, corpus: Path, folder: Path, tokenizer: Tokenizer, labels: list[str]
 ) -> dict[tuple[str, str], ShardWriter]:
     dtype = token_dtype(tokenizer.vocabulary)
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    number_of = {label: number for number, label in enumerate(labels)}
+    size = recipe.tokens.shard_tokens
     writers = {
-        (source.name, split): ShardWriter(folder, f"{source.name}-{split}", dtype, recipe.tokens.shard_tokens)
+        (source.name, split): ShardWriter(folder, f"{source.name}-{split}", dtype, size, labelled=bool(labels))
         for source in recipe.corpus.sources
         for split in ("train", "heldout")
     }
@@ -149,7 +172,7 @@ def _write_shards(
                 held_out = is_held_out(document.identity, recipe.run.seed, recipe.tokens.held_out)
                 writer = writers[document.source, "heldout" if held_out else "train"]
                 num_bytes = len(document.text.encode())
-                writer.add(document.identity, ids, num_bytes)
+                writer.add(document.identity, ids, num_bytes, number_of.get(document.label, NO_LABEL))
                 advance(num_bytes)
             batch.clear()
 
@@ -164,7 +187,12 @@ def _write_shards(
 
 
 def _manifest(
-    recipe: Recipe, tokenizer: Tokenizer, writers: dict[tuple[str, str], ShardWriter], seconds: float, trained: float
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    writers: dict[tuple[str, str], ShardWriter],
+    labels: list[str],
+    seconds: float,
+    trained: float,
 ) -> dict[str, Any]:
     sources = {
         source.name: {
@@ -187,10 +215,12 @@ def _manifest(
         "tokenizer": {
             "vocabulary": tokenizer.vocabulary,
             "end_of_text": tokenizer.end_of_text,
+            "mask_token": tokenizer.mask_token,
             "sha256": tokenizer.sha256,
             "bytes_per_token": text_bytes / max(text_tokens, 1),
             "trained": recipe.tokenizer.path is None,
         },
+        "labels": labels,
         "sources": sources,
         "files": {name: facts for writer in writers.values() for name, facts in sorted(writer.files.items())},
         "seconds": {"tokenizer": round(trained, 3), "total": round(seconds, 3)},
@@ -199,6 +229,8 @@ def _manifest(
 
 def _refuse_unusable(recipe: Recipe, manifest: dict[str, Any]) -> None:
     """Every source must give at least one training sequence, and the held-out part some text."""
+    if recipe.train.objective == "classify":
+        return _refuse_unusable_texts(recipe, manifest)
     length = recipe.tokens.sequence_length
     for name, splits in manifest["sources"].items():
         tokens = splits["train"]["tokens"]
@@ -219,4 +251,27 @@ def _refuse_unusable(recipe: Recipe, manifest: dict[str, Any]) -> None:
         raise InputError(
             f"tokens.held_out: {recipe.tokens.held_out} of {documents} documents leaves {held_out} held-out tokens, fewer "
             f"than one sequence of {length}; raise the share, shorten the sequence or add documents"
+        )
+    return None
+
+
+def _refuse_unusable_texts(recipe: Recipe, manifest: dict[str, Any]) -> None:
+    """A classifier needs two classes at least, and texts of every source to train on and some held out."""
+    if len(manifest["labels"]) < 2:
+        found = f"only {manifest['labels'][0]!r}" if manifest["labels"] else "no label"
+        raise InputError(
+            f"train.objective: classify needs documents of two classes or more, but the corpus has {found}; see "
+            "corpus.sources.label and label_key"
+        )
+    documents = {
+        split: sum(facts[split]["documents"] for facts in manifest["sources"].values())
+        for split in ("train", "heldout")
+    }
+    bare = [name for name, facts in manifest["sources"].items() if not facts["train"]["documents"]]
+    if bare:
+        raise InputError(f"tokens.held_out: source {bare[0]!r} has no document left to train on; add text")
+    if not documents["heldout"]:
+        raise InputError(
+            f"tokens.held_out: {recipe.tokens.held_out} of {documents['train']} documents leaves none held out; raise the "
+            "share or add documents"
         )

@@ -16,12 +16,25 @@ class HeldOut:
 
     tokens: (sequences, sequence_length + 1) ids; valid: (sequences, sequence_length) whether a target counts: real
     text, not padding and not an end-of-text token; bytes: (sequences,) bytes of text of the targets that count.
+    targets: where they are something else than the next token; tokens are then the inputs alone.
     """
 
     source: str
     tokens: npt.NDArray[np.int64]
     valid: npt.NDArray[np.bool_]
     bytes: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64] | None = None
+
+    @property
+    def inputs(self) -> npt.NDArray[np.int64]:
+        """(sequences, sequence_length) ids that the model reads."""
+        return self.tokens if self.targets is not None else self.tokens[:, :-1]
+
+    @property
+    def wanted(self) -> npt.NDArray[np.int64]:
+        """What it should predict, -1 where nothing counts."""
+        wanted = self.targets if self.targets is not None else self.tokens[:, 1:]
+        return np.where(self.valid, wanted, -1)
 
 
 def held_out(store: TokenStore, sequence_length: int, max_tokens: int | None = None) -> list[HeldOut]:

@@ -9,7 +9,8 @@ import numpy as np
 
 from bessemer.errors import InputError
 from bessemer.recipe import Batches, Recipe
-from bessemer.tokens.loader import Loader
+from bessemer.tokens.labelled import LabelledLoader
+from bessemer.tokens.loader import Loader, Reader
 from bessemer.tokens.shards import TokenStore
 
 SLOTS_AT_A_TIME = 1 << 16
@@ -20,7 +21,7 @@ def step_documents(recipe: Recipe, store: TokenStore, corpus: Path, step: int) -
     batches, steps = Batches.of(recipe), recipe.train.steps or 0
     if not 1 <= step <= steps:
         raise InputError(f"--step: {step} is not a step of this run; it has steps 1 to {steps}")
-    rows = Loader.of(recipe, store).documents(batches.before(step - 1), batches.sequences(step - 1))
+    rows = _loader(recipe, store).documents(batches.before(step - 1), batches.sequences(step - 1))
     paths = _paths(corpus, {name for row in rows for name in row["documents"]})  # type: ignore[attr-defined]
     return [
         {"sample": row["sample"], "source": row["source"], "document": name, "path": paths.get(name, "")}
@@ -33,7 +34,7 @@ def document_steps(recipe: Recipe, store: TokenStore, corpus: Path, identity: st
     """The steps whose batch held a document: step, sample, source, path."""
     source, first, last = _sequences_of(recipe, store, identity)
     batches, steps = Batches.of(recipe), recipe.train.steps or 0
-    loader = Loader.of(recipe, store)
+    loader = _loader(recipe, store)
     number = loader.mixture.names.index(source)
     path = _paths(corpus, {identity}).get(identity, "")
     rows: list[dict[str, Any]] = []
@@ -47,6 +48,11 @@ def document_steps(recipe: Recipe, store: TokenStore, corpus: Path, identity: st
     return rows
 
 
+def _loader(recipe: Recipe, store: TokenStore) -> Reader:
+    """What a run's samples are: sequences of packed text, or whole documents for a classifier."""
+    return (LabelledLoader if recipe.train.objective == "classify" else Loader).of(recipe, store)
+
+
 def _sequences_of(recipe: Recipe, store: TokenStore, identity: str) -> tuple[str, int, int]:
     """The source and the range of training sequences that hold a document."""
     length = recipe.tokens.sequence_length
@@ -58,8 +64,12 @@ def _sequences_of(recipe: Recipe, store: TokenStore, identity: str) -> tuple[str
         raise InputError(f"--document: {identity!r} is not an identity (32 hexadecimal digits)")
     for name in store.sources:
         split = store.split(name, "train")
+        documents = 0
         for shard, base in zip(split.shards, split.starts, strict=False):
             found = np.nonzero((shard.identities == wanted).all(axis=1))[0]
+            if len(found) and recipe.train.objective == "classify":
+                return name, documents + int(found[0]), documents + int(found[0])
+            documents += len(shard.identities)
             if len(found):
                 start = int(base) + int(shard.offsets[found[0]])
                 end = int(base) + int(shard.offsets[found[0] + 1]) - 1

@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +27,38 @@ class Batch:
 
     first: number of the first sample of the global batch; tokens: (sequences, sequence_length + 1) ids, inputs and
     targets being all but the last and all but the first; source: (sequences,) number of each sequence's source.
+    targets: where they are something else than the next token, (sequences, targets), -1 where there is none; tokens
+    are then the inputs alone, (sequences, sequence_length).
     """
 
     first: int
     tokens: npt.NDArray[np.int64]
     source: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64] | None = None
+
+    @property
+    def inputs(self) -> npt.NDArray[np.int64]:
+        """(sequences, sequence_length) ids that the model reads."""
+        return self.tokens if self.targets is not None else self.tokens[:, :-1]
+
+    @property
+    def wanted(self) -> npt.NDArray[np.int64]:
+        """What it should predict: (sequences, sequence_length), or (sequences, 1) for a class."""
+        return self.targets if self.targets is not None else self.tokens[:, 1:]
+
+
+class Reader(Protocol):
+    """What gives the batches of a run."""
+
+    mixture: Mixture
+
+    def batch(self, first: int, count: int) -> Batch:
+        """This process's part of the global batch of samples [first, first + count)."""
+        ...
+
+    def documents(self, first: int, count: int) -> list[dict[str, object]]:
+        """The documents that samples [first, first + count) hold."""
+        ...
 
 
 class Loader:
@@ -50,15 +78,11 @@ class Loader:
     def of(cls, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Loader:
         """The loader of a recipe: weights from its sources, else in proportion to their tokens."""
         length = recipe.tokens.sequence_length
-        weights = {source.name: source.weight for source in recipe.corpus.sources}
         sequences = tuple(store.split(name, "train").num_sequences(length) for name in store.sources)
         for name, count in zip(store.sources, sequences, strict=True):
             if count == 0:
                 raise InputError(f"tokens.sequence_length: {length} is longer than all the text of source {name!r}")
-        given = tuple(
-            float(count) if weights.get(name) is None else float(weights[name] or 0.0)
-            for name, count in zip(store.sources, sequences, strict=True)
-        )
+        given = given_weights(recipe, store.sources, sequences)
         return cls(store, Mixture.of(store.sources, sequences, given, recipe.run.seed), length, rank, world)
 
     def batch(self, first: int, count: int) -> Batch:
@@ -90,7 +114,16 @@ class Loader:
         return rows
 
 
-def prefetched(loader: Loader, first: int, counts: Iterable[int], depth: int = 4) -> Iterator[Batch]:
+def given_weights(recipe: Recipe, names: tuple[str, ...], counts: tuple[int, ...]) -> tuple[float, ...]:
+    """Each source's weight in the recipe; what it holds, where the recipe says nothing."""
+    weights = {source.name: source.weight for source in recipe.corpus.sources}
+    return tuple(
+        float(count) if weights.get(name) is None else float(weights[name] or 0.0)
+        for name, count in zip(names, counts, strict=True)
+    )
+
+
+def prefetched(loader: Reader, first: int, counts: Iterable[int], depth: int = 4) -> Iterator[Batch]:
     """The next global batches from sample `first` on, read ahead by a thread. counts: the samples of each, in order.
 
     An error in the thread is raised where the batch is asked for. Closing the iterator ends the thread.

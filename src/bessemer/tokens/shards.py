@@ -4,6 +4,8 @@ NAME-00000.bin  token ids, little-endian uint16 when the vocabulary fits in it, 
                 after each document; nothing else.
 NAME-00000.idx  little-endian: 8 bytes magic "BSMRIDX1", uint64 number of documents D, D+1 uint64 offsets (in tokens;
                 the last one is the length of the shard), D identities of 16 bytes each.
+NAME-00000.lbl  where documents have labels: D little-endian int32, the number of each document's label in the manifest's
+                `labels`; -1 for a document without one.
 manifest.json   sources, counts and SHA-256 of every file, and the tokenizer's hash.
 
 NAME is SOURCE-train or SOURCE-heldout.
@@ -25,6 +27,7 @@ from bessemer.run import read_json
 
 MAGIC = b"BSMRIDX1"
 IDENTITY_BYTES = 16
+NO_LABEL = -1
 
 TokenIds = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -37,21 +40,26 @@ def token_dtype(vocabulary: int) -> np.dtype[Any]:
 class ShardWriter:
     """Writes the shards of one source and split, a new one when `shard_tokens` is reached; documents are never cut."""
 
-    def __init__(self, folder: Path, name: str, dtype: np.dtype[Any], shard_tokens: int) -> None:
+    def __init__(
+        self, folder: Path, name: str, dtype: np.dtype[Any], shard_tokens: int, labelled: bool = False
+    ) -> None:
         self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
         self.files: dict[str, dict[str, Any]] = {}
-        self.documents = self.tokens = self.bytes = self.longest = 0
+        self.documents = self.tokens = self.bytes = self.longest = self.shards = 0
+        self.labelled = labelled
+        self._labels: list[int] = []
         self._tokens: list[TokenIds] = []
         self._identities: list[bytes] = []
         self._held = 0
 
-    def add(self, identity: str, ids: npt.ArrayLike, num_bytes: int) -> None:
-        """Append a document. identity: 32 hexadecimal digits; ids: its tokens, end-of-text included."""
+    def add(self, identity: str, ids: npt.ArrayLike, num_bytes: int, label: int = NO_LABEL) -> None:
+        """Append a document. identity: 32 hexadecimal digits; ids: its tokens, end-of-text included; label: its number."""
         tokens = np.asarray(ids, dtype=self.dtype)
         if self._held and self._held + len(tokens) > self.shard_tokens:
             self._flush()
         self._tokens.append(tokens)
         self._identities.append(bytes.fromhex(identity))
+        self._labels.append(label)
         self._held += len(tokens)
         self.documents += 1
         self.tokens += len(tokens)
@@ -64,12 +72,15 @@ class ShardWriter:
             self._flush()
 
     def _flush(self) -> None:
-        stem = f"{self.name}-{len(self.files) // 2:05d}"
+        stem = f"{self.name}-{self.shards:05d}"
         offsets = np.cumsum([0, *(len(tokens) for tokens in self._tokens)], dtype="<u8")
         count = np.array([len(self._tokens)], dtype="<u8")
         self._write(f"{stem}.bin", np.concatenate(self._tokens).tobytes())
         self._write(f"{stem}.idx", MAGIC + count.tobytes() + offsets.tobytes() + b"".join(self._identities))
-        self._tokens, self._identities, self._held = [], [], 0
+        if self.labelled:
+            self._write(f"{stem}.lbl", np.array(self._labels, dtype="<i4").tobytes())
+        self.shards += 1
+        self._tokens, self._identities, self._labels, self._held = [], [], [], 0
 
     def _write(self, name: str, data: bytes) -> None:
         (self.folder / name).write_bytes(data)
@@ -97,6 +108,14 @@ class Shard:
     def identities(self) -> npt.NDArray[np.uint8]:
         """Identity of each document: (documents, 16) bytes."""
         return self._index[1]
+
+    @cached_property
+    def labels(self) -> npt.NDArray[np.int32]:
+        """Number of each document's label; NO_LABEL for none."""
+        path = self.path.with_suffix(".lbl")
+        if not path.exists():
+            return np.full(len(self.identities), NO_LABEL, dtype=np.int32)
+        return np.fromfile(path, dtype="<i4")
 
     @cached_property
     def _index(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
@@ -184,6 +203,17 @@ class TokenStore:
     def end_of_text(self) -> int:
         """Id of the token after each document."""
         return int(self.manifest["tokenizer"]["end_of_text"])
+
+    @property
+    def mask_token(self) -> int | None:
+        """Id of the token that stands where one is hidden; None where the tokenizer was not asked for one."""
+        found = self.manifest["tokenizer"].get("mask_token")
+        return None if found is None else int(found)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The classes of the documents, in the order of their numbers; none where documents have no labels."""
+        return tuple(self.manifest.get("labels", ()))
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -32,9 +32,9 @@ GPT4_PATTERN = (
 
 
 class Tokenizer:
-    """Text to ids and back; immutable."""
+    """Text to ids and back; immutable. mask_token: the id that stands where a token is hidden; None: not asked for."""
 
-    def __init__(self, inner: HuggingFaceTokenizer, end_of_text: str) -> None:
+    def __init__(self, inner: HuggingFaceTokenizer, end_of_text: str, mask_token: str | None = None) -> None:
         self._inner = inner
         found = inner.token_to_id(end_of_text)
         if found is None:
@@ -44,12 +44,21 @@ class Tokenizer:
             )
         self.end_of_text: int = found
         self.end_of_text_token = end_of_text
+        self.mask_token: int | None = None
+        if mask_token is not None:
+            special = {token.content: number for number, token in inner.get_added_tokens_decoder().items()}
+            if mask_token not in special:
+                raise InputError(
+                    f"tokenizer.mask_token: the tokenizer has no special token {mask_token!r}; name the one it uses; it has "
+                    + ", ".join(repr(name) for name in list(special)[:12])
+                )
+            self.mask_token = special[mask_token]
         self.vocabulary: int = max(inner.get_vocab().values()) + 1
         self._fast = _tiktoken_of(inner)
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocabulary: int, end_of_text: str) -> Tokenizer:
-        """Train a byte-level BPE of `vocabulary` ids: 1 special, 256 bytes, the rest merges."""
+    def train(cls, texts: Iterable[str], vocabulary: int, end_of_text: str, mask_token: str | None = None) -> Tokenizer:
+        """Train a byte-level BPE of `vocabulary` ids: end-of-text, the mask token if any, 256 bytes, the rest merges."""
         from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
         from tokenizers import Tokenizer as HuggingFaceTokenizer
 
@@ -63,12 +72,17 @@ class Tokenizer:
         inner.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocabulary,
-            special_tokens=[end_of_text],
+            special_tokens=[end_of_text] if mask_token is None else [end_of_text, mask_token],
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
         inner.train_from_iterator(texts, trainer)
-        tokenizer = cls(inner, end_of_text)
+        tokenizer = cls(inner, end_of_text, mask_token)
+        if tokenizer.vocabulary > vocabulary:
+            raise InputError(
+                f"tokenizer.vocabulary: {vocabulary} ids do not hold the 256 bytes, {end_of_text!r} and {mask_token!r}; give "
+                f"{tokenizer.vocabulary} or more"
+            )
         if tokenizer.vocabulary < vocabulary:
             raise InputError(
                 f"tokenizer.vocabulary: {vocabulary} ids were asked for, but the text supports only "
@@ -77,8 +91,8 @@ class Tokenizer:
         return tokenizer
 
     @classmethod
-    def load(cls, path: Path, end_of_text: str) -> Tokenizer:
-        """Load a tokenizer.json."""
+    def load(cls, path: Path, end_of_text: str, mask_token: str | None = None) -> Tokenizer:
+        """Load a tokenizer.json; it must have the named special tokens."""
         from tokenizers import Tokenizer as HuggingFaceTokenizer
 
         if not path.exists():
@@ -87,7 +101,7 @@ class Tokenizer:
             inner = HuggingFaceTokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise InputError(f"{path}: not a tokenizer.json: {error}") from None
-        return cls(inner, end_of_text)
+        return cls(inner, end_of_text, mask_token)
 
     def to_json(self) -> str:
         """The tokenizer as a tokenizer.json."""

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 
 from bessemer.checkpoint import latest, save
 from bessemer.errors import BessemerError, Stopped
 from bessemer.guard.incidents import record
 from bessemer.guard.judge import GuardState, Verdict, cause, judge
-from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build
-from bessemer.plan.cost import flops_per_token
+from bessemer.plan.cost import step_flops_per_token
 from bessemer.recipe import Batches, Recipe
 from bessemer.run import RunFolder, write_json
 from bessemer.terminal import progress, say, warn
-from bessemer.tokens.held_out import HeldOut, held_out
-from bessemer.tokens.loader import Batch, Loader, prefetched
+from bessemer.tokens.held_out import HeldOut
+from bessemer.tokens.loader import Batch, Reader, prefetched
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.audit import mixture_audit
 from bessemer.train.device import Device, memory_in_use
 from bessemer.train.metrics import MetricsLog
-from bessemer.train.start import starting_model
+from bessemer.train.start import start_from, starting_model
 from bessemer.train.state import Position, capture, restore, weights_digest
 from bessemer.train.step import Gradients, TrainStep
 from bessemer.train.stop import StopSignal
-from bessemer.train.validation import validate
+from bessemer.train.task import config_of
+from bessemer.train.validation import Validation, validate
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class TrainSummary:
     step: int
     resumed_at: int
     bits_per_byte: float | None
+    accuracy: float | None
     skipped: int
     seconds: float
     weights: str
@@ -49,17 +51,19 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
     started = perf_counter()
     steps, sizes = recipe.train.steps, Batches.of(recipe)
     assert steps is not None, "the recipe is resolved"
-    config = ModelConfig.of(recipe, store.vocabulary)
-    loader = Loader.of(recipe, store)
+    config = config_of(recipe, store.vocabulary, len(store.labels))
     checkpoint = latest(run.checkpoints, on_damage=warn)
     model = build(config, recipe.run.seed) if checkpoint else starting_model(recipe, config)
     step = TrainStep(recipe, model, device, store.end_of_text, len(store.sources))
+    loader = step.task.loader(recipe, store)
+    if checkpoint is None and recipe.train.start is not None:
+        say(f"  {start_from(step, Path(recipe.train.start), store)}")
     position = restore(step, checkpoint, store) if checkpoint else Position()
-    resumed_at, bits_per_byte = position.step, None
+    resumed_at, scored = position.step, None
     if resumed_at:
         say(f"  going on from step {resumed_at} of {steps}")
-    validation = held_out(store, recipe.tokens.sequence_length, recipe.evaluate.max_tokens)
-    rates = Rates(flops_per_token(config) / peak)
+    validation = step.task.held_out(recipe, store, recipe.evaluate.max_tokens)
+    rates = Rates(step_flops_per_token(recipe, config) / peak)
     batches = prefetched(loader, position.samples, map(sizes.sequences, range(resumed_at, steps)))
     with (
         StopSignal() as stop,
@@ -81,12 +85,12 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
             if position.step % recipe.train.log_every == 0 or last:
                 log.write("train", position.step, **_numbers(store, gradients, rate, position, rates, sizes, device))
             if position.step % (recipe.train.validate_every or steps) == 0 or last:
-                bits_per_byte = _validate(step, validation, log, position, sizes)
+                scored = _validate(step, validation, log, position, sizes)
             if position.step % (recipe.checkpoint.every or steps) == 0 and not last and stop.requested is None:
                 _save_or_warn(recipe, run, step, position, store)
             advance(
                 sequences * sizes.length,
-                note=f"loss {gradients.loss:.3f}" + (f"  bpb {bits_per_byte:.3f}" if bits_per_byte else ""),
+                note=f"loss {gradients.loss:.3f}" + (f"  {scored.short}" if scored else ""),
             )
             if stop.requested and not last:
                 _save(recipe, run, step, position, store)
@@ -98,7 +102,9 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
         _save(recipe, run, step, position, store)
     write_json(run.path / "mixture.json", mixture_audit(recipe, store, loader.mixture, position.samples))
     seconds = perf_counter() - started
-    return TrainSummary(position.step, resumed_at, bits_per_byte, position.guard.skipped, seconds, weights_digest(step))
+    bits, accuracy = (scored.bits_per_byte, scored.accuracy) if scored else (None, None)
+    weights = weights_digest(step)
+    return TrainSummary(position.step, resumed_at, bits, accuracy, position.guard.skipped, seconds, weights)
 
 
 class Rates:
@@ -146,6 +152,7 @@ def _numbers(
         "tokens": sizes.tokens_before(position.step),
         "loss": gradients.loss,
         "loss_by_source": by_source,
+        **({} if gradients.accuracy is None else {"accuracy": gradients.accuracy}),
         "grad_norm": gradients.grad_norm,
         "learning_rate": rate,
         **rates.now(sizes.tokens(position.step - 1)),
@@ -153,7 +160,7 @@ def _numbers(
     }
 
 
-def _validate(step: TrainStep, parts: list[HeldOut], log: MetricsLog, position: Position, sizes: Batches) -> float:
+def _validate(step: TrainStep, parts: list[HeldOut], log: MetricsLog, position: Position, sizes: Batches) -> Validation:
     started = perf_counter()
     with step.averaged():
         found = validate(step, parts)
@@ -162,15 +169,14 @@ def _validate(step: TrainStep, parts: list[HeldOut], log: MetricsLog, position: 
         position.step,
         tokens=sizes.tokens_before(position.step),
         loss=found.loss,
-        bits_per_byte=found.bits_per_byte,
-        bits_per_byte_by_source=found.bits_per_byte_by_source,
+        **found.scores(),
         seconds=perf_counter() - started,
     )
-    return found.bits_per_byte
+    return found
 
 
 def _answer(
-    run: RunFolder, loader: Loader, batch: Batch, sequences: int, step: int, gradients: Gradients, verdict: Verdict,
+    run: RunFolder, loader: Reader, batch: Batch, sequences: int, step: int, gradients: Gradients, verdict: Verdict,
     guard: GuardState,
 ) -> None:  # fmt: skip
     """Record a step that is not applied; stop the run when the guard says so."""

@@ -10,7 +10,6 @@ import numpy as np
 from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build
 from bessemer.recipe import Recipe
-from bessemer.tokens.loader import Batch
 from bessemer.train.device import Device, synchronize
 from bessemer.train.step import TrainStep
 
@@ -27,8 +26,7 @@ def step_seconds(recipe: Recipe, config: ModelConfig, device: Device, budget_sec
     batch_tokens, micro = recipe.train.global_batch_tokens, recipe.train.micro_batch
     assert batch_tokens is not None and micro is not None, "the recipe is resolved"
     step = TrainStep(recipe, build(config, recipe.run.seed), device, 0, 1)
-    tokens = np.random.default_rng(0).integers(0, config.vocabulary, (micro, config.sequence_length + 1))
-    batch = Batch(0, tokens, np.zeros(micro, dtype=np.int64))
+    batch = step.task.made_up(np.random.default_rng(0), micro, config)
     gradients: list[float] = []
     updates: list[float] = []
     started = perf_counter()

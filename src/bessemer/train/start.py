@@ -1,15 +1,26 @@
-"""The weights a run starts from: initial ones, or those of a folder in the Hugging Face layout."""
+"""The weights a run starts from: initial ones, those of a folder in the Hugging Face layout, or another run's."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
+from bessemer.checkpoint import latest
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.read import read_model
 from bessemer.model.initialisation import build
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe
+from bessemer.run import RunFolder
+from bessemer.terminal import warn
+from bessemer.tokens.shards import TokenStore
+from bessemer.train.step import TrainStep
+
+HEADS = ("head.", "classifier.")  # what belongs to an objective, and is new where that differs
+# Options that may differ: they are the head's, or say how long the sequences are.
+OF_THE_HEAD = {"labels", "pooling", "sequence_length", "max_positions", "head_transform", "head_bias", "logit_soft_cap"}
 
 
 def starting_model(recipe: Recipe, config: ModelConfig) -> Transformer:
@@ -22,3 +33,57 @@ def starting_model(recipe: Recipe, config: ModelConfig) -> Transformer:
             f"tokens.sequence_length: {recipe.tokens.sequence_length}, but {folder} has only {config.max_positions} positions"
         )
     return read_model(folder, config, recipe.run.seed)
+
+
+@torch.no_grad()
+def start_from(step: TrainStep, folder: Path, store: TokenStore) -> str:
+    """Load the newest checkpoint's weights of the run in `folder`, its head too where it fits. Returns what was done.
+
+    Raises InputError when the run has no checkpoint, another tokenizer or another model.
+    """
+    run = RunFolder(folder)
+    if not run.checkpoints.is_dir():
+        raise InputError(f"train.start: {folder}: no checkpoints here; name the folder of a trained run")
+    _require_equal_tokenizers(run, store)
+    checkpoint = latest(run.checkpoints, on_damage=warn)
+    if checkpoint is None:
+        raise InputError(f"train.start: {folder}: no checkpoint yet; train that run first")
+    theirs, ours = checkpoint.facts["model"], step.model.config.to_dict()
+    different = [
+        f"{key}: {theirs.get(key)} there, {value} here"
+        for key, value in ours.items()
+        if key not in OF_THE_HEAD and key in theirs and theirs[key] != value
+    ]
+    if different:
+        raise InputError(
+            f"train.start: {folder} holds another model ({'; '.join(different[:4])}); give [model] the same options as there"
+        )
+    saved, parameters = checkpoint.tensors("model"), dict(step.model.named_parameters())
+    for name, parameter in parameters.items():
+        fits = name in saved and saved[name].shape == parameter.shape
+        if not fits and not name.startswith(HEADS):
+            found = list(saved[name].shape) if name in saved else "nothing"
+            raise InputError(
+                f"train.start: tensor {name} should be {list(parameter.shape)}, {checkpoint.folder} has {found}; give "
+                "[model] and tokens.sequence_length the same values as there"
+            )
+        if fits:
+            parameter.copy_(saved[name])
+    unused = [name for name in saved if name not in parameters and not name.startswith(HEADS)]
+    if unused:
+        raise InputError(
+            f"train.start: {checkpoint.folder} has a tensor {unused[0]} that this model lacks; see [model]"
+        )
+    new = [name for name in parameters if name.startswith(HEADS) and name not in saved]
+    head = f"; new: {', '.join(new)}" if new else ""
+    return f"starting from step {checkpoint.step} of {folder}{head}"
+
+
+def _require_equal_tokenizers(run: RunFolder, store: TokenStore) -> None:
+    theirs = TokenStore.open(run.tokens).manifest["tokenizer"]["sha256"]
+    ours = store.manifest["tokenizer"]["sha256"]
+    if theirs != ours:
+        raise InputError(
+            f"train.start: {run.path} was trained with another tokenizer (SHA-256 {theirs}) than this run's ({ours}); set "
+            f'tokenizer.path = "{run.tokens / "tokenizer.json"}" and write the tokens again'
+        )

@@ -15,29 +15,32 @@ from bessemer.tokens.loader import Batch
 from bessemer.train import optimizer as optimizers
 from bessemer.train.device import Device
 from bessemer.train.ema import WeightAverage
-from bessemer.train.objective import chunked_cross_entropy
 from bessemer.train.schedule import batch_factor, learning_rate_share
+from bessemer.train.task import Outcome, task_of
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """What a step found before its update. loss: nats a token over the global batch; grad_norm: before clipping;
-    nats, targets: sums by source."""
+    """What a step found before its update. loss: nats a target over the global batch; grad_norm: before clipping;
+    nats, targets: sums by source; accuracy: share of the targets predicted right, for a classifier."""
 
     loss: float
     grad_norm: float
     nats: list[float]
     targets: list[int]
+    accuracy: float | None = None
 
 
 class TrainStep:
     """The model, its optimizer, and how a batch moves them."""
 
     def __init__(self, recipe: Recipe, model: Transformer, device: Device, end_of_text: int, num_sources: int) -> None:
-        self.settings, self.tokens, self.device = recipe.train, recipe.tokens, device
+        self.settings, self.device = recipe.train, device
         self.end_of_text, self.num_sources = end_of_text, num_sources
         self.model = model.to(device.place)
         self.batches = Batches.of(recipe)
+        self.task = task_of(recipe, model.config, end_of_text)
+        self.task.prepare(self.model)
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
         self.average = WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None
         if device.compile:
@@ -50,24 +53,26 @@ class TrainStep:
         The sum of the losses is divided by the valid targets of the whole batch, never of a micro-batch, so the
         gradient does not depend on how the batch is cut.
         """
-        tokens = torch.from_numpy(batch.tokens)
-        inputs_BT, targets_BT = tokens[:, :-1], tokens[:, 1:]
-        valid = int((targets_BT >= 0).sum())
-        nats_B = []
-        micro = self.settings.micro_batch or len(tokens)
+        inputs_BT, targets_BS = torch.from_numpy(batch.inputs), torch.from_numpy(batch.wanted)
+        valid = int((targets_BS >= 0).sum())
+        nats_B, correct_B = [], []
+        micro = self.settings.micro_batch or len(inputs_BT)
         self.optimizer.zero_grad(set_to_none=True)
-        for start in range(0, len(tokens), micro):
+        for start in range(0, len(inputs_BT), micro):
             part = slice(start, start + micro)
-            total, nats = self._loss(inputs_BT[part], targets_BT[part])
-            torch.autograd.backward(total / max(valid, 1))
-            nats_B.append(nats)
+            loss = self._loss(inputs_BT[part], targets_BS[part])
+            torch.autograd.backward(loss.total / max(valid, 1))
+            nats_B.append(loss.nats_B)
+            correct_B += [loss.correct_B] if loss.correct_B is not None else []
         by_sequence = torch.cat(nats_B).double().cpu()
         source = torch.from_numpy(batch.source)
         nats = torch.zeros(self.num_sources, dtype=torch.float64).index_add_(0, source, by_sequence)
-        counted = (targets_BT >= 0).sum(dim=1)
+        counted = (targets_BS >= 0).sum(dim=1)
         targets = torch.zeros(self.num_sources, dtype=torch.int64).index_add_(0, source, counted)
         norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        return Gradients(float(by_sequence.sum()) / max(valid, 1), float(norm), nats.tolist(), targets.tolist())
+        accuracy = float(torch.cat(correct_B).double().mean()) if correct_B else None
+        mean = float(by_sequence.sum()) / max(valid, 1)
+        return Gradients(mean, float(norm), nats.tolist(), targets.tolist(), accuracy)
 
     def update(self, step: int, grad_norm: float) -> float:
         """Clip to the global norm and take the optimizer step number `step` (0-based). Returns the learning rate."""
@@ -97,20 +102,17 @@ class TrainStep:
         return torch.autocast(self.device.place.type, dtype=self.device.dtype)
 
     def documents(self, inputs_BT: Tensor) -> Documents | None:
-        """Where the documents of packed sequences lie, when attention has to stay inside them."""
-        return Documents.of(inputs_BT, self.end_of_text) if self.tokens.document_mask else None
+        """What attention stays inside of, in a batch."""
+        return self.task.documents(inputs_BT)
 
-    def _loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Differentiable sum of the losses of a micro-batch, and each sequence's nats."""
+    def hidden(self, inputs_BT: Tensor) -> Tensor:
+        """Hidden states of a batch on the device, (B, T, D)."""
+        hidden_BTD: Tensor = self.model(inputs_BT, self.documents(inputs_BT))
+        return hidden_BTD
+
+    def _loss(self, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:
+        """The losses of a micro-batch."""
         place = self.device.place
-        inputs_BT, targets_BT = inputs_BT.to(place, non_blocking=True), targets_BT.to(place, non_blocking=True)
+        inputs_BT, targets_BS = inputs_BT.to(place, non_blocking=True), targets_BS.to(place, non_blocking=True)
         with self.autocast():
-            hidden_BTD = self.model(inputs_BT, self.documents(inputs_BT))
-            loss = chunked_cross_entropy(
-                hidden_BTD.flatten(0, 1),
-                self.model.head.weight,
-                targets_BT.flatten(),
-                chunk=self.settings.loss_chunk,
-                z_loss=self.settings.z_loss,
-            )
-        return loss.total, loss.nats_N.view(targets_BT.shape).sum(dim=1)
+            return self.task.loss(self.model, self.hidden(inputs_BT), inputs_BT, targets_BS)

@@ -61,7 +61,7 @@ def grouped(model: nn.Module, settings: Settings) -> list[Group]:
     """The groups of a model's parameters.
 
     Vectors (norms, biases) are not decayed, nor are the embedding and the head unless `decay_embeddings`. Muon takes
-    the hidden matrices and leaves the rest to AdamW.
+    the hidden matrices and leaves the rest to AdamW. Frozen parameters are in none.
     """
     named = dict(model.named_parameters())
     tied = "head.weight" not in named and any(
@@ -72,6 +72,8 @@ def grouped(model: nn.Module, settings: Settings) -> list[Group]:
     width = named["embedding.weight"].shape[-1] if "embedding.weight" in named else 0
     collected: dict[tuple[Kind, Rule, float, float], list[tuple[str, Tensor]]] = {}
     for name, parameter in named.items():
+        if not parameter.requires_grad:
+            continue
         kind = kind_of(name, parameter)
         rule: Rule = "lion" if settings.kind == "lion" else "adamw"
         if settings.kind == "muon" and kind == "matrix":

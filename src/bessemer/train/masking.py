@@ -1,0 +1,124 @@
+"""Which tokens of a sequence are hidden: a pure function of (run seed, sample number).
+
+The random numbers are Philox's (Salmon et al. 2011), a counter-based generator keyed by seed and sample, and only its raw
+64-bit output is used, which numpy keeps the same for ever. So the masks know nothing of the micro-batch, of how many
+processes share a batch, or of where a run was resumed, and every epoch hides other tokens.
+
+Of the n tokens of a sequence that are no special tokens, exactly max(round(share n), 1) are hidden. Devlin et al. (2019,
+section 3.1 and appendix A.1): 80% of them become the mask token, 10% a random token, 10% stay as they are. Whole words
+are hidden in random order as long as they fit into that number, as in BERT's published code; a word longer than what is
+left is passed over, and if nothing fits, the first one is cut.
+
+Shapes: B sequences, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.recipe import Masking
+from bessemer.tokens.held_out import HeldOut
+from bessemer.tokens.loader import Batch, Loader
+from bessemer.tokens.mixture import Mixture
+from bessemer.tokens.order import key_of
+from bessemer.tokens.words import WordEdges
+
+Ids = npt.NDArray[np.int64]
+
+MASKED, RANDOM = 0.8, 0.9  # below the first a hidden token becomes the mask token, below the second a random one
+
+
+@dataclass(frozen=True)
+class Masker:
+    """Hides tokens. key: names the random numbers; mask_token: its id; ordinary_V: which ids are no special tokens;
+    edges: where words begin, for whole words."""
+
+    settings: Masking
+    key: int
+    mask_token: int
+    ordinary_V: npt.NDArray[np.bool_]
+    edges: WordEdges | None = None
+
+    def hide(self, ids_T: Ids, sample: int) -> tuple[Ids, Ids]:
+        """Inputs and targets of a sequence: what is hidden is a target, all other targets are -1."""
+        draws = np.random.Philox(key=np.array([self.key, sample], dtype=np.uint64))
+        candidates = np.flatnonzero(self.ordinary_V[ids_T])
+        inputs_T, targets_T = ids_T.copy(), np.full_like(ids_T, -1)
+        if not len(candidates):
+            return inputs_T, targets_T
+        count = max(round(self.settings.share * len(candidates)), 1)
+        if self.settings.whole_words:
+            hidden = self._words(ids_T, candidates, count, draws)
+        else:
+            hidden = candidates[np.argsort(_uniform(draws, len(candidates)), kind="stable")[:count]]
+        targets_T[hidden] = ids_T[hidden]
+        inputs_T[hidden] = self._behind(ids_T[hidden], draws)
+        return inputs_T, targets_T
+
+    def _words(self, ids_T: Ids, candidates: Ids, count: int, draws: Any) -> Ids:
+        """Positions of whole words, at most `count` tokens in all."""
+        assert self.edges is not None, "whole words need the table of their edges"
+        firsts = self.edges.starts(ids_T)
+        words = np.split(candidates, np.flatnonzero(firsts[candidates])[1:])  # a word begins with a candidate
+        order = np.argsort(_uniform(draws, len(words)), kind="stable")
+        chosen: list[Ids] = []
+        left = count
+        for number in order.tolist():
+            if len(words[number]) <= left:
+                chosen.append(words[number])
+                left -= len(words[number])
+                if not left:
+                    break
+        return np.concatenate(chosen) if chosen else words[int(order[0])][:count]
+
+    def _behind(self, ids_N: Ids, draws: Any) -> Ids:
+        """What stands in the place of hidden tokens."""
+        shown_N = np.full_like(ids_N, self.mask_token)
+        if self.settings.mode == "bert":
+            ordinary = np.flatnonzero(self.ordinary_V)
+            what, which = _uniform(draws, len(ids_N)), _uniform(draws, len(ids_N))
+            random_N = ordinary[(which * len(ordinary)).astype(np.int64)]
+            shown_N = np.where(what < MASKED, shown_N, np.where(what < RANDOM, random_N, ids_N))
+        return shown_N
+
+    def batch(self, batch: Batch, rank: int = 0, world: int = 1) -> Batch:
+        """A batch of sequences, (B, T + 1), as inputs and targets, (B, T)."""
+        samples = range(batch.first + rank, batch.first + rank + world * len(batch.tokens), world)
+        pairs = [self.hide(ids_T, sample) for ids_T, sample in zip(batch.tokens[:, :-1], samples, strict=True)]
+        return replace(
+            batch, tokens=np.stack([pair[0] for pair in pairs]), targets=np.stack([pair[1] for pair in pairs])
+        )
+
+    def held_out(self, part: HeldOut, token_bytes: Ids) -> HeldOut:
+        """Held-out sequences with masks that are the same at every validation."""
+        fixed = replace(self, key=key_of("held-out masks", part.source))
+        pairs = [fixed.hide(ids_T, row) for row, ids_T in enumerate(part.tokens[:, :-1])]
+        inputs, targets = (np.stack([pair[side] for pair in pairs]) for side in (0, 1))
+        hidden_bytes = np.where(targets >= 0, token_bytes[targets], 0).sum(axis=1)
+        return HeldOut(part.source, inputs, targets >= 0, hidden_bytes, targets)
+
+
+class MaskingLoader:
+    """A loader whose batches have tokens hidden."""
+
+    def __init__(self, inner: Loader, masker: Masker) -> None:
+        self._inner, self._masker = inner, masker
+        self.mixture: Mixture = inner.mixture
+
+    def batch(self, first: int, count: int) -> Batch:
+        """The part of the global batch of samples [first, first + count) that this process takes."""
+        return self._masker.batch(self._inner.batch(first, count), self._inner.rank, self._inner.world)
+
+    def documents(self, first: int, count: int) -> list[dict[str, object]]:
+        """The documents that samples [first, first + count) hold."""
+        return self._inner.documents(first, count)
+
+
+def _uniform(draws: Any, count: int) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1) from the upper 53 bits of as many raw draws."""
+    raw: npt.NDArray[np.uint64] = draws.random_raw(count)
+    return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,0 +1,267 @@
+"""What is predicted: the one place where the objectives differ. A task says what the batches of a run are, how far
+attention reaches in them, what the loss is, and what is scored on held-out text.
+
+Shapes: B sequences, T tokens, D width, N tokens that count, C of a chunk, S targets of a sequence: T, or 1 for a class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bessemer.errors import InputError
+from bessemer.model.attention import Documents
+from bessemer.model.config import ModelConfig
+from bessemer.model.transformer import Transformer
+from bessemer.recipe import Recipe, Train
+from bessemer.tokens.held_out import HeldOut, held_out
+from bessemer.tokens.labelled import LabelledLoader, held_out_texts
+from bessemer.tokens.loader import Batch, Loader, Reader
+from bessemer.tokens.order import key_of
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.words import WordEdges
+from bessemer.train.masking import Masker, MaskingLoader
+from bessemer.train.objective import Loss, chunked_cross_entropy
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """total: differentiable sum over the targets of a micro-batch; nats_B: each sequence's, detached; correct_B: how many
+    targets of each were predicted right, where the loss knows it anyway."""
+
+    total: Tensor
+    nats_B: Tensor
+    correct_B: Tensor | None = None
+
+
+class Task(Protocol):
+    """What an objective brings to the step, the loop and the validation."""
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Whether the targets are the whole text, so that bits per byte mean something."""
+        ...
+
+    def prepare(self, model: Transformer) -> None:
+        """Say which weights are trained."""
+        ...
+
+    def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
+        """The training batches of a run."""
+        ...
+
+    def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
+        """What a validation scores."""
+        ...
+
+    def documents(self, inputs_BT: Tensor) -> Documents | None:
+        """What attention stays inside of; None: of nothing but the sequence."""
+        ...
+
+    def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:
+        """Cross-entropy over the targets that count (>= 0), with the recipe's extras."""
+        ...
+
+    def score(
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Nats of each target, without extras, and what is likeliest there, where that is scored; both (B, S)."""
+        ...
+
+    def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
+        """A batch of random tokens with this task's work in it, to time a step."""
+        ...
+
+
+def task_of(recipe: Recipe, config: ModelConfig, end_of_text: int) -> Task:
+    """The task of a recipe. Raises InputError when the model is of the other kind."""
+    objective = recipe.train.objective
+    if objective == "classify":
+        return Classify(recipe.train, end_of_text)
+    if config.causal != (objective == "causal"):
+        kind, other = ("a decoder", "an encoder") if config.causal else ("an encoder", "a decoder")
+        raise InputError(f"train.objective: {objective} needs {other}, but the model is {kind}; see model.family")
+    if objective == "masked":
+        return Masked(recipe.train, recipe.tokens.document_mask, end_of_text)
+    return Causal(recipe.train, recipe.tokens.document_mask, end_of_text)
+
+
+def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
+    """The model that a resolved recipe trains; labels: classes of its corpus."""
+    if recipe.train.objective != "classify":
+        return ModelConfig.of(recipe, vocabulary)
+    config = ModelConfig.of(recipe, vocabulary, labels=labels)
+    pooling = recipe.train.classify.pooling
+    return config if pooling is None else config.with_changes(pooling=pooling)
+
+
+def language_loss(model: Transformer, hidden_ND: Tensor, targets_N: Tensor, chunk: int, z_loss: float = 0.0) -> Loss:
+    """Cross-entropy of the model's predictions over its vocabulary."""
+    head = model.head
+    hidden_ND = head.transform(hidden_ND)
+    weight: Tensor = head.weight
+    if head.bias is not None:  # as one more input that is always 1
+        hidden_ND = torch.cat([hidden_ND, hidden_ND.new_ones(len(hidden_ND), 1)], dim=1)
+        weight = torch.cat([weight, head.bias[:, None]], dim=1)
+    return chunked_cross_entropy(hidden_ND, weight, targets_N, chunk=chunk, z_loss=z_loss)
+
+
+@dataclass(frozen=True)
+class Causal:
+    """Each token predicts the next one."""
+
+    settings: Train
+    document_mask: bool
+    end_of_text: int
+    counts_bytes: bool = True
+
+    def prepare(self, model: Transformer) -> None:
+        """Everything is trained."""
+
+    def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
+        return Loader.of(recipe, store, rank, world)
+
+    def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
+        return held_out(store, recipe.tokens.sequence_length, max_tokens)
+
+    def documents(self, inputs_BT: Tensor) -> Documents | None:
+        return Documents.of(inputs_BT, self.end_of_text) if self.document_mask else None
+
+    def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:
+        settings = self.settings
+        loss = language_loss(
+            model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), settings.loss_chunk, settings.z_loss
+        )
+        return Outcome(loss.total, loss.nats_N.view(targets_BS.shape).sum(dim=1))
+
+    def score(
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        loss = language_loss(model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), self.settings.loss_chunk)
+        return loss.nats_N.view(targets_BS.shape), None
+
+    def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
+        tokens = draw.integers(0, config.vocabulary, (rows, config.sequence_length + 1))
+        return Batch(0, tokens, np.zeros(rows, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Hidden tokens are predicted from both sides; only they go through the head."""
+
+    settings: Train
+    document_mask: bool
+    end_of_text: int
+    counts_bytes: bool = False
+
+    def prepare(self, model: Transformer) -> None:
+        """Everything is trained."""
+
+    def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
+        return MaskingLoader(Loader.of(recipe, store, rank, world), masker_of(recipe, store))
+
+    def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
+        masker = masker_of(recipe, store)
+        parts = held_out(store, recipe.tokens.sequence_length, max_tokens)
+        return [masker.held_out(part, store.token_bytes) for part in parts]
+
+    def documents(self, inputs_BT: Tensor) -> Documents | None:
+        return Documents.of(inputs_BT, self.end_of_text) if self.document_mask else None
+
+    def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:
+        total, nats_BS = self._losses(model, hidden_BTD, targets_BS, self.settings.z_loss)
+        return Outcome(total, nats_BS.sum(dim=1))
+
+    def score(
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        predicted = torch.full_like(targets_BS, -1)
+        counts_BS = targets_BS >= 0
+        parts = [
+            model.head.logits(hidden_CD).argmax(-1) for hidden_CD in torch.split(hidden_BTD[counts_BS], self.chunk)
+        ]
+        predicted[counts_BS] = torch.cat(parts)
+        return self._losses(model, hidden_BTD, targets_BS, 0.0)[1], predicted
+
+    def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
+        tokens = draw.integers(0, config.vocabulary, (rows, config.sequence_length))
+        targets = np.where(draw.random(tokens.shape) < self.settings.masking.share, tokens, -1)
+        return Batch(0, tokens, np.zeros(rows, dtype=np.int64), targets)
+
+    @property
+    def chunk(self) -> int:
+        """Tokens whose logits are held at one time."""
+        return self.settings.loss_chunk
+
+    def _losses(
+        self, model: Transformer, hidden_BTD: Tensor, targets_BS: Tensor, z_loss: float
+    ) -> tuple[Tensor, Tensor]:
+        counts_BS = targets_BS >= 0
+        loss = language_loss(model, hidden_BTD[counts_BS], targets_BS[counts_BS], self.chunk, z_loss)
+        nats_BS = torch.zeros(targets_BS.shape, device=targets_BS.device)
+        nats_BS[counts_BS] = loss.nats_N
+        return loss.total, nats_BS
+
+
+@dataclass(frozen=True)
+class Classify:
+    """Each text predicts its label."""
+
+    settings: Train
+    end_of_text: int
+    counts_bytes: bool = False
+
+    def prepare(self, model: Transformer) -> None:
+        if self.settings.classify.frozen:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name.startswith("classifier."))
+
+    def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
+        return LabelledLoader.of(recipe, store, rank, world)
+
+    def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
+        return held_out_texts(store, recipe.tokens.sequence_length, max_tokens)
+
+    def documents(self, inputs_BT: Tensor) -> Documents | None:
+        return Documents.padded(self._lengths(inputs_BT), inputs_BT.shape[1])
+
+    def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:
+        logits_BL = model.classifier(hidden_BTD, self._lengths(inputs_BT)).float()
+        nats_B = F.cross_entropy(logits_BL, targets_BS[:, 0], reduction="none", ignore_index=-1)
+        correct_B = logits_BL.argmax(dim=1) == targets_BS[:, 0]
+        return Outcome(nats_B.sum(), nats_B.detach(), correct_B)
+
+    def score(
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        logits_BL = model.classifier(hidden_BTD, self._lengths(inputs_BT)).float()
+        nats_B = F.cross_entropy(logits_BL, targets_BS[:, 0], reduction="none", ignore_index=-1)
+        return nats_B[:, None], logits_BL.argmax(dim=1, keepdim=True)
+
+    def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
+        tokens = draw.integers(0, config.vocabulary, (rows, config.sequence_length))
+        targets = draw.integers(0, config.labels, (rows, 1))
+        return Batch(0, tokens, np.zeros(rows, dtype=np.int64), targets)
+
+    def _lengths(self, inputs_BT: Tensor) -> Tensor:
+        """Tokens of each text: its first is an end-of-text token, and so is what pads it."""
+        return 1 + (inputs_BT[:, 1:] != self.end_of_text).sum(dim=1)
+
+
+def masker_of(recipe: Recipe, store: TokenStore) -> Masker:
+    """What hides tokens in a run's sequences."""
+    if store.mask_token is None:
+        raise InputError(
+            f"{store.folder}: its tokenizer has no mask token; write the tokens again, with train.objective = masked"
+        )
+    settings, edges = recipe.train.masking, None
+    if settings.whole_words:
+        tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
+        edges = WordEdges.of(tokenizer.token_pieces())
+    return Masker(settings, key_of("masks", recipe.run.seed), store.mask_token, store.token_bytes > 0, edges)

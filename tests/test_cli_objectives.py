@@ -1,0 +1,176 @@
+"""Masked language models and classifiers as a user runs them: end to end, killed, and given wrong input."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import recipe_text, write_text
+from tests.test_cli import bessemer, command, start, trained, wait_for_step
+
+pytest.importorskip("transformers")
+
+ENCODER = 'family = "modernbert"\nwindow = 8\nkv_heads = 2'
+LABELLED = (('name = "prose"', 'name = "prose"\nlabel = "prose"'), ('name = "code"', 'name = "code"\nlabel = "code"'))
+
+
+def changed(text: str, *changes: tuple[str, str]) -> str:
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def masked_recipe(folder: Path) -> str:
+    objective = '[train]\nobjective = "masked"'
+    return changed(recipe_text(folder), ("kv_heads = 1", ENCODER), ("[train]\n", objective + "\n"), ("= 400", "= 410"))
+
+
+def classify_recipe(folder: Path, more: str = "") -> str:
+    objective = f'[train]\nobjective = "classify"\nstart = "runs/small"\n{more}'
+    tokenizer = 'path = "runs/small/tokens/tokenizer.json"'
+    return changed(
+        recipe_text(folder),
+        *LABELLED,
+        ('name = "small"', 'name = "classes"'),
+        ("kv_heads = 1", ENCODER),
+        ("[train]\n", objective + "\n"),
+        ("vocabulary = 400", tokenizer),
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a masked run, whole, and a classifier trained from it."""
+    folder = tmp_path_factory.mktemp("objectives")
+    write_text(folder / "text")
+    (folder / "masked.toml").write_text(masked_recipe(folder) + "\n[train.masking]\nwhole_words = true\n")
+    (folder / "classes.toml").write_text(classify_recipe(folder))
+    for name in ("masked", "classes"):
+        done = bessemer("run", folder / f"{name}.toml")
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_masked_run_has_no_bits_and_fills_words_in(place: Path) -> None:
+    folder = place / "runs" / "small"
+    manifest = json.loads((folder / "tokens" / "manifest.json").read_text())
+    assert manifest["tokenizer"]["mask_token"] == 1
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    assert (evaluation["objective"], evaluation["bits_per_byte"], evaluation["ngram"]) == ("masked", None, None)
+    assert 0 < evaluation["accuracy"] < 1 and evaluation["samples"] == []
+    hidden = manifest["sources"]
+    tokens = sum(split["heldout"]["tokens"] - split["heldout"]["documents"] for split in hidden.values())
+    assert abs(evaluation["tokens"] - 0.15 * tokens) <= 0.02 * tokens
+    for found in evaluation["fill_ins"]:
+        assert len(found["word"].encode()) >= 2
+        assert len(found["guesses"]) == 3
+        shares = [guess["probability"] for guess in found["guesses"]]
+        assert 1 >= shares[0] >= shares[1] >= shares[2] >= 0
+    _, losses = trained(folder)
+    assert sum(losses[-4:]) < sum(losses[:4])
+    page = re.sub(r"<script.*?</script>", "", (folder / "report.html").read_text(), flags=re.DOTALL)
+    assert "encoder" in page and 'id="fill_ins"' in page and "Bits per byte" not in page
+    assert json.loads((folder / "export" / "bessemer.json").read_text())["architecture"] == "ModernBertForMaskedLM"
+
+
+def test_a_classifier_started_from_it_tells_the_classes_apart(place: Path) -> None:
+    folder = place / "runs" / "classes"
+    manifest = json.loads((folder / "tokens" / "manifest.json").read_text())
+    assert manifest["labels"] == ["code", "prose"]
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    assert evaluation["accuracy"] > 0.9  # prose and code are easy
+    held_out = {name: split["heldout"]["documents"] for name, split in manifest["sources"].items()}
+    assert {row["label"]: row["texts"] for row in evaluation["classes"]} == held_out
+    assert [sum(row) for row in evaluation["confusion"]] == [held_out["code"], held_out["prose"]]
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 <= row["accuracy"] <= 1 for row in rows)
+    page = re.sub(r"<script.*?</script>", "", (folder / "report.html").read_text(), flags=re.DOTALL)
+    assert "classifier" in page and "<h2>Classes</h2>" in page
+    exported = json.loads((folder / "export" / "bessemer.json").read_text())
+    assert exported["architecture"] == "ModernBertForSequenceClassification"
+
+
+def test_trace_knows_a_classifiers_texts(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = place / "runs" / "classes"
+    assert command("trace", folder, "--step", "3", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["sample"] for row in rows] == list(range(16, 24))
+    assert command("trace", folder, "--document", rows[0]["document"], "--json") == 0
+    steps = json.loads(capsys.readouterr().out)
+    assert (3, rows[0]["sample"]) in {(row["step"], row["sample"]) for row in steps}
+
+
+def test_who_does_not_write_says_what_it_does(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("generate", place / "runs" / "small", "def ") == 2
+    assert "an encoder, which sees both sides" in capsys.readouterr().err
+    assert command("generate", place / "runs" / "classes", "def ") == 2
+    assert "is a classifier and writes no text" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [5, 19])
+def test_a_killed_masked_training_goes_on_bit_for_bit(place: Path, tmp_path: Path, step: int) -> None:
+    for name in ("corpus", "tokens"):
+        shutil.copytree(place / "runs" / "small" / name, tmp_path / "small" / name)
+    process = start(place / "masked.toml", tmp_path)
+    wait_for_step(tmp_path, step, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = bessemer("train", place / "masked.toml", "--set", f"run.dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert trained(tmp_path / "small") == trained(place / "runs" / "small")
+
+
+@pytest.mark.slow
+def test_a_decoder_is_a_classifier_too(place: Path, tmp_path: Path) -> None:
+    """From scratch, on its last token; export included."""
+    text = changed(
+        recipe_text(place), *LABELLED, ("[train]\n", '[train]\nobjective = "classify"\n'), ('"small"', '"decoder"')
+    )
+    (place / "decoder.toml").write_text(text + '\n[train.classify]\npooling = "last"\n')
+    done = bessemer("run", place / "decoder.toml", "--set", f"run.dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    exported = json.loads((tmp_path / "decoder" / "export" / "bessemer.json").read_text())
+    assert exported["architecture"] == "Qwen3ForSequenceClassification"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "complaint"),
+    [
+        ("masked", ["model.family=llama"], "needs an encoder, but model.family = llama"),
+        ("masked", ["train.objective=causal"], "needs a decoder, but model.family = modernbert"),
+        ("masked", ["tokenizer.vocabulary=257", "run.name=x"], "give 258 or more"),
+        ("classes", ["tokenizer.mask_token=[MASK]", "train.objective=masked", "run.name=x", "train.start=''"], "train.start"),
+        ("classes", ["corpus.sources.code.label=prose", "run.name=x"], "two classes or more, but the corpus has only 'prose'"),
+        ("classes", ["tokenizer.end_of_text=<s>", "run.name=x"], "the tokenizer has no token '<s>'"),
+        ("classes", ["train.start=/no/such/run", "run.name=x"], "no checkpoints here"),
+        ("classes", ["model.width=64", "run.name=x"], "width: 32 there, 64 here"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_line(
+    place: Path, tmp_path: Path, recipe: str, overrides: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = [part for value in (f"run.dir={tmp_path}", *overrides) for part in ("--set", value)]
+    assert command("run", place / f"{recipe}.toml", *sets) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bessemer: ")]
+    assert len(said) == 1
+    assert complaint in said[0]
+
+
+def test_a_loaded_tokenizer_without_the_mask_token_is_refused(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = ["--set", f"run.dir={tmp_path}", "--set", "tokenizer.mask_token=[MASK]"]
+    path = place / "runs" / "small" / "tokens" / "tokenizer.json"
+    text = masked_recipe(place).replace("vocabulary = 410", f'path = "{path}"')
+    (tmp_path / "loaded.toml").write_text(text)
+    assert command("run", tmp_path / "loaded.toml", *sets) == 2
+    assert (
+        "no special token '[MASK]'; name the one it uses; it has '<|endoftext|>', '<|mask|>'" in capsys.readouterr().err
+    )

@@ -1,0 +1,102 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bessemer.errors import BessemerError
+from bessemer.tokens.labelled import LabelledLoader, Texts, held_out_texts, whole_texts
+from bessemer.tokens.mixture import Mixture
+from bessemer.tokens.shards import Shard, ShardWriter, Split, TokenStore
+
+END = 0
+DOCUMENTS = {"a": [[5, 6, 7], [], [8] * 9], "b": [[11, 12], [13]], "c": [[4]]}
+
+
+def store_of(folder: Path, labelled: bool = True) -> TokenStore:
+    """Three sources of short documents, labelled by source and length, in shards of 8 tokens."""
+    sources, files = {}, {}
+    for number, (name, documents) in enumerate(DOCUMENTS.items()):
+        splits = {}
+        for split in ("train", "heldout"):
+            writer = ShardWriter(folder, f"{name}-{split}", np.dtype("<u2"), 8, labelled)
+            for place, ids in enumerate(documents):
+                label = (number + place) % 3
+                writer.add(f"{number:016x}{place:016x}", [*ids, END], len(ids), label if labelled else -1)
+            writer.close()
+            files |= writer.files
+            splits[split] = {"documents": writer.documents, "tokens": writer.tokens, "files": sorted(writer.files)}
+        sources[name] = splits
+    np.save(folder / "token_bytes.npy", np.array([0] + [1] * 19))
+    manifest = {
+        "sources": sources,
+        "files": files,
+        "labels": ["x", "y", "z"],
+        "tokenizer": {"vocabulary": 20, "end_of_text": END},
+    }
+    return TokenStore(folder, manifest)
+
+
+def loader_of(store: TokenStore, rank: int = 0, world: int = 1, length: int = 6) -> LabelledLoader:
+    return LabelledLoader(store, Mixture.of(("a", "b", "c"), (3, 2, 1), (3.0, 2.0, 1.0), 7), length, rank, world)
+
+
+def test_a_text_is_its_document_padded_or_cut(tmp_path: Path) -> None:
+    texts = Texts(store_of(tmp_path).split("a", "train"), END)
+    assert len(texts) == 3
+    assert len(store_of(tmp_path).split("a", "train").shards) == 2
+    assert texts.rows(np.array([2, 0, 1]), 6).tolist() == [[0, 8, 8, 8, 8, 8], [0, 5, 6, 7, 0, 0], [0, 0, 0, 0, 0, 0]]
+    assert texts.labels.tolist() == [0, 1, 2]
+
+
+def test_every_epoch_has_each_document_once_with_its_label(tmp_path: Path) -> None:
+    loader = loader_of(store_of(tmp_path))
+    batch = loader.batch(0, 60)
+    rows = [
+        (int(source), tuple(tokens), int(target))
+        for source, tokens, target in zip(batch.source, batch.inputs, batch.wanted[:, 0], strict=True)
+    ]
+    wanted = {
+        (number, tuple([0, *ids, *[0] * 6][:6]), (number + place) % 3)
+        for number, documents in enumerate(DOCUMENTS.values())
+        for place, ids in enumerate(documents)
+    }
+    assert set(rows) == wanted
+    for source, count in ((0, 3), (1, 2), (2, 1)):
+        mine = [row for row in rows if row[0] == source]
+        assert {
+            tuple(mine[n : n + count]) and len(set(mine[n : n + count])) for n in range(0, len(mine) - count + 1, count)
+        } == {count}
+
+
+def test_a_batch_does_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    whole = loader_of(store).batch(12, 24)
+    for world in (2, 3):
+        for rank in range(world):
+            part = loader_of(store, rank, world).batch(12, 24)
+            assert np.array_equal(part.inputs, whole.inputs[rank::world])
+            assert np.array_equal(part.wanted, whole.wanted[rank::world])
+
+
+def test_documents_are_named(tmp_path: Path) -> None:
+    loader = loader_of(store_of(tmp_path))
+    draw = loader.mixture.draw(3, 10)
+    for slot, row in enumerate(loader.documents(3, 10)):
+        assert row["documents"] == [f"{draw.source[slot]:016x}{draw.sequence[slot]:016x}"]
+        assert row["sample"] == 3 + slot
+
+
+def test_held_out_texts(tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    parts = held_out_texts(store, 6)
+    assert [part.source for part in parts] == ["a", "b", "c"]
+    assert parts[0].wanted.tolist() == [[0], [1], [2]]
+    assert parts[0].bytes.tolist() == [3, 0, 5]
+    assert sum(len(part.tokens) for part in held_out_texts(store, 6, max_tokens=1)) == 3  # one of each source
+    assert whole_texts(store, 6).tolist() == [[0], [0]]  # the second document is empty
+
+
+def test_a_document_without_a_label_is_named(tmp_path: Path) -> None:
+    store_of(tmp_path, labelled=False)
+    with pytest.raises(BessemerError, match=f"document {0:032x} has no label"):
+        Texts(Split([Shard(tmp_path / "a-train-00000.bin", np.dtype("<u2"))]), END)

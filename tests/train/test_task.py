@@ -1,0 +1,199 @@
+"""Each objective's loss and gradients against a plain computation over full logits, and what it leaves alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bessemer.errors import InputError
+from bessemer.model.initialisation import build
+from bessemer.plan.cost import flops_per_token, step_flops_per_token
+from bessemer.plan.dial import resolve
+from bessemer.recipe import load
+from bessemer.tokens.held_out import HeldOut
+from bessemer.tokens.loader import Batch
+from bessemer.train import optimizer as optimizers
+from bessemer.train.device import choose
+from bessemer.train.step import TrainStep
+from bessemer.train.task import config_of
+from bessemer.train.validation import validate
+
+END, VOCABULARY, LABELS, LENGTH = 0, 400, 3, 32
+MASKED = ("train.objective=masked", "model.family=modernbert", "model.kv_heads=2", "model.window=8")
+CLASSIFY = (
+    "train.objective=classify",
+    "corpus.sources.prose.label=prose",
+    "corpus.sources.code.label=code",
+)
+ENCODER = ("model.family=modernbert", "model.kv_heads=2")
+
+
+def step_of(recipe_file: Path, *overrides: str) -> TrainStep:
+    recipe = resolve(load(recipe_file, overrides), VOCABULARY)
+    model = build(config_of(recipe, VOCABULARY, LABELS), 0)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+    return TrainStep(recipe, model, choose(recipe.train), END, 2)
+
+
+def masked_batch() -> Batch:
+    draw = np.random.default_rng(0)
+    tokens = draw.integers(2, VOCABULARY, (8, LENGTH))
+    tokens[:, 13] = END
+    targets = np.where(draw.random(tokens.shape) < 0.2, draw.integers(2, VOCABULARY, tokens.shape), -1)
+    targets[2] = -1  # a sequence without a target, and very unequal ones
+    targets[5] = tokens[5]
+    return Batch(0, tokens, np.array([0, 1] * 4), targets)
+
+
+def labelled_batch() -> Batch:
+    draw = np.random.default_rng(1)
+    tokens = np.full((8, LENGTH), END)
+    for row, length in enumerate([1, 2, 5, 31, 32, 17, 32, 8]):
+        tokens[row, 1:length] = draw.integers(2, VOCABULARY, length - 1)
+    return Batch(0, tokens, np.array([0, 1] * 4), draw.integers(0, LABELS, (8, 1)))
+
+
+def gradient(step: TrainStep) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in step.model.parameters() if parameter.grad is not None])
+
+
+@pytest.mark.parametrize("mask", ["false", "true"])
+def test_the_masked_loss_is_the_mean_over_hidden_tokens(recipe_file: Path, mask: str) -> None:
+    step, data = step_of(recipe_file, *MASKED, f"tokens.document_mask={mask}"), masked_batch()
+    found = step.gradients(data)
+    ours = gradient(step).clone()
+    step.model.zero_grad()
+    inputs, targets = torch.from_numpy(data.inputs), torch.from_numpy(data.wanted)
+    logits = step.model.logits(inputs, step.documents(inputs))
+    plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+    plain.backward()
+    assert found.loss == pytest.approx(float(plain.detach()), rel=1e-6)
+    assert float((ours - gradient(step)).abs().max() / ours.abs().max()) <= 1e-5
+    counted = (data.wanted >= 0).sum(axis=1)
+    assert found.targets == [int(counted[::2].sum()), int(counted[1::2].sum())]
+
+
+@pytest.mark.parametrize("micro", [1, 2, 4])
+@pytest.mark.parametrize(("objective", "data"), [(MASKED, masked_batch()), (CLASSIFY, labelled_batch())])
+def test_the_gradient_does_not_depend_on_the_micro_batch(
+    recipe_file: Path, micro: int, objective: tuple[str, ...], data: Batch
+) -> None:
+    whole = step_of(recipe_file, *objective, "train.micro_batch=8")
+    cut = step_of(recipe_file, *objective, f"train.micro_batch={micro}")
+    first, second = whole.gradients(data), cut.gradients(data)
+    assert float((gradient(whole) - gradient(cut)).abs().max() / gradient(whole).abs().max()) <= 1e-6
+    assert second.loss == pytest.approx(first.loss, rel=1e-6)
+    assert (second.targets, second.accuracy) == (first.targets, first.accuracy)
+
+
+@pytest.mark.parametrize("family", [(), ENCODER, ("model.family=bert", "model.kv_heads=2")])
+@pytest.mark.parametrize("pooling", ["first", "last", "mean"])
+def test_a_text_is_classed_as_if_it_stood_alone(recipe_file: Path, family: tuple[str, ...], pooling: str) -> None:
+    """The loss is the mean over texts, each seen without its padding."""
+    step, data = step_of(recipe_file, *CLASSIFY, *family, f"train.classify.pooling={pooling}"), labelled_batch()
+    assert step.model.config.pooling == pooling
+    found = step.gradients(data)
+    nats, right = [], []
+    for tokens, target in zip(data.inputs, data.wanted[:, 0], strict=True):
+        length = 1 + int((tokens[1:] != END).sum())
+        text = torch.from_numpy(tokens[None, :length])
+        logits = step.model.classifier(step.model(text), torch.tensor([length]))
+        nats.append(float(F.cross_entropy(logits, torch.tensor([target])).detach()))
+        right.append(int(logits.argmax()) == target)
+    assert found.loss == pytest.approx(np.mean(nats), rel=1e-5)
+    assert found.accuracy == pytest.approx(np.mean(right))
+    assert found.targets == [4, 4]
+
+
+def test_the_pooling_left_out_is_the_kinds(recipe_file: Path) -> None:
+    assert step_of(recipe_file, *CLASSIFY).model.config.pooling == "last"
+    assert step_of(recipe_file, *CLASSIFY, *ENCODER).model.config.pooling == "first"
+
+
+@pytest.mark.parametrize("family", [(), ENCODER])
+def test_a_frozen_transformer_has_no_gradients_no_state_and_does_not_move(
+    recipe_file: Path, family: tuple[str, ...]
+) -> None:
+    step = step_of(recipe_file, *CLASSIFY, *family, "train.classify.frozen=true")
+    free = step_of(recipe_file, *CLASSIFY, *family)
+    before = {name: parameter.detach().clone() for name, parameter in step.model.named_parameters()}
+    first, second = step.gradients(labelled_batch()), free.gradients(labelled_batch())
+    assert first.loss == second.loss
+    heads = [name for name in before if name.startswith("classifier.")]
+    for (name, parameter), (_, theirs) in zip(
+        step.model.named_parameters(), free.model.named_parameters(), strict=True
+    ):
+        if name in heads:
+            torch.testing.assert_close(parameter.grad, theirs.grad, rtol=1e-5, atol=1e-7)
+        else:
+            assert parameter.grad is None
+    step.update(0, first.grad_norm)
+    state = optimizers.state_tensors(step.model, step.optimizer)
+    assert {name.rpartition("/")[0] for name in state} == set(heads)
+    moved = {name for name, parameter in step.model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert moved <= set(heads) and "classifier.weight" in moved
+
+
+def test_validation_of_hidden_tokens_by_hand(recipe_file: Path) -> None:
+    step, data = step_of(recipe_file, *MASKED, "train.micro_batch=2", "train.loss_chunk=3"), masked_batch()
+    part = HeldOut("code", data.inputs, data.wanted >= 0, np.ones(8, dtype=np.int64), data.wanted)
+    found = validate(step, [part])
+    with torch.no_grad():
+        logits = step.model.logits(torch.from_numpy(data.inputs)).double()
+    targets = torch.from_numpy(data.wanted)
+    assert found.loss == pytest.approx(
+        float(F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)), rel=1e-5
+    )
+    counts = targets >= 0
+    assert found.accuracy == pytest.approx(float((logits.argmax(dim=-1) == targets)[counts].double().mean()))
+    assert (found.bits_per_byte, found.confusion, found.tokens) == (None, None, int(counts.sum()))
+    assert "bits_per_byte" not in found.scores()
+
+
+def test_validation_of_a_classifier_counts_who_is_taken_for_whom(recipe_file: Path) -> None:
+    step, data = step_of(recipe_file, *CLASSIFY, "train.micro_batch=4"), labelled_batch()
+    with torch.no_grad():
+        inputs = torch.from_numpy(data.inputs)
+        lengths = 1 + (inputs[:, 1:] != END).sum(dim=1)
+        taken = step.model.classifier(step.hidden(inputs), lengths).argmax(dim=1).numpy()
+    wanted = [[int(((data.wanted[:, 0] == row) & (taken == column)).sum()) for column in range(3)] for row in range(3)]
+    parts = [
+        HeldOut(name, data.inputs[rows], np.ones((4, 1), dtype=bool), np.ones(4, dtype=np.int64), data.wanted[rows])
+        for name, rows in (("prose", slice(0, 4)), ("code", slice(4, 8)))
+    ]
+    found = validate(step, parts)
+    assert found.confusion == wanted
+    assert found.accuracy == sum(wanted[n][n] for n in range(3)) / 8
+    assert found.tokens == 8
+
+
+def test_an_objective_of_the_other_kind_is_refused(recipe_file: Path) -> None:
+    from bessemer.train.task import task_of
+
+    decoder, encoder = step_of(recipe_file), step_of(recipe_file, *MASKED)
+    with pytest.raises(InputError, match="causal needs a decoder, but the model is an encoder"):
+        task_of(load(recipe_file), encoder.model.config, END)
+    with pytest.raises(InputError, match="masked needs an encoder, but the model is a decoder"):
+        task_of(load(recipe_file, MASKED), decoder.model.config, END)
+
+
+@pytest.mark.parametrize("objective", [(), MASKED, CLASSIFY])
+def test_a_made_up_batch_is_work_for_a_step(recipe_file: Path, objective: tuple[str, ...]) -> None:
+    step = step_of(recipe_file, *objective)
+    found = step.gradients(step.task.made_up(np.random.default_rng(0), 4, step.model.config))
+    assert np.isfinite(found.loss) and found.grad_norm > 0
+
+
+def test_flops_of_an_objective(recipe_file: Path) -> None:
+    """Hidden tokens alone meet the output matrix; a frozen transformer only goes forward."""
+    masked, frozen = load(recipe_file, MASKED), load(recipe_file, [*CLASSIFY, "train.classify.frozen=true"])
+    config = config_of(resolve(masked, VOCABULARY), VOCABULARY, 0)
+    saved = 6 * 0.85 * (VOCABULARY * 32 + 32 * 32)
+    assert step_flops_per_token(masked, config) == pytest.approx(flops_per_token(config) - saved)
+    config = config_of(resolve(frozen, VOCABULARY), VOCABULARY, LABELS)
+    assert step_flops_per_token(frozen, config) == pytest.approx(flops_per_token(config) / 3)
