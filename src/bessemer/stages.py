@@ -168,6 +168,7 @@ def train(session: Session, prepared: Prepared) -> None:
     from bessemer.tokens.shards import TokenStore
     from bessemer.train import device as devices
     from bessemer.train import loop
+    from bessemer.train.precision import probe
 
     recipe, run = prepared.recipe, session.run
     steps = recipe.train.steps
@@ -181,6 +182,7 @@ def train(session: Session, prepared: Prepared) -> None:
         if not run.environment.exists():
             write_json(run.environment, describe(device.name, device.precision))
         say(f"  on {device.name}, {device.precision}{', compiled' if device.compile else ''}")
+        say(f"  {probe(device.arithmetic, device.place)}")
         if not device.is_cuda:
             devices.keep_freed_memory()
             devices.reset_peak_resident()
@@ -188,6 +190,7 @@ def train(session: Session, prepared: Prepared) -> None:
         if made.resumed_at == made.step:
             return None
         skipped = f", {made.skipped} updates skipped" if made.skipped else ""
+        skipped += f", {made.rescaled} steps given up to lower the loss scale" if made.rescaled else ""
         scored = f", {made.bits_per_byte:.3f} bits per byte held out" if made.bits_per_byte else ""
         return f"{made.step:,} steps{scored}{skipped}"
 
@@ -300,7 +303,7 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int) -> tuple[dict[st
     peak, base = devices.peak_rate(device), 0 if device.is_cuda else devices.resident_bytes()
 
     def planned(of: Recipe, seconds: float | None) -> cost.Plan:
-        bf16 = device.precision == "bf16"
+        bf16 = device.dtype.itemsize == 2
         return cost.plan(of, config, device=device.name, peak=peak, base=base, bf16=bf16, step_seconds=seconds)
 
     first = planned(resolved, None)

@@ -237,10 +237,11 @@ class Train(Section):
         0.0, ge=0, description="Weight of the square of the log partition function (PaLM, section 5); 0: off."
     )
     loss_chunk: Positive = Field(4096, description="Tokens whose logits are held at one time.")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8-rowwise"] = Field(
         "auto",
-        description="Arithmetic of the matrix products; auto: bf16 where the device has it, else fp32. "
-        "Master weights, gradients and optimizer are fp32.",
+        description="Arithmetic of the matrix products; auto: bf16 where a GPU has it, else fp32; fp16 scales the loss "
+        "dynamically; fp8: the blocks' products, with one scale a tensor or a row. Master weights, gradients and "
+        "optimizer are fp32.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto: cuda when there is one.")
     compile: Literal["auto", "on", "off"] = Field(

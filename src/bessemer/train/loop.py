@@ -30,7 +30,8 @@ from bessemer.train.validation import validate
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """How a training ended. resumed_at: the step it went on from, 0 for a fresh start."""
+    """How a training ended. resumed_at: the step it went on from, 0 for a fresh start; rescaled: steps given
+    up because fp16's loss scale was too large for them."""
 
     step: int
     resumed_at: int
@@ -38,6 +39,7 @@ class TrainSummary:
     skipped: int
     seconds: float
     weights: str
+    rescaled: int = 0
 
 
 def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, peak: float) -> TrainSummary:
@@ -67,14 +69,16 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
     ):
         advance(resumed_at * batch_tokens)
         for batch in rates.timed(batches):
-            gradients = step.gradients(batch)
-            verdict, guard = judge(recipe.guard, position.guard, gradients.loss, gradients.grad_norm)
+            gradients = step.gradients(batch, position.scale)
+            verdict, guard = judge(
+                recipe.guard, position.guard, gradients.loss, gradients.grad_norm, gradients.overflow
+            )
             rate = 0.0
             if verdict is Verdict.APPLY:
                 rate = step.update(position.step, gradients.grad_norm)
             else:
                 _answer(run, loader, batch, sequences, position.step + 1, gradients, verdict, guard)
-            position = Position(position.step + 1, position.samples + sequences, guard)
+            position = Position(position.step + 1, position.samples + sequences, guard, gradients.scale)
             last = position.step == steps
             if position.step % recipe.train.log_every == 0 or last:
                 log.write("train", position.step, **_numbers(store, gradients, rate, position, rates, device))
@@ -96,7 +100,10 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
         _save(recipe, run, step, position, store)
     write_json(run.path / "mixture.json", mixture_audit(recipe, store, loader.mixture, position.samples))
     seconds = perf_counter() - started
-    return TrainSummary(position.step, resumed_at, bits_per_byte, position.guard.skipped, seconds, weights_digest(step))
+    return TrainSummary(
+        position.step, resumed_at, bits_per_byte, position.guard.skipped, seconds, weights_digest(step),
+        position.scale.skipped,
+    )  # fmt: skip
 
 
 class Rates:
@@ -142,6 +149,11 @@ def _numbers(
         "learning_rate": rate,
         **rates.now(),
         "memory_bytes": memory_in_use(device),
+        **(
+            {"loss_scale": gradients.scale.value, "scale_skips": gradients.scale.skipped}
+            if device.arithmetic.scaled
+            else {}
+        ),
     }
 
 
@@ -165,6 +177,8 @@ def _answer(
     guard: GuardState,
 ) -> None:  # fmt: skip
     """Record a step that is not applied; stop the run when the guard says so."""
+    if verdict is Verdict.RESCALE:  # expected now and then in fp16, and counted in the metrics
+        return
     reason = cause(gradients.loss, gradients.grad_norm)
     samples = loader.documents(batch.first, sequences)
     record(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass
 
 import torch
@@ -12,21 +13,27 @@ from bessemer.model.attention import Documents
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe
 from bessemer.tokens.loader import Batch
+from bessemer.train import fp8
 from bessemer.train import optimizer as optimizers
+from bessemer.train import precision as precisions
 from bessemer.train.device import Device
 from bessemer.train.objective import chunked_cross_entropy
+from bessemer.train.precision import FIRST_SCALE, LossScale
 from bessemer.train.schedule import learning_rate_share
 
 
 @dataclass(frozen=True)
 class Gradients:
     """What a step found before its update. loss: nats a token over the global batch; grad_norm: before clipping;
-    nats, targets: sums by source."""
+    nats, targets: sums by source; scale: the loss scale of the next step; overflow: the scale was too large for this
+    step, which is then given up through no fault of the run."""
 
     loss: float
     grad_norm: float
     nats: list[float]
     targets: list[int]
+    scale: LossScale = FIRST_SCALE
+    overflow: bool = False
 
 
 class TrainStep:
@@ -35,14 +42,20 @@ class TrainStep:
     def __init__(self, recipe: Recipe, model: Transformer, device: Device, end_of_text: int, num_sources: int) -> None:
         self.settings, self.tokens, self.device = recipe.train, recipe.tokens, device
         self.end_of_text, self.num_sources = end_of_text, num_sources
+        if device.arithmetic.fp8 is not None:
+            fp8.check(model.config, recipe.train.micro_batch or 1)
+        precisions.apply_flags(device.arithmetic)
         self.model = model.to(device.place)
+        self.model.use_product(precisions.product_of(device.arithmetic))
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
         if device.compile:
             for block in self.model.blocks:
                 block.compile()
 
-    def gradients(self, batch: Batch) -> Gradients:
+    def gradients(self, batch: Batch, scale: LossScale = FIRST_SCALE) -> Gradients:
         """Accumulate the gradients of the global batch's mean loss over its micro-batches.
+
+        scale: factor of the loss on its way back, in a precision that has one.
 
         The sum of the losses is divided by the valid targets of the whole batch, never of a micro-batch, so the
         gradient does not depend on how the batch is cut.
@@ -52,19 +65,27 @@ class TrainStep:
         valid = int((targets_BT >= 0).sum())
         nats_B = []
         micro = self.settings.micro_batch or len(tokens)
+        factor = scale.value if self.device.arithmetic.scaled else 1.0
         self.optimizer.zero_grad(set_to_none=True)
         for start in range(0, len(tokens), micro):
             part = slice(start, start + micro)
             total, nats = self._loss(inputs_BT[part], targets_BT[part])
-            torch.autograd.backward(total / max(valid, 1))
+            torch.autograd.backward(total / max(valid, 1) * factor)
             nats_B.append(nats)
         by_sequence = torch.cat(nats_B).double().cpu()
         source = torch.from_numpy(batch.source)
         nats = torch.zeros(self.num_sources, dtype=torch.float64).index_add_(0, source, by_sequence)
         counted = (targets_BT >= 0).sum(dim=1)
         targets = torch.zeros(self.num_sources, dtype=torch.int64).index_add_(0, source, counted)
-        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        return Gradients(float(by_sequence.sum()) / max(valid, 1), float(norm), nats.tolist(), targets.tolist())
+        found = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if self.device.arithmetic.scaled:
+            torch._foreach_mul_(found, 1.0 / factor)  # a power of two: nothing is rounded
+        loss, norm = float(by_sequence.sum()) / max(valid, 1), float(nn.utils.get_total_norm(found))
+        overflow = False
+        if self.device.arithmetic.scaled and math.isfinite(loss):
+            overflow = scale.can_fall and not math.isfinite(norm)
+            scale = scale.after(math.isfinite(norm))
+        return Gradients(loss, norm, nats.tolist(), targets.tolist(), scale, overflow)
 
     def update(self, step: int, grad_norm: float) -> float:
         """Clip to the global norm and take the optimizer step number `step` (0-based). Returns the learning rate."""
@@ -82,9 +103,7 @@ class TrainStep:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Matrix products in the asked precision; nothing to do in fp32."""
-        if self.device.dtype == torch.float32:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.place.type, dtype=self.device.dtype)
+        return precisions.autocast(self.device.arithmetic, self.device.place)
 
     def documents(self, inputs_BT: Tensor) -> Documents | None:
         """Where the documents of packed sequences lie, when attention has to stay inside them."""
