@@ -243,6 +243,17 @@ class Train(Section):
         "dynamically; fp8: the blocks' products, with one scale a tensor or a row. Master weights, gradients and "
         "optimizer are fp32.",
     )
+    recompute: Literal["none", "selective", "full", "budget"] = Field(
+        "none",
+        description="What blocks compute again on the way back instead of keeping it: none; selective: all but matrix "
+        "products and attention; full: all; budget: all, in as few blocks as make the predicted peak fit.",
+    )
+    memory_budget: float | None = Field(
+        None,
+        gt=0,
+        description="Memory that recompute = budget keeps to: bytes, or up to 1 a share of what is free on the device; "
+        "left out: all that is free.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto: cuda when there is one.")
     compile: Literal["auto", "on", "off"] = Field(
         "auto",
@@ -258,6 +269,10 @@ class Train(Section):
         if self.tokens is not None and (self.steps is not None or self.minutes is not None):
             other = "steps" if self.steps is not None else "minutes"
             raise ValueError(f"tokens and {other} exclude each other; give one of them")
+        if self.memory_budget is not None and self.recompute != "budget":
+            raise ValueError(
+                f"memory_budget has no effect with recompute = {self.recompute!r}; use recompute = 'budget'"
+            )
         return self
 
 

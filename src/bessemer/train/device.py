@@ -151,7 +151,8 @@ def resident_bytes() -> int:
 def available_bytes(device: Device) -> int:
     """Memory that a run could take on the device, bytes."""
     if device.is_cuda:
-        return int(torch.cuda.mem_get_info()[0])
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # by torch's own allocator
+        return int(torch.cuda.mem_get_info()[0]) + unused
     information = Path("/proc/meminfo")
     if information.exists():
         lines = (line for line in information.read_text().splitlines() if line.startswith("MemAvailable:"))

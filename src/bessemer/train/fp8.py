@@ -96,7 +96,9 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(x_NI, weight_OI)
         ctx.scaling = scaling
         e4m3 = torch.float8_e4m3fn
-        return _multiply(x_NI, weight_OI, (e4m3, e4m3), scaling, x_NI.dtype, fast=True)
+        # A CPU has no such product: torch makes it of others, whose operands autocast would narrow a second time.
+        with torch.autocast(x_NI.device.type, enabled=False):
+            return _multiply(x_NI, weight_OI, (e4m3, e4m3), scaling, x_NI.dtype, fast=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:

@@ -12,7 +12,7 @@ from bessemer.guard.incidents import record
 from bessemer.guard.judge import GuardState, Verdict, cause, judge
 from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build
-from bessemer.plan.cost import flops_per_token
+from bessemer.plan.cost import flops_per_token, recomputed_flops_per_token
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, write_json
 from bessemer.terminal import progress, say, warn
@@ -31,7 +31,7 @@ from bessemer.train.validation import validate
 @dataclass(frozen=True)
 class TrainSummary:
     """How a training ended. resumed_at: the step it went on from, 0 for a fresh start; rescaled: steps given
-    up because fp16's loss scale was too large for them."""
+    up because fp16's loss scale was too large for them; peak_memory: bytes; recomputed: blocks."""
 
     step: int
     resumed_at: int
@@ -39,13 +39,17 @@ class TrainSummary:
     skipped: int
     seconds: float
     weights: str
-    rescaled: int = 0
+    rescaled: int
+    peak_memory: int
+    recomputed: int
 
 
-def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, peak: float) -> TrainSummary:
+def train(
+    recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, peak: float, planned_memory: int = 0
+) -> TrainSummary:
     """Train a resolved recipe to its last step, from the newest checkpoint of the run when there is one.
 
-    peak: FLOP/s that MFU is measured against. Raises Stopped after a stop signal, with everything saved.
+    peak: FLOP/s that MFU is measured against; planned_memory: bytes the plan said it would take. Raises Stopped after a stop signal, with everything saved.
     """
     started = perf_counter()
     steps, batch_tokens = recipe.train.steps, recipe.train.global_batch_tokens
@@ -60,7 +64,9 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
     if resumed_at:
         say(f"  going on from step {resumed_at} of {steps}")
     validation = held_out(store, recipe.tokens.sequence_length, recipe.evaluate.max_tokens)
-    rates = Rates(batch_tokens, flops_per_token(config) / peak)
+    model_flops = flops_per_token(config)
+    again = recomputed_flops_per_token(recipe, config, step.recomputed)
+    rates = Rates(batch_tokens, model_flops / peak, (model_flops + again) / peak)
     batches = prefetched(loader, position.samples, sequences, steps - resumed_at)
     with (
         StopSignal() as stop,
@@ -96,21 +102,25 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
                     f"stopped by {stop.requested} after step {position.step} of {steps}; everything is saved in {run.path}: "
                     "the same command goes on from there"
                 )
+        peak_memory = memory_in_use(device)
+        if position.step > resumed_at:
+            log.write("memory", position.step, planned=planned_memory, measured=peak_memory, recomputed=step.recomputed)
     if position.step > resumed_at or checkpoint is None:
         _save(recipe, run, step, position, store)
     write_json(run.path / "mixture.json", mixture_audit(recipe, store, loader.mixture, position.samples))
     seconds = perf_counter() - started
     return TrainSummary(
         position.step, resumed_at, bits_per_byte, position.guard.skipped, seconds, weights_digest(step),
-        position.scale.skipped,
+        position.scale.skipped, peak_memory, step.recomputed,
     )  # fmt: skip
 
 
 class Rates:
     """Seconds of each step and of its wait for data."""
 
-    def __init__(self, batch_tokens: int, peak_seconds_per_token: float) -> None:
-        self.batch_tokens, self.peak_seconds_per_token = batch_tokens, peak_seconds_per_token
+    def __init__(self, batch_tokens: int, model_seconds: float, hardware_seconds: float) -> None:
+        """model_seconds: of a token at the device's peak rate; hardware_seconds: with what recompute adds."""
+        self.batch_tokens, self.model_seconds, self.hardware_seconds = batch_tokens, model_seconds, hardware_seconds
         self.data_wait = 0.0
         self._mark = perf_counter()
 
@@ -128,7 +138,8 @@ class Rates:
         return {
             "step_seconds": seconds,
             "tokens_per_second": self.batch_tokens / seconds,
-            "mfu": self.peak_seconds_per_token * self.batch_tokens / seconds,
+            "mfu": self.model_seconds * self.batch_tokens / seconds,
+            "hfu": self.hardware_seconds * self.batch_tokens / seconds,
             "data_wait": self.data_wait,
         }
 

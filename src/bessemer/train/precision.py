@@ -43,6 +43,12 @@ class Precision:
         """Type of the activations."""
         return self.autocast or torch.float32
 
+    @property
+    def widths(self) -> dict[str, int]:
+        """Bytes of an activation, and of a weight's copy that lives until the backward pass; fp8 keeps the weight."""
+        copied = self.autocast is not None and self.fp8 is None
+        return {"bytes_per_activation": self.dtype.itemsize, "bytes_per_cast": self.dtype.itemsize if copied else 0}
+
 
 PRECISIONS = {
     found.name: found
@@ -91,7 +97,8 @@ def autocast(precision: Precision, place: torch.device) -> contextlib.AbstractCo
     """Matrix products in a precision; nothing to do in fp32 and tf32."""
     if precision.autocast is None:
         return contextlib.nullcontext()
-    return torch.autocast(place.type, dtype=precision.autocast)
+    # Each weight is used once a pass, so a cache of its narrow copy would only hold memory.
+    return torch.autocast(place.type, dtype=precision.autocast, cache_enabled=False)
 
 
 def product_of(precision: Precision) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:

@@ -13,7 +13,7 @@ from bessemer.model.attention import Documents
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe
 from bessemer.tokens.loader import Batch
-from bessemer.train import fp8
+from bessemer.train import fp8, recompute
 from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
 from bessemer.train.device import Device
@@ -47,6 +47,8 @@ class TrainStep:
         precisions.apply_flags(device.arithmetic)
         self.model = model.to(device.place)
         self.model.use_product(precisions.product_of(device.arithmetic))
+        self.recomputed = recompute.blocks_recomputed(recipe, model.config, device)
+        recompute.apply(self.model, recipe.train.recompute, self.recomputed)
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
         if device.compile:
             for block in self.model.blocks:
