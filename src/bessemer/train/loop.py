@@ -49,7 +49,8 @@ def train(
 ) -> TrainSummary:
     """Train a resolved recipe to its last step, from the newest checkpoint of the run when there is one.
 
-    peak: FLOP/s that MFU is measured against; planned_memory: bytes the plan said it would take. Raises Stopped after a stop signal, with everything saved.
+    peak: FLOP/s that MFU is measured against; planned_memory: bytes the plan said it would take. Raises
+    Stopped after a stop signal, with everything saved.
     """
     started = perf_counter()
     steps, batch_tokens = recipe.train.steps, recipe.train.global_batch_tokens
