@@ -149,8 +149,8 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--step", type=int, metavar="N", help="list the documents in the batch of step N (1-based)")
     which.add_argument("--document", metavar="ID", help="list the steps whose batch held the document")
     add("report", "write report.html of a run", commands.report, run=True)
-    study = add("study", "redo an experiment and print its table", commands.study)
-    study.add_argument("name", nargs="?", help="which one; left out: list them")
+    study = add("study", "an experiment that teaches, done here and now; without NAME: list them", commands.study)
+    study.add_argument("name", nargs="?", metavar="NAME", help="the study; left out: list them")
     recipe = add("recipe", "show a shipped recipe, or explain a key", commands.recipe)
     recipe.add_argument("name", nargs="?", help="the shipped recipe to print; left out: list them")
     recipe.add_argument(

@@ -21,7 +21,7 @@ from bessemer.terminal import amount, duration, say, size
 # Keys that change neither the data nor the weights: a run may go on under other values of them.
 HARMLESS = (
     "run.name", "run.dir", "report.", "evaluate.", "export.", "checkpoint.", "guard.", "train.log_every",
-    "train.validate_every",
+    "train.validate_every", "train.recompute", "train.memory_budget",
 )  # fmt: skip
 TRAINED = (
     "recipe.toml", "plan.json", "checkpoints", "metrics.jsonl", "incidents.jsonl", "mixture.json", "tensorboard",
@@ -168,6 +168,7 @@ def train(session: Session, prepared: Prepared) -> None:
     from bessemer.tokens.shards import TokenStore
     from bessemer.train import device as devices
     from bessemer.train import loop
+    from bessemer.train.precision import probe
 
     recipe, run = prepared.recipe, session.run
     steps = recipe.train.steps
@@ -181,16 +182,21 @@ def train(session: Session, prepared: Prepared) -> None:
         if not run.environment.exists():
             write_json(run.environment, describe(device.name, device.precision))
         say(f"  on {device.name}, {device.precision}{', compiled' if device.compile else ''}")
+        say(f"  {probe(device.arithmetic, device.place)}")
         if not device.is_cuda:
             devices.keep_freed_memory()
             devices.reset_peak_resident()
-        made = loop.train(recipe, run, store, device, prepared.plan["peak_flops"])
+        planned = prepared.plan["memory_bytes"]["total"]
+        made = loop.train(recipe, run, store, device, prepared.plan["peak_flops"], planned)
         if made.resumed_at == made.step:
             return None
         skipped = f", {made.skipped} updates skipped" if made.skipped else ""
+        skipped += f", {made.rescaled} steps given up to lower the loss scale" if made.rescaled else ""
         scored = f", {made.bits_per_byte:.3f} bits per byte held out" if made.bits_per_byte else ""
         scored += f", {made.accuracy:.1%} right on held-out text" if made.accuracy is not None else ""
-        return f"{made.step:,} steps{scored}{skipped}"
+        memory = f", {size(made.peak_memory)} at the peak ({size(planned)} predicted)"
+        again = f", {made.recomputed} blocks recomputed" if made.recomputed else ""
+        return f"{made.step:,} steps{scored}{skipped}{memory}{again}"
 
     # Whether the last checkpoint is whole is for the loop to find out; that there is one is enough to ask it.
     session.stage("train", work, current=bool(done) and done[-1] == steps and (run.path / "mixture.json").exists())
@@ -307,26 +313,22 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> 
     from bessemer.plan import cost, dial
     from bessemer.train import device as devices
     from bessemer.train.measure import step_seconds
+    from bessemer.train.recompute import base_bytes, blocks_recomputed, check_budget
     from bessemer.train.task import config_of
 
     config = config_of(resolved, vocabulary, labels)
     device = devices.choose(resolved.train)
     if not device.is_cuda:
         devices.keep_freed_memory()
-    peak, base = devices.peak_rate(device), 0 if device.is_cuda else devices.resident_bytes()
+    check_budget(resolved, config, device)
+    peak, base = devices.peak_rate(device), base_bytes(device)
+    blocks = blocks_recomputed(resolved, config, device)
 
     def planned(of: Recipe, seconds: float | None) -> cost.Plan:
-        bf16 = device.precision == "bf16"
-        return cost.plan(
-            of,
-            config,
-            device=device.name,
-            peak=peak,
-            base=base,
-            bf16=bf16,
-            step_seconds=seconds,
-            offloads=device.is_cuda,
+        memory = cost.memory(
+            of, config, base=base, recomputed=blocks, offloads=device.is_cuda, **device.arithmetic.widths
         )
+        return cost.plan(of, config, device=device.name, peak=peak, memory=memory, step_seconds=seconds)
 
     first = planned(resolved, None)
     fits = first.memory_bytes["total"] < 0.8 * devices.available_bytes(device)

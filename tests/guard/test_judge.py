@@ -24,3 +24,7 @@ def test_non_finite_steps_are_skipped_and_the_third_in_a_row_stops(loss: float, 
 def test_the_cause_is_said_in_words() -> None:
     assert cause(math.nan, 1.0) == "the loss is nan"
     assert cause(2.0, math.inf) == "the gradient norm is inf at a loss of 2.0000"
+
+
+def test_an_overflow_of_the_loss_scale_leaves_the_guard_as_it_was() -> None:
+    assert judge(Guard(), GuardState(2, 5), 1.0, math.inf, overflow=True) == (Verdict.RESCALE, GuardState(2, 5))

@@ -20,6 +20,7 @@ class Verdict(Enum):
     """What to do with a step."""
 
     APPLY = "apply"
+    RESCALE = "rescale"
     SKIP = "skip"
     STOP = "stop"
 
@@ -35,10 +36,18 @@ class GuardState:
         return asdict(self)
 
 
-def judge(settings: Guard, state: GuardState, loss: float, grad_norm: float) -> tuple[Verdict, GuardState]:
-    """Judge a step by its loss and global gradient norm. All processes get the same verdict."""
-    if agreed(math.isfinite(loss) and math.isfinite(grad_norm)):
+def judge(
+    settings: Guard, state: GuardState, loss: float, grad_norm: float, overflow: bool = False
+) -> tuple[Verdict, GuardState]:
+    """Judge a step by its loss and global gradient norm. All processes get the same verdict.
+
+    overflow: fp16's loss scale was too large for the step; it is given up, and is no fault of the run.
+    """
+    finite = math.isfinite(loss) and math.isfinite(grad_norm)
+    if agreed(finite):
         return Verdict.APPLY, GuardState(0, state.skipped)
+    if agreed(finite or overflow):
+        return Verdict.RESCALE, state
     after = GuardState(state.skips_in_a_row + 1, state.skipped + 1)
     stop = after.skips_in_a_row >= settings.skips_in_a_row
     return (Verdict.STOP if stop else Verdict.SKIP), after

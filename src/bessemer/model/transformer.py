@@ -10,6 +10,8 @@ width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +23,8 @@ from bessemer.model.heads import Classifier, LanguageHead
 from bessemer.model.parts import RMSNorm, activate, norm
 from bessemer.model.rotary import rotate, rotations
 
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x, weight, bias) to x @ weight.T + bias
+
 
 class Attention(nn.Module):
     """Grouped-query self-attention.
@@ -28,6 +32,8 @@ class Attention(nn.Module):
     `qkv` is (G, R + 2, K, D): for each key/value head the R query heads that share it, its key and its value. One
     product serves all three, and a cut along the first dimension is a cut between heads. `qkv_bias` is (G, R + 2, K).
     """
+
+    product: Product = staticmethod(F.linear)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -44,7 +50,7 @@ class Attention(nn.Module):
         self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: Scope, cache: LayerCache | None = None
     ) -> Tensor:
         bias = None if self.qkv_bias is None else self.qkv_bias.flatten()
-        joined_BTGRK = F.linear(x_BTD, self.qkv.flatten(0, 2), bias).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]
+        joined_BTGRK = self.product(x_BTD, self.qkv.flatten(0, 2), bias).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]
         q_BTGRK, k_BTGK, v_BTGK = joined_BTGRK.split([self.queries, 1, 1], dim=-2)
         q_BTHK, k_BTGK, v_BTGK = q_BTGRK.flatten(2, 3), k_BTGK.squeeze(-2), v_BTGK.squeeze(-2)
         if self.norm_all_heads:
@@ -59,12 +65,13 @@ class Attention(nn.Module):
             attended_BHTK = attention(q_BHTK, k_BGTK, v_BGTK, scope)
         else:
             attended_BHTK = cached_attention(q_BHTK, *cache.append(k_BGTK, v_BGTK), scope.sight)
-        projected: Tensor = self.out(attended_BHTK.transpose(1, 2).flatten(2))
-        return projected
+        return self.product(attended_BHTK.transpose(1, 2).flatten(2), self.out.weight, self.out.bias)
 
 
 class GatedMLP(nn.Module):
     """down(act(gate(x)) * up(x)) (Shazeer 2020). `gate_up` is (2, F, D), so that one product serves both."""
+
+    product: Product = staticmethod(F.linear)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -75,13 +82,15 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         bias = None if self.gate_up_bias is None else self.gate_up_bias.flatten()
-        gate_BTF, up_BTF = F.linear(x_BTD, self.gate_up.flatten(0, 1), bias).chunk(2, dim=-1)
-        projected: Tensor = self.down(activate(self.activation, gate_BTF) * up_BTF)
-        return projected
+        gate_BTF, up_BTF = self.product(x_BTD, self.gate_up.flatten(0, 1), bias).chunk(2, dim=-1)
+        hidden_BTF = activate(self.activation, gate_BTF) * up_BTF
+        return self.product(hidden_BTF, self.down.weight, self.down.bias)
 
 
 class MLP(nn.Module):
     """down(act(up(x)))."""
+
+    product: Product = staticmethod(F.linear)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -90,8 +99,8 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.mlp_width, config.width, bias=config.bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        projected: Tensor = self.down(activate(self.activation, self.up(x_BTD)))
-        return projected
+        hidden_BTF = activate(self.activation, self.product(x_BTD, self.up.weight, self.up.bias))
+        return self.product(hidden_BTF, self.down.weight, self.down.bias)
 
 
 class Block(nn.Module):
@@ -174,6 +183,11 @@ class Transformer(nn.Module):
             cache.length += length
         hidden: Tensor = self.norm(x_BTD)
         return hidden
+
+    def use_product(self, product: Product) -> None:
+        """Compute the blocks' matrix products by another function than F.linear."""
+        for block in self.blocks:
+            block.attention.product = block.mlp.product = product  # type: ignore[union-attr]
 
     def logits(self, tokens_BT: Tensor, documents: Documents | None = None, cache: Cache | None = None) -> Tensor:
         """Logits of every position, (B, T, V): for evaluation and generation of short texts."""

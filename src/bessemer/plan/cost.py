@@ -61,9 +61,23 @@ def tokens_seen(config: ModelConfig, layer: int) -> float:
     return 1 + one_side * (1 if config.causal else 2)
 
 
+def recomputed_flops_per_token(recipe: Recipe, config: ModelConfig, recomputed: int) -> float:
+    """FLOPs that activation recompute adds to flops_per_token: the forward pass of the first `recomputed` blocks.
+
+    Selective recompute keeps what products and attention give and adds none that counts. A recomputed block stops at
+    what its backward pass needs, which the MLP's last product is not, unless a norm follows it. Fused attention's own
+    second look at the scores is left out, as is usual.
+    """
+    if recipe.train.recompute in ("none", "selective"):
+        return 0.0
+    last = config.width * config.mlp_width if config.norm_position == "input" else 0
+    seen = sum(tokens_seen(config, layer) for layer in range(recomputed))
+    return 2.0 * recomputed * (config.block_matrix_parameters - last) + 4 * config.heads * config.head_dim * seen
+
+
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the device at the peak of a training step, by part."""
+    """Bytes on the device at the peak of a training step, by part. casts: narrow copies of the blocks' weights."""
 
     weights: int
     gradients: int
@@ -72,6 +86,7 @@ class Memory:
     activations: int
     logits: int
     base: int
+    casts: int = 0
 
     @property
     def total(self) -> int:
@@ -81,13 +96,24 @@ class Memory:
         return {**asdict(self), "total": self.total}
 
 
-def memory(recipe: Recipe, config: ModelConfig, bytes_per_activation: int, base: int, offloads: bool = False) -> Memory:
+def memory(
+    recipe: Recipe,
+    config: ModelConfig,
+    bytes_per_activation: int,
+    base: int,
+    *,
+    recomputed: int | None = None,
+    bytes_per_cast: int = 0,
+    offloads: bool = False,
+) -> Memory:
     """Memory of one device that holds the whole model.
 
     Weights and gradients are fp32; the moments as the optimizer keeps them, and elsewhere when `offloads` (the device
     has no part in the CPU's memory) and the recipe asks for it. Activations, in elements per token and block,
-    are what autograd keeps of the operations in `model/decoder.py`; a test counts them.
-    bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model.
+    are what autograd keeps of the operations in `model/transformer.py`; a test counts them.
+    bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model; recomputed: blocks,
+    from the first, that are recomputed; None: all, if any; bytes_per_cast: of the copies of the blocks' weights that
+    autocast makes and the backward pass keeps.
     """
     train = recipe.train
     assert train.micro_batch is not None, "the recipe is resolved"
@@ -97,9 +123,17 @@ def memory(recipe: Recipe, config: ModelConfig, bytes_per_activation: int, base:
     attention = (heads + 2 * kv_heads) + (heads + kv_heads) * (1 if config.qk_norm == "none" else 2) + heads
     mlp = 4 * config.mlp_width  # gate and up, silu(gate), their product
     per_block = norms + attention + mlp
-    activations = tokens * (config.layers * per_block + 3 * config.width) * bytes_per_activation
     chunk = min(train.loss_chunk, tokens)
     logits = 2 * 4 * chunk * config.vocabulary + 4 * config.vocabulary * config.width
+    blocks = recomputed if recomputed is not None else 0 if train.recompute == "none" else config.layers
+    selected = _kept(train.recompute, config)
+    activations = tokens * (blocks * selected + 3 * config.width) * bytes_per_activation
+    # The blocks that are not recomputed are done, and their memory free, by the time the others are. When there are
+    # none, the last block is recomputed after the loss, in the place of its logits.
+    whole = config.layers - blocks
+    activations += tokens * whole * per_block * bytes_per_activation
+    if blocks and not whole:
+        activations += max(tokens * (per_block - selected) * bytes_per_activation - logits, 0)
     return Memory(
         weights=4 * config.parameters,
         gradients=4 * config.parameters,
@@ -108,7 +142,18 @@ def memory(recipe: Recipe, config: ModelConfig, bytes_per_activation: int, base:
         activations=activations,
         logits=logits,
         base=base,
+        casts=whole * config.block_matrix_parameters * bytes_per_cast,
     )
+
+
+def _kept(recompute: str, config: ModelConfig) -> int:
+    """Elements per token that a recomputed block keeps: its input; selective: also what products and attention give."""
+    if recompute != "selective":
+        return config.width
+    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    products = heads + 2 * kv_heads + config.width + config.mlp_width * (1 + config.gated)
+    last = config.width if config.norm_position != "input" else 0
+    return config.width + products + heads + last
 
 
 @dataclass(frozen=True)
@@ -140,11 +185,15 @@ ASSUMED_MFU = 0.40
 
 
 def plan(
-    recipe: Recipe, config: ModelConfig, *, device: str, peak: float, base: int, bf16: bool, step_seconds: float | None,
-    offloads: bool = False,
-) -> Plan:  # fmt: skip
-    """Plan a resolved recipe on one device. step_seconds: a measured step; None: from ASSUMED_MFU of the peak;
-    offloads: the device has memory of its own, so that moments can be kept outside it."""
+    recipe: Recipe,
+    config: ModelConfig,
+    *,
+    device: str,
+    peak: float,
+    memory: Memory,
+    step_seconds: float | None,
+) -> Plan:
+    """Plan a resolved recipe on one device. step_seconds: a measured step; None: from ASSUMED_MFU of the peak."""
     steps, batch = recipe.train.steps, recipe.train.global_batch_tokens
     assert steps is not None and batch is not None, "the recipe is resolved"
     per_token = step_flops_per_token(recipe, config)
@@ -162,7 +211,7 @@ def plan(
         steps=steps,
         tokens=tokens,
         tokens_per_parameter=tokens / config.parameters,
-        memory_bytes=memory(recipe, config, 2 if bf16 else 4, base, offloads).to_dict(),
+        memory_bytes=memory.to_dict(),
         peak_flops=peak,
         step_seconds=seconds,
         step_seconds_from="measured on this machine" if step_seconds is not None else f"{ASSUMED_MFU:.0%} of the peak",

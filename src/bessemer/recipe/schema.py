@@ -247,10 +247,22 @@ class Train(Section):
         0.0, ge=0, description="Weight of the square of the log partition function (PaLM, section 5); 0: off."
     )
     loss_chunk: Positive = Field(4096, description="Tokens whose logits are held at one time.")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8-rowwise"] = Field(
         "auto",
-        description="Arithmetic of the matrix products; auto: bf16 where the device has it, else fp32. "
-        "Master weights, gradients and optimizer are fp32.",
+        description="Arithmetic of the matrix products; auto: bf16 where a GPU has it, else fp32; fp16 scales the loss "
+        "dynamically; fp8: the blocks' products, with one scale a tensor or a row. Master weights, gradients and "
+        "optimizer are fp32.",
+    )
+    recompute: Literal["none", "selective", "full", "budget"] = Field(
+        "none",
+        description="What blocks compute again on the way back instead of keeping it: none; selective: all but matrix "
+        "products and attention; full: all; budget: all, in as few blocks as make the predicted peak fit.",
+    )
+    memory_budget: float | None = Field(
+        None,
+        gt=0,
+        description="Memory that recompute = budget keeps to: bytes, or up to 1 a share of what is free on the device; "
+        "left out: all that is free.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto: cuda when there is one.")
     compile: Literal["auto", "on", "off"] = Field(
@@ -269,6 +281,10 @@ class Train(Section):
             raise ValueError(f"tokens and {other} exclude each other; give one of them")
         if self.objective == "classify" and self.z_loss:
             raise ValueError("z_loss has no meaning for a classifier; leave it out, or choose another objective")
+        if self.memory_budget is not None and self.recompute != "budget":
+            raise ValueError(
+                f"memory_budget has no effect with recompute = {self.recompute!r}; use recompute = 'budget'"
+            )
         return self
 
 

@@ -21,6 +21,7 @@ class Study:
 
 
 STUDIES = {
+    "precision": Study("precision", "Where does fp16 fail and bf16 not, in numbers?"),
     "mup": Study(
         "mup", "Does a learning rate found at a small width hold at a larger one, with base_width and without?"
     ),

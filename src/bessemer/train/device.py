@@ -16,15 +16,16 @@ import torch.utils.deterministic
 from bessemer.errors import InputError
 from bessemer.plan.cost import peak_flops
 from bessemer.recipe import Train
+from bessemer.train.precision import Precision, apply_flags, chosen
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where a run computes. dtype: of the matrix products; compile: whether blocks are compiled."""
+    """Where a run computes, and in what arithmetic. compile: whether blocks are compiled."""
 
     place: torch.device
     name: str
-    dtype: torch.dtype
+    arithmetic: Precision
     compile: bool
 
     @property
@@ -32,8 +33,13 @@ class Device:
         return self.place.type == "cuda"
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Type of the activations and, but for fp8, of the operands of matrix products."""
+        return self.arithmetic.dtype
+
+    @property
     def precision(self) -> str:
-        return {torch.float32: "fp32", torch.bfloat16: "bf16"}[self.dtype]
+        return self.arithmetic.name
 
 
 def choose(train: Train) -> Device:
@@ -42,16 +48,9 @@ def choose(train: Train) -> Device:
     if train.device == "cuda" and not has_cuda:
         raise InputError("train.device: cuda was asked for, but torch finds no CUDA device; use cpu or auto")
     kind = "cuda" if has_cuda and train.device != "cpu" else "cpu"
-    has_bf16 = kind == "cuda" and torch.cuda.is_bf16_supported()
-    if train.precision == "bf16" and kind == "cuda" and not has_bf16:
-        raise InputError(f"train.precision: {torch.cuda.get_device_name()} has no bf16 arithmetic; use fp32 or auto")
-    wants_bf16 = train.precision == "bf16" or (train.precision == "auto" and has_bf16)
-    return Device(
-        torch.device(kind),
-        torch.cuda.get_device_name() if kind == "cuda" else cpu_name(),
-        torch.bfloat16 if wants_bf16 else torch.float32,
-        train.compile == "on" or (train.compile == "auto" and kind == "cuda"),
-    )
+    place, name = torch.device(kind), torch.cuda.get_device_name() if kind == "cuda" else cpu_name()
+    compiled = train.compile == "on" or (train.compile == "auto" and kind == "cuda")
+    return Device(place, name, chosen(train.precision, place, name), compiled)
 
 
 def cpu_name() -> str:
@@ -91,8 +90,11 @@ def keep_freed_memory() -> None:
 
 
 def matmul_rate(device: Device, size: int | None = None) -> float:
-    """FLOP/s of a square matrix product in the device's precision: the best of a few. A CPU's peak for MFU."""
-    n = size or (8192 if device.is_cuda else 1024)
+    """FLOP/s of a square matrix product in the device's precision (for fp8, in bf16): the best of a few. A CPU's peak
+    for MFU."""
+    apply_flags(device.arithmetic)
+    narrow = 256 if device.dtype.itemsize < 4 else 1024  # most CPUs emulate narrow products, slowly
+    n = size or (8192 if device.is_cuda else narrow)
     a, b = (torch.randn(n, n, device=device.place, dtype=device.dtype) for _ in range(2))
     out = torch.empty_like(a)
     best = float("inf")
@@ -106,8 +108,9 @@ def matmul_rate(device: Device, size: int | None = None) -> float:
 
 
 def peak_rate(device: Device) -> float:
-    """FLOP/s that MFU is measured against: the published dense bf16 peak of a GPU, else the measured matmul rate."""
-    published = peak_flops(device.name) if device.is_cuda and device.dtype == torch.bfloat16 else None
+    """FLOP/s that MFU is measured against: the published dense bf16 peak of a GPU, also in fp16, which is as fast, and
+    in fp8, so that its gain shows; else the measured matmul rate."""
+    published = peak_flops(device.name) if device.is_cuda and device.dtype != torch.float32 else None
     return published or matmul_rate(device)
 
 
@@ -148,7 +151,8 @@ def resident_bytes() -> int:
 def available_bytes(device: Device) -> int:
     """Memory that a run could take on the device, bytes."""
     if device.is_cuda:
-        return int(torch.cuda.mem_get_info()[0])
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # by torch's own allocator
+        return int(torch.cuda.mem_get_info()[0]) + unused
     information = Path("/proc/meminfo")
     if information.exists():
         lines = (line for line in information.read_text().splitlines() if line.startswith("MemAvailable:"))

@@ -12,7 +12,7 @@ from bessemer.errors import BessemerError, Stopped
 from bessemer.guard.incidents import record
 from bessemer.guard.judge import GuardState, Verdict, cause, judge
 from bessemer.model.initialisation import build
-from bessemer.plan.cost import step_flops_per_token
+from bessemer.plan.cost import recomputed_flops_per_token, step_flops_per_token
 from bessemer.recipe import Batches, Recipe
 from bessemer.run import RunFolder, write_json
 from bessemer.terminal import progress, say, warn
@@ -32,7 +32,8 @@ from bessemer.train.validation import Validation, validate
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """How a training ended. resumed_at: the step it went on from, 0 for a fresh start."""
+    """How a training ended. resumed_at: the step it went on from, 0 for a fresh start; rescaled: steps given
+    up because fp16's loss scale was too large for them; peak_memory: bytes; recomputed: blocks."""
 
     step: int
     resumed_at: int
@@ -41,12 +42,18 @@ class TrainSummary:
     skipped: int
     seconds: float
     weights: str
+    rescaled: int
+    peak_memory: int
+    recomputed: int
 
 
-def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, peak: float) -> TrainSummary:
+def train(
+    recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, peak: float, planned_memory: int = 0
+) -> TrainSummary:
     """Train a resolved recipe to its last step, from the newest checkpoint of the run when there is one.
 
-    peak: FLOP/s that MFU is measured against. Raises Stopped after a stop signal, with everything saved.
+    peak: FLOP/s that MFU is measured against; planned_memory: bytes the plan said it would take. Raises
+    Stopped after a stop signal, with everything saved.
     """
     started = perf_counter()
     steps, sizes = recipe.train.steps, Batches.of(recipe)
@@ -63,7 +70,9 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
     if resumed_at:
         say(f"  going on from step {resumed_at} of {steps}")
     validation = step.task.held_out(recipe, store, recipe.evaluate.max_tokens)
-    rates = Rates(step_flops_per_token(recipe, config) / peak)
+    model_flops = step_flops_per_token(recipe, config)
+    again = recomputed_flops_per_token(recipe, config, step.recomputed)
+    rates = Rates(model_flops / peak, (model_flops + again) / peak)
     batches = prefetched(loader, position.samples, map(sizes.sequences, range(resumed_at, steps)))
     with (
         StopSignal() as stop,
@@ -73,14 +82,16 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
         advance(sizes.tokens_before(resumed_at))
         for batch in rates.timed(batches):
             sequences = sizes.sequences(position.step)
-            gradients = step.gradients(batch)
-            verdict, guard = judge(recipe.guard, position.guard, gradients.loss, gradients.grad_norm)
+            gradients = step.gradients(batch, position.scale)
+            verdict, guard = judge(
+                recipe.guard, position.guard, gradients.loss, gradients.grad_norm, gradients.overflow
+            )
             rate = 0.0
             if verdict is Verdict.APPLY:
                 rate = step.update(position.step, gradients.grad_norm)
             else:
                 _answer(run, loader, batch, sequences, position.step + 1, gradients, verdict, guard)
-            position = Position(position.step + 1, position.samples + sequences, guard)
+            position = Position(position.step + 1, position.samples + sequences, guard, gradients.scale)
             last = position.step == steps
             if position.step % recipe.train.log_every == 0 or last:
                 log.write("train", position.step, **_numbers(store, gradients, rate, position, rates, sizes, device))
@@ -98,20 +109,26 @@ def train(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, pea
                     f"stopped by {stop.requested} after step {position.step} of {steps}; everything is saved in {run.path}: "
                     "the same command goes on from there"
                 )
+        peak_memory = memory_in_use(device)
+        if position.step > resumed_at:
+            log.write("memory", position.step, planned=planned_memory, measured=peak_memory, recomputed=step.recomputed)
     if position.step > resumed_at or checkpoint is None:
         _save(recipe, run, step, position, store)
     write_json(run.path / "mixture.json", mixture_audit(recipe, store, loader.mixture, position.samples))
     seconds = perf_counter() - started
     bits, accuracy = (scored.bits_per_byte, scored.accuracy) if scored else (None, None)
-    weights = weights_digest(step)
-    return TrainSummary(position.step, resumed_at, bits, accuracy, position.guard.skipped, seconds, weights)
+    return TrainSummary(
+        position.step, resumed_at, bits, accuracy, position.guard.skipped, seconds, weights_digest(step),
+        position.scale.skipped, peak_memory, step.recomputed,
+    )  # fmt: skip
 
 
 class Rates:
     """Seconds of each step and of its wait for data."""
 
-    def __init__(self, peak_seconds_per_token: float) -> None:
-        self.peak_seconds_per_token = peak_seconds_per_token
+    def __init__(self, model_seconds: float, hardware_seconds: float) -> None:
+        """model_seconds: of a token at the device's peak rate; hardware_seconds: with what recompute adds."""
+        self.model_seconds, self.hardware_seconds = model_seconds, hardware_seconds
         self.data_wait = 0.0
         self._mark = perf_counter()
 
@@ -129,7 +146,8 @@ class Rates:
         return {
             "step_seconds": seconds,
             "tokens_per_second": batch_tokens / seconds,
-            "mfu": self.peak_seconds_per_token * batch_tokens / seconds,
+            "mfu": self.model_seconds * batch_tokens / seconds,
+            "hfu": self.hardware_seconds * batch_tokens / seconds,
             "data_wait": self.data_wait,
         }
 
@@ -157,6 +175,11 @@ def _numbers(
         "learning_rate": rate,
         **rates.now(sizes.tokens(position.step - 1)),
         "memory_bytes": memory_in_use(device),
+        **(
+            {"loss_scale": gradients.scale.value, "scale_skips": gradients.scale.skipped}
+            if device.arithmetic.scaled
+            else {}
+        ),
     }
 
 
@@ -180,6 +203,8 @@ def _answer(
     guard: GuardState,
 ) -> None:  # fmt: skip
     """Record a step that is not applied; stop the run when the guard says so."""
+    if verdict is Verdict.RESCALE:  # expected now and then in fp16, and counted in the metrics
+        return
     reason = cause(gradients.loss, gradients.grad_norm)
     samples = loader.documents(batch.first, sequences)
     record(

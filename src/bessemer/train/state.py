@@ -16,16 +16,18 @@ from bessemer.guard.judge import GuardState
 from bessemer.recipe import Recipe, digest
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import optimizer as optimizers
+from bessemer.train.precision import LossScale
 from bessemer.train.step import TrainStep
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands. step: updates done or skipped; samples: sequences consumed."""
+    """Where a run stands. step: updates done or skipped; samples: sequences consumed; scale: of fp16's loss."""
 
     step: int = 0
     samples: int = 0
     guard: GuardState = field(default_factory=GuardState)
+    scale: LossScale = field(default_factory=LossScale)
 
 
 def data_digest(store: TokenStore) -> str:
@@ -58,6 +60,7 @@ def capture(
     facts = {
         "samples": position.samples,
         "guard": position.guard.to_dict(),
+        "loss_scale": position.scale.to_dict(),
         "model": step.model.config.to_dict(),
         "recipe": digest(recipe),
         "data": data_digest(store),
@@ -88,7 +91,8 @@ def restore(step: TrainStep, checkpoint: Checkpoint, store: TokenStore) -> Posit
     torch.set_rng_state(rng["cpu"])
     if step.device.is_cuda and "cuda" in rng:
         torch.cuda.set_rng_state(rng["cuda"])
-    return Position(checkpoint.step, int(facts["samples"]), GuardState(**facts["guard"]))
+    scale = LossScale(**facts.get("loss_scale", {}))
+    return Position(checkpoint.step, int(facts["samples"]), GuardState(**facts["guard"]), scale)
 
 
 @torch.no_grad()

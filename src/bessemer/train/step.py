@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +13,12 @@ from bessemer.model.attention import Documents
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Batches, Recipe
 from bessemer.tokens.loader import Batch
+from bessemer.train import fp8, recompute
 from bessemer.train import optimizer as optimizers
+from bessemer.train import precision as precisions
 from bessemer.train.device import Device
 from bessemer.train.ema import WeightAverage
+from bessemer.train.precision import FIRST_SCALE, LossScale
 from bessemer.train.schedule import batch_factor, learning_rate_share
 from bessemer.train.task import Outcome, task_of
 
@@ -22,13 +26,17 @@ from bessemer.train.task import Outcome, task_of
 @dataclass(frozen=True)
 class Gradients:
     """What a step found before its update. loss: nats a target over the global batch; grad_norm: before clipping;
-    nats, targets: sums by source; accuracy: share of the targets predicted right, for a classifier."""
+    nats, targets: sums by source; accuracy: share of the targets predicted right, for a classifier; scale: the loss
+    scale of the next step; overflow: the scale was too large for this step, which is then given up through no fault of
+    the run."""
 
     loss: float
     grad_norm: float
     nats: list[float]
     targets: list[int]
     accuracy: float | None = None
+    scale: LossScale = FIRST_SCALE
+    overflow: bool = False
 
 
 class TrainStep:
@@ -37,18 +45,26 @@ class TrainStep:
     def __init__(self, recipe: Recipe, model: Transformer, device: Device, end_of_text: int, num_sources: int) -> None:
         self.settings, self.device = recipe.train, device
         self.end_of_text, self.num_sources = end_of_text, num_sources
+        if device.arithmetic.fp8 is not None:
+            fp8.check(model.config, recipe.train.micro_batch or 1)
+        precisions.apply_flags(device.arithmetic)
         self.model = model.to(device.place)
         self.batches = Batches.of(recipe)
         self.task = task_of(recipe, model.config, end_of_text)
         self.task.prepare(self.model)
+        self.model.use_product(precisions.product_of(device.arithmetic))
+        self.recomputed = recompute.blocks_recomputed(recipe, model.config, device)
+        recompute.apply(self.model, recipe.train.recompute, self.recomputed)
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
         self.average = WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None
         if device.compile:
             for block in self.model.blocks:
                 block.compile()
 
-    def gradients(self, batch: Batch) -> Gradients:
+    def gradients(self, batch: Batch, scale: LossScale = FIRST_SCALE) -> Gradients:
         """Accumulate the gradients of the global batch's mean loss over its micro-batches.
+
+        scale: factor of the loss on its way back, in a precision that has one.
 
         The sum of the losses is divided by the valid targets of the whole batch, never of a micro-batch, so the
         gradient does not depend on how the batch is cut.
@@ -57,11 +73,12 @@ class TrainStep:
         valid = int((targets_BS >= 0).sum())
         nats_B, correct_B = [], []
         micro = self.settings.micro_batch or len(inputs_BT)
+        factor = scale.value if self.device.arithmetic.scaled else 1.0
         self.optimizer.zero_grad(set_to_none=True)
         for start in range(0, len(inputs_BT), micro):
             part = slice(start, start + micro)
             loss = self._loss(inputs_BT[part], targets_BS[part])
-            torch.autograd.backward(loss.total / max(valid, 1))
+            torch.autograd.backward(loss.total / max(valid, 1) * factor)
             nats_B.append(loss.nats_B)
             correct_B += [loss.correct_B] if loss.correct_B is not None else []
         by_sequence = torch.cat(nats_B).double().cpu()
@@ -69,10 +86,16 @@ class TrainStep:
         nats = torch.zeros(self.num_sources, dtype=torch.float64).index_add_(0, source, by_sequence)
         counted = (targets_BS >= 0).sum(dim=1)
         targets = torch.zeros(self.num_sources, dtype=torch.int64).index_add_(0, source, counted)
-        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        found = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if self.device.arithmetic.scaled:
+            torch._foreach_mul_(found, 1.0 / factor)  # a power of two: nothing is rounded
+        mean, norm = float(by_sequence.sum()) / max(valid, 1), float(nn.utils.get_total_norm(found))
         accuracy = float(torch.cat(correct_B).double().mean()) if correct_B else None
-        mean = float(by_sequence.sum()) / max(valid, 1)
-        return Gradients(mean, float(norm), nats.tolist(), targets.tolist(), accuracy)
+        overflow = False
+        if self.device.arithmetic.scaled and math.isfinite(mean):
+            overflow = scale.can_fall and not math.isfinite(norm)
+            scale = scale.after(math.isfinite(norm))
+        return Gradients(mean, norm, nats.tolist(), targets.tolist(), accuracy, scale, overflow)
 
     def update(self, step: int, grad_norm: float) -> float:
         """Clip to the global norm and take the optimizer step number `step` (0-based). Returns the learning rate."""
@@ -97,9 +120,7 @@ class TrainStep:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Matrix products in the asked precision; nothing to do in fp32."""
-        if self.device.dtype == torch.float32:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.place.type, dtype=self.device.dtype)
+        return precisions.autocast(self.device.arithmetic, self.device.place)
 
     def documents(self, inputs_BT: Tensor) -> Documents | None:
         """What attention stays inside of, in a batch."""

@@ -1,0 +1,218 @@
+"""Where fp16 fails and bf16 does not: the range of each type, attention scores that overflow, gradients that vanish,
+and a small training run in each.
+
+The model is small, so that a CPU runs it in seconds, and learns to predict bytes of Python's own standard library.
+What makes gradients vanish in large runs is the mean over a large global batch: here each batch of 512 tokens is
+weighed as its share of BATCH_TOKENS, so that the gradients on their way back are as small as they are there. After the
+backward pass the share is taken out again, so that all runs take the same updates but for rounding.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bessemer.model.config import ModelConfig
+from bessemer.model.initialisation import build
+from bessemer.plan.dial import resolve
+from bessemer.recipe import parse
+from bessemer.tokens.loader import Batch
+from bessemer.train.device import choose
+from bessemer.train.precision import PRECISIONS, LossScale
+from bessemer.train.step import TrainStep
+
+BATCH_TOKENS = 524_288  # a global batch of 0.5M tokens, as GPT-3's smallest models had (Brown et al. 2020, table 2.1)
+SEQUENCES, LENGTH, STEPS = 8, 64, 50
+SHARE = SEQUENCES * LENGTH / BATCH_TOKENS
+RECIPE = f"""
+run.name = "study"
+tokens.sequence_length = {LENGTH}
+[model]
+layers = 2
+width = 64
+heads = 2
+mlp_width = 128
+[train]
+device = "cpu"
+precision = "fp32"
+compile = "off"
+steps = {STEPS}
+global_batch_tokens = {SEQUENCES * LENGTH}
+micro_batch = {SEQUENCES}
+optimizer.learning_rate = 0.01
+"""
+
+
+def run() -> dict[str, Any]:
+    """All four parts. Takes 10 to 30 seconds on one CPU core."""
+    fp32, trained = _train("fp32", dynamic=False)
+    return {
+        "batch_tokens": BATCH_TOKENS,
+        "ranges": ranges(),
+        "scores": scores(),
+        "gradients": gradients(trained),
+        "runs": {
+            "fp32": fp32,
+            "bf16": _train("bf16", dynamic=False)[0],
+            "fp16, no loss scale": _train("fp16", dynamic=False)[0],
+            "fp16, dynamic loss scale": _train("fp16", dynamic=True)[0],
+        },
+    }
+
+
+def ranges() -> dict[str, dict[str, float]]:
+    """Largest, smallest normal and smallest subnormal value, and the distance from 1 to the next value, of each type."""
+    types = {
+        "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8 e4m3": torch.float8_e4m3fn,
+        "fp8 e5m2": torch.float8_e5m2,
+    }  # fmt: skip
+    found = {}
+    for name, dtype in types.items():
+        limits = torch.finfo(dtype)
+        found[name] = {
+            "largest": limits.max,
+            "smallest_normal": limits.tiny,
+            "smallest": limits.tiny * limits.eps,
+            "epsilon": limits.eps,
+        }
+    # tf32 has fp32's 8 bits of exponent and fp16's 10 of significand (NVIDIA A100 white paper, 2020).
+    tf32 = {
+        "largest": (2 - 2**-10) * 2.0**127,
+        "smallest_normal": 2.0**-126,
+        "smallest": 2.0**-136,
+        "epsilon": 2.0**-10,
+    }
+    return {"fp32": found["fp32"], "tf32": tf32, **{name: row for name, row in found.items() if name != "fp32"}}
+
+
+def scores() -> list[dict[str, Any]]:
+    """The largest attention score q.k (before its 1/sqrt(K)) over 128 elements, by the size of q and k."""
+    draw = torch.Generator().manual_seed(0)
+    q_TK, k_TK = torch.randn(64, 128, generator=draw), torch.randn(64, 128, generator=draw)
+    k_TK[0] = q_TK[0]  # a query that finds itself
+    rows = []
+    for size in (8.0, 16.0, 24.0, 32.0):
+        row: dict[str, Any] = {"rms": size}
+        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+            found = (size * q_TK).to(dtype) @ (size * k_TK).to(dtype).T
+            softmax = (found * 128**-0.5).softmax(dim=1)
+            row[name] = float(found.max()) if torch.isfinite(found).all() else None
+            row[f"{name}_nan_rows"] = int(softmax.isnan().any(dim=1).sum())
+        rows.append(row)
+    return rows
+
+
+def gradients(step: TrainStep) -> dict[str, dict[str, dict[str, float]]]:
+    """Shares of a real step's gradients that a type rounds to zero, keeps with fewer bits, or cannot hold.
+
+    The gradients are fp32's, of the trained model on a batch weighed as its share of BATCH_TOKENS: those of the
+    activations between the blocks, and those of the weights.
+    """
+    passing: list[Tensor] = []
+
+    def keep(module: nn.Module, into: Any, out_of: Any) -> None:
+        passing.append(out_of[0].flatten())
+
+    hooks = [block.register_full_backward_hook(keep) for block in step.model.blocks]
+    step.gradients(_batches()[0], LossScale(1.0))
+    for hook in hooks:
+        hook.remove()
+    weights = [parameter.grad.flatten() for parameter in step.model.parameters() if parameter.grad is not None]
+    found = {}
+    for kind, tensors in (("activations", passing), ("weights", weights)):
+        values = torch.cat(tensors) * SHARE
+        found[kind] = {
+            "fp16": _shares(values, torch.float16),
+            "fp16, scaled by 65536": _shares(values * 65536.0, torch.float16),
+            "bf16": _shares(values, torch.bfloat16),
+        }
+    return found
+
+
+def _shares(values: Tensor, dtype: torch.dtype) -> dict[str, float]:
+    """Of the values that are not zero."""
+    values = values[values != 0]
+    narrow = values.to(dtype)
+    zero, subnormal = narrow == 0, (narrow != 0) & (narrow.float().abs() < torch.finfo(dtype).tiny)
+    shares = {"zero": zero, "subnormal": subnormal, "infinite": narrow.isinf()}
+    return {name: float(flags.double().mean()) for name, flags in shares.items()}
+
+
+def _train(name: str, dynamic: bool) -> tuple[dict[str, Any], TrainStep]:
+    """A short run in a precision, from the same weights over the same batches. Returns its losses and its last state."""
+    recipe = resolve(parse(RECIPE, "study"), 256)
+    # Every precision takes the batch's share as its loss scale; only fp16 with a dynamic one has a factor on top.
+    arithmetic = replace(PRECISIONS[name], scaled=True)
+    device = replace(choose(recipe.train), arithmetic=arithmetic)
+    step = TrainStep(recipe, build(ModelConfig.of(recipe, 256), 0), device, 0, 1)
+    scale, losses, lost = LossScale(2.0**16 if dynamic else 1.0), [], 0
+    for number, batch in enumerate(_batches()):
+        found = step.gradients(batch, LossScale(scale.value * SHARE))
+        good = isfinite(found.grad_norm)
+        losses.append(found.loss if isfinite(found.loss) else None)
+        lost += sum(int((p.grad == 0).all()) for p in step.model.parameters() if p.grad is not None)
+        if good:
+            step.update(number, found.grad_norm)
+        if dynamic:
+            scale = scale.after(good)
+    tail = [loss for loss in losses[-5:] if loss is not None]
+    return {
+        "losses": losses,
+        "first": losses[0],
+        "last": sum(tail) / len(tail) if tail else None,
+        "steps_given_up": scale.skipped,
+        "vanished": lost / (STEPS * len(list(step.model.parameters()))),
+    }, step
+
+
+def _batches() -> list[Batch]:
+    """The same batches of bytes for every run."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    text = b"".join((folder / f"{name}.py").read_bytes() for name in ("argparse", "inspect", "typing"))
+    data = np.frombuffer(text, dtype=np.uint8).astype(np.int64)
+    starts = np.random.default_rng(0).integers(0, len(data) - LENGTH - 1, (STEPS, SEQUENCES))
+    source = np.zeros(SEQUENCES, dtype=np.int64)
+    return [Batch(0, np.stack([data[s : s + LENGTH + 1] for s in row]), source) for row in starts]
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as text."""
+    lines = [
+        "What each type can hold",
+        "",
+        f"  {'':<10}{'largest':>11}{'least normal':>14}{'least':>11}{'epsilon':>11}",
+    ]
+    for name, row in result["ranges"].items():
+        lines.append(
+            f"  {name:<10}{row['largest']:>11.3g}{row['smallest_normal']:>14.3g}{row['smallest']:>11.3g}{row['epsilon']:>11.3g}"
+        )
+    lines += ["", "Attention scores q.k over 128 elements: the largest, by the size of q's and k's elements", ""]
+    lines.append(f"  {'RMS':<10}{'fp32':>11}{'bf16':>11}{'fp16':>11}   rows of NaN after softmax in fp16")
+    for row in result["scores"]:
+        values = "".join(
+            f"{'inf' if row[kind] is None else f'{row[kind]:,.0f}':>11}" for kind in ("fp32", "bf16", "fp16")
+        )
+        lines.append(f"  {row['rms']:<10g}{values}   {row['fp16_nan_rows']} of 64")
+    batch = result["batch_tokens"]
+    lines += ["", f"Gradients of a training step, the loss being the mean over {batch:,} tokens", ""]
+    lines.append(f"  {'':<12}{'in':<23}{'become zero':>12}{'lose bits':>12}{'overflow':>12}")
+    for kind, types in result["gradients"].items():
+        for name, row in types.items():
+            shares = "".join(f"{100 * row[key]:>11.2f}%" for key in ("zero", "subnormal", "infinite"))
+            lines.append(f"  {kind:<12}{name:<23}{shares}")
+    lines += ["", f"{STEPS} training steps with such gradients, same weights and batches: nats a byte", ""]
+    lines.append(f"  {'':<26}{'first':>8}{'last 5':>8}{'all zero':>10}{'given up':>10}")
+    for name, row in result["runs"].items():
+        last = "-" if row["last"] is None else f"{row['last']:.3f}"
+        lines.append(
+            f"  {name:<26}{row['first']:>8.3f}{last:>8}{100 * row['vanished']:>9.1f}%{row['steps_given_up']:>10}"
+        )
+    lines += ["", "all zero: gradients of whole tensors that vanished; given up: steps lost to a loss scale too large."]
+    return "\n".join(lines)

@@ -1,0 +1,182 @@
+"""In which arithmetic the matrix products run, and the proof that what was asked for is what runs.
+
+Weights, their gradients and the optimizer are fp32 in every precision; autocast narrows the operands of the products
+alone, whose sums are kept in fp32 (Micikevicius et al. 2018, sections 3.1 and 3.3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bessemer.errors import BessemerError, InputError
+from bessemer.train import fp8
+
+TENSOR_CORES_32 = (8, 0)  # compute capability from which CUDA devices multiply in tf32 and bf16 (Ampere)
+TENSOR_CORES_8 = (8, 9)  # and in fp8 (Ada, Hopper)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How matrix products are computed.
+
+    autocast: type their operands are narrowed to; None: they stay fp32; tf32: fp32 operands may be rounded to tf32 in
+    the product; scaled: the loss is scaled dynamically; fp8: how operands of the blocks' products are scaled to fp8;
+    significand: bits after the leading one that an operand keeps.
+    """
+
+    name: str
+    autocast: torch.dtype | None
+    tf32: bool
+    scaled: bool
+    fp8: Literal["tensorwise", "rowwise"] | None
+    significand: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the activations."""
+        return self.autocast or torch.float32
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Bytes of an activation, and of a weight's copy that lives until the backward pass; fp8 keeps the weight."""
+        copied = self.autocast is not None and self.fp8 is None
+        return {"bytes_per_activation": self.dtype.itemsize, "bytes_per_cast": self.dtype.itemsize if copied else 0}
+
+
+PRECISIONS = {
+    found.name: found
+    for found in (
+        Precision("fp32", None, tf32=False, scaled=False, fp8=None, significand=23),
+        Precision("tf32", None, tf32=True, scaled=False, fp8=None, significand=10),
+        Precision("bf16", torch.bfloat16, tf32=False, scaled=False, fp8=None, significand=7),
+        Precision("fp16", torch.float16, tf32=False, scaled=True, fp8=None, significand=10),
+        Precision("fp8", torch.bfloat16, tf32=False, scaled=False, fp8="tensorwise", significand=3),
+        Precision("fp8-rowwise", torch.bfloat16, tf32=False, scaled=False, fp8="rowwise", significand=3),
+    )
+}
+
+
+def available(place: torch.device) -> list[str]:
+    """The precisions a device can compute in. A CPU takes bf16 and fp16 too, slowly: for tests and for studies."""
+    if place.type != "cuda":
+        return ["fp32", "bf16", "fp16"]
+    capability = torch.cuda.get_device_capability(place)
+    names = ["fp32", "fp16"]
+    names += ["tf32", "bf16"] if capability >= TENSOR_CORES_32 else []
+    return names + (["fp8", "fp8-rowwise"] if capability >= TENSOR_CORES_8 else [])
+
+
+def chosen(asked: str, place: torch.device, device_name: str) -> Precision:
+    """The precision of a recipe on a device; auto: bf16 where a GPU has it, else fp32. Raises InputError."""
+    names = available(place)
+    if asked == "auto":
+        return PRECISIONS["bf16" if place.type == "cuda" and "bf16" in names else "fp32"]
+    if asked not in names:
+        raise InputError(
+            f"train.precision: {device_name} cannot compute in {asked}; it has {', '.join(names)}, or use auto"
+        )
+    return PRECISIONS[asked]
+
+
+def apply_flags(precision: Precision) -> None:
+    """Set what torch holds globally. Sums of narrow products stay in fp32: by default torch lets cuBLAS add partial
+    sums of a split product in the narrow type, which is off by more than the operands' own rounding."""
+    torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def autocast(precision: Precision, place: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Matrix products in a precision; nothing to do in fp32 and tf32."""
+    if precision.autocast is None:
+        return contextlib.nullcontext()
+    # Each weight is used once a pass, so a cache of its narrow copy would only hold memory.
+    return torch.autocast(place.type, dtype=precision.autocast, cache_enabled=False)
+
+
+def product_of(precision: Precision) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """The function (x, weight, bias) that the blocks' products go through."""
+    return F.linear if precision.fp8 is None else fp8.Product(precision.fp8)
+
+
+def probe(precision: Precision, place: torch.device) -> str:
+    """Compute a product the way the blocks do, and check the type and the bits that come out of it.
+
+    Returns a line for the person. Raises BessemerError when something else runs than what was asked for.
+    """
+    apply_flags(precision)
+    with torch.no_grad(), autocast(precision, place):
+        bits, dtype = surviving_bits(product_of(precision), place)
+    # With TF32 allowed, cuBLAS may still take a full fp32 kernel for a shape; less than TF32 it may not.
+    fits = bits in (10, 23) if precision.tf32 else bits == precision.significand
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    if not fits or dtype != precision.dtype or tf32 != precision.tf32:
+        raise BessemerError(
+            f"train.precision: {precision.name} was asked for, but a product on this device keeps {bits} bits of its "
+            f"operands (expected {precision.significand}), gives {dtype} and has TF32 {'on' if tf32 else 'off'}; "
+            "another library may have changed torch's settings. Use another train.precision, or report this"
+        )
+    where = "the blocks' matrix products" if precision.fp8 else "matrix products"
+    rest = ", the head's in bf16" if precision.fp8 else ""
+    return f"{where} in {precision.name}{rest}, weights, gradients and optimizer in fp32"
+
+
+def surviving_bits(
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor], place: torch.device
+) -> tuple[int, torch.dtype]:
+    """Bits after the leading one that a product keeps of its operands, and the type it gives.
+
+    Row p of the left operand holds 1 + 2^-p, which an operand of b bits keeps for p <= b alone, and multiplies the
+    identity. 1.75 in each row is what fp8's largest value, 1.75 x 2^8, is scaled to: then the scale is a power of two.
+    """
+    size = 512 if place.type == "cuda" else 32  # so large that tensor cores are used
+    x = torch.zeros(size, size)
+    powers = torch.arange(1, 24)
+    x[powers, powers] = 1.0 + torch.exp2(-powers.float())
+    x[:, 0] = 1.75
+    identity = torch.eye(size, device=place)
+    identity[0, 0] = 1.75
+    found = product(x.to(place), identity, None)
+    kept = (found.float().cpu()[powers, powers] == x[powers, powers]).tolist()
+    return sum(kept), found.dtype
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The factor of the loss in fp16, so that small gradients do not vanish (Micikevicius et al. 2018, section 3.2).
+
+    value: a power of two, so that scaling and unscaling round nothing; good: steps without an overflow since it last
+    changed; skipped: steps given up because of an overflow. Part of every checkpoint.
+    """
+
+    value: float = 2.0**16
+    good: int = 0
+    skipped: int = 0
+
+    GROWTH_STEPS = 2000
+
+    @property
+    def can_fall(self) -> bool:
+        """Whether a smaller scale is left to try: below 1 the gradients themselves are too large, not the scale."""
+        return self.value >= 2.0
+
+    def after(self, finite: bool) -> LossScale:
+        """The scale of the next step: doubled after GROWTH_STEPS good steps, halved after an overflow."""
+        if not finite:
+            return LossScale(max(self.value / 2, 1.0), 0, self.skipped + 1)
+        if self.good + 1 >= self.GROWTH_STEPS:
+            return LossScale(self.value * 2, 0, self.skipped)
+        return LossScale(self.value, self.good + 1, self.skipped)
+
+    def to_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+FIRST_SCALE = LossScale()

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bessemer.errors import InputError
+from bessemer.model.config import ModelConfig
+from bessemer.train import fp8
+
+FORMATS = {torch.float8_e4m3fn: (3, -6, 448.0), torch.float8_e5m2: (2, -14, 57344.0)}  # significand, exponent, largest
+
+
+def rounded(x: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """float64 values rounded to the nearest value of an 8-bit format, ties to even, by the format's definition."""
+    bits, least, largest = FORMATS[dtype]
+    exponent = np.maximum(np.floor(np.log2(np.maximum(np.abs(x), 1e-300))), least)
+    step = np.exp2(exponent - bits)
+    return np.clip(np.round(x / step) * step, -largest, largest)
+
+
+def by_hand(a: torch.Tensor, b: torch.Tensor, types: tuple[torch.dtype, torch.dtype], scaling: str) -> np.ndarray:
+    """a @ b.T in float64 with both operands rounded to fp8."""
+    sides = []
+    for tensor, dtype in zip((a, b), types, strict=True):
+        x = tensor.double().numpy()
+        largest = FORMATS[dtype][2]
+        scale = np.abs(x).max() / largest if scaling == "tensorwise" else np.abs(x).max(axis=1, keepdims=True) / largest
+        scale = scale if scaling == "tensorwise" else np.exp2(np.ceil(np.log2(scale)))
+        sides.append(rounded(x / scale, dtype) * scale)
+    return sides[0] @ sides[1].T
+
+
+def close(found: torch.Tensor, wanted: np.ndarray, share: float = 5e-3) -> None:
+    """Within bf16's rounding of the result, and far closer than fp8's own rounding (6%) would let it be by chance."""
+    assert np.abs(found.double().numpy() - wanted).max() <= share * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("dtype", list(FORMATS))
+def test_quantising_is_rounding_by_the_format(dtype: torch.dtype) -> None:
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) * 3
+    values, scale = fp8.quantise(x, dtype, "rowwise")
+    wanted = rounded(x.double().numpy() / scale.double().numpy(), dtype)
+    np.testing.assert_array_equal(values.double().numpy(), wanted)
+    assert np.array_equal(np.log2(scale.numpy()) % 1, np.zeros((64, 1))), "powers of two"
+    whole, one = fp8.quantise(x, dtype, "tensorwise")
+    assert one.shape == () and float(whole.float().abs().max()) == FORMATS[dtype][2]
+
+
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+def test_product_and_gradients_are_those_of_rounded_operands(scaling: Any) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 16, 64, generator=draw).bfloat16().requires_grad_()
+    weight = (torch.randn(48, 64, generator=draw) * 0.1).requires_grad_()
+    gradient = torch.randn(2, 16, 48, generator=draw).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = fp8.Product(scaling)(x, weight)
+    y.backward(gradient)
+    e4m3 = torch.float8_e4m3fn
+    back = e4m3 if scaling == "rowwise" else torch.float8_e5m2
+    x_NI, gradient_NO, w = x.detach().flatten(0, 1), gradient.flatten(0, 1), weight.detach()
+    assert y.dtype == x.grad.dtype == torch.bfloat16 and weight.grad.dtype == torch.float32
+    wanted = by_hand(x_NI, w, (e4m3, e4m3), scaling)
+    error = np.abs(y.detach().flatten(0, 1).double().numpy() - wanted)
+    assert (error <= 2.0**-8 * np.abs(wanted) + 1e-5).all(), "rounded to bf16 once, at the end"
+    close(x.grad.flatten(0, 1), by_hand(gradient_NO, w.T, (back, e4m3), scaling))
+    close(weight.grad, by_hand(gradient_NO.T, x_NI.T, (back, e4m3), scaling))
+    exact = (x_NI.double() @ w.double().T).numpy()
+    off = np.abs(y.detach().flatten(0, 1).double().numpy() - exact).max() / np.abs(exact).max()
+    assert 0.005 < off < 0.1, "it really is rounded to 3 bits"
+
+
+def test_bias_and_what_lies_outside_autocast() -> None:
+    x, weight, bias = torch.randn(16, 32), torch.randn(16, 32), torch.randn(16)
+    product = fp8.Product("tensorwise")
+    assert torch.equal(product(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(product(x, weight, bias), product(x, weight) + bias.bfloat16())
+
+
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_so(scaling: Any, bad: float) -> None:
+    x = torch.randn(16, 32)
+    x[3, 5] = bad
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = fp8.Product(scaling)(x, torch.randn(16, 32))
+    assert not torch.isfinite(y[3]).any()
+
+
+def test_zeros_give_zeros() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(
+            fp8.Product("rowwise")(torch.zeros(16, 32), torch.randn(16, 32)).float(), torch.zeros(16, 16)
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "micro", "said"),
+    [
+        ({"width": 72}, 4, "model.width = 72"),
+        ({"mlp_width": 100}, 4, "model.mlp_width = 100 is not a multiple of 16, .*nearest are 96 and 112"),
+        ({"head_dim": 12}, 4, "model.heads x model.head_dim = 24"),
+        ({"heads": 4, "kv_heads": 1, "head_dim": 4}, 4, r"heads \+ 2 model.kv_heads\) x model.head_dim = 24"),
+        ({"sequence_length": 10}, 1, "train.micro_batch x tokens.sequence_length = 10"),
+    ],
+)
+def test_dimensions_that_do_not_fit_are_named(changes: dict[str, int], micro: int, said: str) -> None:
+    values = dict(
+        vocabulary=100, layers=1, width=64, heads=2, kv_heads=2, head_dim=32, mlp_width=128, sequence_length=16
+    )
+    fp8.check(ModelConfig(**values), micro)
+    with pytest.raises(InputError, match=said):
+        fp8.check(ModelConfig(**{**values, **changes}), micro)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with fp8"
+)
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+def test_a_gpu_gives_the_product_of_rounded_operands(scaling: Any) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(64, 128, generator=draw).bfloat16(), torch.randn(48, 128, generator=draw)
+    there, w = x.cuda().requires_grad_(), weight.cuda().requires_grad_()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        y = fp8.Product(scaling)(there, w)
+    y.backward(torch.ones_like(y))
+    e4m3 = torch.float8_e4m3fn
+    close(y.detach().cpu(), by_hand(x, weight, (e4m3, e4m3), scaling), 1e-2)
+    close(w.grad.cpu(), by_hand(torch.ones(48, 64), x.T, (e4m3, e4m3), scaling), 1e-2)

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bessemer.errors import BessemerError, InputError
+from bessemer.train import precision as precisions
+from bessemer.train.precision import PRECISIONS, LossScale, Precision, available, chosen, probe, surviving_bits
+from bessemer.train.step import TrainStep
+from tests.train.test_step import batch, step_of
+
+CPU = torch.device("cpu")
+
+
+def in_precision(step: TrainStep, name: str) -> TrainStep:
+    """The same step in a precision that a recipe may not ask a CPU for, but that torch emulates there."""
+    step.device = replace(step.device, arithmetic=PRECISIONS[name])
+    step.model.use_product(precisions.product_of(PRECISIONS[name]))
+    return step
+
+
+@pytest.mark.parametrize("name", [name for name in PRECISIONS if name != "tf32"])
+def test_the_probe_finds_the_bits_of_each_type(name: str) -> None:
+    assert probe(PRECISIONS[name], CPU).count("fp32") >= 1
+    with precisions.autocast(PRECISIONS[name], CPU):
+        bits, dtype = surviving_bits(precisions.product_of(PRECISIONS[name]), CPU)
+    assert (bits, dtype) == (PRECISIONS[name].significand, PRECISIONS[name].dtype)
+
+
+def test_the_probe_refuses_what_is_not_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        precisions, "product_of", lambda precision: lambda x, w, b: F.linear(x.bfloat16(), w.bfloat16()).float()
+    )
+    with pytest.raises(BessemerError, match="fp32 was asked for, but .* keeps 7 bits"):
+        probe(PRECISIONS["fp32"], CPU)
+    monkeypatch.setattr(precisions, "product_of", lambda precision: F.linear)
+    with pytest.raises(BessemerError, match="fp8 was asked for, but .* keeps 7 bits"):
+        probe(PRECISIONS["fp8"], CPU)
+
+
+def test_flags_are_set_and_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_float32_matmul_precision("high")  # as another library might
+    probe(PRECISIONS["bf16"], CPU)
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+    monkeypatch.setattr(precisions, "apply_flags", lambda precision: torch.set_float32_matmul_precision("high"))
+    with pytest.raises(BessemerError, match="TF32 on"):
+        probe(PRECISIONS["bf16"], CPU)
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(
+    ("capability", "has"),
+    [
+        ((7, 0), {"fp32", "fp16"}),
+        ((8, 0), {"fp32", "fp16", "tf32", "bf16"}),
+        ((8, 9), set(PRECISIONS)),
+        ((9, 0), set(PRECISIONS)),
+    ],
+)
+def test_a_device_gives_what_its_capability_allows(
+    capability: tuple[int, int], has: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda place: capability)
+    cuda = torch.device("cuda")
+    assert set(available(cuda)) == has
+    assert chosen("auto", cuda, "GPU").name == ("bf16" if "bf16" in has else "fp32")
+    for name in PRECISIONS:
+        if name in has:
+            assert chosen(name, cuda, "GPU") == PRECISIONS[name]
+        else:
+            with pytest.raises(InputError, match=f"train.precision: GPU cannot compute in {name}; it has fp32, fp16"):
+                chosen(name, cuda, "GPU")
+
+
+@pytest.mark.parametrize("name", ["tf32", "fp8", "fp8-rowwise"])
+def test_a_cpu_refuses_what_it_lacks(name: str) -> None:
+    assert chosen("auto", CPU, "a CPU").name == "fp32"
+    with pytest.raises(InputError, match=f"a CPU cannot compute in {name}; it has fp32, bf16, fp16, or use auto"):
+        chosen(name, CPU, "a CPU")
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16", "fp8", "fp8-rowwise"])
+def test_gradients_are_those_of_fp32_within_the_rounding(recipe_file: Path, name: str) -> None:
+    """Weights and gradients stay fp32; the direction of the gradient is that of fp32."""
+    full, narrow = step_of(recipe_file), in_precision(step_of(recipe_file), name)
+    loss, other = full.gradients(batch()), narrow.gradients(batch())
+    assert other.loss == pytest.approx(loss.loss, rel=5e-3)
+    assert other.grad_norm == pytest.approx(loss.grad_norm, rel=0.05)
+    least = 1.0 - 8.0 * 4.0 ** -min(PRECISIONS[name].significand, 7) if "fp8" not in name else 0.98
+    for (key, p), q in zip(full.model.named_parameters(), narrow.model.parameters(), strict=True):
+        assert q.dtype == q.grad.dtype == torch.float32, key
+        assert float(F.cosine_similarity(p.grad.flatten(), q.grad.flatten(), dim=0)) > min(least, 0.999), key
+        assert not torch.equal(p.grad, q.grad), key
+
+
+def test_the_scale_halves_doubles_and_stops_at_one() -> None:
+    scale = LossScale()
+    assert scale.value == 65536.0
+    for _ in range(1999):
+        scale = scale.after(True)
+    assert scale == LossScale(65536.0, 1999)
+    assert scale.after(True) == LossScale(131072.0, 0)
+    assert scale.after(False) == LossScale(32768.0, 0, 1)
+    for _ in range(16):
+        scale = scale.after(False)
+    assert (scale.value, scale.can_fall, scale.skipped) == (1.0, False, 16)
+    assert scale.after(False).value == 1.0
+
+
+def test_scaling_keeps_small_gradients_and_changes_none(recipe_file: Path) -> None:
+    """Gradients so small that fp16 loses them are there with the scale, and equal fp32's."""
+    full = step_of(recipe_file)
+    full.gradients(batch())
+    narrow = in_precision(step_of(recipe_file), "fp16")
+    found = narrow.gradients(batch(), LossScale(2.0**10))
+    other = narrow.gradients(batch(), LossScale(2.0**8))
+    assert found.grad_norm == pytest.approx(other.grad_norm, rel=1e-3), "the scale is taken out again"
+    assert found.scale == LossScale(2.0**10, 1) and not found.overflow
+
+
+def test_an_overflow_gives_the_step_up_and_is_no_incident(recipe_file: Path) -> None:
+    from bessemer.guard.judge import GuardState, Verdict, judge
+
+    step = in_precision(step_of(recipe_file), "fp16")
+    found = step.gradients(batch(), LossScale(2.0**40, 5, 2))
+    assert found.overflow and found.scale == LossScale(2.0**39, 0, 3)
+    guard = GuardState(1, 4)
+    settings = step_of_guard(recipe_file)
+    assert judge(settings, guard, found.loss, found.grad_norm, found.overflow) == (Verdict.RESCALE, guard)
+    with torch.no_grad():
+        step.model.head.weight[0, 0] = torch.inf
+    broken = step.gradients(batch(), LossScale(4.0))
+    assert not broken.overflow and broken.scale == LossScale(4.0), "a loss that is not finite is not the scale's doing"
+    assert judge(settings, guard, broken.loss, broken.grad_norm, broken.overflow)[0] is Verdict.SKIP
+
+
+def test_at_a_scale_of_one_the_guard_takes_over(recipe_file: Path) -> None:
+    step = in_precision(step_of(recipe_file), "fp16")
+    original = step._loss
+    step._loss = lambda i, t: (original(i, t)[0] * torch.tensor(2.0**60), original(i, t)[1])  # type: ignore[method-assign]
+    found = step.gradients(batch(), LossScale(1.0))
+    assert not found.overflow and found.scale.value == 1.0
+
+
+def step_of_guard(recipe_file: Path):
+    from bessemer.recipe import load
+
+    return load(recipe_file).guard
+
+
+@pytest.mark.slow
+def test_a_killed_training_in_fp16_goes_on_bit_for_bit(runs: Path, recipe_file: Path, tmp_path: Path) -> None:
+    """With the loss scale where it was, down to the count of good steps."""
+    import shutil
+    import signal
+
+    from tests.test_cli import bessemer, start, trained, wait_for_step
+
+    there = tmp_path / "whole"
+    shutil.copytree(runs, there)
+    fp16 = ["--set", "train.precision=fp16"]
+    done = bessemer("train", recipe_file, "--set", f"run.dir={there}", *fp16)
+    assert done.returncode == 0, done.stderr
+    assert "matrix products in fp16, weights, gradients and optimizer in fp32" in done.stderr
+    process = start(recipe_file, runs, *fp16)
+    wait_for_step(runs, 11, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert bessemer("train", recipe_file, "--set", f"run.dir={runs}", *fp16).returncode == 0
+    assert trained(runs / "small") == trained(there / "small")
+    assert scales(runs / "small") == scales(there / "small")
+    assert scales(runs / "small")[0] == {"value": 65536.0, "good": 24, "skipped": 0}
+
+
+def scales(folder: Path) -> list[object]:
+    """The loss scale of every step and that of the last checkpoint."""
+    import json
+
+    from bessemer.run import read_json_lines
+
+    latest = folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text()
+    facts = json.loads((latest / "manifest.json").read_text())["facts"]
+    rows = [row for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
+    return [facts["loss_scale"], [(row["loss_scale"], row["scale_skips"]) for row in rows]]
+
+
+def test_precisions_are_values() -> None:
+    assert all(name == found.name for name, found in PRECISIONS.items())
+    with pytest.raises(AttributeError):
+        PRECISIONS["fp32"].tf32 = True  # type: ignore[misc]
+    assert isinstance(PRECISIONS["bf16"], Precision)

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import weakref
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from bessemer.errors import InputError
+from bessemer.model.config import ModelConfig
+from bessemer.model.initialisation import build
+from bessemer.plan import cost
+from bessemer.recipe import Recipe, load, parse
+from bessemer.train import precision as precisions
+from bessemer.train import recompute
+from bessemer.train.device import choose
+from tests.train.test_step import batch, step_of
+
+FAMILIES = ["qwen3", "llama", "olmo2", "gpt2", "bert", "modernbert"]
+
+
+class Storages(TorchDispatchMode):
+    """Remembers every storage that an operator makes, and which of them are still held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        found = operator(*arguments, **(options or {}))
+        before = {id(x.untyped_storage()) for x in tree_leaves((arguments, options)) if isinstance(x, torch.Tensor)}
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor) and id(tensor.untyped_storage()) not in before:
+                storage = tensor.untyped_storage()
+                self.made[id(storage)] = (weakref.ref(storage), storage.nbytes())
+        return found
+
+    def held(self) -> int:
+        return sum(nbytes for reference, nbytes in self.made.values() if reference() is not None)
+
+
+def config(**changes: Any) -> ModelConfig:
+    values = dict(
+        vocabulary=512, layers=4, width=256, heads=4, kv_heads=4, head_dim=64, mlp_width=640, sequence_length=128
+    )
+    return ModelConfig(**{**values, **changes})
+
+
+def recipe(*overrides: str) -> Recipe:
+    text = '[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\nlayers=4\nwidth=256\nheads=4\n[train]\nmicro_batch=2\nglobal_batch_tokens=256\n'
+    return parse(text, "x", overrides)
+
+
+def held_after_forward(wanted: ModelConfig, mode: str, blocks: int, precision: str = "fp32") -> int:
+    model = build(wanted, 0)
+    recompute.apply(model, mode, blocks)
+    arithmetic = precisions.PRECISIONS[precision]
+    with Storages() as storages, precisions.autocast(arithmetic, torch.device("cpu")):
+        hidden = model(torch.zeros(2, 128, dtype=torch.long))
+        held = storages.held()
+    assert hidden.requires_grad
+    return held
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("precision", "mode"), [("fp32", "full"), ("fp32", "selective"), ("bf16", "full"), ("bf16", "selective")]
+)
+def test_losses_and_gradients_are_bit_for_bit_those_without(
+    recipe_file: Path, family: str, precision: str, mode: str
+) -> None:
+    shared = [f"train.precision={precision}", f"model.family={family}", "tokens.document_mask=true"]
+    if family in ("gpt2", "bert"):
+        shared.append("model.kv_heads=2")
+    plain, again = (step_of(recipe_file, *shared, f"train.recompute={kind}") for kind in ("none", mode))
+    data = batch()
+    data.tokens[:, 16] = 0
+    calls: list[int] = []
+    again.model.blocks[0].attention.register_forward_hook(lambda *a: calls.append(1))
+    one, two = plain.gradients(data), again.gradients(data)
+    assert len(calls) == 4, "two micro-batches, each computed twice"
+    assert (one.loss, one.grad_norm, one.nats) == (two.loss, two.grad_norm, two.nats)
+    for (name, p), q in zip(plain.model.named_parameters(), again.model.parameters(), strict=True):
+        assert (p.grad is None and q.grad is None) or torch.equal(p.grad, q.grad), name
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_fp8_recomputes_to_the_same_bits(recipe_file: Path, mode: str) -> None:
+    from tests.train.test_precision import in_precision
+
+    plain, again = (in_precision(step_of(recipe_file, f"train.recompute={kind}"), "fp8") for kind in ("none", mode))
+    assert plain.gradients(batch()).grad_norm == again.gradients(batch()).grad_norm
+
+
+def test_generation_and_validation_are_not_recomputed(recipe_file: Path) -> None:
+    from bessemer.model.cache import Cache
+
+    step = step_of(recipe_file, "train.recompute=full")
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        whole = step.model(tokens)
+        cached = step.model(tokens, cache=Cache(step.model.config, 1, torch.device("cpu"), torch.float32))
+    torch.testing.assert_close(whole, cached)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"kv_heads": 2, "qk_norm": "none"}, {"norm_position": "output", "qk_norm": "full"}]
+)
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_what_a_recomputed_block_keeps_is_what_the_plan_says(changes: dict[str, Any], mode: str) -> None:
+    """Counted from the storages still held after a forward pass, by what one more block adds."""
+    deep, shallow = (held_after_forward(config(**changes, layers=layers), mode, layers) for layers in (4, 2))
+    kept = (deep - shallow) / 2 / (2 * 128) / 4  # elements a token and block
+    assert kept == pytest.approx(cost._kept(mode, config(**changes)), rel=0.02)
+
+
+def test_a_block_in_bf16_keeps_its_copies_of_the_weights_only_without_recompute() -> None:
+    per_block = {
+        mode: (held_after_forward(config(layers=4), mode, 4 * (mode != "none"), "bf16")
+               - held_after_forward(config(layers=2), mode, 2 * (mode != "none"), "bf16")) / 2
+        for mode in ("none", "full")
+    }  # fmt: skip
+    assert per_block["full"] == pytest.approx(2 * 2 * 128 * 256, rel=0.02), "its input"
+    copies = config().block_matrix_parameters * 2
+    assert per_block["none"] > copies
+    widths = precisions.PRECISIONS["bf16"].widths
+    planned = [cost.memory(recipe(), config(layers=layers), base=0, **widths).casts for layers in (4, 2)]
+    assert planned[0] - planned[1] == 2 * copies
+
+
+def test_a_part_of_the_blocks_is_recomputed_from_the_first() -> None:
+    held = [held_after_forward(config(), "full", blocks) for blocks in range(5)]
+    assert held == sorted(held, reverse=True)
+    steps = {a - b for a, b in pairwise(held)}
+    assert max(steps) - min(steps) < 0.02 * max(steps), "each block frees the same"
+    planned = [
+        cost.memory(recipe("train.recompute=budget"), config(), 4, 0, recomputed=blocks).activations
+        for blocks in range(5)
+    ]
+    assert planned == sorted(planned, reverse=True)
+    for blocks in range(1, 4):
+        assert planned[0] - planned[blocks] == pytest.approx(held[0] - held[blocks], rel=0.06)
+
+
+def test_the_budget_recomputes_as_few_blocks_as_fit() -> None:
+    device = choose(recipe().train)
+    base = recompute.base_bytes(device)
+    wanted = config()
+    totals = [
+        cost.memory(recipe("train.recompute=budget"), wanted, 4, base, recomputed=blocks).total for blocks in range(5)
+    ]
+    between = (totals[1] + totals[2]) / 2
+    asked = recipe("train.recompute=budget", f"train.memory_budget={between}")
+    assert recompute.blocks_recomputed(asked, wanted, device) == 2
+    recompute.check_budget(asked, wanted, device)
+    assert recompute.blocks_recomputed(recipe("train.recompute=budget"), wanted, device) == 0, "there is room here"
+    tight = recipe("train.recompute=budget", "train.memory_budget=1e6")
+    assert recompute.blocks_recomputed(tight, wanted, device) == 4
+    with pytest.raises(InputError, match="train.memory_budget: a step takes .* more than the 1.0 MB given"):
+        recompute.check_budget(tight, wanted, device)
+    share = recipe("train.recompute=budget", "train.memory_budget=0.5")
+    assert recompute.budget_bytes(share, device) == pytest.approx(
+        0.5 * recompute.budget_bytes(recipe("train.recompute=budget"), device), rel=0.1
+    )
+
+
+def test_a_budget_without_its_mode_is_refused(recipe_file: Path) -> None:
+    with pytest.raises(InputError, match="memory_budget has no effect with recompute = 'none'"):
+        load(recipe_file, ["train.memory_budget=0.5"])
+
+
+@pytest.mark.parametrize("changes", [{}, {"norm_position": "output", "qk_norm": "full"}, {"mlp": "gelu"}])
+def test_recomputed_flops_are_those_torch_counts(changes: dict[str, Any]) -> None:
+    """The products of a backward pass with recompute, less those without; attention is counted by hand."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    wanted = config(**changes)
+
+    def counted(mode: str, blocks: int) -> int:
+        model = build(wanted, 0)
+        recompute.apply(model, mode, blocks)
+        loss = model(torch.zeros(1, 128, dtype=torch.long)).sum()
+        with FlopCounterMode(display=False) as counter:
+            loss.backward()
+        products = counter.get_flop_counts()["Global"]
+        return sum(flops for operator, flops in products.items() if "attention" not in str(operator))
+
+    attention = 4 * wanted.heads * wanted.head_dim * (128 + 1) / 2
+    for blocks in (1, 4):
+        extra = (counted("full", blocks) - counted("none", 0)) / 128 + blocks * attention
+        said = cost.recomputed_flops_per_token(recipe("train.recompute=full"), wanted, blocks)
+        assert said == pytest.approx(extra, rel=1e-9)
+    assert counted("selective", 4) == counted("none", 0)
+    assert cost.recomputed_flops_per_token(recipe("train.recompute=selective"), wanted, 4) == 0
