@@ -25,6 +25,7 @@ FLOORS = [
     ("evaluate",),
     ("report",),
     ("stages",),
+    ("studies",),
     ("cli",),
     ("__main__",),
 ]

@@ -121,6 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--step", type=int, metavar="N", help="list the documents in the batch of step N (1-based)")
     which.add_argument("--document", metavar="ID", help="list the steps whose batch held the document")
     add("report", "write report.html of a run", _report, run=True)
+    study = add("study", "an experiment that teaches, run here and now; without NAME: list them", _study)
+    study.add_argument("name", nargs="?", metavar="NAME", help="the study; left out: list them")
     recipe = add("recipe", "show a shipped recipe, or explain a key", _recipe)
     recipe.add_argument("name", nargs="?", help="the shipped recipe to print; left out: list them")
     recipe.add_argument(
@@ -263,6 +265,24 @@ def _recipe(given: argparse.Namespace) -> Any:
     if not given.json:
         print(text)
     return {"text": text}
+
+
+def _study(given: argparse.Namespace) -> Any:
+    from importlib import import_module
+
+    from bessemer.studies import STUDIES
+
+    if given.name is None:
+        if not given.json:
+            print("\n".join(f"{name:<26} {sentence}" for name, (_, sentence) in STUDIES.items()))
+        return {name: sentence for name, (_, sentence) in STUDIES.items()}
+    if given.name not in STUDIES:
+        raise InputError(f"{given.name}: no study of that name; there are {', '.join(STUDIES)}")
+    study = import_module(STUDIES[given.name][0])
+    result = study.run()
+    if not given.json:
+        print(study.show(result))
+    return result
 
 
 def _session(given: argparse.Namespace) -> Session:
