@@ -73,7 +73,7 @@ def test_the_command_lists_studies_and_refuses_others(capsys: pytest.CaptureFixt
     assert run_command(["study", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == set(studies.STUDIES)
     assert run_command(["study", "nothing"]) == 2
-    assert "no study of that name; there are: mup" in capsys.readouterr().err
+    assert f"no study of that name; there are: {', '.join(studies.STUDIES)}" in capsys.readouterr().err
 
 
 def test_the_command_prints_the_table_or_the_values(

@@ -51,12 +51,5 @@ def test_fp16_without_a_scale_loses_gradients_and_learns_less(capsys: pytest.Cap
     assert last["bf16"] == pytest.approx(last["fp32"], abs=0.03)
     assert last["fp16, dynamic loss scale"] == pytest.approx(last["fp32"], abs=0.03)
     assert last["fp16, no loss scale"] > last["fp32"] + 0.3
-    shown = precision.show(found)
+    shown = precision.table(found)
     assert "fp16, no loss scale" in shown and f"{last['bf16']:.3f}" in shown
-
-
-def test_an_unknown_study_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["study", "precison"]) == 2
-    assert "no study of that name; there are precision" in capsys.readouterr().err
-    assert run_command(["study"]) == 0
-    assert "where fp16 fails" in capsys.readouterr().out

@@ -11,6 +11,7 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.train import precision as precisions
 from bessemer.train.precision import PRECISIONS, LossScale, Precision, available, chosen, probe, surviving_bits
 from bessemer.train.step import TrainStep
+from bessemer.train.task import Outcome
 from tests.train.test_step import batch, step_of
 
 CPU = torch.device("cpu")
@@ -143,7 +144,12 @@ def test_an_overflow_gives_the_step_up_and_is_no_incident(recipe_file: Path) -> 
 def test_at_a_scale_of_one_the_guard_takes_over(recipe_file: Path) -> None:
     step = in_precision(step_of(recipe_file), "fp16")
     original = step._loss
-    step._loss = lambda i, t: (original(i, t)[0] * torch.tensor(2.0**60), original(i, t)[1])  # type: ignore[method-assign]
+
+    def enlarged(inputs_BT: torch.Tensor, targets_BS: torch.Tensor) -> Outcome:
+        found = original(inputs_BT, targets_BS)
+        return replace(found, total=found.total * torch.tensor(2.0**60))
+
+    step._loss = enlarged  # type: ignore[method-assign]
     found = step.gradients(batch(), LossScale(1.0))
     assert not found.overflow and found.scale.value == 1.0
 

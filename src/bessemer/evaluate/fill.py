@@ -35,7 +35,7 @@ def fill_ins(recipe: Recipe, store: TokenStore, restored: Restored, tokenizer: T
     for part in parts:
         wanted = -(-EXAMPLES // len(parts))
         for ids_T in part.tokens[:, :length]:
-            position = _word_near_the_middle(ids_T, edges, store.token_bytes)
+            position = word_near_the_middle(ids_T, edges, store.token_bytes)
             if wanted == 0 or position is None:
                 continue
             wanted -= 1
@@ -59,7 +59,7 @@ def fill_ins(recipe: Recipe, store: TokenStore, restored: Restored, tokenizer: T
     return found[:EXAMPLES]
 
 
-def _word_near_the_middle(ids_T: Any, edges: WordEdges, token_bytes: Any) -> int | None:
+def word_near_the_middle(ids_T: Any, edges: WordEdges, token_bytes: Any) -> int | None:
     """Position of the word of one token that is nearest to the middle, two bytes long at least; None: there is none."""
     starts_T = edges.starts(ids_T)
     alone_T = starts_T & np.append(starts_T[1:], True) & (token_bytes[ids_T] > 1) & ~edges.closes[ids_T]

@@ -21,6 +21,12 @@ class Study:
 
 
 STUDIES = {
+    "bidirectional-vs-causal": Study(
+        "bidirectional_vs_causal", "What can a transformer do that sees both sides, and what one that sees the left?"
+    ),
+    "frozen-vs-full": Study(
+        "frozen_vs_full", "Is a classifier better on a frozen encoder, on one trained along, or from scratch?"
+    ),
     "precision": Study("precision", "Where does fp16 fail and bf16 not, in numbers?"),
     "mup": Study(
         "mup", "Does a learning rate found at a small width hold at a larger one, with base_width and without?"

@@ -1,0 +1,155 @@
+"""The same transformer trained twice on the same real text for the same number of tokens: to predict the next token from
+the left, and to predict hidden tokens from both sides. Then both are asked the same things.
+
+- Fill in: a hidden word in the middle of held-out text. The bidirectional model sees both sides. The causal one sees the
+  left; beside it, the same model that scores its 16 likeliest words by the likelihood of the whole text, which is how a
+  causal model can use the right side, at 16 times the work.
+- Go on: the last token of a text. The causal model predicts it as it predicts every other one; the bidirectional one has
+  a mask put there.
+- Classify: which package a snippet comes from, by a head on the frozen model, and with the whole model trained.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bessemer.evaluate.fill import word_near_the_middle
+from bessemer.model.config import ModelConfig
+from bessemer.studies.library import PACKAGES, Settings, Snippets, carry, fit, one_source, step_of, tokens_of
+from bessemer.terminal import amount, progress
+from bessemer.tokens.held_out import held_out
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.words import WordEdges
+from bessemer.train.step import TrainStep
+from bessemer.train.validation import validate
+
+KINDS = {"causal": ("causal", "qwen3"), "bidirectional": ("masked", "modernbert")}
+QUESTIONS = 400
+CANDIDATES = 16
+ROWS = 16  # sequences in one forward pass of the questions
+
+Ids = npt.NDArray[np.int64]
+
+
+def run(settings: Settings | None = None) -> dict[str, Any]:
+    """Train both and ask. Returns `settings`, `questions`, `chance`, and by kind: parameters, tokens, fill_in,
+    next_token (each accuracy and nats), probe and fine_tuned (accuracies), for the causal one fill_in_rescored."""
+    asked = settings or Settings()
+    found: dict[str, Any] = {"settings": asdict(asked), "chance": 1 / len(PACKAGES)}
+    with tempfile.TemporaryDirectory() as folder:
+        store = tokens_of(asked, Path(folder))
+        texts, places = _questions(store, asked.length)
+        found["questions"] = len(texts)
+        train = Snippets.of(store, "train", asked.snippet, asked.train_snippets, asked.seed)
+        test = Snippets.of(store, "heldout", asked.snippet, asked.test_snippets, asked.seed)
+        for kind, (objective, family) in KINDS.items():
+            recipe = asked.recipe(objective, family)
+            # One architecture for both: what differs is which side attention sees.
+            options = asked.recipe("causal", "qwen3")
+            config = ModelConfig.of(options, store.vocabulary).with_changes(causal=kind == "causal")
+            step = step_of(recipe, config, store)
+            with progress(f"training, {kind}", asked.steps, "steps") as advance:
+                fit(step, one_source(step.task.loader(recipe, store), asked.sequences), advance)
+            row: dict[str, Any] = {
+                "parameters": config.parameters,
+                "tokens": asked.steps * asked.sequences * asked.length,
+            }
+            assert store.mask_token is not None
+            last = np.full(len(texts), asked.length - 1)
+            row["fill_in"] = _answers(step, texts, places, store.mask_token)
+            row["next_token"] = _answers(step, texts, last, store.mask_token)
+            if kind == "causal":
+                row["fill_in_rescored"] = _rescored(step, texts, places)
+            for name, frozen in (("probe", True), ("fine_tuned", False)):
+                classify = asked.recipe("classify", "qwen3", frozen=frozen)
+                pooled = config.with_changes(labels=len(PACKAGES), pooling="mean", sequence_length=asked.snippet)
+                classifier = step_of(classify, pooled, store)
+                carry(step, classifier)
+                with progress(f"{name}, {kind}", asked.class_steps, "steps") as advance:
+                    fit(classifier, train.reader(asked.class_batch, asked.seed), advance)
+                row[name] = validate(classifier, [test.held_out()]).accuracy
+            found[kind] = row
+    return found
+
+
+def table(result: dict[str, Any]) -> str:
+    """The table for a person."""
+    causal, both, settings = result["causal"], result["bidirectional"], result["settings"]
+
+    def scored(row: dict[str, float]) -> str:
+        return f"{row['accuracy']:.1%} ({row['nats']:.2f} nats)"
+
+    rows = [
+        ("a hidden word in the middle", scored(causal["fill_in"]), scored(both["fill_in"])),
+        (f"  its {CANDIDATES} best words, text rescored", f"{causal['fill_in_rescored']:.1%}", "not needed"),
+        ("the last token of a text", scored(causal["next_token"]), scored(both["next_token"])),
+        ("predictions in one forward pass", f"{settings['length']}", "1, or the hidden share"),
+        ("writes text", "yes", "no"),
+        (f"which of {len(PACKAGES)} packages, head only", f"{causal['probe']:.1%}", f"{both['probe']:.1%}"),
+        ("  the whole model trained", f"{causal['fine_tuned']:.1%}", f"{both['fine_tuned']:.1%}"),
+    ]
+    return "\n".join(
+        [
+            f"The same {amount(causal['parameters'])}-parameter transformer, {amount(causal['tokens'])} tokens of Python's "
+            "standard library each;",
+            f"{result['questions']} questions on held-out files; chance for the packages: {result['chance']:.1%}.",
+            "",
+            f"{'':<34}{'causal: sees the left':>24}{'bidirectional: both sides':>28}",
+            *(f"{name:<34}{left:>24}{right:>28}" for name, left, right in rows),
+        ]
+    )
+
+
+def _questions(store: TokenStore, length: int) -> tuple[Ids, Ids]:
+    """Held-out texts, and in each the place of a word of one token near its middle."""
+    tokenizer = Tokenizer.load(store.folder / "tokenizer.json", "<|endoftext|>")
+    edges = WordEdges.of(tokenizer.token_pieces())
+    rows = np.concatenate([part.tokens[:, :length] for part in held_out(store, length)])
+    rows = rows[~(rows[:, -1] == store.end_of_text)]
+    chosen = np.unique(np.linspace(0, len(rows) - 1, QUESTIONS).astype(np.int64))
+    found = [(row, place) for row in rows[chosen] if (place := word_near_the_middle(row, edges, store.token_bytes))]
+    return np.stack([row for row, _ in found]), np.array([place for _, place in found])
+
+
+@torch.no_grad()
+def _answers(step: TrainStep, texts: Ids, places: Ids, mask_token: int) -> dict[str, float]:
+    """How often the token at each place is the likeliest, and its mean cross-entropy in nats.
+
+    A causal model's prediction for a place stands at the place before; a bidirectional one's behind the mask itself.
+    """
+    right, nats = 0, 0.0
+    for start in range(0, len(texts), ROWS):
+        rows, here = texts[start : start + ROWS].copy(), places[start : start + ROWS]
+        number = np.arange(len(rows))
+        wanted = torch.from_numpy(rows[number, here])
+        if not step.model.config.causal:
+            rows[number, here] = mask_token
+        logits_BTV = step.model.logits(torch.from_numpy(rows))
+        logits_BV = logits_BTV[torch.from_numpy(number), torch.from_numpy(here - int(step.model.config.causal))]
+        right += int((logits_BV.argmax(dim=1) == wanted).sum())
+        nats += float(torch.nn.functional.cross_entropy(logits_BV, wanted, reduction="sum"))
+    return {"accuracy": right / len(texts), "nats": nats / len(texts)}
+
+
+@torch.no_grad()
+def _rescored(step: TrainStep, texts: Ids, places: Ids) -> float:
+    """Accuracy of a causal model that tries its likeliest words and takes the one under which the text is likeliest."""
+    right = 0
+    for text, place in zip(texts, places.tolist(), strict=True):
+        row = torch.from_numpy(text)
+        best = step.model.logits(row[None, :place])[0, -1].topk(CANDIDATES).indices
+        tried_BT = row.repeat(CANDIDATES, 1)
+        tried_BT[:, place] = best
+        log_BTV = step.model.logits(tried_BT[:, :-1])[:, place - 1 :].log_softmax(dim=-1)
+        text_B: Tensor = log_BTV.gather(2, tried_BT[:, place:, None]).sum(dim=(1, 2))
+        right += int(best[text_B.argmax()] == row[place])
+    return right / len(texts)

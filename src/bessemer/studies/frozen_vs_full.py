@@ -1,0 +1,114 @@
+"""An encoder pretrained by masking, then a classifier on it: the encoder frozen, trained along, or never pretrained.
+
+The task: which of six packages of Python's standard library 64 tokens of source come from. Accuracy is on files that
+neither the pretraining nor the classifier saw.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from bessemer.model.config import ModelConfig
+from bessemer.studies.library import PACKAGES, Settings, Snippets, carry, fit, one_source, step_of, tokens_of
+from bessemer.terminal import amount, progress, size
+from bessemer.train import device as devices
+from bessemer.train.step import TrainStep
+from bessemer.train.validation import validate
+
+FAMILY = "modernbert"
+WAYS = {"frozen": "encoder frozen", "full": "encoder trained along", "scratch": "from scratch"}
+
+
+def run(settings: Settings | None = None) -> dict[str, Any]:
+    """Pretrain, then train the three classifiers for the same number of steps on the same snippets.
+
+    Returns `settings`, `pretraining` (tokens, seconds, accuracy on hidden tokens) and by way: accuracy, trainable
+    parameters, seconds, and bytes of memory at the peak above what was held before (None where the system does not
+    tell).
+    """
+    asked = settings or Settings()
+    with tempfile.TemporaryDirectory() as folder:
+        store = tokens_of(asked, Path(folder))
+        recipe = asked.recipe("masked", FAMILY)
+        pretrained = step_of(recipe, ModelConfig.of(recipe, store.vocabulary), store)
+        with progress("pretraining", asked.steps, "steps") as advance:
+            started = perf_counter()
+            reader = one_source(pretrained.task.loader(recipe, store), asked.sequences)
+            fit(pretrained, reader, advance)
+            seconds = perf_counter() - started
+        hidden = validate(pretrained, pretrained.task.held_out(recipe, store, 100_000))
+        train = Snippets.of(store, "train", asked.snippet, asked.train_snippets, asked.seed)
+        test = Snippets.of(store, "heldout", asked.snippet, asked.test_snippets, asked.seed)
+        found: dict[str, Any] = {
+            "settings": asdict(asked),
+            "pretraining": {
+                "tokens": asked.steps * asked.sequences * asked.length,
+                "seconds": seconds,
+                "hidden_accuracy": hidden.accuracy,
+            },
+            "chance": 1 / len(PACKAGES),
+        }
+        for way in WAYS:
+            classify = asked.recipe("classify", FAMILY, frozen=way == "frozen")
+            config = ModelConfig.of(classify, store.vocabulary, labels=len(PACKAGES)).with_changes(pooling="mean")
+            step = step_of(classify, config, store)
+            if way != "scratch":
+                carry(pretrained, step)
+            found[way] = _classifier(step, train, test, asked, WAYS[way])
+    return found
+
+
+def table(result: dict[str, Any]) -> str:
+    """The table for a person."""
+    settings, before = result["settings"], result["pretraining"]
+    lines = [
+        f"Which of {len(PACKAGES)} packages do {settings['snippet']} tokens of Python come from? Held-out files; chance: "
+        f"{result['chance']:.1%}.",
+        f"The encoder was pretrained on {amount(before['tokens'])} tokens in {before['seconds']:.0f} s and guesses "
+        f"{before['hidden_accuracy']:.1%} of hidden tokens. Each classifier: {settings['class_steps']} steps of "
+        f"{settings['class_batch']} snippets.",
+        "",
+        f"{'':<24}{'accuracy':>10}{'trained':>12}{'seconds':>10}{'memory':>12}",
+    ]
+    for way, name in WAYS.items():
+        row = result[way]
+        memory = size(row["memory_bytes"]) if row["memory_bytes"] is not None else "-"
+        lines.append(
+            f"{name:<24}{row['accuracy']:>10.1%}{amount(row['trained_parameters']):>12}{row['seconds']:>10.1f}{memory:>12}"
+        )
+    lines += ["", "trained: parameters with a gradient; memory: the peak above what was held before the training."]
+    return "\n".join(lines)
+
+
+def _classifier(step: TrainStep, train: Snippets, test: Snippets, asked: Settings, what: str) -> dict[str, Any]:
+    base = _settled_memory()
+    started = perf_counter()
+    with progress(what, asked.class_steps, "steps") as advance:
+        loss = fit(step, train.reader(asked.class_batch, asked.seed), advance)
+    seconds, peak = perf_counter() - started, devices.peak_resident_bytes()
+    scored = validate(step, [test.held_out()])
+    return {
+        "accuracy": scored.accuracy,
+        "loss": scored.loss,
+        "train_loss": loss,
+        "trained_parameters": sum(p.numel() for p in step.model.parameters() if p.requires_grad),
+        "seconds": seconds,
+        "memory_bytes": max(peak - base, 0) if base is not None else None,
+    }
+
+
+def _settled_memory() -> int | None:
+    """Bytes this process holds, after giving back what it has freed; the peak is counted anew from here."""
+    gc.collect()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+    except (OSError, AttributeError):
+        return None
+    return devices.resident_bytes()

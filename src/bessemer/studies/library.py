@@ -1,0 +1,208 @@
+"""Real text with real labels, on every machine: Python's standard library, and which package a snippet comes from.
+
+The text goes through the real corpus and tokens stages into a temporary folder. Files are held out whole, so no snippet
+that is scored comes from a file that was trained on.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.corpus import pipeline
+from bessemer.model.config import ModelConfig
+from bessemer.model.initialisation import build
+from bessemer.plan.dial import resolve
+from bessemer.recipe import Recipe, parse
+from bessemer.run import RunFolder
+from bessemer.tokens import build as tokens_build
+from bessemer.tokens.held_out import HeldOut
+from bessemer.tokens.labelled import Texts
+from bessemer.tokens.loader import Batch, Reader
+from bessemer.tokens.shards import TokenStore
+from bessemer.train import device as devices
+from bessemer.train.step import TrainStep
+
+PACKAGES = ("asyncio", "email", "importlib", "multiprocessing", "unittest", "xml")  # of a dozen files or more each
+
+RECIPE = """
+[run]
+name = "library"
+dir = '{folder}'
+seed = {seed}
+
+{sources}
+
+[corpus.dedup]
+minhash = false
+
+[tokenizer]
+vocabulary = {vocabulary}
+sample_bytes = 2_000_000
+
+[tokens]
+sequence_length = {length}
+held_out = 0.2
+pack_short_documents = true
+
+[model]
+family = "{family}"
+layers = {layers}
+width = {width}
+heads = {heads}
+
+[train]
+objective = "{objective}"
+steps = {steps}
+global_batch_tokens = {batch}
+micro_batch = {micro}
+device = "cpu"
+
+[train.masking]
+share = 0.3
+mode = "all"
+
+[train.optimizer]
+learning_rate = {rate}
+
+[train.schedule]
+kind = "wsd"
+decay_share = 0.5
+final_share = 0.0
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes of a study: the model, the text, the pretraining and the classifiers."""
+
+    layers: int = 3
+    width: int = 96
+    heads: int = 3
+    length: int = 128
+    vocabulary: int = 1024
+    max_bytes: int = 6_000_000
+    steps: int = 1200
+    sequences: int = 8
+    rate: float = 0.01
+    snippet: int = 64
+    train_snippets: int = 200  # of each package
+    test_snippets: int = 100
+    class_steps: int = 150
+    class_batch: int = 32
+    class_rate: float = 0.002
+    head_rate: float = 0.02  # where only the head is trained
+    seed: int = 1
+
+    def recipe(self, objective: str, family: str, folder: Path = Path("."), frozen: bool = False) -> Recipe:
+        """The recipe of one training of the study, resolved."""
+        classify = objective == "classify"
+        text = RECIPE.format(
+            folder=folder, seed=self.seed, sources=self._sources(), vocabulary=self.vocabulary, family=family,
+            length=self.snippet if classify else self.length, layers=self.layers, width=self.width, heads=self.heads,
+            objective=objective, steps=self.class_steps if classify else self.steps,
+            batch=self.class_batch * self.snippet if classify else self.sequences * self.length,
+            micro=self.class_batch if classify else self.sequences,
+            rate=(self.head_rate if frozen else self.class_rate) if classify else self.rate,
+        )  # fmt: skip
+        return resolve(parse(text + f"\n[train.classify]\nfrozen = {str(frozen).lower()}\n", "study"), self.vocabulary)
+
+    def _sources(self) -> str:
+        rest = f'label = "rest"\npaths = ["python://stdlib/*.py"]\nmax_bytes = {self.max_bytes}'
+        tables = {name: f'label = "{name}"\npaths = ["python://stdlib/{name}"]' for name in PACKAGES} | {"rest": rest}
+        shape = '[[corpus.sources]]\nname = "{}"\nformat = "code"\nsuffixes = [".py"]\n{}\n'
+        return "\n".join(shape.format(name, table) for name, table in tables.items())
+
+
+def tokens_of(settings: Settings, folder: Path) -> TokenStore:
+    """Clean the library's text and write it as tokens, with a mask token, into `folder`."""
+    recipe = settings.recipe("masked", "modernbert", folder)
+    run = RunFolder(recipe.run.folder)
+    run.path.mkdir(parents=True)
+    pipeline.build(recipe, run)
+    tokens_build.build(recipe, run)
+    return TokenStore.open(run.tokens)
+
+
+def step_of(recipe: Recipe, config: ModelConfig, store: TokenStore) -> TrainStep:
+    """A new model with its optimizer."""
+    return TrainStep(recipe, build(config, recipe.run.seed), devices.choose(recipe.train), store.end_of_text, 1)
+
+
+def fit(step: TrainStep, reader: Callable[[int], Batch], advance: Callable[..., None]) -> float:
+    """Train a step's recipe to its end; the mean loss of the last tenth of the steps. reader: step to batch."""
+    losses = []
+    steps = step.settings.steps
+    assert steps is not None, "the recipe is resolved"
+    for number in range(steps):
+        found = step.gradients(reader(number))
+        step.update(number, found.grad_norm)
+        losses.append(found.loss)
+        advance(1, note=f"loss {found.loss:.3f}")
+    tail = losses[-max(steps // 10, 1) :]
+    return sum(tail) / len(tail)
+
+
+def one_source(reader: Reader, sequences: int) -> Callable[[int], Batch]:
+    """The batches of a loader by step, all counted as of one source."""
+
+    def read(number: int) -> Batch:
+        batch = reader.batch(number * sequences, sequences)
+        return Batch(batch.first, batch.tokens, np.zeros(sequences, dtype=np.int64), batch.targets)
+
+    return read
+
+
+def carry(old: TrainStep, new: TrainStep) -> None:
+    """Give a new model the old one's weights, but for the head."""
+    weights = dict(old.model.named_parameters())
+    for name, parameter in new.model.named_parameters():
+        if not name.startswith(("head.", "classifier.")):
+            parameter.data.copy_(weights[name].data)
+
+
+@dataclass(frozen=True)
+class Snippets:
+    """Pieces from the middle of files: tokens (snippets, length), the first an end-of-text token; label (snippets,)."""
+
+    tokens: npt.NDArray[np.int64]
+    label: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, store: TokenStore, split: str, length: int, each: int, seed: int) -> Snippets:
+        """`each` snippets of every package, at random places of random files (of the larger ones more)."""
+        tokens = np.full((len(PACKAGES) * each, length), store.end_of_text, dtype=np.int64)
+        for number, name in enumerate(PACKAGES):
+            stream, texts = store.split(name, split), Texts(store.split(name, split), store.end_of_text)
+            draw = np.random.default_rng([seed, zlib.crc32(f"{name} {split}".encode())])
+            room = np.maximum(texts.lengths - (length - 1) + 1, 0)  # places in each file where a whole snippet begins
+            places = draw.choice(int(room.sum()), each, replace=int(room.sum()) < each)
+            files = np.searchsorted(np.cumsum(room), places, side="right")
+            starts = texts.starts[files] + places - (np.cumsum(room) - room)[files]
+            for row, start in enumerate(starts.tolist()):
+                stream.read(start, tokens[number * each + row, 1:])
+        return cls(tokens, np.repeat(np.arange(len(PACKAGES)), each))
+
+    def reader(self, count: int, seed: int) -> Callable[[int], Batch]:
+        """Batches of `count` snippets, every epoch shuffled anew."""
+
+        def read(number: int) -> Batch:
+            slots = np.arange(number * count, (number + 1) * count)
+            epochs = slots // len(self.tokens)
+            rows = np.empty(count, dtype=np.int64)
+            for epoch in np.unique(epochs):
+                order = np.random.default_rng([seed, int(epoch)]).permutation(len(self.tokens))
+                rows[epochs == epoch] = order[slots[epochs == epoch] % len(self.tokens)]
+            return Batch(int(slots[0]), self.tokens[rows], np.zeros(count, dtype=np.int64), self.label[rows][:, None])
+
+        return read
+
+    def held_out(self) -> HeldOut:
+        """All of them, to be scored."""
+        ones = np.ones((len(self.tokens), 1), dtype=np.bool_)
+        return HeldOut("library", self.tokens, ones, np.zeros(len(self.tokens), dtype=np.int64), self.label[:, None])
