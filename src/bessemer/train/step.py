@@ -102,5 +102,6 @@ class TrainStep:
                 targets_BT.flatten(),
                 chunk=self.settings.loss_chunk,
                 z_loss=self.settings.z_loss,
+                label_smoothing=self.settings.label_smoothing,
             )
         return loss.total, loss.nats_N.view(targets_BT.shape).sum(dim=1)
