@@ -3,7 +3,8 @@ import torch
 
 from bessemer.model.attention import Documents, causal_attention
 from bessemer.model.config import ModelConfig
-from bessemer.model.decoder import Decoder, rotate, rotations
+from bessemer.model.decoder import Decoder, rotations
+from bessemer.model.elementwise import rotate
 from bessemer.model.initialisation import build
 
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from bessemer.model.attention import Documents, causal_attention
 from bessemer.model.config import ModelConfig
+from bessemer.model.elementwise import rms_norm, rotate, swiglu
+from bessemer.model.product import Linear, linear
 
 
 class RMSNorm(nn.Module):
@@ -27,7 +29,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -41,12 +43,12 @@ class Attention(nn.Module):
         super().__init__()
         self.queries = config.heads // config.kv_heads
         self.qkv = nn.Parameter(torch.empty(config.kv_heads, self.queries + 2, config.head_dim, config.width))
-        self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
+        self.out = Linear(config.heads * config.head_dim, config.width, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor], documents: Documents | None) -> Tensor:
-        joined_BTGRK = F.linear(x_BTD, self.qkv.flatten(0, 2)).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]
+        joined_BTGRK = linear(x_BTD, self.qkv.flatten(0, 2)).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]
         q_BTGRK, k_BTGK, v_BTGK = joined_BTGRK.split([self.queries, 1, 1], dim=-2)
         q_BHTK = rotate(self.q_norm(q_BTGRK.flatten(2, 3)), rotation).transpose(1, 2)
         k_BGTK = rotate(self.k_norm(k_BTGK.squeeze(-2)), rotation).transpose(1, 2)
@@ -61,11 +63,10 @@ class SwiGLU(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.gate_up = nn.Parameter(torch.empty(2, config.mlp_width, config.width))
-        self.down = nn.Linear(config.mlp_width, config.width, bias=False)
+        self.down = Linear(config.mlp_width, config.width, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        gate_BTF, up_BTF = F.linear(x_BTD, self.gate_up.flatten(0, 1)).chunk(2, dim=-1)
-        projected: Tensor = self.down(F.silu(gate_BTF) * up_BTF)
+        projected: Tensor = self.down(swiglu(linear(x_BTD, self.gate_up.flatten(0, 1))))
         return projected
 
 
@@ -126,10 +127,3 @@ def rotations(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, T
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / head_dim
     angles = positions[..., None].double() * theta**-exponents
     return angles.cos().float()[..., None, :], angles.sin().float()[..., None, :]
-
-
-def rotate(x_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs (i, i + K/2) of each head by their angle: the halves' layout of Llama in `transformers`."""
-    cos, sin = (part.to(x_BTHK.dtype) for part in rotation)
-    first, second = x_BTHK.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

@@ -62,18 +62,20 @@ def memory(recipe: Recipe, config: ModelConfig, bytes_per_activation: int, base:
     """Memory of one device that holds the whole model.
 
     Weights, gradients and both moments are fp32: 16 bytes a parameter. Activations, in elements per token and block,
-    are what autograd keeps of the operations in `model/decoder.py`; a test counts them.
+    are what autograd keeps of the operations in `model/decoder.py`; a test counts them on a CPU in fp32.
     bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model.
     """
     train = recipe.train
     assert train.micro_batch is not None, "the recipe is resolved"
     tokens = train.micro_batch * config.sequence_length
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    norms = 6 * config.width  # of two: their input, what it is before the weight, and after
-    attention = (heads + 2 * kv_heads) + (heads + kv_heads) * (2 if config.qk_norm else 1) + heads
-    mlp = 4 * config.mlp_width  # gate and up, silu(gate), their product
+    norms = 4 * config.width  # of two: input and output
+    # The joined product, rotated queries and keys, the output by head and by token. Without QK-norm the CPU's attention by
+    # blocks frees the joined product, which is not counted on.
+    attention = (heads + 2 * kv_heads) + (heads + kv_heads) + 2 * heads
+    mlp = 3 * config.mlp_width  # gate and up, silu(gate) * up
     per_block = norms + attention + mlp
-    activations = tokens * (config.layers * per_block + 3 * config.width) * bytes_per_activation
+    activations = tokens * (config.layers * per_block + 2 * config.width) * bytes_per_activation
     chunk = min(train.loss_chunk, tokens)
     logits = 2 * 4 * chunk * config.vocabulary + 4 * config.vocabulary * config.width
     return Memory(
