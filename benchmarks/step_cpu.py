@@ -47,13 +47,15 @@ class Side:
         self.facts: dict[str, Any] = self._read()
         self.seconds: list[float] = []
         self.rounds: list[float] = []
+        self.peak_bytes = 0
 
     def take(self, steps: int) -> list[float]:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
-        found: list[float] = self._read()
-        return found
+        found = self._read()
+        self.peak_bytes = found["peak_bytes"]
+        return list(found["seconds"])
 
     def _read(self) -> Any:
         assert self.process.stdout is not None
@@ -80,22 +82,28 @@ def main() -> None:
     parser.add_argument("--nanogpt", help="a checkout of nanoGPT")
     parser.add_argument("--litgpt-python", help="a Python that has litgpt")
     parser.add_argument("--trainer-python", help="a Python that has transformers and accelerate")
+    parser.add_argument("--compiled", action="store_true", help="also a compiled side of each")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=2, help="steps of a side in its turn")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    threads = ["--threads", str(given.threads)]
-    sides = [Side("bessemer", sys.executable, "bessemer", *threads)]
+    wanted = [("Bessemer", sys.executable, ["bessemer"])]
     if given.nanogpt:
-        sides.append(Side("nanoGPT", sys.executable, "nanogpt", "--nanogpt", given.nanogpt, *threads))
+        wanted.append(("nanoGPT", sys.executable, ["nanogpt", "--nanogpt", given.nanogpt]))
     if given.litgpt_python:
-        sides.append(Side("litgpt", given.litgpt_python, "litgpt", *threads))
+        wanted.append(("litgpt", given.litgpt_python, ["litgpt"]))
     if given.trainer_python:
-        sides.append(Side("HF Trainer", given.trainer_python, "trainer", *threads))
+        wanted.append(("HF, bare loop", given.trainer_python, ["bare"]))
+        wanted.append(("HF Trainer", given.trainer_python, ["trainer"]))
+    sides = []
+    for compiled in (False, True) if given.compiled else (False,):
+        for name, python, arguments in wanted:
+            more = ["--threads", str(given.threads), *(["--compile"] if compiled else [])]
+            sides.append(Side(name + ", compiled" * compiled, python, *arguments, *more))
     peak = matmul_rate(given.threads)
     for side in sides:
-        side.take(1)
+        side.facts["first_step_seconds"] = side.take(1)[0]
     for number in range(given.rounds):
         turn = number % len(sides)
         for side in sides[turn:] + sides[:turn]:
@@ -106,16 +114,22 @@ def main() -> None:
     flops = sides[0].facts["flops_per_token"]
     rows = []
     print(f"\nmatmul rate {peak / 1e9:.0f} GFLOP/s on {given.threads} threads; {flops / 1e6:.1f} MFLOP a token")
-    print(f"{'side':<12} {'tokens/s':>9} {'best':>7} {'of matmul':>10} {'bessemer / side':>16}")
+    print(
+        f"{'side':<24} {'tokens/s':>9} {'best':>7} {'of matmul':>10} {'Bessemer / side':>16} {'peak MB':>8} {'of it':>6}"
+    )
     for side in sides:
         ratio = median(ours / theirs for ours, theirs in zip(sides[0].rounds, side.rounds, strict=True))
         middle, best = TOKENS / median(side.seconds), TOKENS / min(side.seconds)
-        share = middle * flops / peak
-        print(f"{side.name:<12} {middle:>9.0f} {best:>7.0f} {share:>10.0%} {ratio:>16.2f}")
+        share, memory = middle * flops / peak, sides[0].peak_bytes / side.peak_bytes
+        print(
+            f"{side.name:<24} {middle:>9.0f} {best:>7.0f} {share:>10.0%} {ratio:>16.2f} {side.peak_bytes / 1e6:>8.0f} "
+            f"{memory:>6.0%}"
+        )
         rows.append(
             {
                 "side": side.name, "tokens_per_second_median": middle, "tokens_per_second_best": best,
-                "share_of_matmul_rate": share, "bessemer_over_side_median": ratio, "rounds": side.rounds, **side.facts,
+                "share_of_matmul_rate": share, "bessemer_over_side_median": ratio, "peak_bytes": side.peak_bytes,
+                "bessemer_peak_over_side": memory, "rounds": side.rounds, **side.facts,
             }
         )  # fmt: skip
     if given.json:

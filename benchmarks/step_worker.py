@@ -1,6 +1,7 @@
 """One side of step_cpu.py: builds a model, then takes training steps when asked on standard input.
 
-Reads lines "N", takes N steps, answers with a JSON list of their seconds. First line out: JSON facts about the side.
+Reads lines "N", takes N steps, answers with JSON: their seconds, and the process's peak resident bytes since its first
+steps (so that a compiler's memory does not count). First line out: JSON facts about the side.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def timed(step: Callable[[], Any]) -> Take:
     return take
 
 
-def bessemer(micro_batch: int) -> tuple[Take, dict[str, Any]]:
+def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
     import numpy as np
 
     from bessemer.model.config import ModelConfig
@@ -67,6 +68,7 @@ def bessemer(micro_batch: int) -> tuple[Take, dict[str, Any]]:
             steps = 1000
             device = "cpu"
             precision = "fp32"
+            compile = "{"on" if compiled else "off"}"
             global_batch_tokens = {SEQUENCES * LENGTH}
             {micro}
             """,
@@ -87,7 +89,7 @@ def bessemer(micro_batch: int) -> tuple[Take, dict[str, Any]]:
     return timed(lambda: step.update(0, step.gradients(data).grad_norm)), facts
 
 
-def nanogpt(checkout: str) -> tuple[Take, dict[str, Any]]:
+def nanogpt(checkout: str, compiled: bool) -> tuple[Take, dict[str, Any]]:
     sys.path.insert(0, checkout)
     from model import GPT, GPTConfig  # type: ignore[import-not-found]
 
@@ -95,6 +97,9 @@ def nanogpt(checkout: str) -> tuple[Take, dict[str, Any]]:
     optimizer = model.configure_optimizers(0.1, 1e-4, (0.9, 0.95), "cpu")
     for group in optimizer.param_groups:  # its own setting is fused on CUDA only; be generous
         group["fused"] = True
+    parameters = sum(p.numel() for p in model.parameters())
+    if compiled:
+        model = torch.compile(model)
     inputs, targets = batch()
 
     def step() -> None:
@@ -104,10 +109,10 @@ def nanogpt(checkout: str) -> tuple[Take, dict[str, Any]]:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return timed(step), {"parameters": sum(p.numel() for p in model.parameters())}
+    return timed(step), {"parameters": parameters}
 
 
-def litgpt() -> tuple[Take, dict[str, Any]]:
+def litgpt(compiled: bool) -> tuple[Take, dict[str, Any]]:
     import lightning
     from litgpt import GPT, Config  # type: ignore[import-not-found]
     from litgpt.utils import chunked_cross_entropy  # type: ignore[import-not-found]
@@ -120,6 +125,9 @@ def litgpt() -> tuple[Take, dict[str, Any]]:
     fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="32-true")
     fabric.launch()
     model = GPT(config)
+    parameters = sum(p.numel() for p in model.parameters())
+    if compiled:  # as its pretrain.py does
+        model = torch.compile(model)
     model = fabric.setup(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     optimizer = fabric.setup_optimizers(optimizer)
@@ -132,12 +140,11 @@ def litgpt() -> tuple[Take, dict[str, Any]]:
         optimizer.step()
         optimizer.zero_grad()
 
-    return timed(step), {"parameters": sum(p.numel() for p in model.parameters())}
+    return timed(step), {"parameters": parameters}
 
 
-def trainer() -> tuple[Take, dict[str, Any]]:
-    import tempfile
-
+def llama() -> Any:
+    """The transformers' model of both Hugging Face sides."""
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -146,7 +153,33 @@ def trainer() -> tuple[Take, dict[str, Any]]:
         num_attention_heads=HEADS, num_key_value_heads=HEADS, max_position_embeddings=LENGTH, tie_word_embeddings=True,
         use_cache=False,
     )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
+    return transformers.LlamaForCausalLM(config)
+
+
+def bare(compiled: bool) -> tuple[Take, dict[str, Any]]:
+    """transformers' model in a loop written by hand."""
+    model = llama()
+    parameters = sum(p.numel() for p in model.parameters())
+    if compiled:
+        model = torch.compile(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    inputs, _ = batch()
+
+    def step() -> None:
+        model(input_ids=inputs, labels=inputs).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return timed(step), {"parameters": parameters}
+
+
+def trainer(compiled: bool) -> tuple[Take, dict[str, Any]]:
+    import tempfile
+
+    import transformers
+
+    model = llama()
     inputs, _ = batch()
     rows = [{"input_ids": row, "labels": row} for row in inputs] * 4
 
@@ -164,6 +197,7 @@ def trainer() -> tuple[Take, dict[str, Any]]:
                 folder, max_steps=count + 1, per_device_train_batch_size=SEQUENCES, use_cpu=True, report_to=[],
                 learning_rate=1e-4, weight_decay=0.1, optim="adamw_torch_fused", logging_strategy="no",
                 save_strategy="no", disable_tqdm=True, max_grad_norm=1.0, dataloader_pin_memory=False,
+                torch_compile=compiled,
             )  # fmt: skip
             transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[clock]).train()
         # From the end of one step to the end of the next; the first one, which starts the loop up, is not counted.
@@ -172,25 +206,44 @@ def trainer() -> tuple[Take, dict[str, Any]]:
     return take, {"parameters": sum(p.numel() for p in model.parameters())}
 
 
+def peak_resident() -> int:
+    """Bytes, since forget_peak."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+SIDES = ("bessemer", "nanogpt", "litgpt", "bare", "trainer")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("side", choices=["bessemer", "nanogpt", "litgpt", "trainer"])
+    parser.add_argument("side", choices=SIDES)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--nanogpt", type=Path)
     parser.add_argument("--micro-batch", type=int, default=0)
+    parser.add_argument("--compile", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries print; answers go out alone
     if given.side == "bessemer":
-        take, facts = bessemer(given.micro_batch)
+        take, facts = bessemer(given.micro_batch, given.compile)
     elif given.side == "nanogpt":
-        take, facts = nanogpt(str(given.nanogpt))
+        take, facts = nanogpt(str(given.nanogpt), given.compile)
     else:
-        take, facts = litgpt() if given.side == "litgpt" else trainer()
+        take, facts = {"litgpt": litgpt, "bare": bare, "trainer": trainer}[given.side](given.compile)
     print(json.dumps({**facts, "torch": torch.__version__}), file=answers, flush=True)
+    first = True
     for line in sys.stdin:
-        print(json.dumps(take(int(line))), file=answers, flush=True)
+        seconds = take(int(line))
+        if first:
+            forget_peak()
+            first = False
+        print(json.dumps({"seconds": seconds, "peak_bytes": peak_resident()}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

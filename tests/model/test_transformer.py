@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from bessemer.model.attention import Documents, Scope, Sight, attention
+from bessemer.model.elementwise import rotate
 from bessemer.model.initialisation import build
-from bessemer.model.rotary import rotate, rotations
+from bessemer.model.rotary import rotations
 from tests.model.samples import config, stirred
 
 

@@ -1,35 +1,142 @@
 import pytest
 import torch
 
+from bessemer.errors import InputError
 from bessemer.train.objective import chunked_cross_entropy
 
 
-def plain(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, z_loss: float) -> torch.Tensor:
-    logits = hidden @ head.T
+def plain(
+    hidden: torch.Tensor,
+    head: torch.Tensor,
+    targets: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """The textbook's way, with all logits, through torch's own cross-entropy."""
+    logits = torch.nn.functional.linear(hidden, head, bias)
+    if soft_cap:
+        logits = soft_cap * torch.tanh(logits / soft_cap)
     valid = targets >= 0
-    nats = torch.nn.functional.cross_entropy(logits[valid], targets[valid], reduction="sum")
+    nats = torch.nn.functional.cross_entropy(
+        logits[valid], targets[valid], reduction="sum", label_smoothing=label_smoothing
+    )
     return nats + z_loss * logits[valid].logsumexp(1).square().sum()
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 32, 1000])
-@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
-@pytest.mark.parametrize("missing", [0, 5])
-def test_loss_and_gradients_are_those_of_the_plain_form(chunk: int, z_loss: float, missing: int) -> None:
+def drawn(tokens: int = 40, width: int = 16, vocabulary: int = 50) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
-    hidden, head = torch.randn(40, 16, generator=generator), torch.randn(50, 16, generator=generator)
-    targets = torch.randint(0, 50, (40,), generator=generator)
+    return (
+        torch.randn(tokens, width, generator=generator),
+        torch.randn(vocabulary, width, generator=generator),
+        torch.randn(vocabulary, generator=generator),
+        torch.randint(0, vocabulary, (tokens,), generator=generator),
+    )
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 32, 1000])
+@pytest.mark.parametrize("missing", [0, 5])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {},
+        {"z_loss": 1e-2},
+        {"label_smoothing": 0.1},
+        {"soft_cap": 3.0},
+        {"z_loss": 1e-2, "label_smoothing": 0.2, "soft_cap": 5.0},
+    ],
+    ids=str,
+)
+def test_loss_and_gradients_are_those_of_the_plain_form(
+    chunk: int, missing: int, with_bias: bool, terms: dict[str, float]
+) -> None:
+    hidden, head, bias, targets = drawn()
     targets[3 : 3 + missing] = -1
-    exact_hidden, exact_head = (x.double().requires_grad_() for x in (hidden, head))
-    wanted = plain(exact_hidden, exact_head, targets, z_loss)
+    inputs = [hidden, head, *([bias] if with_bias else [])]
+    exact = [x.double().requires_grad_() for x in inputs]
+    wanted = plain(exact[0], exact[1], targets, *exact[2:], **terms)
     (wanted / 7).backward()
-    hidden.requires_grad_()
-    head.requires_grad_()
-    found = chunked_cross_entropy(hidden, head, targets, chunk=chunk, z_loss=z_loss)
+    for x in inputs:
+        x.requires_grad_()
+    found = chunked_cross_entropy(hidden, head, targets, bias_V=bias if with_bias else None, chunk=chunk, **terms)
     (found.total / 7).backward()
     assert float(found.total.detach()) == pytest.approx(float(wanted.detach()), rel=1e-6)
-    torch.testing.assert_close(hidden.grad, exact_hidden.grad.float(), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(head.grad, exact_head.grad.float(), rtol=1e-5, atol=1e-6)
+    for x, y in zip(inputs, exact, strict=True):
+        torch.testing.assert_close(x.grad, y.grad.float(), rtol=1e-5, atol=2e-6)
+    # The reported loss is the plain cross-entropy, whatever is added to what is optimised.
+    capped = {name: value for name, value in terms.items() if name == "soft_cap"}
+    nats = plain(exact[0], exact[1], targets, *exact[2:], **capped)
+    assert float(found.nats_N.double().sum()) == pytest.approx(float(nats.detach()), rel=1e-6)
     assert (found.nats_N[targets < 0] == 0).all()
+    assert not found.nats_N.requires_grad
+
+
+@pytest.mark.parametrize("soft_cap", [None, 4.0])
+def test_gradients_in_float64_are_exact(soft_cap: float | None) -> None:
+    leaves = [x.double().requires_grad_() for x in drawn()[:3]]
+    twins = [x.detach().clone().requires_grad_() for x in leaves]
+    targets = drawn()[3]
+    targets[2] = -1
+    terms = {"z_loss": 0.1, "label_smoothing": 0.3, "soft_cap": soft_cap}
+    chunked_cross_entropy(leaves[0], leaves[1], targets, bias_V=leaves[2], chunk=7, **terms).total.backward()
+    plain(twins[0], twins[1], targets, twins[2], **terms).backward()
+    for x, y in zip(leaves, twins, strict=True):
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-11, atol=1e-11)
+
+
+def test_the_pieces_add_up_whatever_the_cut() -> None:
+    """Loss and gradients do not depend on how tokens are cut, ordered or padded."""
+    hidden, head, bias, targets = drawn(64, 24, 300)
+    targets[5:20] = -1
+    terms = {"z_loss": 1e-3, "label_smoothing": 0.1, "soft_cap": 20.0}
+
+    def taken(parts: list[torch.Tensor], chunk: int, padding: int = 0) -> tuple[float, list[torch.Tensor]]:
+        leaves = [x.clone().requires_grad_() for x in (hidden, head, bias)]
+        total = 0.0
+        for part in parts:
+            rows, wanted = leaves[0][part], targets[part]
+            if padding:
+                rows = torch.cat([rows, torch.full((padding, 24), 1e3)])
+                wanted = torch.cat([wanted, torch.full((padding,), -1)])
+            loss = chunked_cross_entropy(rows, leaves[1], wanted, bias_V=leaves[2], chunk=chunk, **terms).total
+            (loss / 49).backward()
+            total += float(loss.detach().double())
+        return total, [x.grad.double() for x in leaves]
+
+    everything = torch.arange(64)
+    shuffled = torch.randperm(64, generator=torch.Generator().manual_seed(1))
+    whole = taken([everything], 64)
+    for other in (
+        taken(list(everything.split(1)), 8),
+        taken([everything[:5], everything[5:20], everything[20:]], 16),  # one part without a single target
+        taken([shuffled], 7),
+        taken(list(everything.split(16)), 64, padding=11),
+    ):
+        assert other[0] == pytest.approx(whole[0], rel=1e-6)
+        for x, y in zip(whole[1], other[1], strict=True):
+            assert torch.isfinite(y).all()
+            assert float((x - y).norm() / x.norm()) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"), [({"label_smoothing": 1.0}, "label_smoothing"), ({"soft_cap": 0.0}, "soft_cap")]
+)
+def test_senseless_terms_are_refused(terms: dict[str, float], said: str) -> None:
+    hidden, head, _, targets = drawn()
+    with pytest.raises(InputError, match=said):
+        chunked_cross_entropy(hidden, head, targets, chunk=8, **terms)
+
+
+def test_an_uncounted_row_may_hold_anything() -> None:
+    hidden, head, _, targets = drawn()
+    hidden[4], targets[4] = float("nan"), -1
+    head.requires_grad_()
+    found = chunked_cross_entropy(hidden, head, targets, chunk=8)
+    found.total.backward()
+    assert torch.isfinite(found.total)
+    assert torch.isfinite(head.grad).all()
 
 
 def test_no_valid_target_is_zero_and_not_nan() -> None:
@@ -50,7 +157,7 @@ def test_the_full_logits_are_never_held() -> None:
             nonlocal largest
             out = func(*args, **(kwargs or {}))
             if isinstance(out, torch.Tensor):
-                largest = max(largest, out.numel())
+                largest = max(largest, out.untyped_storage().nbytes() // out.element_size())
             return out
 
     hidden, head = torch.randn(1024, 8, requires_grad=True), torch.randn(500, 8, requires_grad=True)
@@ -77,7 +184,7 @@ def test_bf16_products_keep_fp32_sums() -> None:
     narrow = hidden.bfloat16().requires_grad_()
     found = chunked_cross_entropy(narrow, head, targets, chunk=16)
     found.total.backward()
-    wanted = plain(hidden, head.detach(), targets, 0.0)
+    wanted = plain(hidden, head.detach(), targets)
     assert found.total.dtype == torch.float32
     assert narrow.grad.dtype == torch.bfloat16
     assert head.grad.dtype == torch.float32

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bessemer.model.config import ModelConfig
+from bessemer.model.elementwise import rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -18,7 +19,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(widened(x), self.weight.shape, self.weight, self.eps).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class LayerNorm(nn.Module):

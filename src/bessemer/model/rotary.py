@@ -30,13 +30,6 @@ def rotations(
     return angles.cos().to(wide)[..., None, :], angles.sin().to(wide)[..., None, :]
 
 
-def rotate(x_BTHK: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs (i, i + K/2) of each head by their angle: the halves' layout of Llama in `transformers`."""
-    cos, sin = (part.to(x_BTHK.dtype) for part in rotation)
-    first, second = x_BTHK.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
 def _stretched(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """The frequencies under a scaling (see RopeScaling for its sources)."""
     if scaling.kind == "linear":

@@ -13,15 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bessemer.model.attention import Documents, Scope, Sight, attention, cached_attention
 from bessemer.model.cache import Cache, LayerCache
 from bessemer.model.config import ModelConfig
+from bessemer.model.elementwise import rotate, swiglu
 from bessemer.model.heads import Classifier, LanguageHead
 from bessemer.model.parts import RMSNorm, activate, norm
-from bessemer.model.rotary import rotate, rotations
+from bessemer.model.product import linear
+from bessemer.model.rotary import rotations
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x, weight, bias) to x @ weight.T + bias
 
@@ -33,7 +34,7 @@ class Attention(nn.Module):
     product serves all three, and a cut along the first dimension is a cut between heads. `qkv_bias` is (G, R + 2, K).
     """
 
-    product: Product = staticmethod(F.linear)
+    product: Product = staticmethod(linear)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class Attention(nn.Module):
 class GatedMLP(nn.Module):
     """down(act(gate(x)) * up(x)) (Shazeer 2020). `gate_up` is (2, F, D), so that one product serves both."""
 
-    product: Product = staticmethod(F.linear)
+    product: Product = staticmethod(linear)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -82,15 +83,20 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         bias = None if self.gate_up_bias is None else self.gate_up_bias.flatten()
-        gate_BTF, up_BTF = self.product(x_BTD, self.gate_up.flatten(0, 1), bias).chunk(2, dim=-1)
-        hidden_BTF = activate(self.activation, gate_BTF) * up_BTF
-        return self.product(hidden_BTF, self.down.weight, self.down.bias)
+        joined_BTF = self.product(x_BTD, self.gate_up.flatten(0, 1), bias)
+        return self.product(self._gated(joined_BTF), self.down.weight, self.down.bias)
+
+    def _gated(self, gate_up_BTF: Tensor) -> Tensor:
+        if self.activation == "silu":
+            return swiglu(gate_up_BTF)
+        gate_BTF, up_BTF = gate_up_BTF.chunk(2, dim=-1)
+        return activate(self.activation, gate_BTF) * up_BTF
 
 
 class MLP(nn.Module):
     """down(act(up(x)))."""
 
-    product: Product = staticmethod(F.linear)
+    product: Product = staticmethod(linear)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -110,7 +110,7 @@ def memory(
 
     Weights and gradients are fp32; the moments as the optimizer keeps them, and elsewhere when `offloads` (the device
     has no part in the CPU's memory) and the recipe asks for it. Activations, in elements per token and block,
-    are what autograd keeps of the operations in `model/transformer.py`; a test counts them.
+    are what autograd keeps of the operations in `model/transformer.py`; a test counts them on a CPU in fp32.
     bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model; recomputed: blocks,
     from the first, that are recomputed; None: all, if any; bytes_per_cast: of the copies of the blocks' weights that
     autocast makes and the backward pass keeps.
@@ -118,16 +118,12 @@ def memory(
     train = recipe.train
     assert train.micro_batch is not None, "the recipe is resolved"
     tokens = train.micro_batch * config.sequence_length
-    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    norms = 6 * config.width  # of two: their input, what it is before the weight, and after
-    attention = (heads + 2 * kv_heads) + (heads + kv_heads) * (1 if config.qk_norm == "none" else 2) + heads
-    mlp = 4 * config.mlp_width  # gate and up, silu(gate), their product
-    per_block = norms + attention + mlp
+    per_block = _kept_by_a_block(config)
     chunk = min(train.loss_chunk, tokens)
     logits = 2 * 4 * chunk * config.vocabulary + 4 * config.vocabulary * config.width
     blocks = recomputed if recomputed is not None else 0 if train.recompute == "none" else config.layers
     selected = _kept(train.recompute, config)
-    activations = tokens * (blocks * selected + 3 * config.width) * bytes_per_activation
+    activations = tokens * (blocks * selected + 2 * config.width) * bytes_per_activation
     # The blocks that are not recomputed are done, and their memory free, by the time the others are. When there are
     # none, the last block is recomputed after the loss, in the place of its logits.
     whole = config.layers - blocks
@@ -144,6 +140,22 @@ def memory(
         base=base,
         casts=whole * config.block_matrix_parameters * bytes_per_cast,
     )
+
+
+def _kept_by_a_block(config: ModelConfig) -> int:
+    """Elements per token that autograd keeps of a block that is not recomputed."""
+    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    norms = 4 * config.width  # of two: input and output
+    # The joined product, its rotated queries and keys, the output by head and by token. Without QK-norm the CPU's
+    # attention by blocks frees the joined product, which is not counted on.
+    attention = (heads + 2 * kv_heads) + 2 * heads
+    if config.positions == "rotary":
+        attention += heads + kv_heads
+    if config.qk_norm == "full":  # which joins the heads anew before it
+        attention += heads + kv_heads
+    # gate and up, silu(gate) * up in one; what an activation reads and gives, where it stands alone
+    mlp = {"swiglu": 3, "geglu": 4}.get(config.mlp, 2) * config.mlp_width
+    return norms + attention + mlp
 
 
 def _kept(recompute: str, config: ModelConfig) -> int:

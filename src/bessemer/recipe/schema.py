@@ -246,7 +246,16 @@ class Train(Section):
     z_loss: float = Field(
         0.0, ge=0, description="Weight of the square of the log partition function (PaLM, section 5); 0: off."
     )
-    loss_chunk: Positive = Field(4096, description="Tokens whose logits are held at one time.")
+    label_smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the target's probability spread evenly over the vocabulary (Szegedy et al. 2016); the "
+        "reported loss stays the plain cross-entropy.",
+    )
+    loss_chunk: Positive = Field(
+        4096, description="Tokens whose logits are held at one time, at the most; a CPU holds what fits its cache."
+    )
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8-rowwise"] = Field(
         "auto",
         description="Arithmetic of the matrix products; auto: bf16 where a GPU has it, else fp32; fp16 scales the loss "

@@ -11,78 +11,174 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bessemer.errors import InputError
+from bessemer.model.product import times, times_transposed
+
+CACHED_LOGITS = 1 << 21  # 8 MiB of fp32: with 8,192 tokens in the vocabulary, 256 rows (docs/notes/cpu-step.md)
+
 
 @dataclass(frozen=True)
 class Loss:
-    """total: differentiable sum over the valid targets, z-loss included; nats_N: each token's cross-entropy, 0 where the
-    target does not count, detached."""
+    """total: differentiable sum over the valid targets, z-loss and label smoothing included; nats_N: each token's plain
+    cross-entropy, 0 where the target does not count, detached."""
 
     total: Tensor
     nats_N: Tensor
 
 
-def chunked_cross_entropy(
-    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, *, chunk: int, z_loss: float = 0.0
-) -> Loss:
-    """Cross-entropy of softmax(hidden @ head.T) in nats, summed over targets >= 0.
+@dataclass(frozen=True)
+class _Terms:
+    """What the loss is made of, besides the cross-entropy."""
 
-    Logits exist for `chunk` tokens at a time. Their gradient is formed in the same pass, in place of the logits, and
-    carried straight on to `hidden` and `head`, so the backward pass computes nothing again. z_loss weighs the square
-    of the log partition function (Chowdhery et al. 2022, section 5). The sums are in fp32 whatever the inputs.
+    chunk: int
+    z_loss: float
+    label_smoothing: float
+    soft_cap: float | None
+
+
+def chunked_cross_entropy(
+    hidden_ND: Tensor,
+    head_VD: Tensor,
+    targets_N: Tensor,
+    *,
+    bias_V: Tensor | None = None,
+    chunk: int,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    soft_cap: float | None = None,
+) -> Loss:
+    """Cross-entropy of softmax(hidden @ head.T + bias) in nats, summed over targets >= 0.
+
+    Logits exist for `chunk` tokens at a time, on a CPU for no more than fit its cache. Their gradient is formed in the
+    same pass, in place of the logits, and carried straight on to `hidden`, `head` and `bias`, so the backward pass
+    computes nothing again. The sums are in fp32 whatever the inputs (fp64 for fp64). On a CPU tokens without a target
+    cost nothing: they are left out before the product.
+
+    z_loss weighs the square of the log partition function (Chowdhery et al. 2022, section 5). label_smoothing e mixes
+    the target with the uniform distribution, (1 - e) * one-hot + e / V (Szegedy et al. 2016, section 7). soft_cap c
+    bounds the logits to c * tanh(logits / c) (Gemma Team 2024, section 2). Raises InputError for a label_smoothing
+    outside [0, 1) and a soft_cap that is not positive.
     """
+    if not 0.0 <= label_smoothing < 1.0:
+        raise InputError(f"label_smoothing: it lies in [0, 1), got {label_smoothing}")
+    if soft_cap is not None and soft_cap <= 0.0:
+        raise InputError(f"soft_cap: it is positive, got {soft_cap}; leave it out for logits without a bound")
+    terms = _Terms(chunk, z_loss, label_smoothing, soft_cap)
+    rows = None
+    if targets_N.device.type == "cpu" and not bool((targets_N >= 0).all()):
+        rows = (targets_N >= 0).nonzero()[:, 0]
+        hidden_ND, counted_N = hidden_ND[rows], targets_N[rows]
+    else:
+        counted_N = targets_N
     total, nats_N = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, head_VD, targets_N, chunk, z_loss
+        hidden_ND, head_VD, bias_V, counted_N, terms
     )
+    if rows is not None:
+        nats_N = nats_N.new_zeros(targets_N.shape).index_copy_(0, rows, nats_N)
     return Loss(total, nats_N)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, chunk: int, z_loss: float
+        ctx: Any, hidden_ND: Tensor, head_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, terms: _Terms
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            wants_hidden, wants_head = ctx.needs_input_grad[:2]
+            wants_hidden, wants_head, wants_bias = ctx.needs_input_grad[:3]
+            wide = torch.promote_types(hidden_ND.dtype, torch.float32)
             head = head_VD.to(hidden_ND.dtype)
-            nats_N = torch.zeros(len(targets_N), dtype=torch.float32, device=hidden_ND.device)
-            penalty = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
+            bias = None if bias_V is None else bias_V.to(wide)
+            count, vocabulary, device = len(targets_N), len(head_VD), hidden_ND.device
+            nats_N = torch.empty(count, dtype=wide, device=device)
+            extra = torch.zeros((), dtype=wide, device=device)
             hidden_grad = torch.empty_like(hidden_ND) if wants_hidden else None
-            head_grad = torch.zeros_like(head_VD, dtype=torch.float32) if wants_head else None
-            for start in range(0, len(targets_N), chunk):
+            head_grad = torch.empty_like(head_VD, dtype=wide) if wants_head else None
+            bias_grad = torch.zeros(vocabulary, dtype=wide, device=device) if wants_bias else None
+            if head_grad is not None and count == 0:
+                head_grad.zero_()
+            chunk = _chunk(terms.chunk, vocabulary, device)
+            for start in range(0, count, chunk):
                 part = slice(start, start + chunk)
                 hidden_CD, targets_C = hidden_ND[part], targets_N[part]
-                counts_C = targets_C >= 0
-                target_C1 = targets_C.clamp(min=0)[:, None]
-                logits_CV = (hidden_CD @ head.T).float()
-                log_sum_C = logits_CV.logsumexp(dim=1)
-                nats_N[part] = torch.where(counts_C, log_sum_C - logits_CV.gather(1, target_C1)[:, 0], 0.0)
-                if z_loss:
-                    penalty += z_loss * torch.where(counts_C, log_sum_C.square(), 0.0).sum()
-                if hidden_grad is None and head_grad is None:
+                logits_CV = times_transposed(hidden_CD, head).to(wide)
+                if bias is not None:
+                    logits_CV.add_(bias)
+                slope_CV = _cap(logits_CV, terms.soft_cap) if terms.soft_cap else None
+                nats_C, extra_C = _to_gradient(logits_CV, targets_C, terms, any(ctx.needs_input_grad))
+                nats_N[part] = nats_C
+                extra += extra_C.sum()
+                if not any(ctx.needs_input_grad):
                     continue
-                gradient_CV = logits_CV.sub_(log_sum_C[:, None]).exp_()  # the softmax, where the logits were
-                if z_loss:
-                    gradient_CV.mul_((1.0 + 2.0 * z_loss * log_sum_C)[:, None])
-                gradient_CV.scatter_add_(1, target_C1, gradient_CV.new_full(target_C1.shape, -1.0))
-                if not bool(counts_C.all()):
-                    gradient_CV.masked_fill_(~counts_C[:, None], 0.0)
-                narrow_CV = gradient_CV.to(hidden_ND.dtype)
+                if slope_CV is not None:
+                    logits_CV.mul_(slope_CV)
+                if bias_grad is not None:
+                    bias_grad += logits_CV.sum(dim=0)
+                narrow_CV = logits_CV.to(hidden_ND.dtype)
                 if hidden_grad is not None:
-                    torch.mm(narrow_CV, head, out=hidden_grad[part])
-                if head_grad is not None and head_grad.dtype == hidden_ND.dtype:
-                    head_grad.addmm_(narrow_CV.T, hidden_CD)
-                elif head_grad is not None:
-                    head_grad += narrow_CV.T @ hidden_CD
-            ctx.save_for_backward(hidden_grad, head_grad)
+                    hidden_grad[part] = times(narrow_CV, head)
+                if head_grad is not None:
+                    _add_product(head_grad, narrow_CV, hidden_CD, fresh=start == 0)
+                del logits_CV, narrow_CV, slope_CV  # the next chunk's logits go where these were
+            ctx.save_for_backward(hidden_grad, head_grad, bias_grad)
             ctx.mark_non_differentiable(nats_N)
-            return nats_N.sum() + penalty, nats_N
+            return nats_N.sum() + extra, nats_N
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        hidden_grad, head_grad = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scale = gradients[0]
-        return (
-            None if hidden_grad is None else hidden_grad * scale.to(hidden_grad.dtype),
-            None if head_grad is None else head_grad.mul_(scale),
-            None, None, None,
-        )  # fmt: skip
+        hidden, head, bias = (None if x is None else x.mul_(scale.to(x.dtype)) for x in ctx.saved_tensors)
+        return hidden, head, bias, None, None
+
+
+def _chunk(asked: int, vocabulary: int, device: torch.device) -> int:
+    """Tokens of a chunk. On a CPU no more than keep the logits in the last cache: every pass over them is faster."""
+    return asked if device.type != "cpu" else min(asked, max(CACHED_LOGITS // vocabulary, 16))
+
+
+def _cap(logits_CV: Tensor, soft_cap: float) -> Tensor:
+    """Bound the logits in place; returns the bound's derivative, 1 - tanh(logits / cap)^2."""
+    logits_CV.div_(soft_cap).tanh_()
+    slope_CV = torch.mul(logits_CV, logits_CV).neg_().add_(1.0)
+    logits_CV.mul_(soft_cap)
+    return slope_CV
+
+
+def _to_gradient(logits_CV: Tensor, targets_C: Tensor, terms: _Terms, wants_gradient: bool) -> tuple[Tensor, Tensor]:
+    """Turn a chunk's logits into the loss's gradient with respect to them, in place, with one exponential an element.
+
+    Returns each token's cross-entropy and what z-loss and label smoothing add to it, both 0 where no target is.
+    """
+    counts_C = targets_C >= 0
+    target_C1 = targets_C.clamp(min=0)[:, None]
+    target_logit_C = logits_CV.gather(1, target_C1)[:, 0]
+    smoothing, vocabulary = terms.label_smoothing, logits_CV.shape[1]
+    mean_C = logits_CV.mean(dim=1) if smoothing else None
+    largest_C1 = logits_CV.amax(dim=1, keepdim=True)
+    sums_C = logits_CV.sub_(largest_C1).exp_().sum(dim=1)
+    log_sum_C = largest_C1[:, 0] + sums_C.log()
+    nats_C = torch.where(counts_C, log_sum_C - target_logit_C, 0.0)
+    extra_C = torch.zeros_like(nats_C)
+    if terms.z_loss:
+        extra_C += torch.where(counts_C, terms.z_loss * log_sum_C.square(), 0.0)
+    if mean_C is not None:
+        extra_C += torch.where(counts_C, smoothing * (target_logit_C - mean_C), 0.0)
+    if wants_gradient:
+        # d/dlogits of log_sum is the softmax; where there is no target the whole row becomes 0.
+        scale_C = (1.0 + 2.0 * terms.z_loss * log_sum_C) / sums_C
+        logits_CV.mul_(torch.where(counts_C, scale_C, 0.0)[:, None])
+        counts_C1 = counts_C.to(logits_CV.dtype)[:, None]
+        logits_CV.scatter_add_(1, target_C1, counts_C1 * (smoothing - 1.0))
+        if smoothing:
+            logits_CV.sub_(counts_C1 * (smoothing / vocabulary))
+    return nats_C, extra_C
+
+
+def _add_product(total_VD: Tensor, gradient_CV: Tensor, hidden_CD: Tensor, *, fresh: bool) -> None:
+    """total += gradient.T @ hidden, or = when `fresh`, the sum in the total's dtype."""
+    if total_VD.dtype != gradient_CV.dtype:
+        product = gradient_CV.T @ hidden_CD
+        total_VD.copy_(product) if fresh else total_VD.add_(product)
+    elif fresh:
+        torch.mm(gradient_CV.T, hidden_CD, out=total_VD)
+    else:
+        total_VD.addmm_(gradient_CV.T, hidden_CD)

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bessemer.errors import BessemerError, InputError
+from bessemer.model.product import linear
 from bessemer.train import fp8
 
 TENSOR_CORES_32 = (8, 0)  # compute capability from which CUDA devices multiply in tf32 and bf16 (Ampere)
@@ -103,7 +103,7 @@ def autocast(precision: Precision, place: torch.device) -> contextlib.AbstractCo
 
 def product_of(precision: Precision) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     """The function (x, weight, bias) that the blocks' products go through."""
-    return F.linear if precision.fp8 is None else fp8.Product(precision.fp8)
+    return linear if precision.fp8 is None else fp8.Product(precision.fp8)
 
 
 def probe(precision: Precision, place: torch.device) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from bessemer.errors import InputError
+from bessemer.model import attention_cpu as _  # noqa: F401 (registers its operator)
 from bessemer.model.cache import LayerCache
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
@@ -32,7 +33,10 @@ ATTENTION = {
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.higher_order.flex_attention,
+    torch.ops.bessemer.block_causal_attention.default,
 }
+if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    PRODUCTS.add(torch.ops.mkldnn._linear_pointwise.default)
 PRODUCTS_OF_A_BLOCK = 4  # queries, keys and values; output; MLP in; MLP out
 
 

@@ -101,15 +101,19 @@ def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
     return config if pooling is None else config.with_changes(pooling=pooling)
 
 
-def language_loss(model: Transformer, hidden_ND: Tensor, targets_N: Tensor, chunk: int, z_loss: float = 0.0) -> Loss:
-    """Cross-entropy of the model's predictions over its vocabulary."""
+def language_loss(model: Transformer, hidden_ND: Tensor, targets_N: Tensor, settings: Train, *, scored: bool) -> Loss:
+    """Cross-entropy of the model's predictions over its vocabulary; scored: without the recipe's extras."""
     head = model.head
-    hidden_ND = head.transform(hidden_ND)
-    weight: Tensor = head.weight
-    if head.bias is not None:  # as one more input that is always 1
-        hidden_ND = torch.cat([hidden_ND, hidden_ND.new_ones(len(hidden_ND), 1)], dim=1)
-        weight = torch.cat([weight, head.bias[:, None]], dim=1)
-    return chunked_cross_entropy(hidden_ND, weight, targets_N, chunk=chunk, z_loss=z_loss)
+    return chunked_cross_entropy(
+        head.transform(hidden_ND),
+        head.weight,
+        targets_N,
+        bias_V=head.bias,
+        chunk=settings.loss_chunk,
+        z_loss=0.0 if scored else settings.z_loss,
+        label_smoothing=0.0 if scored else settings.label_smoothing,
+        soft_cap=head.soft_cap or None,
+    )
 
 
 @dataclass(frozen=True)
@@ -134,16 +138,13 @@ class Causal:
         return Documents.of(inputs_BT, self.end_of_text) if self.document_mask else None
 
     def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:
-        settings = self.settings
-        loss = language_loss(
-            model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), settings.loss_chunk, settings.z_loss
-        )
+        loss = language_loss(model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), self.settings, scored=False)
         return Outcome(loss.total, loss.nats_N.view(targets_BS.shape).sum(dim=1))
 
     def score(
         self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        loss = language_loss(model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), self.settings.loss_chunk)
+        loss = language_loss(model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), self.settings, scored=True)
         return loss.nats_N.view(targets_BS.shape), None
 
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
@@ -175,7 +176,7 @@ class Masked:
         return Documents.of(inputs_BT, self.end_of_text) if self.document_mask else None
 
     def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:
-        total, nats_BS = self._losses(model, hidden_BTD, targets_BS, self.settings.z_loss)
+        total, nats_BS = self._losses(model, hidden_BTD, targets_BS, scored=False)
         return Outcome(total, nats_BS.sum(dim=1))
 
     def score(
@@ -184,26 +185,22 @@ class Masked:
         predicted = torch.full_like(targets_BS, -1)
         counts_BS = targets_BS >= 0
         parts = [
-            model.head.logits(hidden_CD).argmax(-1) for hidden_CD in torch.split(hidden_BTD[counts_BS], self.chunk)
+            model.head.logits(hidden_CD).argmax(-1)
+            for hidden_CD in torch.split(hidden_BTD[counts_BS], self.settings.loss_chunk)
         ]
         predicted[counts_BS] = torch.cat(parts)
-        return self._losses(model, hidden_BTD, targets_BS, 0.0)[1], predicted
+        return self._losses(model, hidden_BTD, targets_BS, scored=True)[1], predicted
 
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
         tokens = draw.integers(0, config.vocabulary, (rows, config.sequence_length))
         targets = np.where(draw.random(tokens.shape) < self.settings.masking.share, tokens, -1)
         return Batch(0, tokens, np.zeros(rows, dtype=np.int64), targets)
 
-    @property
-    def chunk(self) -> int:
-        """Tokens whose logits are held at one time."""
-        return self.settings.loss_chunk
-
     def _losses(
-        self, model: Transformer, hidden_BTD: Tensor, targets_BS: Tensor, z_loss: float
+        self, model: Transformer, hidden_BTD: Tensor, targets_BS: Tensor, *, scored: bool
     ) -> tuple[Tensor, Tensor]:
         counts_BS = targets_BS >= 0
-        loss = language_loss(model, hidden_BTD[counts_BS], targets_BS[counts_BS], self.chunk, z_loss)
+        loss = language_loss(model, hidden_BTD[counts_BS], targets_BS[counts_BS], self.settings, scored=scored)
         nats_BS = torch.zeros(targets_BS.shape, device=targets_BS.device)
         nats_BS[counts_BS] = loss.nats_N
         return loss.total, nats_BS

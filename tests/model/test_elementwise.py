@@ -1,0 +1,116 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bessemer.model import elementwise
+from bessemer.model.elementwise import rms_norm, rotate, swiglu
+from bessemer.model.transformer import rotations
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def plain_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+
+
+def plain_gate(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.chunk(2, -1)
+    return gate * torch.sigmoid(gate) * up
+
+
+def plain_turn(x: torch.Tensor) -> torch.Tensor:
+    """As multiplication of complex numbers, of the pairs (i, i + K/2)."""
+    length, half = x.shape[1], x.shape[-1] // 2
+    angles = torch.outer(torch.arange(length).double(), 100.0 ** -(torch.arange(half).double() / half))[:, None]
+    turned = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([turned.real, turned.imag], -1)
+
+
+def turn(x: torch.Tensor) -> torch.Tensor:
+    return rotate(x, tuple(part.to(x.dtype) for part in rotations(torch.arange(x.shape[1]), x.shape[-1], 100.0)))  # type: ignore[arg-type]
+
+
+CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "rms_norm": (lambda x, w: rms_norm(x, w, 1e-5), plain_norm, (drawn(3, 5, 48), drawn(48, seed=1))),
+    "rms_norm of heads": (lambda x, w: rms_norm(x, w, 1e-5), plain_norm, (drawn(2, 3, 4, 16), drawn(16, seed=1))),
+    "swiglu": (swiglu, plain_gate, (drawn(2, 7, 40),)),
+    "rotate": (turn, plain_turn, (drawn(2, 6, 3, 8),)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fp32_is_the_formula_to_a_millionth(name: str) -> None:
+    ours, plain, values = CASES[name]
+    exact = [value.clone().requires_grad_() for value in values]
+    narrow = [value.float().requires_grad_() for value in values]
+    wanted, found = plain(*exact), ours(*narrow)
+    upstream = drawn(*wanted.shape, seed=2)
+    wanted.backward(upstream)
+    found.backward(upstream.float())
+    for x, y in [(found, wanted), *((a.grad, b.grad) for a, b in zip(narrow, exact, strict=True))]:
+        tolerance = 2e-6 if name == "rotate" else 1e-6  # its angles are given in fp32
+        assert float((x.double() - y).norm() / y.norm()) <= tolerance
+        assert float((x.double() - y).abs().max() / y.abs().max()) <= tolerance
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "swiglu"])
+def test_float64_is_exact(name: str) -> None:
+    ours, plain, values = CASES[name]
+    leaves = tuple(
+        value[:2, :2].clone().requires_grad_() if value.dim() > 2 else value.clone().requires_grad_()
+        for value in values
+    )
+    torch.testing.assert_close(ours(*leaves), plain(*leaves), rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(ours, leaves)
+
+
+def test_a_rotation_in_float64_is_exact() -> None:
+    x = drawn(2, 5, 3, 8).requires_grad_()
+    angles = drawn(5, 1, 4, seed=3)
+    assert torch.autograd.gradcheck(lambda x: rotate(x, (angles.cos(), angles.sin())), (x,))
+    torch.testing.assert_close(rotate(x, (angles.cos(), angles.sin())).norm(), x.norm(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_ways_are_the_same_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU or a compiler gets is what the CPU computes."""
+    ours, _, values = CASES[name]
+    found = ours(*(value.float() for value in values))
+    monkeypatch.setattr(elementwise, "is_plain_cpu", lambda *tensors: False)
+    torch.testing.assert_close(ours(*(value.float() for value in values)), found, rtol=1e-6, atol=1e-6)
+
+
+def kept(function: Callable[..., torch.Tensor], *leaves: torch.Tensor) -> int:
+    """Bytes that autograd keeps, the leaves left out."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    given = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in given:
+            storages[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = function(*leaves)
+    assert out.requires_grad
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def test_less_is_kept_than_by_the_composed_operations() -> None:
+    x, weight = torch.randn(64, 96, requires_grad=True), torch.ones(96, requires_grad=True)
+    assert kept(lambda x, w: rms_norm(x, w, 1e-5), x, weight) == 64 * 4  # one number a token
+    assert kept(lambda x, w: F.rms_norm(x, w.shape, w, 1e-5), x, weight) >= 64 * 96 * 4
+    assert kept(swiglu, x) == 0
+    assert kept(lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1], x) >= 64 * 48 * 4
+
+
+def test_narrow_types_are_normed_in_fp32() -> None:
+    x = torch.randn(4, 64).bfloat16() * 100
+    found = rms_norm(x, torch.ones(64), 1e-5)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, plain_norm(x.float(), torch.ones(64)).bfloat16())
