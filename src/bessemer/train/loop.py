@@ -26,6 +26,7 @@ from bessemer.train.state import Position, capture, restore, weights_digest
 from bessemer.train.step import Gradients, TrainStep
 from bessemer.train.stop import StopSignal
 from bessemer.train.validation import validate
+from bessemer.train.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def train(
         MetricsLog(run, resumed_at, recipe.report.tensorboard) as log,
         progress("training", steps * batch_tokens, "tok") as advance,
     ):
+        watch = Watch(step, log, recipe.train.watch_every)
         advance(resumed_at * batch_tokens)
         for batch in rates.timed(batches):
             gradients = step.gradients(batch, position.scale)
@@ -82,7 +84,8 @@ def train(
             )
             rate = 0.0
             if verdict is Verdict.APPLY:
-                rate = step.update(position.step, gradients.grad_norm)
+                with watch(position.step + 1, batch):
+                    rate = step.update(position.step, gradients.grad_norm)
             else:
                 _answer(run, loader, batch, sequences, position.step + 1, gradients, verdict, guard)
             position = Position(position.step + 1, position.samples + sequences, guard, gradients.scale)
