@@ -103,7 +103,11 @@ def _parser() -> argparse.ArgumentParser:
     add("corpus", "raw sources to clean documents", _corpus, recipe=True)
     add("tokens", "clean documents to a tokenizer and token shards", _tokens, recipe=True)
     add("plan", "what a run will take on this machine: parameters, memory, time", _plan, recipe=True)
-    changes(add("train", "train on the token shards; goes on from the newest checkpoint", _train, recipe=True))
+    train = add("train", "train on the token shards; goes on from the newest checkpoint", _train, recipe=True)
+    changes(train)
+    train.add_argument(
+        "--profile", action="store_true", help="profile a few steps: a trace, and a table of where their time goes"
+    )
     add("evaluate", "held-out loss, bits per byte and samples of a run's newest checkpoint", _evaluate, run=True)
     generate = add("generate", "continue a prompt", _generate, run=True)
     generate.add_argument("prompt", help="the text to continue; - reads it from standard input")
@@ -177,13 +181,30 @@ def _plan(given: argparse.Namespace) -> Any:
 
 
 def _train(given: argparse.Namespace) -> Any:
+    if given.profile:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler's own lines; read when torch is loaded
     from bessemer import stages
 
     session = _session(given)
     with session.run.writing():
         _restart(given, session)
-        stages.train(session, stages.prepare(session))
-    return _summary(session)
+        stages.train(session, stages.prepare(session), given.profile)
+    if not given.profile:
+        return _summary(session)
+    return {**_summary(session), "profile": _profile(given, session)}
+
+
+def _profile(given: argparse.Namespace, session: Session) -> Any:
+    from bessemer.run import read_json
+    from bessemer.train.profile import show
+
+    if session.told[-1]["skipped"]:
+        raise InputError(f"{session.run.path}: trained to its last step already, so there was no step to profile; "
+                         "add --restart, or more steps with --set train.steps=N --accept-changes")  # fmt: skip
+    found = read_json(session.run.profile / "profile.json")
+    if not given.json:
+        print(show(found))
+    return found
 
 
 def _evaluate(given: argparse.Namespace) -> Any:

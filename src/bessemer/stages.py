@@ -11,12 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, differences, digest, dump, load
 from bessemer.run import RunFolder, read_json, stage_is_current, write_atomic, write_json
 from bessemer.terminal import amount, duration, say, size
+
+if TYPE_CHECKING:
+    from bessemer.train.device import Device
+    from bessemer.train.profile import Profile
 
 # Keys that change neither the data nor the weights: a run may go on under other values of them.
 HARMLESS = (
@@ -25,7 +29,7 @@ HARMLESS = (
 )  # fmt: skip
 TRAINED = (
     "recipe.toml", "plan.json", "checkpoints", "metrics.jsonl", "incidents.jsonl", "mixture.json", "tensorboard",
-    "evaluation.json", "export", "report.html", "environment.json",
+    "evaluation.json", "export", "report.html", "environment.json", "profile",
 )  # fmt: skip
 MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
 MEASURABLE_SECONDS = 10.0  # micro-batches predicted to take longer are not measured
@@ -161,8 +165,8 @@ def prepare(session: Session) -> Prepared:
     return result[0]
 
 
-def train(session: Session, prepared: Prepared) -> None:
-    """Train to the last step, from where the run stands."""
+def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
+    """Train to the last step, from where the run stands. profile: a few steps under the profiler, into profile/."""
     from bessemer.checkpoint.protocol import published
     from bessemer.environment import describe
     from bessemer.tokens.shards import TokenStore
@@ -187,7 +191,11 @@ def train(session: Session, prepared: Prepared) -> None:
             devices.keep_freed_memory()
             devices.reset_peak_resident()
         planned = prepared.plan["memory_bytes"]["total"]
-        made = loop.train(recipe, run, store, device, prepared.plan["peak_flops"], planned)
+        looks = _profile(recipe, run, device, done[-1] if done else 0) if profile else None
+        arguments = (recipe, run, store, device, prepared.plan["peak_flops"], planned)
+        made = loop.train(*arguments, observed=looks) if looks else loop.train(*arguments)
+        if looks and looks.found:
+            _write_profile(looks, prepared, recipe, run, store.vocabulary, made.recomputed)
         if made.resumed_at == made.step:
             return None
         skipped = f", {made.skipped} updates skipped" if made.skipped else ""
@@ -199,6 +207,30 @@ def train(session: Session, prepared: Prepared) -> None:
 
     # Whether the last checkpoint is whole is for the loop to find out; that there is one is enough to ask it.
     session.stage("train", work, current=bool(done) and done[-1] == steps and (run.path / "mixture.json").exists())
+
+
+def _profile(recipe: Recipe, run: RunFolder, device: Device, start: int) -> Profile:
+    from bessemer.train.profile import Profile, quiet_of, window
+
+    settings = recipe.train
+    assert settings.steps is not None, "the recipe is resolved"
+    busy = (settings.validate_every or 0, recipe.checkpoint.every or 0, settings.watch_every)
+    quiet = quiet_of(settings.steps, busy)
+    return Profile(device, start, window(start, settings.steps, quiet), quiet, run.profile / "trace.json.gz")
+
+
+def _write_profile(
+    found: Profile, prepared: Prepared, recipe: Recipe, run: RunFolder, vocabulary: int, blocks: int
+) -> None:
+    from bessemer.model.config import ModelConfig
+    from bessemer.plan.cost import recomputed_flops_per_token
+    from bessemer.train.profile import write
+
+    write(
+        run.profile, found, tokens=recipe.train.global_batch_tokens or 0, peak=prepared.plan["peak_flops"],
+        model_flops=prepared.plan["flops_per_token"],
+        recomputed_flops=recomputed_flops_per_token(recipe, ModelConfig.of(recipe, vocabulary), blocks),
+    )  # fmt: skip
 
 
 def evaluate(session: Session, recipe: Recipe) -> dict[str, Any]:

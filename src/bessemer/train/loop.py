@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -46,12 +46,19 @@ class TrainSummary:
 
 
 def train(
-    recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, peak: float, planned_memory: int = 0
+    recipe: Recipe,
+    run: RunFolder,
+    store: TokenStore,
+    device: Device,
+    peak: float,
+    planned_memory: int = 0,
+    observed: Callable[[Iterator[Batch]], Iterator[Batch]] = lambda batches: batches,
 ) -> TrainSummary:
     """Train a resolved recipe to its last step, from the newest checkpoint of the run when there is one.
 
-    peak: FLOP/s that MFU is measured against; planned_memory: bytes the plan said it would take. Raises
-    Stopped after a stop signal, with everything saved.
+    peak: FLOP/s that MFU is measured against; planned_memory: bytes the plan said it would take;
+    observed: passes batches on and looks at what happens between them. Raises Stopped after a stop signal, with
+    everything saved.
     """
     started = perf_counter()
     steps, batch_tokens = recipe.train.steps, recipe.train.global_batch_tokens
@@ -77,7 +84,7 @@ def train(
     ):
         watch = Watch(step, log, recipe.train.watch_every)
         advance(resumed_at * batch_tokens)
-        for batch in rates.timed(batches):
+        for batch in observed(rates.timed(batches)):
             gradients = step.gradients(batch, position.scale)
             verdict, guard = judge(
                 recipe.guard, position.guard, gradients.loss, gradients.grad_norm, gradients.overflow
