@@ -18,6 +18,7 @@ PAGES = (
     "docs/your-own-text.md",
     "docs/recipe.md",
     "docs/reliability.md",
+    "docs/precision-and-memory.md",
     "docs/architecture.md",
     "benchmarks/README.md",
 )

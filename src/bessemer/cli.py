@@ -182,7 +182,7 @@ def _plan(given: argparse.Namespace) -> Any:
 
 def _train(given: argparse.Namespace) -> Any:
     if given.profile:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler's own lines; read when torch is loaded
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's own lines; read when torch is loaded
     from bessemer import stages
 
     session = _session(given)
