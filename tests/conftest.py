@@ -119,3 +119,12 @@ def runs(prepared: Path, tmp_path: Path) -> Path:
 def recipe_file(prepared: Path) -> Path:
     """The small recipe's file."""
     return prepared / "small.toml"
+
+
+@pytest.fixture(autouse=True)
+def _told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command under --json silences its process; the next test's process is not to inherit that."""
+    from bessemer.terminal import QUIET
+
+    monkeypatch.setenv(QUIET, "")
+    monkeypatch.delenv(QUIET)

@@ -239,8 +239,8 @@ def test_non_finite_steps_are_skipped_and_recorded(
 
     honest, seen = TrainStep.gradients, []
 
-    def poisoned(self: TrainStep, batch: Any) -> Any:
-        found = honest(self, batch)
+    def poisoned(self: TrainStep, batch: Any, *scale: Any) -> Any:
+        found = honest(self, batch, *scale)
         seen.append(batch.first)
         if len(seen) in (4, 5):
             next(self.model.parameters()).grad[0, 0] = float("nan")
@@ -266,8 +266,8 @@ def test_three_non_finite_steps_in_a_row_stop_the_run_with_its_documents(
 
     honest = TrainStep.gradients
 
-    def poisoned(self: TrainStep, batch: Any) -> Any:
-        found = honest(self, batch)
+    def poisoned(self: TrainStep, batch: Any, *scale: Any) -> Any:
+        found = honest(self, batch, *scale)
         bad = batch.first >= 8 * 9
         return type(found)(float("nan") if bad else found.loss, found.grad_norm, found.nats, found.targets)
 

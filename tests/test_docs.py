@@ -19,6 +19,7 @@ PAGES = (
     "docs/recipe.md",
     "docs/optimizers.md",
     "docs/reliability.md",
+    "docs/precision-and-memory.md",
     "docs/architecture.md",
     "benchmarks/README.md",
 )

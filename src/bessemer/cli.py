@@ -124,7 +124,11 @@ def _parser() -> argparse.ArgumentParser:
     add("corpus", "raw sources to clean documents", commands.corpus, recipe=True)
     add("tokens", "clean documents to a tokenizer and token shards", commands.tokens, recipe=True)
     add("plan", "what a run will take on this machine: parameters, memory, time", commands.plan, recipe=True)
-    changes(add("train", "train on the token shards; goes on from the newest checkpoint", commands.train, recipe=True))
+    train = add("train", "train on the token shards; goes on from the newest checkpoint", commands.train, recipe=True)
+    changes(train)
+    train.add_argument(
+        "--profile", action="store_true", help="profile a few steps: a trace, and a table of where their time goes"
+    )
     evaluate = add("evaluate", "held-out scores and samples of a run's newest checkpoint", commands.evaluate, run=True)
     averaged(evaluate)
     generate = add("generate", "continue a prompt", commands.generate, run=True)

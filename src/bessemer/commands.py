@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -68,13 +69,32 @@ def plan(given: argparse.Namespace) -> Any:
 
 
 def train(given: argparse.Namespace) -> Any:
+    if given.profile:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's own lines; read when torch is loaded
     from bessemer import stages
 
     session = _session(given)
     with session.run.writing():
         _restart(given, session)
-        stages.train(session, stages.prepare(session))
-    return _summary(session)
+        stages.train(session, stages.prepare(session), given.profile)
+    if not given.profile:
+        return _summary(session)
+    return {**_summary(session), "profile": _profile(given, session)}
+
+
+def _profile(given: argparse.Namespace, session: Session) -> Any:
+    from bessemer.run import read_json
+    from bessemer.train.profile import show
+
+    if session.told[-1]["skipped"]:
+        raise InputError(
+            f"{session.run.path}: trained to its last step already, so there was no step to profile; "
+            "add --restart, or more steps with --set train.steps=N --accept-changes"
+        )
+    found = read_json(session.run.profile / "profile.json")
+    if not given.json:
+        print(show(found))
+    return found
 
 
 def evaluate(given: argparse.Namespace) -> Any:

@@ -8,6 +8,7 @@
     checkpoints/       step-00001000/, latest
     metrics.jsonl      one line a step; incidents.jsonl what went wrong and what was done
     tensorboard/       the same curves as event files
+    profile/           with --profile: trace.json.gz, and profile.json: where a step's time went
     evaluation.json    held-out loss, bits per byte, the 5-gram beside it, samples
     export/            the model in the Hugging Face layout
     report.html        what happened, with pictures
@@ -74,6 +75,10 @@ class RunFolder:
     @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
+
+    @property
+    def profile(self) -> Path:
+        return self.path / "profile"
 
     @property
     def evaluation(self) -> Path:

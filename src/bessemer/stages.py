@@ -21,11 +21,11 @@ from bessemer.terminal import amount, duration, say, size
 # Keys that change neither the data nor the weights: a run may go on under other values of them.
 HARMLESS = (
     "run.name", "run.dir", "report.", "evaluate.", "export.", "checkpoint.", "guard.", "train.log_every",
-    "train.validate_every", "train.recompute", "train.memory_budget",
+    "train.validate_every", "train.recompute", "train.memory_budget", "train.watch_every",
 )  # fmt: skip
 TRAINED = (
     "recipe.toml", "plan.json", "checkpoints", "metrics.jsonl", "incidents.jsonl", "mixture.json", "tensorboard",
-    "evaluation.json", "export", "report.html", "environment.json",
+    "evaluation.json", "export", "report.html", "environment.json", "profile",
 )  # fmt: skip
 MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
 MEASURABLE_SECONDS = 10.0  # micro-batches predicted to take longer are not measured
@@ -161,14 +161,16 @@ def prepare(session: Session) -> Prepared:
     return result[0]
 
 
-def train(session: Session, prepared: Prepared) -> None:
-    """Train to the last step, from where the run stands."""
+def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
+    """Train to the last step, from where the run stands. profile: a few steps under the profiler, into profile/."""
     from bessemer.checkpoint.protocol import published
     from bessemer.environment import describe
     from bessemer.tokens.shards import TokenStore
     from bessemer.train import device as devices
     from bessemer.train import loop
+    from bessemer.train import profile as profiles
     from bessemer.train.precision import probe
+    from bessemer.train.task import config_of
 
     recipe, run = prepared.recipe, session.run
     steps = recipe.train.steps
@@ -187,7 +189,13 @@ def train(session: Session, prepared: Prepared) -> None:
             devices.keep_freed_memory()
             devices.reset_peak_resident()
         planned = prepared.plan["memory_bytes"]["total"]
-        made = loop.train(recipe, run, store, device, prepared.plan["peak_flops"], planned)
+        looks = profiles.of(recipe, run.profile, device, done[-1] if done else 0) if profile else None
+        arguments = (recipe, run, store, device, prepared.plan["peak_flops"], planned)
+        made = loop.train(*arguments, observed=looks) if looks else loop.train(*arguments)
+        if looks and looks.found:
+            profiles.write(
+                looks, recipe, prepared.plan, config_of(recipe, store.vocabulary, len(store.labels)), made.recomputed
+            )
         if made.resumed_at == made.step:
             return None
         skipped = f", {made.skipped} updates skipped" if made.skipped else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,3 +101,35 @@ def test_a_long_run_makes_a_small_page() -> None:
     nothing = data.Curves(steps[:0])
     long = data.RunData("long", {}, "", {}, {}, {}, {}, curves, nothing, {}, [], {}, {}, [], [])
     assert len(json.dumps(figures.curves(long))) < 1_000_000
+
+
+def test_what_was_watched_becomes_three_figures(tmp_path: Path) -> None:
+    """Blocks in their order, of twelve six; the largest logit of any block; updates by kind, the mean over blocks."""
+    run = RunFolder(tmp_path)
+    rows = [
+        {
+            "kind": "inside", "step": step,
+            "activation_rms": {str(block): 1.0 + block for block in range(12)},
+            "attention_logit_max": {str(block): float(step + block % 7) for block in range(12)},
+            "update_ratio": {**{f"{block}.mlp": 1e-3 * (block + 1) for block in range(12)}, "head": 5e-3},
+        }
+        for step in (50, 100)
+    ]  # fmt: skip
+    run.recipe.write_text("[run]\n")
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = {figure["id"]: figure for figure in figures.curves(data.read(run))}
+    activations, logits, updates = (found[name]["traces"] for name in ("activations", "logits", "updates"))
+    assert [trace["name"] for trace in activations] == [f"block {number}" for number in (1, 3, 5, 8, 10, 12)]
+    assert [trace["y"][0] for trace in activations] == [1, 3, 5, 8, 10, 12]
+    assert found["activations"]["note"] == "6 of 12 blocks."
+    assert (logits[0]["x"], logits[0]["y"]) == ([50, 100], [56, 106])
+    assert {trace["name"]: trace["y"][-1] for trace in updates} == {
+        "mlp": 0.0065, "head": 0.005, "usual with Adam": 0.001,
+    }  # fmt: skip
+
+
+def test_a_run_that_was_not_watched_has_no_such_figures(tmp_path: Path) -> None:
+    from tests.report.conftest import write_run
+
+    shown = {figure["id"] for figure in figures.curves(data.read(write_run(tmp_path / "run", steps=20)))}
+    assert "loss" in shown and not shown & {"activations", "logits", "updates"}

@@ -50,6 +50,17 @@ class Attention(nn.Module):
     def forward(
         self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: Scope, cache: LayerCache | None = None
     ) -> Tensor:
+        q_BHTK, k_BGTK, v_BGTK = self.queries_keys_values(x_BTD, rotation)
+        if cache is None:
+            attended_BHTK = attention(q_BHTK, k_BGTK, v_BGTK, scope)
+        else:
+            attended_BHTK = cached_attention(q_BHTK, *cache.append(k_BGTK, v_BGTK), scope.sight)
+        return self.product(attended_BHTK.transpose(1, 2).flatten(2), self.out.weight, self.out.bias)
+
+    def queries_keys_values(
+        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What attention is computed from: normalised and rotated, (B, H, T, K) and twice (B, G, T, K)."""
         bias = None if self.qkv_bias is None else self.qkv_bias.flatten()
         joined_BTGRK = self.product(x_BTD, self.qkv.flatten(0, 2), bias).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]
         q_BTGRK, k_BTGK, v_BTGK = joined_BTGRK.split([self.queries, 1, 1], dim=-2)
@@ -61,12 +72,7 @@ class Attention(nn.Module):
             q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
         if rotation is not None:
             q_BTHK, k_BTGK = rotate(q_BTHK, rotation), rotate(k_BTGK, rotation)
-        q_BHTK, k_BGTK, v_BGTK = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
-        if cache is None:
-            attended_BHTK = attention(q_BHTK, k_BGTK, v_BGTK, scope)
-        else:
-            attended_BHTK = cached_attention(q_BHTK, *cache.append(k_BGTK, v_BGTK), scope.sight)
-        return self.product(attended_BHTK.transpose(1, 2).flatten(2), self.out.weight, self.out.bias)
+        return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
 
 
 class GatedMLP(nn.Module):

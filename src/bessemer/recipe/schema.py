@@ -279,6 +279,12 @@ class Train(Section):
         description="torch.compile; auto: on CUDA, where it pays, and not on a CPU, where it gains 6% after a long start.",
     )
     log_every: Positive = Field(1, description="Steps between lines of metrics.jsonl.")
+    watch_every: int = Field(
+        50,
+        ge=0,
+        description="Steps between looks inside the model: activations, attention logits, gradients and updates by "
+        "block; 0: none.",
+    )
     validate_every: int | None = Field(
         None, gt=0, description="Steps between validations; left out: a tenth of the steps."
     )

@@ -35,6 +35,7 @@ TRAIN = (
     "step_seconds",
     "memory_bytes",
 )
+INSIDE = ("activation_rms", "activation_max", "attention_logit_max", "grad_norm", "update_ratio")
 VALIDATION = ("tokens", "loss", "bits_per_byte", "accuracy", "seconds")
 
 
@@ -79,6 +80,7 @@ class RunData:
     export: dict[str, Any]
     stages: list[dict[str, Any]]
     notes: list[str]
+    inside: dict[str, Curves] = field(default_factory=dict)
 
     @property
     def objective(self) -> str:
@@ -121,7 +123,7 @@ def read(run: RunFolder) -> RunData:
     except tomllib.TOMLDecodeError:
         notes.append("recipe.toml is damaged; it is shown as it stands.")
         recipe = {}
-    train, validation = _curves(run.metrics, notes)
+    train, validation, inside = _curves(run.metrics, notes)
     stages = json_file(run.path / "stages.json")
     data = RunData(
         name=text(table(recipe.get("run")).get("name")) or run.path.resolve().name,
@@ -133,6 +135,7 @@ def read(run: RunFolder) -> RunData:
         plan=json_file(run.plan),
         train=train,
         validation=validation,
+        inside=inside,
         mixture=json_file(run.path / "mixture.json"),
         incidents=tables(read_json_lines(run.incidents)),
         evaluation=json_file(run.evaluation),
@@ -178,9 +181,11 @@ def text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _curves(path: Path, notes: list[str]) -> tuple[Curves, Curves]:
-    """Training and validation curves, read line by line: as objects, a long run would not fit in memory."""
+def _curves(path: Path, notes: list[str]) -> tuple[Curves, Curves, dict[str, Curves]]:
+    """Curves of training, of validation and of what was watched inside the model, those by block or group of weights
+    in the place of sources. Read line by line: as objects, a long run would not fit in memory."""
     train, validation = _Columns(TRAIN), _Columns(VALIDATION)
+    inside = {name: _Columns(()) for name in INSIDE}
     damaged = 0
     for row in _lines(path):
         if row is None or number(row.get("step")) is None:
@@ -189,9 +194,12 @@ def _curves(path: Path, notes: list[str]) -> tuple[Curves, Curves]:
             train.add(row, table(row.get("loss_by_source")))
         elif row.get("kind") == "validation":
             validation.add(row, table(row.get("bits_per_byte_by_source") or row.get("accuracy_by_source")))
+        elif row.get("kind") == "inside":
+            for name, columns in inside.items():
+                columns.add(row, table(row.get(name)))
     if damaged:
         notes.append(f"{damaged} damaged line{'s' if damaged > 1 else ''} of metrics.jsonl left out.")
-    return train.finish(), validation.finish()
+    return train.finish(), validation.finish(), {name: columns.finish() for name, columns in inside.items()}
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any] | None]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bessemer.report.data import Column, RunData, number, table, tables, text
+from bessemer.report.data import Column, Curves, RunData, number, table, tables, text
 from bessemer.report.thinning import smooth, thin
 
 SMOOTH_POINTS = 600  # a smoothed curve has no spikes to keep
@@ -25,6 +25,8 @@ WINDOWS = (
 MARKED_INCIDENTS = 50
 
 Figure = dict[str, Any]
+
+NOTHING = Curves(np.empty(0))
 
 
 def curves(data: RunData) -> list[Figure]:
@@ -40,6 +42,9 @@ def curves(data: RunData) -> list[Figure]:
         _data_wait(data),
         _memory(data),
         _utilisation(data),
+        _activations(data),
+        _logits(data),
+        _updates(data),
     ]
     return [figure for figure in figures if figure is not None]
 
@@ -235,6 +240,45 @@ def _utilisation(data: RunData) -> Figure | None:
     traces = [_trace("MFU", data.train.step, 100.0 * mfu, "train", ".1f", width=1.25)] if mfu is not None else []
     yaxis = {"rangemode": "tozero", "ticksuffix": "%"}
     return _figure("mfu", "Model FLOPs utilisation", "share of the peak rate", traces, yaxis=yaxis)
+
+
+def _activations(data: RunData) -> Figure | None:
+    """Of the first, the last and evenly spread blocks between them, as many as there are colours."""
+    curves = data.inside.get("activation_rms", NOTHING)
+    blocks = sorted(curves.by_source, key=int)
+    shown = [blocks[round(place)] for place in np.linspace(0, len(blocks) - 1, min(len(blocks), 6))]
+    traces = [
+        _trace(f"block {int(block) + 1}", curves.step, curves.by_source[block], _ink(block, shown), ".3g")
+        for block in shown
+    ]
+    note = f"{len(shown)} of {len(blocks)} blocks." if len(shown) < len(blocks) else ""
+    return _figure("activations", "Activations after each block", "RMS", traces, yaxis={"type": "log"}, note=note)
+
+
+def _logits(data: RunData) -> Figure | None:
+    curves = data.inside.get("attention_logit_max", NOTHING)
+    traces = []
+    if curves.by_source:
+        values = np.stack(list(curves.by_source.values()))
+        largest = np.where(np.isfinite(values), values, -np.inf).max(axis=0)
+        traces.append(_trace("in any block", curves.step, largest, "train", ".3g"))
+    return _figure("logits", "Largest attention logit", "q·k / √width of a head", traces)
+
+
+def _updates(data: RunData) -> Figure | None:
+    """By kind of weights; of attention and MLP the mean over the blocks."""
+    curves = data.inside.get("update_ratio", NOTHING)
+    kinds: dict[str, list[Column]] = {}
+    for group, values in curves.by_source.items():
+        kinds.setdefault(group.rpartition(".")[2], []).append(np.where(values > 0, values, np.nan))
+    names = list(kinds)
+    traces = [
+        _trace(name, curves.step, np.mean(columns, axis=0), _ink(name, names), ".2e") for name, columns in kinds.items()
+    ]
+    if traces:
+        traces.append(_level("usual with Adam", curves.step, 1e-3, "g"))
+    title = "Size of an update against its weights"
+    return _figure("updates", title, "ratio of the norms", traces, yaxis={"type": "log"})
 
 
 def _figure(

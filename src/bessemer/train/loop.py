@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -28,6 +28,7 @@ from bessemer.train.step import Gradients, TrainStep
 from bessemer.train.stop import StopSignal
 from bessemer.train.task import config_of
 from bessemer.train.validation import Validation, validate
+from bessemer.train.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,19 @@ class TrainSummary:
 
 
 def train(
-    recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, peak: float, planned_memory: int = 0
+    recipe: Recipe,
+    run: RunFolder,
+    store: TokenStore,
+    device: Device,
+    peak: float,
+    planned_memory: int = 0,
+    observed: Callable[[Iterator[Batch]], Iterator[Batch]] = lambda batches: batches,
 ) -> TrainSummary:
     """Train a resolved recipe to its last step, from the newest checkpoint of the run when there is one.
 
-    peak: FLOP/s that MFU is measured against; planned_memory: bytes the plan said it would take. Raises
-    Stopped after a stop signal, with everything saved.
+    peak: FLOP/s that MFU is measured against; planned_memory: bytes the plan said it would take;
+    observed: passes batches on and looks at what happens between them. Raises Stopped after a stop signal, with
+    everything saved.
     """
     started = perf_counter()
     steps, sizes = recipe.train.steps, Batches.of(recipe)
@@ -79,8 +87,9 @@ def train(
         MetricsLog(run, resumed_at, recipe.report.tensorboard) as log,
         progress("training", sizes.tokens_before(steps), "tok") as advance,
     ):
+        watch = Watch(step, log, recipe.train.watch_every)
         advance(sizes.tokens_before(resumed_at))
-        for batch in rates.timed(batches):
+        for batch in observed(rates.timed(batches)):
             sequences = sizes.sequences(position.step)
             gradients = step.gradients(batch, position.scale)
             verdict, guard = judge(
@@ -88,7 +97,8 @@ def train(
             )
             rate = 0.0
             if verdict is Verdict.APPLY:
-                rate = step.update(position.step, gradients.grad_norm)
+                with watch(position.step + 1, batch):
+                    rate = step.update(position.step, gradients.grad_norm)
             else:
                 _answer(run, loader, batch, sequences, position.step + 1, gradients, verdict, guard)
             position = Position(position.step + 1, position.samples + sequences, guard, gradients.scale)

@@ -1,0 +1,111 @@
+"""What looking inside the model costs: the time of one look as a share of train.watch_every steps.
+
+Looks and steps alternate, so that a noisy machine slows both. A small and a larger model, on the CPU unless there is a
+GPU; the share falls with the size of the batch, since a look reads one sequence whatever the batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from machine import describe
+
+from bessemer.model.config import ModelConfig
+from bessemer.model.initialisation import build
+from bessemer.plan.dial import CPU_MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS, resolve
+from bessemer.recipe import parse
+from bessemer.run import RunFolder
+from bessemer.tokens.loader import Batch
+from bessemer.train import device as devices
+from bessemer.train.metrics import MetricsLog
+from bessemer.train.step import TrainStep
+from bessemer.train.watch import Watch
+
+MODELS = {
+    "demo": {"layers": 4, "width": 128, "heads": 4, "mlp_width": 384, "batch": 1024},
+    "10M": {"layers": 6, "width": 384, "heads": 6, "mlp_width": 1024, "batch": 4096},
+}
+
+
+def measure(model: dict[str, int], rounds: int) -> dict[str, Any]:
+    """Median seconds of a step and of a look, taken in turns."""
+    asked = parse(
+        f"""
+            run.name = "watching"
+            tokens.sequence_length = 256
+            train.steps = 1000
+            train.global_batch_tokens = {model["batch"]}
+            train.optimizer.learning_rate = 0.001
+            [model]
+            layers = {model["layers"]}
+            width = {model["width"]}
+            heads = {model["heads"]}
+            mlp_width = {model["mlp_width"]}
+            """,
+        "benchmark",
+    )
+    cuda = torch.cuda.is_available()
+    recipe = resolve(asked, 8192, micro_batch_tokens=MICRO_BATCH_TOKENS if cuda else CPU_MICRO_BATCH_TOKENS)
+    config, device = ModelConfig.of(recipe, 8192), devices.choose(recipe.train)
+    devices.keep_freed_memory()
+    step = TrainStep(recipe, build(config, 0), device, 0, 1)
+    assert recipe.train.global_batch_tokens is not None
+    sequences = recipe.train.global_batch_tokens // config.sequence_length
+    tokens = np.random.default_rng(0).integers(0, 8192, (sequences, config.sequence_length + 1))
+    batch = Batch(0, tokens, np.zeros(sequences, dtype=np.int64))
+    plain, looks = [], []
+    with TemporaryDirectory() as folder, MetricsLog(RunFolder(Path(folder)), 0, tensorboard=False) as log:
+        around = Watch(step, log, 1)
+        for _ in range(rounds):
+            devices.synchronize(device)
+            started = perf_counter()
+            norm = step.gradients(batch).grad_norm
+            step.update(0, norm)
+            devices.synchronize(device)
+            between = perf_counter()
+            with around(1, batch):
+                entered = perf_counter()
+                step.update(0, norm)
+                devices.synchronize(device)
+                left = perf_counter()
+            devices.synchronize(device)
+            plain.append(between - started)
+            looks.append(perf_counter() - left + entered - between)
+    step_seconds, look_seconds = median(plain[2:]), median(looks[2:])
+    every = recipe.train.watch_every
+    return {
+        "parameters": config.parameters,
+        "tokens_a_step": recipe.train.global_batch_tokens,
+        "step_seconds": step_seconds,
+        "look_seconds": look_seconds,
+        "watch_every": every,
+        "share": look_seconds / (every * step_seconds),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    result = {"machine": describe(threads=torch.get_num_threads()), "models": {}}
+    for name, model in MODELS.items():
+        found = result["models"][name] = measure(model, given.rounds)
+        print(
+            f"{name:<6} step {1e3 * found['step_seconds']:.1f} ms, look {1e3 * found['look_seconds']:.1f} ms: "
+            f"{found['share']:.2%} of the time at every {found['watch_every']} steps"
+        )
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bessemer.model.attention import Documents, Scope, Sight
+from bessemer.run import RunFolder, read_json_lines
+from bessemer.train import watch
+from bessemer.train.metrics import MetricsLog
+from bessemer.train.state import weights_digest
+from bessemer.train.step import TrainStep
+from tests.train.test_step import batch, step_of
+
+
+@pytest.mark.parametrize("sight", [Sight(), Sight(causal=False), Sight(window=20), Sight(causal=False, window=30)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_largest_logit_is_that_of_the_full_matrix(
+    sight: Sight, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "CHUNK", 32)
+    draw = torch.Generator().manual_seed(0)
+    q, k = torch.randn(1, 4, 100, 8, generator=draw), torch.randn(1, 2, 100, 8, generator=draw)
+    tokens = torch.randint(0, 9, (1, 100), generator=draw)
+    documents = Documents.of(tokens, 0) if packed else None
+    scores = (q.double() @ k.double().repeat_interleave(2, dim=1).transpose(2, 3))[0] / 8**0.5
+    wanted = -np.inf
+    for i in range(100):
+        for j in range(100):
+            if sight.causal:
+                seen = j <= i and (not sight.window or i - j < sight.window)
+            else:
+                seen = not sight.window or abs(i - j) <= sight.window // 2
+            if packed:
+                low, high = min(i, j), max(i, j)
+                seen = seen and not bool((tokens[0, low:high] == 0).any())
+            if seen:
+                wanted = max(wanted, float(scores[:, i, j].max()))
+    found = watch.largest_logit(q, k, Scope.of(sight, documents, 100, torch.device("cpu")))
+    assert float(found) == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "olmo2", "gpt2", "modernbert"])
+def test_activations_are_those_of_the_forward_pass(recipe_file: Path, family: str) -> None:
+    """Against hidden states caught by hooks in a plain pass, and scores computed whole in float64."""
+    objective = "masked" if family == "modernbert" else "causal"
+    step = step_of(recipe_file, f"model.family={family}", "model.kv_heads=2", f"train.objective={objective}")
+    data = batch() if objective == "causal" else step.task.made_up(np.random.default_rng(0), 8, step.model.config)
+    found = watch.activations(step, data)
+    outs, scores = [], []
+
+    def caught(module, arguments, out):
+        x, rotation = arguments[:2]
+        q, k, _ = module.queries_keys_values(x, rotation)
+        logits = (q.double() @ k.double().transpose(2, 3))[0] / q.shape[-1] ** 0.5
+        if step.model.config.causal:
+            logits = logits.masked_fill(~torch.ones(32, 32, dtype=torch.bool).tril(), -torch.inf)
+        scores.append(float(logits.detach().max()))
+
+    for block in step.model.blocks:
+        block.register_forward_hook(lambda m, a, out: outs.append(out.double()))
+        block.attention.register_forward_hook(caught)
+    step.model(torch.from_numpy(data.inputs[:1]))
+    assert list(found["activation_rms"]) == ["0", "1"]
+    for number, out in enumerate(outs):
+        assert found["activation_rms"][str(number)] == pytest.approx(float(out.square().mean().sqrt()), rel=1e-5)
+        assert found["activation_max"][str(number)] == pytest.approx(float(out.abs().max()), rel=1e-5)
+        assert found["attention_logit_max"][str(number)] == pytest.approx(scores[number], rel=1e-5)
+
+
+def test_every_parameter_has_a_group_and_norms_add_up(recipe_file: Path) -> None:
+    step = step_of(recipe_file)
+    found = step.gradients(batch())
+    norms = watch.gradient_norms(step.model)
+    assert set(norms) == {"0.attention", "0.mlp", "1.attention", "1.mlp", "embedding", "head", "norms"}
+    assert sum(norm**2 for norm in norms.values()) ** 0.5 == pytest.approx(found.grad_norm, rel=1e-6)
+    assert norms["1.mlp"] == pytest.approx(
+        float(torch.cat([p.grad.double().flatten() for p in step.model.blocks[1].mlp.parameters()]).norm()), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("limit", [watch.SAMPLE, 50])
+def test_update_ratios_are_those_of_the_weights(recipe_file: Path, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly when every element is taken, nearly when a sample is."""
+    monkeypatch.setattr(watch, "SAMPLE", limit)
+    step = step_of(recipe_file)
+    norm = step.gradients(batch()).grad_norm
+    before = watch.sample(step.model)
+    assert all(len(values) <= limit for values in before.values())
+    whole = {name: parameter.detach().double().clone() for name, parameter in step.model.named_parameters()}
+    step.update(0, norm)
+    found = watch.update_ratios(before, watch.sample(step.model))
+    moved = {
+        name: p.detach().double() - whole[name]
+        for name, p in step.model.named_parameters()
+        if name.startswith("blocks.0.mlp.")
+    }
+    exact = (
+        torch.cat([d.flatten() for d in moved.values()]).norm() / torch.cat([whole[n].flatten() for n in moved]).norm()
+    )
+    assert found["0.mlp"] == pytest.approx(float(exact), rel=1e-4 if limit > 1000 else 0.5)
+
+
+def trained(
+    recipe_file: Path, folder: Path, every: int, *overrides: str
+) -> tuple[str, list[float], list[dict[str, object]]]:
+    step: TrainStep = step_of(recipe_file, *overrides)
+    (folder / "tensorboard").mkdir(parents=True)
+    run, losses = RunFolder(folder), []
+    with MetricsLog(run, 0, tensorboard=True) as log:
+        around = watch.Watch(step, log, every)
+        for number in range(1, 7):
+            data = batch()
+            data.tokens[:] = (data.tokens * number) % 400
+            found = step.gradients(data)
+            with around(number, data):
+                step.update(number - 1, found.grad_norm)
+            losses.append(found.loss)
+    return weights_digest(step), losses, read_json_lines(run.metrics)
+
+
+@pytest.mark.parametrize(
+    "overrides", [[], ["train.precision=bf16", "train.recompute=full", "tokens.document_mask=true"]]
+)
+def test_watching_changes_no_bit(recipe_file: Path, tmp_path: Path, overrides: list[str]) -> None:
+    weights, losses, rows = trained(recipe_file, tmp_path / "watched", 2, *overrides)
+    assert (weights, losses) == trained(recipe_file, tmp_path / "not", 0, *overrides)[:2]
+    assert [(row["kind"], row["step"]) for row in rows] == [("inside", 2), ("inside", 4), ("inside", 6)]
+    assert {"activation_rms", "activation_max", "attention_logit_max", "grad_norm", "update_ratio", "seconds"} <= set(
+        rows[0]
+    )
+    assert all(0 < value < 1 for value in rows[0]["update_ratio"].values())  # type: ignore[attr-defined]
+    json.dumps(rows, allow_nan=False)
+    assert read_json_lines(tmp_path / "not" / "metrics.jsonl") == []
+
+
+def test_the_model_is_as_it_was_after_a_look(recipe_file: Path) -> None:
+    step = step_of(recipe_file)
+    names, blocks = [name for name, _ in step.model.named_parameters()], step.model.blocks
+    watch.activations(step, batch())
+    assert step.model.blocks is blocks
+    assert [name for name, _ in step.model.named_parameters()] == names
+    assert not any(block.attention._forward_pre_hooks for block in blocks)
