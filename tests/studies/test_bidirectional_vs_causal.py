@@ -6,7 +6,6 @@ import torch
 
 pytest.importorskip("daft", reason="the corpus extra is not installed")
 
-from bessemer.model.config import ModelConfig
 from bessemer.studies import STUDIES, bidirectional_vs_causal
 from bessemer.studies.bidirectional_vs_causal import _answers, _rescored
 from bessemer.studies.library import step_of
@@ -19,7 +18,7 @@ VOCABULARY = 512
 
 def stirred(causal: bool) -> TrainStep:
     recipe = TINY.recipe("causal" if causal else "masked", "qwen3" if causal else "modernbert")
-    config = ModelConfig.of(TINY.recipe("causal", "qwen3"), VOCABULARY).with_changes(causal=causal)
+    config = TINY.config(VOCABULARY, causal)
     manifest = {"tokenizer": {"vocabulary": VOCABULARY, "end_of_text": 0, "mask_token": 1}}
     step = step_of(recipe, config, TokenStore(None, manifest))  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
