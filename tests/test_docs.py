@@ -18,6 +18,7 @@ PAGES = (
     "docs/your-own-text.md",
     "docs/recipe.md",
     "docs/optimizers.md",
+    "docs/objectives.md",
     "docs/reliability.md",
     "docs/precision-and-memory.md",
     "docs/architecture.md",
@@ -42,6 +43,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bessemer "$@"\n')
     program.chmod(0o755)
     (folder / "own.toml").write_text(recipe_text(folder).replace(f'dir = "{folder / "runs"}"', 'dir = "runs"'))
+    labelled = recipe_text(folder).replace(f'dir = "{folder / "runs"}"', 'dir = "runs"')
+    for old, new in (
+        ('name = "small"', 'name = "labels"'),
+        ('name = "prose"', 'name = "prose"\nlabel = "prose"'),
+        ('name = "code"', 'name = "code"\nlabel = "code"'),
+        ("vocabulary = 400", 'path = "runs/encoder/tokens/tokenizer.json"'),
+        ("heads = 2\nkv_heads = 1", 'heads = 4\nfamily = "modernbert"'),
+        ("[train]\n", '[train]\nobjective = "classify"\nstart = "runs/encoder"\n'),
+    ):
+        assert old in labelled
+        labelled = labelled.replace(old, new)
+    (folder / "labels.toml").write_text(labelled)
     return folder
 
 

@@ -287,7 +287,8 @@ def classes(data: RunData) -> Row:
     matrix = (
         [[number(cell) or 0.0 for cell in row] for row in raw if isinstance(row, list)] if isinstance(raw, list) else []
     )
-    small = len(names) <= SHOWN_CLASSES and all(len(row) == len(names) for row in matrix)
+    whole = isinstance(raw, list) and len(raw) == len(matrix) == len(names)
+    small = whole and len(names) <= SHOWN_CLASSES and all(len(row) == len(names) for row in matrix)
     confusion = [
         {"label": name, "cells": [{"count": f"{cell:,.0f}", "share": 100.0 * cell / (sum(row) or 1.0)} for cell in row]}
         for name, row in zip(names, matrix, strict=False)

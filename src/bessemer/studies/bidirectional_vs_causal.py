@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from bessemer.evaluate.fill import word_near_the_middle
-from bessemer.model.config import ModelConfig
 from bessemer.studies.library import PACKAGES, Settings, Snippets, carry, fit, one_source, step_of, tokens_of
 from bessemer.terminal import amount, progress
 from bessemer.tokens.held_out import held_out
@@ -53,9 +52,7 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
         test = Snippets.of(store, "heldout", asked.snippet, asked.test_snippets, asked.seed)
         for kind, (objective, family) in KINDS.items():
             recipe = asked.recipe(objective, family)
-            # One architecture for both: what differs is which side attention sees.
-            options = asked.recipe("causal", "qwen3")
-            config = ModelConfig.of(options, store.vocabulary).with_changes(causal=kind == "causal")
+            config = asked.config(store.vocabulary, causal=kind == "causal")
             step = step_of(recipe, config, store)
             with progress(f"training, {kind}", asked.steps, "steps") as advance:
                 fit(step, one_source(step.task.loader(recipe, store), asked.sequences), advance)
@@ -71,8 +68,8 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
                 row["fill_in_rescored"] = _rescored(step, texts, places)
             for name, frozen in (("probe", True), ("fine_tuned", False)):
                 classify = asked.recipe("classify", "qwen3", frozen=frozen)
-                pooled = config.with_changes(labels=len(PACKAGES), pooling="mean", sequence_length=asked.snippet)
-                classifier = step_of(classify, pooled, store)
+                labelled = asked.config(store.vocabulary, causal=kind == "causal", labels=len(PACKAGES))
+                classifier = step_of(classify, labelled, store)
                 carry(step, classifier)
                 with progress(f"{name}, {kind}", asked.class_steps, "steps") as advance:
                     fit(classifier, train.reader(asked.class_batch, asked.seed), advance)

@@ -14,7 +14,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from bessemer.model.config import ModelConfig
 from bessemer.studies.library import PACKAGES, Settings, Snippets, carry, fit, one_source, step_of, tokens_of
 from bessemer.terminal import amount, progress, size
 from bessemer.train import device as devices
@@ -36,7 +35,7 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         store = tokens_of(asked, Path(folder))
         recipe = asked.recipe("masked", FAMILY)
-        pretrained = step_of(recipe, ModelConfig.of(recipe, store.vocabulary), store)
+        pretrained = step_of(recipe, asked.config(store.vocabulary, causal=False), store)
         with progress("pretraining", asked.steps, "steps") as advance:
             started = perf_counter()
             reader = one_source(pretrained.task.loader(recipe, store), asked.sequences)
@@ -56,8 +55,8 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
         }
         for way in WAYS:
             classify = asked.recipe("classify", FAMILY, frozen=way == "frozen")
-            config = ModelConfig.of(classify, store.vocabulary, labels=len(PACKAGES)).with_changes(pooling="mean")
-            step = step_of(classify, config, store)
+            labelled = asked.config(store.vocabulary, causal=False, labels=len(PACKAGES))
+            step = step_of(classify, labelled, store)
             if way != "scratch":
                 carry(pretrained, step)
             found[way] = _classifier(step, train, test, asked, WAYS[way])

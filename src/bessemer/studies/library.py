@@ -63,10 +63,6 @@ global_batch_tokens = {batch}
 micro_batch = {micro}
 device = "cpu"
 
-[train.masking]
-share = 0.3
-mode = "all"
-
 [train.optimizer]
 learning_rate = {rate}
 
@@ -87,9 +83,9 @@ class Settings:
     length: int = 128
     vocabulary: int = 1024
     max_bytes: int = 6_000_000
-    steps: int = 1200
+    steps: int = 1800
     sequences: int = 8
-    rate: float = 0.01
+    rate: float = 0.003
     snippet: int = 64
     train_snippets: int = 200  # of each package
     test_snippets: int = 100
@@ -111,6 +107,16 @@ class Settings:
             rate=(self.head_rate if frozen else self.class_rate) if classify else self.rate,
         )  # fmt: skip
         return resolve(parse(text + f"\n[train.classify]\nfrozen = {str(frozen).lower()}\n", "study"), self.vocabulary)
+
+    def config(self, vocabulary: int, causal: bool, labels: int = 0) -> ModelConfig:
+        """The model: one block for both kinds, Qwen3's, which differ in which side attention sees and in nothing else.
+
+        A classifier reads the mean over the text, so that no kind has a place made for it.
+        """
+        config = ModelConfig.of(self.recipe("causal", "qwen3"), vocabulary).with_changes(causal=causal)
+        if not labels:
+            return config
+        return config.with_changes(labels=labels, pooling="mean", sequence_length=self.snippet)
 
     def _sources(self) -> str:
         rest = f'label = "rest"\npaths = ["python://stdlib/*.py"]\nmax_bytes = {self.max_bytes}'

@@ -1,0 +1,90 @@
+"""The report of an encoder and of a classifier: no bits per byte, hidden words and classes instead."""
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("jinja2")
+pytest.importorskip("plotly")
+
+from bessemer.report import data, figures, findings, page, rows
+from bessemer.run import RunFolder, write_json
+
+HOSTILE = "</code><script>alert(1)</script>"
+
+
+def turned(run: RunFolder, objective: str, evaluation: dict[str, object]) -> data.RunData:
+    """A run's folder as another objective would have written it."""
+    run.recipe.write_text(run.recipe.read_text().replace("[train]\n", f'[train]\nobjective = "{objective}"\n'))
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "validation":
+            del line["bits_per_byte"], line["bits_per_byte_by_source"]
+            line |= {"accuracy": line["step"] / 2000, "accuracy_by_source": {"code": 0.5}}
+        elif objective == "classify":
+            line["accuracy"] = line["step"] / 1500
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    base = {"step": 1200, "objective": objective, "loss": 2.5, "bits_per_byte": None, "accuracy": 0.625, "ngram": None,
+            "samples": [], "tokens": 800}  # fmt: skip
+    write_json(run.evaluation, {**base, **evaluation})
+    return data.read(run)
+
+
+def plain(run: RunFolder) -> str:
+    return re.sub(r"<script>.*?</script>", "", page.render(data.read(run)), flags=re.DOTALL)
+
+
+def test_an_encoder(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run()
+    guesses = [{"word": "get" + HOSTILE, "probability": 0.5}, {"word": "set", "probability": 0.25}]
+    fill_in = {"source": "code", "before": "self.", "word": "get" + HOSTILE, "after": "(key)", "guesses": guesses}
+    found = turned(run, "masked", {"fill_ins": [fill_in, {**fill_in, "word": "pop"}]})
+    assert found.loss_unit == "nats per hidden token"
+    assert "encoder" in findings.headline(found) and "guesses 62.5% of the tokens hidden" in findings.headline(found)
+    assert findings.tiles(found)[0] == {
+        "label": "Hidden tokens guessed right", "value": "62.5%", "note": "loss 2.500 nats per hidden token"
+    }  # fmt: skip
+    assert findings.curve_finding(found) == (
+        "Hidden tokens guessed right on held-out text: from 5.0% to 60.0% over 12 validations."
+    )
+    assert [row["right"] for row in rows.fill_ins(found)] == [True, False]
+    assert "bits_per_byte" not in findings.validations(found)[0]
+    drawn = {figure["id"]: figure for figure in figures.curves(found)}
+    assert "bits" not in drawn and "sources" in drawn
+    assert drawn["accuracy"]["traces"][-1]["y"][-1] == 60.0
+    shown = plain(run)
+    assert "<h2>Filled in</h2>" in shown and "Bits per byte" not in shown
+    assert "<script>alert" not in shown
+
+
+def test_a_classifier(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run()
+    classes = [
+        {"label": "spam" + HOSTILE, "texts": 4, "precision": 0.75, "recall": 0.75, "f1": 0.75},
+        {"label": "ham", "texts": 0, "precision": None, "recall": None, "f1": 0.0},
+    ]
+    found = turned(run, "classify", {"classes": classes, "confusion": [[3, 1], [0, 0]]})
+    assert "classifier" in findings.headline(found) and "puts 62.5% of the held-out texts" in findings.headline(found)
+    shown = rows.classes(found)
+    assert [row["precision"] for row in shown["rows"]] == ["75.0%", "–"]
+    assert [[cell["count"] for cell in row["cells"]] for row in shown["confusion"]] == [["3", "1"], ["0", "0"]]
+    assert [cell["share"] for cell in shown["confusion"][0]["cells"]] == [75.0, 25.0]
+    drawn = {figure["id"]: figure for figure in figures.curves(found)}
+    assert [trace["name"] for trace in drawn["accuracy"]["traces"]] == ["train, smoothed", "held out"]
+    text = plain(run)
+    assert "<h2>Classes</h2>" in text and "<script>alert" not in text
+
+
+def test_many_classes_are_listed_but_not_crossed(make_run: Callable[..., RunFolder]) -> None:
+    classes = [{"label": str(number), "texts": 1, "precision": 1.0, "recall": 1.0, "f1": 1.0} for number in range(30)]
+    found = turned(make_run(), "classify", {"classes": classes, "confusion": [[1] * 30] * 30})
+    assert len(rows.classes(found)["rows"]) == 30
+    assert rows.classes(found)["confusion"] == []
+
+
+def test_damaged_classes_are_no_failure(make_run: Callable[..., RunFolder]) -> None:
+    found = turned(make_run(), "classify", {"classes": [{"label": 3}, "x"], "confusion": ["x", [1]]})
+    assert rows.classes(found)["confusion"] == []
+    assert rows.fill_ins(found) == []
