@@ -99,7 +99,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokens.bin"
         np.random.default_rng(0).integers(0, 50_000, TOKENS, dtype=np.uint16).tofile(path)
-        for length, batch in ((256, 16), (1024, 12), (1024, 512), (4096, 128)):
+        for length, batch in ((256, 16), (1024, 16), (2048, 64), (1024, 512), (4096, 128)):
             sides = {
                 "bessemer": ours(path, length, batch),
                 "nanoGPT's way": nanogpt(path, length, batch),

@@ -45,7 +45,7 @@ def test_leaving_early_ends_the_thread(store: TokenStore, recipe_file: Path) -> 
 
 def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for(store: TokenStore, recipe_file: Path) -> None:
     loader = Loader.of(load(recipe_file), store)
-    loader._splits[0].read = lambda start, out: 1 / 0  # type: ignore[assignment]
+    loader._splits[0].sequences = lambda numbers, length: 1 / 0  # type: ignore[assignment]
     with pytest.raises(ZeroDivisionError):
         list(prefetched(loader, 0, [64] * 3))
 

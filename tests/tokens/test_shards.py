@@ -107,3 +107,23 @@ def test_labels_lie_beside_the_documents(tmp_path: Path) -> None:
     split, _ = write(tmp_path / "plain", [5], shard_tokens=10)
     assert [path.suffix for path in sorted((tmp_path / "plain").iterdir())] == [".bin", ".idx"]
     assert split.shards[0].labels.tolist() == [-1]
+
+
+@pytest.mark.parametrize("sizes", [(500,), (100, 7, 130, 1, 200), (20, 20, 20), (33, 32, 1, 96)])
+@pytest.mark.parametrize("length", [1, 8, 32])
+def test_sequences_are_cut_from_the_stream_whatever_the_shards(
+    tmp_path: Path, sizes: tuple[int, ...], length: int
+) -> None:
+    stream = np.arange(sum(sizes), dtype=np.uint16)
+    shards = []
+    for number, part in enumerate(np.split(stream, np.cumsum(sizes)[:-1])):
+        path = tmp_path / f"a-{number:05d}.bin"
+        part.tofile(path)
+        shards.append(Shard(path, np.dtype("<u2")))
+    split = Split(shards)
+    count = split.num_sequences(length)
+    numbers = np.random.default_rng(0).permutation(count)
+    found = split.sequences(numbers, length)
+    assert found.shape == (count, length + 1)
+    assert np.array_equal(found, numbers[:, None] * length + np.arange(length + 1))
+    assert split.sequences(numbers[:0], length).shape == (0, length + 1)

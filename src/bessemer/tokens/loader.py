@@ -91,8 +91,10 @@ class Loader:
         mine = slice(self.rank, None, self.world)
         sources, sequences = draw.source[mine], draw.sequence[mine]
         tokens = np.empty((len(sources), self.sequence_length + 1), dtype=np.int64)
-        for row, (source, sequence) in enumerate(zip(sources, sequences, strict=True)):
-            self._splits[source].read(int(sequence) * self.sequence_length, tokens[row])
+        for number, split in enumerate(self._splits):
+            rows = np.flatnonzero(sources == number)
+            if len(rows):
+                tokens[rows] = split.sequences(sequences[rows], self.sequence_length)
         return Batch(first, tokens, sources)
 
     def documents(self, first: int, count: int) -> list[dict[str, object]]:

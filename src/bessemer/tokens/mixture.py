@@ -65,6 +65,8 @@ class Mixture:
         chunks = range(first // CHUNK, (first + max(count, 1) - 1) // CHUNK + 1)
         parts = [_chunk(self, chunk) for chunk in chunks]
         here = slice(first - chunks.start * CHUNK, first - chunks.start * CHUNK + count)
+        if len(parts) == 1:
+            return Draw(parts[0].source[here], parts[0].epoch[here], parts[0].sequence[here])
         return Draw(*(np.concatenate([getattr(part, name) for part in parts])[here] for name in Draw.__annotations__))
 
     def drawn(self, count: int) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.run import read_json
@@ -96,8 +97,9 @@ class Shard:
 
     @cached_property
     def tokens(self) -> TokenIds:
-        """All ids of the shard."""
-        return np.memmap(self.path, dtype=self.dtype, mode="r")
+        """All ids of the shard, mapped into memory."""
+        # A plain view: a memmap goes through Python for every slice.
+        return np.memmap(self.path, dtype=self.dtype, mode="r").view(np.ndarray)
 
     @cached_property
     def offsets(self) -> npt.NDArray[np.uint64]:
@@ -134,6 +136,7 @@ class Split:
         self.shards = shards
         self.starts = np.cumsum([0, *(len(shard.tokens) for shard in shards)])
         self.num_tokens = int(self.starts[-1])
+        self._views: dict[int, list[tuple[int, npt.NDArray[Any]]]] = {}
 
     def num_sequences(self, length: int) -> int:
         """Whole sequences of `length` inputs, each with the token that follows its last one."""
@@ -150,6 +153,38 @@ class Split:
             out[done : done + len(part)] = part
             done += len(part)
             number += 1
+
+    def sequences(self, numbers: npt.NDArray[np.int64], length: int) -> npt.NDArray[Any]:
+        """Training sequences by number, (len(numbers), length + 1) in the stored type: inputs and one token more."""
+        windows = self._windows(length)
+        if len(self.shards) == 1:
+            return windows[0][1][numbers]
+        out = np.empty((len(numbers), length + 1), dtype=self.shards[0].dtype)
+        whole = np.zeros(len(numbers), dtype=np.bool_)
+        for first, window in windows:
+            here = (numbers >= first) & (numbers < first + len(window))
+            if here.any():
+                out[here] = window[numbers[here] - first]
+                whole |= here
+        for row in np.flatnonzero(~whole):  # sequences that lie over a border
+            self.read(int(numbers[row]) * length, out[row])
+        return out
+
+    def _windows(self, length: int) -> list[tuple[int, npt.NDArray[Any]]]:
+        """For each shard the number of the first sequence that it holds whole, and all that it holds as rows of a view."""
+        if length in self._views:
+            return self._views[length]
+        found: list[tuple[int, npt.NDArray[Any]]] = []
+        for shard, base in zip(self.shards, self.starts.tolist(), strict=False):
+            first = -(-base // length)
+            offset = first * length - base
+            count = (len(shard.tokens) - offset - 1) // length
+            if count > 0:
+                size = shard.tokens.itemsize
+                rows = as_strided(shard.tokens[offset:], (count, length + 1), (length * size, size), writeable=False)
+                found.append((first, rows))
+        self._views[length] = found
+        return found
 
     def documents(self, start: int, end: int) -> list[str]:
         """Identities of the documents that have a token in [start, end) of the stream."""
