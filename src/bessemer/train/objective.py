@@ -14,7 +14,8 @@ from torch import Tensor
 from bessemer.errors import InputError
 from bessemer.model.product import times, times_transposed
 
-CACHED_LOGITS = 1 << 21  # 8 MiB of fp32: with 8,192 tokens in the vocabulary, 256 rows (docs/notes/cpu-step.md)
+# 8 MiB of fp32: with 8,192 tokens in the vocabulary, 256 rows; but products of fewer rows run slowly (docs/notes/cpu-step.md).
+CACHED_LOGITS, FEWEST_ROWS = 1 << 21, 128
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _chunk(asked: int, vocabulary: int, device: torch.device) -> int:
-    """Tokens of a chunk. On a CPU no more than keep the logits in the last cache: every pass over them is faster."""
-    return asked if device.type != "cpu" else min(asked, max(CACHED_LOGITS // vocabulary, 16))
+    """Tokens of a chunk. On a CPU few enough that the logits stay in the last cache: every pass over them is faster."""
+    return asked if device.type != "cpu" else min(asked, max(CACHED_LOGITS // vocabulary, FEWEST_ROWS))
 
 
 def _cap(logits_CV: Tensor, soft_cap: float) -> Tensor:

@@ -1,0 +1,150 @@
+"""How much of what its own matrix products would allow the CPU step reaches.
+
+Times each distinct product of the step (step_worker.py's model) alone: forward, gradient of the input, gradient of the
+weight, in the library that the step uses for it and in torch.mm, and the attention. The ceiling is the tokens/s of a step
+that would consist of these alone. Then the step itself, in turns with the products, so that a drift of the machine touches
+both. With --cpu-time and one thread, seconds are the thread's own, which a busy neighbour disturbs less.
+
+    python benchmarks/step_ceiling.py --threads 2 --json FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter, thread_time
+from typing import Any
+
+import torch
+from machine import describe
+from step_worker import HEADS, LAYERS, LENGTH, MLP, SEQUENCES, VOCABULARY, WIDTH, bessemer
+
+TOKENS = SEQUENCES * LENGTH
+Call = Callable[[], object]
+
+
+def products(micro_batch: int) -> dict[str, tuple[int, int, Call, Call]]:
+    """name: (how often in a step, FLOPs of one, the step's way, torch.mm's way)."""
+    from bessemer.model.product import times, times_transposed
+    from bessemer.train.objective import _chunk
+
+    rows, passes = micro_batch * LENGTH, SEQUENCES // micro_batch
+    chunk = _chunk(4096, VOCABULARY, torch.device("cpu"))
+    found: dict[str, tuple[int, int, Call, Call]] = {}
+    for name, count, m, inputs, outputs in (
+        ("qkv", LAYERS * passes, rows, WIDTH, 3 * WIDTH),
+        ("out", LAYERS * passes, rows, WIDTH, WIDTH),
+        ("gate_up", LAYERS * passes, rows, WIDTH, 2 * MLP),
+        ("down", LAYERS * passes, rows, MLP, WIDTH),
+        ("head", TOKENS // chunk, chunk, WIDTH, VOCABULARY),
+    ):
+        x, w, dy = torch.randn(m, inputs), torch.randn(outputs, inputs), torch.randn(m, outputs)
+        y, dx, dw = torch.empty(m, outputs), torch.empty(m, inputs), torch.zeros(outputs, inputs)
+        flops = 2 * m * inputs * outputs
+
+        def forward(x: torch.Tensor = x, w: torch.Tensor = w) -> object:
+            return times_transposed(x, w)
+
+        def plain_forward(x: torch.Tensor = x, w: torch.Tensor = w, y: torch.Tensor = y) -> object:
+            return torch.mm(x, w.T, out=y)
+
+        def to_input(dy: torch.Tensor = dy, w: torch.Tensor = w) -> object:
+            return times(dy, w)
+
+        def plain_to_input(dy: torch.Tensor = dy, w: torch.Tensor = w, dx: torch.Tensor = dx) -> object:
+            return torch.mm(dy, w, out=dx)
+
+        def to_weight(dy: torch.Tensor = dy, x: torch.Tensor = x, dw: torch.Tensor = dw) -> object:
+            return torch.mm(dy.T, x, out=dw)
+
+        found[f"{name} forward"] = (count, flops, forward, plain_forward)
+        found[f"{name} to input"] = (count, flops, to_input, plain_to_input)
+        found[f"{name} to weight"] = (count, flops, to_weight, to_weight)
+    return found
+
+
+def attention(micro_batch: int) -> tuple[int, int, Call, Call]:
+    """The same for attention, forward and backward; FLOPs of the causal half."""
+    from bessemer.model.attention import causal_attention
+
+    size = micro_batch, HEADS, LENGTH, WIDTH // HEADS
+    q, k, v = (torch.randn(size, requires_grad=True) for _ in range(3))
+    upstream = torch.randn(size)
+
+    def ours() -> None:
+        causal_attention(q, k, v, None).backward(upstream)
+
+    def plain() -> None:
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).backward(upstream)
+
+    flops = 6 * micro_batch * HEADS * LENGTH * (LENGTH + 1) * (WIDTH // HEADS)
+    return LAYERS * SEQUENCES // micro_batch, flops, ours, plain
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cpu-time", action="store_true", help="count the thread's own seconds; needs --threads 1")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    if given.cpu_time and given.threads != 1:
+        parser.error("--cpu-time counts one thread's seconds: add --threads 1")
+    clock = thread_time if given.cpu_time else perf_counter
+    torch.set_num_threads(given.threads)
+    take, facts = bessemer(0, False)
+    parts = products(facts["micro_batch"])
+    parts["attention"] = attention(facts["micro_batch"])
+
+    def timed(call: Call, repeats: int = 1) -> float:
+        started = clock()
+        for _ in range(repeats):
+            call()
+        return (clock() - started) / repeats
+
+    seconds: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in parts}
+    steps: list[float] = []
+    for number in range(given.rounds + 1):
+        for name, (_, _, ours, plain) in parts.items():
+            pair = timed(ours, 3), timed(plain, 3)
+            if number:  # the first round warms up
+                seconds[name][0].append(pair[0])
+                seconds[name][1].append(pair[1])
+        step = timed(lambda: take(1))
+        if number:
+            steps.append(step)
+    print(f"{'product':<20} {'in a step':>9} {'GFLOP/s':>8} {'torch.mm':>9} {'ms a step':>10}")
+    rows: list[dict[str, Any]] = []
+    for name, (count, flops, _, _) in parts.items():
+        ours, plain = (median(found) for found in seconds[name])
+        print(
+            f"{name:<20} {count:>9} {flops / ours / 1e9:>8.0f} {flops / plain / 1e9:>9.0f} {1e3 * count * ours:>10.1f}"
+        )
+        rows.append({"product": name, "count": count, "flops": flops, "seconds": ours, "torch_mm_seconds": plain})
+
+    def ceiling(which: int, with_attention: bool) -> list[float]:
+        names = [name for name in parts if with_attention or name != "attention"]
+        return [sum(parts[name][0] * seconds[name][which][turn] for name in names) for turn in range(given.rounds)]
+
+    shares = {
+        "of the products alone, in the libraries the step uses": ceiling(0, False),
+        "of the products and the attention, likewise": ceiling(0, True),
+        "of the products alone, in torch.mm": ceiling(1, False),
+    }
+    print(f"\nstep {TOKENS / median(steps):.0f} tokens/s (best {TOKENS / min(steps):.0f})")
+    found = {}
+    for name, alone in shares.items():
+        share = median(a / b for a, b in zip(alone, steps, strict=True))
+        found[name] = {"tokens_per_second": TOKENS / median(alone), "share_reached": share}
+        print(f"{share:.0%} {name}: {TOKENS / median(alone):.0f} tokens/s")
+    if given.json:
+        machine = describe(threads=given.threads, rounds=given.rounds, cpu_time=given.cpu_time)
+        result = {"machine": machine, "tokens_per_second": TOKENS / median(steps), "ceilings": found, "products": rows}
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
