@@ -255,6 +255,7 @@ def export(session: Session, recipe: Recipe, folder: Path, average: int = 1) -> 
 
         from bessemer.model.huggingface.export import export as write_export
         from bessemer.tokens.held_out import held_out
+        from bessemer.tokens.labelled import whole_texts
         from bessemer.tokens.tokenizer import Tokenizer
         from bessemer.train.imported import gate_inputs
 
@@ -265,10 +266,10 @@ def export(session: Session, recipe: Recipe, folder: Path, average: int = 1) -> 
         if store.sources:
             parts = held_out(store, recipe.tokens.sequence_length, max_tokens=4 * recipe.tokens.sequence_length)
             rows = [tokenizer.decode(row.tolist()) for part in parts for row in part.tokens[:4]]
-            sample, texts = (
-                torch.from_numpy(parts[0].tokens[:2, :-1]),
-                [(text, tokenizer.encode(text)) for text in rows],
-            )
+            classifies = recipe.train.objective == "classify"
+            length = recipe.tokens.sequence_length
+            sequences = whole_texts(store, length) if classifies else parts[0].tokens[:2, :-1]
+            sample, texts = torch.from_numpy(sequences), [(text, tokenizer.encode(text)) for text in rows]
         else:
             sample, texts = gate_inputs(restored.step.model, tokenizer)
         check = write_export(

@@ -76,9 +76,9 @@ def test_a_tiny_run_has_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
         for key in ("fill_in", "next_token"):
             assert 0 <= found[kind][key]["accuracy"] <= 1
             assert 0 < found[kind][key]["nats"] < 12
-    text = bidirectional_vs_causal.show(found)
+    text = bidirectional_vs_causal.table(found)
     assert len({len(line) for line in text.splitlines()[3:]}) == 1
 
 
 def test_the_study_is_listed() -> None:
-    assert STUDIES["bidirectional-vs-causal"][0] == bidirectional_vs_causal.__name__
+    assert STUDIES["bidirectional-vs-causal"].module == "bidirectional_vs_causal"

@@ -16,10 +16,10 @@ def test_a_tiny_run_has_its_table() -> None:
     assert found["full"]["trained_parameters"] > 512 * 32
     for way in frozen_vs_full.WAYS:
         assert 0 <= found[way]["accuracy"] <= 1
-    text = frozen_vs_full.show(found)
+    text = frozen_vs_full.table(found)
     assert all(name in text for name in frozen_vs_full.WAYS.values())
     assert len({len(line) for line in text.splitlines()[3:7]}) == 1
 
 
 def test_the_study_is_listed() -> None:
-    assert STUDIES["frozen-vs-full"][0] == frozen_vs_full.__name__
+    assert STUDIES["frozen-vs-full"].module == "frozen_vs_full"
