@@ -77,6 +77,8 @@ def test_a_masked_run_has_no_bits_and_fills_words_in(place: Path) -> None:
     page = re.sub(r"<script.*?</script>", "", (folder / "report.html").read_text(), flags=re.DOTALL)
     assert "encoder" in page and 'id="fill_ins"' in page and "Bits per byte" not in page
     assert json.loads((folder / "export" / "bessemer.json").read_text())["architecture"] == "ModernBertForMaskedLM"
+    pipeline = pytest.importorskip("transformers").pipeline("fill-mask", model=str(folder / "export"))
+    assert len(pipeline(f"the {pipeline.tokenizer.mask_token} of")) == 5
 
 
 def test_a_classifier_started_from_it_tells_the_classes_apart(place: Path) -> None:
@@ -94,6 +96,7 @@ def test_a_classifier_started_from_it_tells_the_classes_apart(place: Path) -> No
     assert "classifier" in page and "<h2>Classes</h2>" in page
     exported = json.loads((folder / "export" / "bessemer.json").read_text())
     assert exported["architecture"] == "ModernBertForSequenceClassification"
+    assert json.loads((folder / "export" / "config.json").read_text())["id2label"] == {"0": "code", "1": "prose"}
 
 
 def test_trace_knows_a_classifiers_texts(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

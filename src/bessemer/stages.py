@@ -279,6 +279,8 @@ def export(session: Session, recipe: Recipe, folder: Path, average: int = 1) -> 
             folder,
             sample,
             texts,
+            mask_token=store.mask_token,
+            labels=tuple(store.labels) if restored.step.model.config.labels else (),
         )
         write_json(record, {**read_json(record), "inputs": inputs})
         greedy = f", {check.greedy_tokens_equal} greedy tokens equal" if check.greedy_tokens_equal else ""

@@ -42,19 +42,27 @@ def export(
     folder: Path,
     sample: Tensor,
     texts: list[tuple[str, list[int]]],
+    *,
+    mask_token: int | None = None,
+    labels: tuple[str, ...] = (),
 ) -> ExportCheck:
     """Write `model` to `folder` as its family's model and check it there.
 
-    sample: (B, T) token ids on which the logits are compared; texts: documents with the ids they should have.
+    sample: (B, T) token ids on which the logits are compared; texts: documents with the ids they should have;
+    mask_token: the id of an encoder's mask; labels: names of a classifier's classes.
     Raises BessemerError, and leaves `folder` as it was, when `transformers` gives other logits, other greedy
     tokens or other ids.
     """
     with staging(folder) as staged:
         _write_weights(model, staged)
-        write_json(staged / "config.json", to_hugging_face(model.config, end_of_text))
+        settings = to_hugging_face(model.config, end_of_text)
+        if labels:
+            named = {str(number): name for number, name in enumerate(labels)}
+            settings |= {"id2label": named, "label2id": {name: int(number) for number, name in named.items()}}
+        write_json(staged / "config.json", settings)
         if model.config.causal and not model.config.labels:
             write_json(staged / "generation_config.json", {"bos_token_id": end_of_text, "eos_token_id": end_of_text})
-        _write_tokenizer(tokenizer_json, end_of_text, model.config.positions_length, staged)
+        _write_tokenizer(tokenizer_json, end_of_text, mask_token, model.config.positions_length, staged)
         check = verify(model, staged, sample, texts)
         files = {file.name: file.stat().st_size for file in sorted(staged.iterdir())}
         write_json(staged / "bessemer.json", {**check.__dict__, "files": files})
@@ -128,7 +136,9 @@ def _write_weights(model: Transformer, folder: Path) -> None:
     write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
 
 
-def _write_tokenizer(tokenizer_json: Path, end_of_text: int, sequence_length: int, folder: Path) -> None:
+def _write_tokenizer(
+    tokenizer_json: Path, end_of_text: int, mask_token: int | None, sequence_length: int, folder: Path
+) -> None:
     text = tokenizer_json.read_text(encoding="utf-8")
     (folder / "tokenizer.json").write_text(text, encoding="utf-8")
     brought = [tokenizer_json.parent / name for name in ("tokenizer_config.json", "chat_template.jinja")]
@@ -137,13 +147,16 @@ def _write_tokenizer(tokenizer_json: Path, end_of_text: int, sequence_length: in
             (folder / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     if brought[0].exists():
         return
-    token = next(token["content"] for token in json.loads(text)["added_tokens"] if token["id"] == end_of_text)
+    added = {token["id"]: token["content"] for token in json.loads(text)["added_tokens"]}
+    token = added[end_of_text]
     write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": token,
             "eos_token": token,
+            "pad_token": token,
+            **({} if mask_token is None else {"mask_token": added[mask_token]}),
             "model_max_length": sequence_length,
             "clean_up_tokenization_spaces": False,
         },
