@@ -17,6 +17,8 @@ PAGES = (
     "README.md",
     "docs/your-own-text.md",
     "docs/recipe.md",
+    "docs/models.md",
+    "docs/parity.md",
     "docs/optimizers.md",
     "docs/objectives.md",
     "docs/reliability.md",
