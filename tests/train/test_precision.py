@@ -12,6 +12,7 @@ from bessemer.train import precision as precisions
 from bessemer.train.precision import PRECISIONS, LossScale, Precision, available, chosen, probe, surviving_bits
 from bessemer.train.step import TrainStep
 from bessemer.train.task import Outcome
+from tests.train.test_fp8 import NEEDS_ROWWISE
 from tests.train.test_step import batch, step_of
 
 CPU = torch.device("cpu")
@@ -79,14 +80,14 @@ def test_a_device_gives_what_its_capability_allows(
                 chosen(name, cuda, "GPU")
 
 
-@pytest.mark.parametrize("name", ["tf32", "fp8", "fp8-rowwise"])
+@pytest.mark.parametrize("name", ["tf32", "fp8", pytest.param("fp8-rowwise", marks=NEEDS_ROWWISE)])
 def test_a_cpu_refuses_what_it_lacks(name: str) -> None:
     assert chosen("auto", CPU, "a CPU").name == "fp32"
     with pytest.raises(InputError, match=f"a CPU cannot compute in {name}; it has fp32, bf16, fp16, or use auto"):
         chosen(name, CPU, "a CPU")
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp16", "fp8", "fp8-rowwise"])
+@pytest.mark.parametrize("name", ["bf16", "fp16", "fp8", pytest.param("fp8-rowwise", marks=NEEDS_ROWWISE)])
 def test_gradients_are_those_of_fp32_within_the_rounding(recipe_file: Path, name: str) -> None:
     """Weights and gradients stay fp32; the direction of the gradient is that of fp32."""
     full, narrow = step_of(recipe_file), in_precision(step_of(recipe_file), name)

@@ -113,10 +113,22 @@ def attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Scope) -> T
     """Softmax attention within each document, over what the scope's sight allows. Returns (B, H, T, K)."""
     if scope.block_mask is not None:
         return _flex(q_BHTK, k_BGTK, v_BGTK, scope)
-    documents = scope.documents
-    if documents is None or len(documents.spans) == q_BHTK.shape[0]:
+    if scope.documents is not None:
+        by_document: Tensor = _per_document(q_BHTK, k_BGTK, v_BGTK, scope)
+        return by_document
+    return _whole(q_BHTK, k_BGTK, v_BGTK, scope.sight)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _per_document(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Scope) -> Tensor:
+    """One fused call a document: on a CPU four times as fast as a boolean mask, and the only way with a backward.
+
+    Left out of compiled blocks, which would be compiled anew for each batch's documents.
+    """
+    assert scope.documents is not None
+    spans = scope.documents.spans
+    if len(spans) == q_BHTK.shape[0]:
         return _whole(q_BHTK, k_BGTK, v_BGTK, scope.sight)
-    # One fused call a document: on a CPU four times as fast as a boolean mask, and the only way with a backward.
     parts = [
         _whole(
             q_BHTK[row : row + 1, :, start:end],
@@ -124,7 +136,7 @@ def attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Scope) -> T
             v_BGTK[row : row + 1, :, start:end],
             scope.sight,
         )[0]
-        for row, start, end in documents.spans
+        for row, start, end in spans
     ]
     batch, heads, length, head_dim = q_BHTK.shape
     return torch.cat(parts, dim=1).view(heads, batch, length, head_dim).transpose(0, 1)
