@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bessemer.model import attention_cpu
-
 
 @dataclass(frozen=True)
 class Documents:
@@ -56,8 +54,6 @@ def causal_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, documents: 
 
 
 def _fused(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> Tensor:
-    if attention_cpu.fits(q_BHTK, k_BGTK):
-        return attention_cpu.block_causal_attention(q_BHTK, k_BGTK, v_BGTK)
     grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
     return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=grouped)
 

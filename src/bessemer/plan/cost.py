@@ -70,8 +70,7 @@ def memory(recipe: Recipe, config: ModelConfig, bytes_per_activation: int, base:
     tokens = train.micro_batch * config.sequence_length
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
     norms = 4 * config.width  # of two: input and output
-    # The joined product, rotated queries and keys, the output by head and by token. Without QK-norm the CPU's attention by
-    # blocks frees the joined product, which is not counted on.
+    # The joined product, rotated queries and keys, the output by head and by token.
     attention = (heads + 2 * kv_heads) + (heads + kv_heads) + 2 * heads
     mlp = 3 * config.mlp_width  # gate and up, silu(gate) * up
     per_block = norms + attention + mlp
