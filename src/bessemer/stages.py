@@ -337,7 +337,7 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> 
 
     def planned(of: Recipe, seconds: float | None) -> cost.Plan:
         memory = cost.memory(
-            of, config, base=base, recomputed=blocks, offloads=device.is_cuda, **device.arithmetic.widths
+            of, config, base=base, recomputed=blocks, is_cuda=device.is_cuda, **device.arithmetic.widths
         )
         return cost.plan(of, config, device=device.name, peak=peak, memory=memory, step_seconds=seconds)
 

@@ -131,5 +131,5 @@ def test_offloaded_moments_and_the_average_are_planned_where_they_are() -> None:
     text = '[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nmicro_batch=2\nglobal_batch_tokens=256\nema=0.99\n[train.optimizer]\noffload=true\n'
     recipe, wanted = parse(text, "x"), config()
     assert cost.memory(recipe, wanted, 4, 0).optimizer == 8 * wanted.parameters
-    assert cost.memory(recipe, wanted, 4, 0, offloads=True).optimizer == 0
+    assert cost.memory(recipe, wanted, 4, 0, is_cuda=True).optimizer == 0
     assert cost.memory(recipe, wanted, 4, 0).average == 4 * wanted.parameters

@@ -14,8 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from bessemer.model import attention_cpu
-
 SOFT_CAP_CHUNK = 128  # queries whose scores are held at one time where no fused kernel knows soft caps
 
 
@@ -157,8 +155,6 @@ def _whole(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, sight: Sight) -> Tens
     length = q_BHTK.shape[2]
     narrow = sight.window > 0 and max(sight.back, sight.ahead) < length - 1
     if not narrow and not sight.soft_cap:
-        if sight.causal and attention_cpu.fits(q_BHTK, k_BGTK):
-            return attention_cpu.block_causal_attention(q_BHTK, k_BGTK, v_BGTK)
         grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
         return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=sight.causal, enable_gqa=grouped)
     chunk = max(sight.window, SOFT_CAP_CHUNK) if narrow else SOFT_CAP_CHUNK

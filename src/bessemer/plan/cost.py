@@ -75,6 +75,20 @@ def recomputed_flops_per_token(recipe: Recipe, config: ModelConfig, recomputed: 
     return 2.0 * recomputed * (config.block_matrix_parameters - last) + 4 * config.heads * config.head_dim * seen
 
 
+# What a process holds on a CPU beyond its tensors, since blocks of many sizes leave holes in the heap: measured with glibc
+# on models of 1.4M to 79M parameters and micro-batches of 256 to 1,024 tokens, resident memory less live tensors.
+HEAP_SLACK_BYTES = 50_000_000
+HEAP_SLACK_SHARE = 0.5  # of what a step allocates and frees: gradients, activations, logits
+# Logits of a chunk on a CPU: 8 MiB of fp32 stay in the last cache, where every pass over them is faster; with 8,192 ids
+# that is 256 rows. Products of fewer than 128 rows run slowly (docs/notes/cpu-step.md).
+CACHED_LOGITS, FEWEST_ROWS = 1 << 21, 128
+
+
+def loss_chunk(asked: int, vocabulary: int, is_cuda: bool) -> int:
+    """Tokens whose logits are held at one time, of the number asked for."""
+    return asked if is_cuda else min(asked, max(CACHED_LOGITS // vocabulary, FEWEST_ROWS))
+
+
 @dataclass(frozen=True)
 class Memory:
     """Bytes on the device at the peak of a training step, by part. casts: narrow copies of the blocks' weights."""
@@ -87,6 +101,7 @@ class Memory:
     logits: int
     base: int
     casts: int = 0
+    slack: int = 0
 
     @property
     def total(self) -> int:
@@ -104,12 +119,12 @@ def memory(
     *,
     recomputed: int | None = None,
     bytes_per_cast: int = 0,
-    offloads: bool = False,
+    is_cuda: bool = False,
 ) -> Memory:
     """Memory of one device that holds the whole model.
 
-    Weights and gradients are fp32; the moments as the optimizer keeps them, and elsewhere when `offloads` (the device
-    has no part in the CPU's memory) and the recipe asks for it. Activations, in elements per token and block,
+    Weights and gradients are fp32; the moments as the optimizer keeps them, and elsewhere when the recipe asks for it and
+    the device has memory of its own (is_cuda). Activations, in elements per token and block,
     are what autograd keeps of the operations in `model/transformer.py`; a test counts them on a CPU in fp32.
     bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model; recomputed: blocks,
     from the first, that are recomputed; None: all, if any; bytes_per_cast: of the copies of the blocks' weights that
@@ -119,7 +134,7 @@ def memory(
     assert train.micro_batch is not None, "the recipe is resolved"
     tokens = train.micro_batch * config.sequence_length
     per_block = _kept_by_a_block(config)
-    chunk = min(train.loss_chunk, tokens)
+    chunk = min(loss_chunk(train.loss_chunk, config.vocabulary, is_cuda), tokens)
     logits = 2 * 4 * chunk * config.vocabulary + 4 * config.vocabulary * config.width
     blocks = recomputed if recomputed is not None else 0 if train.recompute == "none" else config.layers
     selected = _kept(train.recompute, config)
@@ -130,15 +145,17 @@ def memory(
     activations += tokens * whole * per_block * bytes_per_activation
     if blocks and not whole:
         activations += max(tokens * (per_block - selected) * bytes_per_activation - logits, 0)
+    transient = 4 * config.parameters + activations + logits
     return Memory(
         weights=4 * config.parameters,
         gradients=4 * config.parameters,
-        optimizer=0 if offloads and train.optimizer.offload else optimizer_bytes(train, config),
+        optimizer=0 if is_cuda and train.optimizer.offload else optimizer_bytes(train, config),
         average=average_bytes(train, config),
         activations=activations,
         logits=logits,
         base=base,
         casts=whole * config.block_matrix_parameters * bytes_per_cast,
+        slack=0 if is_cuda else HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * transient),
     )
 
 
@@ -146,8 +163,7 @@ def _kept_by_a_block(config: ModelConfig) -> int:
     """Elements per token that autograd keeps of a block that is not recomputed."""
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
     norms = 4 * config.width  # of two: input and output
-    # The joined product, its rotated queries and keys, the output by head and by token. Without QK-norm the CPU's
-    # attention by blocks frees the joined product, which is not counted on.
+    # The joined product, its rotated queries and keys, the output by head and by token.
     attention = (heads + 2 * kv_heads) + 2 * heads
     if config.positions == "rotary":
         attention += heads + kv_heads

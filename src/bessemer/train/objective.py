@@ -13,9 +13,7 @@ from torch import Tensor
 
 from bessemer.errors import InputError
 from bessemer.model.product import times, times_transposed
-
-# 8 MiB of fp32: with 8,192 tokens in the vocabulary, 256 rows; but products of fewer rows run slowly (docs/notes/cpu-step.md).
-CACHED_LOGITS, FEWEST_ROWS = 1 << 21, 128
+from bessemer.plan.cost import loss_chunk
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             bias_grad = torch.zeros(vocabulary, dtype=wide, device=device) if wants_bias else None
             if head_grad is not None and count == 0:
                 head_grad.zero_()
-            chunk = _chunk(terms.chunk, vocabulary, device)
+            chunk = loss_chunk(terms.chunk, vocabulary, device.type != "cpu")
             for start in range(0, count, chunk):
                 part = slice(start, start + chunk)
                 hidden_CD, targets_C = hidden_ND[part], targets_N[part]
@@ -129,11 +127,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         scale = gradients[0]
         hidden, head, bias = (None if x is None else x.mul_(scale.to(x.dtype)) for x in ctx.saved_tensors)
         return hidden, head, bias, None, None
-
-
-def _chunk(asked: int, vocabulary: int, device: torch.device) -> int:
-    """Tokens of a chunk. On a CPU few enough that the logits stay in the last cache: every pass over them is faster."""
-    return asked if device.type != "cpu" else min(asked, max(CACHED_LOGITS // vocabulary, FEWEST_ROWS))
 
 
 def _cap(logits_CV: Tensor, soft_cap: float) -> Tensor:

@@ -30,7 +30,6 @@ AROUND = {
     "data wait": re.compile(DATA_WAIT),
     "optimizer": re.compile(r"Optimizer\.step|clip_grad|foreach_norm|fused_adam"),
     "loss": re.compile(r"CrossEntropy|NllLoss|nll_loss"),
-    "attention": re.compile(r"BlockCausal|block_causal_attention"),
 }
 OPERATORS = {
     "attention": re.compile(r"attention|flash_(fwd|bwd)|fmha", re.IGNORECASE),

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from bessemer.errors import InputError
-from bessemer.model import attention_cpu as _  # noqa: F401 (registers its operator)
 from bessemer.model.cache import LayerCache
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
@@ -33,7 +32,6 @@ ATTENTION = {
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.higher_order.flex_attention,
-    torch.ops.bessemer.block_causal_attention.default,
 }
 if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
     PRODUCTS.add(torch.ops.mkldnn._linear_pointwise.default)
@@ -48,7 +46,7 @@ def blocks_recomputed(recipe: Recipe, config: ModelConfig, device: Device) -> in
     base, budget = base_bytes(device), budget_bytes(recipe, device)
     totals = (
         cost.memory(
-            recipe, config, base=base, recomputed=blocks, offloads=device.is_cuda, **device.arithmetic.widths
+            recipe, config, base=base, recomputed=blocks, is_cuda=device.is_cuda, **device.arithmetic.widths
         ).total
         for blocks in range(config.layers)
     )
@@ -64,7 +62,7 @@ def check_budget(recipe: Recipe, config: ModelConfig, device: Device) -> None:
         config,
         base=base_bytes(device),
         recomputed=config.layers,
-        offloads=device.is_cuda,
+        is_cuda=device.is_cuda,
         **device.arithmetic.widths,
     )
     budget = budget_bytes(recipe, device)
