@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bessemer.model.attention import Documents, causal_attention
 from bessemer.model.config import ModelConfig
-from bessemer.model.elementwise import rms_norm, rotate, swiglu
+from bessemer.model.elementwise import by_head, rms_norm, rotate, swiglu
 from bessemer.model.product import Linear, linear
 
 
@@ -52,7 +52,7 @@ class Attention(nn.Module):
         q_BTGRK, k_BTGK, v_BTGK = joined_BTGRK.split([self.queries, 1, 1], dim=-2)
         q_BHTK = rotate(self.q_norm(q_BTGRK.flatten(2, 3)), rotation).transpose(1, 2)
         k_BGTK = rotate(self.k_norm(k_BTGK.squeeze(-2)), rotation).transpose(1, 2)
-        attended_BHTK = causal_attention(q_BHTK, k_BGTK, v_BTGK.squeeze(-2).transpose(1, 2), documents)
+        attended_BHTK = causal_attention(q_BHTK, k_BGTK, by_head(v_BTGK.squeeze(-2)), documents)
         projected: Tensor = self.out(attended_BHTK.transpose(1, 2).flatten(2))
         return projected
 

@@ -70,8 +70,10 @@ def memory(recipe: Recipe, config: ModelConfig, bytes_per_activation: int, base:
     tokens = train.micro_batch * config.sequence_length
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
     norms = 4 * config.width  # of two: input and output
-    # The joined product, rotated queries and keys, the output by head and by token.
-    attention = (heads + 2 * kv_heads) + (heads + kv_heads) + 2 * heads
+    # Rotated queries and keys, values, the output by head and by token; what QK-norm normalises keeps the whole product.
+    attention = (heads + kv_heads) + kv_heads + 2 * heads
+    if config.qk_norm:
+        attention += heads + 2 * kv_heads
     mlp = 3 * config.mlp_width  # gate and up, silu(gate) * up
     per_block = norms + attention + mlp
     activations = tokens * (config.layers * per_block + 2 * config.width) * bytes_per_activation

@@ -11,6 +11,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build
 from bessemer.recipe import Recipe
 from bessemer.tokens.loader import Batch
+from bessemer.train.accumulate import WORKERS, concurrent
 from bessemer.train.device import Device, synchronize
 from bessemer.train.step import TrainStep
 
@@ -21,14 +22,16 @@ MAX_STEPS = 40
 def step_seconds(recipe: Recipe, config: ModelConfig, device: Device, budget_seconds: float) -> float:
     """Seconds of a whole training step of a resolved recipe, measured for about `budget_seconds`.
 
-    A step is its micro-batches and one update; one micro-batch and one update are timed (medians), so that a step of
-    many micro-batches is known from a few.
+    A step is its micro-batches and one update; one micro-batch (or two, where they run together) and one update are timed
+    (medians), so that a step of many micro-batches is known from a few.
     """
     batch_tokens, micro = recipe.train.global_batch_tokens, recipe.train.micro_batch
     assert batch_tokens is not None and micro is not None, "the recipe is resolved"
     step = TrainStep(recipe, build(config, recipe.run.seed), device, 0, 1)
-    tokens = np.random.default_rng(0).integers(0, config.vocabulary, (micro, config.sequence_length + 1))
-    batch = Batch(0, tokens, np.zeros(micro, dtype=np.int64))
+    micro_batches = batch_tokens // config.sequence_length // micro
+    together = WORKERS if concurrent(micro_batches, device.place, device.compile) else 1
+    tokens = np.random.default_rng(0).integers(0, config.vocabulary, (micro * together, config.sequence_length + 1))
+    batch = Batch(0, tokens, np.zeros(len(tokens), dtype=np.int64))
     gradients: list[float] = []
     updates: list[float] = []
     started = perf_counter()
@@ -44,4 +47,4 @@ def step_seconds(recipe: Recipe, config: ModelConfig, device: Device, budget_sec
             updates.append(perf_counter() - between)
         if gradients and perf_counter() - started > budget_seconds:
             break
-    return median(gradients) * (batch_tokens // config.sequence_length // micro) + median(updates)
+    return median(gradients) * micro_batches / together + median(updates)

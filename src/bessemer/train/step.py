@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from bessemer.model.decoder import Decoder
 from bessemer.recipe import Recipe
 from bessemer.tokens.loader import Batch
 from bessemer.train import optimizer as optimizers
+from bessemer.train.accumulate import accumulate, concurrent
 from bessemer.train.device import Device
 from bessemer.train.objective import chunked_cross_entropy
 from bessemer.train.schedule import learning_rate_share
@@ -50,14 +52,12 @@ class TrainStep:
         tokens = torch.from_numpy(batch.tokens)
         inputs_BT, targets_BT = tokens[:, :-1], tokens[:, 1:]
         valid = int((targets_BT >= 0).sum())
-        nats_B = []
         micro = self.settings.micro_batch or len(tokens)
         self.optimizer.zero_grad(set_to_none=True)
-        for start in range(0, len(tokens), micro):
-            part = slice(start, start + micro)
-            total, nats = self._loss(inputs_BT[part], targets_BT[part])
-            torch.autograd.backward(total / max(valid, 1))
-            nats_B.append(nats)
+        parts = zip(torch.split(inputs_BT, micro), torch.split(targets_BT, micro), strict=True)
+        losses = [partial(self._loss, *part) for part in parts]
+        two = concurrent(len(losses), self.device.place, self.device.compile)
+        nats_B = accumulate(losses, list(self.model.parameters()), max(valid, 1), two_at_a_time=two)
         by_sequence = torch.cat(nats_B).double().cpu()
         source = torch.from_numpy(batch.source)
         nats = torch.zeros(self.num_sources, dtype=torch.float64).index_add_(0, source, by_sequence)
