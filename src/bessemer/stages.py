@@ -324,7 +324,7 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> 
     from bessemer.plan import cost, dial
     from bessemer.train import device as devices
     from bessemer.train.measure import step_seconds
-    from bessemer.train.recompute import base_bytes, blocks_recomputed, check_budget
+    from bessemer.train.recompute import base_bytes, blocks_recomputed, check_budget, memory_of
     from bessemer.train.task import config_of
 
     config = config_of(resolved, vocabulary, labels)
@@ -336,9 +336,7 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> 
     blocks = blocks_recomputed(resolved, config, device)
 
     def planned(of: Recipe, seconds: float | None) -> cost.Plan:
-        memory = cost.memory(
-            of, config, base=base, recomputed=blocks, is_cuda=device.is_cuda, **device.arithmetic.widths
-        )
+        memory = memory_of(of, config, device, blocks, base)
         return cost.plan(of, config, device=device.name, peak=peak, memory=memory, step_seconds=seconds)
 
     first = planned(resolved, None)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from bessemer.model import product
-from bessemer.model.config import ModelConfig
+from bessemer.model.config import FAMILIES, ModelConfig
 from bessemer.model.initialisation import build
 from bessemer.model.transformer import Transformer
 from bessemer.plan import cost, dial
@@ -51,7 +51,16 @@ def test_flops_are_those_of_the_matrix_products(monkeypatch: pytest.MonkeyPatch)
     assert cost.flops_per_token(wanted) == pytest.approx(3 * counted / 128 + causal, rel=1e-9)
 
 
-@pytest.mark.parametrize("changes", [{}, {"kv_heads": 2}, {"qk_norm": "none"}, {"layers": 1}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"kv_heads": 2},
+        {"qk_norm": "none"},
+        {"layers": 1},
+        *(FAMILIES[name] for name in ("olmo2", "gpt2", "modernbert")),
+    ],
+)
 def test_activations_are_what_autograd_keeps(changes: dict[str, object]) -> None:
     wanted = config(**changes)
     model = build(wanted, 0)

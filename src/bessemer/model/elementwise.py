@@ -109,6 +109,12 @@ def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
+def by_head(x_BTHK: Tensor) -> Tensor:
+    """(B, H, T, K). On a CPU in memory of its own, so that values do not keep the whole product of queries, keys and values."""
+    x_BHTK = x_BTHK.transpose(1, 2)
+    return x_BHTK.contiguous() if is_plain_cpu(x_BTHK) else x_BHTK
+
+
 class _Rotate(torch.autograd.Function):
     """A rotation's gradient is the rotation back: nothing of x is kept."""
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bessemer.model.attention import Documents, Scope, Sight, attention, cached_attention
 from bessemer.model.cache import Cache, LayerCache
 from bessemer.model.config import ModelConfig
-from bessemer.model.elementwise import rotate, swiglu
+from bessemer.model.elementwise import by_head, rotate, swiglu
 from bessemer.model.heads import Classifier, LanguageHead
 from bessemer.model.parts import RMSNorm, activate, norm
 from bessemer.model.product import linear
@@ -72,7 +72,7 @@ class Attention(nn.Module):
             q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
         if rotation is not None:
             q_BTHK, k_BTGK = rotate(q_BTHK, rotation), rotate(k_BTGK, rotation)
-        return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
+        return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), by_head(v_BTGK)
 
 
 class GatedMLP(nn.Module):

@@ -120,6 +120,7 @@ def memory(
     recomputed: int | None = None,
     bytes_per_cast: int = 0,
     is_cuda: bool = False,
+    together: int = 1,
 ) -> Memory:
     """Memory of one device that holds the whole model.
 
@@ -128,7 +129,7 @@ def memory(
     are what autograd keeps of the operations in `model/transformer.py`; a test counts them on a CPU in fp32.
     bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model; recomputed: blocks,
     from the first, that are recomputed; None: all, if any; bytes_per_cast: of the copies of the blocks' weights that
-    autocast makes and the backward pass keeps.
+    autocast makes and the backward pass keeps; together: micro-batches at a time, each with gradients of its own.
     """
     train = recipe.train
     assert train.micro_batch is not None, "the recipe is resolved"
@@ -145,10 +146,12 @@ def memory(
     activations += tokens * whole * per_block * bytes_per_activation
     if blocks and not whole:
         activations += max(tokens * (per_block - selected) * bytes_per_activation - logits, 0)
-    transient = 4 * config.parameters + activations + logits
+    activations, logits = together * activations, together * logits
+    gradients = 4 * config.parameters * (1 if together == 1 else 1 + together)
+    transient = gradients + activations + logits
     return Memory(
         weights=4 * config.parameters,
-        gradients=4 * config.parameters,
+        gradients=gradients,
         optimizer=0 if is_cuda and train.optimizer.offload else optimizer_bytes(train, config),
         average=average_bytes(train, config),
         activations=activations,
@@ -163,10 +166,13 @@ def _kept_by_a_block(config: ModelConfig) -> int:
     """Elements per token that autograd keeps of a block that is not recomputed."""
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
     norms = 4 * config.width  # of two: input and output
-    # The joined product, its rotated queries and keys, the output by head and by token.
+    # Rotated queries and keys, values, the output by head and by token; without rotation the parts of the joined product
+    # are attended to where they are; what QK-norm normalises keeps the whole product.
     attention = (heads + 2 * kv_heads) + 2 * heads
-    if config.positions == "rotary":
-        attention += heads + kv_heads
+    if config.positions == "learned":
+        attention += kv_heads - heads  # which attention then gives by token
+    elif config.qk_norm == "head":
+        attention += heads + 2 * kv_heads
     if config.qk_norm == "full":  # which joins the heads anew before it
         attention += heads + kv_heads
     # gate and up, silu(gate) * up in one; what an activation reads and gives, where it stands alone

@@ -10,6 +10,7 @@ import numpy as np
 from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build
 from bessemer.recipe import Recipe
+from bessemer.train.accumulate import micro_batches_together
 from bessemer.train.device import Device, synchronize
 from bessemer.train.step import TrainStep
 
@@ -20,13 +21,14 @@ MAX_STEPS = 40
 def step_seconds(recipe: Recipe, config: ModelConfig, device: Device, budget_seconds: float) -> float:
     """Seconds of a whole training step of a resolved recipe, measured for about `budget_seconds`.
 
-    A step is its micro-batches and one update; one micro-batch and one update are timed (medians), so that a step of
-    many micro-batches is known from a few.
+    A step is its micro-batches and one update; one micro-batch (or two, where they run together) and one update are timed
+    (medians), so that a step of many micro-batches is known from a few.
     """
     batch_tokens, micro = recipe.train.global_batch_tokens, recipe.train.micro_batch
     assert batch_tokens is not None and micro is not None, "the recipe is resolved"
     step = TrainStep(recipe, build(config, recipe.run.seed), device, 0, 1)
-    batch = step.task.made_up(np.random.default_rng(0), micro, config)
+    together = micro_batches_together(recipe, device.place, device.compile)
+    batch = step.task.made_up(np.random.default_rng(0), micro * together, config)
     gradients: list[float] = []
     updates: list[float] = []
     started = perf_counter()
@@ -42,4 +44,4 @@ def step_seconds(recipe: Recipe, config: ModelConfig, device: Device, budget_sec
             updates.append(perf_counter() - between)
         if gradients and perf_counter() - started > budget_seconds:
             break
-    return median(gradients) * (batch_tokens // config.sequence_length // micro) + median(updates)
+    return median(gradients) * (batch_tokens // config.sequence_length // micro) / together + median(updates)

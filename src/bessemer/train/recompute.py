@@ -22,6 +22,7 @@ from bessemer.model.transformer import Transformer
 from bessemer.plan import cost
 from bessemer.recipe import Recipe
 from bessemer.terminal import size
+from bessemer.train.accumulate import micro_batches_together
 from bessemer.train.device import Device, available_bytes, resident_bytes
 
 aten = torch.ops.aten
@@ -38,18 +39,21 @@ if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
 PRODUCTS_OF_A_BLOCK = 4  # queries, keys and values; output; MLP in; MLP out
 
 
+def memory_of(recipe: Recipe, config: ModelConfig, device: Device, recomputed: int, base: int) -> cost.Memory:
+    """What a step takes on this device when so many blocks are recomputed; base: what the process holds before."""
+    return cost.memory(
+        recipe, config, base=base, recomputed=recomputed, is_cuda=device.is_cuda,
+        together=micro_batches_together(recipe, device.place, device.compile), **device.arithmetic.widths,
+    )  # fmt: skip
+
+
 def blocks_recomputed(recipe: Recipe, config: ModelConfig, device: Device) -> int:
     """How many blocks, from the first, are recomputed; in a budget that is too small, all."""
     mode = recipe.train.recompute
     if mode != "budget":
         return 0 if mode == "none" else config.layers
     base, budget = base_bytes(device), budget_bytes(recipe, device)
-    totals = (
-        cost.memory(
-            recipe, config, base=base, recomputed=blocks, is_cuda=device.is_cuda, **device.arithmetic.widths
-        ).total
-        for blocks in range(config.layers)
-    )
+    totals = (memory_of(recipe, config, device, blocks, base).total for blocks in range(config.layers))
     return next((blocks for blocks, total in enumerate(totals) if total <= budget), config.layers)
 
 
@@ -57,14 +61,7 @@ def check_budget(recipe: Recipe, config: ModelConfig, device: Device) -> None:
     """Refuse a given budget that cannot be kept. Raises InputError with what a step needs at the least."""
     if recipe.train.memory_budget is None:
         return
-    least = cost.memory(
-        recipe,
-        config,
-        base=base_bytes(device),
-        recomputed=config.layers,
-        is_cuda=device.is_cuda,
-        **device.arithmetic.widths,
-    )
+    least = memory_of(recipe, config, device, config.layers, base_bytes(device))
     budget = budget_bytes(recipe, device)
     if least.total > budget:
         raise InputError(

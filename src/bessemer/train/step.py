@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from bessemer.tokens.loader import Batch
 from bessemer.train import fp8, recompute
 from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
+from bessemer.train.accumulate import accumulate, concurrent
 from bessemer.train.device import Device
 from bessemer.train.ema import WeightAverage
 from bessemer.train.precision import FIRST_SCALE, LossScale
@@ -71,16 +73,15 @@ class TrainStep:
         """
         inputs_BT, targets_BS = torch.from_numpy(batch.inputs), torch.from_numpy(batch.wanted)
         valid = int((targets_BS >= 0).sum())
-        nats_B, correct_B = [], []
         micro = self.settings.micro_batch or len(inputs_BT)
         factor = scale.value if self.device.arithmetic.scaled else 1.0
         self.optimizer.zero_grad(set_to_none=True)
-        for start in range(0, len(inputs_BT), micro):
-            part = slice(start, start + micro)
-            loss = self._loss(inputs_BT[part], targets_BS[part])
-            torch.autograd.backward(loss.total / max(valid, 1) * factor)
-            nats_B.append(loss.nats_B)
-            correct_B += [loss.correct_B] if loss.correct_B is not None else []
+        parts = zip(torch.split(inputs_BT, micro), torch.split(targets_BS, micro), strict=True)
+        losses = [partial(self._loss, *part) for part in parts]
+        two = concurrent(len(losses), self.device.place, self.device.compile)
+        done = accumulate(losses, list(self.model.parameters()), max(valid, 1), factor, two_at_a_time=two)
+        nats_B = [loss.nats_B for loss in done]
+        correct_B = [loss.correct_B for loss in done if loss.correct_B is not None]
         by_sequence = torch.cat(nats_B).double().cpu()
         source = torch.from_numpy(batch.source)
         nats = torch.zeros(self.num_sources, dtype=torch.float64).index_add_(0, source, by_sequence)
