@@ -19,6 +19,7 @@ PAGES = (
     "docs/recipe.md",
     "docs/models.md",
     "docs/parity.md",
+    "docs/notes/cpu-step.md",
     "docs/optimizers.md",
     "docs/objectives.md",
     "docs/reliability.md",
