@@ -1,0 +1,114 @@
+"""The ways through attention on this device, forward and backward, in turns: time and largest tensor.
+
+On a CPU: one fused call a document, a boolean mask over the whole sequence, and softmax written out; windows as chunks of
+queries over the keys they see, and as a mask; soft caps. On CUDA: FlexAttention with a block mask beside the same mask given
+to the fused kernel.
+
+    python benchmarks/attention.py --json FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+import torch.nn.functional as F
+from machine import describe
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bessemer.model.attention import Documents, Scope, Sight, attention
+
+BATCH, HEADS, WIDTH = 4, 6, 64
+
+
+class Largest(TorchDispatchMode):
+    """Bytes of the largest tensor that any operation gives."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = function(*args, **(kwargs or {}))
+        for part in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(part, Tensor):
+                self.bytes = max(self.bytes, part.nbytes)
+        return result
+
+
+def dense(scope: Scope, length: int, place: torch.device) -> Tensor:
+    """The scope as a boolean mask (B, 1, T, T)."""
+    index = torch.arange(length, device=place)
+    allowed = scope.sight.allows(index[:, None], index)[None]
+    if scope.documents is not None:
+        number = scope.documents.number_BT
+        allowed = allowed & (number[:, :, None] == number[:, None, :])
+    return allowed.expand(BATCH, -1, -1)[:, None]
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5
+    return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    length, dtype = given.length, torch.bfloat16 if place.type == "cuda" else torch.float32
+    draw = torch.Generator(place).manual_seed(0)
+    shape = (BATCH, HEADS, length, WIDTH)
+    q, k, v = (torch.randn(shape, generator=draw, device=place, dtype=dtype, requires_grad=True) for _ in range(3))
+    tokens = torch.randint(0, 300, (BATCH, length), generator=draw, device=place)  # a document of some 300 tokens
+    documents = Documents.of(tokens, end_of_text=0)
+    cases = {
+        "causal": Scope.of(Sight(), None, length, place),
+        "causal, within documents": Scope.of(Sight(), documents, length, place),
+        "causal, window 256": Scope.of(Sight(window=256), None, length, place),
+        "both sides": Scope.of(Sight(causal=False), None, length, place),
+        "both sides, window 256": Scope.of(Sight(causal=False, window=256), None, length, place),
+        "causal, soft cap": Scope.of(Sight(soft_cap=30.0), None, length, place),
+    }
+    rows = []
+    print(f"{BATCH} x {length} tokens, {HEADS} heads of {WIDTH}, forward and backward, on {place}")
+    print(f"{'':<26} {'way':<28} {'ms':>8} {'largest tensor, MB':>20}")
+    for name, scope in cases.items():
+        mask = dense(scope, length, place)
+        ways: dict[str, Callable[[], Tensor]] = {
+            "ours": lambda scope=scope: attention(q, k, v, scope),
+            "fused kernel, boolean mask": lambda mask=mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
+            "written out": lambda mask=mask: written_out(q, k, v, mask),
+        }
+        if scope.sight.soft_cap:
+            ways = {"ours": ways["ours"]}
+        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        largest = {}
+        for way, compute in ways.items():
+            with Largest() as seen:
+                compute().sum().backward()
+            largest[way] = seen.bytes
+        for _ in range(given.rounds):
+            for way, compute in ways.items():
+                started = perf_counter()
+                compute().sum().backward()
+                if place.type == "cuda":
+                    torch.cuda.synchronize()
+                seconds[way].append(perf_counter() - started)
+        for way in ways:
+            row = {"case": name, "way": way, "seconds": median(seconds[way]), "largest_tensor_bytes": largest[way]}
+            print(f"{name:<26} {way:<28} {1e3 * row['seconds']:>8.1f} {largest[way] / 1e6:>20.1f}", flush=True)
+            rows.append(row)
+    if given.json:
+        machine = describe(threads=torch.get_num_threads(), length=length, rounds=given.rounds)
+        given.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
