@@ -276,7 +276,7 @@ class Train(Section):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto: cuda when there is one.")
     compile: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="torch.compile; auto: on CUDA, where it pays, and not on a CPU, where it gains 6% after a long start.",
+        description="torch.compile; auto: on CUDA, where it pays, and not on a CPU, where it gains nothing after a long start.",
     )
     log_every: Positive = Field(1, description="Steps between lines of metrics.jsonl.")
     watch_every: int = Field(
