@@ -69,6 +69,14 @@ def test_a_reply_ends_at_its_stop_and_never_shows_a_part_of_it(tokenizer: Tokeni
     assert chat.messages[-1] == {"role": "assistant", "content": "Steel.\nQuest for more."}
 
 
+def test_what_was_held_back_is_shown_when_a_special_token_ends_the_reply(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    chat = Chat(saying(tokenizer, [" One.\nQue"]), tokenizer, Template.choose("plain", tmp_path, tokenizer), Sampling())
+    assert "".join(chat.reply("First", 50)) == " One.\nQue"
+    template = Template.choose("plain", tmp_path, tokenizer)
+    early = Chat(saying(tokenizer, [" A\nAnswer: b\nQuestion: c"]), tokenizer, template, Sampling())
+    assert "".join(early.reply("First", 50)) == " A"
+
+
 def test_the_conversation_goes_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
     chat = Chat(
         saying(tokenizer, [" One.", " Two."]), tokenizer, Template.choose("plain", tmp_path, tokenizer), Sampling()

@@ -50,7 +50,7 @@ class Chat:
                 f"the conversation has {len(prompt)} tokens, but the model reads only {room}; start a new one"
             )
         ids: list[int] = []
-        shown = ""
+        shown, ended = "", -1
         stops = self.template.stops
         for token in generate(
             self.model, prompt, max_tokens=min(max_tokens, room - len(prompt)), sampling=self.sampling,
@@ -60,21 +60,18 @@ class Chat:
                 break
             ids.append(token)
             text_so_far = self.tokenizer.decode(ids)
-            ended = next((text_so_far.find(stop) for stop in stops if stop in text_so_far), None)
-            if ended is not None:
-                if text_so_far[len(shown) : ended]:
-                    yield text_so_far[len(shown) : ended]
-                shown = text_so_far[:ended]
+            ended = min((text_so_far.find(stop) for stop in stops if stop in text_so_far), default=-1)
+            if ended >= 0:
                 break
             sure = _without_beginning_of(text_so_far, stops)
             if len(sure) > len(shown):
                 yield sure[len(shown) :]
                 shown = sure
-        else:
-            rest = self.tokenizer.decode(ids)
-            if rest[len(shown) :]:
-                yield rest[len(shown) :]
-            shown = rest
+        whole = self.tokenizer.decode(ids)
+        whole = whole[:ended] if ended >= 0 else whole  # what was held back as a stop's possible beginning was none
+        if len(whole) > len(shown):
+            yield whole[len(shown) :]
+            shown = whole
         self.messages.append({"role": "assistant", "content": shown.strip()})
 
 

@@ -30,13 +30,17 @@ def is_plain_cpu(*tensors: Tensor) -> bool:
     )
 
 
+def widened(x: Tensor) -> Tensor:
+    """x in the precision of sums over the width: fp32, or fp64 as it is."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019); in fp32 for narrow types."""
     if is_plain_cpu(x, weight_D):
         normed: Tensor = _RMSNorm.apply(x, weight_D, eps)  # type: ignore[no-untyped-call]
         return normed
-    wide = x if x.dtype == torch.float64 else x.float()
-    return F.rms_norm(wide, weight_D.shape, weight_D, eps).to(x.dtype)
+    return F.rms_norm(widened(x), weight_D.shape, weight_D, eps).to(x.dtype)
 
 
 class _RMSNorm(torch.autograd.Function):

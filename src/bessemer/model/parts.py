@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bessemer.model.config import ModelConfig
-from bessemer.model.elementwise import rms_norm
+from bessemer.model.elementwise import rms_norm, widened
 
 
 class RMSNorm(nn.Module):
@@ -47,8 +47,3 @@ def activate(name: str, x: Tensor) -> Tensor:
     if name == "silu":
         return F.silu(x)
     return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
-
-
-def widened(x: Tensor) -> Tensor:
-    """x in the precision of sums over the width."""
-    return x if x.dtype == torch.float64 else x.float()

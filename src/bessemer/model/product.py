@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @lru_cache(maxsize=1)
@@ -84,10 +84,3 @@ class _Linear(torch.autograd.Function):
             torch.mm(gradient_MO.T, x.flatten(0, -2)) if wants_weight else None,
             gradient_MO.sum(dim=0) if wants_bias else None,
         )
-
-
-class Linear(nn.Linear):
-    """nn.Linear with the product above."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
