@@ -7,7 +7,29 @@ import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
+
+
+def wait_until_idle(seconds: float) -> bool:
+    """Wait, at most so long, for a second in which the cores were 90% idle. False when none came, or none can be seen."""
+    deadline = monotonic() + seconds
+    while monotonic() < deadline:
+        before = _ticks()
+        sleep(1.0)
+        after = _ticks()
+        if before is None or after is None:
+            return False
+        spent = [late - early for early, late in zip(before, after, strict=True)]
+        if spent[3] >= 0.9 * sum(spent):
+            return True
+    return False
+
+
+def _ticks() -> list[int] | None:
+    """Clock ticks of all cores: user, nice, system, idle, and others."""
+    found = Path("/proc/stat")
+    return [int(part) for part in found.read_text().splitlines()[0].split()[1:9]] if found.exists() else None
 
 
 def describe(**more: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from machine import describe
+from machine import describe, wait_until_idle
 
 TOKENS = 16 * 256
 
@@ -86,6 +86,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=2, help="steps of a side in its turn")
+    parser.add_argument("--wait-idle", type=float, default=0.0, help="seconds to wait for idle cores before each turn")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     wanted = [("Bessemer", sys.executable, ["bessemer"])]
@@ -107,6 +108,8 @@ def main() -> None:
     for number in range(given.rounds):
         turn = number % len(sides)
         for side in sides[turn:] + sides[:turn]:
+            if given.wait_idle:
+                wait_until_idle(given.wait_idle)
             taken = side.take(given.steps)
             side.seconds += taken
             side.rounds.append(TOKENS / median(taken))

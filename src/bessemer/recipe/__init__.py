@@ -1,24 +1,20 @@
 """The recipe: one run as one frozen, validated value."""
 
 from bessemer.recipe.batches import Batches
+from bessemer.recipe.corpus import Corpus, Dedup, Rules, Source
 from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import Classify, Masking
 from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
 from bessemer.recipe.schema import (
     Checkpoint,
-    Corpus,
-    Dedup,
     Evaluate,
     Guard,
     Recipe,
-    Rules,
     Run,
-    Source,
-    Tokenizer,
-    Tokens,
     Train,
 )
+from bessemer.recipe.tokens import Tokenizer, Tokens
 
 __all__ = [
     "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking", "Model",
