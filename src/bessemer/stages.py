@@ -136,7 +136,9 @@ def prepare(session: Session) -> Prepared:
         recipe.train.micro_batch is None and stored is not None
     ):  # another device would choose another, with other rounding
         recipe = _with_micro_batch(recipe, stored.train.micro_batch)
-    resolved = dial.resolve(recipe, store.vocabulary, _steps_of(recipe, stored), _micro_batch_tokens(recipe))
+    resolved = dial.resolve(
+        recipe, store.vocabulary, _steps_of(recipe, stored), _micro_batch_tokens(recipe), len(store.labels)
+    )
     if stored is not None and (run.checkpoints / "latest").exists():
         _refuse_other_recipe(session, stored, resolved)
     same = stored is not None and digest(stored.train, stored.model) == digest(resolved.train, resolved.model)
@@ -315,8 +317,9 @@ def plan_only(recipe: Recipe, run: RunFolder) -> tuple[dict[str, Any], Recipe]:
     from bessemer.plan import dial
 
     vocabulary = _vocabulary(recipe, run)
-    resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=_micro_batch_tokens(recipe))
-    return _planned(recipe, resolved, vocabulary, _labels(recipe, run))
+    labels = _labels(recipe, run)
+    resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=_micro_batch_tokens(recipe), labels=labels)
+    return _planned(recipe, resolved, vocabulary, labels)
 
 
 def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> tuple[dict[str, Any], Recipe]:
@@ -351,7 +354,7 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> 
         full_steps = recipe.train.minutes * 60 * MINUTES_SHARE / seconds
         batches = Batches.of(resolved)
         steps = max(batches.step_of(int(full_steps * batches.full)), 1)
-        resolved = dial.resolve(recipe, vocabulary, steps, _micro_batch_tokens(recipe))
+        resolved = dial.resolve(recipe, vocabulary, steps, _micro_batch_tokens(recipe), labels)
     return {**planned(resolved, measured).to_dict(), "fits": fits}, resolved
 
 

@@ -142,3 +142,38 @@ def test_offloaded_moments_and_the_average_are_planned_where_they_are() -> None:
     assert cost.memory(recipe, wanted, 4, 0).optimizer == 8 * wanted.parameters
     assert cost.memory(recipe, wanted, 4, 0, is_cuda=True).optimizer == 0
     assert cost.memory(recipe, wanted, 4, 0).average == 4 * wanted.parameters
+
+
+def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
+    """Against a step of it: what autograd keeps of the blocks is nothing, gradients and moments are the head's."""
+    from bessemer.train import optimizer as optimizers
+    from bessemer.train.task import task_of
+
+    text = '[run]\nname="x"\n[[corpus.sources]]\nname="a"\nformat="text"\npaths=["."]\nlabel="b"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nobjective="classify"\nmicro_batch=2\nglobal_batch_tokens=256\nclassify.frozen={frozen}\n[train.optimizer]\nlearning_rate=0.1\nbetas=[0.9, 0.95]\n'
+    frozen, whole = (parse(text.format(frozen=value), "x") for value in ("true", "false"))
+    wanted = config(labels=4)
+    model = build(wanted, 0)
+    task_of(frozen, wanted, 0).prepare(model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert sum(parameter.numel() for parameter in trained) == wanted.classifier_parameters == 4 * 256
+    optimizer = optimizers.build(model, frozen.train.optimizer)
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    state = optimizers.state_tensors(model, optimizer)
+    held = sum(tensor.nbytes for name, tensor in state.items() if not name.endswith("/step"))
+    planned, unfrozen = cost.memory(frozen, wanted, 4, 0), cost.memory(whole, wanted, 4, 0)
+    assert planned.optimizer == held
+    assert planned.gradients == 4 * wanted.classifier_parameters
+    assert not model(torch.zeros(2, 128, dtype=torch.long)).requires_grad
+    assert planned.activations < unfrozen.activations / 2
+    assert (planned.logits, unfrozen.logits) == (0, 0)
+    assert planned.weights == unfrozen.weights == 4 * wanted.parameters
+
+
+def test_the_dial_counts_no_output_matrix_for_a_classifier() -> None:
+    text = '[run]\nname="x"\n[[corpus.sources]]\nname="a"\nformat="text"\npaths=["."]\nlabel="b"\n[model]\ndepth=4\n[train]\nobjective="{objective}"\n'
+    texts, words = (
+        dial.resolve(parse(text.format(objective=name), "x"), 65_536, labels=2) for name in ("classify", "causal")
+    )
+    assert texts.train.optimizer.learning_rate > words.train.optimizer.learning_rate

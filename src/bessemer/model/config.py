@@ -206,14 +206,25 @@ class ModelConfig:
         )
         block = self.block_matrix_parameters + 2 * norm + qk + (projections if self.bias else 0)
         norms = -norm * (not self.first_norm) + norm * (self.norm_position != "residual") + norm * self.embedding_norm
-        head = 0
-        if self.head_transform:
-            head += self.width**2 + (self.width if self.bias else 0) + (0 if self.pooler else norm)
-        if self.labels:
-            head += self.labels * self.width + (self.labels if self.head_bias else 0)
-        elif self.head_bias:
-            head += self.vocabulary
+        head = self.classifier_parameters
+        if not self.labels:
+            head += self._transform_parameters + (self.vocabulary if self.head_bias else 0)
         return self.embedding_parameters + self.layers * block + norms + head
+
+    @property
+    def classifier_parameters(self) -> int:
+        """Parameters of a classifier's head, which are all that is trained when the transformer is frozen."""
+        if not self.labels:
+            return 0
+        return self._transform_parameters + self.labels * self.width + (self.labels if self.head_bias else 0)
+
+    @property
+    def _transform_parameters(self) -> int:
+        """Parameters of the transform between the blocks and the output matrix."""
+        if not self.head_transform:
+            return 0
+        norm = self.width * (2 if self.norm == "layer" and self.norm_bias else 1)
+        return self.width**2 + (self.width if self.bias else 0) + (0 if self.pooler else norm)
 
     @property
     def matrix_parameters(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bessemer.model.config import ModelConfig
-from bessemer.plan.state_bytes import average_bytes, optimizer_bytes
+from bessemer.plan.state_bytes import average_bytes, is_frozen, optimizer_bytes
 from bessemer.recipe import Batches, Recipe
 
 # Dense bf16 tensor-core rates without sparsity, FLOP/s (NVIDIA data sheets: A100 2021, L40S 2023, H100 2023, H200 2024,
@@ -48,8 +48,7 @@ def step_flops_per_token(recipe: Recipe, config: ModelConfig) -> float:
     per_token = flops_per_token(config)
     if recipe.train.objective == "masked":
         per_token -= 6.0 * config.head_matrix_parameters * (1.0 - recipe.train.masking.share)
-    frozen = recipe.train.objective == "classify" and recipe.train.classify.frozen
-    return per_token / 3.0 if frozen else per_token
+    return per_token / 3.0 if is_frozen(recipe.train) else per_token
 
 
 def tokens_seen(config: ModelConfig, layer: int) -> float:
@@ -136,7 +135,8 @@ def memory(
     tokens = train.micro_batch * config.sequence_length
     per_block = _kept_by_a_block(config)
     chunk = min(loss_chunk(train.loss_chunk, config.vocabulary, is_cuda), tokens)
-    logits = 2 * 4 * chunk * config.vocabulary + 4 * config.vocabulary * config.width
+    # A classifier forms one row of a few logits a text.
+    logits = 0 if config.labels else 2 * 4 * chunk * config.vocabulary + 4 * config.vocabulary * config.width
     blocks = recomputed if recomputed is not None else 0 if train.recompute == "none" else config.layers
     selected = _kept(train.recompute, config)
     activations = tokens * (blocks * selected + 2 * config.width) * bytes_per_activation
@@ -146,8 +146,12 @@ def memory(
     activations += tokens * whole * per_block * bytes_per_activation
     if blocks and not whole:
         activations += max(tokens * (per_block - selected) * bytes_per_activation - logits, 0)
+    trained = config.parameters
+    if is_frozen(recipe.train):  # nothing is kept for a way back: what one block works on, and the stream through all
+        trained = config.classifier_parameters
+        activations = tokens * (per_block + 2 * config.width) * bytes_per_activation
     activations, logits = together * activations, together * logits
-    gradients = 4 * config.parameters * (1 if together == 1 else 1 + together)
+    gradients = 4 * trained * (1 if together == 1 else 1 + together)
     transient = gradients + activations + logits
     return Memory(
         weights=4 * config.parameters,

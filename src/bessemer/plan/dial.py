@@ -36,16 +36,22 @@ BETAS = {  # AdamW as in GPT-3 (Brown et al. 2020, appendix B); Lion as in its p
 
 
 def resolve(
-    recipe: Recipe, vocabulary: int, measured_steps: int | None = None, micro_batch_tokens: int = MICRO_BATCH_TOKENS
+    recipe: Recipe,
+    vocabulary: int,
+    measured_steps: int | None = None,
+    micro_batch_tokens: int = MICRO_BATCH_TOKENS,
+    labels: int = 0,
 ) -> Recipe:
     """The recipe with every derived value filled in.
 
     vocabulary: ids of the tokenizer; measured_steps: steps that `train.minutes` comes to on this machine;
-    micro_batch_tokens: tokens that a micro-batch may hold when the recipe does not say.
+    micro_batch_tokens: tokens that a micro-batch may hold when the recipe does not say; labels: classes of a classifier,
+    whose output matrix is in the FLOPs of no token.
     """
     model = _dimensions(recipe.model)
     length = recipe.tokens.sequence_length
-    config = ModelConfig.of(recipe.model_copy(update={"model": model}), vocabulary)
+    classes = labels if recipe.train.objective == "classify" else 0
+    config = ModelConfig.of(recipe.model_copy(update={"model": model}), vocabulary, labels=classes)
     train = recipe.train
     horizon = train.tokens or TOKENS_PER_PARAMETER * config.parameters
     if train.steps is not None and train.global_batch_tokens is not None:
