@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -82,9 +83,9 @@ def main() -> None:
     for name, scope in cases.items():
         mask = dense(scope, length, place)
         ways: dict[str, Callable[[], Tensor]] = {
-            "ours": lambda scope=scope: attention(q, k, v, scope),
-            "fused kernel, boolean mask": lambda mask=mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
-            "written out": lambda mask=mask: written_out(q, k, v, mask),
+            "ours": partial(attention, q, k, v, scope),
+            "fused kernel, boolean mask": partial(F.scaled_dot_product_attention, q, k, v, attn_mask=mask),
+            "written out": partial(written_out, q, k, v, mask),
         }
         if scope.sight.soft_cap:
             ways = {"ours": ways["ours"]}

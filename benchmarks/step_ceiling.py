@@ -29,10 +29,10 @@ Call = Callable[[], object]
 def products(micro_batch: int) -> dict[str, tuple[int, int, Call, Call]]:
     """name: (how often in a step, FLOPs of one, the step's way, torch.mm's way)."""
     from bessemer.model.product import times, times_transposed
-    from bessemer.train.objective import _chunk
+    from bessemer.plan.cost import loss_chunk
 
     rows, passes = micro_batch * LENGTH, SEQUENCES // micro_batch
-    chunk = _chunk(4096, VOCABULARY, torch.device("cpu"))
+    chunk = loss_chunk(4096, VOCABULARY, is_cuda=False)
     found: dict[str, tuple[int, int, Call, Call]] = {}
     for name, count, m, inputs, outputs in (
         ("qkv", LAYERS * passes, rows, WIDTH, 3 * WIDTH),
@@ -68,14 +68,16 @@ def products(micro_batch: int) -> dict[str, tuple[int, int, Call, Call]]:
 
 def attention(micro_batch: int) -> tuple[int, int, Call, Call]:
     """The same for attention, forward and backward; FLOPs of the causal half."""
-    from bessemer.model.attention import causal_attention
+    from bessemer.model.attention import Scope, Sight
+    from bessemer.model.attention import attention as attend
 
+    scope = Scope.of(Sight(), None, LENGTH, torch.device("cpu"))
     size = micro_batch, HEADS, LENGTH, WIDTH // HEADS
     q, k, v = (torch.randn(size, requires_grad=True) for _ in range(3))
     upstream = torch.randn(size)
 
     def ours() -> None:
-        causal_attention(q, k, v, None).backward(upstream)
+        attend(q, k, v, scope).backward(upstream)
 
     def plain() -> None:
         torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).backward(upstream)
@@ -122,11 +124,11 @@ def main() -> None:
     print(f"{'product':<20} {'in a step':>9} {'GFLOP/s':>8} {'torch.mm':>9} {'ms a step':>10}")
     rows: list[dict[str, Any]] = []
     for name, (count, flops, _, _) in parts.items():
-        ours, plain = (median(found) for found in seconds[name])
+        taken, by_torch = (median(found) for found in seconds[name])
         print(
-            f"{name:<20} {count:>9} {flops / ours / 1e9:>8.0f} {flops / plain / 1e9:>9.0f} {1e3 * count * ours:>10.1f}"
+            f"{name:<20} {count:>9} {flops / taken / 1e9:>8.0f} {flops / by_torch / 1e9:>9.0f} {1e3 * count * taken:>10.1f}"
         )
-        rows.append({"product": name, "count": count, "flops": flops, "seconds": ours, "torch_mm_seconds": plain})
+        rows.append({"product": name, "count": count, "flops": flops, "seconds": taken, "torch_mm_seconds": by_torch})
 
     def ceiling(which: int, with_attention: bool) -> tuple[list[float], float]:
         """Seconds of a step of products alone: round by round, and with each at its best."""
