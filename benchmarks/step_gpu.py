@@ -275,8 +275,8 @@ def main() -> None:
         peak = peak_flops(warm["device"])
         row["tokens_per_second"] = rate
         if peak:
-            for name_of, key in (("mfu", "flops"), ("mfu_causal", "flops_causal")):
-                row[name_of] = rate * warm[key] / peak if key in warm else None
+            for share_of, counted in (("mfu", "flops"), ("mfu_causal", "flops_causal")):
+                row[share_of] = rate * warm[counted] / peak if counted in warm else None
         share = f"{row['mfu']:.1%}" if peak else "-"
         print(
             f"{name:<22} {rate:>10,.0f} {share:>6} {warm['peak_bytes'] / 1e9:>8.1f} "
