@@ -266,7 +266,7 @@ def main() -> None:
     for name, python, case in sides:
         with tempfile.TemporaryDirectory() as cache:
             cold, warm = run(python, case, given, cache), run(python, case, given, cache)
-        row = {"case": name, "cold": cold, "warm": warm}
+        row: dict[str, Any] = {"case": name, "cold": cold, "warm": warm}
         rows.append(row)
         if "failed" in cold or "failed" in warm:
             print(f"{name:<22} failed: {cold.get('failed') or warm.get('failed')}")

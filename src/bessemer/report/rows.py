@@ -254,7 +254,7 @@ def fill_ins(data: RunData) -> list[Row]:
     rows = []
     for found in tables(data.evaluation.get("fill_ins")):
         guesses = [
-            {"word": text(guess.get("word")), "share": _maybe(number(guess.get("probability")), _percent)}
+            {"word": _visible(text(guess.get("word"))), "share": _maybe(number(guess.get("probability")), _percent)}
             for guess in tables(found.get("guesses"))
         ]
         word = text(found.get("word"))
@@ -263,10 +263,15 @@ def fill_ins(data: RunData) -> list[Row]:
                 **{key: text(found.get(key)) for key in ("source", "before", "after")},
                 "word": word,
                 "guesses": guesses,
-                "right": bool(guesses) and guesses[0]["word"] == word,
+                "right": bool(guesses) and guesses[0]["word"] == _visible(word),
             }
         )
     return rows
+
+
+def _visible(word: str) -> str:
+    """A token of white space alone, as signs a reader can see."""
+    return word if word.strip() else word.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
 
 
 def classes(data: RunData) -> Row:

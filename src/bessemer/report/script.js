@@ -52,7 +52,7 @@
       uirevision: axis, // a zoom lasts while colours or smoothing change
       paper_bgcolor: ink("paper"), plot_bgcolor: ink("paper"),
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink("soft") },
-      margin: { l: 62, r: 10, t: legend ? 34 : 10, b: 44 },
+      margin: { l: 76, r: 10, t: legend ? 34 : 10, b: 44 },
       xaxis: { nticks: 8, ...axisStyle({ ...xaxis, ...scale(figure), ...unit }), showgrid: false, showline: true, spikethickness: 1, spikedash: "solid", spikecolor: ink("rule") },
       yaxis: { ...axisStyle(yaxis), nticks: 7 },
       showlegend: legend,
