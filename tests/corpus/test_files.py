@@ -73,6 +73,7 @@ def test_python_placeholders() -> None:
     prose = names(source("python://stdlib", "python://site-packages", format="descriptions"))
     assert "python://stdlib/pydoc_data/topics.py" in prose
     assert any(name.startswith("python://site-packages/") and name.endswith("METADATA") for name in prose)
+    assert not any(name.endswith(".txt") for name in prose)  # licences, word lists, tables
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,10 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
     "html": (".html", ".htm"),
     "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.zst"),
     "parquet": (".parquet",),
-    "descriptions": ("METADATA", ".rst", ".md", ".txt", TOPICS),
+    "descriptions": ("METADATA", ".rst", ".md", TOPICS),
 }
-"""What is taken from a folder, by format. `descriptions` is all the prose that installed packages carry."""
+"""What is taken from a folder, by format. `descriptions` is the prose that installed packages carry;
+not their .txt files, which are licences, word lists and tables of data."""
 
 PLACEHOLDER = "python://"
 
@@ -40,7 +41,7 @@ STDLIB_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "idlelib"
 """Folders of the standard library that python://stdlib leaves out: other packages, and test inputs."""
 
 TEST_FOLDERS = frozenset({"test", "tests"})
-"""Left out of `descriptions` in python:// folders: their .txt files are tables of numbers."""
+"""Left out of `descriptions` in python:// folders: what lies there is input for tests."""
 
 
 @dataclass(frozen=True)
