@@ -148,10 +148,20 @@ def _parser() -> argparse.ArgumentParser:
     averaged(export)
     export.add_argument("folder", help="where to; it must be empty or not exist")
     export.add_argument("--to", choices=["hf"], default="hf", help="hf: what `transformers` loads (default)")
-    trace = add("trace", "which documents a step read, or which steps read a document", commands.trace, run=True)
+    trace = add(
+        "trace", "from a step or a token to its documents and their raw files, and back", commands.trace, run=True
+    )
     which = trace.add_mutually_exclusive_group(required=True)
     which.add_argument("--step", type=int, metavar="N", help="list the documents in the batch of step N (1-based)")
-    which.add_argument("--document", metavar="ID", help="list the steps whose batch held the document")
+    which.add_argument(
+        "--document",
+        metavar="ID",
+        help="where a document came from, where its tokens are, and, once trained, its steps",
+    )
+    which.add_argument(
+        "--token", metavar="SHARD:OFFSET", help="the document of one token, as in prose-train-00000:1234"
+    )
+    trace.add_argument("--text", action="store_true", help="show how the documents begin as well")
     add("report", "write report.html of a run", commands.report, run=True)
     study = add("study", "an experiment that teaches, done here and now; without NAME: list them", commands.study)
     study.add_argument("name", nargs="?", metavar="NAME", help="the study; left out: list them")

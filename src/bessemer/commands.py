@@ -197,19 +197,42 @@ def export(given: argparse.Namespace) -> Any:
 
 
 def trace(given: argparse.Namespace) -> Any:
+    from bessemer.recipe import load
+    from bessemer.run import RunFolder
     from bessemer.tokens import ledger
     from bessemer.tokens.shards import TokenStore
 
-    session, resolved = _trained(given)
-    store = TokenStore.open(session.run.tokens)
     if given.step is not None:
-        rows = ledger.step_documents(resolved, store, session.run.corpus, given.step)
+        session, resolved = _trained(given)
+        store = TokenStore.open(session.run.tokens)
+        rows = ledger.step_documents(resolved, store, session.run.corpus, given.step, given.text)
+        if not given.json:
+            for row in rows:
+                print("  ".join(str(value) for value in row.values()))
+        return rows
+    # What a corpus and its tokens hold needs no recipe, which a run folder has once training is prepared.
+    folder = Path(given.run)
+    run = RunFolder(folder) if folder.is_dir() else _existing(given).run
+    opened = TokenStore.open(run.tokens) if (run.tokens / "manifest.json").exists() else None
+    if given.token is not None:
+        found = ledger.token(opened or TokenStore.open(run.tokens), run.corpus, given.token, given.text)
     else:
-        rows = ledger.document_steps(resolved, store, session.run.corpus, given.document)
+        found = ledger.document(opened, run.corpus, given.document, given.text)
+        if opened is not None and run.recipe.exists() and found.get("split") == "train":
+            resolved = load(run.recipe, given.overrides)
+            found["steps"] = ledger.document_steps(resolved, opened, run.corpus, given.document)
     if not given.json:
-        for row in rows:
-            print("  ".join(str(value) for value in row.values()))
-    return rows
+        _print_document(found)
+    return found
+
+
+def _print_document(found: dict[str, Any]) -> None:
+    for key, value in found.items():
+        if key == "steps":
+            for row in value:
+                print(f"{'step':<12} {row['step']}  sample {row['sample']}")
+        elif value != "":
+            print(f"{key:<12} {value}")
 
 
 def report(given: argparse.Namespace) -> Any:

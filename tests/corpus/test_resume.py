@@ -15,7 +15,7 @@ import pytest
 from build_corpus import small
 from corpus_samples import prose, recipe
 
-from bessemer.corpus import engine, partition, pipeline, tasks, units
+from bessemer.corpus import engine, partition, pipeline, pool, tasks, units
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, dump
 from bessemer.run import RunFolder
@@ -144,16 +144,16 @@ def test_a_worker_that_dies_costs_nothing(
     whole, other = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "other")
     pipeline.build(of, whole)
     monkeypatch.setattr(tasks, "SMALL_BYTES", 0)
-    give = tasks._Pool._give
+    give = pool.Pool._give
     killed = []
 
-    def and_kill(self: tasks._Pool, one: tasks._Worker, waiting: object) -> None:
+    def and_kill(self: pool.Pool, one: pool.Worker, waiting: object) -> None:
         give(self, one, waiting)  # type: ignore[arg-type]
         if len(killed) < 2 and len(waiting) < 8:  # type: ignore[arg-type]
             killed.append(one.process.pid)
             os.kill(one.process.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(tasks._Pool, "_give", and_kill)
+    monkeypatch.setattr(pool.Pool, "_give", and_kill)
     pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 2})}), other)
     assert len(killed) == 2
     assert contents(other.corpus) == contents(whole.corpus)
@@ -163,14 +163,14 @@ def test_a_task_that_kills_its_workers_is_named(
     of: Recipe, run: RunFolder, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "SMALL_BYTES", 0)
-    give = tasks._Pool._give
+    give = pool.Pool._give
 
-    def and_kill(self: tasks._Pool, one: tasks._Worker, waiting: object) -> None:
+    def and_kill(self: pool.Pool, one: pool.Worker, waiting: object) -> None:
         give(self, one, waiting)  # type: ignore[arg-type]
         if one.task and one.task["number"] == 5:
             os.kill(one.process.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(tasks._Pool, "_give", and_kill)
+    monkeypatch.setattr(pool.Pool, "_give", and_kill)
     with pytest.raises(BessemerError, match=r"partition 5: its worker ended 3 times \(signal 9\)"):
         pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 2})}), run)
     assert not run.corpus.exists()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bessemer.corpus import worker
-from bessemer.corpus.tasks import ATTEMPTS, POLL_SECONDS, Done, Task, cores, gave_up, worker_environment
+from bessemer.corpus.worker import ATTEMPTS, POLL_SECONDS, Done, Task, cores, gave_up, worker_environment
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
 

@@ -11,13 +11,47 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import bessemer
 from bessemer.errors import BessemerError, InputError, Stopped
+
+ATTEMPTS = 3
+"""A task whose worker died so often is given up; once may be the machine's fault, three times is the task's."""
+
+POLL_SECONDS = 0.1
+
+Done = Callable[[dict[str, Any]], None]
+Task = dict[str, Any]
 
 KINDS = ("clean", "publish")
 """The tasks: a partition to clean, a bucket to publish."""
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worker_environment() -> dict[str, str]:
+    """What a worker's process needs to find this package and to keep to one core."""
+    above = str(Path(bessemer.__file__).parent.parent)
+    path = [above, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    single = dict.fromkeys(("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(path)), "NUMBA_NUM_THREADS": "1", **single}
+
+
+def gave_up(kind: str, task: Task, why: str) -> BessemerError:
+    """The error for a task whose worker died each time."""
+    name = task.get("number", f"{task.get('source')}, bucket {task.get('bucket')}")
+    what = f"partition {name}" if kind == "clean" else f"source {name}"
+    return BessemerError(
+        f"corpus: {what}: its worker ended {ATTEMPTS} times ({why}); out of memory? Lower corpus.workers, or find the "
+        f"document in {task['work']}; what is finished is kept, the same command goes on from here"
+    )
 
 
 def perform(kind: str, task: dict[str, Any]) -> dict[str, Any]:
