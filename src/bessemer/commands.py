@@ -59,6 +59,10 @@ def tokens(given: argparse.Namespace) -> Any:
 
 
 def plan(given: argparse.Namespace) -> Any:
+    if given.corpus is not None:
+        return _plan_corpus(given)
+    if given.recipe is None:
+        raise InputError("plan: name a recipe (`bessemer recipe` lists the shipped ones), or --corpus SIZE")
     from bessemer import stages
 
     session = _session(given)
@@ -66,6 +70,25 @@ def plan(given: argparse.Namespace) -> Any:
     if not given.json:
         print_plan(plan, recipe)
     return plan
+
+
+def _plan_corpus(given: argparse.Namespace) -> Any:
+    from bessemer.plan import corpus
+
+    if given.recipe is not None:
+        raise InputError("plan: a recipe and --corpus exclude each other; plan one after the other")
+    planned = corpus.plan(
+        corpus.parse_bytes(given.corpus),
+        corpus.load_rates(Path(given.rates) if given.rates else None),
+        machines=given.machines,
+        cores=given.cores,
+        memory_bytes=corpus.parse_bytes(given.memory),
+        price=given.price,
+        storage_price=given.storage_price,
+    )
+    if not given.json:
+        print(corpus.table(planned))
+    return corpus.to_dict(planned)
 
 
 def train(given: argparse.Namespace) -> Any:
