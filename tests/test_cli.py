@@ -356,7 +356,7 @@ def test_generate_trace_and_export_on_a_run(whole: Path, tmp_path: Path, capsys:
     rows = json.loads(capsys.readouterr().out)
     assert {row["sample"] for row in rows} == set(range(16, 24))
     assert command("trace", folder, "--document", rows[0]["document"]) == 0
-    assert "3" in capsys.readouterr().out.split()
+    assert "step         3  sample 16" in capsys.readouterr().out.splitlines()
     assert command("export", folder, tmp_path / "out") == 0
     assert (tmp_path / "out" / "bessemer.json").exists()
     (tmp_path / "busy").mkdir()

@@ -105,7 +105,7 @@ def test_trace_knows_a_classifiers_texts(place: Path, capsys: pytest.CaptureFixt
     rows = json.loads(capsys.readouterr().out)
     assert [row["sample"] for row in rows] == list(range(16, 24))
     assert command("trace", folder, "--document", rows[0]["document"], "--json") == 0
-    steps = json.loads(capsys.readouterr().out)
+    steps = json.loads(capsys.readouterr().out)["steps"]
     assert (3, rows[0]["sample"]) in {(row["step"], row["sample"]) for row in steps}
 
 

@@ -86,11 +86,14 @@ def _parser() -> argparse.ArgumentParser:
         if run:
             command.add_argument("run", help="a run folder, or the recipe of a run")
         if recipe or run or name == "demo":
-            command.add_argument(
-                "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-                help="override a recipe key, for example train.steps=50",
-            )  # fmt: skip
+            overrides(command)
         return command
+
+    def overrides(command: Any) -> None:
+        command.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+            help="override a recipe key, for example train.steps=50",
+        )  # fmt: skip
 
     def changes(command: Any) -> None:
         command.add_argument("--accept-changes", action="store_true", help="go on although the recipe has changed")
@@ -123,7 +126,18 @@ def _parser() -> argparse.ArgumentParser:
     changes(add("run", "every stage of a recipe; what is done already is skipped", commands.run, recipe=True))
     add("corpus", "raw sources to clean documents", commands.corpus, recipe=True)
     add("tokens", "clean documents to a tokenizer and token shards", commands.tokens, recipe=True)
-    add("plan", "what a run will take on this machine: parameters, memory, time", commands.plan, recipe=True)
+    plan = add("plan", "what a run, or a corpus, will take: parameters, memory, time, money", commands.plan)
+    plan.add_argument("recipe", nargs="?", help="a recipe file, or the name of a shipped one (`bessemer recipe`)")
+    overrides(plan)
+    plan.add_argument("--corpus", metavar="SIZE", help="work out a crawl of this size instead, for example 100TB")
+    plan.add_argument("--cores", type=int, default=64, metavar="N", help="cores of a machine (default 64)")
+    plan.add_argument("--machines", type=int, default=16, metavar="N", help="machines (default 16)")
+    plan.add_argument("--memory", default="256GB", metavar="SIZE", help="memory of a machine (default 256GB)")
+    plan.add_argument("--price", type=float, default=0.05, metavar="P", help="of a core for an hour (default 0.05)")
+    plan.add_argument(
+        "--storage-price", type=float, default=0.023, metavar="P", help="of a gigabyte for a month (default 0.023)"
+    )
+    plan.add_argument("--rates", metavar="FILE", help="measured rates, as benchmarks/corpus.py writes them")
     train = add("train", "train on the token shards; goes on from the newest checkpoint", commands.train, recipe=True)
     changes(train)
     train.add_argument(
@@ -148,10 +162,20 @@ def _parser() -> argparse.ArgumentParser:
     averaged(export)
     export.add_argument("folder", help="where to; it must be empty or not exist")
     export.add_argument("--to", choices=["hf"], default="hf", help="hf: what `transformers` loads (default)")
-    trace = add("trace", "which documents a step read, or which steps read a document", commands.trace, run=True)
+    trace = add(
+        "trace", "from a step or a token to its documents and their raw files, and back", commands.trace, run=True
+    )
     which = trace.add_mutually_exclusive_group(required=True)
     which.add_argument("--step", type=int, metavar="N", help="list the documents in the batch of step N (1-based)")
-    which.add_argument("--document", metavar="ID", help="list the steps whose batch held the document")
+    which.add_argument(
+        "--document",
+        metavar="ID",
+        help="where a document came from, where its tokens are, and, once trained, its steps",
+    )
+    which.add_argument(
+        "--token", metavar="SHARD:OFFSET", help="the document of one token, as in prose-train-00000:1234"
+    )
+    trace.add_argument("--text", action="store_true", help="show how the documents begin as well")
     add("report", "write report.html of a run", commands.report, run=True)
     study = add("study", "an experiment that teaches, done here and now; without NAME: list them", commands.study)
     study.add_argument("name", nargs="?", metavar="NAME", help="the study; left out: list them")

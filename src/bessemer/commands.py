@@ -59,6 +59,10 @@ def tokens(given: argparse.Namespace) -> Any:
 
 
 def plan(given: argparse.Namespace) -> Any:
+    if given.corpus is not None:
+        return _plan_corpus(given)
+    if given.recipe is None:
+        raise InputError("plan: name a recipe (`bessemer recipe` lists the shipped ones), or --corpus SIZE")
     from bessemer import stages
 
     session = _session(given)
@@ -66,6 +70,25 @@ def plan(given: argparse.Namespace) -> Any:
     if not given.json:
         print_plan(plan, recipe)
     return plan
+
+
+def _plan_corpus(given: argparse.Namespace) -> Any:
+    from bessemer.plan import corpus
+
+    if given.recipe is not None:
+        raise InputError("plan: a recipe and --corpus exclude each other; plan one after the other")
+    planned = corpus.plan(
+        corpus.parse_bytes(given.corpus),
+        corpus.load_rates(Path(given.rates) if given.rates else None),
+        machines=given.machines,
+        cores=given.cores,
+        memory_bytes=corpus.parse_bytes(given.memory),
+        price=given.price,
+        storage_price=given.storage_price,
+    )
+    if not given.json:
+        print(corpus.table(planned))
+    return corpus.to_dict(planned)
 
 
 def train(given: argparse.Namespace) -> Any:
@@ -197,19 +220,42 @@ def export(given: argparse.Namespace) -> Any:
 
 
 def trace(given: argparse.Namespace) -> Any:
+    from bessemer.recipe import load
+    from bessemer.run import RunFolder
     from bessemer.tokens import ledger
     from bessemer.tokens.shards import TokenStore
 
-    session, resolved = _trained(given)
-    store = TokenStore.open(session.run.tokens)
     if given.step is not None:
-        rows = ledger.step_documents(resolved, store, session.run.corpus, given.step)
+        session, resolved = _trained(given)
+        store = TokenStore.open(session.run.tokens)
+        rows = ledger.step_documents(resolved, store, session.run.corpus, given.step, given.text)
+        if not given.json:
+            for row in rows:
+                print("  ".join(str(value) for value in row.values()))
+        return rows
+    # What a corpus and its tokens hold needs no recipe, which a run folder has once training is prepared.
+    folder = Path(given.run)
+    run = RunFolder(folder) if folder.is_dir() else _existing(given).run
+    opened = TokenStore.open(run.tokens) if (run.tokens / "manifest.json").exists() else None
+    if given.token is not None:
+        found = ledger.token(opened or TokenStore.open(run.tokens), run.corpus, given.token, given.text)
     else:
-        rows = ledger.document_steps(resolved, store, session.run.corpus, given.document)
+        found = ledger.document(opened, run.corpus, given.document, given.text)
+        if opened is not None and run.recipe.exists() and found.get("split") == "train":
+            resolved = load(run.recipe, given.overrides)
+            found["steps"] = ledger.document_steps(resolved, opened, run.corpus, given.document)
     if not given.json:
-        for row in rows:
-            print("  ".join(str(value) for value in row.values()))
-    return rows
+        _print_document(found)
+    return found
+
+
+def _print_document(found: dict[str, Any]) -> None:
+    for key, value in found.items():
+        if key == "steps":
+            for row in value:
+                print(f"{'step':<12} {row['step']}  sample {row['sample']}")
+        elif value != "":
+            print(f"{key:<12} {value}")
 
 
 def report(given: argparse.Namespace) -> Any:

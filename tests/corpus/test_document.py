@@ -17,4 +17,4 @@ def test_identity_of_a_file_name_that_is_not_utf8() -> None:
 
 def test_excerpt_and_columns() -> None:
     assert len(excerpt("x" * 1000)) == EXCERPT_CHARACTERS
-    assert COLUMNS == ("identity", "text", "source", "path", "metadata", "label")
+    assert COLUMNS == ("identity", "text", "source", "path", "place", "language", "metadata", "label")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from corpus_samples import prose, recipe
 
-from bessemer.corpus import clean, pipeline, publish
+from bessemer.corpus import clean, partition, pipeline, publish
 from bessemer.corpus.document import COLUMNS, REASONS, REJECTED_COLUMNS
 from bessemer.errors import BessemerError, InputError
 from bessemer.run import RunFolder, stage_is_current
@@ -101,7 +101,7 @@ def test_every_reason_and_the_counts_add_up(data: Path, build) -> None:
     of = recipe(source(data), {**source(data, format="jsonl"), "name": "j"}, rules="max_characters = 15_000")
     documents, rejected, statistics = build(of)
     counts = Counter(row["reason"] for row in rejected)
-    assert counts == dict.fromkeys(REASONS, 1)
+    assert counts == {reason: 1 for reason in REASONS if reason != "step_failed"}
     for per_source in statistics["sources"]:
         per_reason = {reason: entry["documents"] for reason, entry in per_source["rejected"].items()}
         assert per_source["documents_in"] == per_source["documents_kept"] + sum(per_reason.values())
@@ -129,6 +129,7 @@ def test_columns_and_order(data: Path, run: RunFolder, build) -> None:
     assert keys == sorted(keys)
     assert sorted(path.name for path in run.corpus.iterdir()) == [
         "documents",
+        "index",
         "rejected",
         "stage.json",
         "statistics.json",
@@ -255,17 +256,89 @@ def test_a_lost_row_fails_the_stage(data: Path, run: RunFolder, monkeypatch: pyt
     fill(data)
     whole = publish._tables
     monkeypatch.setattr(publish, "_tables", lambda *given: (table.slice(1) for table in whole(*given)))
-    with pytest.raises(BessemerError, match=r"do not add up|came back"):
+    with pytest.raises(BessemerError, match="source s, bucket 0: 20 rows were written but 19 came back"):
         pipeline.build(recipe(source(data)), run)
-    assert list(run.path.iterdir()) == []
+    assert not run.corpus.exists()
+
+
+def test_a_row_that_the_search_for_duplicates_does_not_see_fails_the_stage(
+    data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bessemer.corpus import dedup
+
+    fill(data)
+    whole = dedup._accepted
+    monkeypatch.setattr(dedup, "_accepted", lambda *given: (table.slice(1) for table in whole(*given)))
+    with pytest.raises(BessemerError, match="20 documents passed the rules but 19 came"):
+        pipeline.build(recipe(source(data)), run)
+    assert not run.corpus.exists()
+
+
+def test_a_document_that_skips_a_step_fails_the_stage(
+    data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(data)
+    whole = clean.Tally.count
+    monkeypatch.setattr(
+        clean.Tally, "count", lambda self, table, key, *rest: key == "rules" or whole(self, table, key, *rest)
+    )
+    with pytest.raises(BessemerError, match="20 documents should have come to the step 'rules' but 0 did"):
+        pipeline.build(recipe(source(data)), run)
+
+
+def test_a_step_that_fails_costs_its_document(data: Path, build, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(record: object, settings: object, tally: object) -> None:
+        if prose(3) in record.text:  # type: ignore[attr-defined]
+            raise ZeroDivisionError("by nought")
+
+    fill(data)
+    monkeypatch.setattr(clean, "STEPS", (*clean.STEPS, ("odd", fails)))
+    documents, rejected, statistics = build(recipe(source(data)))
+    assert len(documents) == 19
+    assert (rejected[0]["reason"], rejected[0]["detail"]) == ("step_failed", "odd: ZeroDivisionError: by nought")
+    steps = {row["step"]: (row["documents_in"], row["rejected"]) for row in statistics["sources"][0]["steps"]}
+    assert steps == {
+        "read": (20, 0), "check": (20, 0), "normalise": (20, 0), "rules": (20, 0), "odd": (20, 1), "duplicates": (19, 0),
+    }  # fmt: skip
+
+
+def test_tables_of_the_steps_reach_the_statistics(data: Path, build, monkeypatch: pytest.MonkeyPatch) -> None:
+    def counts(record: object, settings: object, tally: clean.Tally) -> None:
+        tally.count("vowels", "a", record.text.count("a"))  # type: ignore[attr-defined]
+        record.language = "en" if "a" in record.text[:5] else "de"  # type: ignore[attr-defined]
+
+    fill(data)
+    monkeypatch.setattr(clean, "STEPS", (*clean.STEPS, ("odd", counts)))
+    documents, _, statistics = build(recipe(source(data)))
+    expected = sum(row["text"].count("a") for row in documents)
+    assert statistics["sources"][0]["tables"] == statistics["totals"]["tables"] == {"vowels": {"a": expected}}
+    languages = Counter(row["language"] for row in documents)
+    assert statistics["totals"]["languages"] == languages
+    assert set(languages) == {"en", "de"}
+
+
+@pytest.mark.parametrize("keep", ["excerpt", "text", "none"])
+def test_what_is_kept_of_rejected_documents(data: Path, build, keep: str) -> None:
+    (data / "a.txt").write_text(prose(1))
+    (data / "copy.txt").write_text(prose(1))
+    (data / "long.txt").write_text("long words " * 200)
+    of = recipe(source(data))
+    of = of.model_copy(update={"corpus": of.corpus.model_copy(update={"keep_rejected": keep})})
+    _, rejected, _ = build(of)
+    found = {row["reason"]: (row["excerpt"], row["text"]) for row in rejected}
+    long = ("long words " * 200).strip()
+    whole = {"exact_duplicate": prose(1), "long_lines": long}
+    assert found == {
+        reason: ("" if keep == "none" else text[:300], text if keep == "text" else "") for reason, text in whole.items()
+    }
 
 
 def test_a_lost_document_before_the_receipt_fails_the_stage(
     data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(data)
-    whole = clean.read
-    monkeypatch.setattr(clean, "read", lambda *given: list(whole(*given))[1:])
+    whole = partition.read
+    monkeypatch.setattr(partition, "read", lambda *given: list(whole(*given))[1:])
     with pytest.raises(BessemerError, match="20 files but 19 documents"):
         pipeline.build(recipe(source(data)), run)
 
@@ -303,11 +376,11 @@ def test_a_disk_error_is_reported_and_nothing_is_published(
     monkeypatch.setattr(publish.PartWriter, "write", full)
     with pytest.raises(OSError, match="No space left"):
         pipeline.build(recipe(source(data)), run)
-    assert list(run.path.iterdir()) == []
+    assert [path.name for path in run.path.iterdir()] == ["corpus.work"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_the_build_and_leaves_nothing(data: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupt_ends_the_build_and_publishes_nothing(data: Path, tmp_path: Path, number: signal.Signals) -> None:
     draw = random.Random(0)
     for file in range(40):
         text = "\n".join(" ".join(str(draw.random()) for _ in range(8)) for _ in range(6000))
@@ -333,7 +406,9 @@ def test_an_interrupt_ends_the_build_and_leaves_nothing(data: Path, tmp_path: Pa
     )
     from bessemer.recipe import dump
 
-    (tmp_path / "r.toml").write_text(dump(recipe(source(data))))
+    of = recipe(source(data))
+    here = of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 1})})
+    (tmp_path / "r.toml").write_text(dump(here))
     arguments = [sys.executable, str(program), str(tmp_path / "r.toml"), str(tmp_path / "run")]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
@@ -343,7 +418,7 @@ def test_an_interrupt_ends_the_build_and_leaves_nothing(data: Path, tmp_path: Pa
         process.stdout.read()
         assert process.wait(timeout=10) == 75
         assert time.perf_counter() - started < 3
-    assert list((tmp_path / "run").iterdir()) == []
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["corpus.work"]
 
 
 def test_labels_reach_the_documents(data: Path, build) -> None:

@@ -30,7 +30,7 @@ def test_json() -> None:
     assert list(value["rejected"]) == ["empty", "too_short"]
     assert value["rejected"]["too_short"]["documents"] == 4
     assert value["rejected"]["too_short"]["bytes"] == 40
-    assert len(value["rejected"]["too_short"]["examples"]) == 3
+    assert [row["path"] for row in value["rejected"]["too_short"]["examples"]] == ["p1", "p2", "p3", "p4"]
     assert value["length_histogram"] == [{"from_characters": 64, "documents": 1}]
 
 
@@ -38,3 +38,20 @@ def test_totals_and_top_reasons() -> None:
     assert totals([funnel(), funnel()])["documents_in"] == 10
     assert reasons([funnel(), funnel()]) == {"empty": 2, "too_short": 6}
     assert funnel().top_reasons() == "too_short 3 (7 characters), empty 1 (7 characters)"
+
+
+def test_buckets_add_up_to_the_source() -> None:
+    first, second = funnel(), funnel()
+    second.languages.update(["en", "en", "de", ""])
+    second.reject("new", 7, "p9", "", "")
+    both = Funnel.from_json(first.to_json())
+    both.add(Funnel.from_json(second.to_json()))
+    value = both.to_json()
+    assert value["documents_in"] == 10
+    assert value["length_histogram"] == [{"from_characters": 64, "documents": 2}]
+    assert {reason: entry["documents"] for reason, entry in value["rejected"].items()} == {
+        "empty": 2,
+        "too_short": 6,
+        "new": 1,
+    }
+    assert list(value["languages"].items()) == [("en", 2), ("de", 1)]

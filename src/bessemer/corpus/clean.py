@@ -1,194 +1,137 @@
-"""Units to clean, judged records with their MinHash signatures: the heavy pass over all text, on Daft.
+"""One document's way: the visible list of steps, each of which may edit the text, reject the document, or count.
 
-Text streams through: a unit is read, its records are normalised and judged, and the rows go to Parquet files
-parted by source and by the first bits of the identity. No process ever holds more than a few units.
+Everything here is a pure function of the record and the recipe, so that the result depends neither on the
+engine nor on the order nor on how the work is cut. What the steps need (the recipe, word lists, models) is
+prepared once for a process, in `Settings`; what they find out (characters edited, personal data by type) goes
+into the `Tally`, whose tables add up over documents, partitions and sources.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bessemer.corpus import engine
-from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity
-from bessemer.corpus.extract import NotText, fold, normalise
-from bessemer.corpus.readers import read
+from bessemer.corpus.document import Record
+from bessemer.corpus.extract import NotText, normalise
 from bessemer.corpus.rules import judge
-from bessemer.corpus.units import Unit
-from bessemer.recipe import Corpus, Rules
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-BUCKET_BYTES = 128 << 20
-"""Input bytes whose documents are sorted in memory at one time."""
-
-ROW_GROUP_BYTES = 1 << 20
-"""Bytes the engine gathers per bucket before it writes them out; its default of 128 MB would hold every
-bucket in memory to the end."""
-
-UNITS_AT_ONCE = 1
-"""Units in a batch of the engine: a unit is already sized to be one."""
+from bessemer.errors import BessemerError
+from bessemer.recipe import Corpus, Source
 
 
-@dataclass
-class Meter:
-    """Bytes read so far in this process, for the progress bar."""
+@dataclass(frozen=True)
+class Settings:
+    """What the steps read: the recipe's [corpus], and whatever a step prepares once for a process."""
 
-    num_bytes: int = 0
+    corpus: Corpus
+    sources: dict[str, Source]
 
-
-METER = Meter()
+    @classmethod
+    def of(cls, corpus: Corpus) -> Settings:
+        """Prepare the steps for a recipe. A step that loads a list or a model does it here."""
+        return cls(corpus, {source.name: source for source in corpus.sources})
 
 
 @dataclass
-class Rows:
-    """Columns of judged records, as they grow."""
+class Tally:
+    """What the steps counted over many documents, by table and key; two tallies add up to the tally of both."""
 
-    identity: list[str] = field(default_factory=list)
-    bucket: list[int] = field(default_factory=list)
-    path: list[str] = field(default_factory=list)
-    metadata: list[str] = field(default_factory=list)
-    label: list[str] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    """The clean text; of a rejected record only the beginning."""
-    reason: list[str | None] = field(default_factory=list)
-    detail: list[str] = field(default_factory=list)
-    num_bytes: list[int] = field(default_factory=list)
-    characters: list[int] = field(default_factory=list)
-    folded: list[str] = field(default_factory=list)
-    """What is compared for near duplicates; "" when it is not compared. Not null: the engine writes the null
-    signature that follows as an empty list, which no Parquet reader takes for a list of fixed size."""
-    exact: list[bytes | None] = field(default_factory=list)
-    words: list[int] = field(default_factory=list)
-    counted: list[int | None] = field(default_factory=list)
-    """None for a document. A unit ends with a receipt: a row that says how many documents it gave, so that
-    rows lost or doubled on the way are noticed."""
+    tables: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def count(self, table: str, key: str, amount: int = 1) -> None:
+        """Add to one number, for example count("personal_data", "email", 2)."""
+        self.tables.setdefault(table, Counter())[key] += amount
+
+    def merge(self, other: dict[str, dict[str, int]]) -> None:
+        """Add another tally, as `to_json` gives it."""
+        for table, counts in other.items():
+            self.tables.setdefault(table, Counter()).update(counts)
+
+    def to_json(self) -> dict[str, dict[str, int]]:
+        """Tables and keys in alphabetical order."""
+        return {table: dict(sorted(self.tables[table].items())) for table in sorted(self.tables)}
 
 
-COLUMN_NAMES = tuple(Rows.__dataclass_fields__)
+Step = Callable[[Record, Settings, Tally], None]
+
+ENTERED, LEFT = "entered", "rejected_in"
+"""Tables that the chain itself keeps: documents that came to each step, and those that it rejected."""
+
+READ = "read"
+"""Name of the reader among the steps: it may reject a record as well."""
 
 
-def clean(units: list[Unit], corpus: Corpus, buckets: dict[str, int], folder: Path) -> None:
-    """Read, judge and sign all units into `folder`/source=NAME/bucket=N/*.parquet."""
-    daft = engine.quiet_daft()
-    from daft import DataType, Series, col
-
-    strings = ("identity", "path", "metadata", "label", "text", "reason", "detail", "folded")
-    numbers = ("bucket", "num_bytes", "characters", "words", "counted")
-    types = {name: DataType.string() for name in strings} | {name: DataType.int64() for name in numbers}
-    types["exact"] = DataType.binary()
-    rules, minhash = corpus.rules, corpus.dedup.minhash
-
-    def judge_units(batch: Series) -> pa.Array:
-        with engine.CALLS:
-            given = [Unit.from_json(text) for text in batch.to_pylist()]
-            return _as_lists([_judged(unit, rules, buckets, minhash) for unit in given])
-
-    judged = daft.func.batch(
-        return_dtype=DataType.list(DataType.struct({name: types[name] for name in COLUMN_NAMES})),
-        batch_size=UNITS_AT_ONCE,
-        use_process=False,
-    )(judge_units)
-    frame = daft.from_pydict({"source": [unit.source for unit in units], "unit": [unit.to_json() for unit in units]})
-    frame = frame.select(col("source"), judged(col("unit")).alias("row")).explode("row")
-    frame = frame.select(col("source"), *[col("row").get(name).alias(name) for name in COLUMN_NAMES])
-    if minhash:
-        signature = col("folded").minhash(
-            num_hashes=corpus.dedup.bands * corpus.dedup.rows,
-            ngram_size=corpus.dedup.shingle_words,
-            hash_function="xxhash3_64",
-        )
-        frame = frame.with_column("signature", signature)
-    with daft.execution_config_ctx(parquet_target_row_group_size=ROW_GROUP_BYTES):
-        frame.exclude("folded").write_parquet(
-            str(folder), compression="zstd", write_mode="overwrite", partition_cols=["source", "bucket"]
-        )
-
-
-def bucket_of(identity_: str, num_buckets: int) -> int:
-    """Which bucket an identity falls into; buckets in order hold identities in order."""
-    return int(identity_[:8], 16) * num_buckets >> 32
-
-
-def num_buckets(num_bytes: int) -> int:
-    """Buckets for a source of so many bytes."""
-    return min(max(-(-num_bytes // BUCKET_BYTES), 1), 4096)
-
-
-def _judged(unit: Unit, rules: Rules, buckets: dict[str, int], minhash: bool) -> Rows:
-    rows = Rows()
-    for piece, record in read(unit, rules):
-        if engine.STOP.is_set():
-            break  # not an exception: the engine would log one; whoever stopped drops what comes out
-        _clean_record(record, rules)
-        _append(rows, unit, piece.name, record, buckets[unit.source], minhash)
-    num_records = len(rows.identity)
-    receipt = Record(f"unit {unit.number}", 0, metadata={"unit": unit.number})
-    _append(rows, unit, "", receipt, buckets[unit.source], minhash=False)
-    rows.counted[-1] = num_records
-    METER.num_bytes += unit.size
-    return rows
-
-
-def _clean_record(record: Record, rules: Rules) -> None:
-    """Normalise and judge in place."""
-    if record.reason is not None:
-        record.text = record.text[:EXCERPT_CHARACTERS]
-    elif len(record.text) > 4 * rules.max_characters:
+def check_text(record: Record, settings: Settings, tally: Tally) -> None:
+    """Too long to be worth more work, or not what UTF-8 can hold."""
+    if len(record.text) > 4 * settings.corpus.rules.max_characters:
         # Normalising what is far too long would only cost time.
-        record.reason, record.detail = "too_long", f"{len(record.text)} characters"
-    else:
+        record.reject("too_long", f"{len(record.text)} characters")
+        return
+    try:
+        record.text.encode()
+    except UnicodeEncodeError as error:
+        record.reject("not_utf8", f"half of a surrogate pair at character {error.start}")
+
+
+def normalise_text(record: Record, settings: Settings, tally: Tally) -> None:
+    """NFC, line ends, control characters."""
+    try:
+        record.text = normalise(record.text)
+    except NotText as error:
+        record.reject("not_text", str(error))
+
+
+def judge_text(record: Record, settings: Settings, tally: Tally) -> None:
+    """The rules on the text as a whole."""
+    if (verdict := judge(record.text, settings.corpus.rules)) is not None:
+        record.reject(*verdict)
+
+
+STEPS: tuple[tuple[str, Step], ...] = (
+    ("check", check_text),
+    ("normalise", normalise_text),
+    ("rules", judge_text),
+)
+"""The steps in their order. A document that one rejects does not come to the next."""
+
+
+def clean_record(record: Record, settings: Settings, tally: Tally) -> None:
+    """Take one record through the steps, in place. Never raises for what is in the text: a step that fails costs the
+    document, under a reason of its own."""
+    tally.count(ENTERED, READ)
+    if record.reason is not None:
+        tally.count(LEFT, READ)
+        return
+    for name, step in STEPS:
+        tally.count(ENTERED, name)
         try:
-            record.text.encode()
-            record.text = normalise(record.text)
-            record.reason, record.detail = judge(record.text, rules) or (None, "")
-        except UnicodeEncodeError as error:
-            record.reason, record.detail = "not_utf8", f"half of a surrogate pair at character {error.start}"
-        except NotText as error:
-            record.reason, record.detail = "not_text", str(error)
+            step(record, settings, tally)
+        except (BessemerError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            record.reject("step_failed", f"{name}: {type(error).__name__}: {error}"[:300])
+        if record.reason is not None:
+            tally.count(LEFT, name)
+            return
 
 
-def _append(rows: Rows, unit: Unit, name: str, record: Record, num_buckets_: int, minhash: bool) -> None:
-    key = identity(unit.source, name, record.key)
-    folded = fold(record.text) if record.reason is None else None
-    text = record.text if record.reason is None else record.text[:EXCERPT_CHARACTERS]
-    rows.identity.append(key)
-    rows.bucket.append(bucket_of(key, num_buckets_))
-    rows.path.append(_printable(name))
-    rows.metadata.append(json.dumps(record.metadata, sort_keys=True))
-    rows.label.append(_printable(record.label))
-    rows.text.append(_printable(text) if record.reason else text)
-    rows.reason.append(record.reason)
-    rows.detail.append(_printable(record.detail))
-    rows.num_bytes.append(record.num_bytes)
-    rows.characters.append(len(record.text))
-    rows.folded.append(folded if minhash and folded is not None else "")
-    rows.exact.append(hashlib.blake2b(folded.encode(), digest_size=16).digest() if folded is not None else None)
-    rows.words.append(folded.count(" ") + 1 if folded else 0)
-    rows.counted.append(None)
-
-
-def _printable(text: str) -> str:
-    """Without what UTF-8 cannot hold: file names and JSON may carry lone surrogates."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _as_lists(batches: list[Rows]) -> Any:
-    """One list of structs per unit, as Arrow: columns go over as a whole, not value by value."""
-    import pyarrow as pa
-
-    types = dict.fromkeys(("bucket", "num_bytes", "characters", "words", "counted"), pa.int64())
-    types["exact"] = pa.large_binary()
-    arrays = [
-        pa.array([value for rows in batches for value in getattr(rows, name)], types.get(name, pa.large_string()))
-        for name in COLUMN_NAMES
-    ]
-    offsets = [0]
-    for rows in batches:
-        offsets.append(offsets[-1] + len(rows.identity))
-    structs = pa.StructArray.from_arrays(arrays, names=list(COLUMN_NAMES))
-    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), structs)
+def check_tally(tally: Tally, documents_in: int, rejected: int, where: str) -> list[dict[str, Any]]:
+    """The counts at every step, as rows {step, documents_in, rejected}. Raises BessemerError where they do not add up:
+    what enters a step has entered the one before and was not rejected there."""
+    entered, left = tally.tables.get(ENTERED, Counter()), tally.tables.get(LEFT, Counter())
+    rows, expected = [], documents_in
+    for name in (READ, *(name for name, _ in STEPS)):
+        if entered[name] != expected:
+            raise BessemerError(
+                f"corpus: {where}: {expected} documents should have come to the step {name!r} but {entered[name]} did; "
+                "nothing was written; please report this"
+            )
+        rows.append({"step": name, "documents_in": entered[name], "rejected": left[name]})
+        expected -= left[name]
+    if documents_in - expected != rejected:
+        raise BessemerError(
+            f"corpus: {where}: the steps rejected {documents_in - expected} documents but {rejected} were counted; "
+            "nothing was written; please report this"
+        )
+    return rows

@@ -112,12 +112,12 @@ def _accepted(cleaned: list[Path], with_signatures: bool) -> Iterator[Any]:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    columns = ["identity", "exact", "characters", "words", "reason", "counted"] + ["signature"] * with_signatures
+    columns = ["identity", "exact", "characters", "words", "reason"] + ["signature"] * with_signatures
     for path in cleaned:
         with pq.ParquetFile(path) as file:
             for number in range(file.num_row_groups):
                 table = file.read_row_group(number, columns=columns)
-                table = table.filter(pc.and_(pc.is_null(table["reason"]), pc.is_null(table["counted"])))
+                table = table.filter(pc.is_null(table["reason"]))
                 if table.num_rows:
                     yield table
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-COLUMNS = ("identity", "text", "source", "path", "metadata", "label")
-"""Columns of documents/part-*.parquet, all strings; sorted by (source, identity). A document without a label has ""."""
+COLUMNS = ("identity", "text", "source", "path", "place", "language", "metadata", "label")
+"""Columns of documents/part-*.parquet, all strings; sorted by (source, identity). A document without a label has "",
+one whose language was not looked for as well. `path` is the file in the corpus; `place` where the document stands in
+it: "" for a whole file, else its key (a byte offset, a row group and row, a record's name)."""
 
-REJECTED_COLUMNS = ("identity", "source", "path", "reason", "excerpt", "detail")
-"""Columns of rejected/part-*.parquet, all strings; sorted by (source, identity)."""
+REJECTED_COLUMNS = ("identity", "source", "path", "place", "language", "reason", "detail", "excerpt", "text")
+"""Columns of rejected/part-*.parquet, all strings; sorted by (source, identity). `excerpt` and `text` are "" where
+corpus.keep_rejected leaves them out."""
 
 REASONS = {
     "unreadable": "the file could not be opened or read",
@@ -21,6 +24,7 @@ REASONS = {
     "long_lines": "mean line longer than corpus.rules.max_mean_line_length",
     "not_text": "too few letters and digits, or no text a person wrote",
     "repetitive": "too few distinct lines",
+    "step_failed": "a step of the cleaning failed on it, which is a fault of the step",
     "exact_duplicate": "the same text stands in the corpus already",
     "near_duplicate": "nearly the same text stands in the corpus already",
 }
@@ -45,6 +49,13 @@ class Record:
     metadata: dict[str, object] = field(default_factory=dict)
     label: str = ""
     """The class a person gave it; "" for none."""
+    source: str = ""
+    language: str = ""
+    """ISO 639 code, where a step looked for it."""
+
+    def reject(self, reason: str, detail: str = "") -> None:
+        """Give it the one reason for which it is not kept; the steps after this one do not see it."""
+        self.reason, self.detail = reason, detail
 
 
 def identity(source: str, path: str, key: str) -> str:

@@ -1,8 +1,8 @@
-"""Daft, started quietly, run so that a person can stop it.
+"""Work in this process that a person can stop, and Daft, started quietly.
 
-The engine works in a thread of its own while the main thread waits in short steps: a signal is then handled
-within a tenth of a second even while native code runs. Embedded by default; with DAFT_RUNNER=ray the same
-plans run on a Ray cluster that sees the run folder and the sources under the same paths.
+Work goes on in a thread of its own while the main thread waits in short steps: a signal is then handled within
+a tenth of a second even while native code runs. Work that is cut into tasks goes to other processes or to a
+cluster (tasks.py).
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import errno
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from bessemer.errors import BessemerError
+from bessemer.errors import BessemerError, Stopped
 
 Result = TypeVar("Result")
 
@@ -23,39 +22,7 @@ STOP = threading.Event()
 """Set when the person stops the build; work inside the engine looks at it between documents."""
 
 STOP_SECONDS = 2.0
-"""How long a stopped build waits for the engine to let go of its files and of Python."""
-
-SETTLE_SECONDS = 0.1
-"""After its last call into Python, the engine's thread still has to hand back the interpreter lock."""
-
-
-class Calls:
-    """How many calls of our Python code the engine has under way.
-
-    The engine reports a failed or cancelled plan while its threads still run Python. A process that ends then
-    is aborted ("exception not rethrown"): the interpreter unwinds those threads through native frames.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._under_way = 0
-
-    def __enter__(self) -> None:
-        with self._changed:
-            self._under_way += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._under_way -= 1
-            self._changed.notify_all()
-
-    def wait(self, seconds: float) -> None:
-        """Until there are none, or for so many seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._under_way == 0, seconds)
-
-
-CALLS = Calls()
+"""How long a stopped build waits for the work to let go of its files."""
 
 
 def quiet_daft() -> Any:
@@ -106,10 +73,13 @@ def run(work: Callable[[], Result], poll: Callable[[], None] = lambda: None) -> 
     raise BessemerError(f"corpus: the data engine failed: {type(error).__name__}: {first}") from error
 
 
+def check_stop() -> None:
+    """Raise Stopped when the person stops the build; long work calls it now and then."""
+    if STOP.is_set():
+        raise Stopped("corpus: stopped")
+
+
 def _wind_up(thread: threading.Thread) -> None:
     """Let the work end early, and wait until it has."""
     STOP.set()
-    deadline = time.monotonic() + STOP_SECONDS
     thread.join(STOP_SECONDS)
-    CALLS.wait(max(deadline - time.monotonic(), 0))
-    time.sleep(SETTLE_SECONDS)

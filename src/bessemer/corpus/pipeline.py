@@ -1,17 +1,20 @@
 """The corpus stage: raw sources to clean documents, published as one folder.
 
-    corpus/documents/part-00000.parquet ... identity, text, source, path, metadata, label; sorted by source, identity
-    corpus/rejected/part-00000.parquet ...  identity, source, path, reason, excerpt, detail; sorted alike
+    corpus/documents/part-00000.parquet ... clean documents (document.COLUMNS), sorted by source and identity
+    corpus/rejected/part-00000.parquet ...  every other document with its reason (REJECTED_COLUMNS), sorted alike
+    corpus/index/                           where each of them lies, by identity
     corpus/statistics.json                  the funnel: what came in, what stayed, why the rest did not
     corpus/stage.json                       what the stage was made from
 
-Steps: find the files; cut the work into units; clean (read, extract, normalise, judge, sign: Daft); find
-duplicates; publish. The same input gives the same documents byte for byte, in whatever order the engine
-worked.
+Steps: find the files; plan units and partitions; clean the partitions (read, extract, the steps of clean.py,
+sign); find duplicates; publish bucket by bucket; put together. What each leaves in the work folder (work.py)
+survives a kill. The same input gives the same corpus byte for byte, in whatever order, on however many workers
+and by whatever engine the work was done.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections import Counter
@@ -19,21 +22,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from bessemer.corpus import engine
-from bessemer.corpus.clean import METER, clean, num_buckets
-from bessemer.corpus.dedup import find_duplicates
+from bessemer.corpus import engine, tasks
+from bessemer.corpus.clean import ENTERED, LEFT, check_tally
 from bessemer.corpus.files import File, find
-from bessemer.corpus.publish import cleaned_files, publish
+from bessemer.corpus.partition import (
+    Counts,
+    Partition,
+    cut,
+    num_buckets,
+    partition_folder,
+    partition_receipt,
+    plan_file,
+    write_context,
+)
+from bessemer.corpus.publish import assemble, bucket_receipt, bucket_tasks
 from bessemer.corpus.statistics import Funnel, reasons, totals
-from bessemer.corpus.units import Unit, expected_documents, plan
+from bessemer.corpus.units import Unit, plan
+from bessemer.corpus.verdicts import judge_all
+from bessemer.corpus.work import close_work, made, open_work, receipt
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Corpus, Recipe, digest
-from bessemer.run import RunFolder, mark_stage, staging, write_json
+from bessemer.run import RunFolder, mark_stage, read_json, staging, write_atomic, write_json
 from bessemer.terminal import progress
 
-VERSION = 2
+VERSION = 3
 """Goes up when the same sources would give other documents, or the folder another layout."""
+
+
+PUBLISHING = 8
+"""Publishing takes about an eighth of the time that cleaning takes: what it reads counts for so much less when it is
+weighed against the start of processes."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +70,15 @@ class CorpusSummary:
     reasons: dict[str, int]
     """Rejected documents by reason, in the order in which reasons are looked for."""
     sources: dict[str, Funnel]
+    steps: dict[str, float]
+    """Seconds of each step of the stage."""
 
 
 def inputs_digest(recipe: Recipe) -> str:
     """What the corpus depends on, as one hash: [corpus], and path, size and time of every input file.
 
-    Weights are left out: they say how the documents are mixed later, not which there are.
+    Weights are left out, as they say how the documents are mixed later and not which there are, and so is where the
+    work is done.
     """
     return _digest(recipe.corpus, {source.name: find(source) for source in recipe.corpus.sources})
 
@@ -63,8 +86,9 @@ def inputs_digest(recipe: Recipe) -> str:
 def build(recipe: Recipe, run: RunFolder) -> CorpusSummary:
     """Make the corpus of a run and publish it as `run.corpus`; an older one is replaced, at the end.
 
-    Raises InputError for sources that cannot be used or of which nothing is left, OSError for a full or
-    read-only disk. Whatever is raised, `run.corpus` is as it was before.
+    What an earlier build of the same inputs has finished is taken as it is. Raises InputError for sources that cannot
+    be used or of which nothing is left, OSError for a full or read-only disk. Whatever is raised, `run.corpus` is as
+    it was before.
     """
     started = time.perf_counter()
     corpus = recipe.corpus
@@ -72,32 +96,40 @@ def build(recipe: Recipe, run: RunFolder) -> CorpusSummary:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
     found = {source.name: find(source) for source in corpus.sources}
     inputs = _digest(corpus, found)
-    with staging(run.corpus) as staged:
-        work = staged / "work"
-        work.mkdir()
-        seconds: dict[str, float] = {"find": time.perf_counter() - started}
-        with _timed(seconds, "plan"):
-            units = engine.run(lambda: _plan(corpus, found, work / "spool"))
-        with _timed(seconds, "clean"):
-            _clean(corpus, units, work / "cleaned")
-        with _timed(seconds, "deduplicate_and_publish"):
-            funnels = engine.run(lambda: _finish(corpus, found, units, work, staged))
-        _check_left(funnels)
-        shutil.rmtree(work)
-        elapsed = time.perf_counter() - started
-        write_json(
-            staged / "statistics.json",
-            {
-                "version": VERSION,
-                "sources": [funnels[name].to_json() for name in sorted(funnels)],
-                "totals": totals(funnels.values()),
-                "seconds": {
-                    **{step: round(value, 3) for step, value in seconds.items()},
-                    "total": round(elapsed, 3),
-                },
-            },
-        )
-        total = totals(funnels.values())
+    try:
+        summary = _build(corpus, run, found, inputs, started)
+    except InputError:  # another recipe, which starts in another folder, has to be written
+        close_work(run)
+        raise
+    close_work(run)
+    return summary
+
+
+def _build(corpus: Corpus, run: RunFolder, found: dict[str, list[File]], inputs: str, started: float) -> CorpusSummary:
+    work = open_work(run, inputs)
+    seconds = {"find": time.perf_counter() - started}
+    with _timed(seconds, "plan"):
+        partitions = engine.run(lambda: _plan(corpus, found, work, inputs))
+    with _timed(seconds, "clean"):
+        receipts = _clean(corpus, partitions, work)
+        counts = _counted(corpus, receipts)
+    with _timed(seconds, "duplicates"):
+        cleaned = [partition_folder(work, partition.number) / "rows.parquet" for partition in partitions]
+        passed = sum(of_source.passed for of_source in counts.values())
+        judged = digest("duplicates", inputs, [given["outputs"] for given in receipts])
+        duplicates = engine.run(lambda: judge_all(work, cleaned, corpus.dedup, judged, passed))
+    with _timed(seconds, "publish"):
+        buckets = bucket_tasks(work, receipts, judged)
+        funnels = _publish(corpus, partitions, counts, buckets)
+    _check_duplicates(funnels, duplicates)
+    _check_left(funnels)
+    total = totals(funnels.values())
+    with _timed(seconds, "put_together"), staging(run.corpus) as staged:
+        assemble(buckets, sorted(funnels), staged)
+        clusters = {"clusters": duplicates["clusters"], "exact": duplicates["exact"], "near": duplicates["near"]}
+        sources = [funnels[name].to_json() for name in sorted(funnels)]
+        statistics = {"version": VERSION, "sources": sources, "totals": total, "duplicates": clusters}
+        write_json(staged / "statistics.json", statistics)
         mark_stage(staged, inputs, version=VERSION, documents=total["documents_kept"], bytes=total["bytes_kept"])
     return CorpusSummary(
         documents_in=total["documents_in"],
@@ -107,12 +139,15 @@ def build(recipe: Recipe, run: RunFolder) -> CorpusSummary:
         seconds=time.perf_counter() - started,
         reasons=reasons(funnels.values()),
         sources=funnels,
+        steps={step: round(value, 3) for step, value in seconds.items()},
     )
 
 
 def _digest(corpus: Corpus, found: dict[str, list[File]]) -> str:
     files = {name: [(file.path, file.size, file.mtime_ns) for file in files] for name, files in found.items()}
     section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight"}}})
+    for key in ("engine", "address", "workers"):
+        del section[key]
     return digest(section, f"corpus {VERSION}", files)
 
 
@@ -123,53 +158,124 @@ def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
     seconds[step] = time.perf_counter() - started
 
 
-def _plan(corpus: Corpus, found: dict[str, list[File]], spool: Path) -> list[Unit]:
-    units: list[Unit] = []
-    for source in corpus.sources:
-        units += plan(source, found[source.name], spool, len(units), engine.STOP)
-    return units
+def _plan(corpus: Corpus, found: dict[str, list[File]], work: Path, inputs: str) -> list[Partition]:
+    """The partitions, as planned before or now; compressed files are expanded on the way."""
+    folder = work / "plan"
+    done = receipt(folder, inputs) if folder.exists() else None
+    if done is None:
+        spool = work / "spool"
+        shutil.rmtree(spool, ignore_errors=True)
+        units: list[Unit] = []
+        for source in corpus.sources:
+            units += plan(source, found[source.name], spool, len(units), engine.STOP)
+            engine.check_stop()
+        sizes: Counter[str] = Counter({source.name: 0 for source in corpus.sources})
+        for unit in units:
+            sizes[unit.source] += unit.size
+        write_context(work, corpus, {source: num_buckets(size) for source, size in sizes.items()})
+        partitions = cut(units)
+        facts = {"partitions": len(partitions)}
+        with made(folder, inputs, facts) as staged:
+            for partition in partitions:
+                # As ASCII: file names that are not UTF-8 survive as escapes.
+                write_atomic(staged / plan_file(work, partition.number).name, json.dumps(partition.to_json()))
+        return partitions
+    return [Partition.from_json(read_json(plan_file(work, number))) for number in range(done["partitions"])]
 
 
-def _clean(corpus: Corpus, units: list[Unit], folder: Path) -> None:
-    sizes: Counter[str] = Counter()
-    for unit in units:
-        sizes[unit.source] += unit.size
-    buckets = {source: num_buckets(size) for source, size in sizes.items()}
-    METER.num_bytes = shown = 0
-    with progress("cleaning text", sum(sizes.values()), "B") as advance:
-
-        def poll() -> None:
-            nonlocal shown
-            read = METER.num_bytes
-            advance(read - shown)
-            shown = read
-
-        engine.run(lambda: clean(units, corpus, buckets, folder), poll)
-
-
-def _finish(
-    corpus: Corpus, found: dict[str, list[File]], units: list[Unit], work: Path, staged: Path
-) -> dict[str, Funnel]:
-    """Deduplicate, publish, count; the counts are compared with what was planned."""
-    cleaned = work / "cleaned"
-    files = [path for source in sorted(found) for bucket in cleaned_files(cleaned, source) for path in bucket]
-    verdicts = find_duplicates(files, corpus.dedup, work / "signatures")
-    read = {
-        source: {piece.name for unit in units if unit.source == source for piece in unit.pieces} for source in found
-    }
-    funnels = {
-        source.name: Funnel(source.name, source.format, files=len(read[source.name])) for source in corpus.sources
-    }
-    publish(cleaned, verdicts, funnels, Counter(unit.source for unit in units), staged)
-    for name, funnel in funnels.items():
-        expected = [expected_documents(unit) for unit in units if unit.source == name]
-        known = [count for count in expected if count is not None]
-        if len(known) == len(expected) and sum(known) != funnel.documents_in:
+def _clean(corpus: Corpus, partitions: list[Partition], work: Path) -> list[dict[str, Any]]:
+    """Clean the partitions that are not finished; gives the receipts of all, in their order."""
+    missing = [one for one in partitions if partition_receipt(work, one.number) is None]
+    given = [{"work": str(work), "number": one.number} for one in missing]
+    size = sum(one.size for one in partitions)
+    with progress("cleaning text", size, "B") as advance:
+        to_do = sum(one.size for one in missing)
+        advance(size - to_do)
+        tasks.each("clean", given, to_do, corpus, lambda done: advance(done["size"]))
+    receipts = []
+    for one in partitions:
+        found = partition_receipt(work, one.number)
+        if found is None:
             raise BessemerError(
-                f"corpus: source {name} has {sum(known)} files but {funnel.documents_in} documents came in; "
+                f"corpus: partition {one.number} of source {one.source} ({one.files}) was cleaned but is not in {work}; "
+                "do all workers see this folder under the same path?"
+            )
+        receipts.append(found)
+    return receipts
+
+
+def _counted(corpus: Corpus, receipts: list[dict[str, Any]]) -> dict[str, Counts]:
+    """What the partitions of each source counted, all together."""
+    counts = {source.name: Counts() for source in corpus.sources}
+    for given in receipts:
+        counts[given["source"]].merge(given["counts"])
+    return counts
+
+
+def _publish(
+    corpus: Corpus, partitions: list[Partition], counts: dict[str, Counts], buckets: list[dict[str, Any]]
+) -> dict[str, Funnel]:
+    """Publish the buckets that are not finished; gives the funnel of each source, held against what was cleaned."""
+    missing = [task for task in buckets if bucket_receipt(task) is None]
+    rows = sum(piece[2] for task in buckets for piece in task["pieces"])
+    to_do = sum(piece[2] for task in missing for piece in task["pieces"])
+    size = sum(one.size for one in partitions) * to_do // max(rows, 1) // PUBLISHING
+    with progress("publishing", rows, "documents") as advance:
+        advance(rows - to_do)
+        tasks.each("publish", missing, size, corpus, lambda done: advance(done["size"]))
+    funnels: dict[str, Funnel] = {}
+    for source in corpus.sources:
+        mine = [one for one in partitions if one.source == source.name]
+        files = {piece.name for one in mine for unit in one.units for piece in unit.pieces}
+        funnel = funnels[source.name] = Funnel(source.name, source.format, files=len(files))
+        for task in buckets:
+            if task["source"] == source.name:
+                found = bucket_receipt(task)
+                if found is None:
+                    raise BessemerError(
+                        f"corpus: bucket {task['bucket']} of source {source.name} was published but is not in "
+                        f"{task['work']}; do all workers see this folder under the same path?"
+                    )
+                funnel.add(Funnel.from_json(found["funnel"]))
+        _check(funnel, counts[source.name])
+    return funnels
+
+
+def _check(funnel: Funnel, counts: Counts) -> None:
+    """What was published is what was cleaned, reason by reason; the counts of the steps go into the funnel."""
+    funnel.check()
+    where = f"source {funnel.source}"
+    if funnel.documents_in != counts.documents_in or funnel.bytes_in != counts.bytes_in:
+        raise BessemerError(
+            f"corpus: {where}: {counts.documents_in} documents were cleaned but {funnel.documents_in} were published; "
+            "nothing was written; please report this"
+        )
+    for reason, count in counts.rejected.items():
+        published = funnel.rejected[reason].documents if reason in funnel.rejected else 0
+        if published != count:
+            raise BessemerError(
+                f"corpus: {where}: {count} documents were rejected as {reason} but {published} were published as such; "
                 "nothing was written; please report this"
             )
-    return funnels
+    funnel.steps = check_tally(counts.tally, counts.documents_in, sum(counts.rejected.values()), where)
+    duplicates = sum(entry.documents for entry in funnel.rejected.values()) - sum(counts.rejected.values())
+    funnel.steps.append({"step": "duplicates", "documents_in": counts.passed, "rejected": duplicates})
+    funnel.tables = {name: table for name, table in counts.tally.to_json().items() if name not in (ENTERED, LEFT)}
+
+
+def _check_duplicates(funnels: dict[str, Funnel], duplicates: dict[str, Any]) -> None:
+    for kind in ("exact", "near"):
+        found = sum(
+            entry.documents
+            for funnel in funnels.values()
+            for reason, entry in funnel.rejected.items()
+            if reason == f"{kind}_duplicate"
+        )
+        if found != duplicates[kind]:
+            raise BessemerError(
+                f"corpus: {duplicates[kind]} {kind} duplicates were found but {found} were published as such; nothing was "
+                "written; please report this"
+            )
 
 
 def _check_left(funnels: dict[str, Funnel]) -> None:

@@ -1,22 +1,31 @@
-"""Clean rows and verdicts to the corpus as it is read: sorted documents, sorted rejects, and the counts.
+"""Clean rows and verdicts to the corpus as it is read: sorted documents, sorted rejects, their index, the counts.
 
-One bucket of one source is in memory at a time; buckets in order hold identities in order, so that the whole
-is sorted.
+One bucket of one source is a task of its own: it reads the bucket's row groups of all partitions and writes its
+parts. Buckets in order hold identities in order, so that their parts, put one after the other, are sorted.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.corpus.dedup import EXACT, KEPT, Verdicts, packed
+from bessemer.corpus import engine, index
+from bessemer.corpus.dedup import EXACT, KEPT
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
-from bessemer.corpus.statistics import Funnel
+from bessemer.corpus.partition import context, partition_folder
+from bessemer.corpus.statistics import KEPT_EXAMPLES, Funnel
+from bessemer.corpus.verdicts import keeper_paths, load
+from bessemer.corpus.work import made, receipt
 from bessemer.errors import BessemerError
+from bessemer.recipe import digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from bessemer.corpus.dedup import Verdicts
 
 ROW_GROUP_BYTES = 16 << 20
 """Text in a row group, at the most (a document is never cut): what a reader holds at one time."""
@@ -24,19 +33,21 @@ ROW_GROUP_BYTES = 16 << 20
 PART_BYTES = 256 << 20
 """Text in a part file, about."""
 
-READ = ("identity", "path", "metadata", "label", "text", "reason", "detail", "num_bytes", "characters", "counted")
+READ = (
+    "identity", "path", "place", "metadata", "label", "language", "text", "reason", "detail", "num_bytes", "characters",
+)  # fmt: skip
 
 
 class PartWriter:
     """Writes tables of string columns into part-00000.parquet, part-00001.parquet, ..."""
 
     def __init__(self, folder: Path, columns: tuple[str, ...], size_column: str) -> None:
-        import pyarrow as pa
-
         folder.mkdir()
         self.folder, self.size_column = folder, size_column
-        self.schema = pa.schema([pa.field(name, pa.string(), nullable=False) for name in columns])
+        self.schema = schema(columns)
         self.num_rows = self.num_parts = self.part_bytes = 0
+        self.groups: list[tuple[int, int]] = []
+        """(part, rows) of every row group."""
         self.writer: Any = None
 
     def write(self, table: pa.Table) -> None:
@@ -45,12 +56,12 @@ class PartWriter:
         import pyarrow.compute as pc
 
         sizes = pc.binary_length(table[self.size_column]).to_numpy().astype(np.int64)
-        start = 0
+        ends = np.cumsum(sizes)
+        start, before = 0, 0
         while start < len(sizes):
-            within = np.cumsum(sizes[start:]) <= ROW_GROUP_BYTES
-            end = start + max(int(within.sum()), 1)
-            self._row_group(table.slice(start, end - start), int(sizes[start:end].sum()))
-            start = end
+            end = max(int(np.searchsorted(ends, before + ROW_GROUP_BYTES, side="right")), start + 1)
+            self._row_group(table.slice(start, end - start), int(ends[end - 1]) - before)
+            start, before = end, int(ends[end - 1])
 
     def _row_group(self, table: pa.Table, num_bytes: int) -> None:
         import pyarrow.parquet as pq
@@ -58,102 +69,131 @@ class PartWriter:
         if self.writer is not None and self.part_bytes + num_bytes > PART_BYTES:
             self.close()
         if self.writer is None:
-            path = self.folder / f"part-{self.num_parts:05d}.parquet"
-            self.writer = pq.ParquetWriter(path, self.schema, compression="zstd", use_dictionary=["source"])
+            path = self.folder / part_name(self.num_parts)
+            self.writer = pq.ParquetWriter(path, self.schema, **WRITING)
             self.num_parts += 1
             self.part_bytes = 0
         self.writer.write_table(table.cast(self.schema), row_group_size=max(table.num_rows, 1))
+        self.groups.append((self.num_parts - 1, table.num_rows))
         self.part_bytes += num_bytes
         self.num_rows += table.num_rows
 
     def close(self) -> None:
-        """Finish the part that is open; there is always at least one, so that a reader finds the columns."""
-        if self.writer is None and self.num_parts == 0:
-            self._row_group(self.schema.empty_table(), 0)
+        """Finish the part that is open."""
         if self.writer is not None:
             self.writer.close()
             self.writer = None
 
 
-def cleaned_files(cleaned: Path, source: str) -> list[list[Path]]:
-    """The Parquet files of a source, by bucket in order."""
-    folders = (cleaned / f"source={source}").glob("bucket=*")
-    ordered = sorted(folders, key=lambda folder: int(folder.name.partition("=")[2]))
-    return [sorted(folder.glob("*.parquet")) for folder in ordered]
+WRITING = {"compression": "zstd", "use_dictionary": ["source", "language"]}
 
 
-def publish(cleaned: Path, verdicts: Verdicts, funnels: dict[str, Funnel], units: dict[str, int], staged: Path) -> None:
-    """Write documents/ and rejected/ below `staged` and fill the funnels; `units` is how many each source was
-    cut into."""
-    documents = PartWriter(staged / "documents", COLUMNS, "text")
-    rejected = PartWriter(staged / "rejected", REJECTED_COLUMNS, "excerpt")
-    paths = _keeper_paths(cleaned, sorted(funnels), verdicts)
-    for source in sorted(funnels):
-        funnel, receipts = funnels[source], 0
-        for files in cleaned_files(cleaned, source):
-            table, counts = _bucket(files)
-            receipts += len(counts)
-            funnel.documents_in += sum(counts)
-            _split(table, source, verdicts, paths, funnel, documents, rejected)
-        if receipts != units[source]:
-            raise BessemerError(
-                f"corpus: source {source} was read in {units[source]} units but {receipts} came back; "
-                "nothing was written; please report this"
-            )
-        funnel.check()
-    documents.close()
-    rejected.close()
+def part_name(number: int) -> str:
+    """File name of a part."""
+    return f"part-{number:05d}.parquet"
 
 
-def _bucket(files: list[Path]) -> tuple[pa.Table, list[int]]:
-    """The documents of a bucket, sorted by identity, and the counts in its receipts."""
+def schema(columns: tuple[str, ...]) -> pa.Schema:
+    """Strings, none of them null."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    table = pa.concat_tables(_tables(files, list(READ)))
-    counted = table["counted"]
-    counts: list[int] = counted.drop_null().to_pylist()
-    table = table.filter(pc.is_null(counted))
-    return table.sort_by("identity"), counts
+    return pa.schema([pa.field(name, pa.string(), nullable=False) for name in columns])
 
 
-def _tables(files: list[Path], columns: list[str]) -> Iterator[pa.Table]:
+def bucket_tasks(work: Path, receipts: list[dict[str, Any]], verdicts: str) -> list[dict[str, Any]]:
+    """One task for each bucket of each source that has rows, in the order of the published corpus.
+
+    receipts: of all partitions; verdicts: the digest of the search for duplicates.
+    """
+    pieces: dict[tuple[str, int], list[list[int]]] = {}
+    for given in receipts:
+        for group, (bucket, rows) in enumerate(given["buckets"]):
+            pieces.setdefault((given["source"], bucket), []).append([given["partition"], group, rows])
+    return [
+        {"work": str(work), "source": source, "bucket": bucket, "pieces": pieces[source, bucket], "verdicts": verdicts}
+        for source, bucket in sorted(pieces)
+    ]
+
+
+def bucket_folder(task: dict[str, Any]) -> Path:
+    """Where a bucket's parts and receipt lie."""
+    return Path(task["work"]) / "published" / str(task["source"]) / f"{task['bucket']:06d}"
+
+
+def bucket_receipt(task: dict[str, Any]) -> dict[str, Any] | None:
+    """The receipt of a finished bucket; None when it has to be made (again)."""
+    folder = bucket_folder(task)
+    return receipt(folder, _inputs(task)) if folder.exists() else None
+
+
+def _inputs(task: dict[str, Any]) -> str:
+    return digest("bucket", task["verdicts"], task["pieces"])
+
+
+def publish_bucket(task: dict[str, Any]) -> dict[str, Any]:
+    """Write one bucket's documents, rejects and index, with its counts in the receipt; gives {size: its rows}.
+
+    Raises BessemerError for rows that went missing, OSError for a full disk.
+    """
+    work = Path(task["work"])
+    settings, _ = context(work)
+    source = settings.sources[task["source"]]
+    facts: dict[str, Any] = {}
+    with made(bucket_folder(task), _inputs(task), facts) as folder:
+        table = _bucket(work, task)
+        funnel = Funnel(source.name, source.format, files=0, documents_in=table.num_rows)
+        documents = PartWriter(folder / "documents", COLUMNS, "text")
+        rejected = PartWriter(folder / "rejected", REJECTED_COLUMNS, "text")
+        kept = _split(table, source.name, load(work), funnel, work, settings.corpus.keep_rejected, documents, rejected)
+        documents.close()
+        rejected.close()
+        funnel.check()
+        names = table["identity"].to_pylist()
+        for kind, writer, chosen in (("documents", documents, True), ("rejected", rejected, False)):
+            mine = [name for name, stays in zip(names, kept, strict=True) if stays == chosen]
+            (folder / f"{kind}.idx").write_bytes(index.records(mine, writer.groups))
+        facts |= {
+            "funnel": funnel.to_json(),
+            "parts": {"documents": documents.num_parts, "rejected": rejected.num_parts},
+        }
+        facts["funnel"]["languages"] = dict(funnel.languages)
+    return {"size": table.num_rows}
+
+
+def _bucket(work: Path, task: dict[str, Any]) -> pa.Table:
+    """The rows of a bucket from all partitions, sorted by identity."""
+    import pyarrow as pa
+
+    table = pa.concat_tables(_tables(work, task["pieces"]))
+    expected = sum(rows for _, _, rows in task["pieces"])
+    if table.num_rows != expected:
+        raise BessemerError(
+            f"corpus: source {task['source']}, bucket {task['bucket']}: {expected} rows were written but "
+            f"{table.num_rows} came back; nothing was written; please report this"
+        )
+    return table.sort_by("identity")
+
+
+def _tables(work: Path, pieces: list[list[int]]) -> Iterator[pa.Table]:
     import pyarrow.parquet as pq
 
-    for path in files:
-        with pq.ParquetFile(path) as file:
-            yield file.read(columns=columns)
-
-
-def _keeper_paths(cleaned: Path, sources: list[str], verdicts: Verdicts) -> dict[int, str]:
-    """Where the documents stand that others are duplicates of, by their row in the verdicts."""
-    import numpy as np
-
-    wanted = np.unique(verdicts.keeper[verdicts.verdict != KEPT])
-    paths: dict[int, str] = {}
-    if not len(wanted):
-        return paths
-    names = verdicts.identities[wanted]
-    for source in sources:
-        for files in cleaned_files(cleaned, source):
-            for table in _tables(files, ["identity", "path"]):
-                found = np.isin(packed(table["identity"].to_pylist()), names)
-                part = table.filter(found)
-                rows = verdicts.rows(part["identity"].to_pylist())
-                paths.update(zip(rows.tolist(), part["path"].to_pylist(), strict=True))
-    return paths
+    for partition, group, _ in pieces:
+        engine.check_stop()
+        with pq.ParquetFile(partition_folder(work, partition) / "rows.parquet") as file:
+            yield file.read_row_group(group, columns=list(READ))
 
 
 def _split(
     table: pa.Table,
     source: str,
     verdicts: Verdicts,
-    paths: dict[int, str],
     funnel: Funnel,
+    work: Path,
+    keep: str,
     documents: PartWriter,
     rejected: PartWriter,
-) -> None:
-    """Send each row of a bucket to the documents or to the rejects, and count it."""
+) -> list[bool]:
+    """Send each row to the documents or to the rejects, and count it; gives which rows are documents."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -168,26 +208,89 @@ def _split(
     good = table.filter(kept)
     good = good.append_column("source", pa.array([source] * good.num_rows, pa.string())).select(list(COLUMNS))
     documents.write(good)
-    characters = table["characters"].to_numpy()[kept]
+    characters = table["characters"].to_numpy()
     funnel.documents_kept += good.num_rows
     funnel.bytes_kept += pc.sum(pc.binary_length(good["text"])).as_py() or 0
-    funnel.lengths.update((np.frexp(np.maximum(characters, 1))[1] - 1).tolist())
+    funnel.lengths.update(_powers(characters[kept]))
+    funnel.lengths_rejected.update(_powers(characters[~kept]))
+    funnel.languages.update(good["language"].to_pylist())
+    for row in good.slice(0, KEPT_EXAMPLES).to_pylist():
+        example = {"identity": row["identity"], "path": row["path"], "excerpt": row["text"][:EXCERPT_CHARACTERS]}
+        funnel.kept_examples.append(example)
 
     bad = table.filter(~kept)
-    columns: dict[str, list[str]] = {name: [] for name in REJECTED_COLUMNS}
-    for values, row in zip(bad.to_pylist(), rows[~kept].tolist(), strict=True):
-        reason, detail = values["reason"], values["detail"]
-        if reason is None:
-            keeper = int(verdicts.keeper[row])
-            exact = verdicts.verdict[row] == EXACT
-            reason = "exact_duplicate" if exact else "near_duplicate"
-            detail = f"kept instead: {verdicts.identities[keeper].ljust(16, bytes(1)).hex()} {paths[keeper]}"
-            if not exact:
-                detail += f" (estimated Jaccard {verdicts.similarity[row]:.2f})"
-        excerpt = values["text"][:EXCERPT_CHARACTERS]
-        funnel.reject(reason, values["num_bytes"], values["path"], excerpt, detail)
-        line = (values["identity"], source, values["path"], reason, excerpt, detail)
-        for name, value in zip(REJECTED_COLUMNS, line, strict=True):
-            columns[name].append(value)
-    if bad.num_rows:
-        rejected.write(pa.table(columns, schema=rejected.schema))
+    judged = rows[~kept]
+    keepers = np.unique(verdicts.keeper[judged[judged >= 0]]).tolist()
+    paths = keeper_paths(work, keepers, verdicts)
+    chunk: list[dict[str, str]] = []
+    held = 0
+    for batch in bad.to_batches(max_chunksize=1024):
+        numbers, judged = judged[: batch.num_rows].tolist(), judged[batch.num_rows :]
+        for values, row in zip(batch.to_pylist(), numbers, strict=True):
+            if values["reason"] is None:
+                values["reason"], values["detail"] = _duplicate(verdicts, row, paths)
+            excerpt = values["text"][:EXCERPT_CHARACTERS] if keep != "none" else ""
+            funnel.reject(
+                values["reason"], values["num_bytes"], values["path"], excerpt, values["detail"], values["identity"]
+            )
+            text = values["text"] if keep == "text" else ""
+            line = {**values, "source": source, "excerpt": excerpt, "text": text}
+            chunk.append({name: line[name] for name in REJECTED_COLUMNS})
+            held += len(text) + len(excerpt)
+            if held > ROW_GROUP_BYTES or len(chunk) == 1 << 14:
+                rejected.write(pa.Table.from_pylist(chunk, schema=rejected.schema))
+                chunk, held = [], 0
+    if chunk:
+        rejected.write(pa.Table.from_pylist(chunk, schema=rejected.schema))
+    stays: list[bool] = kept.tolist()
+    return stays
+
+
+def _powers(characters: Any) -> list[int]:
+    import numpy as np
+
+    powers: list[int] = (np.frexp(np.maximum(characters, 1))[1] - 1).tolist()
+    return powers
+
+
+def _duplicate(verdicts: Verdicts, row: int, paths: dict[int, str]) -> tuple[str, str]:
+    """Reason and detail of a duplicate."""
+    keeper = int(verdicts.keeper[row])
+    detail = f"kept instead: {verdicts.identities[keeper].ljust(16, bytes(1)).hex()} {paths[keeper]}"
+    if verdicts.verdict[row] == EXACT:
+        return "exact_duplicate", detail
+    return "near_duplicate", f"{detail} (estimated Jaccard {verdicts.similarity[row]:.2f})"
+
+
+def assemble(tasks: list[dict[str, Any]], sources: list[str], staged: Path) -> None:
+    """Put the buckets' parts and indexes together below `staged`: documents/, rejected/, index/."""
+    import pyarrow.parquet as pq
+
+    first = dict.fromkeys(index.KINDS, 0)
+    for kind in index.KINDS:
+        (staged / kind).mkdir()
+    (staged / "index").mkdir()
+    for source in sources:
+        for kind in index.KINDS:
+            index.index_file(staged, kind, source).write_bytes(index.MAGIC)
+    for task in tasks:
+        folder = bucket_folder(task)
+        for kind in index.KINDS:
+            with open(index.index_file(staged, kind, task["source"]), "ab") as file:
+                file.write(index.shifted((folder / f"{kind}.idx").read_bytes(), first[kind]))
+            for part in sorted((folder / kind).iterdir()):
+                _link(part, staged / kind / part_name(first[kind]))
+                first[kind] += 1
+    for kind, columns in (("documents", COLUMNS), ("rejected", REJECTED_COLUMNS)):
+        if not first[kind]:  # one part at least, so that a reader finds the columns
+            path = staged / kind / part_name(0)
+            with pq.ParquetWriter(path, schema(columns), **WRITING) as file:
+                file.write_table(schema(columns).empty_table())
+
+
+def _link(part: Path, place: Path) -> None:
+    """The same file under another name: the bucket stays whole until the corpus is published."""
+    try:
+        os.link(part, place)
+    except OSError:  # a file system without links
+        shutil.copyfile(part, place)

@@ -10,8 +10,11 @@ from typing import Any
 from bessemer.corpus.document import REASONS
 from bessemer.errors import BessemerError
 
-EXAMPLES = 3
+EXAMPLES = 4
 """Examples kept for each reason: the first ones by identity, so that they are the same in every build."""
+
+KEPT_EXAMPLES = 8
+"""Examples kept of the documents that stay, likewise."""
 
 
 @dataclass
@@ -22,12 +25,12 @@ class Rejected:
     bytes: int = 0
     """Bytes of the input."""
     examples: list[dict[str, str]] = field(default_factory=list)
-    """Each {path, excerpt, detail}."""
+    """Each {identity, path, excerpt, detail}."""
 
 
 @dataclass
 class Funnel:
-    """The documents of one source on their way in."""
+    """The documents of one source on their way in; of one bucket of them, or of several put together."""
 
     source: str
     format: str
@@ -39,16 +42,42 @@ class Funnel:
     bytes_kept: int = 0
     """Bytes of clean text in UTF-8."""
     rejected: dict[str, Rejected] = field(default_factory=dict)
+    kept_examples: list[dict[str, str]] = field(default_factory=list)
+    """Each {identity, path, excerpt}."""
     lengths: Counter[int] = field(default_factory=Counter)
     """Kept documents by the power of two (rounded down) of their length in characters."""
+    lengths_rejected: Counter[int] = field(default_factory=Counter)
+    """Rejected documents alike; of those that a reader could not read, what it could show."""
+    languages: Counter[str] = field(default_factory=Counter)
+    """Kept documents by language; "" where none was looked for."""
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    """{step, documents_in, rejected} of each step of the cleaning."""
+    tables: dict[str, dict[str, int]] = field(default_factory=dict)
+    """What the steps counted besides: personal data by type, characters edited by rule."""
 
-    def reject(self, reason: str, num_bytes: int, path: str, excerpt: str, detail: str) -> None:
+    def reject(self, reason: str, num_bytes: int, path: str, excerpt: str, detail: str, identity: str = "") -> None:
         """Count one rejected document."""
         entry = self.rejected.setdefault(reason, Rejected())
         entry.documents += 1
         entry.bytes += num_bytes
         if len(entry.examples) < EXAMPLES:
-            entry.examples.append({"path": path, "excerpt": excerpt, "detail": detail})
+            entry.examples.append({"identity": identity, "path": path, "excerpt": excerpt, "detail": detail})
+
+    def add(self, other: Funnel) -> None:
+        """Add a bucket with larger identities: its counts, and its examples where there is room."""
+        self.documents_in += other.documents_in
+        self.bytes_in += other.bytes_in
+        self.documents_kept += other.documents_kept
+        self.bytes_kept += other.bytes_kept
+        self.lengths.update(other.lengths)
+        self.lengths_rejected.update(other.lengths_rejected)
+        self.languages.update(other.languages)
+        self.kept_examples = (self.kept_examples + other.kept_examples)[:KEPT_EXAMPLES]
+        for reason, theirs in other.rejected.items():
+            entry = self.rejected.setdefault(reason, Rejected())
+            entry.documents += theirs.documents
+            entry.bytes += theirs.bytes
+            entry.examples = (entry.examples + theirs.examples)[:EXAMPLES]
 
     def check(self) -> None:
         """Documents in = kept + rejected for each reason, or a BessemerError: a document went missing."""
@@ -78,24 +107,60 @@ class Funnel:
             "bytes_in": self.bytes_in,
             "documents_kept": self.documents_kept,
             "bytes_kept": self.bytes_kept,
+            "steps": self.steps,
             "rejected": {
                 reason: {
                     "documents": self.rejected[reason].documents,
                     "bytes": self.rejected[reason].bytes,
                     "examples": self.rejected[reason].examples,
                 }
-                for reason in REASONS
-                if reason in self.rejected
+                for reason in ordered(self.rejected)
             },
-            "length_histogram": [
-                {"from_characters": 1 << power, "documents": self.lengths[power]} for power in sorted(self.lengths)
-            ],
+            "kept_examples": self.kept_examples,
+            "length_histogram": _histogram(self.lengths),
+            "length_histogram_rejected": _histogram(self.lengths_rejected),
+            "languages": {language: self.languages[language] for language in _commonest(self.languages) if language},
+            "tables": self.tables,
         }
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Funnel:
+        """The inverse of `to_json`; documents without a language are counted from the rest."""
+        funnel = Funnel(value["source"], value["format"], value["files"])
+        for name in ("documents_in", "bytes_in", "documents_kept", "bytes_kept", "steps", "kept_examples", "tables"):
+            setattr(funnel, name, value[name])
+        for reason, entry in value["rejected"].items():
+            funnel.rejected[reason] = Rejected(entry["documents"], entry["bytes"], entry["examples"])
+        for mine, name in ((funnel.lengths, ""), (funnel.lengths_rejected, "_rejected")):
+            rows = value[f"length_histogram{name}"]
+            mine.update({row["from_characters"].bit_length() - 1: row["documents"] for row in rows})
+        funnel.languages.update(value["languages"])
+        return funnel
+
+
+def ordered(reasons_: Iterable[str]) -> list[str]:
+    """Reasons in the order in which they are looked for; ones that the table does not know come last."""
+    given = set(reasons_)
+    return [reason for reason in REASONS if reason in given] + sorted(given - set(REASONS))
+
+
+def _commonest(counts: Counter[str]) -> list[str]:
+    return sorted(counts, key=lambda name: (-counts[name], name))
+
+
+def _histogram(lengths: Counter[int]) -> list[dict[str, int]]:
+    return [{"from_characters": 1 << power, "documents": lengths[power]} for power in sorted(lengths)]
 
 
 def totals(funnels: Iterable[Funnel]) -> dict[str, Any]:
     """The sums over all sources."""
     every = list(funnels)
+    languages: Counter[str] = Counter()
+    tables: dict[str, Counter[str]] = {}
+    for funnel in every:
+        languages.update({name: count for name, count in funnel.languages.items() if name})
+        for table, counts in funnel.tables.items():
+            tables.setdefault(table, Counter()).update(counts)
     return {
         "files": sum(funnel.files for funnel in every),
         "documents_in": sum(funnel.documents_in for funnel in every),
@@ -103,6 +168,8 @@ def totals(funnels: Iterable[Funnel]) -> dict[str, Any]:
         "documents_kept": sum(funnel.documents_kept for funnel in every),
         "bytes_kept": sum(funnel.bytes_kept for funnel in every),
         "rejected": reasons(every),
+        "languages": {name: languages[name] for name in _commonest(languages)},
+        "tables": {table: dict(sorted(tables[table].items())) for table in sorted(tables)},
     }
 
 
@@ -111,4 +178,4 @@ def reasons(funnels: Iterable[Funnel]) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for funnel in funnels:
         counts.update({reason: entry.documents for reason, entry in funnel.rejected.items()})
-    return {reason: counts[reason] for reason in REASONS if reason in counts}
+    return {reason: counts[reason] for reason in ordered(counts)}

@@ -15,9 +15,10 @@ from bessemer.recipe.schema import (
     Train,
 )
 from bessemer.recipe.tokens import Tokenizer, Tokens
+from bessemer.recipe.work import Work
 
 __all__ = [
     "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking", "Model",
-    "Optimizer", "Recipe", "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "differences", "digest",
-    "dump", "explain", "keys", "load", "parse", "shipped",
+    "Optimizer", "Recipe", "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "Work", "differences",
+    "digest", "dump", "explain", "keys", "load", "parse", "shipped",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from bessemer.recipe.section import Positive, Section, Share
+from bessemer.recipe.work import Work
 
 Format = Literal["text", "code", "html", "jsonl", "parquet", "descriptions"]
 
@@ -95,7 +96,7 @@ class Dedup(Section):
     shingle_words: Positive = Field(5, description="Words in a shingle.")
 
 
-class Corpus(Section):
+class Corpus(Work):
     """Raw sources to clean documents."""
 
     sources: tuple[Source, ...] = Field((), strict=False, description="The sources of raw text.")

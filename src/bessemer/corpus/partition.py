@@ -1,0 +1,323 @@
+"""A partition: some units of one source, cleaned into one Parquet file with a receipt.
+
+The file is sorted by identity and cut into one row group for each bucket of identities, so that the steps over
+the whole corpus read one bucket of all partitions at a time and hold no more than that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bessemer.corpus import engine
+from bessemer.corpus.clean import Settings, Tally, check_tally, clean_record
+from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity
+from bessemer.corpus.extract import fold
+from bessemer.corpus.readers import read
+from bessemer.corpus.units import Unit, expected_documents
+from bessemer.corpus.work import made, receipt
+from bessemer.errors import BessemerError, Stopped
+from bessemer.recipe import Corpus, digest
+from bessemer.run import read_json, write_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BUCKET_BYTES = 64 << 20
+"""Input bytes whose documents are sorted in memory at one time."""
+
+PARTITION_BYTES = 4 << 20, 64 << 20
+"""Bounds of the input bytes in a partition: less is not worth a receipt, more would not fit a worker's memory."""
+
+PARTITIONS = 64
+"""Partitions of a corpus, while they stay within those bounds: enough to keep all workers busy to the end."""
+
+CHUNK_BYTES = 4 << 20
+"""Clean text gathered as Python strings before it goes over to Arrow."""
+
+CONTEXT = "context.json"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Units of one source that are cleaned, published and counted together."""
+
+    number: int
+    source: str
+    units: tuple[Unit, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes to read."""
+        return sum(unit.size for unit in self.units)
+
+    @property
+    def files(self) -> str:
+        """Its files, shortly, for a message."""
+        names = [piece.name for unit in self.units for piece in unit.pieces]
+        return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "") if names else "no file"
+
+    def to_json(self) -> dict[str, Any]:
+        """As written into plan/."""
+        return {"number": self.number, "source": self.source, "units": [asdict(unit) for unit in self.units]}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Partition:
+        """The inverse of `to_json`."""
+        units = tuple(Unit.from_json(json.dumps(unit)) for unit in value["units"])
+        return Partition(value["number"], value["source"], units)
+
+
+def cut(units: list[Unit]) -> list[Partition]:
+    """Units in their order as partitions of bounded size; a partition holds one source."""
+    smallest, largest = PARTITION_BYTES
+    size = min(max(sum(unit.size for unit in units) // PARTITIONS, smallest), largest)
+    partitions: list[Partition] = []
+    held: list[Unit] = []
+
+    def close() -> None:
+        if held:
+            partitions.append(Partition(len(partitions), held[0].source, tuple(held)))
+            held.clear()
+
+    for unit in units:
+        if held and (held[0].source != unit.source or sum(one.size for one in held) + unit.size > size):
+            close()
+        held.append(unit)
+    close()
+    return partitions
+
+
+def num_buckets(num_bytes: int) -> int:
+    """Buckets for a source of so many bytes."""
+    return min(max(-(-num_bytes // BUCKET_BYTES), 1), 4096)
+
+
+def bucket_of(identity_: str, num_buckets: int) -> int:
+    """Which bucket an identity falls into; buckets in order hold identities in order."""
+    return int(identity_[:8], 16) * num_buckets >> 32
+
+
+def write_context(work: Path, corpus: Corpus, buckets: dict[str, int]) -> None:
+    """Leave for the workers what they all need."""
+    write_json(work / CONTEXT, {"corpus": corpus.model_dump(mode="json"), "buckets": buckets})
+
+
+def context(work: Path) -> tuple[Settings, dict[str, int]]:
+    """What `write_context` left; prepared once in a process."""
+    return _context(work, (work / CONTEXT).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=2)
+def _context(work: Path, _: int) -> tuple[Settings, dict[str, int]]:
+    value = read_json(work / CONTEXT)
+    return Settings.of(Corpus.model_validate_json(json.dumps(value["corpus"]))), value["buckets"]
+
+
+def plan_file(work: Path, number: int) -> Path:
+    """Where a partition's plan lies."""
+    return work / "plan" / f"{number:06d}.json"
+
+
+def partition_folder(work: Path, number: int) -> Path:
+    """Where a partition's rows and receipt lie."""
+    return work / "partitions" / f"{number:06d}"
+
+
+def partition_receipt(work: Path, number: int) -> dict[str, Any] | None:
+    """The receipt of a finished partition; None when it has to be made (again)."""
+    folder = partition_folder(work, number)
+    return receipt(folder, _inputs(read_json(plan_file(work, number)))) if folder.exists() else None
+
+
+def _inputs(plan: dict[str, Any]) -> str:
+    return digest("partition", plan)
+
+
+def clean_partition(task: dict[str, Any]) -> dict[str, Any]:
+    """Clean one partition and publish it; task: {work, number}. Gives the size of what was read.
+
+    Raises OSError for a full disk, BessemerError for counts that do not add up.
+    """
+    work, number = Path(task["work"]), int(task["number"])
+    plan = read_json(plan_file(work, number))
+    partition = Partition.from_json(plan)
+    settings, buckets = context(work)
+    facts: dict[str, Any] = {}
+    with made(partition_folder(work, number), _inputs(plan), facts) as folder:
+        counts = Counts()
+        tables = list(_chunks(partition, settings, counts))
+        facts["buckets"] = _write(tables, buckets[partition.source], settings, folder / "rows.parquet")
+        facts |= {"source": partition.source, "partition": number, "counts": counts.to_json()}
+        rows = sum(rows for _, rows in facts["buckets"])
+        if rows != counts.documents_in:
+            raise BessemerError(
+                f"corpus: source {partition.source}, partition {number} ({partition.files}): {counts.documents_in} "
+                f"documents were read but {rows} are in its file; please report this"
+            )
+        check_tally(counts.tally, counts.documents_in, sum(counts.rejected.values()), f"source {partition.source}")
+    return {"size": partition.size}
+
+
+@dataclass
+class Counts:
+    """What came in, what passed, and why the rest did not: of a partition, or summed over many."""
+
+    documents_in: int = 0
+    bytes_in: int = 0
+    passed: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    tally: Tally = field(default_factory=Tally)
+
+    def add(self, record: Record) -> None:
+        """Count one record that went through the steps."""
+        self.documents_in += 1
+        self.bytes_in += record.num_bytes
+        if record.reason is None:
+            self.passed += 1
+        else:
+            self.rejected[record.reason] += 1
+
+    def merge(self, value: dict[str, Any]) -> None:
+        """Add other counts, as `to_json` gives them."""
+        self.documents_in += value["documents_in"]
+        self.bytes_in += value["bytes_in"]
+        self.passed += value["passed"]
+        self.rejected.update(value["rejected"])
+        self.tally.merge(value["tally"])
+
+    def to_json(self) -> dict[str, Any]:
+        """For a receipt."""
+        return {
+            "documents_in": self.documents_in,
+            "bytes_in": self.bytes_in,
+            "passed": self.passed,
+            "rejected": dict(sorted(self.rejected.items())),
+            "tally": self.tally.to_json(),
+        }
+
+
+@dataclass
+class _Rows:
+    """Columns of cleaned records, as they grow."""
+
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    size: int = 0
+
+    def add(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            self.columns.setdefault(name, []).append(value)
+        self.size += len(values["text"]) + len(values["folded"]) + 200
+
+
+def _chunks(partition: Partition, settings: Settings, counts: Counts) -> Iterator[pa.Table]:
+    """Read and clean; the rows as Arrow tables of bounded size, so that few Python strings live at one time."""
+    rows = _Rows()
+    for unit in partition.units:
+        before = counts.documents_in
+        for piece, record in read(unit, settings.corpus.rules):
+            if engine.STOP.is_set():
+                raise Stopped("corpus: stopped")
+            record.source = unit.source
+            clean_record(record, settings, counts.tally)
+            counts.add(record)
+            rows.add(_row(record, piece.name, settings.corpus))
+            if rows.size > CHUNK_BYTES:
+                yield _table(rows, settings)
+                rows = _Rows()
+        expected = expected_documents(unit)
+        if expected is not None and counts.documents_in - before != expected:
+            raise BessemerError(
+                f"corpus: source {unit.source}: {expected} files but {counts.documents_in - before} documents came in "
+                f"(partition {partition.number}: {partition.files}); nothing was written; please report this"
+            )
+    if rows.columns:
+        yield _table(rows, settings)
+
+
+def _row(record: Record, name: str, corpus: Corpus) -> dict[str, Any]:
+    kept = record.reason is None
+    folded = fold(record.text) if kept else ""
+    text = record.text
+    if not kept and corpus.keep_rejected != "text":
+        text = "" if corpus.keep_rejected == "none" else text[:EXCERPT_CHARACTERS]
+    return {
+        "identity": identity(record.source, name, record.key),
+        "path": printable(name),
+        "place": printable(record.key),
+        "metadata": json.dumps(record.metadata, sort_keys=True),
+        "label": printable(record.label),
+        "language": record.language,
+        "text": text if kept else printable(text),
+        "reason": record.reason,
+        "detail": printable(record.detail),
+        "num_bytes": record.num_bytes,
+        "characters": len(record.text),
+        "exact": hashlib.blake2b(folded.encode(), digest_size=16).digest() if kept else None,
+        "words": folded.count(" ") + 1 if folded else 0,
+        "folded": folded,
+    }
+
+
+def _table(rows: _Rows, settings: Settings) -> pa.Table:
+    """Rows as Arrow, with their MinHash signatures; what was only compared is dropped."""
+    import pyarrow as pa
+
+    types = dict.fromkeys(("num_bytes", "characters", "words"), pa.int64())
+    types["exact"] = pa.binary(16)
+    dedup = settings.corpus.dedup
+    columns = {
+        name: pa.array(rows.columns.pop(name), types.get(name, pa.large_string())) for name in list(rows.columns)
+    }
+    folded = columns.pop("folded")
+    if dedup.minhash:
+        engine.quiet_daft()
+        from daft import Series
+
+        columns["signature"] = (
+            Series.from_arrow(folded)
+            .minhash(num_hashes=dedup.bands * dedup.rows, ngram_size=dedup.shingle_words, hash_function="xxhash3_64")
+            .to_arrow()
+        )
+    return pa.table(columns)
+
+
+def _write(tables: list[pa.Table], num_buckets_: int, settings: Settings, path: Path) -> list[list[int]]:
+    """Sort the rows and write a row group for each bucket that has some: [[bucket, rows], ...] in the file's order."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    if not tables:
+        tables = [_table(_empty(settings.corpus), settings)]
+    table = pa.concat_tables(tables).combine_chunks()
+    tables.clear()
+    names = table["identity"].combine_chunks()
+    order = pc.sort_indices(names).to_numpy()
+    numbers = np.array([bucket_of(name, num_buckets_) for name in names.take(pa.array(order)).to_pylist()], dtype=int)
+    written: list[list[int]] = []
+    with pq.ParquetWriter(
+        path, table.schema, compression="zstd", use_dictionary=["reason", "label", "language"]
+    ) as file:
+        for bucket in np.unique(numbers).tolist():
+            chosen = order[np.searchsorted(numbers, bucket) : np.searchsorted(numbers, bucket, side="right")]
+            file.write_table(table.take(pa.array(chosen)), row_group_size=len(chosen))
+            written.append([bucket, len(chosen)])
+    return written
+
+
+def _empty(corpus: Corpus) -> _Rows:
+    """No rows, all columns."""
+    return _Rows({name: [] for name in _row(Record("", 0), "", corpus)})
+
+
+def printable(text: str) -> str:
+    """Text that UTF-8 can hold: halves of surrogate pairs become escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()

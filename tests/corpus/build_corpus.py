@@ -1,0 +1,56 @@
+"""A build in a process of its own, with partitions and buckets of a few documents; killed by itself if told so.
+
+    python build_corpus.py RECIPE RUN [MOMENT before|after] [pool]
+
+MOMENT: the number of the file operation at which the process kills itself, before or after it is done.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bessemer.corpus import partition, pipeline, tasks, units
+from bessemer.recipe import parse
+from bessemer.run import RunFolder
+
+moments = 0
+
+
+def counted(operation: Callable[..., Any], target: int, when: str) -> Callable[..., Any]:
+    def done(*given: Any, **named: Any) -> Any:
+        global moments
+        moments += 1
+        if moments == target and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = operation(*given, **named)
+        if moments == target:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    return done
+
+
+def small(pool: bool) -> None:
+    """Cut the work finely; workers do not read these numbers."""
+    units.UNIT_BYTES = 4000
+    units.RANGE_BYTES = 4000
+    partition.PARTITION_BYTES = (8000, 8000)
+    partition.BUCKET_BYTES = 20_000
+    if pool:
+        tasks.SMALL_BYTES = 0
+
+
+if __name__ == "__main__":
+    recipe, run, *more = sys.argv[1:]
+    small("pool" in more)
+    if more and more[0] != "pool":
+        import pyarrow.parquet as pq
+
+        for name in ("rename", "replace", "link", "fsync"):
+            setattr(os, name, counted(getattr(os, name), int(more[0]), more[1]))
+        pq.ParquetWriter.write_table = counted(pq.ParquetWriter.write_table, int(more[0]), more[1])
+    pipeline.build(parse(Path(recipe).read_text(), "test"), RunFolder(Path(run)))
+    print(moments)

@@ -1,0 +1,146 @@
+"""The same recipe on a Ray cluster of several machines, as processes here: the same corpus and shards, hash for hash."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from build_corpus import small
+from corpus_samples import prose, recipe
+
+from bessemer.corpus import cluster, partition, pipeline, tasks, units
+from bessemer.errors import BessemerError, InputError
+from bessemer.recipe import Recipe
+from bessemer.run import RunFolder
+
+ray: Any = pytest.importorskip("ray", reason="ray is not installed (pip install 'bessemer[ray]')")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster of a head and two more nodes, one core each."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        made.add_node(num_cpus=1)
+        made.add_node(num_cpus=1)
+        yield made.address
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture
+def of(data: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (tasks, "SMALL_BYTES")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(partition, "PARTITION_BYTES", partition.PARTITION_BYTES)
+    monkeypatch.setattr(partition, "BUCKET_BYTES", partition.BUCKET_BYTES)
+    small(pool=False)
+    for number in range(200):
+        (data / f"{number}.txt").write_text(prose(number))
+        if number % 5 == 0:
+            (data / f"copy-{number}.txt").write_text(prose(number).title() + "\nmore of it" * (number % 2))
+    return recipe({"name": "s", "format": "text", "paths": [str(data)]})
+
+
+def on_ray(of: Recipe, address: str | None, workers: int | None = None) -> Recipe:
+    update = {"engine": "ray", "address": address, "workers": workers}
+    return of.model_copy(update={"corpus": of.corpus.model_copy(update=update)})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.slow
+def test_corpus_and_shards_are_equal(of: Recipe, address: str, tmp_path: Path) -> None:
+    from bessemer.tokens import build
+
+    tokens = of.tokens.model_copy(update={"sequence_length": 32, "held_out": 0.1})
+    of = of.model_copy(update={"tokens": tokens, "tokenizer": of.tokenizer.model_copy(update={"vocabulary": 400})})
+    here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    seen: list[str] = []
+    pipeline.build(of, here)
+    whole = ray.remote
+
+    def watched(*given: Any, **named: Any) -> Any:
+        seen.append("remote")
+        return whole(*given, **named)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ray, "remote", watched)
+        pipeline.build(on_ray(of, address), there)
+    assert seen, "nothing was done on Ray"
+    assert contents(there.corpus) == contents(here.corpus)
+    for folder in (here, there):
+        build.build(of, folder)
+    mine, theirs = contents(here.tokens), contents(there.tokens)
+    shards = [name for name in mine if name.endswith((".bin", ".idx"))]
+    assert shards
+    assert {name: mine[name] for name in shards} == {name: theirs[name] for name in shards}
+
+
+@pytest.mark.slow
+def test_killed_workers_neither_double_nor_lose_documents(of: Recipe, address: str, tmp_path: Path) -> None:
+    here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    pipeline.build(of, here)
+    killed: list[int] = []
+    ended = threading.Event()
+
+    def reap() -> None:
+        draw = random.Random(0)
+        while not ended.is_set() and len(killed) < 3:
+            for entry in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    name = (entry / "cmdline").read_bytes()
+                    if name.startswith(b"ray::answer"):
+                        os.kill(int(entry.name), signal.SIGKILL)
+                        killed.append(int(entry.name))
+                        time.sleep(draw.random() / 2)
+                        break
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=reap)
+    thread.start()
+    try:
+        pipeline.build(on_ray(of, address), there)
+    finally:
+        ended.set()
+        thread.join()
+    assert killed, "no worker was caught at work"
+    assert contents(there.corpus) == contents(here.corpus)
+
+
+@pytest.mark.slow
+def test_a_failure_on_a_worker_arrives_as_it_is(of: Recipe, address: str, run: RunFolder) -> None:
+    cluster.each_on_ray("clean", [], on_ray(of, address).corpus, lambda done: None)
+    task = {"work": str(run.path), "number": 0}
+    with pytest.raises(InputError, match="000000.json: no such file"):
+        cluster.each_on_ray("clean", [task], on_ray(of, address).corpus, lambda done: None)
+
+
+def test_ray_without_ray_says_what_to_install(of: Recipe, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"ray is not installed; install it with: pip install 'bessemer\[ray\]'"):
+        pipeline.build(on_ray(of, None), run)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_not_there_is_named(of: Recipe, run: RunFolder) -> None:
+    if ray.is_initialized():
+        ray.shutdown()
+    with pytest.raises(BessemerError, match="127.0.0.1:1 cannot be reached"):
+        pipeline.build(on_ray(of, "127.0.0.1:1"), run)

@@ -1,0 +1,71 @@
+"""Memory is bounded by how the work is cut, not by the input: three times the limit goes through, under the limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from corpus_samples import prose
+
+LIMIT_BYTES = 256 << 20
+"""Of one process with everything it has loaded; the interpreter and the libraries take 150 MB of it."""
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from bessemer.corpus import partition, pipeline, publish, units
+from bessemer.recipe import parse
+from bessemer.run import RunFolder
+
+units.RANGE_BYTES = 4 << 20
+partition.PARTITION_BYTES = (8 << 20, 8 << 20)
+partition.BUCKET_BYTES = 8 << 20
+publish.ROW_GROUP_BYTES = 2 << 20
+done = pipeline.build(parse(Path(sys.argv[1]).read_text(), "test"), RunFolder(Path(sys.argv[2])))
+print(done.documents_in, done.documents_kept)
+"""
+
+
+def resident_bytes(pid: int) -> int:
+    """Pages that only this process holds, and its share of the others."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from Linux's /proc")
+def test_three_times_the_limit_goes_through(data: Path, tmp_path: Path) -> None:
+    base = [prose(number, 4000).replace("\n", "NEWLINE") for number in range(40)]
+    documents = written = 0
+    with open(data / "a.jsonl", "w") as file:
+        while written < 3 * LIMIT_BYTES:
+            # Another text each time at no cost: the words stay, a number goes into every line.
+            text = base[documents % len(base)].replace("NEWLINE", f" {documents}\\n")
+            written += file.write('{"text": "' + text + '"}\n')
+            documents += 1
+    (tmp_path / "recipe.toml").write_text(
+        "[run]\nname = 't'\n[model]\ndepth = 2\n[corpus]\nworkers = 1\n[corpus.dedup]\nminhash = false\n"
+        f"[[corpus.sources]]\nname = 's'\nformat = 'jsonl'\npaths = [{json.dumps(str(data))}]\n"
+    )
+    arguments = [sys.executable, "-c", PROGRAM, str(tmp_path / "recipe.toml"), str(tmp_path / "run")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+    peak = 0
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        while process.poll() is None:
+            peak = max(peak, resident_bytes(process.pid))
+            if peak > LIMIT_BYTES:
+                process.kill()
+            time.sleep(0.02)
+        assert process.stdout is not None
+        said = process.stdout.read().split()
+    assert peak <= LIMIT_BYTES, f"{peak >> 20} MiB of {LIMIT_BYTES >> 20}"
+    assert process.returncode == 0
+    assert said == [str(documents), str(documents)]

@@ -1,0 +1,252 @@
+"""Killed anywhere, a build goes on: the same corpus byte for byte, and nothing that was finished is done again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from build_corpus import small
+from corpus_samples import prose, recipe
+
+from bessemer.corpus import engine, partition, pipeline, pool, tasks, units
+from bessemer.errors import BessemerError, InputError
+from bessemer.recipe import Recipe, dump
+from bessemer.run import RunFolder
+
+PROGRAM = str(Path(__file__).with_name("build_corpus.py"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def receipts(run: Path) -> dict[str, tuple[int, int]]:
+    """Inode and time of every receipt in the work folder."""
+    found = {}
+    for path in (run / "corpus.work").rglob("stage.json"):
+        if ".tmp" not in str(path):
+            status = path.stat()
+            found[str(path)] = (status.st_ino, status.st_mtime_ns)
+    return found
+
+
+@pytest.fixture
+def of(data: Path) -> Recipe:
+    """Two sources in twenty partitions and some buckets, with duplicates across partitions and rejects in each."""
+    (data / "files").mkdir()
+    for number in range(60):
+        (data / "files" / f"{number}.txt").write_text(prose(number))
+    for number in range(0, 60, 7):
+        (data / "files" / f"copy-{number}.txt").write_text(prose(number).upper())
+        (data / "files" / f"near-{number}.txt").write_text(prose(number + 1) + "\nand some more words")
+        (data / "files" / f"short-{number}.txt").write_text("short")
+    lines = [json.dumps({"text": prose(500 + number), "n": number}) for number in range(60)]
+    lines[13] = "{damaged"
+    (data / "a.jsonl").write_text("\n".join(lines))
+    return recipe(
+        {"name": "files", "format": "text", "paths": [str(data / "files")]},
+        {"name": "lines", "format": "jsonl", "paths": [str(data / "a.jsonl")]},
+        dedup="bands = 14\nrows = 8",
+    )
+
+
+@pytest.fixture
+def finely(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (tasks, "SMALL_BYTES")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(partition, "PARTITION_BYTES", partition.PARTITION_BYTES)
+    monkeypatch.setattr(partition, "BUCKET_BYTES", partition.BUCKET_BYTES)
+    small(pool=False)
+
+
+def start(of: Recipe, tmp_path: Path, run: Path, *more: str) -> subprocess.Popen[str]:
+    file = tmp_path / "recipe.toml"
+    file.write_text(dump(of))
+    return subprocess.Popen([sys.executable, PROGRAM, str(file), str(run), *more], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> None:
+    whole = RunFolder(tmp_path / "whole")
+    pipeline.build(of, whole)
+    assert not (whole.path / "corpus.work").exists()
+    run = tmp_path / "killed"
+    draw = random.Random(0)
+    kills, killed_in = 0, set()
+    while True:
+        before = receipts(run)
+        process = start(of, tmp_path, run, str(draw.randint(2, 90)), draw.choice(["before", "after"]))
+        process.communicate(timeout=60)
+        after = receipts(run)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL
+        kills += 1
+        killed_in.add(
+            next(kind for kind in ("published", "duplicates", "partitions", "plan", "") if kind in str(after))
+        )
+        assert {path: after[path] for path in before} == before  # nothing finished was done again
+        assert not (run / "corpus").exists() or contents(run / "corpus") == contents(whole.corpus)
+    assert kills >= 10
+    assert {"partitions", "published"} <= killed_in
+    assert contents(run / "corpus") == contents(whole.corpus)
+    assert [path.name for path in run.iterdir()] == ["corpus"]
+
+
+@pytest.mark.slow
+def test_a_killed_build_takes_its_workers_along_and_another_goes_on(of: Recipe, tmp_path: Path, finely: None) -> None:
+    whole = RunFolder(tmp_path / "whole")
+    pipeline.build(of, whole)
+    run = tmp_path / "killed"
+    of = of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 2})})
+    for kill in range(3):
+        before = receipts(run)
+        process = start(of, tmp_path, run, "pool")
+        deadline = time.monotonic() + 60
+        while len(receipts(run)) < len(before) + 3 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert process.poll() is None, "too quick to be killed"
+        workers = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        process.kill()
+        process.wait()
+        assert kill or len(workers) == 2
+        deadline = time.monotonic() + 10
+        while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+        after = receipts(run)
+        assert {path: after[path] for path in before} == before
+    assert start(of, tmp_path, run, "pool").wait(timeout=60) == 0
+    assert contents(run / "corpus") == contents(whole.corpus)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_number_of_workers_does_not_show(
+    of: Recipe, tmp_path: Path, finely: None, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, other = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "other")
+    pipeline.build(of, whole)
+    monkeypatch.setattr(tasks, "SMALL_BYTES", 0)
+    pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": workers})}), other)
+    assert contents(other.corpus) == contents(whole.corpus)
+
+
+def test_a_worker_that_dies_costs_nothing(
+    of: Recipe, tmp_path: Path, finely: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, other = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "other")
+    pipeline.build(of, whole)
+    monkeypatch.setattr(tasks, "SMALL_BYTES", 0)
+    give = pool.Pool._give
+    killed = []
+
+    def and_kill(self: pool.Pool, one: pool.Worker, waiting: object) -> None:
+        give(self, one, waiting)  # type: ignore[arg-type]
+        if len(killed) < 2 and len(waiting) < 8:  # type: ignore[arg-type]
+            killed.append(one.process.pid)
+            os.kill(one.process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(pool.Pool, "_give", and_kill)
+    pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 2})}), other)
+    assert len(killed) == 2
+    assert contents(other.corpus) == contents(whole.corpus)
+
+
+def test_a_task_that_kills_its_workers_is_named(
+    of: Recipe, run: RunFolder, finely: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "SMALL_BYTES", 0)
+    give = pool.Pool._give
+
+    def and_kill(self: pool.Pool, one: pool.Worker, waiting: object) -> None:
+        give(self, one, waiting)  # type: ignore[arg-type]
+        if one.task and one.task["number"] == 5:
+            os.kill(one.process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(pool.Pool, "_give", and_kill)
+    with pytest.raises(BessemerError, match=r"partition 5: its worker ended 3 times \(signal 9\)"):
+        pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 2})}), run)
+    assert not run.corpus.exists()
+
+
+def test_a_finished_step_is_not_done_again(of: Recipe, run: RunFolder, finely: None, monkeypatch) -> None:
+    def stopped(*_: object) -> None:
+        raise BessemerError("stopped here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "assemble", stopped)
+        with pytest.raises(BessemerError, match="stopped here"):
+            pipeline.build(of, run)
+    before = receipts(run.path)
+    assert len(before) > 20
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "assemble", stopped)
+        for module, name in ((pipeline, "plan"), (partition, "read"), (engine, "quiet_daft")):
+            patched.setattr(module, name, lambda *_: pytest.fail("done again"))
+        patched.setattr("bessemer.corpus.verdicts.find_duplicates", lambda *_: pytest.fail("done again"))
+        with pytest.raises(BessemerError, match="stopped here"):
+            pipeline.build(of, run)
+    assert receipts(run.path) == before
+    damaged = next(path for path in sorted(before) if "partitions" in path)
+    rows = Path(damaged).with_name("rows.parquet")
+    rows.write_bytes(rows.read_bytes()[:-100])
+    pipeline.build(of, run)
+    assert run.corpus.exists()
+
+
+def test_other_inputs_start_afresh(of: Recipe, data: Path, run: RunFolder, finely: None, monkeypatch) -> None:
+    def stopped(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "assemble", stopped)
+        with pytest.raises(OSError):
+            pipeline.build(of, run)
+        (data / "files" / "new.txt").write_text(prose(1000))
+        with pytest.raises(OSError):
+            pipeline.build(of, run)
+    (folder,) = (run.path / "corpus.work").iterdir()
+    assert folder.name == pipeline.inputs_digest(of)[:16]
+
+
+def test_a_source_that_disappears_between_two_builds_is_named(
+    of: Recipe, data: Path, run: RunFolder, finely: None
+) -> None:
+    pipeline.build(of, run)
+    before = contents(run.corpus)
+    (data / "a.jsonl").unlink()
+    with pytest.raises(InputError, match=r"corpus.sources.lines: .*a.jsonl: no such file"):
+        pipeline.build(of, run)
+    assert contents(run.corpus) == before
+
+
+def test_a_partition_holds_one_source_and_bounded_bytes(
+    of: Recipe, run: RunFolder, finely: None, tmp_path: Path
+) -> None:
+    from bessemer.corpus.files import find
+
+    made = []
+    for source in of.corpus.sources:
+        made += units.plan(source, find(source), tmp_path / "spool", len(made), engine.STOP)
+    partitions = partition.cut(made)
+    assert [unit for one in partitions for unit in one.units] == made
+    assert [one.number for one in partitions] == list(range(len(partitions)))
+    assert all(len({unit.source for unit in one.units}) == 1 for one in partitions)
+    assert all(one.size <= 8000 or len(one.units) == 1 for one in partitions)
+    assert len(partitions) > 15
+    assert partition.Partition.from_json(json.loads(json.dumps(partitions[3].to_json()))) == partitions[3]
+
+
+def test_buckets_in_order_hold_identities_in_order() -> None:
+    draw = random.Random(0)
+    names = sorted(draw.randbytes(16).hex() for _ in range(1000))
+    buckets = [partition.bucket_of(name, 7) for name in names]
+    assert buckets == sorted(buckets)
+    assert set(buckets) == set(range(7))

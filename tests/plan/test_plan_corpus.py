@@ -1,0 +1,121 @@
+"""The arithmetic of a large corpus, held against sums done by hand, and against what the pipeline really does."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.errors import InputError
+from bessemer.plan import corpus
+
+
+def rates() -> dict[str, object]:
+    value = {"value": 1.0, "why": ""}
+    return {
+        "date": "d",
+        "machine": "m",
+        "stages": [
+            {"stage": "one", "of": "raw", "megabytes_per_cpu_second": 10.0},
+            {"stage": "two", "of": "kept", "megabytes_per_cpu_second": 1.0},
+        ],
+        "shares": {
+            "raw_per_input": {"value": 4.0},
+            "text_per_raw": {"value": 0.1},
+            "in_language_per_text": {"value": 0.5},
+            "passed_per_in_language": {"value": 0.5},
+            "kept_per_passed": {"value": 0.5},
+        },
+        "sizes": {
+            **dict.fromkeys(corpus._SIZES, value),
+            "document_bytes": {"value": 1000.0},
+            "signature_bytes": {"value": 448.0},
+            "link_bytes": {"value": 100.0},
+            "bytes_per_token": {"value": 5.0},
+            "token_bytes": {"value": 2.0},
+        },
+    }
+
+
+def test_by_hand() -> None:
+    """1 TB -> 4 TB raw -> 400 GB text -> 200 -> 100 passed -> 50 kept."""
+    found = corpus.plan(1e12, rates(), machines=2, cores=10, memory_bytes=20e9, price=0.1, storage_price=0.02)
+    assert found.flow_bytes == pytest.approx(
+        {"input": 1e12, "raw": 4e12, "text": 4e11, "in_language": 2e11, "passed": 1e11, "kept": 5e10}
+    )
+    one, two = found.stages
+    assert one.core_hours == pytest.approx(4e12 / 10e6 / 3600)  # 400,000 s
+    assert two.core_hours == pytest.approx(5e10 / 1e6 / 3600)  # 50,000 s
+    assert found.core_hours == pytest.approx(450_000 / 3600)
+    assert found.compute_hours == pytest.approx(450_000 / 3600 / 20)
+    assert found.transfer_hours == pytest.approx(1e12 / 2.5e9 / 3600)
+    assert found.hours == found.compute_hours
+    assert found.documents["passed"] == pytest.approx(1e8)
+    assert found.link_bytes == pytest.approx(1e10)
+    assert found.links_fit
+    assert found.largest_linked_bytes == pytest.approx(1.5e12)
+    assert found.tokens == pytest.approx(1e10)
+    assert found.storage_bytes["token shards"] == pytest.approx(2e10)
+    assert found.compute_money == pytest.approx(12.5)
+    assert found.storage_money == pytest.approx(sum(found.storage_bytes.values()) / 1e9 * 0.02)
+    assert sum(stage.share for stage in found.stages) == pytest.approx(1)
+
+
+def test_twice_the_corpus_is_twice_the_work_and_links_stop_to_fit() -> None:
+    one, two = corpus.plan(1e12, rates(), memory_bytes=20e9), corpus.plan(2e12, rates(), memory_bytes=20e9)
+    assert two.core_hours == pytest.approx(2 * one.core_hours)
+    assert (one.links_fit, two.links_fit) == (True, False)
+    assert two.largest_linked_bytes == pytest.approx(one.largest_linked_bytes)
+
+
+def test_the_work_is_cut_as_the_pipeline_cuts_it() -> None:
+    partition = pytest.importorskip("bessemer.corpus.partition")
+    assert partition.PARTITION_BYTES[1] == corpus.PARTITION_BYTES
+    assert partition.BUCKET_BYTES == corpus.BUCKET_BYTES
+    assert partition.num_buckets(10**15) == 4096
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("100TB", 1e14), ("1.5PB", 1.5e15), ("250GiB", 250 * 2**30), ("1000", 1000), ("5 mb", 5e6)]
+)
+def test_sizes(text: str, size: float) -> None:
+    assert corpus.parse_bytes(text) == pytest.approx(size)
+
+
+@pytest.mark.parametrize("text", ["", "TB", "-5TB", "1e5TB", "5 XB", "5TBs", "9" * 50])
+def test_what_is_not_a_size(text: str) -> None:
+    with pytest.raises(InputError, match="is not a size"):
+        corpus.parse_bytes(text)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run_command(["plan", "--corpus", "100TB"]) == 0
+    shown = capsys.readouterr().out
+    assert "core-hours" in shown and "extract" in shown and "by ranges of keys" in shown
+    (tmp_path / "rates.json").write_text(json.dumps(rates()))
+    assert run_command(["plan", "--corpus", "1TB", "--rates", str(tmp_path / "rates.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["core_hours"] == pytest.approx(125)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a recipe"),
+        (["demo", "--corpus", "1TB"], "exclude each other"),
+        (["--corpus", "0"], "not a number above 0"),
+        (["--corpus", "1TB", "--cores", "0"], "--cores: 0"),
+        (["--corpus", "1TB", "--rates", "nowhere.json"], "nowhere.json: cannot be read"),
+        (["--corpus", "1TB", "--price", "-1"], "a price is not below 0"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["plan", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", [{"stages": []}, {"sizes": {}}, {"date": ""}, {"shares": {}}])
+def test_damaged_rates_are_named(damage: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "rates.json"
+    path.write_text(json.dumps({**rates(), **damage}))
+    with pytest.raises(InputError, match="not a file of rates"):
+        corpus.load_rates(path)

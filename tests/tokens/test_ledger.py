@@ -1,0 +1,100 @@
+"""From tokens to documents and raw files, before anything is trained."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.errors import InputError
+from bessemer.run import RunFolder
+from bessemer.tokens import ledger
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.tokenizer import Tokenizer
+
+
+def rows(run: RunFolder) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    found: list[dict[str, Any]] = pq.read_table(run.corpus / "documents").to_pylist()
+    return found
+
+
+def test_every_document_leads_to_its_tokens_and_back(prepared: Path) -> None:
+    run = RunFolder(prepared / "runs" / "small")
+    store = TokenStore.open(run.tokens)
+    tokenizer = Tokenizer.load(run.tokens / "tokenizer.json", "<|endoftext|>")
+    for row in rows(run)[::7]:
+        found = ledger.document(store, run.corpus, row["identity"], text=True)
+        assert (found["source"], found["path"], found["place"]) == (row["source"], row["path"], "")
+        assert found["text"] == row["text"][:300]
+        shard = next(s for s in store.split(found["source"], found["split"]).shards if s.path.name == found["shard"])
+        ids = shard.tokens[found["first_token"] : found["first_token"] + found["tokens"]]
+        assert tokenizer.decode(ids[:-1].tolist()) == row["text"]
+        for offset in (0, found["tokens"] // 2, found["tokens"] - 1):
+            place = f"{found['shard'].removesuffix('.bin')}:{found['first_token'] + offset}"
+            token = ledger.token(store, run.corpus, place)
+            assert token["document"] == row["identity"]
+            assert (token["position"], token["token"]) == (offset, int(ids[offset]))
+            assert token["path"] == row["path"]
+
+
+def test_the_command_needs_no_training(prepared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunFolder(prepared / "runs" / "small")
+    row = rows(run)[0]
+    assert not run.recipe.exists()
+    for of in (run.path, prepared / "small.toml"):
+        assert run_command(["trace", str(of), "--document", row["identity"], "--text"]) == 0
+        shown = capsys.readouterr().out
+        assert row["path"] in shown
+        assert row["text"][:40] in shown
+    assert run_command(["trace", str(run.path), "--token", "prose-train-00000:0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["position"] == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("prose-train-00000", "is not SHARD:OFFSET; the shards are code-heldout-00000"),
+        ("nothing-00000:3", "is not SHARD:OFFSET"),
+        ("prose-train-00000:99999999", "has the tokens 0 to"),
+        ("prose-train-00000:-1", "is not SHARD:OFFSET"),
+    ],
+)
+def test_wrong_tokens(prepared: Path, place: str, message: str) -> None:
+    run = RunFolder(prepared / "runs" / "small")
+    with pytest.raises(InputError, match=message):
+        ledger.token(TokenStore.open(run.tokens), run.corpus, place)
+
+
+def test_wrong_identities(prepared: Path) -> None:
+    run = RunFolder(prepared / "runs" / "small")
+    store = TokenStore.open(run.tokens)
+    for wrong in ("xyz", "12", "0" * 33):
+        with pytest.raises(InputError, match="is not an identity"):
+            ledger.document(store, run.corpus, wrong)
+    with pytest.raises(InputError, match="neither in this run's corpus nor in its shards"):
+        ledger.document(store, run.corpus, "0" * 32)
+
+
+def test_shards_outlive_the_corpus(prepared: Path, tmp_path: Path) -> None:
+    run = RunFolder(prepared / "runs" / "small")
+    name = rows(run)[0]["identity"]
+    shutil.copytree(run.tokens, tmp_path / "tokens")
+    found = ledger.document(TokenStore.open(tmp_path / "tokens"), tmp_path / "corpus", name)
+    assert found["shard"].startswith("code-")
+    assert "path" not in found
+
+
+def test_rows_in_any_order_are_found() -> None:
+    draw = np.random.default_rng(0)
+    names = draw.integers(0, 256, (1000, 16), dtype=np.uint8)
+    ordered = names[np.lexsort(names.T[::-1])]
+    for table in (names, ordered):
+        for row in (0, 1, 500, 999):
+            assert ledger._row(table, table[row].tobytes()) == row
+        assert ledger._row(table, bytes(16)) is None
+    assert ledger._row(names[:0], bytes(16)) is None
