@@ -21,6 +21,7 @@ REASONS = {
     "long_lines": "mean line longer than corpus.rules.max_mean_line_length",
     "not_text": "too few letters and digits, or no text a person wrote",
     "repetitive": "too few distinct lines",
+    "low_quality": "the quality classifier scores it too low (corpus.quality)",
     "exact_duplicate": "the same text stands in the corpus already",
     "near_duplicate": "nearly the same text stands in the corpus already",
 }

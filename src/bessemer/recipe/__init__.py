@@ -6,6 +6,7 @@ from bessemer.recipe.load import differences, digest, dump, explain, keys, load,
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import Classify, Masking
 from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
+from bessemer.recipe.quality import Quality
 from bessemer.recipe.schema import (
     Checkpoint,
     Evaluate,
@@ -18,6 +19,6 @@ from bessemer.recipe.tokens import Tokenizer, Tokens
 
 __all__ = [
     "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking", "Model",
-    "Optimizer", "Recipe", "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "differences", "digest",
+    "Optimizer", "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "differences", "digest",
     "dump", "explain", "keys", "load", "parse", "shipped",
 ]  # fmt: skip

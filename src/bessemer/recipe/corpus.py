@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from bessemer.recipe.quality import Quality
 from bessemer.recipe.section import Positive, Section, Share
 
 Format = Literal["text", "code", "html", "jsonl", "parquet", "descriptions"]
@@ -100,6 +101,7 @@ class Corpus(Section):
 
     sources: tuple[Source, ...] = Field((), strict=False, description="The sources of raw text.")
     rules: Rules = Field(default_factory=Rules, description="Which documents are kept.")
+    quality: Quality = Field(default_factory=Quality, description="A classifier of quality, and what its scores decide.")
     dedup: Dedup = Field(default_factory=Dedup, description="Removal of duplicates.")
 
     @model_validator(mode="after")
