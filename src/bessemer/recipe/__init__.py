@@ -19,6 +19,6 @@ from bessemer.recipe.tokens import Tokenizer, Tokens
 
 __all__ = [
     "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking", "Model",
-    "Optimizer", "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "differences", "digest",
-    "dump", "explain", "keys", "load", "parse", "shipped",
+    "Optimizer", "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "differences",
+    "digest", "dump", "explain", "keys", "load", "parse", "shipped",
 ]  # fmt: skip

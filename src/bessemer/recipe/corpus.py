@@ -101,7 +101,9 @@ class Corpus(Section):
 
     sources: tuple[Source, ...] = Field((), strict=False, description="The sources of raw text.")
     rules: Rules = Field(default_factory=Rules, description="Which documents are kept.")
-    quality: Quality = Field(default_factory=Quality, description="A classifier of quality, and what its scores decide.")
+    quality: Quality = Field(
+        default_factory=Quality, description="A classifier of quality, and what its scores decide."
+    )
     dedup: Dedup = Field(default_factory=Dedup, description="Removal of duplicates.")
 
     @model_validator(mode="after")

@@ -118,7 +118,5 @@ def stop_words() -> npt.NDArray[np.uint64]:
     """The hashes of STOP_WORDS."""
     from bessemer.corpus.quality import kernels
 
-    hashes = [
-        kernels.fnv(np.frombuffer(word.encode(), dtype=np.uint8), 0, len(word.encode())) for word in STOP_WORDS
-    ]
+    hashes = [kernels.fnv(np.frombuffer(word.encode(), dtype=np.uint8), 0, len(word.encode())) for word in STOP_WORDS]
     return np.array(hashes, dtype=np.uint64)

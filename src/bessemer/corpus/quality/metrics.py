@@ -41,7 +41,7 @@ def roc_auc(scores: npt.NDArray[np.float64], high: npt.NDArray[np.bool_]) -> flo
     num_high, num_low = int(high.sum()), int((~high).sum())
     if not num_high or not num_low:
         return float("nan")
-    values, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2  # the mean rank of equal scores
     return float((ranks[place][high].sum() - num_high * (num_high + 1) / 2) / (num_high * num_low))
 

@@ -67,8 +67,8 @@ class LinearModel:
 
     def score(self, texts: Texts) -> npt.NDArray[np.float64]:
         """The probability that each text is high, were there as many high ones as low ones; DIGITS decimals."""
-        scores: npt.NDArray[np.float64] = np.round(sigmoid(self.slope * self.logits(texts) + self.offset), DIGITS)
-        return scores
+        scores = sigmoid(self.slope * self.logits(texts) + self.offset)
+        return np.asarray(np.round(scores, DIGITS), dtype=np.float64)
 
     def describe(self) -> dict[str, Any]:
         """For quality.json."""
@@ -120,7 +120,9 @@ class LinearModel:
         if not isinstance(said, dict) or said.get("format") != FORMAT or said.get("statistics") != list(STATISTICS):
             raise InputError(f"{what} is not a linear model of format {FORMAT}; train it again with this version")
         if hashlib.sha256(raw).hexdigest() != said.get("sha256"):
-            raise InputError(f"corpus.quality.model: {folder / ARRAYS} is damaged: its hash is not the one in {DESCRIPTION}")
+            raise InputError(
+                f"corpus.quality.model: {folder / ARRAYS} is damaged: its hash is not the one in {DESCRIPTION}"
+            )
         try:
             with zipfile.ZipFile(io.BytesIO(raw)) as archive:
                 if sum(entry.file_size for entry in archive.infolist()) > LARGEST_BYTES:
@@ -168,7 +170,8 @@ class FastTextModel:
             line = texts.text(number, self.read_bytes).decode("utf-8", "replace").replace("\n", " ")
             labels, shares = self.model.predict(line, k=-1, threshold=0.0)
             out[number] = dict(zip(labels, shares, strict=True)).get(self.label, 0.0)
-        return np.round(np.clip(out, 0.0, 1.0), DIGITS)  # fastText gives 1.00001 now and then
+        # fastText gives 1.00001 now and then.
+        return np.asarray(np.round(np.clip(out, 0.0, 1.0), DIGITS), dtype=np.float64)
 
     def describe(self) -> dict[str, Any]:
         """For quality.json."""

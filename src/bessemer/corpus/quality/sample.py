@@ -142,9 +142,7 @@ def _split(settings: Quality, taken: dict[bool, dict[bytes, bytes]], there: dict
                 f"corpus.quality.held_out: {settings.held_out} of {count} documents a side leaves one part empty; "
                 "name more sources or examples, or set another share"
             )
-    return Labelled(
-        texts, np.repeat([False, True], count), np.concatenate(parts).astype(np.int8), there, duplicates
-    )
+    return Labelled(texts, np.repeat([False, True], count), np.concatenate(parts).astype(np.int8), there, duplicates)
 
 
 def _distinct(taken: dict[bool, dict[bytes, bytes]]) -> tuple[dict[bool, list[bytes]], int]:

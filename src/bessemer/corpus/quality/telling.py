@@ -46,9 +46,7 @@ def telling(fit: Fit, features: Features, texts: Texts, high: npt.NDArray[np.boo
     mean = np.bincount(features.buckets, values, num_buckets) / num_texts
     square = np.bincount(features.buckets, values**2, num_buckets) / num_texts
     owner = np.repeat(high, sizes)
-    counts = {
-        side: np.bincount(features.buckets[owner == side], minlength=num_buckets) for side in (False, True)
-    }
+    counts = {side: np.bincount(features.buckets[owner == side], minlength=num_buckets) for side in (False, True)}
     effect = fit.of_buckets * np.sqrt(np.maximum(square - mean**2, 0.0))
     effect[counts[False] + counts[True] < max(LEAST_SHARE * num_texts, 2)] = 0.0
     order = np.argsort(effect, kind="stable")

@@ -53,7 +53,9 @@ def pareto_share(scores: npt.NDArray[np.float64], alpha: float) -> npt.NDArray[n
     return share
 
 
-def bands(scores: Scores, identities: Names, sources: npt.NDArray[np.int16], judged: Bools, count: int) -> npt.NDArray[np.int8]:
+def bands(
+    scores: Scores, identities: Names, sources: npt.NDArray[np.int16], judged: Bools, count: int
+) -> npt.NDArray[np.int8]:
     """The band of each judged document within its source, 0 the lowest; -1 of the rest. Bands of a source have equally
     many documents, or one more."""
     band = np.full(len(scores), -1, dtype=np.int8)
