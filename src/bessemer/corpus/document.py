@@ -25,6 +25,7 @@ REASONS = {
     "not_text": "too few letters and digits, or no text a person wrote",
     "repetitive": "too few distinct lines",
     "step_failed": "a step of the cleaning failed on it, which is a fault of the step",
+    "low_quality": "the quality classifier scores it too low (corpus.quality)",
     "exact_duplicate": "the same text stands in the corpus already",
     "near_duplicate": "nearly the same text stands in the corpus already",
 }

@@ -6,6 +6,7 @@ from bessemer.recipe.load import differences, digest, dump, explain, keys, load,
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import Classify, Masking
 from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
+from bessemer.recipe.quality import Quality
 from bessemer.recipe.schema import (
     Checkpoint,
     Evaluate,
@@ -19,6 +20,6 @@ from bessemer.recipe.work import Work
 
 __all__ = [
     "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking", "Model",
-    "Optimizer", "Recipe", "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "Work", "differences",
-    "digest", "dump", "explain", "keys", "load", "parse", "shipped",
+    "Optimizer", "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "Work",
+    "differences", "digest", "dump", "explain", "keys", "load", "parse", "shipped",
 ]  # fmt: skip

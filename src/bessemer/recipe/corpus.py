@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from bessemer.recipe.quality import Quality
 from bessemer.recipe.section import Positive, Section, Share
 from bessemer.recipe.work import Work
 
@@ -101,6 +102,9 @@ class Corpus(Work):
 
     sources: tuple[Source, ...] = Field((), strict=False, description="The sources of raw text.")
     rules: Rules = Field(default_factory=Rules, description="Which documents are kept.")
+    quality: Quality = Field(
+        default_factory=Quality, description="A classifier of quality, and what its scores decide."
+    )
     dedup: Dedup = Field(default_factory=Dedup, description="Removal of duplicates.")
 
     @model_validator(mode="after")

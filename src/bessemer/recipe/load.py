@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from bessemer.errors import InputError
+from bessemer.recipe.quality import Quality
 from bessemer.recipe.schema import Recipe
 
 
@@ -129,8 +130,19 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
         model = model.model_copy(update={"from_": "hf:" + anchored(model.from_.removeprefix("hf:"))})
     if train.start is not None:
         train = train.model_copy(update={"start": anchored(train.start)})
-    corpus = recipe.corpus.model_copy(update={"sources": sources})
+    corpus = recipe.corpus.model_copy(update={"sources": sources, "quality": _anchored_quality(recipe, anchored)})
     return recipe.model_copy(update={"corpus": corpus, "tokenizer": tokenizer, "model": model, "train": train})
+
+
+def _anchored_quality(recipe: Recipe, anchored: Callable[[str], str]) -> Quality:
+    """Examples are sources of the corpus or paths; a path is what is no source's name."""
+    quality, names = recipe.corpus.quality, {source.name for source in recipe.corpus.sources}
+    examples = {
+        side: tuple(entry if entry in names else anchored(entry) for entry in getattr(quality, side))
+        for side in ("high", "low")
+    }
+    model = None if quality.model is None else anchored(quality.model)
+    return quality.model_copy(update={**examples, "model": model})
 
 
 def _override(values: dict[str, Any], override: str) -> None:

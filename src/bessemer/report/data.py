@@ -81,6 +81,7 @@ class RunData:
     stages: list[dict[str, Any]]
     notes: list[str]
     inside: dict[str, Curves] = field(default_factory=dict)
+    quality: dict[str, Any] = field(default_factory=dict)
 
     @property
     def objective(self) -> str:
@@ -131,6 +132,7 @@ def read(run: RunFolder) -> RunData:
         recipe_text=recipe_text,
         environment=json_file(run.environment),
         statistics=json_file(run.corpus / "statistics.json"),
+        quality=json_file(run.corpus / "quality.json"),
         manifest=json_file(run.tokens / "manifest.json"),
         plan=json_file(run.plan),
         train=train,

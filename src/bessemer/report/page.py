@@ -16,7 +16,7 @@ from typing import Any
 
 from bessemer.errors import BessemerError
 from bessemer.report import data as run_data
-from bessemer.report import figures, findings, rows
+from bessemer.report import figures, findings, quality, rows
 from bessemer.report.data import RunData
 from bessemer.run import RunFolder, write_atomic
 
@@ -41,7 +41,7 @@ def render(data: RunData) -> str:
         raise BessemerError(f"the report needs {error.name}; install it with: pip install 'bessemer[report]'") from None
 
     context = _context(data)
-    draws = bool(context["curves"] or context["lengths"])
+    draws = bool(context["figures"])
     script = _part("script.js")
     plotly = str(get_plotlyjs()).replace("\r\n", "\n") if draws else ""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -77,6 +77,8 @@ def _context(data: RunData) -> dict[str, Any]:
         "loss_unit": data.loss_unit,
         "corpus": rows.corpus(data),
         "lengths": figures.lengths(data),
+        "quality": quality.section(data),
+        "quality_figures": quality.figures(data),
         "tokens": rows.tokens(data),
         "mixture": rows.mixture(data),
         "incidents": rows.incidents(data),
@@ -92,6 +94,7 @@ def _context(data: RunData) -> dict[str, Any]:
         "fill_ins": ("Filled in", context["fill_ins"]),
         "classes": ("Classes", context["classes"]),
         "corpus": ("Corpus", context["corpus"]),
+        "quality": ("Quality", context["quality"]),
         "data": ("Tokens and mixture", context["tokens"] or context["mixture"]),
         "incidents": ("Incidents", len(data.train) or data.incidents),
         "export": ("Export", context["export"]),
@@ -100,7 +103,7 @@ def _context(data: RunData) -> dict[str, Any]:
         "recipe": ("Recipe", context["recipe"]),
     }
     shown = {key: title for key, (title, content) in present.items() if content}
-    drawn = [*context["curves"], *([context["lengths"]] if context["lengths"] else [])]
+    drawn = [*context["curves"], *([context["lengths"]] if context["lengths"] else []), *context["quality_figures"]]
     return {**context, "sections": shown, "figures": {figure["id"]: figure for figure in drawn}}
 
 

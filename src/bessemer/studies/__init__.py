@@ -27,6 +27,9 @@ STUDIES = {
     "frozen-vs-full": Study(
         "frozen_vs_full", "Is a classifier better on a frozen encoder, on one trained along, or from scratch?"
     ),
+    "quality-classifier": Study(
+        "quality_classifier", "How does a classifier of five features learn to tell good text from bad?"
+    ),
     "precision": Study("precision", "Where does fp16 fail and bf16 not, in numbers?"),
     "mup": Study(
         "mup", "Does a learning rate found at a small width hold at a larger one, with base_width and without?"

@@ -1,0 +1,101 @@
+"""The quality classifier's rates in MB of text per CPU-second, on Python source and package descriptions.
+
+MB of whole documents, whatever share of them is read: `read` says how much that is. fastText is beside it when a
+supervised model is given (--fasttext FILE --label LABEL), on the same bytes.
+
+    python benchmarks/quality.py --json FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import process_time
+
+import numpy as np
+from machine import describe
+
+from bessemer.corpus.quality.classify import train
+from bessemer.corpus.quality.features import Texts, extract
+from bessemer.corpus.quality.model import FastTextModel
+from bessemer.corpus.quality.sample import Labelled
+from bessemer.recipe import Quality
+
+
+def texts_of(megabytes: int) -> list[bytes]:
+    """Python source of the standard library and of what is installed, whole files."""
+    paths = sysconfig.get_paths()
+    files = sorted(path for place in ("stdlib", "purelib") for path in Path(paths[place]).rglob("*.py"))
+    order = np.random.default_rng(0).permutation(len(files))
+    found, size = [], 0
+    for number in order.tolist():
+        raw = files[number].read_bytes()
+        try:
+            raw.decode()
+        except UnicodeDecodeError:
+            continue
+        found.append(raw)
+        size += len(raw)
+        if size >= megabytes * 1_000_000:
+            break
+    return found
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = process_time()
+    work()
+    return process_time() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--fasttext", type=Path)
+    parser.add_argument("--label", default="__label__hq")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    raw = texts_of(given.megabytes)
+    texts = Texts.of(raw)
+    size = int((texts.ends - texts.starts).sum()) / 1e6
+
+    # What the sides are does not change the rate: files by the parity of their place.
+    settings = Quality(high=("a",), low=("b",))
+    few = raw[:2000]
+    part = np.where(np.arange(len(few)) % 10 < 8, 0, np.where(np.arange(len(few)) % 20 < 10, 1, 2)).astype(np.int8)
+    sample = Labelled([text[: settings.read_bytes] for text in few], np.arange(len(few)) % 2 == 0, part, {}, 0)
+    train(settings, sample)  # compiles
+    learnt = seconds(lambda: train(settings, sample))
+    model, _ = train(settings, sample)
+    rows = [{"what": "train", "documents": len(few), "seconds": learnt}]
+    print(f"training on {len(few)} documents: {learnt:.1f} CPU-seconds")
+    for limit in (settings.read_bytes, 1 << 30):
+        read = float(np.minimum(texts.ends - texts.starts, limit).sum()) / 1e6
+        reader = type(model)(**{**vars(model), "read_bytes": limit})
+        sides: dict[str, Callable[[], object]] = {
+            "score": lambda reader=reader: reader.score(texts),
+            "features": lambda limit=limit: extract(texts, limit, settings.hash_bits),
+        }
+        if given.fasttext:
+            peer = FastTextModel.load(given.fasttext, given.label, limit)
+            sides["fasttext"] = lambda peer=peer: peer.score(texts)
+        times: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(given.rounds):
+            for name, work in sides.items():
+                times[name].append(seconds(work))
+        print(f"\n{len(raw)} documents, {size:.0f} MB, of which {read:.0f} MB are read")
+        for name, found in times.items():
+            print(
+                f"  {name:<10} {size / median(found):7.1f} MB per CPU-second; of what is read {read / median(found):7.1f}"
+            )
+            rows.append({"what": name, "megabytes": size, "read_megabytes": read, "cpu_seconds": found})
+    if given.json:
+        given.json.write_text(json.dumps({"machine": describe(), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

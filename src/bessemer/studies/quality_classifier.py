@@ -1,0 +1,187 @@
+"""The textbook exercise: a quality classifier of five features, learnt epoch by epoch from synthetic texts.
+
+Texts are made of good lines (sentences) and bad ones (keyword lists, shouting, leftovers of markup). In a high text a
+good line is likelier and in a low text a bad one, by chance: so some texts come out on the wrong side, and nobody could
+tell them all apart. The features are those of the corpus's
+own classifier (`bessemer.corpus.quality`); its L-BFGS gives the optimum that the epochs approach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.corpus.quality.features import STATISTICS, Texts, extract
+from bessemer.corpus.quality.logistic import CLIP, minimise, sigmoid, standardised
+from bessemer.corpus.quality.metrics import roc_auc
+
+Vector = npt.NDArray[np.float64]
+
+FEATURES = ("mean_word_length", "letter_share", "stop_word_share", "unique_word_share", "closed_line_share")
+
+SUBJECTS = ("The river", "A careful reader", "Most historians", "Her second book", "This enzyme", "An old map")
+VERBS = ("was widely known as", "explains", "will soon follow", "can be compared with", "led to", "slowly became")
+OBJECTS = ("a short report of war", "one theory few believed", "the shape of that valley", "its towns and fields")
+CLAUSES = ("though nobody found out why", "since all records are lost", "with surprising results", "in 1874")
+KEYWORDS = ("cheap", "deals", "login", "best", "price", "free", "casino", "download", "shop", "click", "cookie", "now")
+MARKUP = ("|", "{", "}", "#", "&nbsp;", ">>", "***", "_", "=", "[x]", "%20", "\\")
+
+SNIPPETS = (
+    "Photosynthesis turns the energy of light into that of chemical bonds. It takes place in the chloroplasts of plants.",
+    "The treaty was signed in 1648 and ended the war. Most historians see in it the beginning of the modern state.",
+    "To sort a list in place, call its sort method. It keeps the order of elements that compare as equal.",
+    "She opened the letter with care, and read it twice before she said a word to anybody in the room.",
+    "Rain is expected in the north. In the south it will be dry, with a light wind that turns to the west.",
+    "Home | About | Contact | Login | Register",
+    "BUY NOW!!! BEST PRICE cheap cheap cheap watches shop shop deals click here",
+    "{ color: #fff; margin: 0 } .nav > li { float: left } #top { width: 100% }",
+    "error error error retry retry error timeout retry error error timeout",
+    "0x3f 0x11 0x00 0x9c 0x2b 0x77 0x10 0x00 0x00 0xff",
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes of the exercise."""
+
+    samples: int = 500
+    held_out: int = 100
+    epochs: int = 30
+    batch: int = 20
+    rate: float = 0.1
+    lines: int = 12
+    gap: float = 0.2
+    """The chance of a good line is uniform: in high texts above 0.5 + gap / 2, in low ones below 0.5 - gap / 2."""
+    seed: int = 0
+
+
+def run(settings: Settings | None = None) -> dict[str, Any]:
+    """Make the texts, train, and score the snippets.
+
+    Returns `settings`; `epochs`, after each the loss and the accuracy of training and held-out texts; `held_out`,
+    accuracy and ROC AUC in the end; `optimum`, the training loss that no epoch can go below and the distance to its
+    weights; `weights` by feature, for standardised values; `snippets` with their scores.
+    """
+    asked, started = settings or Settings(), perf_counter()
+    draw = np.random.default_rng(asked.seed)
+    high = np.arange(asked.samples) % 2 == 0
+    aside = draw.uniform(asked.gap / 2, 0.5, asked.samples)
+    goodness = np.where(high, 0.5 + aside, 0.5 - aside)
+    raw = _features([_text(draw, share, asked.lines) for share in goodness])
+    held = np.arange(asked.samples) >= asked.samples - asked.held_out
+    centre, spread = raw[~held].mean(axis=0), raw[~held].std(axis=0)
+    values = _with_bias(standardised(raw, centre, spread))
+    train, test = (values[~held], high[~held]), (values[held], high[held])
+
+    weights = np.zeros(values.shape[1])
+    epochs = []
+    for epoch in range(1, asked.epochs + 1):
+        order = draw.permutation(len(train[0]))
+        for first in range(0, len(order), asked.batch):
+            rows = order[first : first + asked.batch]
+            weights -= asked.rate * loss_and_gradient(weights, train[0][rows], train[1][rows])[1]
+        epochs.append(
+            {
+                "epoch": epoch,
+                "loss": loss_and_gradient(weights, *train)[0],
+                "accuracy": _accuracy(weights, *train),
+                "held_out_loss": loss_and_gradient(weights, *test)[0],
+                "held_out_accuracy": _accuracy(weights, *test),
+            }
+        )
+    best = minimise(lambda at: loss_and_gradient(at, *train), np.zeros(len(weights)), 200, 1e-9)
+    snippets = _with_bias(standardised(_features(list(SNIPPETS)), centre, spread))
+    return {
+        "settings": asdict(asked),
+        "epochs": epochs,
+        "held_out": {
+            "texts": int(held.sum()),
+            "accuracy": _accuracy(weights, *test),
+            "roc_auc": roc_auc(test[0] @ weights, test[1]),
+        },
+        "optimum": {"loss": best.value, "distance": float(np.linalg.norm(best.place - weights))},
+        "weights": {name: float(weight) for name, weight in zip(FEATURES, weights[1:], strict=True)},
+        "bias": float(weights[0]),
+        "snippets": [
+            {"text": text, "score": float(score)}
+            for text, score in zip(SNIPPETS, sigmoid(snippets @ weights), strict=True)
+        ],
+        "seconds": perf_counter() - started,
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """Loss and accuracy by epoch, the weights, and the snippets with their scores."""
+    asked, held = found["settings"], found["held_out"]
+    lines = [
+        f"{asked['samples']} synthetic texts of {asked['lines']} lines, {len(FEATURES)} features, logistic regression, "
+        f"{asked['epochs']} epochs in batches of {asked['batch']}; {held['texts']} texts held out",
+        "",
+        "epoch   loss  accuracy   held-out loss  accuracy",
+    ]
+    last = len(found["epochs"])
+    for row in found["epochs"]:
+        if row["epoch"] in (1, 2, 3, last) or row["epoch"] % 5 == 0:
+            lines.append(
+                f"{row['epoch']:>5}  {row['loss']:.3f}     {row['accuracy']:>5.1%}          "
+                f"{row['held_out_loss']:.3f}     {row['held_out_accuracy']:>5.1%}"
+            )
+    lines += [
+        "",
+        f"Held out: {held['accuracy']:.1%} right, ROC AUC {held['roc_auc']:.3f}. The lowest training loss there is, by "
+        f"L-BFGS: {found['optimum']['loss']:.3f}",
+        "",
+        "feature             weight, for one standard deviation",
+    ]
+    lines += [f"{name:<18}  {weight:+.2f}" for name, weight in found["weights"].items()]
+    lines += ["", "score  snippet"]
+    lines += [f"{row['score']:.3f}  {row['text'][:90]}" for row in found["snippets"]]
+    return "\n".join(lines)
+
+
+def loss_and_gradient(weights: Vector, values: Vector, high: npt.NDArray[np.bool_]) -> tuple[float, Vector]:
+    """Mean logistic loss in nats over the rows of `values` (texts, 1 + features), and its gradient."""
+    logits = values @ weights
+    loss = float((np.logaddexp(0.0, logits) - high * logits).mean())
+    return loss, values.T @ (sigmoid(logits) - high) / len(high)
+
+
+def _accuracy(weights: Vector, values: Vector, high: npt.NDArray[np.bool_]) -> float:
+    return float(((values @ weights > 0) == high).mean())
+
+
+def _features(texts: list[str]) -> Vector:
+    """FEATURES of each text, as the corpus measures them."""
+    names = list(STATISTICS)
+    every = extract(Texts.of([text.encode() for text in texts]), read_bytes=20_000, hash_bits=16).statistics
+    return every[:, [names.index(name) for name in FEATURES]]
+
+
+def _with_bias(values: Vector) -> Vector:
+    assert np.abs(values).max() <= CLIP
+    return np.concatenate([np.ones((len(values), 1)), values], axis=1)
+
+
+def _text(draw: np.random.Generator, goodness: float, lines: int) -> str:
+    """Lines, each good with this chance."""
+    return "\n".join(_good(draw) if draw.random() < goodness else _bad(draw) for _ in range(lines))
+
+
+def _good(draw: np.random.Generator) -> str:
+    words = [str(draw.choice(part)) for part in (SUBJECTS, VERBS, OBJECTS)]
+    ending = f", {draw.choice(CLAUSES)}" if draw.random() < 0.5 else ""
+    return " ".join(words) + ending + "."
+
+
+def _bad(draw: np.random.Generator) -> str:
+    words = [str(word) for word in draw.choice(KEYWORDS, draw.integers(3, 12))]
+    kind = draw.random()
+    if kind < 0.3:
+        return " ".join(words).upper() + "!!!"
+    if kind < 0.6:
+        return f" {draw.choice(MARKUP)} ".join(words)
+    return " ".join(words)

@@ -1,0 +1,188 @@
+"""The classifier's whole way over a small corpus, and what it must not depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bessemer.corpus.quality.classify import Judgement, classify, inputs
+from bessemer.corpus.quality.sample import CALIBRATE, TEST, TRAIN, draw
+from bessemer.errors import BessemerError, InputError
+from bessemer.recipe import Quality, parse
+
+SOURCES = ("wiki", "crawl", "blog")
+SETTINGS = Quality(high=("wiki",), low=("crawl",), use="filter", threshold=0.5, hash_bits=12)
+
+
+def judged(settings: Quality, tables: Any, folder: Path) -> tuple[Judgement, dict[str, Any]]:
+    folder.mkdir(exist_ok=True)
+    found = classify(settings, SOURCES, tables, folder)
+    return found, json.loads((folder / "quality.json").read_text())
+
+
+def of_source(found: Judgement, documents: list, name: str) -> np.ndarray:
+    return found.rows([identity for identity, source, _ in documents if source == name])
+
+
+def test_it_learns_and_filters_what_it_is_told_to(documents, tables, tmp_path: Path) -> None:
+    found, report = judged(SETTINGS, tables(documents), tmp_path)
+    assert report["held_out"]["accuracy"] > 0.9 and report["held_out"]["roc_auc"] > 0.95
+    wiki, crawl = (of_source(found, documents, name) for name in ("wiki", "crawl"))
+    assert found.scores[wiki].mean() > 0.8 > 0.2 > found.scores[crawl].mean()
+    assert found.stays[wiki].all(), "documents of high are not judged"
+    assert np.array_equal(found.stays[crawl], found.scores[crawl] >= 0.5)
+    rejected = int(crawl[~found.stays[crawl]][0])
+    assert found.detail(rejected) == f"score {found.scores[rejected]:.6f}; threshold 0.5"
+    assert {row["source"]: row["judged"] for row in report["use"]["sources"]} == {
+        "wiki": False,
+        "crawl": True,
+        "blog": True,
+    }
+    assert sum(row["kept"] for row in report["use"]["sources"]) == int(found.stays.sum())
+    assert {name: sum(counts) for name, counts in report["scores"].items()} == {"wiki": 300, "crawl": 300, "blog": 200}
+    assert report["labelled"]["high"] == {"wiki": 300} and report["labelled"]["low"] == {"crawl": 300}
+    words = {side: {row["words"] for row in report["telling"][side]} for side in ("high", "low")}
+    # Nine words of each side stand on the other one too: those that do not are told.
+    assert {"reason", "history"} & words["high"] and {"subscribe", "offer", "home"} & words["low"]
+    assert not {"reason", "history"} & words["low"]
+    assert len(report["telling"]["statistics"]) == 16
+    assert (tmp_path / "quality" / "model.npz").exists()
+
+
+@pytest.mark.parametrize("use", ["filter", "pareto", "weight"])
+def test_neither_order_nor_the_cut_into_tables_matters(documents, tables, tmp_path: Path, use: str) -> None:
+    settings = SETTINGS.model_copy(update={"use": use})
+    one, first = judged(settings, tables(documents), tmp_path / "one")
+    shuffled = random.Random(1).sample(documents, len(documents))
+    two, second = judged(settings, tables(shuffled, at_once=313), tmp_path / "two")
+    for name in ("identities", "scores", "stays", "band"):
+        assert np.array_equal(getattr(one, name), getattr(two, name)), name
+    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+    models = [(tmp_path / name / "quality" / "model.json").read_bytes() for name in ("one", "two")]
+    assert models[0] == models[1]
+
+
+def test_a_saved_model_gives_the_same_scores_without_labels(documents, tables, tmp_path: Path) -> None:
+    one, _ = judged(SETTINGS, tables(documents), tmp_path / "one")
+    settings = Quality(model=str(tmp_path / "one" / "quality"), use="filter", sources=("crawl", "blog"))
+    two, report = judged(settings, tables(documents), tmp_path / "two")
+    assert np.array_equal(one.scores, two.scores) and np.array_equal(one.stays, two.stays)
+    assert "held_out" not in report and not (tmp_path / "two" / "quality").exists()
+
+
+def test_bands_are_told_with_their_names(documents, tables, tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"use": "weight", "band_weights": (1.0, 3.0)})
+    found, report = judged(settings, tables(documents), tmp_path)
+    assert found.stays.all() and (found.band[of_source(found, documents, "wiki")] == -1).all()
+    bands = {row["source"]: row.get("bands") for row in report["use"]["sources"]}
+    assert bands["wiki"] is None
+    assert [(band["name"], band["documents"], band["weight"]) for band in bands["crawl"]] == [
+        ("crawl-q1", 150, 1.0), ("crawl-q2", 150, 3.0),
+    ]  # fmt: skip
+
+
+def test_the_parts_of_the_sample_are_apart_and_each_text_stands_once(documents, tables) -> None:
+    copies = [
+        (hashlib.blake2b(f"copy {number}".encode(), digest_size=16).hexdigest(), source, text)
+        for number, (_, source, text) in enumerate(documents[:5])
+    ]
+    both = [("0" * 31 + "1", "crawl", documents[10][2])]  # a text of both sides is an example of neither
+    found = draw(SETTINGS, SOURCES, tables([*documents, *copies, *both]))
+    assert len(set(found.texts)) == len(found.texts)
+    assert found.duplicates == 5 + 2 and documents[10][2].encode() not in found.texts
+    assert int(found.high.sum()) * 2 == len(found.high) == 2 * 299
+    sizes = [len(found.rows(part)) for part in (TRAIN, CALIBRATE, TEST)]
+    assert sum(sizes) == len(found.high) and sizes[0] > 3 * sizes[1] and min(sizes) > 30
+    fewer = draw(SETTINGS.model_copy(update={"documents": 100}), SOURCES, tables(documents))
+    assert len(fewer.texts) == 200 and set(fewer.texts) < set(draw(SETTINGS, SOURCES, tables(documents)).texts)
+
+
+def test_examples_from_files_and_runs(documents, tables, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    good = [text for _, source, text in documents if source == "wiki"]
+    (tmp_path / "good").mkdir()
+    lines = [json.dumps({"text": text}) for text in good[:100]]
+    broken = ['{"text": "unfinished', "[1]", '{"text": 3}', "[" * 100_000, '{"text": "\\ud800 half"}']
+    (tmp_path / "good" / "a.jsonl").write_text("\n".join([*lines[:50], *broken, *lines[50:]]))
+    (tmp_path / "good" / "b.txt").write_text(good[100])
+    (tmp_path / "good" / "c.txt").write_bytes(b"\xff\xfe not UTF-8")
+    run = tmp_path / "run" / "corpus" / "documents"
+    run.mkdir(parents=True)
+    bad = [row for row in documents if row[1] == "crawl"]
+    pq.write_table(
+        pa.table({"identity": [row[0] for row in bad], "text": [row[2] for row in bad]}), run / "part-0.parquet"
+    )
+    settings = Quality(high=(str(tmp_path / "good"),), low=(str(tmp_path / "run"),), hash_bits=12)
+    found = draw(settings, ("blog",), tables([row for row in documents if row[1] == "blog"]))
+    assert found.there == {str(tmp_path / "good"): 102, str(tmp_path / "run"): 300}
+    assert {text for text, high in zip(found.texts, found.high, strict=True) if high} - {b"? half"} <= {
+        text.encode() for text in good
+    }
+    assert int(found.high.sum()) == 102
+    before = inputs(settings, ("blog",))
+    (tmp_path / "good" / "b.txt").write_text("another text")
+    assert inputs(settings, ("blog",)) != before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"high": ("wikis",)}, "wikis: neither a source of this corpus"),
+        ({"sources": ("news",)}, "no source is named 'news'; there are: blog, crawl, wiki"),
+        ({"documents": 20}, "a classifier needs 50 of each side"),
+        ({"model": "/nowhere"}, "no model.json"),
+    ],
+)
+def test_what_cannot_work_is_said(documents, tables, tmp_path: Path, change: dict, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        classify(SETTINGS.model_copy(update=change), SOURCES, tables(documents), tmp_path)
+
+
+def test_a_document_that_comes_twice_is_noticed(documents, tables, tmp_path: Path) -> None:
+    with pytest.raises(BessemerError, match="came twice"):
+        classify(SETTINGS, SOURCES, tables([*documents, documents[700]]), tmp_path)
+
+
+def test_huge_and_odd_documents_get_scores(documents, tables, tmp_path: Path) -> None:
+    odd = ["x" * 5_000_000, "\n" * 100_000, "a\0b" * 1000, "", "😀" * 1000]
+    rows = [(hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), "blog", text) for text in odd]
+    found, _ = judged(SETTINGS, tables([*documents, *rows]), tmp_path)
+    scores = found.scores[found.rows([row[0] for row in rows])]
+    assert ((scores >= 0) & (scores <= 1)).all()
+
+
+RECIPE = '[run]\nname = "t"\n[model]\ndepth = 2\n[[corpus.sources]]\nname = "wiki"\nformat = "text"\npaths = ["a"]\n[corpus.quality]\n'
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ('high = ["wiki"]', "low names nothing"),
+        ('high = ["wiki"]\nlow = ["wiki"]', "'wiki' stands in high and in low"),
+        ('kind = "fasttext"', "name its .bin or .ftz file as model"),
+        ('high = ["a"]\nlow = ["b"]\nthreshold = 0.1\nkeep_share = 0.2', "exclude each other"),
+        ("band_weights = [1.0, 0.0]", "band_weights are above 0"),
+        ('hihg = ["a"]', "did you mean corpus.quality.high"),
+    ],
+)
+def test_a_recipe_that_contradicts_itself_is_refused(lines: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        parse(RECIPE + lines + "\n", "test")
+
+
+def test_paths_of_examples_are_the_recipes(tmp_path: Path) -> None:
+    from bessemer.recipe import load
+
+    (tmp_path / "r.toml").write_text(RECIPE + 'high = ["wiki"]\nlow = ["raw.jsonl"]\nmodel = "old/run"\n')
+    quality = load(tmp_path / "r.toml").corpus.quality
+    assert quality.high == ("wiki",) and quality.low == (str(tmp_path / "raw.jsonl"),)
+    assert quality.model == str(tmp_path / "old/run") and quality.on
+    assert not parse(RECIPE, "test").corpus.quality.on

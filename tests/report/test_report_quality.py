@@ -1,0 +1,125 @@
+"""The page's section on quality: there when a classifier ran, and as safe as the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bessemer.report import data, page, quality
+from bessemer.run import RunFolder, write_json
+
+HOSTILE = "</script><script>alert(1)</script>"
+
+
+def record(hostile: str = "") -> dict[str, Any]:
+    """quality.json as the corpus writes it, of three sources."""
+    reliability = [
+        {"from": place / 10, "to": (place + 1) / 10, "documents": 0 if place == 4 else 20 + place,
+         "mean_score": place / 10 + 0.04, "high_share": place / 10 + 0.06}
+        for place in range(10)
+    ]  # fmt: skip
+    words = [
+        {"words": f"word {place}{hostile}", "effect": 0.3 - place / 100, "high_share": 0.5, "low_share": 0.1}
+        for place in range(25)
+    ]
+    return {
+        "version": 1,
+        "model": {"kind": "linear", "read_bytes": 20_000, "buckets": 262_144},
+        "labelled": {"high": {"docs": 1173}, "low": {"code": 7574}, "train": 1800, "calibrate": 230, "test": 226,
+                     "duplicates_left_out": 31},
+        "held_out": {"documents": 226, "high": 113, "accuracy": 0.947, "precision": 0.94, "recall": 0.956, "f1": 0.948,
+                     "roc_auc": 0.987, "log_loss": 0.151, "brier": 0.041, "calibration_error": 0.021,
+                     "reliability": reliability},
+        "telling": {
+            "statistics": [{"feature": "stop_word_share", "effect": 2.1, "high_mean": 0.21, "low_mean": 0.04},
+                           {"feature": "symbol_share", "effect": -1.4, "high_mean": 0.02, "low_mean": 0.11}],
+            "high": words, "low": [{**row, "effect": -row["effect"]} for row in words],
+        },
+        "scores": {"code": [900, *[20] * 18, 5], "docs": [3] * 19 + [800], "notes": [10] * 20},
+        "use": {"kind": "filter", "limit": "threshold 0.3", "threshold": 0.3, "sources": [
+            {"source": "code", "judged": True, "documents": 1265, "kept": 245, "mean_score": 0.11,
+             "bands": [{"name": "code-q1", "documents": 632, "from_score": 0.0, "weight": 0.5}]},
+            {"source": "docs", "judged": False, "documents": 857, "kept": 857, "mean_score": 0.95}]},
+        "examples": [{"identity": f"{place:032x}", "source": "code", "score": place / 60, "excerpt": f"text {place}{hostile}"}
+                     for place in range(60)],
+        "seconds": {"score": 1.0},
+    }  # fmt: skip
+
+
+def test_the_section_is_there_when_the_file_is(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=10)
+    assert 'id="quality"' not in page.write(run).read_text()
+    write_json(run.corpus / "quality.json", record())
+    html = page.write(run).read_text(encoding="utf-8")
+    for said in (
+        "94.7% of 226 held-out documents are on the right side of 0.5, ROC AUC 0.987; scores are off by 2.1 points",
+        "High is docs, low is code: 1,800 documents to learn from, 230 to calibrate, 226 to test; 31 copies left out.",
+        "Documents below 0.300 were rejected.",
+        "code-q1",
+        "stop word share",
+        'data-figure="reliability"',
+        'data-figure="scores"',
+    ):
+        assert said in html, said
+
+
+def test_examples_are_the_nearest_and_the_ends(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=10)
+    write_json(run.corpus / "quality.json", record())
+    groups = {group["title"]: group["rows"] for group in quality.section(data.read(run))["examples"]}
+    assert [row["score"] for row in groups["scored lowest"]] == ["0.000", "0.017", "0.033", "0.050"]
+    assert groups["scored highest"][0]["excerpt"] == "text 59"
+    near = [float(row["score"]) for row in groups["nearest to the limit"]]
+    assert len(near) == 8 and near == sorted(near) and max(abs(score - 0.3) for score in near) < 0.07
+
+
+def test_figures_are_valid_plotly_and_hold_the_numbers(make_run: Callable[..., RunFolder]) -> None:
+    plotly = pytest.importorskip("plotly.graph_objects")
+    run = make_run(steps=10)
+    write_json(run.corpus / "quality.json", record())
+    found = {figure["id"]: figure for figure in quality.figures(data.read(run))}
+    for figure in found.values():
+        traces = [{key: value for key, value in trace.items() if key != "ink"} for trace in figure["traces"]]
+        plotly.Figure(data=traces, layout=figure["layout"])
+    points = found["reliability"]["traces"][1]
+    assert len(points["x"]) == 9, "a tenth without documents has no point"
+    assert points["y"][0] == 0.06 and points["text"][0] == "20 documents"
+    code = next(trace for trace in found["scores"]["traces"] if trace["name"] == "code")
+    assert code["y"][0] == pytest.approx(900 / 1265, abs=1e-6) and sum(code["y"]) == pytest.approx(1, abs=1e-4)
+    assert found["scores"]["shapes"][0]["x0"] == 0.3
+
+
+def test_hostile_text_stays_text(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=10)
+    write_json(run.corpus / "quality.json", record())
+    calm = page.write(run).read_text(encoding="utf-8")
+    write_json(run.corpus / "quality.json", record(HOSTILE))
+    html = page.write(run).read_text(encoding="utf-8")
+    assert html.count("<script") == calm.count("<script") and "&lt;/script&gt;" in html
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "{",
+        "[]",
+        '{"scores": 3}',
+        json.dumps({"scores": {"code": [None, "x"]}, "use": [], "held_out": 7, "examples": [1]}),
+    ],
+)
+def test_a_damaged_file_is_a_note_or_nothing(make_run: Callable[..., RunFolder], damage: str) -> None:
+    run = make_run(steps=10)
+    (run.corpus / "quality.json").write_text(damage)
+    html = page.write(run).read_text(encoding="utf-8")
+    assert ("corpus/quality.json is damaged" in html) == (damage == "{")
+
+
+def test_a_model_that_was_not_tested_says_so(make_run: Callable[..., RunFolder]) -> None:
+    run, untested = make_run(steps=10), record()
+    for key in ("held_out", "telling", "labelled"):
+        del untested[key]
+    write_json(run.corpus / "quality.json", untested)
+    assert "The model was not tested here" in page.write(run).read_text(encoding="utf-8")
