@@ -21,7 +21,7 @@ from bessemer.terminal import amount, duration, say, size
 # Keys that change neither the data nor the weights: a run may go on under other values of them.
 HARMLESS = (
     "run.name", "run.dir", "report.", "evaluate.", "export.", "checkpoint.", "guard.", "train.log_every",
-    "train.validate_every", "train.recompute", "train.memory_budget", "train.watch_every",
+    "train.validate_every", "tokens.workers", "train.recompute", "train.memory_budget", "train.watch_every",
 )  # fmt: skip
 TRAINED = (
     "recipe.toml", "plan.json", "checkpoints", "metrics.jsonl", "incidents.jsonl", "mixture.json", "tensorboard",
@@ -65,7 +65,8 @@ class Session:
 
 def run_all(session: Session) -> None:
     """Every stage of a recipe."""
-    corpus(session)
+    if session.recipe.corpus.sources or not session.recipe.tokens.sources:
+        corpus(session)
     tokens(session)
     prepared = prepare(session)
     train(session, prepared)

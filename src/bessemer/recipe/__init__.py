@@ -14,10 +14,36 @@ from bessemer.recipe.schema import (
     Run,
     Train,
 )
-from bessemer.recipe.tokens import Tokenizer, Tokens
+from bessemer.recipe.tokenizer import Tokenizer, TokenSource
+from bessemer.recipe.tokens import Tokens
 
 __all__ = [
-    "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking", "Model",
-    "Optimizer", "Recipe", "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "differences", "digest",
-    "dump", "explain", "keys", "load", "parse", "shipped",
+    "BatchRamp",
+    "Batches",
+    "Checkpoint",
+    "Classify",
+    "Corpus",
+    "Dedup",
+    "Evaluate",
+    "Guard",
+    "Masking",
+    "Model",
+    "Optimizer",
+    "Recipe",
+    "Rules",
+    "Run",
+    "Schedule",
+    "Source",
+    "TokenSource",
+    "Tokenizer",
+    "Tokens",
+    "Train",
+    "differences",
+    "digest",
+    "dump",
+    "explain",
+    "keys",
+    "load",
+    "parse",
+    "shipped",
 ]  # fmt: skip

@@ -314,10 +314,10 @@ def _merge_long(text, start, end, tables, room, out):  # type: ignore[no-untyped
 
 @njit(nogil=True, cache=True)
 def _same(text, start, kept, at, length):  # type: ignore[no-untyped-def]
-    for place in range(length):
-        if text[start + place] != kept[at + place]:
-            return False
-    return True
+    place = 0
+    while place < length and text[start + place] == kept[at + place]:
+        place += 1
+    return place == length
 
 
 @njit(nogil=True, cache=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Letters, numbers and spaces are all in the first four planes and the tags of plane 14; what lies between and above is
 # unassigned or for private use.
-PROBED = (range(0, 0xD800), range(0xE000, 0x40000), range(0xE0000, 0xE0200))
+PROBED = (range(0xD800), range(0xE000, 0x40000), range(0xE0000, 0xE0200))
 CODE_POINTS = 0x110000
 CONTRACTIONS = {"none": 0, "lower": 1, "any": 2}
 WHITE_SPACE = {"runs": 0, "lines": 1, "indentation": 2, "single": 3}

@@ -83,10 +83,8 @@ def pattern_of(name: str, digits: str | None, white_space: str) -> str:
     split = NAMED[name]
     if digits is not None:
         split = replace(split, digits=DIGITS[digits])
-    if white_space == "single":
-        split = replace(split, white_space="single")
-    elif white_space == "indentation":
-        split = replace(split, white_space="indentation")
+    if white_space != "runs":
+        split = replace(split, white_space="single" if white_space == "single" else "indentation")
     return split.regex
 
 
@@ -135,7 +133,7 @@ def check_custom(regex: str) -> None:
             splitter.pre_tokenize_str(piece * (PROBE_CHARACTERS // len(piece)) + end)
             if perf_counter() - started > PROBE_SECONDS:
                 raise InputError(
-                    f"tokenizer.pattern: {PROBE_CHARACTERS} characters of {piece!r} take it more than {PROBE_SECONDS} s; write it "
+                    f"tokenizer.pattern: {PROBE_CHARACTERS} characters of {piece!r} take it over {PROBE_SECONDS} s; write it "
                     "so that no two parts of it can match the same run"
                 )
 
@@ -164,9 +162,7 @@ def _repeats_a_repeat(regex: str) -> bool:
                 return True
             if repeats_inside:
                 repeats_inside[-1] |= inside or repeated is not None
-        elif sign in "*+" and repeats_inside:
-            repeats_inside[-1] = True
-        elif sign == "{" and re.match(r"\{\d*,\d*\}", plain[position:]) and repeats_inside:
+        elif repeats_inside and re.match(r"[*+]|\{\d*,\d*\}", plain[position:]):
             repeats_inside[-1] = True
         position += 1
     return False

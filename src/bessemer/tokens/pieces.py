@@ -1,10 +1,10 @@
 """What each token stands for: its bytes, by the kind of its vocabulary; and what a tokenizer does to text before.
 
-| kind | a token's bytes |
-|---|---|
-| byte-level BPE | a character of the token is a byte (GPT-2's alphabet): exact |
-| BPE or Unigram with ▁ | ▁ is a space, <0x0A> a byte where the model falls back on bytes, the rest is UTF-8; a ▁ that is put before every text is one byte more than the text has |
-| WordPiece | ##x goes on with a word, anything else begins one and stands for a space more; white space itself is not kept |
+byte-level BPE      a character of the token is a byte (GPT-2's alphabet): exact
+BPE, Unigram with ▁ ▁ is a space, <0x0A> a byte where the model falls back on bytes, the rest is UTF-8; a ▁ that is put before
+                    every text is one byte more than the text has
+WordPiece           ##x goes on with a word, anything else begins one and stands for a space more, though white space itself is
+                    not kept
 """
 
 from __future__ import annotations
@@ -71,12 +71,20 @@ def changes(description: dict[str, Any]) -> list[str]:
             pattern = step.get("pattern", {})
             found.append(f"replaces {next(iter(pattern.values()), '')!r} by {step.get('content')!r}")
         elif kind == "BertNormalizer":
-            names = {"clean_text": "clean control characters", "lowercase": "lowercase", "strip_accents": "strip accents"}
+            names = {
+                "clean_text": "clean control characters",
+                "lowercase": "lowercase",
+                "strip_accents": "strip accents",
+            }
             found += [name for key, name in names.items() if step.get(key)]
             if step.get("lowercase") and step.get("strip_accents") is None:  # follows lowercase where it is not said
                 found.append("strip accents")
         else:
-            found.append({"Precompiled": "SentencePiece's character map", "StripAccents": "strip accents"}.get(kind, kind.lower()))
+            found.append(
+                {"Precompiled": "SentencePiece's character map", "StripAccents": "strip accents"}.get(
+                    kind, kind.lower()
+                )
+            )
     return found
 
 

@@ -139,6 +139,18 @@ class Tokenizer:
             raise InputError(f"{path}: not a tokenizer.json: {error}") from None
         return cls(inner, end_of_text, mask_token)
 
+    @classmethod
+    def load_any(cls, path: Path) -> Tokenizer:
+        """Load a tokenizer.json only to encode with it: any of its special tokens stands for end-of-text."""
+        from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+        try:
+            inner = HuggingFaceTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise InputError(f"{path}: not a tokenizer.json: {error}") from None
+        special = [token.content for token in inner.get_added_tokens_decoder().values() if token.special]
+        return cls(inner, special[0] if special else next(iter(inner.get_vocab())))
+
     def to_json(self) -> str:
         """The tokenizer as a tokenizer.json."""
         return str(self._inner.to_str(pretty=True))
@@ -320,4 +332,7 @@ def _tiktoken_of(description: dict[str, Any], shape: engine.Shape | None) -> tik
     import tiktoken
 
     ranks = {bytes(byte_of[character] for character in token): number for token, number in tokens.items()}
-    return tiktoken.Encoding("bessemer", pat_str=shape.regex, mergeable_ranks=ranks, special_tokens=special)
+    try:
+        return tiktoken.Encoding("bessemer", pat_str=shape.regex, mergeable_ranks=ranks, special_tokens=special)
+    except ValueError:  # a regular expression that only the tokenizer.json's engine knows
+        return None
