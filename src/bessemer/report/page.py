@@ -18,6 +18,7 @@ from bessemer.errors import BessemerError
 from bessemer.report import data as run_data
 from bessemer.report import figures, findings, rows
 from bessemer.report.data import RunData
+from bessemer.report.fertility import fertility
 from bessemer.run import RunFolder, write_atomic
 
 
@@ -78,6 +79,7 @@ def _context(data: RunData) -> dict[str, Any]:
         "corpus": rows.corpus(data),
         "lengths": figures.lengths(data),
         "tokens": rows.tokens(data),
+        "fertility": fertility(data),
         "mixture": rows.mixture(data),
         "incidents": rows.incidents(data),
         "export": rows.export(data),
