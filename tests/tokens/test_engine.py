@@ -79,7 +79,10 @@ def test_fifty_megabytes_of_one_letter_cost_linear_time_and_memory() -> None:
     long = made.encode([b"a" * 50_000_000])[0]
     short = made.encode([b"a" * (1 << 20)])[0]
     pieces = {number: piece for piece, number in _pieces(made, b"a").items()}
-    assert sum(len(pieces[int(token)]) for token in np.unique(long) for _ in range(int((long == token).sum()))) == 50_000_000
+    assert (
+        sum(len(pieces[int(token)]) for token in np.unique(long) for _ in range(int((long == token).sum())))
+        == 50_000_000
+    )
     assert long[:1000].tolist() == short[:1000].tolist()
 
 
@@ -97,8 +100,10 @@ def test_the_result_does_not_depend_on_what_was_encoded_before() -> None:
     texts = [*corpus(), *random_texts(500)]
     warm = built(inner)
     ours(warm, texts)
-    assert ours(warm, texts[::-1]) == [ids for text in texts[::-1] for ids in ours(built(inner), [text])] == theirs(
-        inner, texts[::-1]
+    assert (
+        ours(warm, texts[::-1])
+        == [ids for text in texts[::-1] for ids in ours(built(inner), [text])]
+        == theirs(inner, texts[::-1])
     )
 
 

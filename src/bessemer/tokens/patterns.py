@@ -15,10 +15,13 @@ import itertools
 import re
 from dataclasses import dataclass, replace
 from functools import cache
-from time import perf_counter
-from typing import Literal
+from time import thread_time
+from typing import TYPE_CHECKING, Literal
 
 from bessemer.errors import InputError
+
+if TYPE_CHECKING:
+    from tokenizers.pre_tokenizers import Split as HuggingFaceSplit
 
 Contractions = Literal["none", "lower", "any"]
 WhiteSpace = Literal["runs", "lines", "indentation", "single"]
@@ -32,8 +35,13 @@ WHITE_SPACE = {
 }
 DIGITS = {"runs": 0, "single": 1, "groups-of-three": 3}
 REGEX_CHARACTERS = 1000  # a longer custom pattern is refused
-PROBE_CHARACTERS = 16_384  # of each kind on which a custom pattern is timed
-PROBE_SECONDS = 2.0  # a linear pattern takes about 0.02 s for a probe, a quadratic one minutes
+PROBE_FROM, PROBE_TO = (
+    128,
+    16_384,
+)  # characters of each kind a custom pattern is timed on, ever doubled
+PROBE_SECONDS = (
+    0.25  # of processor time; a linear pattern takes about 0.02 for the longest, a quadratic one many seconds
+)
 
 
 @dataclass(frozen=True)
@@ -129,13 +137,26 @@ def check_custom(regex: str) -> None:
         raise InputError(f"tokenizer.pattern: not a regular expression: {error}") from None
     for piece in ("a", "1", ".", " ", "\n", " \n", "a1", "a ", "A.", "é", "日"):
         for end in ("", "!", "\n"):
-            started = perf_counter()
-            splitter.pre_tokenize_str(piece * (PROBE_CHARACTERS // len(piece)) + end)
-            if perf_counter() - started > PROBE_SECONDS:
-                raise InputError(
-                    f"tokenizer.pattern: {PROBE_CHARACTERS} characters of {piece!r} take it over {PROBE_SECONDS} s; write it "
-                    "so that no two parts of it can match the same run"
-                )
+            _probe(splitter, piece, end)
+
+
+def _probe(splitter: HuggingFaceSplit, piece: str, end: str) -> None:
+    """Time longer and longer runs, so that what takes the fourth power of their length is found out on a short one."""
+    length = PROBE_FROM
+    while length <= PROBE_TO:
+        started, failed = thread_time(), False
+        try:
+            splitter.pre_tokenize_str(piece * (length // len(piece)) + end)
+        except BaseException as error:  # the engine's panic, when it has backtracked too often, is no Exception
+            if type(error).__name__ != "PanicException":
+                raise
+            failed = True
+        if failed or thread_time() - started > PROBE_SECONDS:
+            raise InputError(
+                f"tokenizer.pattern: it backtracks too much: {length} characters of {piece!r} take it over {PROBE_SECONDS} s, or it "
+                "fails on them; write it so that no two parts of it can match the same run"
+            )
+        length *= 2
 
 
 def _without_classes(regex: str) -> str:
