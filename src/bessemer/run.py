@@ -32,6 +32,7 @@ from typing import Any
 from bessemer.errors import BessemerError, InputError
 
 STAGE_FILE = "stage.json"
+OUT = "out"  # within the work of a resumable stage, what will be published
 
 
 @dataclass(frozen=True)
@@ -186,16 +187,42 @@ def staging(folder: Path) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     try:
         yield temporary
-        replaced = folder.with_name(f".{folder.name}.old")
-        shutil.rmtree(replaced, ignore_errors=True)
-        if folder.exists():
-            os.rename(folder, replaced)
-        os.rename(temporary, folder)
-        sync_folder(folder.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        publish(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def publish(temporary: Path, folder: Path) -> None:
+    """Put a finished folder in the place of `folder`."""
+    replaced = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if folder.exists():
+        os.rename(folder, replaced)
+    os.rename(temporary, folder)
+    sync_folder(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+@contextmanager
+def resumable(folder: Path, inputs: str) -> Iterator[Path]:
+    """As `staging`, for a stage that goes on where it was stopped: a folder with OUT/ in it, which takes the place of `folder`
+    when the block ends well, and else stays for the next time with the same inputs. Work on other inputs is removed.
+    """
+    work = folder.with_name(f".{folder.name}.work")
+    record = work / "work.json"
+    try:
+        same = record.exists() and json.loads(record.read_bytes()).get("inputs") == inputs
+    except (OSError, ValueError, AttributeError):
+        same = False
+    if not same:
+        shutil.rmtree(work, ignore_errors=True)
+    (work / OUT).mkdir(parents=True, exist_ok=True)
+    if not same:
+        write_json(record, {"inputs": inputs})
+    yield work
+    publish(work / OUT, folder)
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def mark_stage(folder: Path, inputs: str, **facts: Any) -> None:

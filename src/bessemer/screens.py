@@ -45,9 +45,9 @@ def demo_screen(run: RunFolder) -> None:
     found, plan = read_json(run.evaluation), read_json(run.plan)
     baseline = found["ngram"]
     say(f"\n[bold]A {amount(plan['parameters']['total'])}-parameter model, trained from raw text on this machine.[/]")
-    if found["bits_per_byte"] is None:
+    if found["bits_per_byte"] is None and found["accuracy"] is not None:
         say(f"It is right on {found['accuracy']:.1%} of the held-out text; the report shows where.")
-    elif baseline is not None:
+    elif found["bits_per_byte"] is not None and baseline is not None:
         better = baseline["bits_per_byte"] - found["bits_per_byte"]
         say(
             f"It needs {found['bits_per_byte']:.3f} bits per byte for text it has not seen, "

@@ -22,7 +22,7 @@ from bessemer.terminal import amount, duration, say, size
 HARMLESS = (
     "run.name", "run.dir", "report.", "evaluate.", "export.", "checkpoint.", "guard.", "train.log_every",
     "train.validate_every", "train.recompute", "train.memory_budget", "train.watch_every", "corpus.engine", "corpus.address",
-    "corpus.workers",
+    "corpus.workers", "tokens.workers",
 )  # fmt: skip
 TRAINED = (
     "recipe.toml", "plan.json", "checkpoints", "metrics.jsonl", "incidents.jsonl", "mixture.json", "tensorboard",
@@ -66,7 +66,8 @@ class Session:
 
 def run_all(session: Session) -> None:
     """Every stage of a recipe."""
-    corpus(session)
+    if session.recipe.corpus.sources or not session.recipe.tokens.sources:
+        corpus(session)
     tokens(session)
     prepared = prepare(session)
     train(session, prepared)
@@ -230,6 +231,8 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
         found = score(recipe, run, *opened(recipe, run, average=average))
         write_json(run.evaluation, {**found, "averaged_checkpoints": average, "inputs": inputs})
         if found["bits_per_byte"] is None:
+            if found["accuracy"] is None:
+                return f"loss {found['loss']:.3f} on {found['tokens']:,} held-out tokens"
             what = "texts put in the right class" if "classes" in found else "hidden tokens guessed right"
             return f"{found['accuracy']:.1%} of {found['tokens']:,} held-out {what}, loss {found['loss']:.3f}"
         beside = ""

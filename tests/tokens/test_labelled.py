@@ -6,7 +6,8 @@ import pytest
 from bessemer.errors import BessemerError
 from bessemer.tokens.labelled import LabelledLoader, Texts, held_out_texts, whole_texts
 from bessemer.tokens.mixture import Mixture
-from bessemer.tokens.shards import Shard, ShardWriter, Split, TokenStore
+from bessemer.tokens.shards import Shard, Split, TokenStore
+from bessemer.tokens.writer import ShardWriter
 
 END = 0
 DOCUMENTS = {"a": [[5, 6, 7], [], [8] * 9], "b": [[11, 12], [13]], "c": [[4]]}

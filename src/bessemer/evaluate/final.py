@@ -55,7 +55,8 @@ def _shown(recipe: Recipe, store: TokenStore, restored: Restored, found: Validat
         return {"ngram": None, "samples": [], "classes": classes, "confusion": found.confusion}
     if recipe.train.objective == "masked":
         return {"ngram": None, "samples": [], "fill_ins": fill_ins(recipe, store, restored, tokenizer)}
-    baseline = ngram_baseline(recipe, store, tokenizer) if recipe.evaluate.ngram else None
+    compares = recipe.evaluate.ngram and found.bits_per_byte is not None
+    baseline = ngram_baseline(recipe, store, tokenizer) if compares else None
     return {"ngram": baseline, "samples": samples(recipe, restored, tokenizer)}
 
 
@@ -138,5 +139,5 @@ def _documents(store: TokenStore, source: str, split: str, tokenizer: Tokenizer)
     for shard in store.split(source, split).shards:
         for start, end in zip(shard.offsets[:-1], shard.offsets[1:], strict=True):
             ids = np.asarray(shard.tokens[int(start) : int(end)]).tolist()
-            documents.append(b"".join([pieces[token] for token in ids]))
+            documents.append(b"".join([pieces[token] for token in ids]).removeprefix(store.text_prefix))
     return documents

@@ -15,11 +15,12 @@ from bessemer.recipe.schema import (
     Run,
     Train,
 )
-from bessemer.recipe.tokens import Tokenizer, Tokens
+from bessemer.recipe.tokenizer import Tokenizer, TokenSource
+from bessemer.recipe.tokens import Tokens
 from bessemer.recipe.work import Work
 
 __all__ = [
     "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking", "Model",
-    "Optimizer", "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "Work",
-    "differences", "digest", "dump", "explain", "keys", "load", "parse", "shipped",
+    "Optimizer", "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "TokenSource", "Tokenizer", "Tokens",
+    "Train", "Work", "differences", "digest", "dump", "explain", "keys", "load", "parse", "shipped",
 ]  # fmt: skip

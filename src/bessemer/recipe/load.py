@@ -125,13 +125,28 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
     tokenizer = recipe.tokenizer
     if tokenizer.path is not None:
         tokenizer = tokenizer.model_copy(update={"path": anchored(tokenizer.path)})
+    tokenizer = tokenizer.model_copy(update={"compare": tuple(anchored(path) for path in tokenizer.compare)})
+    tokens = recipe.tokens.model_copy(
+        update={
+            "sources": tuple(
+                source.model_copy(
+                    update={
+                        "paths": tuple(anchored(path) for path in source.paths),
+                        "tokenizer": source.tokenizer and anchored(source.tokenizer),
+                    }
+                )
+                for source in recipe.tokens.sources
+            )
+        }
+    )
     model, train = recipe.model, recipe.train
     if model.from_ is not None:
         model = model.model_copy(update={"from_": "hf:" + anchored(model.from_.removeprefix("hf:"))})
     if train.start is not None:
         train = train.model_copy(update={"start": anchored(train.start)})
     corpus = recipe.corpus.model_copy(update={"sources": sources, "quality": _anchored_quality(recipe, anchored)})
-    return recipe.model_copy(update={"corpus": corpus, "tokenizer": tokenizer, "model": model, "train": train})
+    changed = {"corpus": corpus, "tokenizer": tokenizer, "tokens": tokens, "model": model, "train": train}
+    return recipe.model_copy(update=changed)
 
 
 def _anchored_quality(recipe: Recipe, anchored: Callable[[str], str]) -> Quality:

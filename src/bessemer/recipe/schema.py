@@ -20,7 +20,8 @@ from bessemer.recipe.model import Model
 from bessemer.recipe.objective import ENCODERS, Classify, Masking
 from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
 from bessemer.recipe.section import Positive, Section, Words
-from bessemer.recipe.tokens import Tokenizer, Tokens
+from bessemer.recipe.tokenizer import Tokenizer
+from bessemer.recipe.tokens import Tokens
 
 
 class Run(Section):
@@ -227,6 +228,32 @@ class Recipe(Section):
         if self.train.start is not None and self.model.from_ is not None:
             raise ValueError("train.start and model.from both give the starting weights; remove one")
         return self
+
+    @model_validator(mode="after")
+    def _foreign_tokens_fit(self) -> Self:
+        if not self.tokens.sources:
+            return self
+        names = [*(source.name for source in self.corpus.sources), *(source.name for source in self.tokens.sources)]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ValueError(f"two sources are named {twice[0]!r}; give each source a name of its own")
+        if self.tokenizer.path is None:
+            raise ValueError(
+                "tokens.sources needs tokenizer.path: the tokenizer.json that the tokens were written with"
+            )
+        if self.train.objective == "classify":
+            raise ValueError("train.objective = classify needs labels, and tokens.sources have none")
+        weights = self.source_weights
+        if len({weight is None for weight in weights.values()}) > 1:
+            missing = next(name for name, weight in weights.items() if weight is None)
+            raise ValueError(f"source {missing!r} has no weight but another has one; give a weight to all or to none")
+        return self
+
+    @property
+    def source_weights(self) -> dict[str, float | None]:
+        """Each source's weight, those of the corpus and those of foreign tokens; None where none is given."""
+        weights = {source.name: source.weight for source in self.corpus.sources}
+        return weights | {source.name: source.weight for source in self.tokens.sources}
 
     @model_validator(mode="after")
     def _whole_sequences(self) -> Self:

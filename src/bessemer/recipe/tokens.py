@@ -1,45 +1,11 @@
-"""[tokenizer] and [tokens] of the recipe: text to token ids, documents to shards and training sequences."""
+"""[tokens] of the recipe: documents to shards and training sequences."""
 
 from __future__ import annotations
 
-from typing import Self
-
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bessemer.recipe.section import Positive, Section
-
-
-class Tokenizer(Section):
-    """Text to token ids."""
-
-    vocabulary: int | None = Field(
-        None,
-        ge=257,
-        description="Size of the byte-level BPE vocabulary to train, the end-of-text token included. "
-        "Left out with `path`; else 32768.",
-    )
-    path: str | None = Field(None, description="A tokenizer.json to load instead of training one.")
-    end_of_text: str = Field("<|endoftext|>", min_length=1, description="The token put after each document.")
-    mask_token: str = Field(
-        "<|mask|>",
-        min_length=1,
-        description="The token that stands where one is hidden; a trained tokenizer has it when train.objective is masked, "
-        "a loaded one must.",
-    )
-    sample_bytes: Positive = Field(
-        64_000_000,
-        description="The BPE is trained on about this many bytes, taken evenly over the corpus.",
-    )
-
-    @model_validator(mode="after")
-    def _train_or_load(self) -> Self:
-        if self.path is not None and self.vocabulary is not None:
-            raise ValueError(
-                "vocabulary and path exclude each other: a loaded tokenizer brings its own size; remove one"
-            )
-        if self.mask_token == self.end_of_text:
-            raise ValueError(f"mask_token and end_of_text are both {self.mask_token!r}; name two tokens")
-        return self
+from bessemer.recipe.tokenizer import TokenSource
 
 
 class Tokens(Section):
@@ -62,4 +28,10 @@ class Tokens(Section):
     )
     shard_tokens: Positive = Field(
         100_000_000, description="Tokens in a shard file, at the most (a document is never cut)."
+    )
+    sources: tuple[TokenSource, ...] = Field(
+        (), strict=False, description="Sources of tokens that others have written, beside or instead of the corpus."
+    )
+    workers: int | None = Field(
+        None, gt=0, description="Threads that encode; left out: one a core. The shards do not depend on it."
     )

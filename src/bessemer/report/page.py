@@ -18,6 +18,7 @@ from bessemer.errors import BessemerError
 from bessemer.report import data as run_data
 from bessemer.report import figures, findings, quality, rows
 from bessemer.report.data import RunData
+from bessemer.report.fertility import fertility
 from bessemer.run import RunFolder, write_atomic
 
 
@@ -80,6 +81,7 @@ def _context(data: RunData) -> dict[str, Any]:
         "quality": quality.section(data),
         "quality_figures": quality.figures(data),
         "tokens": rows.tokens(data),
+        "fertility": fertility(data),
         "mixture": rows.mixture(data),
         "incidents": rows.incidents(data),
         "export": rows.export(data),

@@ -86,10 +86,16 @@ def tokens(data: RunData) -> Row:
     total = {
         f"{split}_{kind}": size(value) if kind == "bytes" else f"{value:,.0f}" for (split, kind), value in sums.items()
     }
+    listed = tokenizer.get("changes")
+    changes = [text(change) for change in listed if text(change)] if isinstance(listed, list) else []
     facts = [
         _maybe(number(tokenizer.get("vocabulary")), lambda value: f"vocabulary {value:,.0f}"),
         _maybe(number(tokenizer.get("bytes_per_token")), lambda value: f"{value:.2f} bytes per token"),
         "trained on this corpus" if tokenizer.get("trained") is True else "",
+        f"text is changed before ({', '.join(changes)})" if changes else "",
+        "no bits per byte, since its tokens do not account for the text"
+        if tokenizer.get("counts_bytes") is False
+        else "",
         f"hash {text(tokenizer.get('sha256'))[:12]}" if tokenizer.get("sha256") else "",
     ]
     said = ", ".join(fact for fact in facts if fact)

@@ -1,37 +1,45 @@
-"""Clean documents to token shards: the tokens stage."""
+"""Clean documents, and tokens that others have written, to token shards: the tokens stage.
+
+Killed at any point, it goes on where its last record stands: the work folder (`run.resumable`) keeps the tokenizer, the
+shards as far as they are written, and progress.json, which says how many documents they hold.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
+import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from bessemer.errors import InputError
+from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, digest
-from bessemer.run import STAGE_FILE, RunFolder, mark_stage, read_json, staging, write_atomic, write_json
+from bessemer.run import OUT, STAGE_FILE, RunFolder, mark_stage, read_json, resumable, write_atomic, write_json
 from bessemer.terminal import progress, warn
-from bessemer.tokens.order import key_of
-from bessemer.tokens.shards import NO_LABEL, ShardWriter, token_dtype
-from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens import documents, fertility, foreign
+from bessemer.tokens.documents import Document, is_held_out
+from bessemer.tokens.encode import Encoded, Encoder, Item, batches, in_order
+from bessemer.tokens.fertility import Gauge
+from bessemer.tokens.patterns import pattern_of
+from bessemer.tokens.shards import NO_LABEL, token_dtype
+from bessemer.tokens.tokenizer import Tokenizer, Way
+from bessemer.tokens.usable import refuse_unusable
+from bessemer.tokens.writer import ShardWriter
 
-FORMAT = 1  # raised when shards are written differently, so that older ones are built again
-BATCH_DOCUMENTS = 256
-AGREEMENT_SAMPLE = 64  # documents on which the fast encoder is compared with the tokenizer.json at every build
-
-
-@dataclass(frozen=True)
-class Document:
-    """What the tokens stage needs of a document."""
-
-    identity: str
-    source: str
-    text: str
-    label: str
+FORMAT = 2  # raised when shards are written differently, so that older ones are built again
+RECORD_BYTES = 64 << 20  # of text between two records of progress: what a kill can cost
+SAMPLE_GROUPS, SAMPLE_EACH = 16, 8  # documents from all over the corpus on which the ways of encoding are compared
+# Bytes of text from which on the compiled way repays its seconds of compiling, beside tiktoken and beside the library.
+COMPILED_OVER_TIKTOKEN, COMPILED_OVER_LIBRARY = 256 << 20, 32 << 20
+BYTES_TOLERANCE = 1e-3  # bytes of tokens and of text may differ by so much, and bits per byte are still given
+CAME_BACK = 0.99  # share of the sampled documents that decoding must give back
+SPLITS = ("train", "heldout")
 
 
 @dataclass(frozen=True)
@@ -50,14 +58,40 @@ class TokensSummary:
         return sum(source["heldout"]["tokens"] for source in self.manifest["sources"].values())
 
 
+@dataclass
+class Progress:
+    """What has been encoded so far. documents: number of the next one; counted, unknown: as in `Encoded`; text: bytes of text."""
+
+    documents: int = 0
+    counted: int = 0
+    unknown: int = 0
+    text: int = 0
+    tally: fertility.Tally = field(default_factory=dict)
+
+    def add(self, made: Encoded, batch: list[Item]) -> None:
+        """Count a batch in."""
+        self.documents += len(batch)
+        self.counted += made.counted
+        self.unknown += made.unknown
+        sizes = zip(batch, made.num_bytes, strict=True)
+        self.text += sum(size for item, size in sizes if isinstance(item, Document))
+        fertility.merge(self.tally, made.tally)
+
+
 def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
-    """What the shards depend on: the corpus as built and the keys that shape them."""
+    """What the shards depend on: the corpus as built, foreign tokens, and the keys that shape them."""
     corpus = read_json(run.corpus / STAGE_FILE)["inputs"] if (run.corpus / STAGE_FILE).exists() else None
-    loaded = recipe.tokenizer.path and Path(recipe.tokenizer.path)
-    if loaded and not loaded.exists():
-        raise InputError(f"tokenizer.path: {loaded}: no such file")
+    options = recipe.tokenizer
+    read: list[str] = []
+    for key, path in [("path", options.path), *(("compare", path) for path in options.compare)]:
+        if path is not None:
+            if not Path(path).exists():
+                raise InputError(f"tokenizer.{key}: {path}: no such file")
+            read.append(hashlib.sha256(Path(path).read_bytes()).hexdigest())
     shape = [recipe.tokens.held_out, recipe.tokens.shard_tokens, recipe.run.seed, mask_token(recipe)]
-    return digest(FORMAT, corpus, recipe.tokenizer, loaded.read_text() if loaded else None, shape)
+    mixed = recipe.source_weights if options.sample == "mixture" else None
+    theirs = [[source.name, source.format, foreign.facts(source)] for source in recipe.tokens.sources]
+    return digest(FORMAT, corpus if recipe.corpus.sources else None, options, read, shape, mixed, theirs)
 
 
 def mask_token(recipe: Recipe) -> str | None:
@@ -69,121 +103,213 @@ def build(recipe: Recipe, run: RunFolder) -> TokensSummary:
     """Train or load the tokenizer and write the shards of every source, in the order of the documents' identities."""
     started = perf_counter()
     inputs = inputs_digest(recipe, run)
-    corpus = run.corpus / "documents"
-    if not corpus.is_dir():
+    corpus = run.corpus / "documents" if recipe.corpus.sources or not recipe.tokens.sources else None
+    if corpus is not None and not corpus.is_dir():
         raise InputError(f"{corpus}: no documents here; build them with `bessemer corpus RECIPE`")
-    with staging(run.tokens) as staged:
-        tokenizer = _tokenizer(recipe, corpus)
+    made_of = read_json(run.corpus / STAGE_FILE)["outputs"] if (run.corpus / STAGE_FILE).exists() else {}
+    kept = {name: size for name, size in made_of.items() if name.startswith("documents/")}
+    with resumable(run.tokens, digest(inputs, kept)) as work:
+        staged = work / OUT
+        tokenizer = _tokenizer(recipe, corpus, staged)
         trained = perf_counter() - started
-        sample = [document.text for document, _ in zip(_documents(corpus), range(AGREEMENT_SAMPLE), strict=False)]
-        if not tokenizer.agrees(sample):
-            warn("the fast encoder and the tokenizer.json disagree on this text; encoding through the tokenizer.json")
-            tokenizer = tokenizer.slowed()
-        labels = _labels(corpus)
-        writers = _write_shards(recipe, corpus, staged, tokenizer, labels)
-        write_atomic(staged / "tokenizer.json", tokenizer.to_json())
+        sample = [one.text for one in documents.spread(corpus, SAMPLE_GROUPS, SAMPLE_EACH)] if corpus else []
+        tokenizer = _fastest(tokenizer, _text_bytes(run) if corpus else 0, sample)
+        others = _compared(recipe)
+        labels = documents.labels(corpus) if corpus else []
+        writers, done = _write_shards(recipe, run, corpus, work, tokenizer, others, labels)
         np.save(staged / "token_bytes.npy", tokenizer.token_bytes())
         manifest = _manifest(recipe, tokenizer, writers, labels, perf_counter() - started, trained)
-        _refuse_unusable(recipe, manifest)
+        manifest["tokenizer"] |= _bytes_of_tokens(tokenizer, done, sample)
+        names = ["this run", *(_short(path) for path in recipe.tokenizer.compare)]
+        sizes = [tokenizer.vocabulary, *(other.vocabulary for other in others)]
+        manifest["fertility"] = fertility.table(done.tally, names, sizes)
+        refuse_unusable(recipe, manifest)
         write_json(staged / "manifest.json", manifest)
         mark_stage(staged, inputs)
     return TokensSummary(manifest, perf_counter() - started)
 
 
-def is_held_out(identity: str, seed: int, share: float) -> bool:
-    """Whether a document is kept out of training: decided by its identity alone, so that it stays where it is when
-    other documents come or go."""
-    return key_of("held-out", seed, identity) < share * 2.0**64
-
-
-def _documents(corpus: Path) -> Iterator[Document]:
-    """Stream the clean documents in their order: by source, then identity."""
-    import pyarrow.parquet as parquet
-
-    for path in sorted(corpus.glob("*.parquet")):
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=BATCH_DOCUMENTS, columns=["identity", "source", "text", "label"]):
-                for row in batch.to_pylist():
-                    yield Document(row["identity"], row["source"], row["text"], row["label"])
-
-
-def _labels(corpus: Path) -> list[str]:
-    """The classes of all documents, sorted; none when no document has one."""
-    import pyarrow.compute as compute
-    import pyarrow.parquet as parquet
-
-    found: set[str] = set()
-    for path in sorted(corpus.glob("*.parquet")):
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(columns=["label"]):
-                found.update(compute.unique(batch.column("label")).to_pylist())
-    return sorted(found - {""})
-
-
-def _tokenizer(recipe: Recipe, corpus: Path) -> Tokenizer:
-    options = recipe.tokenizer
+def _tokenizer(recipe: Recipe, corpus: Path | None, staged: Path) -> Tokenizer:
+    """The tokenizer: of an earlier start of this work, loaded, or trained; its file lies in the folder."""
+    options, kept = recipe.tokenizer, staged / "tokenizer.json"
+    if kept.exists():
+        return Tokenizer.load(kept, options.end_of_text, mask_token(recipe))
     if options.path is not None:
         tokenizer = Tokenizer.load(Path(options.path), options.end_of_text, mask_token(recipe))
-        if not tokenizer.is_byte_level:
-            raise InputError(f"tokenizer.path: {options.path} is not a byte-level tokenizer; only those are supported")
-        return tokenizer
-    text = _sample(recipe, corpus)
-    return Tokenizer.train(text, options.vocabulary or 32_768, options.end_of_text, mask_token(recipe))
+    else:
+        assert corpus is not None  # the recipe asks for a path where there is no corpus
+        regex = pattern_of(options.pattern, options.digits, options.white_space)
+        tokenizer = Tokenizer.train(
+            documents.training_sample(recipe, corpus),
+            options.vocabulary or 32_768,
+            options.end_of_text,
+            mask_token(recipe),
+            options.special_tokens,
+            regex,
+            options.prefix_space,
+        )
+    for source in recipe.tokens.sources:
+        if source.tokenizer is not None:
+            theirs = Tokenizer.load(Path(source.tokenizer), options.end_of_text)
+            if theirs.sha256 != tokenizer.sha256:
+                raise InputError(
+                    f"tokens.sources.{source.name}: {source.tokenizer} is not the same as tokenizer.path; its ids mean "
+                    "other text here"
+                )
+    write_atomic(kept, tokenizer.to_json())
+    return tokenizer
 
 
-def _sample(recipe: Recipe, corpus: Path) -> Iterator[str]:
-    """Training text for the BPE: documents chosen by the hash of their identity until the budget fits; no held-out one."""
-    import pyarrow.compute as compute
-    import pyarrow.parquet as parquet
+def _fastest(tokenizer: Tokenizer, num_bytes: int, sample: list[str]) -> Tokenizer:
+    """The tokenizer by the way that pays for so much text, if that gives the ids of its tokenizer.json."""
+    way: Way = tokenizer.way
+    enough = COMPILED_OVER_TIKTOKEN if way == "tiktoken" else COMPILED_OVER_LIBRARY
+    if num_bytes >= enough and tokenizer.engine is not None:
+        way = "compiled"
+    chosen = tokenizer.by(way)
+    if chosen.agrees(sample):
+        return chosen
+    warn(f"encoding by {way} and by the tokenizer.json disagree on this text; encoding through the tokenizer.json")
+    return tokenizer.slowed()
 
-    lengths = [
-        compute.sum(compute.binary_length(batch.column("text"))).as_py() or 0
-        for path in sorted(corpus.glob("*.parquet"))
-        for batch in parquet.ParquetFile(path).iter_batches(columns=["text"])
-    ]
-    share = min(recipe.tokenizer.sample_bytes / max(sum(lengths), 1), 1.0)
-    seed = recipe.run.seed
-    for document in _documents(corpus):
-        if is_held_out(document.identity, seed, recipe.tokens.held_out):
-            continue
-        if key_of("bpe", seed, document.identity) < share * 2.0**64:
-            yield document.text
+
+def _compared(recipe: Recipe) -> tuple[Tokenizer, ...]:
+    return tuple(Tokenizer.load_any(Path(path)) for path in recipe.tokenizer.compare)
+
+
+def _items(recipe: Recipe, corpus: Path | None, tokenizer: Tokenizer, skip: int) -> Iterator[Item]:
+    """Everything that goes into shards, in its order, from number `skip` on."""
+    if corpus is not None:
+        yield from documents.documents(corpus, skip)
+        skip = max(skip - documents.count(corpus), 0)
+    theirs = (
+        foreign.documents(source, tokenizer.vocabulary, tokenizer.end_of_text) for source in recipe.tokens.sources
+    )
+    yield from itertools.islice(itertools.chain.from_iterable(theirs), skip, None)
 
 
 def _write_shards(
-    recipe: Recipe, corpus: Path, folder: Path, tokenizer: Tokenizer, labels: list[str]
-) -> dict[tuple[str, str], ShardWriter]:
-    dtype = token_dtype(tokenizer.vocabulary)
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    recipe: Recipe,
+    run: RunFolder,
+    corpus: Path | None,
+    work: Path,
+    tokenizer: Tokenizer,
+    others: tuple[Tokenizer, ...],
+    labels: list[str],
+) -> tuple[dict[tuple[str, str], ShardWriter], Progress]:
+    text_bytes = _text_bytes(run) if corpus is not None else 0
+    token_bytes = tokenizer.token_bytes()
+    gauge = Gauge(
+        ("this run", *recipe.tokenizer.compare),
+        (token_bytes == 1, *(other.token_bytes() == 1 for other in others)),
+        recipe.tokenizer.fertility_bytes / max(text_bytes, 1),
+        recipe.run.seed,
+    )
+    encoder = Encoder(tokenizer, token_bytes, gauge, others)
     number_of = {label: number for number, label in enumerate(labels)}
-    size = recipe.tokens.shard_tokens
-    writers = {
-        (source.name, split): ShardWriter(folder, f"{source.name}-{split}", dtype, size, labelled=bool(labels))
-        for source in recipe.corpus.sources
-        for split in ("train", "heldout")
-    }
-    statistics = read_json(corpus.parent / "statistics.json")["totals"]
-    with progress("encoding", statistics.get("bytes_kept"), "B") as advance:
-        batch: list[Document] = []
-
-        def encode() -> None:
-            texts = [document.text for document in batch]
-            for document, ids in zip(batch, tokenizer.encode_documents(texts, threads), strict=True):
-                held_out = is_held_out(document.identity, recipe.run.seed, recipe.tokens.held_out)
-                writer = writers[document.source, "heldout" if held_out else "train"]
-                num_bytes = len(document.text.encode())
-                writer.add(document.identity, ids, num_bytes, number_of.get(document.label, NO_LABEL))
-                advance(num_bytes)
-            batch.clear()
-
-        for document in _documents(corpus):
-            batch.append(document)
-            if len(batch) == BATCH_DOCUMENTS:
-                encode()
-        encode()
+    writers, done = _writers(recipe, work, tokenizer, bool(labels))
+    since = 0
+    with progress("encoding", text_bytes or None, "B") as advance:
+        advance(done.text)
+        items = batches(_items(recipe, corpus, tokenizer, done.documents))
+        for batch, made in in_order(items, encoder, recipe.tokens.workers or _cores()):
+            for item, ids, num_bytes in zip(batch, made.ids, made.num_bytes, strict=True):
+                held_out = is_held_out(item.identity, recipe.run.seed, recipe.tokens.held_out)
+                label = number_of.get(item.label, NO_LABEL) if isinstance(item, Document) else NO_LABEL
+                writers[item.source, SPLITS[held_out]].add(item.identity, ids, num_bytes, label)
+            done.add(made, batch)
+            num_bytes = sum(made.num_bytes)
+            advance(num_bytes)
+            since += num_bytes
+            if since >= RECORD_BYTES:
+                _record(work, writers, done)
+                since = 0
+    _record(work, writers, done)
     for writer in writers.values():
         writer.close()
-    return writers
+    return writers, done
+
+
+def _writers(
+    recipe: Recipe, work: Path, tokenizer: Tokenizer, labelled: bool
+) -> tuple[dict[tuple[str, str], ShardWriter], Progress]:
+    """A writer for each source and split, as far as they had come when the work was stopped."""
+    dtype, size = token_dtype(tokenizer.vocabulary), recipe.tokens.shard_tokens
+
+    def new() -> dict[tuple[str, str], ShardWriter]:
+        return {
+            (name, split): ShardWriter(work / OUT, f"{name}-{split}", dtype, size, labelled)
+            for name in recipe.source_weights
+            for split in SPLITS
+        }
+
+    writers = new()
+    record = work / "progress.json"
+    if record.exists():
+        try:
+            kept = read_json(record)
+            for (name, split), writer in writers.items():
+                writer.resume(kept["writers"][f"{name}/{split}"])
+            return writers, Progress(**kept["progress"])
+        except (BessemerError, KeyError, TypeError, ValueError, OSError) as error:
+            warn(f"{record}: what was encoded before cannot be gone on with ({error}); encoding all of it again")
+            record.unlink(missing_ok=True)
+            writers = new()
+    for path in (work / OUT).iterdir():
+        if path.suffix in (".bin", ".idx", ".lbl", ".part"):
+            path.unlink()
+    return writers, Progress()
+
+
+def _record(work: Path, writers: dict[tuple[str, str], ShardWriter], done: Progress) -> None:
+    states = {f"{name}/{split}": writer.state() for (name, split), writer in writers.items()}
+    write_json(work / "progress.json", {"progress": done.__dict__, "writers": states})
+
+
+def _bytes_of_tokens(tokenizer: Tokenizer, done: Progress, sample: list[str]) -> dict[str, Any]:
+    """Whether the tokens account for the text: then, and only then, bits per byte are given.
+
+    A tokenizer that changes the text, or has no token for some of it, predicts less than the text: its bits per byte
+    would flatter it. Measured: the bytes its tokens stand for, tokens for unknown text, and whether text comes back.
+    """
+    same = [_nfc(tokenizer.decode(tokenizer.encode(text))) == _nfc(text) for text in sample]
+    came_back = sum(same) / len(same) if same else float(tokenizer.is_byte_level and not tokenizer.changes)
+    close = abs(done.counted - done.text) <= BYTES_TOLERANCE * done.text
+    counts = close and done.unknown == 0 and came_back >= CAME_BACK
+    if not counts:
+        warn(
+            f"the tokenizer's tokens stand for {done.counted:,} bytes of {done.text:,}, {done.unknown:,} of them unknown, and "
+            f"{came_back:.0%} of the text comes back from them: bits per byte are not given"
+        )
+    return {
+        "kind": tokenizer.kind,
+        "way": tokenizer.way,
+        "changes": tokenizer.changes,
+        "text_prefix": tokenizer.text_prefix.decode(),
+        "counts_bytes": counts,
+        "counted_bytes": done.counted,
+        "text_bytes": done.text,
+        "unknown_tokens": done.unknown,
+        "came_back": came_back,
+    }
+
+
+def _nfc(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+def _text_bytes(run: RunFolder) -> int:
+    return int(read_json(run.corpus / "statistics.json")["totals"].get("bytes_kept") or 0)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _short(path: str) -> str:
+    """A tokenizer.json by the folder it lies in, where it has that plain name."""
+    file = Path(path)
+    return file.parent.name if file.name == "tokenizer.json" and file.parent.name else file.stem
 
 
 def _manifest(
@@ -195,17 +321,17 @@ def _manifest(
     trained: float,
 ) -> dict[str, Any]:
     sources = {
-        source.name: {
+        name: {
             split: {
-                "documents": writers[source.name, split].documents,
-                "tokens": writers[source.name, split].tokens,
-                "bytes": writers[source.name, split].bytes,
-                "longest": writers[source.name, split].longest,
-                "files": sorted(writers[source.name, split].files),
+                "documents": writers[name, split].documents,
+                "tokens": writers[name, split].tokens,
+                "bytes": writers[name, split].bytes,
+                "longest": writers[name, split].longest,
+                "files": sorted(writers[name, split].files),
             }
             for split in ("train", "heldout")
         }
-        for source in recipe.corpus.sources
+        for name in recipe.source_weights
     }
     text_bytes = sum(writer.bytes for writer in writers.values())
     text_tokens = sum(writer.tokens - writer.documents for writer in writers.values())
@@ -225,53 +351,3 @@ def _manifest(
         "files": {name: facts for writer in writers.values() for name, facts in sorted(writer.files.items())},
         "seconds": {"tokenizer": round(trained, 3), "total": round(seconds, 3)},
     }
-
-
-def _refuse_unusable(recipe: Recipe, manifest: dict[str, Any]) -> None:
-    """Every source must give at least one training sequence, and the held-out part some text."""
-    if recipe.train.objective == "classify":
-        return _refuse_unusable_texts(recipe, manifest)
-    length = recipe.tokens.sequence_length
-    for name, splits in manifest["sources"].items():
-        tokens = splits["train"]["tokens"]
-        if tokens <= length:
-            raise InputError(
-                f"tokens.sequence_length: {length}, but source {name!r} has only {tokens} training tokens in all; "
-                "shorten the sequence or add text"
-            )
-    longest = max(splits[split]["longest"] for splits in manifest["sources"].values() for split in splits)
-    if longest < length and not recipe.tokens.pack_short_documents:
-        raise InputError(
-            f"tokens.sequence_length: {length} is longer than every document (the longest has {longest} tokens); shorten "
-            "it, or set tokens.pack_short_documents = true to put several documents into each sequence"
-        )
-    held_out = sum(splits["heldout"]["tokens"] for splits in manifest["sources"].values())
-    if held_out <= length:
-        documents = sum(splits[split]["documents"] for splits in manifest["sources"].values() for split in splits)
-        raise InputError(
-            f"tokens.held_out: {recipe.tokens.held_out} of {documents} documents leaves {held_out} held-out tokens, fewer "
-            f"than one sequence of {length}; raise the share, shorten the sequence or add documents"
-        )
-    return None
-
-
-def _refuse_unusable_texts(recipe: Recipe, manifest: dict[str, Any]) -> None:
-    """A classifier needs two classes at least, and texts of every source to train on and some held out."""
-    if len(manifest["labels"]) < 2:
-        found = f"only {manifest['labels'][0]!r}" if manifest["labels"] else "no label"
-        raise InputError(
-            f"train.objective: classify needs documents of two classes or more, but the corpus has {found}; see "
-            "corpus.sources.label and label_key"
-        )
-    documents = {
-        split: sum(facts[split]["documents"] for facts in manifest["sources"].values())
-        for split in ("train", "heldout")
-    }
-    bare = [name for name, facts in manifest["sources"].items() if not facts["train"]["documents"]]
-    if bare:
-        raise InputError(f"tokens.held_out: source {bare[0]!r} has no document left to train on; add text")
-    if not documents["heldout"]:
-        raise InputError(
-            f"tokens.held_out: {recipe.tokens.held_out} of {documents['train']} documents leaves none held out; raise the "
-            "share or add documents"
-        )

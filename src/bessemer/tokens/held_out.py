@@ -15,7 +15,8 @@ class HeldOut:
     """Held-out text of one source as sequences without overlap.
 
     tokens: (sequences, sequence_length + 1) ids; valid: (sequences, sequence_length) whether a target counts: real
-    text, not padding and not an end-of-text token; bytes: (sequences,) bytes of text of the targets that count.
+    text, not padding and not an end-of-text token; bytes: (sequences,) bytes of text of the targets that count, 0 where
+    the tokenizer's tokens do not account for the text.
     targets: where they are something else than the next token; tokens are then the inputs alone.
     """
 
@@ -46,7 +47,7 @@ def held_out(store: TokenStore, sequence_length: int, max_tokens: int | None = N
     splits = {name: store.split(name, "heldout") for name in store.sources}
     total = sum(split.num_tokens for split in splits.values())
     share = 1.0 if max_tokens is None else min(max_tokens / max(total, 1), 1.0)
-    token_bytes, parts = store.token_bytes, []
+    token_bytes, prefix, parts = store.token_bytes, len(store.text_prefix), []
     for name, split in splits.items():
         if split.num_tokens < 2:
             continue
@@ -57,5 +58,9 @@ def held_out(store: TokenStore, sequence_length: int, max_tokens: int | None = N
             start = int(sequence) * sequence_length
             split.read(start, tokens[row, : min(sequence_length + 1, split.num_tokens - start)])
         target_bytes = token_bytes[tokens[:, 1:]]
-        parts.append(HeldOut(name, tokens, target_bytes > 0, target_bytes.sum(axis=1)))
+        valid = target_bytes > 0
+        if prefix:  # which a document's first token stands for beside its text
+            target_bytes = target_bytes - prefix * (valid & (tokens[:, :-1] == store.end_of_text))
+        text_bytes = target_bytes.sum(axis=1) * store.counts_bytes
+        parts.append(HeldOut(name, tokens, valid, text_bytes))
     return parts

@@ -8,6 +8,8 @@ NAME-00000.lbl  where documents have labels: D little-endian int32, the number o
                 `labels`; -1 for a document without one.
 manifest.json   sources, counts and SHA-256 of every file, and the tokenizer's hash.
 
+Written by `writer.ShardWriter`.
+
 NAME is SOURCE-train or SOURCE-heldout.
 """
 
@@ -36,56 +38,6 @@ TokenIds = npt.NDArray[np.unsignedinteger[Any]]
 def token_dtype(vocabulary: int) -> np.dtype[Any]:
     """Narrowest unsigned type that holds every id."""
     return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
-
-
-class ShardWriter:
-    """Writes the shards of one source and split, a new one when `shard_tokens` is reached; documents are never cut."""
-
-    def __init__(
-        self, folder: Path, name: str, dtype: np.dtype[Any], shard_tokens: int, labelled: bool = False
-    ) -> None:
-        self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
-        self.files: dict[str, dict[str, Any]] = {}
-        self.documents = self.tokens = self.bytes = self.longest = self.shards = 0
-        self.labelled = labelled
-        self._labels: list[int] = []
-        self._tokens: list[TokenIds] = []
-        self._identities: list[bytes] = []
-        self._held = 0
-
-    def add(self, identity: str, ids: npt.ArrayLike, num_bytes: int, label: int = NO_LABEL) -> None:
-        """Append a document. identity: 32 hexadecimal digits; ids: its tokens, end-of-text included; label: its number."""
-        tokens = np.asarray(ids, dtype=self.dtype)
-        if self._held and self._held + len(tokens) > self.shard_tokens:
-            self._flush()
-        self._tokens.append(tokens)
-        self._identities.append(bytes.fromhex(identity))
-        self._labels.append(label)
-        self._held += len(tokens)
-        self.documents += 1
-        self.tokens += len(tokens)
-        self.bytes += num_bytes
-        self.longest = max(self.longest, len(tokens))
-
-    def close(self) -> None:
-        """Write what is left."""
-        if self._tokens:
-            self._flush()
-
-    def _flush(self) -> None:
-        stem = f"{self.name}-{self.shards:05d}"
-        offsets = np.cumsum([0, *(len(tokens) for tokens in self._tokens)], dtype="<u8")
-        count = np.array([len(self._tokens)], dtype="<u8")
-        self._write(f"{stem}.bin", np.concatenate(self._tokens).tobytes())
-        self._write(f"{stem}.idx", MAGIC + count.tobytes() + offsets.tobytes() + b"".join(self._identities))
-        if self.labelled:
-            self._write(f"{stem}.lbl", np.array(self._labels, dtype="<i4").tobytes())
-        self.shards += 1
-        self._tokens, self._identities, self._labels, self._held = [], [], [], 0
-
-    def _write(self, name: str, data: bytes) -> None:
-        (self.folder / name).write_bytes(data)
-        self.files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 @dataclass(frozen=True)
@@ -244,6 +196,16 @@ class TokenStore:
         """Id of the token that stands where one is hidden; None where the tokenizer was not asked for one."""
         found = self.manifest["tokenizer"].get("mask_token")
         return None if found is None else int(found)
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Whether the tokens account for the bytes of the text, so that bits per byte mean something."""
+        return bool(self.manifest["tokenizer"].get("counts_bytes", True))
+
+    @property
+    def text_prefix(self) -> bytes:
+        """What the tokenizer puts before every text, and a document's first token stands for too."""
+        return str(self.manifest["tokenizer"].get("text_prefix", "")).encode()
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ class Validation:
     """loss: nats a target: of a token of text, of a hidden token, or of a text for a classifier.
 
     bits_per_byte: nats / ln 2 / bytes of text, which no tokenizer can flatter; None where the targets are not the whole
-    text. accuracy: share of the targets that are the likeliest prediction; None where that is not scored. confusion:
-    (labels, labels) texts of each class by what they were taken for, for a classifier.
+    text, or the tokens do not account for it. accuracy: share of the targets that are the likeliest prediction; None where
+    that is not scored. confusion: (labels, labels) texts of each class by what they were taken for, for a classifier.
     """
 
     loss: float
@@ -36,7 +36,9 @@ class Validation:
     @property
     def short(self) -> str:
         """The score that matters, for a line on the terminal."""
-        return f"bpb {self.bits_per_byte:.3f}" if self.bits_per_byte is not None else f"right {self.accuracy or 0:.1%}"
+        if self.bits_per_byte is not None:
+            return f"bpb {self.bits_per_byte:.3f}"
+        return f"right {self.accuracy:.1%}" if self.accuracy is not None else f"loss {self.loss:.3f}"
 
     def scores(self) -> dict[str, Any]:
         """What the objective is scored by beside its loss, by the names of the metrics."""
@@ -72,7 +74,7 @@ def validate(step: TrainStep, parts: list[HeldOut], advance: Callable[..., None]
     bytes_of = {part.source: int(part.bytes.sum()) for part in parts}
     all_bytes, all_counted = sum(bytes_of.values()), sum(counted.values())
     bits = {name: nats[name] / math.log(2) / max(bytes_of[name], 1) for name in nats}
-    is_text = step.task.counts_bytes
+    is_text = step.task.counts_bytes and all_bytes > 0
     return Validation(
         loss=sum(nats.values()) / max(all_counted, 1),
         bits_per_byte=sum(nats.values()) / math.log(2) / max(all_bytes, 1) if is_text else None,

@@ -1,0 +1,209 @@
+"""Tokens that others have written: nanoGPT's .bin and Megatron's .bin/.idx, read document by document.
+
+nanogpt   little-endian uint16 ids and nothing else (karpathy/nanoGPT, data/openwebtext/prepare.py), documents set apart by
+          end-of-text; also with the header of llm.c and modded-nanogpt: 256 int32, the first 20240520, the second the
+          version 1, the third the number of tokens (karpathy/llm.c, dev/data/data_common.py).
+megatron  NAME.bin holds the ids, NAME.idx the index (NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py): 9 bytes
+          "MMIDIDX\\0\\0", uint64 version 1, uint8 type, uint64 sequences S, uint64 document borders D, then S int32
+          lengths in tokens, S int64 places in bytes, D int64 borders counted in sequences (the first 0, the last S), and for
+          multimodal data S int8 modes.
+
+Every number of an index is held against the files before a token is read. A document whose last token is not end-of-text
+gets one; empty documents are left out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.corpus.document import identity
+from bessemer.errors import InputError
+from bessemer.recipe import TokenSource
+
+HEADER_MAGIC, HEADER_INTS = 20240520, 256
+INDEX_MAGIC = b"MMIDIDX\x00\x00"
+INDEX_HEADER_BYTES = 34
+INDEX_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats, which no ids are
+CHUNK = 1 << 22  # tokens looked at in one go
+
+
+@dataclass(frozen=True)
+class ForeignDocument:
+    """A document that is tokens already: its ids with end-of-text as the last one."""
+
+    identity: str
+    source: str
+    ids: npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Index:
+    """A Megatron index, checked. lengths: tokens of each sequence; places: where they begin, in bytes; borders: numbers of the
+    sequences at which documents begin, and their number."""
+
+    dtype: np.dtype[Any]
+    lengths: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+    borders: npt.NDArray[np.int64]
+
+
+def files_of(source: TokenSource) -> list[Path]:
+    """The .bin files of a source, sorted. Raises InputError when a path has none."""
+    found: list[Path] = []
+    for given in source.paths:
+        path = Path(given).expanduser()
+        if path.is_dir():
+            here = sorted(path.rglob("*.bin"))
+        elif path.is_file():
+            here = [path]
+        else:
+            here = sorted(
+                file
+                for file in Path(path.anchor or ".").glob(str(path.relative_to(path.anchor or ".")))
+                if file.is_file()
+            )
+        if not here:
+            raise InputError(
+                f"tokens.sources.{source.name}: {given}: no such file, and no folder with .bin files in it"
+            )
+        found += here
+    return sorted(set(found))
+
+
+def facts(source: TokenSource) -> list[list[Any]]:
+    """Name, size and time of each file, by which a change is noticed."""
+    files = files_of(source)
+    files += [file.with_suffix(".idx") for file in files if file.with_suffix(".idx").exists()]
+    return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+
+
+def documents(source: TokenSource, vocabulary: int, end_of_text: int) -> Iterator[ForeignDocument]:
+    """Every document of a source, file by file. Raises InputError for a damaged file, or ids the vocabulary lacks."""
+    read = nanogpt_documents if source.format == "nanogpt" else megatron_documents
+    for file in files_of(source):
+        for number, ids in enumerate(read(file, end_of_text)):
+            if len(ids) and int(ids.max()) >= vocabulary:
+                raise InputError(
+                    f"{file}: document {number} has the id {int(ids.max())}, but the tokenizer has only {vocabulary}; were "
+                    "these tokens written with it?"
+                )
+            yield ForeignDocument(identity(source.name, file.name, str(number)), source.name, ids)
+
+
+def nanogpt_documents(path: Path, end_of_text: int) -> Iterator[npt.NDArray[np.uint32]]:
+    """Documents of one nanoGPT file, each with end-of-text at its end."""
+    tokens = nanogpt_tokens(path)
+    parts: list[npt.NDArray[Any]] = []
+    found = False
+    for start in range(0, len(tokens), CHUNK):
+        chunk = np.asarray(tokens[start : start + CHUNK])
+        ends = np.flatnonzero(chunk == end_of_text)
+        found |= len(ends) > 0
+        low = 0
+        for end in ends.tolist():
+            parts.append(chunk[low:end])
+            if (ids := _closed(parts, end_of_text)) is not None:
+                yield ids
+            parts, low = [], end + 1
+        parts.append(chunk[low:])
+    if not found:
+        raise InputError(
+            f"{path}: no end-of-text token (id {end_of_text}) in it, so that documents cannot be told apart; is "
+            "tokenizer.end_of_text the one it was written with?"
+        )
+    if (ids := _closed(parts, end_of_text)) is not None:
+        yield ids
+
+
+def nanogpt_tokens(path: Path) -> npt.NDArray[np.uint16]:
+    """The ids of a nanoGPT file, mapped into memory."""
+    size = path.stat().st_size
+    if size == 0 or size % 2:
+        raise InputError(f"{path}: {size} bytes are no whole number of uint16 ids; the file is empty or cut short")
+    tokens: npt.NDArray[np.uint16] = np.memmap(path, dtype="<u2", mode="r").view(np.ndarray)
+    header = tokens[: 2 * HEADER_INTS].tobytes()
+    if len(header) == 4 * HEADER_INTS and struct.unpack("<i", header[:4])[0] == HEADER_MAGIC:
+        version, count = struct.unpack("<2i", header[4:12])
+        tokens = tokens[2 * HEADER_INTS :]
+        if version != 1 or count != len(tokens):
+            raise InputError(
+                f"{path}: its header says version {version} and {count} tokens, but {len(tokens)} follow it (only version 1 is "
+                "known); the file is cut short or of another kind"
+            )
+    return tokens
+
+
+def megatron_documents(path: Path, end_of_text: int) -> Iterator[npt.NDArray[np.uint32]]:
+    """Documents of one Megatron pair, by its .bin, each with end-of-text at its end."""
+    index = megatron_index(path)
+    raw = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.zeros(0, dtype=np.uint8)
+    size = index.dtype.itemsize
+    for first, last in zip(index.borders[:-1].tolist(), index.borders[1:].tolist(), strict=True):
+        parts = []
+        for sequence in range(first, last):
+            low = int(index.places[sequence])
+            part = np.asarray(raw[low : low + int(index.lengths[sequence]) * size]).view(index.dtype)
+            if len(part) and int(part.min()) < 0:
+                raise InputError(f"{path}: sequence {sequence} has the id {int(part.min())}; no id is negative")
+            parts.append(part)
+        if parts and len(parts[-1]) and int(parts[-1][-1]) == end_of_text:
+            parts[-1] = parts[-1][:-1]
+        if (ids := _closed(parts, end_of_text)) is not None:
+            yield ids
+
+
+def megatron_index(path: Path) -> Index:
+    """The index beside a Megatron .bin. Raises InputError that names what does not hold."""
+    where = path.with_suffix(".idx")
+    if not where.exists():
+        raise InputError(f"{where}: no such file; a Megatron .bin has its index beside it")
+    size = where.stat().st_size
+
+    def damaged(why: str) -> InputError:
+        return InputError(f"{where}: damaged index: {why}")
+
+    with open(where, "rb") as file:
+        header = file.read(INDEX_HEADER_BYTES)
+    if len(header) < INDEX_HEADER_BYTES or header[:9] != INDEX_MAGIC:
+        raise damaged("it does not begin as a Megatron index (MMIDIDX)")
+    version, code, sequences, borders = struct.unpack("<QBQQ", header[9:])
+    if version != 1:
+        raise damaged(f"version {version}; only 1 is known")
+    if code not in INDEX_TYPES:
+        raise damaged(f"type {code} is no integer type")
+    wanted = INDEX_HEADER_BYTES + 12 * sequences + 8 * borders
+    if size not in (wanted, wanted + sequences) or borders < 1:
+        raise damaged(f"{size} bytes, but its {sequences} sequences and {borders} borders take {wanted}")
+    raw = np.memmap(where, dtype=np.uint8, mode="r")
+    ends = INDEX_HEADER_BYTES + np.cumsum([0, 4 * sequences, 8 * sequences, 8 * borders])
+    lengths, places, starts = (
+        np.asarray(raw[low:high]).view(kind).astype(np.int64)
+        for low, high, kind in zip(ends[:-1].tolist(), ends[1:].tolist(), ("<i4", "<i8", "<i8"), strict=True)
+    )
+    dtype = np.dtype(INDEX_TYPES[code])
+    held = path.stat().st_size
+    if (lengths < 0).any() or (places < 0).any() or (places % dtype.itemsize).any():
+        raise damaged("a sequence has a negative length, or a place that is not one of a token")
+    if sequences and int((places + lengths * dtype.itemsize).max()) > held:
+        raise damaged(f"its sequences reach beyond the {held} bytes of {path.name}")
+    if starts[0] != 0 or starts[-1] != sequences or (np.diff(starts) < 0).any():
+        raise damaged("the borders of its documents do not run from 0 to its number of sequences")
+    return Index(dtype, lengths, places, starts)
+
+
+def _closed(parts: list[npt.NDArray[Any]], end_of_text: int) -> npt.NDArray[np.uint32] | None:
+    """The parts as one document with end-of-text after it; None for an empty one."""
+    length = sum(len(part) for part in parts)
+    if not length:
+        return None
+    ids = np.empty(length + 1, dtype=np.uint32)
+    np.concatenate(parts, out=ids[:-1], casting="unsafe")
+    ids[-1] = end_of_text
+    return ids

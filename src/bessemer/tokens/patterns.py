@@ -1,0 +1,189 @@
+"""How text is cut into pieces before any merge: the split patterns, their parts, and what a custom one may be.
+
+A pattern is a list of alternatives: contractions, runs of letters, runs of digits, runs of other signs, white space. The
+published ones differ in few choices, so that each is named by those choices (`Split`), written out as a regular expression
+for a tokenizer.json, and recognised again when one is loaded.
+
+Sources: gpt2, openai/gpt-2, encoder.py; gpt4, cl100k_base in openai/tiktoken, tiktoken_ext/openai_public.py (with its
+possessive quantifiers written plainly and `\\s*[\\r\\n]` as `\\s*[\\r\\n]+`, which match the same); llama3, meta-llama/llama3,
+llama/tokenizer.py, the same as gpt4's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from time import thread_time
+from typing import TYPE_CHECKING, Literal
+
+from bessemer.errors import InputError
+
+if TYPE_CHECKING:
+    from tokenizers.pre_tokenizers import Split as HuggingFaceSplit
+
+Contractions = Literal["none", "lower", "any"]
+WhiteSpace = Literal["runs", "lines", "indentation", "single"]
+
+CONTRACTIONS = {"none": "", "lower": "'s|'t|'re|'ve|'m|'ll|'d|", "any": "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"}
+WHITE_SPACE = {
+    "runs": r"|\s+(?!\S)|\s+",
+    "lines": r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "indentation": r"|\s*[\r\n]+[ \t]*|\s+(?!\S)|\s+",
+    "single": r"|\s",
+}
+DIGITS = {"runs": 0, "single": 1, "groups-of-three": 3}
+REGEX_CHARACTERS = 1000  # a longer custom pattern is refused
+PROBE_FROM, PROBE_TO = (
+    128,
+    16_384,
+)  # characters of each kind a custom pattern is timed on, ever doubled
+PROBE_SECONDS = (
+    0.25  # of processor time; a linear pattern takes about 0.02 for the longest, a quadratic one many seconds
+)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The choices that make a pattern.
+
+    contractions: "lower" knows 's, "any" also 'S; any_prefix: a run of letters takes one sign or space before it, else
+    only a space; digits: the longest group, 0 for any length; digits_space: a group takes a space before it; line_ends: a
+    run of signs takes the line ends after it; white_space: "runs" leaves one space to the next word, "lines" also ends
+    a piece after line ends, "indentation" takes the next line's indentation with them, "single" cuts every character.
+    """
+
+    contractions: Contractions = "any"
+    any_prefix: bool = True
+    digits: int = 3
+    digits_space: bool = False
+    line_ends: bool = True
+    white_space: WhiteSpace = "lines"
+
+    @property
+    def regex(self) -> str:
+        """The pattern as a regular expression."""
+        letters = r"[^\r\n\p{L}\p{N}]?\p{L}+" if self.any_prefix else r" ?\p{L}+"
+        digits = (" ?" if self.digits_space else "") + {0: r"\p{N}+", 1: r"\p{N}", 3: r"\p{N}{1,3}"}[self.digits]
+        signs = r" ?[^\s\p{L}\p{N}]+" + (r"[\r\n]*" if self.line_ends else "")
+        return f"{CONTRACTIONS[self.contractions]}{letters}|{digits}|{signs}{WHITE_SPACE[self.white_space]}"
+
+
+GPT4 = Split()
+GPT2 = Split("lower", any_prefix=False, digits=0, digits_space=True, line_ends=False, white_space="runs")
+NAMED = {"gpt4": GPT4, "llama3": GPT4, "gpt2": GPT2}
+
+
+def pattern_of(name: str, digits: str | None, white_space: str) -> str:
+    """The regular expression of a recipe's pattern, digits and white space; a custom pattern is checked.
+
+    Raises InputError for a custom pattern that is not allowed, or that digits or white_space would have to change.
+    """
+    if name not in NAMED:
+        if digits is not None or white_space != "runs":
+            raise InputError(
+                "tokenizer.pattern: a regular expression of your own says itself how digits and white space are cut; leave "
+                "tokenizer.digits and tokenizer.white_space out"
+            )
+        check_custom(name)
+        return name
+    split = NAMED[name]
+    if digits is not None:
+        split = replace(split, digits=DIGITS[digits])
+    if white_space != "runs":
+        split = replace(split, white_space="single" if white_space == "single" else "indentation")
+    return split.regex
+
+
+def known(regex: str) -> Split | None:
+    """The choices behind a regular expression; None when it is none of ours."""
+    return _all().get(regex)
+
+
+@cache
+def _all() -> dict[str, Split]:
+    """Every combination of choices by its regular expression."""
+    choices = itertools.product(CONTRACTIONS, (True, False), (0, 1, 3), (True, False), (True, False), WHITE_SPACE)
+    splits = [Split(*choice) for choice in choices]  # type: ignore[arg-type]
+    return {split.regex: split for split in splits}
+
+
+def check_custom(regex: str) -> None:
+    """Raises InputError for a regular expression that may take more than linear time, or that looks farther than what
+    it matches and the sign after it.
+
+    The engine of a tokenizer.json backtracks. Refused: backreferences, looking behind, anchors, conditions, recursion, and a
+    repeated group that repeats something itself; then the pattern is timed on long runs of one kind.
+    """
+    if len(regex) > REGEX_CHARACTERS:
+        raise InputError(f"tokenizer.pattern: {len(regex)} characters; at most {REGEX_CHARACTERS} are allowed")
+    found = re.search(r"\\[1-9kgABbGKXzZ]|\(\?(?:<[=!]|P?[=>(&R]|\(|\d)|(?<![\[\\])[\^$]", _without_classes(regex))
+    if found and found.group() != "(?=":
+        raise InputError(
+            f"tokenizer.pattern: {found.group()!r} is not allowed: a backreference, an anchor, a condition or looking behind"
+        )
+    if _repeats_a_repeat(regex):
+        raise InputError(
+            "tokenizer.pattern: it repeats a group that repeats something itself, such as (a+)+, which can take exponential "
+            "time; write the group without the inner or the outer repeat"
+        )
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Split as HuggingFaceSplit
+
+    try:
+        splitter = HuggingFaceSplit(Regex(regex), "isolated")
+    except Exception as error:
+        raise InputError(f"tokenizer.pattern: not a regular expression: {error}") from None
+    for piece in ("a", "1", ".", " ", "\n", " \n", "a1", "a ", "A.", "é", "日"):
+        for end in ("", "!", "\n"):
+            _probe(splitter, piece, end)
+
+
+def _probe(splitter: HuggingFaceSplit, piece: str, end: str) -> None:
+    """Time longer and longer runs, so that what takes the fourth power of their length is found out on a short one."""
+    length = PROBE_FROM
+    while length <= PROBE_TO:
+        started, failed = thread_time(), False
+        try:
+            splitter.pre_tokenize_str(piece * (length // len(piece)) + end)
+        except BaseException as error:  # the engine's panic, when it has backtracked too often, is no Exception
+            if type(error).__name__ != "PanicException":
+                raise
+            failed = True
+        if failed or thread_time() - started > PROBE_SECONDS:
+            raise InputError(
+                f"tokenizer.pattern: it backtracks too much: {length} characters of {piece!r} take it over {PROBE_SECONDS} s, or it "
+                "fails on them; write it so that no two parts of it can match the same run"
+            )
+        length *= 2
+
+
+def _without_classes(regex: str) -> str:
+    """The pattern with each [...] emptied, in which ^ and $ mean something else."""
+    return re.sub(r"\[\^?(?:\\.|[^\]\\])+\]", "[]", regex)
+
+
+def _repeats_a_repeat(regex: str) -> bool:
+    """Whether a group that has an unbounded repeat in it is itself repeated without bound."""
+    plain = _without_classes(regex)
+    repeats_inside: list[bool] = []
+    position = 0
+    while position < len(plain):
+        sign = plain[position]
+        if sign == "\\":
+            position += 2
+            continue
+        if sign == "(":
+            repeats_inside.append(False)
+        elif sign == ")" and repeats_inside:
+            inside = repeats_inside.pop()
+            repeated = re.match(r"[*+]|\{\d*,\d*\}", plain[position + 1 :])
+            if inside and repeated:
+                return True
+            if repeats_inside:
+                repeats_inside[-1] |= inside or repeated is not None
+        elif repeats_inside and re.match(r"[*+]|\{\d*,\d*\}", plain[position:]):
+            repeats_inside[-1] = True
+        position += 1
+    return False

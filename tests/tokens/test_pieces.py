@@ -1,0 +1,64 @@
+import json
+
+import pytest
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers import normalizers
+
+from bessemer.tokens import pieces
+from tests.tokens.tokenizer_samples import HARD, every_kind
+
+
+@pytest.fixture(scope="module")
+def kinds() -> dict[str, HuggingFaceTokenizer]:
+    return every_kind()
+
+
+def described(inner: HuggingFaceTokenizer) -> dict:
+    return json.loads(inner.to_str())
+
+
+def of(inner: HuggingFaceTokenizer) -> list[bytes]:
+    special = {number for number, token in inner.get_added_tokens_decoder().items() if token.special}
+    return pieces.token_pieces(described(inner), inner.get_vocab(), special)
+
+
+@pytest.mark.parametrize("name", ["gpt4", "gpt2", "smollm", "gpt2-split", "added", "llama"])
+def test_the_pieces_of_a_text_are_the_text(kinds: dict[str, HuggingFaceTokenizer], name: str) -> None:
+    inner = kinds[name]
+    found, prefix = of(inner), pieces.prefix_of(described(inner))
+    inner.encode_special_tokens = True
+    for text in HARD:
+        joined = b"".join(found[token] for token in inner.encode(text, add_special_tokens=False).ids)
+        said = text.replace("▁", " ") if prefix else text  # in such a vocabulary the mark is a space
+        assert joined == (prefix + said.encode() if text else b"")
+
+
+def test_kinds_and_what_they_change(kinds: dict[str, HuggingFaceTokenizer]) -> None:
+    named = {name: pieces.kind_of(described(inner)) for name, inner in kinds.items()}
+    assert named == {
+        **dict.fromkeys(("gpt4", "gpt2", "roberta", "smollm", "gpt2-split", "nfc", "added"), "byte-level"),
+        "llama": "bpe", "unigram": "unigram", "bert": "wordpiece",
+    }  # fmt: skip
+    assert pieces.changes(described(kinds["gpt4"])) == []
+    assert pieces.changes(described(kinds["nfc"])) == ["nfc"]
+    assert pieces.changes(described(kinds["llama"])) == ["puts '▁' before every text", "replaces ' ' by '▁'"]
+    assert pieces.changes(described(kinds["bert"])) == ["clean control characters", "lowercase", "strip accents"]
+    assert pieces.changes(described(kinds["unigram"])) == ["nfkc", "replaces ' {2,}' by ' '"]
+    assert {name: pieces.prefix_of(described(inner)) for name, inner in kinds.items()} == {
+        **dict.fromkeys(kinds, b""), "roberta": b" ", "llama": b" ", "unigram": b" "
+    }  # fmt: skip
+
+
+def test_normalizers_within_sequences_are_found() -> None:
+    inner = every_kind()["gpt4"]
+    inner.normalizer = normalizers.Sequence([normalizers.Sequence([normalizers.NFKC()]), normalizers.Lowercase()])
+    assert pieces.changes(described(inner)) == ["nfkc", "lowercase"]
+
+
+def test_wordpiece_begins_words_with_a_space(kinds: dict[str, HuggingFaceTokenizer]) -> None:
+    inner = kinds["bert"]
+    found, vocabulary = of(inner), inner.get_vocab()
+    assert found[vocabulary["[UNK]"]] == found[vocabulary["[CLS]"]] == b""
+    word = next(token for token in vocabulary if token.startswith("##") and len(token) > 3)
+    assert found[vocabulary[word]] == word[2:].encode()
+    assert found[vocabulary["a"]] == b" a"

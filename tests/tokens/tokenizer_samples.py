@@ -1,0 +1,127 @@
+"""Text that tokenizers get wrong, and small trained tokenizers of every kind to try it on."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers.pre_tokenizers import PreTokenizer
+
+from bessemer.tokens.patterns import GPT2, GPT4, Split
+
+END = "<|endoftext|>"
+HARD = [
+    "", " ", "\n\n\n", "\t\tx = 1\r\n", "don't I'LL we've 'S 's'ſ x'ſt 'Ll'vE", "1234567890 ١٢٣٤ Ⅷ² ½", "naïve café Straße ﬆ",
+    "日本語のテキスト 中文，標點。 한국어", "🙂👩‍👩‍👧‍👦🏳️‍🌈 e\u0301 \u200b\ufeff 👍🏽", "\x00\x01\x7f\x1b[0m\x0b\x0c\x1c\x85", "a" * 300,
+    "       leading", "trailing       ", f"text with {END} inside", "<|other|> [UNK] [MASK] <s> </s> <0x0A> ▁x ##y",
+    "Ω≈ç√∫˜µ≤≥÷ \u2028 \u0085 \u00a0\u3000x", "मानक हिन्दी العربية עברית ไทย", "def f(x):\n        return x\n\n\n    y = 2  # z\n",
+    " " * 700 + "x" + "\n" * 50 + " " * 33, "!" * 400 + "\r\n\r\n" + "?!.,;" * 30, "Ünïcödé Å\u030a ﬃ Ⅻ ㎏", "\U0001f9ff\U00020000\ue000\u0378",
+]  # fmt: skip
+
+
+def random_texts(number: int, seed: int = 0) -> list[str]:
+    """Short texts of signs that the alternatives of a split pattern meet in."""
+    draw = random.Random(seed)
+    signs = [
+        " ", " ", "\n", "\r", "\t", "a", "b", "S", "s", "é", "日", "1", "٣", "²", ".", "'", "ſ", "\u00a0", "\u0301", "🙂", "\u200d",
+        "\x00", "\u2028", "t", "LL", "re", "ve", "m", "Ⅷ", "\x1c", "D",
+    ]  # fmt: skip
+    return ["".join(draw.choices(signs, k=draw.randint(0, 30))) for _ in range(number)]
+
+
+def corpus() -> list[str]:
+    """Text of two kinds to train small tokenizers on."""
+    return [Path(__file__).read_text(encoding="utf-8"), Path(random.__file__).read_text(encoding="utf-8"), *HARD[:18]]
+
+
+def byte_level(pre: PreTokenizer, vocabulary: int = 700) -> tokenizers.Tokenizer:
+    """A byte-level BPE behind any pre-tokenizer."""
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=[END, "<|other|>"], show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )  # fmt: skip
+    inner.train_from_iterator(corpus(), trainer)
+    return inner
+
+
+def split(pattern: Split) -> PreTokenizer:
+    """A split pattern and the bytes after it, as a trained tokenizer has them."""
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern.regex), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def every_kind() -> dict[str, tokenizers.Tokenizer]:
+    """A small tokenizer of each kind that others publish."""
+    digits = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    found = {
+        "gpt4": byte_level(split(GPT4)),
+        "gpt2": byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+        "roberta": byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        "smollm": byte_level(pre_tokenizers.Sequence(digits)),
+        "gpt2-split": byte_level(split(GPT2)),
+    }
+    nfc = byte_level(split(GPT4))
+    nfc.normalizer = normalizers.NFC()
+    found["nfc"] = nfc
+    indents = byte_level(split(GPT4))
+    indents.add_tokens(["    ", "\n\n"])  # found in every text before it is cut, as GPT-NeoX's
+    found["added"] = indents
+
+    llama = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    llama.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    llama.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    bytes_256 = [f"<0x{byte:02X}>" for byte in range(256)]
+    special = ["<unk>", "<s>", "</s>"]
+    # Words apart while training, as SentencePiece does; none after, as the converted file has it.
+    llama.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    trainer = trainers.BpeTrainer(
+        vocab_size=900, special_tokens=special + bytes_256, limit_alphabet=80, show_progress=False
+    )
+    llama.train_from_iterator(corpus(), trainer)
+    plain = tokenizers.Tokenizer.from_str(_bytes_are_plain(llama.to_str()))
+    plain.pre_tokenizer = None
+    found["llama"] = plain
+
+    unigram = tokenizers.Tokenizer(models.Unigram())
+    unigram.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
+    unigram.decoder = decoders.Metaspace()
+    unigram.train_from_iterator(
+        corpus(), trainers.UnigramTrainer(vocab_size=400, special_tokens=["</s>", "<unk>"], unk_token="<unk>", show_progress=False)
+    )  # fmt: skip
+    found["unigram"] = unigram
+
+    bert = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    bert.normalizer = normalizers.BertNormalizer(lowercase=True)
+    bert.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    bert.decoder = decoders.WordPiece()
+    bert.train_from_iterator(
+        corpus(), trainers.WordPieceTrainer(
+            vocab_size=600, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], show_progress=False
+        )
+    )  # fmt: skip
+    found["bert"] = bert
+    return found
+
+
+ENDS = {"llama": "</s>", "unigram": "</s>", "bert": "[SEP]"}
+
+
+def _bytes_are_plain(text: str) -> str:
+    """Byte tokens as parts of the vocabulary, not as special tokens: as converted SentencePiece files have them."""
+    import json
+
+    described = json.loads(text)
+    described["added_tokens"] = [token for token in described["added_tokens"] if not token["content"].startswith("<0x")]
+    return json.dumps(described)
