@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.corpus import engine
+from bessemer.corpus.dedup.signatures import num_hashes, signatures
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity
 from bessemer.corpus.extract import NotText, fold, normalise
 from bessemer.corpus.readers import read
@@ -88,6 +89,13 @@ def clean(units: list[Unit], corpus: Corpus, buckets: dict[str, int], folder: Pa
             given = [Unit.from_json(text) for text in batch.to_pylist()]
             return _as_lists([_judged(unit, rules, buckets, minhash) for unit in given])
 
+    def sign(folded: Series) -> pa.Array:
+        import pyarrow as pa
+
+        with engine.CALLS:
+            signed = signatures(folded.to_arrow(), corpus.dedup)
+            return pa.FixedSizeListArray.from_arrays(pa.array(signed.reshape(-1)), signed.shape[1])
+
     judged = daft.func.batch(
         return_dtype=DataType.list(DataType.struct({name: types[name] for name in COLUMN_NAMES})),
         batch_size=UNITS_AT_ONCE,
@@ -97,12 +105,11 @@ def clean(units: list[Unit], corpus: Corpus, buckets: dict[str, int], folder: Pa
     frame = frame.select(col("source"), judged(col("unit")).alias("row")).explode("row")
     frame = frame.select(col("source"), *[col("row").get(name).alias(name) for name in COLUMN_NAMES])
     if minhash:
-        signature = col("folded").minhash(
-            num_hashes=corpus.dedup.bands * corpus.dedup.rows,
-            ngram_size=corpus.dedup.shingle_words,
-            hash_function="xxhash3_64",
-        )
-        frame = frame.with_column("signature", signature)
+        signed = daft.func.batch(
+            return_dtype=DataType.fixed_size_list(DataType.uint32(), num_hashes(corpus.dedup)),
+            use_process=False,
+        )(sign)
+        frame = frame.with_column("signature", signed(col("folded")))
     with daft.execution_config_ctx(parquet_target_row_group_size=ROW_GROUP_BYTES):
         frame.exclude("folded").write_parquet(
             str(folder), compression="zstd", write_mode="overwrite", partition_cols=["source", "bucket"]

@@ -129,7 +129,9 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
         model = model.model_copy(update={"from_": "hf:" + anchored(model.from_.removeprefix("hf:"))})
     if train.start is not None:
         train = train.model_copy(update={"start": anchored(train.start)})
-    corpus = recipe.corpus.model_copy(update={"sources": sources})
+    against = tuple(anchored(path) for path in recipe.corpus.dedup.against)
+    dedup = recipe.corpus.dedup.model_copy(update={"against": against})
+    corpus = recipe.corpus.model_copy(update={"sources": sources, "dedup": dedup})
     return recipe.model_copy(update={"corpus": corpus, "tokenizer": tokenizer, "model": model, "train": train})
 
 
