@@ -12,12 +12,12 @@ FalsePositives = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class Paragraphs(Section):
-    """Removal of paragraphs (lines) that stood in an earlier document, by a Bloom filter as in dolma and DCLM."""
+    """Removal of paragraphs (lines) that stood before, by a Bloom filter as in dolma and DCLM."""
 
     mode: Literal["off", "paragraph", "ngram"] = Field(
         "off",
-        description="paragraph: remove a paragraph that stood before as a whole (dolma); ngram: remove one of whose "
-        "n-grams a share of `threshold` or more stood before (DCLM); off: remove none.",
+        description="paragraph: remove a paragraph that stood before as a whole (dolma); ngram: remove one when of its "
+        "n-grams a share of `threshold` or more did (DCLM); off: remove none.",
     )
     ngram: Positive = Field(13, description="Words in an n-gram (ngram mode); 13 as in DCLM.")
     threshold: Share = Field(

@@ -231,7 +231,11 @@ def test_an_earlier_corpus_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_statistics_count_what_was_removed(tmp_path: Path) -> None:
     base, draw = prose(1).split(), random.Random(0)
     documents = [document("a", " ".join(base) + " longest"), document("b", " ".join(base))]
-    documents += [document("c", " ".join(edited(base, 1, draw))), document("d", prose(2)), document("e", prose(2).upper())]
+    documents += [
+        document("c", " ".join(edited(base, 1, draw))),
+        document("d", prose(2)),
+        document("e", prose(2).upper()),
+    ]
     documents += [document("f", prose(3))]
     found = judge(tables(documents), Dedup(verify=True), tmp_path / "work").statistics
     assert found.removed == {"exact": 1, "near": 2}

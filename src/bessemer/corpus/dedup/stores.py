@@ -41,6 +41,13 @@ class Records:
             raw = raw[self._file.write(raw) :]
         self.num_values += values.size
 
+    def write(self, start: int, values: np.ndarray) -> None:
+        """Overwrite values from number `start` on."""
+        raw, offset = values.view(np.uint8).data, start * self.dtype.itemsize
+        while raw:
+            written = os.pwrite(self._file.fileno(), raw, offset)
+            raw, offset = raw[written:], offset + written
+
     def range(self, start: int, count: int) -> np.ndarray:
         """`count` values from number `start` on."""
         values = np.empty(count, dtype=self.dtype)
