@@ -1,7 +1,8 @@
 """The recipe: one run as one frozen, validated value."""
 
 from bessemer.recipe.batches import Batches
-from bessemer.recipe.corpus import Corpus, Dedup, Rules, Source
+from bessemer.recipe.corpus import Corpus, Rules, Source
+from bessemer.recipe.dedup import Dedup, Paragraphs, Substrings
 from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import Classify, Masking
@@ -21,6 +22,7 @@ from bessemer.recipe.work import Work
 
 __all__ = [
     "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking", "Model",
-    "Optimizer", "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "TokenSource", "Tokenizer", "Tokens",
-    "Train", "Work", "differences", "digest", "dump", "explain", "keys", "load", "parse", "shipped",
+    "Optimizer", "Paragraphs", "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "Substrings", "TokenSource",
+    "Tokenizer", "Tokens", "Train", "Work", "differences", "digest", "dump", "explain", "keys", "load", "parse",
+    "shipped",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from bessemer.recipe.dedup import Dedup
 from bessemer.recipe.quality import Quality
 from bessemer.recipe.section import Positive, Section, Share
 from bessemer.recipe.work import Work
@@ -81,20 +82,6 @@ class Rules(Section):
         0.2,
         description="Documents in which a smaller share of the non-empty lines is distinct are rejected (repetitive).",
     )
-
-
-class Dedup(Section):
-    """Removal of documents that stand in the corpus already."""
-
-    exact: bool = Field(
-        True, description="Remove documents whose normalised text (case and white space folded) is equal."
-    )
-    minhash: bool = Field(True, description="Remove near duplicates by MinHash and locality-sensitive hashing.")
-    bands: Positive = Field(
-        14, description="Bands of the MinHash signature; 14 x 8 finds a Jaccard of 0.8 with 92% (FineWeb)."
-    )
-    rows: Positive = Field(8, description="Hash values in a band.")
-    shingle_words: Positive = Field(5, description="Words in a shingle.")
 
 
 class Corpus(Work):

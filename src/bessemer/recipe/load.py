@@ -144,7 +144,10 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
         model = model.model_copy(update={"from_": "hf:" + anchored(model.from_.removeprefix("hf:"))})
     if train.start is not None:
         train = train.model_copy(update={"start": anchored(train.start)})
-    corpus = recipe.corpus.model_copy(update={"sources": sources, "quality": _anchored_quality(recipe, anchored)})
+    against = tuple(anchored(path) for path in recipe.corpus.dedup.against)
+    dedup = recipe.corpus.dedup.model_copy(update={"against": against})
+    quality = _anchored_quality(recipe, anchored)
+    corpus = recipe.corpus.model_copy(update={"sources": sources, "quality": quality, "dedup": dedup})
     changed = {"corpus": corpus, "tokenizer": tokenizer, "tokens": tokens, "model": model, "train": train}
     return recipe.model_copy(update=changed)
 

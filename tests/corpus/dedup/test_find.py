@@ -1,9 +1,8 @@
-"""Planted duplicates are found and the right copy stays."""
+"""Planted duplicates are found and the right copy stays, in the corpus as it is built."""
 
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 from corpus_samples import prose, recipe
 
@@ -109,11 +108,6 @@ def test_duplicates_are_found_across_sources(data: Path, build) -> None:
     sources = [{"name": name, "format": "text", "paths": [str(data / name)]} for name in ("one", "two")]
     documents, rejected, _ = build(recipe(*sources))
     assert (len(documents), len(rejected)) == (3, 1)
-
-
-def test_first_of_equal() -> None:
-    assert dedup._first_of_equal(np.array([5, 3, 5, 3, 9])).tolist() == [0, 1, 0, 1, 4]
-    assert dedup._first_of_equal(np.array([], dtype=np.int64)).tolist() == []
 
 
 def test_packed_keeps_order_and_zero_bytes() -> None:

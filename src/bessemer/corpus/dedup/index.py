@@ -1,0 +1,181 @@
+"""The columns of all documents that stay in memory while duplicates are looked for: 44 bytes each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bessemer.corpus.dedup.reading import Tables
+from bessemer.corpus.dedup.signatures import compared, num_hashes, signatures
+from bessemer.corpus.dedup.stores import Signatures, check_stop
+from bessemer.corpus.dedup.verdicts import identity_of, packed
+from bessemer.corpus.extract import fold
+from bessemer.errors import InputError
+from bessemer.recipe import Dedup
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS = ("identity", "exact", "characters", "signature", "source", "quality")
+
+
+@dataclass
+class Index:
+    """Columns by row. Rows are sorted by identity; those of earlier corpora stand behind those of this one."""
+
+    identities: np.ndarray
+    """16-byte strings."""
+    num_documents: int
+    """Rows of this corpus."""
+    exact: np.ndarray | None
+    """Digest of the folded text, two uint64 a row; dropped when it has been used."""
+    characters: np.ndarray
+    source: np.ndarray
+    """Number of the source in `sources`."""
+    sources: list[str]
+    quality: np.ndarray | None
+    compared: np.ndarray
+    """Has a whole shingle."""
+    row_of_place: np.ndarray
+    """Row of each document in the order in which it arrived."""
+
+    def equal_texts(self) -> np.ndarray:
+        """For each row the smallest row of equal text."""
+        assert self.exact is not None
+        return first_of_equal(self.exact[:, 0], self.exact[:, 1])
+
+
+def scan(tables: Tables, earlier: Sequence[Tables], settings: Dedup, stores: Signatures | None) -> Index:
+    """Read all documents once: columns into memory, signatures (taken over, or made from the text) into the stores."""
+    columns = _Columns(settings, stores)
+    for table in _with_text(tables, settings):
+        columns.add(table, trusted=True)
+    num_documents = columns.num_documents
+    for read in earlier:
+        for table in read(["identity", "text", "source", "quality"]):
+            columns.add(table, trusted=False)
+    return columns.finish(num_documents)
+
+
+def _with_text(tables: Tables, settings: Dedup) -> Iterator[pa.Table]:
+    """The tables with the text as well, where their columns are not enough; it is costly to read."""
+    for table in tables(COLUMNS):
+        there = set(table.column_names)
+        enough = "exact" in there and "characters" in there and ("signature" in there or not settings.minhash)
+        return tables(COLUMNS if enough else (*COLUMNS, "text"))
+    return tables(COLUMNS)
+
+
+class _Columns:
+    """Columns in the order of arrival, as they grow."""
+
+    def __init__(self, settings: Dedup, stores: Signatures | None) -> None:
+        self.settings, self.stores = settings, stores
+        self.numbers: dict[str, int] = {}
+        self.num_documents = 0
+        self.scored = False
+        self.parts: dict[str, list[np.ndarray]] = {
+            name: [] for name in ("identity", "exact", "characters", "source", "quality", "compared")
+        }
+
+    def add(self, table: pa.Table, trusted: bool) -> None:
+        """One table; hashes and signatures that an earlier version may have made otherwise are not trusted."""
+        count, there = table.num_rows, table.column_names
+        self.num_documents += count
+        folded = [fold(text) for text in table["text"].to_pylist()] if "text" in there else None
+        self.parts["identity"].append(packed(table["identity"].to_pylist()))
+        exact = table["exact"].to_pylist() if trusted and "exact" in there else [digest(text) for text in folded or ()]
+        self.parts["exact"].append(np.frombuffer(b"".join(exact), dtype=">u8").astype(np.uint64).reshape(-1, 2))
+        if "characters" in there:
+            lengths = table["characters"].to_numpy().astype(np.int32)
+        else:
+            lengths = np.array([len(text) for text in table["text"].to_pylist()], dtype=np.int32)
+        self.parts["characters"].append(lengths)
+        names = table["source"].to_pylist() if "source" in there else [""] * count
+        source = np.array([self.numbers.setdefault(name, len(self.numbers)) for name in names], dtype=np.int16)
+        self.parts["source"].append(source)
+        quality = np.full(count, -np.inf, dtype=np.float32)
+        if "quality" in there:
+            self.scored = True
+            quality = np.nan_to_num(table["quality"].to_numpy().astype(np.float32), nan=-np.inf)
+        self.parts["quality"].append(quality)
+        takes_part = np.zeros(count, dtype=bool)
+        if self.stores is not None:
+            signed = (
+                self._signed(table) if trusted and "signature" in there else signatures(folded or (), self.settings)
+            )
+            takes_part = compared(signed)
+            salts = (source.astype(np.uint64) + np.uint64(1)) << np.uint64(32) if self.settings.within_source else None
+            self.stores.append(signed, np.zeros(count, dtype=np.uint64) if salts is None else salts)
+        self.parts["compared"].append(takes_part)
+        check_stop()
+
+    def _signed(self, table: pa.Table) -> np.ndarray:
+        flat: np.ndarray = table["signature"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        return flat.astype(np.uint32).reshape(table.num_rows, num_hashes(self.settings))
+
+    def finish(self, num_documents: int) -> Index:
+        """Sort the rows. Raises InputError when an identity of this corpus occurs twice."""
+        if not self.num_documents:
+            none = np.zeros(0, dtype=np.int32)
+            return Index(np.zeros(0, "S16"), 0, np.zeros((0, 2), np.uint64), none, none, [], None, none > 0, none)
+        names = self._column("identity")
+        halves = np.frombuffer(names.tobytes(), dtype=">u8").reshape(-1, 2)
+        order = _order(halves[:num_documents])
+        if len(halves) > num_documents:
+            order = np.concatenate([order, num_documents + _order(halves[num_documents:])])
+        del halves
+        names = names[order]
+        twice = np.flatnonzero(names[1:num_documents] == names[: max(num_documents - 1, 0)])
+        if len(twice):
+            raise InputError(
+                f"corpus: identity {identity_of(names[twice[0]])} stands in the corpus twice ({len(twice)} such); give "
+                "each document an identity of its own, and no file to two sources of one name"
+            )
+        exact = self._column("exact")[order]
+        source = self._column("source")[order]
+        if self.settings.within_source:  # texts of two sources are then never equal
+            exact[:, 1] ^= (source.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        row_of_place = np.empty(len(order), dtype=np.int32)
+        row_of_place[order] = np.arange(len(order), dtype=np.int32)
+        characters, takes_part = self._column("characters")[order], self._column("compared")[order]
+        quality = self._column("quality")[order] if self.scored else None
+        sources = list(self.numbers)
+        return Index(names, num_documents, exact, characters, source, sources, quality, takes_part, row_of_place)
+
+    def _column(self, name: str) -> np.ndarray:
+        return np.concatenate(self.parts.pop(name))
+
+
+def digest(folded: str) -> bytes:
+    """What exact duplicates share: 128 bits of the folded text (BLAKE2b, RFC 7693)."""
+    return hashlib.blake2b(folded.encode(), digest_size=16).digest()
+
+
+def first_of_equal(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """For each row the smallest row with the same value of 128 bits (int32)."""
+    first = np.arange(len(high), dtype=np.int32)
+    order = np.argsort(high).astype(np.int32)
+    ordered = high[order]
+    same = np.concatenate([[False], ordered[1:] == ordered[:-1]]) if len(order) else np.zeros(0, dtype=bool)
+    rows = order[same | np.append(same[1:], False)]  # only what shares its upper half needs a closer look
+    rows = rows[np.lexsort((rows, low[rows], high[rows]))]
+    if len(rows):
+        new = np.concatenate([[True], (high[rows[1:]] != high[rows[:-1]]) | (low[rows[1:]] != low[rows[:-1]])])
+        starts = np.flatnonzero(new)
+        first[rows] = np.repeat(rows[starts], np.diff(np.append(starts, len(rows))))
+    return first
+
+
+def _order(halves: np.ndarray) -> np.ndarray:
+    """The order of values of 128 bits; equal ones in the order in which they arrived."""
+    high = halves[:, 0].astype(np.uint64)
+    order = np.argsort(high)
+    ordered = high[order]
+    if (ordered[1:] == ordered[:-1]).any():
+        order = np.lexsort((halves[:, 1].astype(np.uint64), high))
+    return order.astype(np.int32)

@@ -1,0 +1,168 @@
+"""Removal of paragraphs (lines) that stood before, with a Bloom filter, in one pass over the documents.
+
+Two modes. "paragraph": a paragraph goes when it stood before as a whole, as dolma does (Soldaini et al. 2024, section
+on deduplication). "ngram": it goes when a share of `threshold` or more of its word n-grams stood before, as in DCLM (Li
+et al. 2024: n-grams of 13, 0.8, false positives of 0.01). What stays is put into the filter, what goes is not. "Before"
+is the canonical order, so the first occurrence stays, and the result depends on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import ceil, exp, lgamma, log
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bessemer.corpus.dedup.edits import Edit, with_texts, without
+from bessemer.corpus.dedup.signatures import longest, utf8
+from bessemer.corpus.dedup.stores import check_stop
+from bessemer.errors import InputError
+from bessemer.recipe import Paragraphs
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BLOCK_BITS = 512
+MOST_BITS = 21
+"""Bits of an item at the most; beyond 21 blocks of 512 bits gain nothing."""
+
+
+@dataclass
+class BloomFilter:
+    """A blocked Bloom filter of 64-bit hashes."""
+
+    words: np.ndarray
+    """uint64, 8 a block."""
+    num_bits: int
+    """Bits set for an item."""
+    num_items: int = 0
+    """Insertions so far, repetitions included."""
+
+    @classmethod
+    def of_size(cls, expected_items: int, false_positive: float) -> BloomFilter:
+        """An empty filter that holds so many distinct items with a false-positive rate of at most `false_positive`."""
+        num_blocks, num_bits = filter_size(expected_items, false_positive)
+        return cls(np.zeros(num_blocks * 8, dtype=np.uint64), num_bits)
+
+    def merge(self, other: BloomFilter) -> None:
+        """Take in what another filter of the same size holds. Raises ValueError for one of another size."""
+        if len(other.words) != len(self.words) or other.num_bits != self.num_bits:
+            raise ValueError(
+                "Bloom filters of different sizes cannot be merged; make both for the same number of items"
+            )
+        self.words |= other.words
+        self.num_items += other.num_items
+
+
+def false_positive_rate(items_per_block: float, num_bits: int) -> float:
+    """Of a blocked filter (Putze et al. 2007, equation 3): a block holds a Poisson number of items, and its own rate is
+    that of a small Bloom filter."""
+    rate = 0.0
+    most = int(items_per_block + 12 * items_per_block**0.5 + 20)
+    for number in range(most + 1):
+        chance = exp(number * log(items_per_block) - items_per_block - lgamma(number + 1)) if items_per_block else 0.0
+        rate += chance * float((1.0 - (1.0 - 1.0 / BLOCK_BITS) ** (num_bits * number)) ** num_bits)
+    return rate
+
+
+def filter_size(expected_items: int, false_positive: float) -> tuple[int, int]:
+    """Blocks of 64 bytes, and bits an item, of the smallest blocked filter with that rate when it is full."""
+    best = (0.0, 1)
+    for num_bits in range(1, MOST_BITS + 1):
+        low, high = 1e-3, 512.0
+        for _ in range(40):  # the rate grows with the load
+            middle = (low + high) / 2
+            low, high = (middle, high) if false_positive_rate(middle, num_bits) <= false_positive else (low, middle)
+        best = max(best, (low, num_bits))
+    return max(ceil(expected_items / best[0]), 1), best[1]
+
+
+def expected_items(num_words: int, settings: Paragraphs) -> int:
+    """The most items that a corpus of so many words can have."""
+    return num_words if settings.mode == "ngram" else num_words // settings.min_words
+
+
+def filter_bytes(num_words: int, settings: Paragraphs) -> int:
+    """Memory of the filter for a corpus of so many words. Raises InputError when it is more than the recipe allows."""
+    needed = filter_size(expected_items(num_words, settings), settings.false_positive)[0] * (BLOCK_BITS // 8)
+    if needed > settings.max_memory_mib << 20:
+        raise InputError(
+            f"corpus.dedup.paragraphs: {num_words} words need a Bloom filter of {needed >> 20} MiB, more than "
+            f"max_memory_mib = {settings.max_memory_mib}; allow more, raise false_positive, or choose mode = 'paragraph'"
+        )
+    return needed
+
+
+def paragraph_filter(num_words: int, settings: Paragraphs) -> BloomFilter:
+    """An empty filter for a corpus of so many words (and those of the earlier ones that go in). Raises InputError."""
+    filter_bytes(num_words, settings)
+    return BloomFilter.of_size(expected_items(num_words, settings), settings.false_positive)
+
+
+def insert_paragraphs(tables: Iterable[pa.Table], bloom: BloomFilter, settings: Paragraphs) -> None:
+    """Put all paragraphs of an earlier corpus (column text) into the filter, so that they count as seen."""
+    for table in tables:
+        _judge(_folded_lines(table["text"].to_pylist()), bloom, settings, only_insert=True)
+        check_stop()
+
+
+def remove_paragraphs(
+    tables: Iterable[pa.Table], bloom: BloomFilter, settings: Paragraphs
+) -> Iterator[tuple[pa.Table, list[Edit]]]:
+    """Each table (column text; in canonical order) with repeated paragraphs cut out, and what was cut.
+
+    A line goes with its line break. Memory: the filter and one table.
+    """
+    for table in tables:
+        texts = table["text"].to_pylist()
+        folded = _folded_lines(texts)
+        repeated = _judge(folded, bloom, settings, only_insert=False)
+        edits, first = [], 0
+        for row, text in enumerate(texts):
+            lines = text.split("\n")
+            marks = repeated[first : first + len(lines)]
+            first += len(lines)
+            if marks.any():
+                removed = tuple(_spans(lines, marks.tolist()))
+                texts[row] = without(text, removed)
+                edits.append(Edit(row, removed))
+        yield (with_texts(table, texts) if edits else table), edits
+        check_stop()
+
+
+def _folded_lines(texts: list[str]) -> list[str]:
+    """Texts with case and the white space within lines folded; the lines stay."""
+    return ["\n".join([" ".join(line.split()) for line in text.casefold().split("\n")]) for text in texts]
+
+
+def _judge(folded: list[str], bloom: BloomFilter, settings: Paragraphs, only_insert: bool) -> np.ndarray:
+    from bessemer.corpus.dedup.bloom import judge_paragraphs
+
+    data, offsets = utf8(folded)
+    repeated = np.zeros(sum(text.count("\n") + 1 for text in folded), dtype=bool)
+    buffer = np.empty(longest(offsets), dtype=np.uint64)
+    ngram = settings.ngram if settings.mode == "ngram" else 0
+    threshold = settings.threshold if settings.mode == "ngram" else 1.0
+    bloom.num_items += judge_paragraphs(
+        data, offsets, bloom.words, bloom.num_bits, ngram, threshold, settings.min_words, buffer, only_insert, repeated
+    )
+    return repeated
+
+
+def _spans(lines: list[str], marks: list[bool]) -> Iterator[tuple[int, int]]:
+    """Characters of the marked lines, joined where they follow each other; the last line takes the break before it."""
+    start = end = place = 0
+    for line, marked in zip(lines, marks, strict=True):
+        after = place + len(line) + 1
+        if marked:
+            if end != place:
+                if end:
+                    yield start, end
+                start = place
+            end = after
+        place = after
+    if end:
+        whole = place - 1
+        yield (start if end <= whole else max(start - 1, 0)), min(end, whole)

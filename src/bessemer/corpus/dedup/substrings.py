@@ -1,0 +1,194 @@
+"""Removal of long spans that stood before, anywhere in a document: exact substring deduplication.
+
+Lee et al. 2022 ("Deduplicating Training Data Makes Language Models Better", section 4.1) find every substring of 50
+tokens or more that occurs twice with a suffix array. A span of at least N tokens occurs twice exactly when each of its
+windows of N tokens does, so the union of all repeated windows is the same set of spans; windows are found with rolling
+hashes in a few sequential passes over the tokens on disk, and memory does not grow with the corpus.
+
+The first occurrence in canonical order stays. A window counts as repeated when the same tokens stood before it without
+overlapping it: of a long run of one word, the first N stay.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bessemer.corpus.dedup.edits import Edit, with_texts, without
+from bessemer.corpus.dedup.reading import Tables
+from bessemer.corpus.dedup.signatures import longest, utf8
+from bessemer.corpus.dedup.stores import Records, check_stop
+from bessemer.corpus.document import COLUMNS
+from bessemer.corpus.extract import fold
+from bessemer.recipe import Substrings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CHUNK_TOKENS = 1 << 20
+"""Tokens read at one time; a longer document is read as a whole."""
+
+SLOT_BYTES = 24
+"""Bytes of a place in the table of first occurrences: two hashes and a position."""
+
+LOAD = 0.6
+"""Share of the table that is filled at the most."""
+
+
+@dataclass
+class _Tokens:
+    """All documents as tokens, on disk."""
+
+    values: Records
+    marks: Records
+    """One byte a token: whether the window that begins there stood before."""
+    ends: np.ndarray
+    """Number of tokens up to the end of each document."""
+
+    def chunks(self) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Stretches of documents: the first and last token, and the documents' offsets within."""
+        first = 0
+        while first < len(self.ends):
+            start = int(self.ends[first - 1]) if first else 0
+            last = max(int(np.searchsorted(self.ends, start + CHUNK_TOKENS, side="right")), first + 1)
+            offsets = np.concatenate([[0], self.ends[first:last] - start])
+            yield start, int(self.ends[last - 1]), offsets
+            first = last
+
+
+def remove_substrings(
+    tables: Tables, settings: Substrings, scratch: Path, columns: Sequence[str] = COLUMNS
+) -> Iterator[tuple[pa.Table, list[Edit]]]:
+    """Each table (column text; canonical order) with repeated spans cut out, and what was cut.
+
+    `tables` is called twice and must give the same both times; the second time it is asked for `columns`. `scratch` is a
+    folder, made and removed here: 9 bytes a word, or 2 a byte. Memory: `max_memory_mib`, 8 bytes a document, and 30
+    bytes a token of the longest document or of 2^20 tokens.
+    """
+    scratch.mkdir(parents=True)
+    try:
+        with (
+            Records(scratch / "tokens", np.dtype(np.uint64 if settings.unit == "words" else np.uint8)) as values,
+            Records(scratch / "marks", np.dtype(np.uint8)) as marks,
+        ):
+            tokens = _write(tables, settings, values, marks)
+            _mark(tokens, settings)
+            yield from _edit(tables(columns), settings, tokens)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write(tables: Tables, settings: Substrings, values: Records, marks: Records) -> _Tokens:
+    from bessemer.corpus.dedup.hashing import hash_words
+
+    counts = []
+    for table in tables(["text"]):
+        texts = table["text"].to_pylist()
+        data, offsets = utf8([fold(text) for text in texts] if settings.unit == "words" else texts)
+        if settings.unit == "words":
+            buffer = np.empty(longest(offsets), dtype=np.uint64)
+            for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+                counts.append(hash_words(data[start:end], buffer))
+                values.append(buffer[: counts[-1]])
+        else:
+            counts += np.diff(offsets).tolist()
+            values.append(data[offsets[0] : offsets[-1]])
+        check_stop()
+    for start in range(0, values.num_values, CHUNK_TOKENS):
+        marks.append(np.zeros(min(CHUNK_TOKENS, values.num_values - start), dtype=np.uint8))
+    return _Tokens(values, marks, np.cumsum(np.array(counts, dtype=np.int64)))
+
+
+def _mark(tokens: _Tokens, settings: Substrings) -> None:
+    """Mark every window that stood before, in as many passes as the table of first occurrences asks for."""
+    from bessemer.corpus.dedup.windows import count_candidates, count_windows, mark_repeated
+
+    memory, length = settings.max_memory_mib << 20, settings.min_tokens
+    # A byte has four counters; sixteen for a window keep chance meetings to 6%, and half of the memory is the limit.
+    sketch = np.zeros(min(max(tokens.values.num_values * 4, 1 << 10), memory // 2, 1 << 30), dtype=np.uint8)
+    longest_chunk = max((end - start for start, end, _ in tokens.chunks()), default=0)
+    one, other = np.empty(longest_chunk, dtype=np.uint64), np.empty(longest_chunk, dtype=np.uint64)
+    for start, end, offsets in tokens.chunks():
+        count_windows(tokens.values.range(start, end - start), offsets, length, sketch, one, other)
+        check_stop()
+    candidates = 0
+    for start, end, offsets in tokens.chunks():
+        candidates += count_candidates(tokens.values.range(start, end - start), offsets, length, sketch, one, other)
+        check_stop()
+    most = max(int(memory // 2 / SLOT_BYTES * LOAD), 1)
+    num_parts = -(-candidates // most)
+    part = 0
+    while part < num_parts:
+        capacity = int(candidates / num_parts * 1.05 / LOAD) + 1024
+        keys, others = np.empty(capacity, dtype=np.uint64), np.empty(capacity, dtype=np.uint64)
+        places = np.full(capacity, -1, dtype=np.int64)
+        used = 0
+        for start, end, offsets in tokens.chunks():
+            values, marks = tokens.values.range(start, end - start), tokens.marks.range(start, end - start)
+            table = (keys, others, places)
+            used = mark_repeated(
+                values, offsets, start, length, sketch, part, num_parts, *table, used, one, other, marks
+            )
+            tokens.marks.write(start, marks)
+            check_stop()
+            if used < 0:
+                break
+        part += 1
+        if used < 0:  # the hashes fell unevenly: more, smaller parts; marks already set are right and stay
+            part, num_parts = 0, 2 * num_parts
+
+
+def _edit(tables: Iterator[pa.Table], settings: Substrings, tokens: _Tokens) -> Iterator[tuple[pa.Table, list[Edit]]]:
+    from bessemer.corpus.dedup.windows import spans_of
+
+    done = 0
+    for table in tables:
+        ends = tokens.ends[done : done + table.num_rows]
+        start = int(tokens.ends[done - 1]) if done else 0
+        done += table.num_rows
+        offsets = np.concatenate([[0], ends - start])
+        marks = tokens.marks.range(start, int(offsets[-1]))
+        number = int(marks.sum(dtype=np.int64))
+        documents, starts, stops = (np.empty(number, dtype=np.int64) for _ in range(3))
+        number = spans_of(marks, offsets, settings.min_tokens, documents, starts, stops)
+        edits = []
+        texts = table["text"].to_pylist() if number else []
+        rows, firsts = np.unique(documents[:number], return_index=True)
+        lasts = np.append(firsts[1:], number)[: len(firsts)]
+        for row, first, last in zip(rows.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
+            spans = list(zip(starts[first:last].tolist(), stops[first:last].tolist(), strict=True))
+            removed = _words(texts[row], spans) if settings.unit == "words" else _characters(texts[row], spans)
+            if removed:
+                texts[row] = without(texts[row], removed)
+                edits.append(Edit(row, removed))
+        yield (with_texts(table, texts) if edits else table), edits
+        check_stop()
+
+
+def _words(text: str, spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Characters of word spans [first, last): from the first word up to the word behind the last."""
+    begins = [match.start() for match in re.finditer(r"\S+", text)]
+    begins.append(len(text))
+    return tuple((begins[first], begins[last]) for first, last in spans)
+
+
+def _characters(text: str, spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Whole characters within spans of UTF-8 bytes; a span of less than one character is left out."""
+    if text.isascii():
+        return tuple(spans)
+    raw = np.frombuffer(text.encode(), dtype=np.uint8)
+    begins = np.flatnonzero((raw & 0xC0) != 0x80)
+    found = []
+    for first, last in spans:
+        start, end = int(np.searchsorted(begins, first)), int(np.searchsorted(begins, last, side="right")) - 1
+        if last == len(raw):
+            end = len(begins)
+        if end > start:
+            found.append((start, end))
+    return tuple(found)
