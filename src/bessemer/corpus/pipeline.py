@@ -55,7 +55,7 @@ class CorpusSummary:
 def inputs_digest(recipe: Recipe) -> str:
     """What the corpus depends on, as one hash: [corpus], and path, size and time of every input file.
 
-    Weights are left out: they say how the documents are mixed later, not which there are.
+    Weights and max_epochs are left out: they say how the documents are mixed later, not which there are.
     """
     return _digest(recipe.corpus, {source.name: find(source) for source in recipe.corpus.sources})
 
@@ -112,7 +112,7 @@ def build(recipe: Recipe, run: RunFolder) -> CorpusSummary:
 
 def _digest(corpus: Corpus, found: dict[str, list[File]]) -> str:
     files = {name: [(file.path, file.size, file.mtime_ns) for file in files] for name, files in found.items()}
-    section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight"}}})
+    section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}})
     return digest(section, f"corpus {VERSION}", files)
 
 

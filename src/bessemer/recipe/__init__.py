@@ -3,6 +3,7 @@
 from bessemer.recipe.batches import Batches
 from bessemer.recipe.corpus import Corpus, Dedup, Rules, Source
 from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
+from bessemer.recipe.mixture import MixturePhase
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import Classify, Masking
 from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
@@ -17,7 +18,7 @@ from bessemer.recipe.schema import (
 from bessemer.recipe.tokens import Tokenizer, Tokens
 
 __all__ = [
-    "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking", "Model",
+    "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking", "MixturePhase", "Model",
     "Optimizer", "Recipe", "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "differences", "digest",
     "dump", "explain", "keys", "load", "parse", "shipped",
 ]  # fmt: skip

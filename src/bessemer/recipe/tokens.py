@@ -6,6 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from bessemer.recipe.mixture import MixturePhase, Packing
 from bessemer.recipe.section import Positive, Section
 
 
@@ -63,3 +64,29 @@ class Tokens(Section):
     shard_tokens: Positive = Field(
         100_000_000, description="Tokens in a shard file, at the most (a document is never cut)."
     )
+    packing: Packing = Field(
+        "concatenate",
+        description="How documents fill sequences: concatenate (one stream, cut every sequence_length tokens), best-fit "
+        "(documents are cut only where longer than a sequence, the rest is padded) or document (one a sequence, padded).",
+    )
+    temperature: float | None = Field(
+        None,
+        gt=0,
+        description="Shares in proportion to tokens^(1 / temperature), for sources without weights; 1: to their tokens.",
+    )
+    max_epochs: float | None = Field(
+        None,
+        gt=0,
+        description="How often a source may be read over the whole run, unless it has a max_epochs of its own; what it then "
+        "lacks goes to the others in proportion.",
+    )
+    schedule: tuple[MixturePhase, ...] = Field(
+        (), strict=False, description="How the mixture changes over the training, in order."
+    )
+
+    @model_validator(mode="after")
+    def _phases_in_order(self) -> Self:
+        places = [phase.from_ for phase in self.schedule if not isinstance(phase.from_, str)]
+        if places != sorted(set(places)) or sum(phase.from_ == "decay" for phase in self.schedule) > 1:
+            raise ValueError("schedule: its phases must begin one after the other; sort them by from")
+        return self

@@ -16,7 +16,8 @@ from bessemer.recipe import Recipe, digest
 from bessemer.run import STAGE_FILE, RunFolder, mark_stage, read_json, staging, write_atomic, write_json
 from bessemer.terminal import progress, warn
 from bessemer.tokens.order import key_of
-from bessemer.tokens.shards import NO_LABEL, ShardWriter, token_dtype
+from bessemer.tokens.packing import facts, packed_for, write_packs
+from bessemer.tokens.shards import NO_LABEL, ShardWriter, TokenStore, token_dtype
 from bessemer.tokens.tokenizer import Tokenizer
 
 FORMAT = 1  # raised when shards are written differently, so that older ones are built again
@@ -57,7 +58,9 @@ def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
     if loaded and not loaded.exists():
         raise InputError(f"tokenizer.path: {loaded}: no such file")
     shape = [recipe.tokens.held_out, recipe.tokens.shard_tokens, recipe.run.seed, mask_token(recipe)]
-    return digest(FORMAT, corpus, recipe.tokenizer, loaded.read_text() if loaded else None, shape)
+    tokens = recipe.tokens  # concatenated, any length is read from the same shards
+    packing = [] if tokens.packing == "concatenate" else [[tokens.packing, tokens.sequence_length]]
+    return digest(FORMAT, corpus, recipe.tokenizer, loaded.read_text() if loaded else None, shape, *packing)
 
 
 def mask_token(recipe: Recipe) -> str | None:
@@ -85,6 +88,9 @@ def build(recipe: Recipe, run: RunFolder) -> TokensSummary:
         np.save(staged / "token_bytes.npy", tokenizer.token_bytes())
         manifest = _manifest(recipe, tokenizer, writers, labels, perf_counter() - started, trained)
         _refuse_unusable(recipe, manifest)
+        manifest["files"] |= write_packs(TokenStore(staged, manifest), recipe)
+        manifest["packing"] = packed_for(recipe)
+        manifest["packing"] = facts(TokenStore(staged, manifest), recipe)
         write_json(staged / "manifest.json", manifest)
         mark_stage(staged, inputs)
     return TokensSummary(manifest, perf_counter() - started)
@@ -231,6 +237,8 @@ def _refuse_unusable(recipe: Recipe, manifest: dict[str, Any]) -> None:
     """Every source must give at least one training sequence, and the held-out part some text."""
     if recipe.train.objective == "classify":
         return _refuse_unusable_texts(recipe, manifest)
+    if recipe.tokens.packing != "concatenate":
+        return _refuse_unpackable(recipe, manifest)
     length = recipe.tokens.sequence_length
     for name, splits in manifest["sources"].items():
         tokens = splits["train"]["tokens"]
@@ -253,6 +261,18 @@ def _refuse_unusable(recipe: Recipe, manifest: dict[str, Any]) -> None:
             f"than one sequence of {length}; raise the share, shorten the sequence or add documents"
         )
     return None
+
+
+def _refuse_unpackable(recipe: Recipe, manifest: dict[str, Any]) -> None:
+    """Packed, a document of any length is a sequence's piece: every source needs one to train on, and one is held out."""
+    for name, splits in manifest["sources"].items():
+        if not splits["train"]["documents"]:
+            raise InputError(f"tokens.held_out: source {name!r} has no document left to train on; add text")
+    if not sum(splits["heldout"]["documents"] for splits in manifest["sources"].values()):
+        raise InputError(
+            f"tokens.held_out: {recipe.tokens.held_out} of the documents leaves none held out; raise the share or add "
+            "documents"
+        )
 
 
 def _refuse_unusable_texts(recipe: Recipe, manifest: dict[str, Any]) -> None:

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bessemer.errors import InputError
 from bessemer.recipe import Batches, Recipe
 from bessemer.tokens.labelled import LabelledLoader
-from bessemer.tokens.loader import Loader, Reader
+from bessemer.tokens.loader import Reader
+from bessemer.tokens.packed import PackedLoader, sequence_loader
 from bessemer.tokens.shards import TokenStore
 
 SLOTS_AT_A_TIME = 1 << 16
@@ -21,7 +23,7 @@ def step_documents(recipe: Recipe, store: TokenStore, corpus: Path, step: int) -
     batches, steps = Batches.of(recipe), recipe.train.steps or 0
     if not 1 <= step <= steps:
         raise InputError(f"--step: {step} is not a step of this run; it has steps 1 to {steps}")
-    rows = _loader(recipe, store).documents(batches.before(step - 1), batches.sequences(step - 1))
+    rows = reader(recipe, store).documents(batches.before(step - 1), batches.sequences(step - 1))
     paths = _paths(corpus, {name for row in rows for name in row["documents"]})  # type: ignore[attr-defined]
     return [
         {"sample": row["sample"], "source": row["source"], "document": name, "path": paths.get(name, "")}
@@ -32,29 +34,31 @@ def step_documents(recipe: Recipe, store: TokenStore, corpus: Path, step: int) -
 
 def document_steps(recipe: Recipe, store: TokenStore, corpus: Path, identity: str) -> list[dict[str, Any]]:
     """The steps whose batch held a document: step, sample, source, path."""
-    source, first, last = _sequences_of(recipe, store, identity)
+    loader = reader(recipe, store)
+    source, sequences = _sequences_of(recipe, store, loader, identity)
     batches, steps = Batches.of(recipe), recipe.train.steps or 0
-    loader = _loader(recipe, store)
     number = loader.mixture.names.index(source)
     path = _paths(corpus, {identity}).get(identity, "")
     rows: list[dict[str, Any]] = []
     samples = batches.before(steps)
     for start in range(0, samples, SLOTS_AT_A_TIME):
         draw = loader.mixture.draw(start, min(SLOTS_AT_A_TIME, samples - start))
-        held = (draw.source == number) & (draw.sequence >= first) & (draw.sequence <= last)
+        held = (draw.source == number) & np.isin(draw.sequence, sequences)
         for slot in np.nonzero(held)[0]:
             sample = start + int(slot)
             rows.append({"step": batches.step_of(sample) + 1, "sample": sample, "source": source, "path": path})
     return rows
 
 
-def _loader(recipe: Recipe, store: TokenStore) -> Reader:
-    """What a run's samples are: sequences of packed text, or whole documents for a classifier."""
-    return (LabelledLoader if recipe.train.objective == "classify" else Loader).of(recipe, store)
+def reader(recipe: Recipe, store: TokenStore) -> Reader:
+    """What gives a run's samples: sequences of text, concatenated or packed, or whole documents for a classifier."""
+    return LabelledLoader.of(recipe, store) if recipe.train.objective == "classify" else sequence_loader(recipe, store)
 
 
-def _sequences_of(recipe: Recipe, store: TokenStore, identity: str) -> tuple[str, int, int]:
-    """The source and the range of training sequences that hold a document."""
+def _sequences_of(
+    recipe: Recipe, store: TokenStore, loader: Reader, identity: str
+) -> tuple[str, npt.NDArray[np.int64]]:
+    """The source and the numbers of the training sequences that hold a document."""
     length = recipe.tokens.sequence_length
     try:
         wanted = np.frombuffer(bytes.fromhex(identity), dtype=np.uint8)
@@ -62,20 +66,23 @@ def _sequences_of(recipe: Recipe, store: TokenStore, identity: str) -> tuple[str
         raise InputError(f"--document: {identity!r} is not an identity (32 hexadecimal digits)") from None
     if len(wanted) != 16:
         raise InputError(f"--document: {identity!r} is not an identity (32 hexadecimal digits)")
-    for name in store.sources:
+    for number, name in enumerate(store.sources):
         split = store.split(name, "train")
         documents = 0
         for shard, base in zip(split.shards, split.starts, strict=False):
             found = np.nonzero((shard.identities == wanted).all(axis=1))[0]
             if len(found) and recipe.train.objective == "classify":
-                return name, documents + int(found[0]), documents + int(found[0])
+                return name, np.array([documents + int(found[0])])
             documents += len(shard.identities)
             if len(found):
                 start = int(base) + int(shard.offsets[found[0]])
                 end = int(base) + int(shard.offsets[found[0] + 1]) - 1
+                if isinstance(loader, PackedLoader):
+                    return name, loader.splits[number].holding(start, end + 1)
                 # A sequence also predicts the first token of the next one, so a document's first token may
                 # be the target of the sequence before.
-                return name, max(start - 1, 0) // length, min(end // length, split.num_sequences(length) - 1)
+                last = min(end // length, split.num_sequences(length) - 1)
+                return name, np.arange(max(start - 1, 0) // length, last + 1)
     raise InputError(
         f"--document: {identity} is in no training shard of this run (held out, rejected, or another run's)"
     )
