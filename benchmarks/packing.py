@@ -99,7 +99,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         reading = reading_rows(Path(folder), given.rounds, given.seconds)
     if given.json:
-        given.json.write_text(json.dumps({"machine": describe(), "packing": packing, "reading": reading}, indent=1) + "\n")
+        given.json.write_text(
+            json.dumps({"machine": describe(), "packing": packing, "reading": reading}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

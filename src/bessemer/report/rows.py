@@ -101,7 +101,7 @@ def _packing(data: RunData) -> Row:
     found = table(data.plan.get("packing")) or table(data.manifest.get("packing"))
     sources = {name: table(table(splits).get("train")) for name, splits in table(found.get("sources")).items()}
     if not sources:
-        return {}
+        return {"packing": "", "packed": []}
     rows = [
         {
             "name": name,
