@@ -28,6 +28,13 @@ def print_plan(plan: dict[str, Any], recipe: Recipe) -> None:
         "memory": f"{size(memory['total'])}: {parts}",
         "fits": "yes" if plan["fits"] else "no: this device has less free memory than that",
     }
+    if packing := plan.get("packing"):
+        rows["packing"] = (
+            f"{packing['packing']}: {packing['utilisation']:.1%} of the positions have a target, "
+            f"{packing['cut_share']:.1%} of the documents are cut"
+        )
+    if epochs := plan.get("epochs"):
+        rows["epochs"] = ", ".join(f"{name} {turns:.2f}" for name, turns in epochs.items())
     for name, value in rows.items():
         print(f"{name:<14} {value}")
 

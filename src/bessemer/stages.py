@@ -128,6 +128,7 @@ class Prepared:
 def prepare(session: Session) -> Prepared:
     """Resolve the recipe, hold it against the one the run folder was made with, and plan the run."""
     from bessemer.plan import dial
+    from bessemer.tokens.outlook import outlook
     from bessemer.tokens.shards import TokenStore
 
     run, recipe = session.run, session.recipe
@@ -161,7 +162,7 @@ def prepare(session: Session) -> Prepared:
         assert planned is not None
         result.append(Prepared(resolved, planned))
     write_atomic(run.recipe, dump(result[0].recipe))
-    write_json(run.plan, result[0].plan)
+    write_json(run.plan, {**result[0].plan, **outlook(result[0].recipe, run.tokens)})
     return result[0]
 
 
@@ -319,11 +320,12 @@ def set_aside(run: RunFolder) -> Path | None:
 def plan_only(recipe: Recipe, run: RunFolder) -> tuple[dict[str, Any], Recipe]:
     """What a recipe will take, without a run folder: for `bessemer plan`."""
     from bessemer.plan import dial
+    from bessemer.tokens import outlook as known
 
-    vocabulary = _vocabulary(recipe, run)
-    labels = _labels(recipe, run)
+    vocabulary, labels = known.vocabulary(recipe, run.tokens), known.labels(recipe, run.tokens)
     resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=_micro_batch_tokens(recipe), labels=labels)
-    return _planned(recipe, resolved, vocabulary, labels)
+    told, final = _planned(recipe, resolved, vocabulary, labels)
+    return {**told, **known.outlook(final, run.tokens)}, final
 
 
 def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> tuple[dict[str, Any], Recipe]:
@@ -379,26 +381,6 @@ def _steps_of(recipe: Recipe, stored: Recipe | None) -> int | None:
         stored is not None and recipe.train.minutes is not None and stored.train.minutes == recipe.train.minutes
     )
     return stored.train.steps if same_minutes and stored is not None else None
-
-
-def _vocabulary(recipe: Recipe, run: RunFolder) -> int:
-    from bessemer.tokens.shards import TokenStore
-    from bessemer.tokens.tokenizer import Tokenizer
-
-    if (run.tokens / "manifest.json").exists():
-        return TokenStore.open(run.tokens).vocabulary
-    if recipe.tokenizer.path is not None:
-        return Tokenizer.load(Path(recipe.tokenizer.path), recipe.tokenizer.end_of_text).vocabulary
-    return recipe.tokenizer.vocabulary or 32_768
-
-
-def _labels(recipe: Recipe, run: RunFolder) -> int:
-    """Classes of the corpus; before there are tokens, those that the recipe names, two at least."""
-    from bessemer.tokens.shards import TokenStore
-
-    if (run.tokens / "manifest.json").exists():
-        return len(TokenStore.open(run.tokens).labels)
-    return max(len({source.label for source in recipe.corpus.sources if source.label is not None}), 2)
 
 
 def _refuse_to_rebuild(session: Session, folder: Path, why: str) -> None:

@@ -1,9 +1,13 @@
+import hashlib
 from collections import Counter
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from bessemer.tokens.mixture import LARGEST_BLOCK, Mixture
+from bessemer.tokens.mixture import LARGEST_BLOCK, Mixture, counts_at, whole_slots
 
 
 def mixture(weights: tuple[float, ...], sequences: tuple[int, ...] | None = None, seed: int = 0) -> Mixture:
@@ -15,8 +19,8 @@ def mixture(weights: tuple[float, ...], sequences: tuple[int, ...] | None = None
 def test_shares_are_exact_after_every_block(weights: tuple[float, ...]) -> None:
     mixed = mixture(weights)
     for blocks in (1, 3):
-        counts = Counter(mixed.draw(0, blocks * mixed.block).source.tolist())
-        assert [counts[n] / (blocks * mixed.block) for n in range(len(weights))] == pytest.approx(
+        counts = Counter(mixed.draw(0, blocks * mixed.phases[0].block).source.tolist())
+        assert [counts[n] / (blocks * mixed.phases[0].block) for n in range(len(weights))] == pytest.approx(
             [w / sum(weights) for w in weights], abs=1e-12
         )
 
@@ -24,18 +28,18 @@ def test_shares_are_exact_after_every_block(weights: tuple[float, ...]) -> None:
 @pytest.mark.parametrize("weights", [(0.7, 0.3), (0.9, 0.09, 0.01), (0.4, 0.3, 0.2, 0.1), (0.123456789, 0.876543211)])
 def test_shares_hold_at_any_point_to_within_a_sequence(weights: tuple[float, ...]) -> None:
     mixed = mixture(weights)
-    source = mixed.draw(0, mixed.block + 100).source
+    source = mixed.draw(0, mixed.phases[0].block + 100).source
     counts = np.stack([np.cumsum(source == number) for number in range(len(weights))])
-    wanted = np.outer(mixed.shares, np.arange(1, len(source) + 1))
+    wanted = np.outer(mixed.phases[0].shares, np.arange(1, len(source) + 1))
     assert np.abs(counts - wanted).max() <= 1.0
 
 
 def test_shares_that_no_block_makes_exact_are_rounded_finely() -> None:
     weights = (0.123456789, 0.5, 0.000001)
     mixed = mixture(weights)
-    assert mixed.block == LARGEST_BLOCK
-    assert min(mixed.slots) >= 1
-    for share, weight in zip(mixed.shares, weights, strict=True):
+    assert mixed.phases[0].block == LARGEST_BLOCK
+    assert min(mixed.phases[0].slots) >= 1
+    for share, weight in zip(mixed.phases[0].shares, weights, strict=True):
         assert abs(share - weight / sum(weights)) <= 1 / LARGEST_BLOCK
 
 
@@ -72,3 +76,96 @@ def test_drawn_counts_agree_with_the_order() -> None:
 def test_the_seed_names_the_order() -> None:
     first, second = (mixture((0.5, 0.5), seed=seed).draw(0, 256) for seed in (0, 1))
     assert not np.array_equal(first.sequence, second.sequence)
+
+
+@pytest.mark.parametrize(
+    ("weights", "sequences", "seed", "known"),
+    [
+        ((1.0,), (500,), 0, "626f9372766c45d2b35d8d13f590e5a1"),
+        ((0.7, 0.3), (37, 91), 5, "636c3e65dddae387dc934242c8cec106"),
+        ((3.0, 1.0, 0.5), (1000, 17, 250), 3, "57823c112c9711074585718a247ece4f"),
+        ((0.123456789, 0.5, 0.000001), (10, 2000, 3), 1, "970d478b206d7ab852183869ae24a358"),
+        ((123457.0, 89123.0, 777.0), (123457, 89123, 777), 11, "1d1a0a5ca9f4d6252d892d0fcca5ee01"),
+    ],
+)
+def test_the_order_of_old_runs_is_kept(
+    weights: tuple[float, ...], sequences: tuple[int, ...], seed: int, known: str
+) -> None:
+    """Hashes of what version 0.1 drew, before mixtures had phases."""
+    mixed, found = mixture(weights, sequences, seed), hashlib.sha256()
+    for first, count in ((0, 20000), (1_000_003, 4097)):
+        draw = mixed.draw(first, count)
+        for part in (draw.source, draw.epoch, draw.sequence):
+            found.update(np.ascontiguousarray(part, dtype="<i8").tobytes())
+    assert found.hexdigest()[:32] == known
+
+
+@st.composite
+def changing(draw: st.DrawFn) -> tuple[Mixture, list[int], list[tuple[int, ...]]]:
+    """A mixture of up to four phases, where they begin and their weights."""
+    names = draw(st.integers(2, 6))
+    lengths = draw(st.lists(st.integers(1, 3000), min_size=0, max_size=3))
+    firsts = [0, *np.cumsum(lengths).tolist()]
+    row = st.lists(st.integers(0, 50), min_size=names, max_size=names).filter(any)
+    weights = [tuple(draw(row)) for _ in firsts]
+    sequences = tuple(draw(st.lists(st.integers(1, 400), min_size=names, max_size=names)))
+    spans = [(first, tuple(map(Fraction, part))) for first, part in zip(firsts, weights, strict=True)]
+    labels = tuple(f"s{number}" for number in range(names))
+    return Mixture.over(labels, sequences, spans, draw(st.integers(0, 9))), firsts, weights
+
+
+@settings(max_examples=40, deadline=None)
+@given(changing())
+def test_every_prefix_of_every_phase_has_its_shares_to_within_a_sequence(
+    made: tuple[Mixture, list[int], list[tuple[int, ...]]],
+) -> None:
+    mixed, firsts, weights = made
+    end = firsts[-1] + 4000
+    source = mixed.draw(0, end).source
+    for first, last, asked in zip(firsts, [*firsts[1:], end], weights, strict=True):
+        counts = np.stack([np.cumsum(source[first:last] == number) for number in range(len(asked))])
+        wanted = np.outer(np.array(asked) / sum(asked), np.arange(1, last - first + 1))
+        assert np.abs(counts - wanted).max() < 1.0 + 1e-9
+        assert not counts[np.array(asked) == 0].any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(changing(), st.integers(0, 9000), st.integers(1, 5000))
+def test_phases_change_nothing_about_epochs_and_random_access(
+    made: tuple[Mixture, list[int], list[tuple[int, ...]]], first: int, count: int
+) -> None:
+    mixed, _, _ = made
+    whole = mixed.draw(0, first + count)
+    part = mixed.draw(first, count)
+    for name in ("source", "epoch", "sequence"):
+        assert np.array_equal(getattr(part, name), getattr(whole, name)[first:])
+    for source, size in enumerate(mixed.sequences):
+        read = whole.sequence[whole.source == source]
+        assert mixed.drawn(first + count)[source] == len(read)
+        assert np.array_equal(whole.epoch[whole.source == source], np.arange(len(read)) // size)
+        for begin in range(0, len(read), size):  # no sequence twice before the epoch ends, across phases
+            turn = read[begin : begin + size]
+            assert len(set(turn.tolist())) == len(turn)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=40))
+def test_finer_blocks_round_to_a_65536th(weights: list[float]) -> None:
+    slots = whole_slots(weights, 65536)
+    for count, weight in zip(slots, weights, strict=True):
+        assert count >= 1
+        assert (
+            abs(count / sum(slots) - weight / sum(weights)) <= (1 + len(weights)) / 65536
+        )  # each may have its one slot
+
+
+def test_a_sequence_stands_where_its_slot_says() -> None:
+    for weights in ((3, 1), (1, 9), (0, 1)):
+        mixed = Mixture.over(("a", "b"), (10, 10), [(0, weights)], 0)
+        source = mixed.draw(0, 12_000).source
+        for which in (0, 1):
+            places = np.flatnonzero(source == which)
+            for number in (0, 1, 7, 900):
+                if weights[which]:
+                    assert mixed.phases[0].slot_of(which, number) == places[number]
+        assert counts_at(mixed.phases, 77) == tuple(np.bincount(source[:77], minlength=2).tolist())

@@ -48,7 +48,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batch(recipe_file: Path, micr
         loss_targets = data.tokens[:, 1:].copy()
         for step in (whole, cut):
             original = step._loss
-            step._loss = lambda i, t, original=original: original(i.clamp(min=0), t)  # type: ignore[method-assign]
+            step._loss = lambda i, t, starts, original=original: original(i.clamp(min=0), t, starts)  # type: ignore[method-assign]
         assert (loss_targets < 0).sum() == 52
     first, second = whole.gradients(data), cut.gradients(data)
     scale = gradient(whole).abs().max()

@@ -77,8 +77,8 @@ class CorpusSummary:
 def inputs_digest(recipe: Recipe) -> str:
     """What the corpus depends on, as one hash: [corpus], and path, size and time of every input file.
 
-    Weights are left out, as they say how the documents are mixed later and not which there are, and so is where the
-    work is done.
+    Weights and max_epochs are left out, as they say how the documents are mixed later and not which there are, and so is
+    where the work is done.
     """
     return _digest(recipe.corpus, {source.name: find(source) for source in recipe.corpus.sources})
 
@@ -145,7 +145,7 @@ def _build(corpus: Corpus, run: RunFolder, found: dict[str, list[File]], inputs:
 
 def _digest(corpus: Corpus, found: dict[str, list[File]]) -> str:
     files = {name: [(file.path, file.size, file.mtime_ns) for file in files] for name, files in found.items()}
-    section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight"}}})
+    section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}})
     for key in ("engine", "address", "workers"):
         del section[key]
     return digest(section, f"corpus {VERSION}", files)

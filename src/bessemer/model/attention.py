@@ -35,16 +35,17 @@ class Documents:
         starts_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
         starts_BT[:, 0] = True
         starts_BT[:, 1:] = tokens_BT[:, :-1] == end_of_text
-        return cls._beginning_at(starts_BT)
+        return cls.beginning_at(starts_BT)
 
     @classmethod
     def padded(cls, lengths_B: Tensor, length: int) -> Documents:
         """One document a row, of the given length; what pads the row up to `length` tokens is a document of its own."""
         index_T = torch.arange(length, device=lengths_B.device)
-        return cls._beginning_at((index_T == 0) | (index_T == lengths_B[:, None]))
+        return cls.beginning_at((index_T == 0) | (index_T == lengths_B[:, None]))
 
     @classmethod
-    def _beginning_at(cls, starts_BT: Tensor) -> Documents:
+    def beginning_at(cls, starts_BT: Tensor) -> Documents:
+        """Documents that begin where it is said; one does at the start of each row."""
         length = starts_BT.shape[1]
         index_T = torch.arange(length, device=starts_BT.device)
         start_BT = torch.where(starts_BT, index_T, 0).cummax(dim=1).values

@@ -4,6 +4,7 @@ from bessemer.recipe.batches import Batches
 from bessemer.recipe.corpus import Corpus, Rules, Source
 from bessemer.recipe.dedup import Dedup, Paragraphs, Substrings
 from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
+from bessemer.recipe.mixture import MixturePhase
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import Classify, Masking
 from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
@@ -21,8 +22,8 @@ from bessemer.recipe.tokens import Tokens
 from bessemer.recipe.work import Work
 
 __all__ = [
-    "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking", "Model",
-    "Optimizer", "Paragraphs", "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "Substrings", "TokenSource",
-    "Tokenizer", "Tokens", "Train", "Work", "differences", "digest", "dump", "explain", "keys", "load", "parse",
-    "shipped",
+    "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking",
+    "MixturePhase", "Model", "Optimizer", "Paragraphs", "Quality", "Recipe", "Rules", "Run", "Schedule", "Source",
+    "Substrings", "TokenSource", "Tokenizer", "Tokens", "Train", "Work", "differences", "digest", "dump", "explain",
+    "keys", "load", "parse", "shipped",
 ]  # fmt: skip

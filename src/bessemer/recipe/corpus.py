@@ -47,6 +47,9 @@ class Source(Section):
         description="Relative share of the training tokens drawn from this source; give it for every source "
         "or for none (none: in proportion to the tokens each source has).",
     )
+    max_epochs: float | None = Field(
+        None, gt=0, description="How often this source may be read over the whole run; wins over tokens.max_epochs."
+    )
     max_bytes: int | None = Field(
         None,
         gt=0,

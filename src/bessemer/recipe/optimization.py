@@ -104,6 +104,11 @@ class Schedule(Section):
     rewarm_steps: Positive = Field(100, description="Steps over which it comes back to the schedule.")
     rewarm_from: Share = Field(0.1, description="Share of the schedule's rate with which it begins.")
 
+    def decay_start(self, steps: int) -> int:
+        """The first step (0-based) of the decay phase of a run of so many steps (wsd)."""
+        warmup = min(self.warmup_steps or 0, steps)
+        return max(warmup, steps - max(round(steps * self.decay_share), 1))
+
 
 class BatchRamp(Section):
     """A global batch that grows to global_batch_tokens."""

@@ -256,6 +256,40 @@ class Recipe(Section):
         return weights | {source.name: source.weight for source in self.tokens.sources}
 
     @model_validator(mode="after")
+    def _mixture_fits(self) -> Self:
+        names, tokens = list(self.source_weights), self.tokens
+        weighted = [name for name, weight in self.source_weights.items() if weight is not None]
+        if tokens.temperature is not None and weighted:
+            raise ValueError(
+                f"tokens.temperature says the shares, and so does the weight of source {weighted[0]!r}; remove one"
+            )
+        for phase in tokens.schedule:
+            where = f"tokens.schedule (from = {phase.from_}): weights"
+            strange = [name for name in phase.weights if name not in names]
+            if strange:
+                raise ValueError(f"{where} names {strange[0]!r}, which is no source; there are: {', '.join(names)}")
+            missing = [name for name in names if name not in phase.weights]
+            if missing:
+                raise ValueError(f"{where} lacks source {missing[0]!r}; give it 0 if it is not to be read")
+            if phase.from_ == "decay" and self.train.schedule.kind != "wsd":
+                raise ValueError(f"{where} has no decay phase to begin with; set train.schedule.kind = wsd")
+        return self
+
+    @model_validator(mode="after")
+    def _packing_fits(self) -> Self:
+        packing, objective = self.tokens.packing, self.train.objective
+        if packing == "concatenate":
+            return self
+        if objective == "classify":
+            raise ValueError(f"tokens.packing = {packing} has no meaning for a classifier: a text is a sequence there")
+        if objective == "masked" and not self.tokens.document_mask:
+            raise ValueError(
+                f"tokens.packing = {packing} pads sequences, and train.objective = masked would look at the padding; set "
+                "tokens.document_mask = true"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _whole_sequences(self) -> Self:
         batch, length = self.train.global_batch_tokens, self.tokens.sequence_length
         if batch is not None and batch % length:

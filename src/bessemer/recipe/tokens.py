@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from bessemer.recipe.mixture import MixturePhase, Packing
 from bessemer.recipe.section import Positive, Section
 from bessemer.recipe.tokenizer import TokenSource
 
@@ -35,3 +36,29 @@ class Tokens(Section):
     workers: int | None = Field(
         None, gt=0, description="Threads that encode; left out: one a core. The shards do not depend on it."
     )
+    packing: Packing = Field(
+        "concatenate",
+        description="How documents fill sequences: concatenate (one stream, cut every sequence_length tokens), best-fit "
+        "(documents are cut only where longer than a sequence, the rest is padded) or document (one a sequence, padded).",
+    )
+    temperature: float | None = Field(
+        None,
+        gt=0,
+        description="Shares in proportion to tokens^(1 / temperature), for sources without weights; 1: to their tokens.",
+    )
+    max_epochs: float | None = Field(
+        None,
+        gt=0,
+        description="How often a source may be read over the whole run, unless it has a max_epochs of its own; what it then "
+        "lacks goes to the others in proportion.",
+    )
+    schedule: tuple[MixturePhase, ...] = Field(
+        (), strict=False, description="How the mixture changes over the training, in order."
+    )
+
+    @model_validator(mode="after")
+    def _phases_in_order(self) -> Self:
+        places = [phase.from_ for phase in self.schedule if not isinstance(phase.from_, str)]
+        if places != sorted(set(places)) or sum(phase.from_ == "decay" for phase in self.schedule) > 1:
+            raise ValueError("schedule: its phases must begin one after the other; sort them by from")
+        return self

@@ -99,7 +99,34 @@ def tokens(data: RunData) -> Row:
         f"hash {text(tokenizer.get('sha256'))[:12]}" if tokenizer.get("sha256") else "",
     ]
     said = ", ".join(fact for fact in facts if fact)
-    return {"rows": rows, "total": total, "tokenizer": f"Tokenizer: {said}." if said else ""}
+    return {"rows": rows, "total": total, "tokenizer": f"Tokenizer: {said}." if said else "", **_packing(data)}
+
+
+def _packing(data: RunData) -> Row:
+    """How documents fill the training sequences, over all and by source."""
+    found = table(data.plan.get("packing")) or table(data.manifest.get("packing"))
+    sources = {name: table(table(splits).get("train")) for name, splits in table(found.get("sources")).items()}
+    if not sources:
+        return {"packing": "", "packed": []}
+    rows = [
+        {
+            "name": name,
+            "ink": _ink(data, name),
+            "sequences": _maybe(number(row.get("sequences")), lambda value: f"{value:,.0f}"),
+            "utilisation": _maybe(number(row.get("utilisation")), lambda value: f"{100 * value:.2f}%"),
+            "cut": _maybe(number(row.get("documents_cut")), lambda value: f"{value:,.0f}"),
+            "cut_share": _maybe(number(row.get("cut_share")), lambda value: f"{100 * value:.1f}%"),
+            "dropped": _maybe(number(row.get("tokens_dropped")), lambda value: f"{value:,.0f}"),
+        }
+        for name, row in sources.items()
+    ]
+    used, cut = number(found.get("utilisation")), number(found.get("cut_share"))
+    length = number(found.get("sequence_length"))
+    finding = f"Packing: {text(found.get('packing'))}"
+    finding += _maybe(length, lambda value: f", sequences of {value:,.0f} tokens") if length else ""
+    if used is not None and cut is not None:
+        finding += f"; {100 * used:.2f}% of the positions have a target, {100 * cut:.1f}% of the documents are cut"
+    return {"packing": f"{finding}.", "packed": rows}
 
 
 def mixture(data: RunData) -> Row:
@@ -139,7 +166,24 @@ def mixture(data: RunData) -> Row:
             f"{' and '.join(often)} {'was' if len(often) == 1 else 'were'} read more than {REPEATS} times: "
             "from there on, repeated text helps less and less (Muennighoff et al. 2023)."
         )
-    return {"finding": finding, "warning": warning, "rows": rows}
+    phases = [_phase(phase, list(sources)) for phase in tables(data.mixture.get("phases"))]
+    several = len(phases) > 1 or any(row["capped"] for row in phases)
+    return {
+        "finding": finding, "warning": warning, "rows": rows, "names": list(sources), "phases": phases if several else []
+    }  # fmt: skip
+
+
+def _phase(phase: Row, names: list[str]) -> Row:
+    """Asked, planned and drawn shares of the sources in one phase of the mixture."""
+    cells, capped = [], False
+    for name in names:
+        row = table(table(phase.get("sources")).get(name))
+        shares = [number(row.get(f"{kind}_share")) for kind in ("asked", "target", "drawn")]
+        asked, target, drawn = (_maybe(share, lambda value: f"{100 * value:.2f}%") for share in shares)
+        cells.append({"asked": asked, "target": target, "drawn": drawn})
+        capped = capped or (shares[0] is not None and shares[0] != shares[1])
+    first, last = number(phase.get("from")) or 0.0, number(phase.get("to")) or 0.0
+    return {"samples": f"{first:,.0f} to {last:,.0f}", "cells": cells, "capped": capped}
 
 
 def incidents(data: RunData) -> list[Row]:

@@ -26,8 +26,9 @@ from bessemer.tokens import documents, fertility, foreign
 from bessemer.tokens.documents import Document, is_held_out
 from bessemer.tokens.encode import Encoded, Encoder, Item, batches, in_order
 from bessemer.tokens.fertility import Gauge
+from bessemer.tokens.packing import facts, packed_for, write_packs
 from bessemer.tokens.patterns import pattern_of
-from bessemer.tokens.shards import NO_LABEL, token_dtype
+from bessemer.tokens.shards import NO_LABEL, TokenStore, token_dtype
 from bessemer.tokens.tokenizer import Tokenizer, Way
 from bessemer.tokens.usable import refuse_unusable
 from bessemer.tokens.writer import ShardWriter
@@ -91,7 +92,9 @@ def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
     shape = [recipe.tokens.held_out, recipe.tokens.shard_tokens, recipe.run.seed, mask_token(recipe)]
     mixed = recipe.source_weights if options.sample == "mixture" else None
     theirs = [[source.name, source.format, foreign.facts(source)] for source in recipe.tokens.sources]
-    return digest(FORMAT, corpus if recipe.corpus.sources else None, options, read, shape, mixed, theirs)
+    tokens = recipe.tokens  # concatenated, any length is read from the same shards
+    packing = [] if tokens.packing == "concatenate" else [[tokens.packing, tokens.sequence_length]]
+    return digest(FORMAT, corpus if recipe.corpus.sources else None, options, read, shape, mixed, theirs, *packing)
 
 
 def mask_token(recipe: Recipe) -> str | None:
@@ -124,6 +127,9 @@ def build(recipe: Recipe, run: RunFolder) -> TokensSummary:
         sizes = [tokenizer.vocabulary, *(other.vocabulary for other in others)]
         manifest["fertility"] = fertility.table(done.tally, names, sizes)
         refuse_unusable(recipe, manifest)
+        manifest["files"] |= write_packs(TokenStore(staged, manifest), recipe)
+        manifest["packing"] = packed_for(recipe)
+        manifest["packing"] = facts(TokenStore(staged, manifest), recipe)
         write_json(staged / "manifest.json", manifest)
         mark_stage(staged, inputs)
     return TokensSummary(manifest, perf_counter() - started)

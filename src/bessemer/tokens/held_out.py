@@ -17,7 +17,8 @@ class HeldOut:
     tokens: (sequences, sequence_length + 1) ids; valid: (sequences, sequence_length) whether a target counts: real
     text, not padding and not an end-of-text token; bytes: (sequences,) bytes of text of the targets that count, 0 where
     the tokenizer's tokens do not account for the text.
-    targets: where they are something else than the next token; tokens are then the inputs alone.
+    targets: where they are something else than the next token; tokens are then the inputs alone. starts: for packed
+    documents, (sequences, sequence_length) whether a piece of one, or the padding, begins there.
     """
 
     source: str
@@ -25,6 +26,7 @@ class HeldOut:
     valid: npt.NDArray[np.bool_]
     bytes: npt.NDArray[np.int64]
     targets: npt.NDArray[np.int64] | None = None
+    starts: npt.NDArray[np.bool_] | None = None
 
     @property
     def inputs(self) -> npt.NDArray[np.int64]:

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from bessemer.errors import BessemerError
 from bessemer.recipe import Recipe
 from bessemer.tokens.held_out import HeldOut
-from bessemer.tokens.loader import Batch, given_weights
+from bessemer.tokens.loader import Batch
 from bessemer.tokens.mixture import Mixture
+from bessemer.tokens.phases import Holding, mixture_of
 from bessemer.tokens.shards import NO_LABEL, Split, TokenStore
 
 
@@ -65,7 +66,7 @@ class LabelledLoader:
     def of(cls, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> LabelledLoader:
         """The loader of a recipe: weights from its sources, else in proportion to their documents."""
         counts = tuple(int(store.manifest["sources"][name]["train"]["documents"]) for name in store.sources)
-        mixture = Mixture.of(store.sources, counts, given_weights(recipe, store.sources, counts), recipe.run.seed)
+        mixture = mixture_of(recipe, Holding(store.sources, counts, counts))
         return cls(store, mixture, recipe.tokens.sequence_length, rank, world)
 
     def batch(self, first: int, count: int) -> Batch:

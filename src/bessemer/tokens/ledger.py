@@ -16,7 +16,8 @@ import numpy.typing as npt
 from bessemer.errors import InputError
 from bessemer.recipe import Batches, Recipe
 from bessemer.tokens.labelled import LabelledLoader
-from bessemer.tokens.loader import Loader, Reader
+from bessemer.tokens.loader import Reader
+from bessemer.tokens.packed import PackedLoader, sequence_loader
 from bessemer.tokens.shards import Shard, TokenStore, token_dtype
 
 SLOTS_AT_A_TIME = 1 << 16
@@ -34,7 +35,7 @@ def step_documents(
     batches, steps = Batches.of(recipe), recipe.train.steps or 0
     if not 1 <= step <= steps:
         raise InputError(f"--step: {step} is not a step of this run; it has steps 1 to {steps}")
-    rows = _loader(recipe, store).documents(batches.before(step - 1), batches.sequences(step - 1))
+    rows = reader(recipe, store).documents(batches.before(step - 1), batches.sequences(step - 1))
     names = [name for row in rows for name in row["documents"]]  # type: ignore[attr-defined]
     known = _known(corpus, names, text)
     return [
@@ -52,9 +53,9 @@ def step_documents(
 
 def document_steps(recipe: Recipe, store: TokenStore, corpus: Path, identity: str) -> list[dict[str, Any]]:
     """The steps whose batch held a document: step, sample, source, path, place."""
-    source, first, last = _sequences_of(recipe, store, identity)
+    loader = reader(recipe, store)
+    source, sequences = _sequences_of(recipe, store, loader, identity)
     batches, steps = Batches.of(recipe), recipe.train.steps or 0
-    loader = _loader(recipe, store)
     number = loader.mixture.names.index(source)
     known = _known(corpus, [identity]).get(identity, {})
     place = {key: known.get(key, "") for key in ("path", "place")}
@@ -62,7 +63,7 @@ def document_steps(recipe: Recipe, store: TokenStore, corpus: Path, identity: st
     samples = batches.before(steps)
     for start in range(0, samples, SLOTS_AT_A_TIME):
         draw = loader.mixture.draw(start, min(SLOTS_AT_A_TIME, samples - start))
-        held = (draw.source == number) & (draw.sequence >= first) & (draw.sequence <= last)
+        held = (draw.source == number) & np.isin(draw.sequence, sequences)
         for slot in np.nonzero(held)[0]:
             sample = start + int(slot)
             rows.append({"step": batches.step_of(sample) + 1, "sample": sample, "source": source, **place})
@@ -113,13 +114,15 @@ def token(store: TokenStore, corpus: Path, place: str, text: bool = False) -> di
     }
 
 
-def _loader(recipe: Recipe, store: TokenStore) -> Reader:
-    """What a run's samples are: sequences of packed text, or whole documents for a classifier."""
-    return (LabelledLoader if recipe.train.objective == "classify" else Loader).of(recipe, store)
+def reader(recipe: Recipe, store: TokenStore) -> Reader:
+    """What gives a run's samples: sequences of text, concatenated or packed, or whole documents for a classifier."""
+    return LabelledLoader.of(recipe, store) if recipe.train.objective == "classify" else sequence_loader(recipe, store)
 
 
-def _sequences_of(recipe: Recipe, store: TokenStore, identity: str) -> tuple[str, int, int]:
-    """The source and the range of training sequences that hold a document."""
+def _sequences_of(
+    recipe: Recipe, store: TokenStore, loader: Reader, identity: str
+) -> tuple[str, npt.NDArray[np.int64]]:
+    """The source and the numbers of the training sequences that hold a document."""
     length = recipe.tokens.sequence_length
     for name, split, shard, number in _shards(store, _identity(identity)):
         if split != "train":
@@ -127,13 +130,15 @@ def _sequences_of(recipe: Recipe, store: TokenStore, identity: str) -> tuple[str
         whole = store.split(name, "train")
         before = next(place for place, other in enumerate(whole.shards) if other.path == shard.path)
         if recipe.train.objective == "classify":
-            documents = sum(len(other.identities) for other in whole.shards[:before]) + number
-            return name, documents, documents
+            return name, np.array([sum(len(other.identities) for other in whole.shards[:before]) + number])
         start = int(whole.starts[before]) + int(shard.offsets[number])
         end = int(whole.starts[before]) + int(shard.offsets[number + 1]) - 1
+        if isinstance(loader, PackedLoader):
+            return name, loader.splits[list(store.sources).index(name)].holding(start, end + 1)
         # A sequence also predicts the first token of the next one, so a document's first token may be the target of the
         # sequence before.
-        return name, max(start - 1, 0) // length, min(end // length, whole.num_sequences(length) - 1)
+        last = min(end // length, whole.num_sequences(length) - 1)
+        return name, np.arange(max(start - 1, 0) // length, last + 1)
     raise InputError(
         f"--document: {identity} is in no training shard of this run (held out, rejected, or another run's)"
     )

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.tokens.mixture import Draw, Mixture
+from bessemer.tokens.phases import Holding, mixture_of
 from bessemer.tokens.shards import Split, TokenStore
 
 
@@ -29,12 +30,16 @@ class Batch:
     targets being all but the last and all but the first; source: (sequences,) number of each sequence's source.
     targets: where they are something else than the next token, (sequences, targets), -1 where there is none; tokens
     are then the inputs alone, (sequences, sequence_length).
+    starts: for packed documents, (sequences, sequence_length) whether a piece of one, or the padding, begins there; real:
+    (sequences,) positions that are no padding. None: documents end where their end-of-text tokens are, nothing is padded.
     """
 
     first: int
     tokens: npt.NDArray[np.int64]
     source: npt.NDArray[np.int64]
     targets: npt.NDArray[np.int64] | None = None
+    starts: npt.NDArray[np.bool_] | None = None
+    real: npt.NDArray[np.int64] | None = None
 
     @property
     def inputs(self) -> npt.NDArray[np.int64]:
@@ -48,9 +53,11 @@ class Batch:
 
 
 class Reader(Protocol):
-    """What gives the batches of a run."""
+    """What gives the batches of a run. rank, world: the part of each that it gives, see Loader."""
 
     mixture: Mixture
+    rank: int
+    world: int
 
     def batch(self, first: int, count: int) -> Batch:
         """This process's part of the global batch of samples [first, first + count)."""
@@ -82,8 +89,8 @@ class Loader:
         for name, count in zip(store.sources, sequences, strict=True):
             if count == 0:
                 raise InputError(f"tokens.sequence_length: {length} is longer than all the text of source {name!r}")
-        given = given_weights(recipe, store.sources, sequences)
-        return cls(store, Mixture.of(store.sources, sequences, given, recipe.run.seed), length, rank, world)
+        held = Holding(store.sources, sequences, tuple(count * length for count in sequences))
+        return cls(store, mixture_of(recipe, held), length, rank, world)
 
     def batch(self, first: int, count: int) -> Batch:
         """The part of the global batch of samples [first, first + count) that this process takes."""
@@ -114,15 +121,6 @@ class Loader:
                 }
             )
         return rows
-
-
-def given_weights(recipe: Recipe, names: tuple[str, ...], counts: tuple[int, ...]) -> tuple[float, ...]:
-    """Each source's weight in the recipe; what it holds, where the recipe says nothing."""
-    weights = {source.name: source.weight for source in recipe.corpus.sources}
-    return tuple(
-        float(count) if weights.get(name) is None else float(weights[name] or 0.0)
-        for name, count in zip(names, counts, strict=True)
-    )
 
 
 def prefetched(loader: Reader, first: int, counts: Iterable[int], depth: int = 4) -> Iterator[Batch]:

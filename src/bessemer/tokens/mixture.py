@@ -1,13 +1,18 @@
 """Which source each training sequence comes from: exact shares, as arithmetic.
 
 Slots of the global sequence of samples are grouped in blocks. Every block holds the same whole number of slots for
-each source, so after every block the shares are exactly the block's; within it each slot goes to the source that
-is furthest behind, so that every batch has the shares to within a sequence. Chance enters only through what a
+each source, so after every block the shares are exactly the block's; within it each slot goes to a source that
+is behind, so that every batch has the shares to within a sequence. Chance enters only through what a
 source's slot reads: its k-th slot reads sequence k of that source's shuffled epochs.
+
+The shares may change from phase to phase. A phase begins with a block of its own, and a source's count k goes on, so no
+sequence comes again before its epoch ends, whatever the shares were.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -21,34 +26,35 @@ from bessemer.tokens.order import key_of, permute
 SMALL_BLOCK = 1024  # slots: long enough to mix well, short enough that the shares hold over a few steps
 CHUNK = 4096  # slots whose draw is computed together
 LARGEST_BLOCK = 8192  # slots: shares that no smaller block makes exact are rounded to 1/8192
+FINEST_BLOCK = 65536  # the same where phases are asked for: of many languages the smallest has a share of that order
+
+Weight = float | Fraction
+Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Draw:
     """What slots read: for each slot, the source's number, the epoch and the sequence within the source."""
 
-    source: npt.NDArray[np.int64]
-    epoch: npt.NDArray[np.int64]
-    sequence: npt.NDArray[np.int64]
+    source: Counts
+    epoch: Counts
+    sequence: Counts
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """Sources in fixed shares.
+class Phase:
+    """A stretch of slots with fixed shares.
 
-    names: sources, in order; sequences: how many whole sequences each holds; slots: how many slots of a block each
-    has; seed: names the shuffles.
+    first: its first slot; it lasts to the next phase's. slots: how many slots of a block each source has. before: how
+    many sequences of each source are drawn before the phase. by_deadline: the rule of the order within a block, see
+    `_block`. asked: number of the recipe's phase that it is of.
     """
 
-    names: tuple[str, ...]
-    sequences: tuple[int, ...]
+    first: int
     slots: tuple[int, ...]
-    seed: int
-
-    @classmethod
-    def of(cls, names: tuple[str, ...], sequences: tuple[int, ...], weights: tuple[float, ...], seed: int) -> Mixture:
-        """A mixture with shares in proportion to `weights`."""
-        return cls(names, sequences, _whole_slots(weights), seed)
+    before: tuple[int, ...]
+    by_deadline: bool = True
+    asked: int = 0
 
     @property
     def block(self) -> int:
@@ -57,8 +63,70 @@ class Mixture:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The exact share of the sequences that each source has."""
+        """The exact share of the phase's sequences that each source has."""
         return tuple(count / self.block for count in self.slots)
+
+    def drawn(self, count: int) -> Counts:
+        """How many of the phase's first `count` slots each source has."""
+        whole, rest = divmod(count, self.block)
+        counts = whole * np.asarray(self.slots, dtype=np.int64)
+        if rest:
+            counts = counts + np.bincount(_block(self.slots, self.by_deadline)[0][:rest], minlength=len(self.slots))
+        return counts
+
+    def slot_of(self, source: int, number: int) -> int:
+        """Where the phase's sequence number `number` (from 0) of a source stands, counted from the phase's first slot."""
+        whole, rest = divmod(number, self.slots[source])
+        return whole * self.block + int(np.flatnonzero(_block(self.slots, self.by_deadline)[0] == source)[rest])
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What a phase of the recipe is for, as shares of the tokens: asked for, and what caps on repetition leave of it."""
+
+    asked: tuple[float, ...]
+    planned: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Sources in shares that are fixed in each phase.
+
+    names: sources, in order; sequences: how many sequences each holds; phases: in order, the first from slot 0 on, the
+    last without an end; seed: names the shuffles; aims: by the number of the recipe's phase, for the audit.
+    """
+
+    names: tuple[str, ...]
+    sequences: tuple[int, ...]
+    phases: tuple[Phase, ...]
+    seed: int
+    aims: tuple[Aim, ...] = ()
+
+    @classmethod
+    def of(cls, names: tuple[str, ...], sequences: tuple[int, ...], weights: tuple[float, ...], seed: int) -> Mixture:
+        """A mixture with one phase, and shares in proportion to `weights`."""
+        first = Phase(0, whole_slots(weights), (0,) * len(names), by_deadline=False)
+        shares = tuple(weight / sum(weights) for weight in weights)
+        return cls(names, sequences, (first,), seed, (Aim(shares, shares),))
+
+    @classmethod
+    def over(
+        cls,
+        names: tuple[str, ...],
+        sequences: tuple[int, ...],
+        spans: Sequence[tuple[int, tuple[Weight, ...]]],
+        seed: int,
+    ) -> Mixture:
+        """A mixture whose shares change. spans: the first slot of each phase, 0 first, and the weights in it."""
+        phases: list[Phase] = []
+        for asked, (first, weights) in enumerate(spans):
+            before = counts_at(phases, first) if phases else (0,) * len(names)
+            phases.append(Phase(first, whole_slots(weights, FINEST_BLOCK), before, asked=asked))
+        return cls(names, sequences, tuple(phases), seed)
+
+    def phase_at(self, slot: int) -> int:
+        """Number of the phase that a slot lies in."""
+        return bisect_right(self.phases, slot, key=lambda phase: phase.first) - 1
 
     def draw(self, first: int, count: int) -> Draw:
         """What slots [first, first + count) read: a pure function of the mixture and the slot's number."""
@@ -70,59 +138,86 @@ class Mixture:
         return Draw(*(np.concatenate([getattr(part, name) for part in parts])[here] for name in Draw.__annotations__))
 
     def drawn(self, count: int) -> tuple[int, ...]:
-        """How many of the first `count` slots each source has: counted from the order itself, for the audit."""
-        whole, rest = divmod(count, self.block)
-        counts = whole * np.asarray(self.slots)
-        if rest:
-            counts = counts + np.bincount(_block(self.slots)[0][:rest], minlength=len(self.slots))
-        return tuple(int(number) for number in counts)
+        """How many of the first `count` slots each source has: counted from the order itself."""
+        return counts_at(self.phases[: self.phase_at(max(count, 1) - 1) + 1], count)
+
+
+def counts_at(phases: Sequence[Phase], slot: int) -> tuple[int, ...]:
+    """How many of the slots before `slot` each source has, the last of the phases going on up to there."""
+    if not phases:
+        return ()
+    last = phases[-1]
+    return tuple(int(number) for number in np.asarray(last.before) + last.drawn(slot - last.first))
 
 
 @lru_cache(maxsize=8)
 def _chunk(mixture: Mixture, number: int) -> Draw:
     """The draw of slots [number * CHUNK, (number + 1) * CHUNK), computed once: a few long arrays instead of many short
     ones are what makes the order cheap."""
-    slots = np.arange(number * CHUNK, (number + 1) * CHUNK, dtype=np.int64)
-    blocks, positions = np.divmod(slots, mixture.block)
-    source_of, rank_of = _block(mixture.slots)
-    source, rank = source_of[positions], rank_of[positions]
-    drawn = blocks * np.asarray(mixture.slots)[source] + rank
+    source, drawn = np.empty(CHUNK, dtype=np.int64), np.empty(CHUNK, dtype=np.int64)
+    begin, end = number * CHUNK, (number + 1) * CHUNK
+    while begin < end:
+        at = mixture.phase_at(begin)
+        phase = mixture.phases[at]
+        until = min(end, mixture.phases[at + 1].first) if at + 1 < len(mixture.phases) else end
+        here = slice(begin - number * CHUNK, until - number * CHUNK)
+        blocks, positions = np.divmod(np.arange(begin - phase.first, until - phase.first, dtype=np.int64), phase.block)
+        source_of, rank_of = _block(phase.slots, phase.by_deadline)
+        source[here] = source_of[positions]
+        earlier = np.asarray(phase.before)[source[here]]
+        drawn[here] = earlier + blocks * np.asarray(phase.slots)[source[here]] + rank_of[positions]
+        begin = until
     epoch, place = np.divmod(drawn, np.asarray(mixture.sequences)[source])
     sequence = np.empty(CHUNK, dtype=np.int64)
     for source_number, name in enumerate(mixture.names):
         for turn in np.unique(epoch[source == source_number]):
-            here = (source == source_number) & (epoch == turn)
+            chosen = (source == source_number) & (epoch == turn)
             key = key_of("epoch", mixture.seed, name, int(turn))
-            sequence[here] = permute(key, place[here], mixture.sequences[source_number]).astype(np.int64)
+            sequence[chosen] = permute(key, place[chosen], mixture.sequences[source_number]).astype(np.int64)
     return Draw(source, epoch, sequence)
 
 
-@lru_cache(maxsize=8)
-def _block(slots: tuple[int, ...]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """For each slot of a block, its source and how many slots of that source stand before it in the block."""
-    wanted, total = np.asarray(slots), sum(slots)
+@lru_cache(maxsize=32)
+def _block(slots: tuple[int, ...], by_deadline: bool) -> tuple[Counts, Counts]:
+    """For each slot of a block, its source and how many slots of that source stand before it in the block.
+
+    Without `by_deadline` a slot goes to the source that is furthest behind, which for some shares leaves one more than a
+    sequence behind (1.16 was seen). With it, of the sources that do not get ahead by a sequence, to the one whose next
+    sequence is due first: none is ever a whole sequence ahead or behind (Tijdeman 1980, the chairman assignment problem;
+    Steiner and Yeomans 1993).
+    """
+    wanted, total = np.asarray(slots, dtype=np.int64), sum(slots)
     given = np.zeros(len(slots), dtype=np.int64)
     source, rank = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
+    never = np.iinfo(np.int64).max
+    due = np.where(wanted > 0, -(-total // np.maximum(wanted, 1)), never)  # the slots after which the next one is late
     for slot in range(total):
         behind = wanted * (slot + 1) - given * total
-        chosen = int(behind.argmax())
+        chosen = int(np.where(behind > 0, due, never).argmin()) if by_deadline else int(behind.argmax())
         source[slot], rank[slot] = chosen, given[chosen]
         given[chosen] += 1
+        if by_deadline:
+            due[chosen] = -(-(int(given[chosen]) + 1) * total // slots[chosen])
     return source, rank
 
 
-def _whole_slots(weights: tuple[float, ...]) -> tuple[int, ...]:
-    """Slots of a block in proportion to `weights`; exact when a block of at most LARGEST_BLOCK slots can be."""
+def whole_slots(weights: Sequence[Weight], largest: int = LARGEST_BLOCK) -> tuple[int, ...]:
+    """Slots of a block in proportion to `weights`; exact when a block of at most `largest` slots can be.
+
+    A source with a weight has at least one slot, one without (0) has none.
+    """
     exact = [Fraction(str(weight)) for weight in weights]
     total = sum(exact, Fraction(0))
     shares = [weight / total for weight in exact]
     denominator = lcm(*(share.denominator for share in shares))
-    if denominator <= LARGEST_BLOCK:
+    if denominator <= largest:
         block = denominator * ceil(SMALL_BLOCK / denominator)
         return tuple(int(share * block) for share in shares)
-    # Largest remainder; a source that was asked for has at least one slot.
-    slots = [max(int(share * LARGEST_BLOCK), 1) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda n: slots[n] - shares[n] * LARGEST_BLOCK)
-    for number in by_remainder[: LARGEST_BLOCK - sum(slots)]:
+    slots = [max(int(share * largest), 1) if share else 0 for share in shares]  # largest remainder
+    by_remainder = sorted(range(len(shares)), key=lambda n: slots[n] - shares[n] * largest)
+    spare = largest - sum(slots)  # negative where sources have more than their share in their one slot
+    if largest > LARGEST_BLOCK:  # orders of runs from before there were phases stay as they are
+        spare = max(spare, 0)
+    for number in by_remainder[:spare]:
         slots[number] += 1
     return tuple(slots)

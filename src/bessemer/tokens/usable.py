@@ -12,6 +12,8 @@ def refuse_unusable(recipe: Recipe, manifest: dict[str, Any]) -> None:
     """Every source must give at least one training sequence, and the held-out part some text."""
     if recipe.train.objective == "classify":
         return _refuse_unusable_texts(recipe, manifest)
+    if recipe.tokens.packing != "concatenate":
+        return _refuse_unpackable(recipe, manifest)
     length = recipe.tokens.sequence_length
     for name, splits in manifest["sources"].items():
         tokens = splits["train"]["tokens"]
@@ -34,6 +36,18 @@ def refuse_unusable(recipe: Recipe, manifest: dict[str, Any]) -> None:
             f"than one sequence of {length}; raise the share, shorten the sequence or add documents"
         )
     return None
+
+
+def _refuse_unpackable(recipe: Recipe, manifest: dict[str, Any]) -> None:
+    """Packed, a document of any length is a sequence's piece: every source needs one to train on, and one is held out."""
+    for name, splits in manifest["sources"].items():
+        if not splits["train"]["documents"]:
+            raise InputError(f"tokens.held_out: source {name!r} has no document left to train on; add text")
+    if not sum(splits["heldout"]["documents"] for splits in manifest["sources"].values()):
+        raise InputError(
+            f"tokens.held_out: {recipe.tokens.held_out} of the documents leaves none held out; raise the share or add "
+            "documents"
+        )
 
 
 def _refuse_unusable_texts(recipe: Recipe, manifest: dict[str, Any]) -> None:

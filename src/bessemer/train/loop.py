@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -19,7 +19,7 @@ from bessemer.terminal import progress, say, warn
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch, Reader, prefetched
 from bessemer.tokens.shards import TokenStore
-from bessemer.train.audit import mixture_audit
+from bessemer.train.audit import Given, mixture_audit
 from bessemer.train.device import Device, memory_in_use
 from bessemer.train.metrics import MetricsLog
 from bessemer.train.start import start_from, starting_model
@@ -73,7 +73,9 @@ def train(
     loader = step.task.loader(recipe, store)
     if checkpoint is None and recipe.train.start is not None:
         say(f"  {start_from(step, Path(recipe.train.start), store)}")
-    position = restore(step, checkpoint, store) if checkpoint else Position()
+    position = restore(step, checkpoint, store) if checkpoint else Position(given=Given.nothing(loader.mixture))
+    if len(position.given.tokens) != len(loader.mixture.aims):  # an older checkpoint, or --accept-changes
+        position = replace(position, given=Given.by_order(loader.mixture, position.samples, sizes.length))
     resumed_at, scored = position.step, None
     if resumed_at:
         say(f"  going on from step {resumed_at} of {steps}")
@@ -101,7 +103,8 @@ def train(
                     rate = step.update(position.step, gradients.grad_norm)
             else:
                 _answer(run, loader, batch, sequences, position.step + 1, gradients, verdict, guard)
-            position = Position(position.step + 1, position.samples + sequences, guard, gradients.scale)
+            given = position.given.plus(batch, loader)
+            position = Position(position.step + 1, position.samples + sequences, guard, gradients.scale, given)
             last = position.step == steps
             if position.step % recipe.train.log_every == 0 or last:
                 log.write("train", position.step, **_numbers(store, gradients, rate, position, rates, sizes, device))
@@ -124,7 +127,7 @@ def train(
             log.write("memory", position.step, planned=planned_memory, measured=peak_memory, recomputed=step.recomputed)
     if position.step > resumed_at or checkpoint is None:
         _save(recipe, run, step, position, store)
-    write_json(run.path / "mixture.json", mixture_audit(recipe, store, loader.mixture, position.samples))
+    write_json(run.path / "mixture.json", mixture_audit(loader.mixture, position.given, position.samples))
     seconds = perf_counter() - started
     bits, accuracy = (scored.bits_per_byte, scored.accuracy) if scored else (None, None)
     return TrainSummary(

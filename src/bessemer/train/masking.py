@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from bessemer.recipe import Masking
 from bessemer.tokens.held_out import HeldOut
-from bessemer.tokens.loader import Batch, Loader
+from bessemer.tokens.loader import Batch, Reader
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.order import key_of
 from bessemer.tokens.words import WordEdges
@@ -86,9 +86,9 @@ class Masker:
         return shown_N
 
     def batch(self, batch: Batch, rank: int = 0, world: int = 1) -> Batch:
-        """A batch of sequences, (B, T + 1), as inputs and targets, (B, T)."""
+        """A batch of sequences as inputs and targets, (B, T)."""
         samples = range(batch.first + rank, batch.first + rank + world * len(batch.tokens), world)
-        pairs = [self.hide(ids_T, sample) for ids_T, sample in zip(batch.tokens[:, :-1], samples, strict=True)]
+        pairs = [self.hide(ids_T, sample) for ids_T, sample in zip(batch.inputs, samples, strict=True)]
         return replace(
             batch, tokens=np.stack([pair[0] for pair in pairs]), targets=np.stack([pair[1] for pair in pairs])
         )
@@ -96,18 +96,19 @@ class Masker:
     def held_out(self, part: HeldOut, token_bytes: Ids) -> HeldOut:
         """Held-out sequences with masks that are the same at every validation."""
         fixed = replace(self, key=key_of("held-out masks", part.source))
-        pairs = [fixed.hide(ids_T, row) for row, ids_T in enumerate(part.tokens[:, :-1])]
+        pairs = [fixed.hide(ids_T, row) for row, ids_T in enumerate(part.inputs)]
         inputs, targets = (np.stack([pair[side] for pair in pairs]) for side in (0, 1))
         hidden_bytes = np.where(targets >= 0, token_bytes[targets], 0).sum(axis=1)
-        return HeldOut(part.source, inputs, targets >= 0, hidden_bytes, targets)
+        return HeldOut(part.source, inputs, targets >= 0, hidden_bytes, targets, part.starts)
 
 
 class MaskingLoader:
     """A loader whose batches have tokens hidden."""
 
-    def __init__(self, inner: Loader, masker: Masker) -> None:
+    def __init__(self, inner: Reader, masker: Masker) -> None:
         self._inner, self._masker = inner, masker
         self.mixture: Mixture = inner.mixture
+        self.rank, self.world = inner.rank, inner.world
 
     def batch(self, first: int, count: int) -> Batch:
         """The part of the global batch of samples [first, first + count) that this process takes."""

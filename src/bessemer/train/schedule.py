@@ -50,7 +50,7 @@ def _share(schedule: Schedule, step: int, steps: int) -> float:
         return 1.0
     if schedule.kind == "inverse_sqrt":
         return max(math.sqrt((warmup + 1) / (step + 1)), schedule.final_share)
-    start = max(warmup, steps - max(round(steps * schedule.decay_share), 1)) if schedule.kind == "wsd" else warmup
+    start = schedule.decay_start(steps) if schedule.kind == "wsd" else warmup
     if step < start:
         return 1.0
     progress = min((step - start + 1) / max(steps - start, 1), 1.0)

@@ -16,18 +16,21 @@ from bessemer.guard.judge import GuardState
 from bessemer.recipe import Recipe, digest
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import optimizer as optimizers
+from bessemer.train.audit import Given
 from bessemer.train.precision import LossScale
 from bessemer.train.step import TrainStep
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands. step: updates done or skipped; samples: sequences consumed; scale: of fp16's loss."""
+    """Where a run stands. step: updates done or skipped; samples: sequences consumed; scale: of fp16's loss; given: what the
+    loader gave so far."""
 
     step: int = 0
     samples: int = 0
     guard: GuardState = field(default_factory=GuardState)
     scale: LossScale = field(default_factory=LossScale)
+    given: Given = field(default_factory=Given)
 
 
 def data_digest(store: TokenStore) -> str:
@@ -61,6 +64,7 @@ def capture(
         "samples": position.samples,
         "guard": position.guard.to_dict(),
         "loss_scale": position.scale.to_dict(),
+        "given": position.given.to_dict(),
         "model": step.model.config.to_dict(),
         "recipe": digest(recipe),
         "data": data_digest(store),
@@ -92,7 +96,8 @@ def restore(step: TrainStep, checkpoint: Checkpoint, store: TokenStore) -> Posit
     if step.device.is_cuda and "cuda" in rng:
         torch.cuda.set_rng_state(rng["cuda"])
     scale = LossScale(**facts.get("loss_scale", {}))
-    return Position(checkpoint.step, int(facts["samples"]), GuardState(**facts["guard"]), scale)
+    given = Given.from_dict(facts.get("given", {}))
+    return Position(checkpoint.step, int(facts["samples"]), GuardState(**facts["guard"]), scale, given)
 
 
 @torch.no_grad()

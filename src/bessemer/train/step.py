@@ -76,8 +76,9 @@ class TrainStep:
         micro = self.settings.micro_batch or len(inputs_BT)
         factor = scale.value if self.device.arithmetic.scaled else 1.0
         self.optimizer.zero_grad(set_to_none=True)
-        parts = zip(torch.split(inputs_BT, micro), torch.split(targets_BS, micro), strict=True)
-        losses = [partial(self._loss, *part) for part in parts]
+        inputs, targets_by = torch.split(inputs_BT, micro), torch.split(targets_BS, micro)
+        starts = [None] * len(inputs) if batch.starts is None else torch.split(torch.from_numpy(batch.starts), micro)
+        losses = [partial(self._loss, *part) for part in zip(inputs, targets_by, starts, strict=True)]
         two = concurrent(len(losses), self.device.place, self.device.compile)
         done = accumulate(losses, list(self.model.parameters()), max(valid, 1), factor, two_at_a_time=two)
         nats_B = [loss.nats_B for loss in done]
@@ -123,18 +124,19 @@ class TrainStep:
         """Matrix products in the asked precision; nothing to do in fp32."""
         return precisions.autocast(self.device.arithmetic, self.device.place)
 
-    def documents(self, inputs_BT: Tensor) -> Documents | None:
-        """What attention stays inside of, in a batch."""
-        return self.task.documents(inputs_BT)
+    def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
+        """What attention stays inside of, in a batch. starts_BT: where pieces of packed documents begin."""
+        return self.task.documents(inputs_BT, starts_BT)
 
-    def hidden(self, inputs_BT: Tensor) -> Tensor:
+    def hidden(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         """Hidden states of a batch on the device, (B, T, D)."""
-        hidden_BTD: Tensor = self.model(inputs_BT, self.documents(inputs_BT))
+        hidden_BTD: Tensor = self.model(inputs_BT, self.documents(inputs_BT, starts_BT))
         return hidden_BTD
 
-    def _loss(self, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:
+    def _loss(self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None) -> Outcome:
         """The losses of a micro-batch."""
         place = self.device.place
         inputs_BT, targets_BS = inputs_BT.to(place, non_blocking=True), targets_BS.to(place, non_blocking=True)
+        starts_BT = None if starts_BT is None else starts_BT.to(place, non_blocking=True)
         with self.autocast():
-            return self.task.loss(self.model, self.hidden(inputs_BT), inputs_BT, targets_BS)
+            return self.task.loss(self.model, self.hidden(inputs_BT, starts_BT), inputs_BT, targets_BS)

@@ -19,10 +19,11 @@ from bessemer.model.attention import Documents
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe, Train
-from bessemer.tokens.held_out import HeldOut, held_out
+from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.labelled import LabelledLoader, held_out_texts
-from bessemer.tokens.loader import Batch, Loader, Reader
+from bessemer.tokens.loader import Batch, Reader
 from bessemer.tokens.order import key_of
+from bessemer.tokens.packed import held_out_sequences, sequence_loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.tokens.words import WordEdges
@@ -60,8 +61,9 @@ class Task(Protocol):
         """What a validation scores."""
         ...
 
-    def documents(self, inputs_BT: Tensor) -> Documents | None:
-        """What attention stays inside of; None: of nothing but the sequence."""
+    def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
+        """What attention stays inside of; None: of nothing but the sequence. starts_BT: where pieces of packed documents
+        begin."""
         ...
 
     def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:
@@ -101,6 +103,11 @@ def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
     return config if pooling is None else config.with_changes(pooling=pooling)
 
 
+def documents_in(inputs_BT: Tensor, starts_BT: Tensor | None, end_of_text: int) -> Documents:
+    """The documents of a batch of text: where its packing says that pieces begin, else after end-of-text tokens."""
+    return Documents.of(inputs_BT, end_of_text) if starts_BT is None else Documents.beginning_at(starts_BT)
+
+
 def language_loss(model: Transformer, hidden_ND: Tensor, targets_N: Tensor, settings: Train, *, scored: bool) -> Loss:
     """Cross-entropy of the model's predictions over its vocabulary; scored: without the recipe's extras."""
     head = model.head
@@ -129,13 +136,13 @@ class Causal:
         """Everything is trained."""
 
     def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
-        return Loader.of(recipe, store, rank, world)
+        return sequence_loader(recipe, store, rank, world)
 
     def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
-        return held_out(store, recipe.tokens.sequence_length, max_tokens)
+        return held_out_sequences(recipe, store, max_tokens)
 
-    def documents(self, inputs_BT: Tensor) -> Documents | None:
-        return Documents.of(inputs_BT, self.end_of_text) if self.document_mask else None
+    def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
+        return documents_in(inputs_BT, starts_BT, self.end_of_text) if self.document_mask else None
 
     def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:
         loss = language_loss(model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), self.settings, scored=False)
@@ -165,15 +172,15 @@ class Masked:
         """Everything is trained."""
 
     def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
-        return MaskingLoader(Loader.of(recipe, store, rank, world), masker_of(recipe, store))
+        return MaskingLoader(sequence_loader(recipe, store, rank, world), masker_of(recipe, store))
 
     def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
         masker = masker_of(recipe, store)
-        parts = held_out(store, recipe.tokens.sequence_length, max_tokens)
+        parts = held_out_sequences(recipe, store, max_tokens)
         return [masker.held_out(part, store.token_bytes) for part in parts]
 
-    def documents(self, inputs_BT: Tensor) -> Documents | None:
-        return Documents.of(inputs_BT, self.end_of_text) if self.document_mask else None
+    def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
+        return documents_in(inputs_BT, starts_BT, self.end_of_text) if self.document_mask else None
 
     def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:
         total, nats_BS = self._losses(model, hidden_BTD, targets_BS, scored=False)
@@ -225,7 +232,7 @@ class Classify:
     def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
         return held_out_texts(store, recipe.tokens.sequence_length, max_tokens)
 
-    def documents(self, inputs_BT: Tensor) -> Documents | None:
+    def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
         return Documents.padded(self._lengths(inputs_BT), inputs_BT.shape[1])
 
     def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:

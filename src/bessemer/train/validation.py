@@ -61,8 +61,10 @@ def validate(step: TrainStep, parts: list[HeldOut], advance: Callable[..., None]
         for start in range(0, len(inputs), batch):
             rows = slice(start, start + batch)
             inputs_BT, targets_BS = (torch.from_numpy(x[rows]).to(step.device.place) for x in (inputs, wanted))
+            starts_BT = None if part.starts is None else torch.from_numpy(part.starts[rows]).to(step.device.place)
             with step.autocast():
-                nats_BS, predicted_BS = step.task.score(step.model, step.hidden(inputs_BT), inputs_BT, targets_BS)
+                hidden_BTD = step.hidden(inputs_BT, starts_BT)
+                nats_BS, predicted_BS = step.task.score(step.model, hidden_BTD, inputs_BT, targets_BS)
             total += float(nats_BS.double().sum())
             if predicted_BS is not None:
                 right += int(((predicted_BS == targets_BS) & (targets_BS >= 0)).sum())

@@ -63,6 +63,7 @@ def activations(step: TrainStep, batch: Batch) -> dict[str, Named]:
     """
     model, place = step.model, step.device.place
     tokens_BT = torch.from_numpy(batch.inputs[:1]).to(place)
+    starts_BT = None if batch.starts is None else torch.from_numpy(batch.starts[:1]).to(place)
     rms: list[Tensor] = []
     largest: list[Tensor] = []
     logits: list[Tensor] = []
@@ -83,7 +84,7 @@ def activations(step: TrainStep, batch: Batch) -> dict[str, Named]:
     model.blocks = nn.ModuleList(_Observed(block, record) for block in blocks)
     try:
         with step.autocast():
-            model(tokens_BT, step.documents(tokens_BT))
+            model(tokens_BT, step.documents(tokens_BT, starts_BT))
     finally:
         model.blocks = blocks
         for hook in hooks:

@@ -1,0 +1,50 @@
+"""What is known of a run's tokens before it trains: vocabulary, classes, how documents fill the sequences, repetition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bessemer.recipe import Batches, Recipe
+from bessemer.terminal import warn
+from bessemer.tokens.ledger import reader
+from bessemer.tokens.packing import facts, is_packed_for
+from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING, repeated
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.tokenizer import Tokenizer
+
+
+def outlook(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """How documents fill the sequences and how often each source will be read, for the plan of a resolved recipe; warns of
+    sources that are read so often that it helps little. Empty before the tokens are written for this recipe."""
+    store = TokenStore.open(folder) if (folder / "manifest.json").exists() else None
+    names = tuple(source.name for source in recipe.corpus.sources)
+    if store is None or not names or store.sources != names:
+        return {}
+    if recipe.tokens.packing != "concatenate" and not is_packed_for(store, recipe):
+        return {}
+    mixture, samples = reader(recipe, store).mixture, Batches.of(recipe).before(recipe.train.steps or 0)
+    for name, turns in repeated(mixture, samples).items():
+        warn(
+            f"source {name!r} will be read {turns:.1f} times; after {REPEATS_WORTH_A_WARNING} times repeated text helps less "
+            "and less (Muennighoff et al. 2023): give it less weight or a max_epochs, add text, or train for fewer steps"
+        )
+    drawn = zip(names, mixture.drawn(samples), mixture.sequences, strict=True)
+    packing = {} if recipe.train.objective == "classify" else {"packing": facts(store, recipe)}
+    return {**packing, "epochs": {name: count / available for name, count, available in drawn}}
+
+
+def vocabulary(recipe: Recipe, folder: Path) -> int:
+    """Ids of the tokenizer that is there, or will be."""
+    if (folder / "manifest.json").exists():
+        return TokenStore.open(folder).vocabulary
+    if recipe.tokenizer.path is not None:
+        return Tokenizer.load(Path(recipe.tokenizer.path), recipe.tokenizer.end_of_text).vocabulary
+    return recipe.tokenizer.vocabulary or 32_768
+
+
+def labels(recipe: Recipe, folder: Path) -> int:
+    """Classes of the corpus; before there are tokens, those that the recipe names, two at least."""
+    if (folder / "manifest.json").exists():
+        return len(TokenStore.open(folder).labels)
+    return max(len({source.label for source in recipe.corpus.sources if source.label is not None}), 2)

@@ -1,0 +1,236 @@
+"""How documents fill sequences without being cut, decided once when the shards are written.
+
+A document of at most a sequence's length is never cut. A longer one gives whole sequences and a rest. best-fit puts
+documents and rests together by best-fit decreasing, the longest first, each where the least room is left that it fits
+(Ding et al. 2024, "Fewer truncations improve language modeling", section 3.2, algorithm 1; the tree over what is left
+in their appendix). document gives each a sequence of its own. Both drop nothing, and pad.
+
+    NAME.pack   little-endian: 8 bytes magic "BSMRPAK1"; uint64 length of a sequence, number of sequences S, number of
+                pieces P; S+1 uint64, the first piece of each sequence and P; P uint64, where each piece starts in the
+                stream of NAME's shards, in tokens; P uint32, how many tokens it has.
+
+Pieces of a sequence stand in the order of the stream, and so do the sequences, by their first pieces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.errors import BessemerError, InputError
+from bessemer.recipe import Recipe
+from bessemer.recipe.mixture import Packing
+from bessemer.tokens.shards import Split, TokenStore
+
+MAGIC = b"BSMRPAK1"
+HEADER = 32  # bytes
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """What lies in each sequence. length: positions of a sequence; first: (sequences + 1,) number of each sequence's
+    first piece; starts, sizes: (pieces,) where a piece lies in the stream, in tokens."""
+
+    length: int
+    first: npt.NDArray[Any]
+    starts: npt.NDArray[Any]
+    sizes: npt.NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    def to_bytes(self) -> bytes:
+        """The content of a .pack file."""
+        counts = np.array([self.length, len(self), len(self.starts)], dtype="<u8")
+        arrays = self.first.astype("<u8"), self.starts.astype("<u8"), self.sizes.astype("<u4")
+        return MAGIC + counts.tobytes() + b"".join(array.tobytes() for array in arrays)
+
+    @classmethod
+    def open(cls, path: Path) -> Pack:
+        """Map a .pack file into memory. Raises BessemerError when it is none, or not whole."""
+        raw = (
+            np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray) if path.stat().st_size else np.zeros(0, np.uint8)
+        )
+        length, sequences, pieces = raw[8:HEADER].view("<u8").tolist() if len(raw) >= HEADER else (0, 0, 0)
+        ends = [HEADER, HEADER + 8 * (sequences + 1), HEADER + 8 * (sequences + 1 + pieces)]
+        if raw[:8].tobytes() != MAGIC or len(raw) != ends[2] + 4 * pieces:
+            raise BessemerError(f"{path}: not a packing, or not a whole one; build the tokens again")
+        first, starts = (raw[a:b].view("<u8").view(np.int64) for a, b in pairwise(ends))
+        return cls(length, first, starts, raw[ends[2] :].view("<u4"))
+
+
+def pack(starts: Ints, sizes: Ints, length: int, packing: Packing) -> Pack:
+    """Fill sequences of `length` tokens with documents. starts, sizes: of the documents in the stream, in tokens."""
+    parts = -(-sizes // length)
+    document = np.repeat(np.arange(len(sizes)), parts)
+    place = np.arange(len(document)) - np.repeat(np.cumsum(parts) - parts, parts)
+    piece_starts = starts[document] + place * length
+    piece_sizes = np.minimum(length, starts[document] + sizes[document] - piece_starts)
+    if packing == "document":
+        return Pack(length, np.arange(len(document) + 1), piece_starts, piece_sizes)
+    whole = piece_sizes == length
+    sequence = np.empty(len(document), dtype=np.int64)
+    sequence[whole] = np.arange(int(whole.sum()))
+    rest = np.flatnonzero(~whole)
+    room = length - piece_sizes[rest]  # beside each, if it were alone
+    order = np.argsort(room.astype(np.uint16) if length <= 1 << 16 else room, kind="stable")  # 16 bits: a radix sort
+    rest = rest[order]
+    sequence[rest] = int(whole.sum()) + _best_fit()(piece_sizes[rest], length)
+    return _in_order(length, sequence, piece_starts, piece_sizes)
+
+
+def _in_order(length: int, sequence: Ints, starts: Ints, sizes: Ints) -> Pack:
+    """Sequences numbered by where they begin in the stream, their pieces in its order. starts: ascending."""
+    count = int(sequence.max(initial=-1)) + 1
+    begins = np.full(count, len(sequence))
+    np.minimum.at(begins, sequence, np.arange(len(sequence)))
+    number = np.empty(count, dtype=np.int64)
+    number[np.argsort(begins, kind="stable")] = np.arange(count)
+    sequence = number[sequence]
+    order = np.argsort(sequence, kind="stable")
+    first = np.concatenate([[0], np.cumsum(np.bincount(sequence, minlength=count))])
+    return Pack(length, first, starts[order], sizes[order])
+
+
+@cache
+def _best_fit() -> Callable[[Ints, int], Ints]:
+    """Best-fit decreasing, compiled."""
+    import numba  # of the data half, and slow to import
+
+    compiled: Callable[[Ints, int], Ints] = numba.njit(_put)
+    return compiled
+
+
+def _put(sizes: Ints, length: int) -> Ints:
+    """The bin of each item. sizes: descending. Bins with equal room are kept in a stack; a tree over the room says where
+    there are any, so an item takes log2(length) steps."""
+    leaves = 1
+    while leaves < length + 1:
+        leaves *= 2
+    there = np.zeros(2 * leaves, dtype=np.uint8)
+    top = np.full(length + 1, -1, dtype=np.int64)  # of the stack of bins with so much room
+    below = np.empty(len(sizes), dtype=np.int64)
+    bins = np.empty(len(sizes), dtype=np.int64)
+    opened = 0
+    for item in range(len(sizes)):
+        size = sizes[item]
+        node = leaves + size
+        if there[node] == 0:  # up until there is a right neighbour with something, then down its left side
+            while node > 1 and (node % 2 == 1 or there[node + 1] == 0):
+                node //= 2
+            node = node + 1 if node > 1 else 0
+            while 0 < node < leaves:
+                node = 2 * node if there[2 * node] else 2 * node + 1
+        if node == 0:
+            chosen, room = opened, length
+            opened += 1
+        else:
+            room = node - leaves
+            chosen = top[room]
+            top[room] = below[chosen]
+            if top[room] < 0:
+                there[node] = 0
+                while node > 1 and there[node ^ 1] == 0:
+                    node //= 2
+                    there[node] = 0
+        bins[item] = chosen
+        left = room - size
+        if left > 0:
+            below[chosen] = top[left]
+            top[left] = chosen
+            node = leaves + left
+            while node > 0 and there[node] == 0:
+                there[node] = 1
+                node //= 2
+    return bins
+
+
+def documents_of(split: Split) -> tuple[Ints, Ints]:
+    """Where the documents of a split lie in its stream, and their sizes, in tokens."""
+    bounds = [base + shard.offsets.astype(np.int64) for shard, base in zip(split.shards, split.starts, strict=False)]
+    none = np.zeros(0, dtype=np.int64)
+    starts = np.concatenate([none, *(part[:-1] for part in bounds)])
+    return starts, np.concatenate([none, *(part[1:] for part in bounds)]) - starts
+
+
+def write_packs(store: TokenStore, recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Write the .pack files of a recipe's packing beside the shards; returns the facts of the files by name, none where
+    documents are just concatenated."""
+    tokens, files = recipe.tokens, {}
+    if tokens.packing != "concatenate":
+        for source in store.sources:
+            for split in ("train", "heldout"):
+                data = pack(
+                    *documents_of(store.split(source, split)), tokens.sequence_length, tokens.packing
+                ).to_bytes()
+                name = f"{source}-{split}.pack"
+                (store.folder / name).write_bytes(data)
+                files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    return files
+
+
+def packed_for(recipe: Recipe) -> dict[str, Any]:
+    """What the .pack files of a recipe depend on, beside the shards: it stands in the manifest."""
+    return {"packing": recipe.tokens.packing, "sequence_length": recipe.tokens.sequence_length}
+
+
+def is_packed_for(store: TokenStore, recipe: Recipe) -> bool:
+    """Whether the .pack files beside the shards are those that a recipe asks for."""
+    written = store.manifest.get("packing", {})
+    return all(written.get(key) == value for key, value in packed_for(recipe).items())
+
+
+def open_pack(store: TokenStore, recipe: Recipe, source: str, split: str) -> Pack:
+    """The packing of one source and split. Raises InputError when the shards were written for another one."""
+    if not is_packed_for(store, recipe):
+        raise InputError(
+            f"tokens.packing: {store.folder} is not packed for {recipe.tokens.packing} in sequences of "
+            f"{recipe.tokens.sequence_length}; write the tokens again with `bessemer tokens RECIPE`"
+        )
+    return Pack.open(store.folder / f"{source}-{split}.pack")
+
+
+def facts(store: TokenStore, recipe: Recipe) -> dict[str, Any]:
+    """How well the documents fill the sequences of a recipe: by source and split, and over all that is trained on.
+
+    utilisation: share of the positions with a real target; documents_cut: documents that lie in several sequences;
+    tokens_dropped: what is left over at the end of a stream.
+    """
+    length = recipe.tokens.sequence_length
+    by_source = {
+        name: {split: _facts(store, recipe, name, split) for split in ("train", "heldout")} for name in store.sources
+    }
+    trained = [splits["train"] for splits in by_source.values()]
+    total = {key: sum(row[key] for row in trained) for key in trained[0]} if trained else {}
+    for row in (*trained, *(splits["heldout"] for splits in by_source.values()), total):
+        row["utilisation"] = row.get("targets", 0) / max(row.get("sequences", 0) * length, 1)
+        row["cut_share"] = row.get("documents_cut", 0) / max(row.get("documents", 0), 1)
+    return {**packed_for(recipe), **total, "sources": by_source}
+
+
+def _facts(store: TokenStore, recipe: Recipe, source: str, name: str) -> dict[str, Any]:
+    packing, length, split = recipe.tokens.packing, recipe.tokens.sequence_length, store.split(source, name)
+    starts, sizes = documents_of(split)
+    if packing == "concatenate":
+        sequences = split.num_sequences(length)
+        targets, ends = sequences * length, np.minimum(starts + sizes, sequences * length)
+        cut = int((starts // length < (ends - 1) // length)[starts < ends].sum())
+        dropped = split.num_tokens - min(targets + 1, split.num_tokens)
+    else:
+        written = is_packed_for(store, recipe)
+        found = open_pack(store, recipe, source, name) if written else pack(starts, sizes, length, packing)
+        sequences, targets, cut, dropped = len(found), int(found.sizes.sum()), int((sizes > length).sum()), 0
+    return {
+        "documents": len(sizes), "documents_cut": cut, "sequences": sequences, "targets": targets,
+        "tokens_dropped": dropped,
+    }  # fmt: skip

@@ -1,0 +1,136 @@
+"""Which documents share a sequence: nothing cut that fits, nothing lost, and the same bins as the rule by hand."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bessemer.errors import BessemerError, InputError
+from bessemer.tokens.packing import Pack, documents_of, facts, open_pack, pack
+from tests.tokens.token_samples import documents, recipe_of, store_of
+
+SIZES = st.lists(st.integers(1, 70), min_size=0, max_size=80)
+
+
+def packed(sizes: list[int], length: int, packing: str) -> tuple[Pack, np.ndarray]:
+    ends = np.cumsum(np.array([0, *sizes], dtype=np.int64))
+    return pack(ends[:-1], np.array(sizes, dtype=np.int64), length, packing), ends  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("packing", ["best-fit", "document"])
+@settings(max_examples=150, deadline=None)
+@given(SIZES, st.integers(1, 40))
+def test_every_token_lies_in_one_piece_and_no_sequence_is_too_long(packing: str, sizes: list[int], length: int) -> None:
+    found, ends = packed(sizes, length, packing)
+    covered = np.zeros(ends[-1], dtype=np.int64)
+    of_document = np.repeat(np.arange(len(sizes)), sizes)
+    pieces_of = np.zeros(len(sizes), dtype=np.int64)
+    for start, size in zip(found.starts.tolist(), found.sizes.tolist(), strict=True):
+        assert 1 <= size <= length
+        covered[start : start + size] += 1
+        inside = set(of_document[start : start + size].tolist())
+        assert len(inside) == 1
+        pieces_of[inside.pop()] += 1
+    assert (covered == 1).all()
+    assert pieces_of.tolist() == [-(-size // length) for size in sizes]  # a document that fits is not cut
+    begins = []
+    for low, high in pairwise(found.first.tolist()):
+        assert high > low
+        assert found.sizes[low:high].sum() <= length
+        assert found.starts[low:high].tolist() == sorted(found.starts[low:high].tolist())
+        assert packing == "best-fit" or high == low + 1
+        begins.append(int(found.starts[low]))
+    assert begins == sorted(begins)
+
+
+def by_hand(sizes: list[int], length: int) -> list[tuple[int, ...]]:
+    """Best-fit decreasing with a list: the fullest bin that an item fits in, the sizes of each bin."""
+    bins: list[list[int]] = []
+    for size in sorted((size % length for size in sizes if size % length), reverse=True):
+        fitting = [held for held in bins if sum(held) + size <= length]
+        if fitting:
+            max(fitting, key=sum).append(size)
+        else:
+            bins.append([size])
+    whole = [(length,)] * sum(size // length for size in sizes)
+    return sorted([*whole, *(tuple(sorted(held)) for held in bins)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(SIZES, st.integers(2, 40))
+def test_as_few_sequences_as_best_fit_by_hand(sizes: list[int], length: int) -> None:
+    """Where two bins have equal room, which is taken is free: so the room that is left agrees, not the bins."""
+    found, _ = packed(sizes, length, "best-fit")
+    used = sorted(found.sizes[low:high].sum() for low, high in pairwise(found.first.tolist()))
+    assert used == sorted(map(sum, by_hand(sizes, length)))
+
+
+def test_best_fit_is_not_first_fit() -> None:
+    """Sizes in tokens, of 10: 4 goes to 6, not to 5, which leaves 5 for 5."""
+    found, _ = packed([5, 6, 4, 5], 10, "best-fit")
+    groups = [found.sizes[a:b].tolist() for a, b in pairwise(found.first.tolist())]
+    assert groups == [[5, 5], [6, 4]]
+
+
+def test_the_same_packing_twice_and_through_its_file(tmp_path: Path) -> None:
+    sizes = np.random.default_rng(0).integers(1, 3000, 5000).tolist()
+    one, two = (packed(sizes, 1024, "best-fit")[0] for _ in range(2))
+    assert one.to_bytes() == two.to_bytes()
+    (tmp_path / "x.pack").write_bytes(one.to_bytes())
+    read = Pack.open(tmp_path / "x.pack")
+    assert (read.length, len(read)) == (1024, len(one))
+    for name in ("first", "starts", "sizes"):
+        assert np.array_equal(getattr(read, name), getattr(one, name))
+
+
+@pytest.mark.parametrize("keep", [0, 7, 31, 100, -1])
+def test_a_torn_file_is_noticed(tmp_path: Path, keep: int) -> None:
+    whole = packed([3, 4, 5, 20], 10, "best-fit")[0].to_bytes()
+    (tmp_path / "x.pack").write_bytes(whole[:keep])
+    with pytest.raises(BessemerError, match="not a packing, or not a whole one"):
+        Pack.open(tmp_path / "x.pack")
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best-fit", "document"])
+@pytest.mark.parametrize("length", [7, 16, 200])
+def test_the_facts_are_what_counting_gives(tmp_path: Path, packing: str, length: int) -> None:
+    texts = {"a": documents(1, 40), "b": documents(2, 9, longest=300)}
+    recipe = recipe_of(packing, length)
+    store = store_of(tmp_path, recipe, texts)
+    found, used, room, cuts, count = facts(store, recipe), 0, 0, 0, 0
+    for name, rows in texts.items():
+        row = found["sources"][name]["train"]
+        stream = np.repeat(np.arange(len(rows)), [len(ids) + 1 for ids in rows])
+        if packing == "concatenate":
+            sequences = [stream[at : at + length] for at in range(0, len(stream) - length, length)]
+            places: list[set[int]] = [{n for n, held in enumerate(sequences) if d in held} for d in range(len(rows))]
+            cut, real = sum(len(place) > 1 for place in places), sum(map(len, sequences))
+        else:
+            sequences, real = [stream] * row["sequences"], len(stream)
+            cut = sum(len(ids) + 1 > length for ids in rows)
+        assert (row["documents"], row["documents_cut"], row["targets"]) == (len(rows), cut, real)
+        assert row["sequences"] == len(sequences)
+        assert row["utilisation"] == pytest.approx(real / max(length * len(sequences), 1))
+        used, room, cuts, count = used + real, room + length * len(sequences), cuts + cut, count + len(rows)
+    assert found["utilisation"] == pytest.approx(used / room)
+    assert found["cut_share"] == pytest.approx(cuts / count)
+    assert packing == "concatenate" or found["tokens_dropped"] == 0
+
+
+def test_documents_lie_where_the_shards_say(tmp_path: Path) -> None:
+    texts = {"a": documents(1, 40), "b": documents(2, 9)}
+    store = store_of(tmp_path, recipe_of("concatenate"), texts)
+    starts, sizes = documents_of(store.split("a", "train"))
+    assert len(store.split("a", "train").shards) > 3
+    assert sizes.tolist() == [len(ids) + 1 for ids in texts["a"]]
+    assert starts.tolist() == [0, *np.cumsum(sizes)[:-1].tolist()]
+
+
+def test_another_packing_than_the_shards_have_is_refused(tmp_path: Path) -> None:
+    store = store_of(tmp_path, recipe_of("best-fit"), {"a": documents(1, 40), "b": documents(2, 9)})
+    for other in (recipe_of("document"), recipe_of("best-fit", 32)):
+        with pytest.raises(InputError, match="write the tokens again"):
+            open_pack(store, other, "a", "train")

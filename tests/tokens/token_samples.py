@@ -1,0 +1,62 @@
+"""Small token stores of made-up documents, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from bessemer.recipe import Recipe, parse
+from bessemer.tokens.packing import facts, packed_for, write_packs
+from bessemer.tokens.shards import ShardWriter, TokenStore
+
+END, VOCABULARY = 0, 50
+
+
+def documents(seed: int, count: int, longest: int = 60) -> list[list[int]]:
+    """Documents of 0 to `longest` tokens, without their end-of-text tokens."""
+    draw = np.random.default_rng(seed)
+    return [draw.integers(1, VOCABULARY, draw.integers(0, longest + 1)).tolist() for _ in range(count)]
+
+
+def recipe_of(packing: str, length: int = 16, more: str = "", steps: int = 12, **sources: str) -> Recipe:
+    """A recipe over the store's sources, eight sequences a step."""
+    tables = "".join(
+        f'[[corpus.sources]]\nname = "{name}"\nformat = "text"\npaths = ["x"]\n{keys}\n'
+        for name, keys in (sources or {"a": "", "b": ""}).items()
+    )
+    return parse(
+        f'[run]\nname = "x"\nseed = 4\n{tables}[model]\nlayers = 2\nwidth = 32\nheads = 2\nmlp_width = 64\n[train]\n'
+        f"steps = {steps}\nglobal_batch_tokens = {8 * length}\nmicro_batch = 4\n[train.optimizer]\nlearning_rate = 0.01\nbetas = [0.9, 0.95]\n"
+        f'[tokens]\nsequence_length = {length}\npacking = "{packing}"\n{more}',
+        "test",
+    )
+
+
+def store_of(
+    folder: Path, recipe: Recipe, texts: dict[str, list[list[int]]], held: dict[str, list[list[int]]] | None = None
+) -> TokenStore:
+    """Shards of 100 tokens, packed as the recipe asks. Identities: two digits of the source, the document's number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sources, files = {}, {}
+    for number, (name, found) in enumerate(texts.items()):
+        splits = {}
+        for split, rows in (("train", found), ("heldout", (held or texts)[name])):
+            writer = ShardWriter(folder, f"{name}-{split}", np.dtype("<u2"), 100)
+            for place, ids in enumerate(rows):
+                writer.add(f"{number:02x}{place:030x}", [*ids, END], len(ids))
+            writer.close()
+            files |= writer.files
+            splits[split] = {"documents": writer.documents, "tokens": writer.tokens, "files": sorted(writer.files)}
+        sources[name] = splits
+    np.save(folder / "token_bytes.npy", np.array([0] + [1] * (VOCABULARY - 1)))
+    manifest = {
+        "sources": sources,
+        "files": files,
+        "tokenizer": {"vocabulary": VOCABULARY, "end_of_text": END, "mask_token": VOCABULARY - 1, "sha256": "x"},
+        "packing": packed_for(recipe),
+    }
+    store = TokenStore(folder, manifest)
+    files |= write_packs(store, recipe)
+    manifest["packing"] = facts(store, recipe)
+    return store

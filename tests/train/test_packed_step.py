@@ -1,0 +1,151 @@
+"""Training on packed sequences: the same losses and gradients as on the documents alone."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bessemer.model.initialisation import build
+from bessemer.recipe import load, parse
+from bessemer.tokens.packed import PackedLoader, held_out_sequences
+from bessemer.train import device as devices
+from bessemer.train.step import TrainStep
+from bessemer.train.task import config_of
+from bessemer.train.validation import validate
+from tests.tokens.token_samples import END, VOCABULARY, documents, recipe_of, store_of
+
+TEXTS = {"a": documents(1, 30, longest=20), "b": documents(2, 15, longest=11)}
+MASK = "document_mask = true"
+
+
+def step_of(recipe: object, micro: int = 4) -> TrainStep:
+    settings = recipe.train.model_copy(update={"micro_batch": micro, "device": "cpu", "precision": "fp32"})  # type: ignore[attr-defined]
+    made = recipe.model_copy(update={"train": settings})  # type: ignore[attr-defined]
+    model = build(config_of(made, VOCABULARY, 0), 1)
+    draw = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():  # matrices into the residual stream start at 0: nothing would be mixed
+        parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=draw))
+    return TrainStep(made, model.double(), devices.choose(settings), END, 2)
+
+
+def alone(step: TrainStep, ids: list[int]) -> float:
+    """Nats of a document on its own: an end-of-text token and its tokens, each predicting the next, the last the end."""
+    inputs, targets = torch.tensor([[END, *ids]]), torch.tensor([*ids, END])
+    logits = step.model.head.logits(step.model(inputs, None))[0]
+    return float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+
+
+@pytest.mark.parametrize("packing", ["best-fit", "document"])
+@torch.no_grad()
+def test_packed_documents_have_the_losses_they_have_alone(tmp_path: Path, packing: str) -> None:
+    """RELIABILITY row 28: relative 1e-6, document by document, with positions and attention that begin anew."""
+    recipe = recipe_of(packing, 24, MASK)  # no document is longer
+    loader, step = PackedLoader.of(recipe, store_of(tmp_path, recipe, TEXTS)), step_of(recipe)
+    by_document: list[float] = []
+    for split in loader.splits:
+        inputs, targets, starts, real = split.rows(np.arange(len(split.pack)))
+        inputs_BT, targets_BT, starts_BT = map(torch.from_numpy, (inputs, targets, starts))
+        nats_BT, _ = step.task.score(step.model, step.hidden(inputs_BT, starts_BT), inputs_BT, targets_BT)
+        for row in range(len(inputs)):
+            begins = [*np.flatnonzero(starts[row]).tolist(), 24]
+            assert (nats_BT[row, real[row] :] == 0).all()
+            by_document += [float(nats_BT[row, a:b].sum()) for a, b in itertools.pairwise(begins) if a < real[row]]
+    wanted = sorted(alone(step, ids) for texts in TEXTS.values() for ids in texts)
+    assert sorted(by_document) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_without_the_mask_they_do_not(tmp_path: Path) -> None:
+    """What the test above would miss if documents could see each other."""
+    losses = []
+    for more in (MASK, ""):
+        recipe = recipe_of("best-fit", 24, more)
+        loader = PackedLoader.of(recipe, store_of(tmp_path / str(bool(more)), recipe, TEXTS))
+        losses.append(step_of(recipe).gradients(loader.batch(0, 8)).loss)
+    assert abs(losses[0] - losses[1]) > 1e-4
+
+
+def test_packings_have_the_same_gradient_however_they_are_cut(tmp_path: Path) -> None:
+    """Sequences with unequal targets: divided by the targets of the whole batch, never of a micro-batch."""
+    recipe = recipe_of("document", 24, MASK)
+    loader = PackedLoader.of(recipe, store_of(tmp_path, recipe, TEXTS))
+    found = []
+    for micro in (8, 1):
+        step = step_of(recipe, micro)
+        gradients = step.gradients(loader.batch(0, 8))
+        found.append(
+            (gradients.loss, torch.cat([p.grad.flatten() for p in step.model.parameters() if p.grad is not None]))
+        )
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    assert torch.allclose(found[0][1], found[1][1], rtol=1e-6, atol=1e-9)
+
+
+def test_validation_of_packed_text_is_the_mean_over_its_documents(tmp_path: Path) -> None:
+    recipe = recipe_of("best-fit", 24, MASK)
+    store, step = store_of(tmp_path, recipe, TEXTS), step_of(recipe)
+    found = validate(step, held_out_sequences(recipe, store))
+    tokens = sum(len(ids) for texts in TEXTS.values() for ids in texts)
+    assert found.tokens == found.bytes == tokens
+    with torch.no_grad():
+        nats = 0.0
+        for ids in (ids for texts in TEXTS.values() for ids in texts if ids):
+            logits = step.model.head.logits(step.model(torch.tensor([[END, *ids]]), None))[0, :-1]
+            nats += float(torch.nn.functional.cross_entropy(logits, torch.tensor(ids), reduction="sum"))
+    assert found.loss == pytest.approx(nats / tokens, rel=1e-6)
+
+
+@pytest.mark.parametrize("packing", ["best-fit", "document"])
+def test_a_packed_run_from_text_to_report(prepared: Path, tmp_path: Path, packing: str) -> None:
+    """The command line: tokens, plan, training with a phase and a stop in it, evaluation, report, and the ledger."""
+    from bessemer.cli import run_command
+    from bessemer.run import read_json
+
+    text = (prepared / "small.toml").read_text().replace(str(prepared / "runs"), str(tmp_path / "runs"))
+    text = text.replace("[model]", f'packing = "{packing}"\ndocument_mask = true\n[model]')
+    text += "[[tokens.schedule]]\nfrom = 0.5\nweights = {prose = 1, code = 3}\n"
+    path = tmp_path / "packed.toml"
+    path.write_text(text)
+    assert run_command(["run", str(path), "--set", "export.hf=false"]) == 0
+    run = tmp_path / "runs" / "small"
+    manifest, plan, mixture = (read_json(run / name) for name in ("tokens/manifest.json", "plan.json", "mixture.json"))
+    assert manifest["packing"] == plan["packing"]
+    assert sum(name.endswith(".pack") for name in manifest["files"]) == 4
+    assert [(phase["from"], phase["to"]) for phase in mixture["phases"]] == [(0, 96), (96, 192)]
+    assert mixture["follows_the_order"]
+    late = mixture["phases"][1]["sources"]
+    assert late["code"]["drawn_share"] == pytest.approx(0.75, abs=0.1)
+    page = (run / "report.html").read_text()
+    assert f"Packing: {packing}" in page
+    assert "The phases of the mixture" in page
+
+
+def test_masked_training_on_packed_documents(tmp_path: Path) -> None:
+    from bessemer.train.task import Masked, task_of
+
+    recipe = recipe_of("best-fit", 24, MASK)
+    changed = recipe.train.model_copy(update={"objective": "masked"})
+    model = recipe.model.model_copy(update={"family": "modernbert"})
+    recipe = recipe.model_copy(update={"train": changed, "model": model})
+    store = store_of(tmp_path, recipe, TEXTS)
+    task = task_of(recipe, config_of(recipe, VOCABULARY, 0), END)
+    assert isinstance(task, Masked)
+    plain, batch = PackedLoader.of(recipe, store).batch(16, 8), task.loader(recipe, store).batch(16, 8)
+    hidden = batch.wanted >= 0
+    assert np.array_equal(batch.wanted[hidden], plain.inputs[hidden])
+    assert not hidden[plain.inputs == END].any()  # no padding, no end of a text
+    assert np.array_equal(batch.starts, plain.starts)
+    assert hidden.any(axis=1).sum() >= 7
+    parts = task.held_out(recipe, store)
+    assert all(part.starts is not None for part in parts)
+
+
+def test_a_masked_run_that_would_look_at_padding_is_refused(recipe_file: Path) -> None:
+    from bessemer.errors import InputError
+
+    text = recipe_file.read_text().replace("[train]\n", '[train]\nobjective = "masked"\n')
+    text = text.replace("heads = 2\nkv_heads = 1", 'heads = 2\nfamily = "modernbert"')
+    assert load(recipe_file).tokens.packing == "concatenate"
+    with pytest.raises(InputError, match=r"padding.*document_mask = true"):
+        parse(text, "test", ["tokens.packing=document"])
+    parse(text, "test", ["tokens.packing=document", "tokens.document_mask=true"])
