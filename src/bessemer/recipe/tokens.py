@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from bessemer.recipe.mixture import MixturePhase, Packing
 from bessemer.recipe.section import Positive, Section
