@@ -6,12 +6,11 @@ import argparse
 import errno
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from bessemer import __version__, commands
+from bessemer import __version__, commands, interrupt
 from bessemer.errors import BessemerError, Stopped
 from bessemer.terminal import QUIET
 
@@ -46,7 +45,7 @@ def run_command(arguments: Sequence[str]) -> int:
     # when another process is there too: 3.7 times slower steps beside one busy process with GNU OpenMP's default, 2.1
     # times with a short spin (benchmarks/contention.py). It has to be set before torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    signal.signal(signal.SIGTERM, _interrupt)  # a stop request; while training, the loop takes it over
+    interrupt.listen()
     try:
         result = given.do(given)
     except KeyboardInterrupt:
@@ -204,7 +203,3 @@ def _os_error(error: OSError) -> str:
         errno.EROFS: "the file system is read-only; choose another folder with --set run.dir=PATH",
     }
     return place + advice.get(error.errno or 0, error.strerror or str(error))
-
-
-def _interrupt(number: int, frame: Any) -> NoReturn:
-    raise KeyboardInterrupt

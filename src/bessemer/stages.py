@@ -13,6 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from bessemer import interrupt
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Batches, Recipe, differences, digest, dump, load
 from bessemer.run import RunFolder, read_json, stage_is_current, write_atomic, write_json
@@ -44,6 +45,7 @@ class Session:
 
     def stage(self, name: str, work: Callable[[], str | None], current: bool = False) -> None:
         """Do a stage unless it is current, and say what came of it. `work` returns a line, or None: nothing was to do."""
+        interrupt.check()
         started = perf_counter()
         line = None if current else work()
         seconds = perf_counter() - started
