@@ -25,6 +25,7 @@ PAGES = (
     "docs/reliability.md",
     "docs/precision-and-memory.md",
     "docs/architecture.md",
+    "docs/scale.md",
     "benchmarks/README.md",
 )
 
