@@ -4,7 +4,7 @@
 
 The input is JSONL of Python files and documentation found in the running Python, copied with changed words until the size
 is reached, so that most copies are neither exact nor near duplicates. Memory is the sum of the proportional set sizes (PSS)
-of this process and its children, sampled every 50 ms: shared pages count once. Time is CPU time of all processes.
+of this process and its children, sampled four times a second: shared pages count once. Time is CPU time of all processes.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Sampler:
         self._thread.join()
 
     def _sample(self) -> None:
-        while not self._ended.wait(0.05):
+        while not self._ended.wait(0.25):
             processes = descendants(os.getpid())
             total = sum(map(proportional_bytes, processes))
             if total > self.peak:

@@ -26,6 +26,7 @@ PAGES = (
     "docs/reliability.md",
     "docs/precision-and-memory.md",
     "docs/architecture.md",
+    "docs/scale.md",
     "benchmarks/README.md",
 )
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import BessemerError
+from bessemer.report import corpus, figures, findings, quality, rows
 from bessemer.report import data as run_data
-from bessemer.report import figures, findings, quality, rows
 from bessemer.report.data import RunData
 from bessemer.report.fertility import fertility
 from bessemer.run import RunFolder, write_atomic
@@ -77,6 +77,7 @@ def _context(data: RunData) -> dict[str, Any]:
         "classes": rows.classes(data),
         "loss_unit": data.loss_unit,
         "corpus": rows.corpus(data),
+        "corpus_parts": corpus.parts(data),
         "lengths": figures.lengths(data),
         "quality": quality.section(data),
         "quality_figures": quality.figures(data),

@@ -64,7 +64,6 @@ def corpus(data: RunData) -> Row:
         "bytes_kept": _maybe(bytes_kept, size),
         "steps": steps,
         "sources": [_funnel_of(source) for source in sources],
-        "seconds": _maybe(number(table(data.statistics.get("seconds")).get("total")), duration),
     }
 
 

@@ -1,0 +1,158 @@
+"""What the page shows of the corpus besides the funnel: the steps, kept beside rejected, languages, duplicates, counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bessemer.report.data import RunData, number, table, tables, text
+from bessemer.terminal import duration
+
+Row = dict[str, Any]
+
+SHOWN_PAIRS = 12
+"""Rejected documents shown with kept ones beside them; more stand in statistics.json and in rejected/."""
+
+SHOWN_LANGUAGES = 12
+
+TITLES = {
+    "personal_data": "Personal data found",
+    "edited_characters": "Characters edited out, by rule",
+    "edited_documents": "Documents edited, by rule",
+}
+"""Names of the steps' tables; another table's name is shown as it is."""
+
+
+def parts(data: RunData) -> Row:
+    """The parts of the Corpus section below the funnel; empty where the statistics have nothing for them."""
+    sources = tables(data.statistics.get("sources"))
+    totals = table(data.statistics.get("totals"))
+    return {
+        "steps": _steps(sources),
+        "pairs": _pairs(sources),
+        "languages": _bars(table(totals.get("languages")), SHOWN_LANGUAGES),
+        "tables": [
+            {"title": TITLES.get(name, _words(name).capitalize()), "rows": bars}
+            for name, counts in table(totals.get("tables")).items()
+            if (bars := _bars(table(counts), SHOWN_LANGUAGES))
+        ],
+        "clusters": _clusters(table(data.statistics.get("duplicates"))),
+        "lengths": _lengths(sources),
+        "seconds": _seconds(data),
+    }
+
+
+def _seconds(data: RunData) -> str:
+    """How long the stage took: the statistics say nothing of time, so that equal inputs give equal files."""
+    for row in data.stages:
+        if row.get("name") == "corpus" and (taken := number(row.get("seconds"))) is not None:
+            return duration(taken)
+    return "–"
+
+
+def _steps(sources: list[Row]) -> list[Row]:
+    """Documents that came to each step and those that it rejected, over all sources, with the stretch for the chart."""
+    came: dict[str, float] = {}
+    rejected: dict[str, float] = {}
+    for source in sources:
+        for row in tables(source.get("steps")):
+            name = text(row.get("step"))
+            came[name] = came.get(name, 0.0) + (number(row.get("documents_in")) or 0.0)
+            rejected[name] = rejected.get(name, 0.0) + (number(row.get("rejected")) or 0.0)
+    whole = max(came.values(), default=0.0)
+    if not whole:
+        return []
+    return [
+        {
+            "name": _words(name),
+            "came": f"{came[name]:,.0f}",
+            "rejected": f"{rejected[name]:,.0f}",
+            "width": 100.0 * (came[name] - rejected[name]) / whole,
+            "lost": 100.0 * rejected[name] / whole,
+        }
+        for name in came
+    ]
+
+
+def _pairs(sources: list[Row]) -> list[Row]:
+    """Rejected documents, each beside a kept one of the same source: every reason once, then again, until enough."""
+    rows: list[Row] = []
+    for turn in range(SHOWN_PAIRS):
+        for source in sources:
+            kept = tables(source.get("kept_examples"))
+            for number_, (reason, entry) in enumerate(table(source.get("rejected")).items()):
+                examples = tables(table(entry).get("examples"))
+                if turn >= len(examples) or len(rows) == SHOWN_PAIRS:
+                    continue
+                beside = kept[(number_ + turn) % len(kept)] if kept else {}
+                rows.append(
+                    {
+                        "source": text(source.get("source")),
+                        "reason": _words(reason),
+                        "rejected": {name: text(examples[turn].get(name)) for name in ("path", "excerpt", "detail")},
+                        "kept": {name: text(beside.get(name)) for name in ("path", "excerpt")},
+                    }
+                )
+    return rows
+
+
+def _bars(counts: Row, shown: int) -> list[Row]:
+    """Counts as bars, the largest first; what is not shown is summed up in the last one."""
+    found = {str(name): value for name, raw in counts.items() if (value := number(raw)) is not None and value > 0}
+    order = sorted(found, key=lambda name: (-found[name], name))
+    rows = [(name, found[name]) for name in order[:shown]]
+    if len(order) > shown:
+        rows.append((f"{len(order) - shown} more", sum(found[name] for name in order[shown:])))
+    largest = max((value for _, value in rows), default=1.0)
+    return [{"name": name, "count": f"{value:,.0f}", "width": 100.0 * value / largest} for name, value in rows]
+
+
+def _clusters(duplicates: Row) -> list[Row]:
+    """Groups of duplicates by size, in powers of two from 2 on."""
+    groups: dict[int, float] = {}
+    for row in tables(duplicates.get("clusters")):
+        size, count = number(row.get("size")), number(row.get("clusters"))
+        if size is not None and count is not None and size >= 2:
+            low = 1 << (int(size).bit_length() - 1)
+            groups[low] = groups.get(low, 0.0) + count
+    largest = max(groups.values(), default=1.0)
+    return [
+        {
+            "name": f"{low:,} to {2 * low - 1:,} documents",
+            "count": f"{groups[low]:,.0f}",
+            "width": 100.0 * groups[low] / largest,
+        }
+        for low in sorted(groups)
+    ]
+
+
+def _lengths(sources: list[Row]) -> list[Row]:
+    """Kept and rejected documents by length in characters, as two bars a row."""
+    kept, rejected = _summed(sources, "length_histogram"), _summed(sources, "length_histogram_rejected")
+    steps = sorted({*kept, *rejected})
+    if not rejected or not steps:
+        return []
+    largest = max([*kept.values(), *rejected.values(), 1.0])
+    return [
+        {
+            "name": f"{low:,}",
+            "kept": f"{kept.get(low, 0.0):,.0f}",
+            "rejected": f"{rejected.get(low, 0.0):,.0f}",
+            "kept_width": 100.0 * kept.get(low, 0.0) / largest,
+            "rejected_width": 100.0 * rejected.get(low, 0.0) / largest,
+        }
+        for low in steps
+    ]
+
+
+def _summed(sources: list[Row], name: str) -> dict[int, float]:
+    sums: dict[int, float] = {}
+    for source in sources:
+        for row in tables(source.get(name)):
+            low, count = number(row.get("from_characters")), number(row.get("documents"))
+            if low is not None and count is not None:
+                sums[int(low)] = sums.get(int(low), 0.0) + count
+    return sums
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,0 +1,119 @@
+"""The Corpus section's parts, from statistics as the pipeline writes them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bessemer.report import corpus, page
+from bessemer.report.data import read
+from bessemer.run import RunFolder, write_json
+
+
+def statistics() -> dict[str, object]:
+    def source(name: str, kept: int, reasons: dict[str, int]) -> dict[str, object]:
+        rejected = {
+            reason: {
+                "documents": count,
+                "bytes": 10 * count,
+                "examples": [
+                    {"identity": "", "path": f"{name}/{reason}-{number}", "excerpt": "<b>bad</b>", "detail": "why"}
+                    for number in range(min(count, 4))
+                ],
+            }
+            for reason, count in reasons.items()
+        }
+        came = kept + sum(reasons.values())
+        return {
+            "source": name,
+            "format": "text",
+            "files": came,
+            "documents_in": came,
+            "documents_kept": kept,
+            "steps": [
+                {"step": "read", "documents_in": came, "rejected": 0},
+                {"step": "rules", "documents_in": came, "rejected": came - kept},
+            ],
+            "rejected": rejected,
+            "kept_examples": [{"identity": "", "path": f"{name}/kept-{n}", "excerpt": "good"} for n in range(3)],
+            "length_histogram": [{"from_characters": 256, "documents": kept}],
+            "length_histogram_rejected": [{"from_characters": 64, "documents": came - kept}],
+        }
+
+    sources = [source("a", 6, {"too_short": 3, "not_text": 1}), source("b", 2, {"too_short": 2})]
+    return {
+        "sources": sources,
+        "totals": {
+            "documents_in": 14,
+            "documents_kept": 8,
+            "rejected": {"too_short": 5, "not_text": 1},
+            "languages": {f"l{number:02d}": 100 - number for number in range(20)},
+            "tables": {"personal_data": {"email": 7, "phone": 2, "iban": 0}, "odd": {"x": 1}},
+        },
+        "duplicates": {"clusters": [{"size": 2, "clusters": 5}, {"size": 3, "clusters": 1}, {"size": 9, "clusters": 2}]},
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    made = RunFolder(tmp_path / "run")
+    made.corpus.mkdir(parents=True)
+    write_json(made.corpus / "statistics.json", statistics())
+    write_json(made.path / "stages.json", {"stages": [{"name": "corpus", "seconds": 61.0, "skipped": False}]})
+    return made
+
+
+def test_parts(run: RunFolder) -> None:
+    found = corpus.parts(read(run))
+    assert [(row["name"], row["came"], row["rejected"]) for row in found["steps"]] == [
+        ("read", "14", "0"),
+        ("rules", "14", "6"),
+    ]
+    assert found["steps"][1]["width"] + found["steps"][1]["lost"] == pytest.approx(100)
+    languages = found["languages"]
+    assert (languages[0]["name"], languages[0]["count"], languages[0]["width"]) == ("l00", "100", 100 * 100 / 676)
+    assert (languages[-1]["name"], languages[-1]["count"]) == ("8 more", f"{sum(100 - n for n in range(12, 20))}")
+    assert [(part["title"], [row["name"] for row in part["rows"]]) for part in found["tables"]] == [
+        ("Personal data found", ["email", "phone"]),
+        ("Odd", ["x"]),
+    ]
+    assert [(row["name"], row["count"]) for row in found["clusters"]] == [
+        ("2 to 3 documents", "6"),
+        ("8 to 15 documents", "2"),
+    ]
+    assert [(row["name"], row["kept"], row["rejected"]) for row in found["lengths"]] == [
+        ("64", "0", "6"),
+        ("256", "8", "0"),
+    ]
+
+
+def test_each_reason_stands_beside_a_kept_document_of_its_source(run: RunFolder) -> None:
+    pairs = corpus.parts(read(run))["pairs"]
+    assert [(row["source"], row["reason"]) for row in pairs[:3]] == [
+        ("a", "too short"),
+        ("a", "not text"),
+        ("b", "too short"),
+    ]
+    assert len(pairs) == 6
+    for row in pairs:
+        assert row["kept"]["path"].startswith(f"{row['source']}/kept-")
+        assert row["rejected"]["path"].startswith(f"{row['source']}/")
+
+
+def test_the_page_shows_them_escaped(run: RunFolder) -> None:
+    html = page.render(read(run))
+    section = html[html.index('<section id="corpus">') :]
+    section = section[: section.index("</section>")]
+    for shown in ("Step by step", "Rejected beside kept", "Languages of the kept", "Groups of duplicates", "Personal data"):
+        assert shown in section
+    assert "Built in 1m 01s" in section or re.search(r"Built in [^<]*1", section)
+    assert "<b>bad</b>" not in section
+    assert "&lt;b&gt;bad&lt;/b&gt;" in section
+
+
+def test_nothing_is_shown_of_statistics_that_lack_it(run: RunFolder) -> None:
+    write_json(run.corpus / "statistics.json", {"sources": [{"source": 3, "steps": "x"}], "totals": {"languages": []}})
+    found = corpus.parts(read(run))
+    assert not any(found[name] for name in ("steps", "pairs", "languages", "tables", "clusters", "lengths"))
