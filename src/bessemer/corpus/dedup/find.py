@@ -54,7 +54,7 @@ def judge(tables: Tables, settings: Dedup, scratch: Path, sources: Sequence[str]
     scratch.mkdir(parents=True)
     stores = Signatures(scratch, settings.bands, settings.rows) if settings.minhash else None
     try:
-        index = scan(tables, [read for _, read in earlier], settings, stores)
+        index = scan(tables, [read for _, read in earlier], settings, stores, scratch)
         verdicts = _judge(index, stores, [tables, *(read for _, read in earlier)], settings, scratch, sources)
     finally:
         if stores is not None:
