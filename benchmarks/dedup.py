@@ -31,8 +31,11 @@ import numpy as np
 import pyarrow as pa
 from machine import describe
 
-from bessemer.corpus.dedup import KEPT, judge, paragraph_filter, remove_paragraphs, remove_substrings
+from bessemer.corpus.dedup import KEPT
+from bessemer.corpus.dedup.judging import judge
+from bessemer.corpus.dedup.paragraphs import paragraph_filter, remove_paragraphs
 from bessemer.corpus.dedup.signatures import longest, shingle_set, signatures, utf8
+from bessemer.corpus.dedup.substrings import remove_substrings
 from bessemer.corpus.dedup.verdicts import identity_of
 from bessemer.corpus.document import identity
 from bessemer.corpus.extract import NotText, description, fold, normalise

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.corpus import engine
-from bessemer.corpus.dedup.signatures import num_hashes, signatures
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity
 from bessemer.corpus.extract import NotText, fold, normalise
 from bessemer.corpus.readers import read
@@ -78,6 +77,8 @@ def clean(units: list[Unit], corpus: Corpus, buckets: dict[str, int], folder: Pa
     daft = engine.quiet_daft()
     from daft import DataType, Series, col
 
+    from bessemer.corpus.dedup.signatures import num_hashes, signatures
+
     strings = ("identity", "path", "metadata", "label", "text", "reason", "detail", "folded")
     numbers = ("bucket", "num_bytes", "characters", "words", "counted")
     types = {name: DataType.string() for name in strings} | {name: DataType.int64() for name in numbers}
@@ -93,7 +94,8 @@ def clean(units: list[Unit], corpus: Corpus, buckets: dict[str, int], folder: Pa
         import pyarrow as pa
 
         with engine.CALLS:
-            signed = signatures(folded.to_arrow(), corpus.dedup)
+            texts = [""] * len(folded) if engine.STOP.is_set() else folded.to_arrow()
+            signed = signatures(texts, corpus.dedup)
             return pa.FixedSizeListArray.from_arrays(pa.array(signed.reshape(-1)), signed.shape[1])
 
     judged = daft.func.batch(
@@ -105,6 +107,7 @@ def clean(units: list[Unit], corpus: Corpus, buckets: dict[str, int], folder: Pa
     frame = frame.select(col("source"), judged(col("unit")).alias("row")).explode("row")
     frame = frame.select(col("source"), *[col("row").get(name).alias(name) for name in COLUMN_NAMES])
     if minhash:
+        signatures([""], corpus.dedup)  # compiled here: a call of the engine should end soon when a person stops it
         signed = daft.func.batch(
             return_dtype=DataType.fixed_size_list(DataType.uint32(), num_hashes(corpus.dedup)),
             use_process=False,

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bessemer.corpus import engine
 from bessemer.corpus.clean import METER, clean, num_buckets
-from bessemer.corpus.dedup import find_duplicates
+from bessemer.corpus.dedup import earlier_files, find_duplicates
 from bessemer.corpus.files import File, find
 from bessemer.corpus.publish import cleaned_files, publish
 from bessemer.corpus.statistics import Funnel, reasons, totals
@@ -113,7 +113,8 @@ def build(recipe: Recipe, run: RunFolder) -> CorpusSummary:
 def _digest(corpus: Corpus, found: dict[str, list[File]]) -> str:
     files = {name: [(file.path, file.size, file.mtime_ns) for file in files] for name, files in found.items()}
     section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight"}}})
-    return digest(section, f"corpus {VERSION}", files)
+    earlier = [(str(path), path.stat().st_size) for folder in corpus.dedup.against for path in earlier_files(folder)]
+    return digest(section, f"corpus {VERSION}", files, *([earlier] if earlier else []))
 
 
 @contextmanager
@@ -153,7 +154,8 @@ def _finish(
     """Deduplicate, publish, count; the counts are compared with what was planned."""
     cleaned = work / "cleaned"
     files = [path for source in sorted(found) for bucket in cleaned_files(cleaned, source) for path in bucket]
-    verdicts = find_duplicates(files, corpus.dedup, work / "signatures")
+    sources = [source.name for source in corpus.sources]
+    verdicts = find_duplicates(files, corpus.dedup, work / "signatures", sources)
     read = {
         source: {piece.name for unit in units if unit.source == source for piece in unit.pieces} for source in found
     }

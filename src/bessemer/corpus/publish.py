@@ -130,7 +130,7 @@ def _keeper_paths(cleaned: Path, sources: list[str], verdicts: Verdicts) -> dict
     import numpy as np
 
     wanted = np.unique(verdicts.keeper[verdicts.verdict != KEPT])
-    paths: dict[int, str] = {}
+    paths = dict(verdicts.earlier)
     if not len(wanted):
         return paths
     names = verdicts.identities[wanted]
@@ -183,7 +183,7 @@ def _split(
             reason = "exact_duplicate" if exact else "near_duplicate"
             detail = f"kept instead: {verdicts.identities[keeper].ljust(16, bytes(1)).hex()} {paths[keeper]}"
             if not exact:
-                detail += f" (estimated Jaccard {verdicts.similarity[row]:.2f})"
+                detail += f" ({verdicts.statistics.jaccard_is} Jaccard {verdicts.similarity[row]:.2f})"
         excerpt = values["text"][:EXCERPT_CHARACTERS]
         funnel.reject(reason, values["num_bytes"], values["path"], excerpt, detail)
         line = (values["identity"], source, values["path"], reason, excerpt, detail)
