@@ -107,8 +107,9 @@ def test_paths_lie_relative_to_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(
         SMALL + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["text", "python://stdlib"]\n'
     )
-    recipe = recipes.load(tmp_path / "my.toml")
+    recipe = recipes.load(tmp_path / "my.toml", ["corpus.dedup.against=['runs/old']"])
     assert recipe.corpus.sources[0].paths == (str(tmp_path / "text"), "python://stdlib")
+    assert recipe.corpus.dedup.against == (str(tmp_path / "runs/old"),)
 
 
 def test_a_missing_recipe_names_the_nearest_shipped_one() -> None:

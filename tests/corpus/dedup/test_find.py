@@ -114,3 +114,29 @@ def test_packed_keeps_order_and_zero_bytes() -> None:
     names = ["00" * 16, "01" + "00" * 15, "0100" + "01" * 14, "ff" * 16]
     assert dedup.packed(names).argsort().tolist() == [0, 1, 2, 3]
     assert len(set(dedup.packed(names).tolist())) == 4
+
+
+def test_what_stands_in_an_earlier_run_is_dropped_and_named(data: Path, build, run, tmp_path: Path) -> None:
+    (data / "old.txt").write_text(lines(words(1)))
+    source = {"name": "s", "format": "text", "paths": [str(data)]}
+    build(recipe(source))
+    earlier = tmp_path / "earlier"
+    run.corpus.parent.rename(earlier)
+    (data / "near.txt").write_text(lines([*words(1), "more"]))
+    (data / "new.txt").write_text(lines(words(2)))
+    documents, rejected, _ = build(recipe(source, dedup=f"against = ['{earlier}']"))
+    assert [row["path"] for row in documents] == ["data/new.txt"]
+    assert reasons(rejected) == {"old.txt": "exact_duplicate", "near.txt": "near_duplicate"}
+    old = identity("s", "data/old.txt", "")
+    assert all(row["detail"].startswith(f"kept instead: {old} {earlier}: data/old.txt") for row in rejected)
+
+
+def test_the_first_source_of_the_recipe_stays(data: Path, build) -> None:
+    for name in ("aaa", "zzz"):
+        (data / name).mkdir()
+        (data / name / "same.txt").write_text(prose(1))
+        (data / name / "own.txt").write_text(prose(ord(name[0])))
+    sources = [{"name": name, "format": "text", "paths": [str(data / name)]} for name in ("zzz", "aaa")]
+    _, rejected, _ = build(recipe(*sources, dedup='keep = "first-source"'))
+    _, other, _ = build(recipe(*reversed(sources), dedup='keep = "first-source"'))
+    assert [row["source"] for row in rejected + other] == ["aaa", "zzz"]

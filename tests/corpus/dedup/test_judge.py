@@ -10,7 +10,8 @@ import pytest
 from corpus_samples import prose
 from dedup_samples import Document, all_pairs_components, document, edited, jaccard, tables
 
-from bessemer.corpus.dedup import EXACT, KEPT, NEAR, Verdicts, buckets, find_duplicates, judge
+from bessemer.corpus.dedup import EXACT, KEPT, NEAR, Verdicts, buckets, find_duplicates
+from bessemer.corpus.dedup.judging import judge
 from bessemer.corpus.dedup.verdicts import identity_of
 from bessemer.errors import InputError
 from bessemer.recipe import Dedup

@@ -7,10 +7,19 @@ import pyarrow as pa
 import pytest
 from corpus_samples import prose
 
-from bessemer.corpus.dedup import EditStatistics, filter_bytes, insert_paragraphs, paragraph_filter, remove_paragraphs
+from bessemer.corpus.dedup import EditStatistics
 from bessemer.corpus.dedup.bloom import contains, insert
 from bessemer.corpus.dedup.hashing import splitmix
-from bessemer.corpus.dedup.paragraphs import BloomFilter, expected_items, false_positive_rate, filter_size
+from bessemer.corpus.dedup.paragraphs import (
+    BloomFilter,
+    expected_items,
+    false_positive_rate,
+    filter_bytes,
+    filter_size,
+    insert_paragraphs,
+    paragraph_filter,
+    remove_paragraphs,
+)
 from bessemer.errors import InputError
 from bessemer.recipe import Paragraphs
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from dedup_samples import document, tables
 
-from bessemer.corpus.dedup import remove_substrings, substrings
+from bessemer.corpus.dedup import substrings
+from bessemer.corpus.dedup.substrings import remove_substrings
 from bessemer.corpus.extract import fold
 from bessemer.recipe import Substrings
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bessemer.corpus.dedup.reading import Tables
 from bessemer.corpus.dedup.signatures import compared, num_hashes, signatures
-from bessemer.corpus.dedup.stores import Signatures, check_stop
+from bessemer.corpus.dedup.stores import Records, Signatures, check_stop
 from bessemer.corpus.dedup.verdicts import identity_of, packed
 from bessemer.corpus.extract import fold
 from bessemer.errors import InputError
@@ -49,9 +50,9 @@ class Index:
         return first_of_equal(self.exact[:, 0], self.exact[:, 1])
 
 
-def scan(tables: Tables, earlier: Sequence[Tables], settings: Dedup, stores: Signatures | None) -> Index:
+def scan(tables: Tables, earlier: Sequence[Tables], settings: Dedup, stores: Signatures | None, scratch: Path) -> Index:
     """Read all documents once: columns into memory, signatures (taken over, or made from the text) into the stores."""
-    columns = _Columns(settings, stores)
+    columns = _Columns(settings, stores, scratch)
     for table in _with_text(tables, settings):
         columns.add(table, trusted=True)
     num_documents = columns.num_documents
@@ -70,39 +71,40 @@ def _with_text(tables: Tables, settings: Dedup) -> Iterator[pa.Table]:
     return tables(COLUMNS)
 
 
-class _Columns:
-    """Columns in the order of arrival, as they grow."""
+TYPES = {"identity": "S16", "exact": "u8", "characters": "i4", "source": "i2", "quality": "f4", "compared": "?"}
 
-    def __init__(self, settings: Dedup, stores: Signatures | None) -> None:
+
+class _Columns:
+    """Columns in the order of arrival, as they grow: on disk, since lists of small arrays leave holes in memory."""
+
+    def __init__(self, settings: Dedup, stores: Signatures | None, scratch: Path) -> None:
         self.settings, self.stores = settings, stores
         self.numbers: dict[str, int] = {}
         self.num_documents = 0
         self.scored = False
-        self.parts: dict[str, list[np.ndarray]] = {
-            name: [] for name in ("identity", "exact", "characters", "source", "quality", "compared")
-        }
+        self.columns = {name: Records(scratch / name, np.dtype(kind)) for name, kind in TYPES.items()}
 
     def add(self, table: pa.Table, trusted: bool) -> None:
         """One table; hashes and signatures that an earlier version may have made otherwise are not trusted."""
         count, there = table.num_rows, table.column_names
         self.num_documents += count
         folded = [fold(text) for text in table["text"].to_pylist()] if "text" in there else None
-        self.parts["identity"].append(packed(table["identity"].to_pylist()))
+        self.columns["identity"].append(packed(table["identity"].to_pylist()))
         exact = table["exact"].to_pylist() if trusted and "exact" in there else [digest(text) for text in folded or ()]
-        self.parts["exact"].append(np.frombuffer(b"".join(exact), dtype=">u8").astype(np.uint64).reshape(-1, 2))
+        self.columns["exact"].append(np.frombuffer(b"".join(exact), dtype=">u8").astype(np.uint64).reshape(-1, 2))
         if "characters" in there:
             lengths = table["characters"].to_numpy().astype(np.int32)
         else:
             lengths = np.array([len(text) for text in table["text"].to_pylist()], dtype=np.int32)
-        self.parts["characters"].append(lengths)
+        self.columns["characters"].append(lengths)
         names = table["source"].to_pylist() if "source" in there else [""] * count
         source = np.array([self.numbers.setdefault(name, len(self.numbers)) for name in names], dtype=np.int16)
-        self.parts["source"].append(source)
+        self.columns["source"].append(source)
         quality = np.full(count, -np.inf, dtype=np.float32)
         if "quality" in there:
             self.scored = True
             quality = np.nan_to_num(table["quality"].to_numpy().astype(np.float32), nan=-np.inf)
-        self.parts["quality"].append(quality)
+        self.columns["quality"].append(quality)
         takes_part = np.zeros(count, dtype=bool)
         if self.stores is not None:
             signed = (
@@ -111,7 +113,7 @@ class _Columns:
             takes_part = compared(signed)
             salts = (source.astype(np.uint64) + np.uint64(1)) << np.uint64(32) if self.settings.within_source else None
             self.stores.append(signed, np.zeros(count, dtype=np.uint64) if salts is None else salts)
-        self.parts["compared"].append(takes_part)
+        self.columns["compared"].append(takes_part)
         check_stop()
 
     def _signed(self, table: pa.Table) -> np.ndarray:
@@ -121,10 +123,12 @@ class _Columns:
     def finish(self, num_documents: int) -> Index:
         """Sort the rows. Raises InputError when an identity of this corpus occurs twice."""
         if not self.num_documents:
+            for records in self.columns.values():
+                records.close()
             none = np.zeros(0, dtype=np.int32)
             return Index(np.zeros(0, "S16"), 0, np.zeros((0, 2), np.uint64), none, none, [], None, none > 0, none)
         names = self._column("identity")
-        halves = np.frombuffer(names.tobytes(), dtype=">u8").reshape(-1, 2)
+        halves = names.view(">u8").reshape(-1, 2)
         order = _order(halves[:num_documents])
         if len(halves) > num_documents:
             order = np.concatenate([order, num_documents + _order(halves[num_documents:])])
@@ -136,7 +140,7 @@ class _Columns:
                 f"corpus: identity {identity_of(names[twice[0]])} stands in the corpus twice ({len(twice)} such); give "
                 "each document an identity of its own, and no file to two sources of one name"
             )
-        exact = self._column("exact")[order]
+        exact = self._column("exact").reshape(-1, 2)[order]
         source = self._column("source")[order]
         if self.settings.within_source:  # texts of two sources are then never equal
             exact[:, 1] ^= (source.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -148,7 +152,8 @@ class _Columns:
         return Index(names, num_documents, exact, characters, source, sources, quality, takes_part, row_of_place)
 
     def _column(self, name: str) -> np.ndarray:
-        return np.concatenate(self.parts.pop(name))
+        with self.columns[name] as records:
+            return records.range(0, records.num_values)
 
 
 def digest(folded: str) -> bytes:
@@ -174,8 +179,8 @@ def first_of_equal(high: np.ndarray, low: np.ndarray) -> np.ndarray:
 def _order(halves: np.ndarray) -> np.ndarray:
     """The order of values of 128 bits; equal ones in the order in which they arrived."""
     high = halves[:, 0].astype(np.uint64)
-    order = np.argsort(high)
-    ordered = high[order]
-    if (ordered[1:] == ordered[:-1]).any():
-        order = np.lexsort((halves[:, 1].astype(np.uint64), high))
-    return order.astype(np.int32)
+    order = np.argsort(high).astype(np.int32)
+    high = high[order]
+    if (high[1:] == high[:-1]).any():
+        order = np.lexsort((halves[:, 1], halves[:, 0])).astype(np.int32)
+    return order

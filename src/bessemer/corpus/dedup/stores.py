@@ -32,6 +32,10 @@ class Records:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; it stays."""
         self._file.close()
 
     def append(self, values: np.ndarray) -> None:
@@ -122,7 +126,7 @@ class Signatures:
     def close(self) -> None:
         """Close the files; the caller removes the folder."""
         for records in (self.values, *self.keys):
-            records.__exit__(None, None, None)
+            records.close()
 
 
 class ShingleSets:
@@ -152,7 +156,7 @@ class ShingleSets:
 
     def close(self) -> None:
         """Close the file; the caller removes the folder."""
-        self.values.__exit__(None, None, None)
+        self.values.close()
 
 
 def check_stop() -> None:

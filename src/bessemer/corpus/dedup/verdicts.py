@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 KEPT, EXACT, NEAR = 0, 1, 2
 
@@ -71,12 +72,16 @@ class Verdicts:
 
     def rows(self, identities: Sequence[str]) -> np.ndarray:
         """Rows of documents of this corpus by their identity in hexadecimal."""
+        import numpy as np
+
         rows: np.ndarray = np.searchsorted(self.identities[: self.num_documents], packed(identities))
         return rows
 
 
 def packed(identities: Sequence[str]) -> np.ndarray:
     """Hexadecimal identities as 16-byte strings, whose order is the same."""
+    import numpy as np
+
     return np.frombuffer(bytes.fromhex("".join(identities)), dtype="S16")
 
 
@@ -94,6 +99,8 @@ def statistics(
     verified: bool,
 ) -> DedupStatistics:
     """Count; the first four by row, earlier corpora's documents included."""
+    import numpy as np
+
     removed = np.flatnonzero(verdict != KEPT)
     near = np.flatnonzero(verdict == NEAR)
     of_each = {"exact": verdict == EXACT, "near": verdict == NEAR}
