@@ -1,11 +1,14 @@
 """The recipe: one run as one frozen, validated value."""
 
 from bessemer.recipe.batches import Batches
+from bessemer.recipe.contamination import Contamination, EvaluationSet
 from bessemer.recipe.corpus import Corpus, Dedup, Rules, Source
+from bessemer.recipe.language import Language
 from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import Classify, Masking
 from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
+from bessemer.recipe.personal import PersonalData
 from bessemer.recipe.schema import (
     Checkpoint,
     Evaluate,
@@ -17,7 +20,8 @@ from bessemer.recipe.schema import (
 from bessemer.recipe.tokens import Tokenizer, Tokens
 
 __all__ = [
-    "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking", "Model",
-    "Optimizer", "Recipe", "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "differences", "digest",
-    "dump", "explain", "keys", "load", "parse", "shipped",
+    "BatchRamp", "Batches", "Checkpoint", "Classify", "Contamination", "Corpus", "Dedup", "Evaluate", "EvaluationSet",
+    "Guard", "Language", "Masking", "Model", "Optimizer", "PersonalData", "Recipe", "Rules", "Run", "Schedule",
+    "Source", "Tokenizer", "Tokens", "Train", "differences", "digest", "dump", "explain", "keys", "load", "parse",
+    "shipped",
 ]  # fmt: skip

@@ -6,6 +6,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from bessemer.recipe.contamination import Contamination
+from bessemer.recipe.language import Language
+from bessemer.recipe.personal import PersonalData
 from bessemer.recipe.section import Positive, Section, Share
 
 Format = Literal["text", "code", "html", "jsonl", "parquet", "descriptions"]
@@ -100,6 +103,15 @@ class Corpus(Section):
 
     sources: tuple[Source, ...] = Field((), strict=False, description="The sources of raw text.")
     rules: Rules = Field(default_factory=Rules, description="Which documents are kept.")
+    language: Language = Field(
+        default_factory=Language, description="Which languages are kept, and what differs by language."
+    )
+    personal: PersonalData = Field(
+        default_factory=PersonalData, description="Personal data that is replaced by placeholders."
+    )
+    contamination: Contamination = Field(
+        default_factory=Contamination, description="Text of evaluation sets that must not be trained on."
+    )
     dedup: Dedup = Field(default_factory=Dedup, description="Removal of duplicates.")
 
     @model_validator(mode="after")

@@ -129,7 +129,12 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
         model = model.model_copy(update={"from_": "hf:" + anchored(model.from_.removeprefix("hf:"))})
     if train.start is not None:
         train = train.model_copy(update={"start": anchored(train.start)})
-    corpus = recipe.corpus.model_copy(update={"sources": sources})
+    language, contamination = recipe.corpus.language, recipe.corpus.contamination
+    if language.model is not None:
+        language = language.model_copy(update={"model": anchored(language.model)})
+    sets = tuple(given.model_copy(update={"path": anchored(given.path)}) for given in contamination.sets)
+    contamination = contamination.model_copy(update={"sets": sets})
+    corpus = recipe.corpus.model_copy(update={"sources": sources, "language": language, "contamination": contamination})
     return recipe.model_copy(update={"corpus": corpus, "tokenizer": tokenizer, "model": model, "train": train})
 
 
