@@ -17,7 +17,7 @@ from bessemer.recipe import PersonalData
 Span = tuple[int, int]
 
 _DOMAIN = re.compile(
-    r"@(?=[\w])(?P<labels>(?:[\w](?:[\w-]{0,61}[\w])?\.){1,8}+)(?P<top>[^\W\d_]{2,24}|xn--[a-z0-9-]{2,59})(?![\w@(]|-[\w]|\.[\w])"
+    r"@(?=[\w])(?P<labels>(?:[\w](?:[\w-]{0,61}[\w])?\.){1,8})(?P<top>[^\W\d_]{2,24}|xn--[a-z0-9-]{2,59})(?![\w@(]|-[\w]|\.[\w])"
 )
 _LOCAL_REVERSED = re.compile(r"[\w.%+'-]{1,65}+")
 
@@ -32,17 +32,20 @@ FILE_ENDINGS = frozenset(f"{_FILES} {_UNITS} {_NETWORK}".split())
 and that no registry has as a top-level domain."""
 
 _IPV4 = re.compile(
-    r"[1-9](?<![\w.,@+=#-].)[0-9]{0,2}(?:\.(?:0|[1-9][0-9]{0,2})){3}(?![\w@]|\.[0-9]|-[A-Za-z]|[.-]\w*[A-Za-z]\w*\.[0-9])"
+    r"[1-9](?<![\w.,@+#-].)[0-9]{0,2}(?:\.(?:0|[1-9][0-9]{0,2})){3}(?![\w@]|\.[0-9]|\.in-addr|-[A-Za-z])"
 )
 _VERSION_BEFORE = re.compile(
-    r"(?:(?:\b(?:v|ver|versions?|release[ds]?|rev|revision|build|firmware|driver|kernel|update|upgrade[ds]?|section|chapter|clause"
-    r"|figure|table|appendix|oid|rfc|windows|chrome|chromium|edge|since|until|before|after)\b|[§]|[<>=~!^]=?)[\s:=(\"'`v]{0,3}"
+    r"(?:(?:\b(?:v|ver|versions?|release[ds]?|rev|revision|build|firmware|driver|kernel|update|upgrade[ds]?|sections?|chapters?|clauses?"
+    r"|figures?|tables?|appendix|oid|rfc|windows|chrome|chromium|edge|since|until|before|after)\b|[§]|[<>=~!^]=|[<>~^])[\s:=(\"'`v]{0,3}"
     r"|[A-Za-z]/)$",
     re.IGNORECASE,
 )
 _IPV6 = re.compile(
     r":(?<=[23][0-9A-Fa-f]{3}:)(?<![\w:.][0-9A-Fa-f]{4}:)(?=[0-9A-Fa-f]{0,4}:)(?P<rest>[0-9A-Fa-f:]{2,36})(?![\w:])"
 )
+
+SMALL = 32
+"""Parts of a version or a section number are below this; see `addresses`."""
 
 SPECIAL_IPV4 = tuple(map(IPv4Network, (
     "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
@@ -114,10 +117,12 @@ def emails(text: str) -> Iterator[Span]:
 def addresses(text: str) -> Iterator[Span]:
     """Where public IP addresses stand; special-purpose ones and what looks like a version number are left alone.
 
-    Four parts of one digit each are taken for a version: 1.2.3.4 is one far more often than somebody's address.
+    Four parts below 32 are taken for a version or a section: 12.1.2.3 is one far more often than somebody's address, of
+    which one in 4,096 looks so.
     """
     for found in _IPV4.finditer(text):
-        if len(found[0]) > 7 and not _VERSION_BEFORE.search(text[max(found.start() - 16, 0) : found.start()]):
+        small = all(int(part) < SMALL for part in found[0].split("."))
+        if not small and not _VERSION_BEFORE.search(text[max(found.start() - 16, 0) : found.start()]):
             try:
                 four = IPv4Address(found[0])
             except AddressValueError:

@@ -21,15 +21,17 @@ MAX_DIGITS = 15
 
 _GAP = "[ \u00a0\u2009\u202f.\\-\u2010\u2011/]"
 _INTERNATIONAL = re.compile(
-    rf"\+(?<![\w+)\]}}=.].)(?P<number>[1-9](?:(?:{_GAP}|{_GAP}?\(0?\){_GAP}?|{_GAP}?\(|\){_GAP}?)?[0-9]){{6,17}}+)(?!\w|[.,][0-9])"
+    rf"\+(?<![\w+)\]}}=.].)(?P<number>[1-9](?:(?:{_GAP}|{_GAP}?\(0?\){_GAP}?|{_GAP}?\(|\){_GAP}?)?[0-9]){{6,17}}+)(?![^\W\d]|[.,][0-9])"
 )
-_DOUBLE_ZERO = re.compile(rf"0(?<![\w.,+/=#-].)0[1-9][0-9]{{0,2}}[ \-/](?:{_GAP}?[0-9]){{6,14}}+(?!\w|[.,-][0-9])")
+_DOUBLE_ZERO = re.compile(
+    rf"0(?<![\w.,+/=#-].)(?<![0-9][ .-].)0[1-9][0-9]{{0,2}}[ \-/](?:{_GAP}?[0-9]){{6,14}}+(?!\w|[.,-][0-9])"
+)
 _NATIONAL = re.compile(
-    r"[(0-9](?<![\w.,+/=#$€£%-].)(?:"
+    r"[(0-9](?<![\w.,+/=#$€£%-].)(?<![0-9][ .-].)(?:"
     # North America: (212) 555-4321, 212-555-4321, 212.555.4321, 1-212-555-4321, 1 (212) 555-4321
     r"(?P<us>(?:(?<=1)[ .-]?\(?[2-9]|(?<=\()[2-9]|(?<=[2-9]))[0-9]{2}(?:\) ?|[.-])[2-9][0-9]{2}[ .-][0-9]{4})"
     r"|(?P<eu>(?<=0)(?:"
-    r"[1-9](?P<fr>[ .-])(?:[0-9]{2}(?P=fr)){3}[0-9]{2}"  # France: 01 42 34 56 78
+    r"[1-9](?<![0-9A-Fa-f][ .-]..)(?P<fr>[ .-])(?:[0-9]{2}(?P=fr)){3}[0-9]{2}(?!(?P=fr)[0-9])"  # France: 01 42 34 56 78
     r"|[1-9][0-9][ -][0-9]{4}[ -][0-9]{4}"  # Britain: 020 7946 0958
     r"|[1-9][0-9]{2}[ -][0-9]{3}[ -][0-9]{4}"  # Britain: 0161 496 0123
     r"|[1-9][0-9]{3}[ -][0-9]{3}[ -]?[0-9]{3}"  # Britain: 01632 960 123
@@ -42,7 +44,7 @@ _NATIONAL = re.compile(
 _RUN = re.compile(r"[0-9](?<=[ .:)(\]\u00a0].)(?:[ .()/-]{0,2}[0-9]){6,14}+(?!\w|[.,-][0-9])")
 _CUE = re.compile(
     r"(?<!\w)(?:tele(?:phone|fon[eo]?|foon)|t[eé]l[eé]phone|tel[eé]fono|phone|t[eé]l|fax|telefax|mobile|mobil|m[oó]vil|handy"
-    r"|whatsapp|телефон|тел|факс|電話|电话|전화)(?: (?:number|no|nr|num))?[.:)\]]{0,3}[ \u00a0]{0,4}\(?$",
+    r"|whatsapp|телефон|тел|факс|電話|电话|전화)(?: (?:number|no|nr|num))?[ \u00a0]?[.:)\]]{0,3}[ \u00a0]{0,4}\(?$",
     re.IGNORECASE,
 )
 _CUE_CHARACTERS = 32
@@ -78,31 +80,31 @@ def _digits(number: str) -> str:
 
 
 def _international(number: str) -> int:
-    """Characters of `number` (without its +) that are one phone number; 0 when it is none."""
+    """Characters of `number` (without its +) that are one phone number; 0 when it is none.
+
+    What follows after a space may belong to the sentence, so whole groups are taken, as many as a number can have.
+    """
     digits = _digits(number)
-    if digits[0] in "17":
-        length, code = 11, digits[0]  # North America and Russia, Kazakhstan: one length for all
-        if len(digits) < length or (code == "1" and (digits[1] in "01" or digits[4] in "01")):
-            return 0
-        if _fiction(digits[:11]):
-            return 0
-    else:
-        code = next((digits[:size] for size in (2, 3) if int(digits[:size]) in CALLING_CODES), "")
-        length = min(len(digits), MAX_DIGITS)
-    # Grouped numbers say that they are for people; one without groups must be long to say it.
-    least = 8 if len(digits) < len(number) else 10
-    if not code or len(digits) < least or len(set(digits)) < 3:
+    code = next((digits[:size] for size in (1, 2, 3) if int(digits[:size]) in CALLING_CODES), "")
+    if not code:
         return 0
-    end = seen = 0
-    for place, character in enumerate(number):  # up to a whole group within the length
-        seen += "0" <= character <= "9"
-        inside = place + 1 < len(number) and "0" <= number[place + 1] <= "9" and "0" <= character <= "9"
-        if "0" <= character <= "9" and not inside and seen <= length:
-            end = place + 1
-            if seen == length:
-                break
-    taken = len(_digits(number[:end]))
-    return end if taken >= least and (code not in "17" or taken == length) else 0
+    # North America (1), Russia and Kazakhstan (7) have one length for all.
+    most = 11 if code in "17" else MAX_DIGITS
+    taken = end = 0
+    groups = list(re.finditer("[0-9]+", number))
+    for place, group in enumerate(groups):
+        # One figure alone is an extension (030 1234-0) or, in brackets, the (0) that is left out; else it is no group.
+        single = place > 1 and len(group[0]) == 1 and number[group.start() - 1] not in "-("
+        if single or taken + len(group[0]) > most:
+            break
+        taken, end = taken + len(group[0]), group.end()
+    digits = digits[:taken]
+    # Groups say that a number is for people; one without any must be long to say it.
+    if taken < (8 if len(groups) > 2 or (len(groups) == 2 and groups[0][0] == code) else 10) or len(set(digits)) < 3:
+        return 0
+    if code in "17" and taken != most:
+        return 0
+    return 0 if code == "1" and (digits[1] in "01" or digits[4] in "01" or _fiction(digits)) else end
 
 
 def _is_national(found: re.Match[str]) -> bool:
@@ -112,7 +114,7 @@ def _is_national(found: re.Match[str]) -> bool:
         inner = found[0][found[0].index(digits[0]) :]
         marks = {mark for mark in inner if mark in ".-"}
         # 212.555-4321 mixes two styles, which people do not; N11 is a service, not an area.
-        return len(marks) == 1 and digits[1:3] != "11" and not _fiction(digits)
+        return (len(marks) == 1 or ")" in inner) and digits[1:3] != "11" and not _fiction(digits)
     return 9 <= len(digits) <= 12 and len(set(digits[1:])) > 2
 
 
