@@ -24,6 +24,9 @@ PAGES = (
     "docs/objectives.md",
     "docs/reliability.md",
     "docs/precision-and-memory.md",
+    "docs/language.md",
+    "docs/personal-data.md",
+    "docs/contamination.md",
     "docs/architecture.md",
     "benchmarks/README.md",
 )
