@@ -3,12 +3,16 @@
 from bessemer.recipe.batches import Batches
 from bessemer.recipe.corpus import Corpus, Rules, Source
 from bessemer.recipe.dedup import Dedup, Paragraphs, Substrings
+from bessemer.recipe.contamination import Contamination, EvaluationSet
+from bessemer.recipe.corpus import Corpus, Dedup, Rules, Source
+from bessemer.recipe.language import Language
 from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
 from bessemer.recipe.mixture import MixturePhase
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import Classify, Masking
 from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
 from bessemer.recipe.quality import Quality
+from bessemer.recipe.personal import PersonalData
 from bessemer.recipe.schema import (
     Checkpoint,
     Evaluate,
@@ -22,8 +26,8 @@ from bessemer.recipe.tokens import Tokens
 from bessemer.recipe.work import Work
 
 __all__ = [
-    "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking",
-    "MixturePhase", "Model", "Optimizer", "Paragraphs", "Quality", "Recipe", "Rules", "Run", "Schedule", "Source",
-    "Substrings", "TokenSource", "Tokenizer", "Tokens", "Train", "Work", "differences", "digest", "dump", "explain",
-    "keys", "load", "parse", "shipped",
+    "BatchRamp", "Batches", "Checkpoint", "Classify", "Contamination", "Corpus", "Dedup", "Evaluate", "EvaluationSet",
+    "Guard", "Language", "Masking", "MixturePhase", "Model", "Optimizer", "Paragraphs", "PersonalData", "Quality",
+    "Recipe", "Rules", "Run", "Schedule", "Source", "Substrings", "TokenSource", "Tokenizer", "Tokens", "Train",
+    "Work", "differences", "digest", "dump", "explain", "keys", "load", "parse", "shipped",
 ]  # fmt: skip

@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from bessemer.recipe.dedup import Dedup
 from bessemer.recipe.quality import Quality
+from bessemer.recipe.contamination import Contamination
+from bessemer.recipe.language import Language
+from bessemer.recipe.personal import PersonalData
 from bessemer.recipe.section import Positive, Section, Share
 from bessemer.recipe.work import Work
 
@@ -92,6 +95,15 @@ class Corpus(Work):
 
     sources: tuple[Source, ...] = Field((), strict=False, description="The sources of raw text.")
     rules: Rules = Field(default_factory=Rules, description="Which documents are kept.")
+    language: Language = Field(
+        default_factory=Language, description="Which languages are kept, and what differs by language."
+    )
+    personal: PersonalData = Field(
+        default_factory=PersonalData, description="Personal data that is replaced by placeholders."
+    )
+    contamination: Contamination = Field(
+        default_factory=Contamination, description="Text of evaluation sets that must not be trained on."
+    )
     quality: Quality = Field(
         default_factory=Quality, description="A classifier of quality, and what its scores decide."
     )

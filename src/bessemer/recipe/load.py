@@ -147,7 +147,15 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
     against = tuple(anchored(path) for path in recipe.corpus.dedup.against)
     dedup = recipe.corpus.dedup.model_copy(update={"against": against})
     quality = _anchored_quality(recipe, anchored)
-    corpus = recipe.corpus.model_copy(update={"sources": sources, "quality": quality, "dedup": dedup})
+    language, contamination = recipe.corpus.language, recipe.corpus.contamination
+    if language.model is not None:
+        language = language.model_copy(update={"model": anchored(language.model)})
+    sets = tuple(given.model_copy(update={"path": anchored(given.path)}) for given in contamination.sets)
+    contamination = contamination.model_copy(update={"sets": sets})
+    changed_corpus = {
+        "sources": sources, "language": language, "contamination": contamination, "quality": quality, "dedup": dedup
+    }  # fmt: skip
+    corpus = recipe.corpus.model_copy(update=changed_corpus)
     changed = {"corpus": corpus, "tokenizer": tokenizer, "tokens": tokens, "model": model, "train": train}
     return recipe.model_copy(update=changed)
 

