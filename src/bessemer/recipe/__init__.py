@@ -2,6 +2,7 @@
 
 from bessemer.recipe.batches import Batches
 from bessemer.recipe.corpus import Corpus, Dedup, Rules, Source
+from bessemer.recipe.extract import Extract
 from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import Classify, Masking
@@ -17,7 +18,7 @@ from bessemer.recipe.schema import (
 from bessemer.recipe.tokens import Tokenizer, Tokens
 
 __all__ = [
-    "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Guard", "Masking", "Model",
-    "Optimizer", "Recipe", "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "differences", "digest",
-    "dump", "explain", "keys", "load", "parse", "shipped",
+    "BatchRamp", "Batches", "Checkpoint", "Classify", "Corpus", "Dedup", "Evaluate", "Extract", "Guard", "Masking",
+    "Model", "Optimizer", "Recipe", "Rules", "Run", "Schedule", "Source", "Tokenizer", "Tokens", "Train", "differences",
+    "digest", "dump", "explain", "keys", "load", "parse", "shipped",
 ]  # fmt: skip
