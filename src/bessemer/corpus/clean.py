@@ -18,7 +18,7 @@ from bessemer.corpus.extract import NotText, fold, normalise
 from bessemer.corpus.readers import read
 from bessemer.corpus.rules import judge
 from bessemer.corpus.units import Unit
-from bessemer.recipe import Corpus, Rules
+from bessemer.recipe import Corpus, Extract, Rules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,12 +81,12 @@ def clean(units: list[Unit], corpus: Corpus, buckets: dict[str, int], folder: Pa
     numbers = ("bucket", "num_bytes", "characters", "words", "counted")
     types = {name: DataType.string() for name in strings} | {name: DataType.int64() for name in numbers}
     types["exact"] = DataType.binary()
-    rules, minhash = corpus.rules, corpus.dedup.minhash
+    rules, settings, minhash = corpus.rules, corpus.extract, corpus.dedup.minhash
 
     def judge_units(batch: Series) -> pa.Array:
         with engine.CALLS:
             given = [Unit.from_json(text) for text in batch.to_pylist()]
-            return _as_lists([_judged(unit, rules, buckets, minhash) for unit in given])
+            return _as_lists([_judged(unit, rules, settings, buckets, minhash) for unit in given])
 
     judged = daft.func.batch(
         return_dtype=DataType.list(DataType.struct({name: types[name] for name in COLUMN_NAMES})),
@@ -119,9 +119,9 @@ def num_buckets(num_bytes: int) -> int:
     return min(max(-(-num_bytes // BUCKET_BYTES), 1), 4096)
 
 
-def _judged(unit: Unit, rules: Rules, buckets: dict[str, int], minhash: bool) -> Rows:
+def _judged(unit: Unit, rules: Rules, settings: Extract, buckets: dict[str, int], minhash: bool) -> Rows:
     rows = Rows()
-    for piece, record in read(unit, rules):
+    for piece, record in read(unit, rules, settings):
         if engine.STOP.is_set():
             break  # not an exception: the engine would log one; whoever stopped drops what comes out
         _clean_record(record, rules)

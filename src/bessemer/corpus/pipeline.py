@@ -27,6 +27,7 @@ from bessemer.corpus.files import File, find
 from bessemer.corpus.publish import cleaned_files, publish
 from bessemer.corpus.statistics import Funnel, reasons, totals
 from bessemer.corpus.units import Unit, expected_documents, plan
+from bessemer.corpus.webpage import check_engine
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Corpus, Recipe, digest
 from bessemer.run import RunFolder, mark_stage, staging, write_json
@@ -68,6 +69,7 @@ def build(recipe: Recipe, run: RunFolder) -> CorpusSummary:
     """
     started = time.perf_counter()
     corpus = recipe.corpus
+    check_engine(corpus.extract)
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
     found = {source.name: find(source) for source in corpus.sources}
@@ -111,7 +113,9 @@ def build(recipe: Recipe, run: RunFolder) -> CorpusSummary:
 
 
 def _digest(corpus: Corpus, found: dict[str, list[File]]) -> str:
-    files = {name: [(file.path, file.size, file.mtime_ns) for file in files] for name, files in found.items()}
+    files = {
+        name: [(file.path, file.size, file.mtime_ns, file.etag) for file in files] for name, files in found.items()
+    }
     section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight"}}})
     return digest(section, f"corpus {VERSION}", files)
 

@@ -51,6 +51,8 @@ _SUPERSETS = {"iso8859-1": "cp1252", "iso8859-9": "cp1254", "gb2312": "gb18030",
               "euc_kr": "cp949", "iso8859-11": "cp874"}  # fmt: skip
 """What browsers take instead (WHATWG Encoding Standard, section 4.2)."""
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+_LEADS = bytes(range(0xC2, 0xF5))
+"""Bytes with which a character of more than one byte begins in UTF-8."""
 _TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]{0,40})")
 _UNNESTED = frozenset({
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track",
@@ -90,11 +92,11 @@ def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: fl
     if meant or len(declared) == 1:
         text = raw.decode("utf-8", "replace")
         lost = text.count("\ufffd")
-        if lost <= max_undecodable * len(text) and (meant or 4 * lost < sum(byte >= 0xC2 for byte in raw)):
+        if lost <= max_undecodable * len(text) and (meant or 4 * lost < len(raw) - len(raw.translate(None, _LEADS))):
             return text
-    for name in (*declared[:0:-1], _detected(raw)):
-        if name:
-            text = raw.decode(name, "replace")
+    for guess in (*declared[:0:-1], _detected(raw)):
+        if guess:
+            text = raw.decode(guess, "replace")
             if text.count("\ufffd") <= max_undecodable * len(text):
                 return text
     assert failure is not None
