@@ -199,11 +199,18 @@ def find_record(file: BinaryIO, start: int) -> int | None:
         for found in _VERSION.finditer(block):
             offset = position + found.start()
             at_line = offset == 0 or (found.start() > 0 and block[found.start() - 1 : found.start()] == b"\n")
-            if offset >= start and at_line and _TYPE.search(_head(file, offset)):
+            if offset >= start and _TYPE.search(_head(file, offset)) and (at_line or _ends_well(file, offset)):
                 return offset
         if len(block) < SCAN_BYTES:
             return None
         position += len(block) - 16  # a mark may lie across the edge
+
+
+def _ends_well(file: BinaryIO, offset: int) -> bool:
+    """Whether a record stands at `offset` and ends where it says: asked where damage hides the line's beginning."""
+    file.seek(offset)
+    frame, following = _frame(file, offset, file.readline(1024))
+    return following is not None and not frame.problem
 
 
 def _head(file: BinaryIO, offset: int) -> bytes:
