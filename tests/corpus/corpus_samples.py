@@ -33,7 +33,9 @@ def http(body: bytes, *headers: str, status: str = "200 OK", content_type: str =
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
-def warc_record(block: bytes, kind: str = "response", url: str = "http://a.example/", length: int | None = None) -> bytes:
+def warc_record(
+    block: bytes, kind: str = "response", url: str = "http://a.example/", length: int | None = None
+) -> bytes:
     """A record of a crawl archive in Common Crawl's layout; `length` is what it claims, if that is a lie."""
     header = (
         f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Record-ID: <urn:uuid:{len(block)}>\r\n"

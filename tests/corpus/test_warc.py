@@ -199,7 +199,13 @@ PACKED = {
 
 @pytest.mark.parametrize("damage", PACKED)
 def test_damage_in_a_packed_archive_costs_no_good_record(damage: str) -> None:
-    parts = [gzip.compress(INFO), gzip.compress(page(1)), PACKED[damage], gzip.compress(page(2)), gzip.compress(page(3))]
+    parts = [
+        gzip.compress(INFO),
+        gzip.compress(page(1)),
+        PACKED[damage],
+        gzip.compress(page(2)),
+        gzip.compress(page(3)),
+    ]
     found = read(b"".join(parts), "gzip")
     assert kept(found) == [page_line(1), page_line(2), page_line(3)]
     (bad,) = [record for record in found if record.reason]
@@ -246,7 +252,9 @@ def test_ranges_read_each_record_once(compression: str, length: int) -> None:
         whole = [record for record in whole if int(record.key) < 400 * length]
     else:
         data_range = range(0, len(data), length)
-    pieces = [record for start in data_range for record in read(data, compression, start, min(start + length, len(data)))]
+    pieces = [
+        record for start in data_range for record in read(data, compression, start, min(start + length, len(data)))
+    ]
     assert [(record.key, record.text) for record in pieces] == [(record.key, record.text) for record in whole]
 
 
@@ -257,7 +265,9 @@ def test_an_archive_within_an_archive_is_not_read() -> None:
     whole = read(data, "gzip")
     assert kept(whole) == [page_line(1), page_line(2)]
     for length in (700, 3001):
-        pieces = [record for start in range(0, len(data), length) for record in read(data, "gzip", start, start + length)]
+        pieces = [
+            record for start in range(0, len(data), length) for record in read(data, "gzip", start, start + length)
+        ]
         assert [record.key for record in pieces] == [record.key for record in whole]
 
 

@@ -14,6 +14,7 @@ from xml.parsers import expat
 
 from bessemer.corpus import wikitext
 from bessemer.corpus.document import Record
+from bessemer.corpus.extract import NotText
 from bessemer.corpus.inflate import Damaged, Member, find_member, next_member
 
 MAX_PAGE_BYTES = 64 << 20
@@ -231,5 +232,8 @@ def _article(key: str, page: bytes, max_characters: int) -> Record:
     elif len(text) > max_characters:
         record.reason, record.detail = "too_long", f"{len(text)} characters of wikitext"
     else:
-        record.text = wikitext.plain_text(text)
+        try:
+            record.text = wikitext.plain_text(text)
+        except NotText as error:
+            record.reason, record.detail = "bad_record", str(error)
     return record

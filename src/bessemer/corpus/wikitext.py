@@ -10,6 +10,8 @@ from __future__ import annotations
 import html
 import re
 
+from bessemer.corpus.extract import NotText
+
 HIDDEN = frozenset({
     "ref", "references", "math", "chem", "gallery", "timeline", "score", "imagemap", "inputbox", "templatestyles",
     "graph", "mapframe", "maplink", "hiero", "categorytree", "section", "style", "script", "ce", "indicator",
@@ -32,6 +34,9 @@ SHOWN = {
 
 MAX_PARTS = 40
 """Templates of more pieces are boxes."""
+
+MAX_MARKS = 400_000
+"""Marks in a page; the longest of Wikipedia have half as many. More would take longer than a second."""
 
 MAX_TAG = 2000
 """Characters of a tag with its attributes."""
@@ -60,12 +65,17 @@ class _Open:
 
 
 def plain_text(wikitext: str) -> str:
-    """The text a reader of the page sees, without tables, boxes, references and pictures. Never raises."""
+    """The text a reader of the page sees, without tables, boxes, references and pictures. Raises NotText when there are
+    more marks than a page has."""
     stack = [_Open("")]
     position, end = 0, len(wikitext)
     closers = _Closers(wikitext)
+    num_marks = 0
     while position < end:
         found = _MARK.search(wikitext, position)
+        num_marks += 1
+        if num_marks > MAX_MARKS:
+            raise NotText(f"more than {MAX_MARKS} marks of wikitext")
         if found is None:
             stack[-1].parts.append(wikitext[position:])
             break
