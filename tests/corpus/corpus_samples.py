@@ -25,3 +25,33 @@ def recipe(*sources: dict[str, Any], rules: str = "", dedup: str = "") -> Recipe
         text += "[[corpus.sources]]\n"
         text += "".join(f"{key} = {value!r}\n" for key, value in source.items())
     return parse(text, "test")
+
+
+def http(body: bytes, *headers: str, status: str = "200 OK", content_type: str = "text/html; charset=utf-8") -> bytes:
+    """A response as a crawler stores it."""
+    head = [f"HTTP/1.1 {status}", *([f"Content-Type: {content_type}"] if content_type else []), *headers]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+def warc_record(
+    block: bytes, kind: str = "response", url: str = "http://a.example/", length: int | None = None
+) -> bytes:
+    """A record of a crawl archive in Common Crawl's layout; `length` is what it claims, if that is a lie."""
+    header = (
+        f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Record-ID: <urn:uuid:{len(block)}>\r\n"
+        f"WARC-Date: 2024-05-06T07:08:09Z\r\nWARC-Target-URI: {url}\r\n"
+        "Content-Type: application/http; msgtype=response\r\n"
+        f"Content-Length: {len(block) if length is None else length}\r\n\r\n"
+    )
+    return header.encode() + block + b"\r\n\r\n"
+
+
+def html_page(number: int) -> bytes:
+    """A page with a menu, whose text is `page_line(number)`."""
+    menu = '<nav><ul><li><a href="/">Home</a></li><li><a href="/b">Blog</a></li></ul></nav>'
+    return f"<html><body>{menu}<main><p>{page_line(number)}</p></main></body></html>".encode()
+
+
+def page_line(number: int) -> str:
+    """The one paragraph of `html_page(number)`."""
+    return f"Page {number}: " + prose(number, 30).replace("\n", " ")

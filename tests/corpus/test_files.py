@@ -81,7 +81,7 @@ def test_python_placeholders() -> None:
     [
         ("no/such", "no/such: no such file or folder"),
         ("python://elsewhere", "python://stdlib and python://site-packages"),
-        ("s3://bucket/x", "only local paths"),
+        ("ftp://host/x", "only local paths"),
         ("{data}", r"no file of format text there; looked for \.txt \.md \.rst"),
         ("{data}/*.txt", r"no file of format text there"),
     ],

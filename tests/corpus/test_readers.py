@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.corpus import readers
+from bessemer.corpus import readers, tables
 from bessemer.corpus.document import Record
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import Piece, Unit
@@ -144,7 +144,7 @@ def test_ranges_read_each_line_once(data: Path, length: int) -> None:
 
 
 def test_a_line_over_the_limit_costs_one_record(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(tables, "MAX_RECORD_BYTES", 100)
     path = data / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n' + b"x" * 5000 + b'\n{"text": "b"}\n')
     found = records(path, "jsonl")

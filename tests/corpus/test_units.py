@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.corpus import units
+from bessemer.corpus import inflate, units
 from bessemer.corpus.files import find
 from bessemer.corpus.units import Unit, plan
 from bessemer.recipe import Source
@@ -67,6 +67,7 @@ def test_max_bytes_takes_ranges_of_one_long_jsonl(data: Path, tmp_path: Path) ->
 
 def test_compressed_jsonl_is_cut_at_line_ends(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "RANGE_BYTES", 100)
+    monkeypatch.setattr(inflate, "BLOCK_BYTES", 50)
     lines = [f'{{"text": "{number}"}}\n'.encode() for number in range(30)]
     (data / "a.jsonl.gz").write_bytes(gzip.compress(b"".join(lines)))
     pieces = [piece for unit in planned(data, tmp_path / "spool", "jsonl") for piece in unit.pieces]
@@ -82,5 +83,5 @@ def test_a_bomb_is_cut_off(data: Path, tmp_path: Path) -> None:
     (data / "a.jsonl.gz").write_bytes(gzip.compress(b" " * 50_000_000))
     spool = tmp_path / "spool"
     (piece,) = [piece for unit in planned(data, spool, "jsonl") for piece in unit.pieces]
-    assert piece.damage == "expands more than 100 times"
+    assert piece.damage.startswith("expands more than 100 times")
     assert sum(path.stat().st_size for path in spool.rglob("*") if path.is_file()) == 0

@@ -1,15 +1,19 @@
-"""Which files a source names: folders, globs, single files, and the folders of the running Python."""
+"""Which files a source names: folders, globs, single files, URLs of object stores, and the folders of the running
+Python."""
 
 from __future__ import annotations
 
 import glob
 import os
+import re
 import stat
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+from bessemer.corpus import storage
 from bessemer.errors import InputError
 from bessemer.recipe import Source
 
@@ -28,6 +32,8 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
     "text": (".txt", ".md", ".rst"),
     "code": CODE_SUFFIXES,
     "html": (".html", ".htm"),
+    "warc": (".warc", ".warc.gz", ".warc.zst"),
+    "mediawiki": (".xml", ".xml.gz", ".xml.bz2", ".xml.zst"),
     "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.zst"),
     "parquet": (".parquet",),
     "descriptions": ("METADATA", ".rst", ".md", TOPICS),
@@ -35,12 +41,15 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
 """What is taken from a folder, by format. `descriptions` is the prose that installed packages carry;
 not their .txt files, which are licences, word lists and tables of data."""
 
+DUMP_PART = re.compile(r"\.xml-p\d{1,12}p\d{1,12}(-[a-z]{1,20})?(\.bz2|\.gz|\.zst)?$")
+"""How Wikipedia names the parts of a dump: after the pages they hold."""
+
 PLACEHOLDER = "python://"
 
 STDLIB_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "idlelib"})
 """Folders of the standard library that python://stdlib leaves out: other packages, and test inputs."""
 
-TEST_FOLDERS = frozenset({"test", "tests"})
+TEST_FOLDERS = ("test", "tests")
 """Left out of `descriptions` in python:// folders: what lies there is input for tests."""
 
 
@@ -49,12 +58,14 @@ class File:
     """A file of a source."""
 
     path: str
-    """Where it lies on this machine."""
+    """Where it lies: on this machine, or its URL in an object store."""
     name: str
     """Its path in the corpus: relative to what the recipe names, so that it is the same on every machine."""
     size: int
     """Bytes."""
     mtime_ns: int
+    etag: str = ""
+    """A hash of the content, from stores that have one instead of a time."""
 
 
 def find(source: Source) -> list[File]:
@@ -66,16 +77,58 @@ def find(source: Source) -> list[File]:
     for pattern in source.paths:
         matched = False
         for path, name, exact in _candidates(source, pattern, base):
-            file = _file(path, name) if exact or name.endswith(wanted) else None
+            file = _file(path, name) if exact or _is_wanted(source, name, wanted) else None
             if file is not None:
                 matched = True
-                found.setdefault(name, file)
+                _add(found, file)
+        for entry in _remote(source, pattern) if storage.is_remote(pattern) else ():
+            if entry.path == pattern or _is_wanted(source, entry.path, wanted):
+                matched = True
+                _add(found, File(entry.path, entry.path, entry.size, entry.mtime_ns, entry.etag))
         if not matched:
             raise InputError(
                 f"corpus.sources.{source.name}: {pattern}: no file of format {source.format} there; "
                 f"looked for {_shown(wanted)}; change paths, format or suffixes"
             )
     return [found[name] for name in sorted(found)]
+
+
+def _is_wanted(source: Source, name: str, suffixes: tuple[str, ...]) -> bool:
+    """Whether a file found below one of the paths is of the source's format, and not left out."""
+    if source.exclude and any(fnmatchcase(part, pattern) for part in name.split("/") for pattern in source.exclude):
+        return False
+    is_part = source.format == "mediawiki" and source.suffixes is None and DUMP_PART.search(name) is not None
+    return is_part or name.endswith(suffixes)
+
+
+def _add(found: dict[str, File], file: File) -> None:
+    """A file named twice is read once; two files that would bear one name get two."""
+    there = found.get(file.name)
+    if there is None:
+        found[file.name] = file
+    elif os.path.realpath(there.path) != os.path.realpath(file.path) and not storage.is_remote(file.path):
+        _add(found, File(file.path, file.name + "~2", file.size, file.mtime_ns))
+
+
+def _remote(source: Source, pattern: str) -> Iterator[storage.Entry]:
+    """What a URL names, without hidden files and folders."""
+    where = f"corpus.sources.{source.name}"
+    storage.check_url(pattern, where)
+    try:
+        for entry in storage.entries(pattern, access(source)):
+            below = entry.path.removeprefix(pattern)
+            if not any(part.startswith(".") for part in below.split("/")[1:]):
+                yield entry
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{where}: {pattern} cannot be listed: {storage.redacted(error)}; check the URL, the credentials of the "
+            "environment, and the source's keys anonymous and endpoint"
+        ) from None
+
+
+def access(source: Source) -> storage.Access:
+    """How the object stores of a source are reached."""
+    return storage.Access(source.anonymous, source.endpoint or "")
 
 
 def _shown(suffixes: tuple[str, ...]) -> str:
@@ -99,10 +152,12 @@ def _candidates(source: Source, pattern: str, base: Path) -> Iterator[tuple[str,
         for path, name in _of_python(source, pattern):
             yield path, name, name == pattern
         return
+    if storage.is_remote(pattern):
+        return
     if "://" in pattern:
         raise InputError(
-            f"corpus.sources.{source.name}: {pattern}: only local paths, python://stdlib and "
-            "python://site-packages are read; mount or copy the data and name its folder"
+            f"corpus.sources.{source.name}: {pattern}: only local paths, s3://, gs://, hf://datasets/, python://stdlib "
+            "and python://site-packages are read; mount or copy the data and name its folder"
         )
     expanded = os.path.expanduser(pattern)
     if os.path.lexists(expanded):
@@ -115,7 +170,7 @@ def _candidates(source: Source, pattern: str, base: Path) -> Iterator[tuple[str,
             "recipe's folder"
         )
     for root in roots:
-        for path in _walk(root):
+        for path in _walk(root, source.exclude):
             name = os.path.relpath(os.path.abspath(path), base).replace(os.sep, "/")
             yield path, name, path == expanded
 
@@ -132,7 +187,7 @@ def _of_python(source: Source, pattern: str) -> Iterator[tuple[str, str]]:
             f"corpus.sources.{source.name}: {pattern}: no such folder of Python; there are python://stdlib "
             "and python://site-packages"
         )
-    left_out = TEST_FOLDERS if source.format == "descriptions" else frozenset()
+    left_out = (*source.exclude, *(TEST_FOLDERS if source.format == "descriptions" else ()))
     for folder in folders[place]:
         roots = sorted(glob.glob(os.path.join(glob.escape(folder), below), recursive=True)) if below else [folder]
         for root in roots:
@@ -145,9 +200,9 @@ def _of_python(source: Source, pattern: str) -> Iterator[tuple[str, str]]:
                 yield path, f"{PLACEHOLDER}{place}/{relative}"
 
 
-def _walk(root: str, left_out: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Files below a folder in sorted order, or the file itself. Hidden folders, caches and link loops are
-    skipped."""
+def _walk(root: str, left_out: tuple[str, ...] = ()) -> Iterator[str]:
+    """Files below a folder in sorted order, or the file itself. Hidden folders, caches, link loops and folders
+    whose names match `left_out` are skipped."""
     if not os.path.isdir(root):
         yield root
         return
@@ -164,7 +219,11 @@ def _walk(root: str, left_out: frozenset[str] = frozenset()) -> Iterator[str]:
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and name != "__pycache__" and name not in left_out
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name != "__pycache__"
+            and not any(fnmatchcase(name, pattern) for pattern in left_out)
         )
         for name in sorted(files):
             if not name.startswith("."):

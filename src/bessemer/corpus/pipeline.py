@@ -41,6 +41,7 @@ from bessemer.corpus.publish import assemble, bucket_receipt, bucket_tasks
 from bessemer.corpus.statistics import Funnel, reasons, totals
 from bessemer.corpus.units import Unit, plan
 from bessemer.corpus.verdicts import judge_all
+from bessemer.corpus.webpage import check_engine
 from bessemer.corpus.work import close_work, made, open_work, receipt
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Corpus, Recipe, digest
@@ -92,6 +93,7 @@ def build(recipe: Recipe, run: RunFolder) -> CorpusSummary:
     """
     started = time.perf_counter()
     corpus = recipe.corpus
+    check_engine(corpus.extract)
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
     found = {source.name: find(source) for source in corpus.sources}
@@ -144,7 +146,9 @@ def _build(corpus: Corpus, run: RunFolder, found: dict[str, list[File]], inputs:
 
 
 def _digest(corpus: Corpus, found: dict[str, list[File]]) -> str:
-    files = {name: [(file.path, file.size, file.mtime_ns) for file in files] for name, files in found.items()}
+    files = {
+        name: [(file.path, file.size, file.mtime_ns, file.etag) for file in files] for name, files in found.items()
+    }
     section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}})
     for key in ("engine", "address", "workers"):
         del section[key]

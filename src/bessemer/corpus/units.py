@@ -1,5 +1,4 @@
-"""The work of reading, cut into units of bounded size: some files, a byte range of JSONL, a Parquet row
-group."""
+"""The work of reading, cut into units of bounded size: some files, a byte range, a Parquet row group."""
 
 from __future__ import annotations
 
@@ -8,10 +7,13 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from bessemer.corpus.files import File
+from bessemer.corpus import storage
+from bessemer.corpus.files import File, access
+from bessemer.corpus.inflate import COMPRESSIONS, MAX_EXPANSION, Damaged, Member, inflate
+from bessemer.corpus.tables import MAX_RECORD_BYTES
 from bessemer.errors import InputError
 from bessemer.recipe import Source
 
@@ -23,18 +25,17 @@ UNIT_FILES = 256
 """Files in a unit, at the most: a hundred thousand tiny ones still make a few hundred units."""
 
 RANGE_BYTES = 32 << 20
-"""Bytes of JSONL in a unit."""
+"""Bytes of JSONL, of a plain WARC or of a plain dump in a unit."""
 
-MAX_RECORD_BYTES = 64 << 20
-"""A longer record is rejected unread: no model reads one that long, and it must fit in memory."""
+PACKED_RANGE_BYTES = 16 << 20
+"""Bytes of a compressed WARC or dump in a unit; they hold four to five times as many."""
 
-MAX_EXPANSION = 100
-"""A compressed file may expand this many times; text reaches 3 to 10, a bomb 1000."""
+MEMBER_BYTES = 8 << 20
+"""A compressed WARC or dump whose first member holds more than this was packed as a whole: unless it is as small
+itself it is unpacked before it is cut."""
 
 FULL = 0.95
 """A byte budget counts as spent at this share: filling up the rest would pick small and empty files."""
-
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,20 @@ class Piece:
     name: str
     """Path of the file in the corpus."""
     start: int
-    """JSONL: the first byte. Parquet: the number of the row group. Else 0."""
+    """JSONL, WARC, dumps: the first byte. Parquet: the number of the row group. Else 0."""
     end: int
-    """JSONL: the byte after the last. Parquet: the number of the row group + 1. Else the size of the file."""
+    """JSONL, WARC, dumps: the byte after the last. Parquet: the number of the row group + 1. Else the size of the
+    file."""
     size: int
     """Bytes to read, for the budget and the progress bar."""
     offset: int = 0
     """Added to byte offsets of records: where this file begins in the one it was expanded from."""
     damage: str = ""
     """Why this piece cannot be read, when that is known already."""
+    prefix: str = ""
+    """Put before the byte offsets in the keys of what was unpacked: the member's place in the packed file."""
+    stamp: str = ""
+    """Size and time of the file as it was listed; "" for what was unpacked from it."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,9 @@ class Unit:
     """The class of all its documents; "" for none."""
     label_key: str = ""
     """Field or column that holds each document's class; "" for none."""
+    anonymous: bool = False
+    endpoint: str = ""
+    """How an object store is reached; see storage.Access."""
 
     @property
     def size(self) -> int:
@@ -87,25 +96,30 @@ class Unit:
 
 
 def plan(source: Source, files: list[File], spool: Path, first: int, stop: threading.Event) -> list[Unit]:
-    """The units of a source, numbered from `first`; compressed JSONL is expanded into `spool` on the way."""
-    if source.format == "jsonl":
-        plain = [file for file in files if os.path.splitext(file.name)[1] not in COMPRESSIONS]
-        pieces = [piece for file in plain for piece in _ranges(file, source.max_bytes)]
-        packed = [file for file in files if os.path.splitext(file.name)[1] in COMPRESSIONS]
-        if source.max_bytes:
-            pieces = _choose(pieces, source.max_bytes)
-            packed.sort(key=lambda file: _order(file.name, 0))
-        room = source.max_bytes - sum(piece.size for piece in pieces) if source.max_bytes else None
-        pieces += _expand_all(packed, spool / source.name, room, stop)
+    """The units of a source, numbered from `first`. What cannot be entered in its middle (compressed JSONL, large
+    archives packed as a whole) is unpacked into `spool` on the way."""
+    budget = source.max_bytes
+    reach = access(source)
+    stamps = {file.path: f"{file.size} {file.mtime_ns}" for file in files if file.mtime_ns}
+    if source.format in ("jsonl", "warc", "mediawiki"):
+        whole = [file for file in files if _is_packed_as_a_whole(file, source.format, reach)]
+        rest = [file for file in files if file not in whole] if whole else files
+        pieces = [piece for file in rest for piece in _ranges(file, budget)]
+        if budget:
+            pieces = _choose(pieces, budget)
+            whole.sort(key=lambda file: _order(file.name, 0))
+        room = budget - sum(piece.size for piece in pieces) if budget else None
+        pieces += _expand_all(whole, source.format, spool / source.name, room, stop, reach)
     else:
         if source.format == "parquet":
             pieces = [piece for file in files for piece in _row_groups(file, source)]
         else:
             pieces = [Piece(file.path, file.name, 0, file.size, file.size) for file in files]
-        if source.max_bytes:
-            pieces = _choose(pieces, source.max_bytes)
+        if budget:
+            pieces = _choose(pieces, budget)
+    pieces = [replace(piece, stamp=stamps.get(piece.path, "")) for piece in pieces]
     pieces.sort(key=lambda piece: (piece.name, piece.offset, piece.start))
-    bundles = _bundles(pieces, alone=source.format in ("jsonl", "parquet"))
+    bundles = _bundles(pieces, alone=source.format in ("jsonl", "parquet", "warc", "mediawiki"))
     return [
         Unit(
             number,
@@ -115,6 +129,8 @@ def plan(source: Source, files: list[File], spool: Path, first: int, stop: threa
             tuple(bundle),
             source.label or "",
             source.label_key or "",
+            source.anonymous,
+            source.endpoint or "",
         )
         for number, bundle in enumerate(bundles, start=first)
     ]
@@ -160,11 +176,10 @@ def _bundles(pieces: Iterable[Piece], alone: bool) -> Iterator[list[Piece]]:
 
 
 def _ranges(file: File, budget: int | None) -> Iterator[Piece]:
-    """Byte ranges of a JSONL file; a line belongs to the range in which it begins, so no line is looked for
-    here."""
-    length = RANGE_BYTES
+    """Byte ranges of a file; a record belongs to the range in which it begins, so none is looked for here."""
+    length = PACKED_RANGE_BYTES if compression_of(file.path) else RANGE_BYTES
     if budget:  # fine enough that a small part of one huge file can be taken
-        length = min(max(budget // 16, 1 << 16), RANGE_BYTES)
+        length = min(max(budget // 16, 1 << 16), length)
     for start in range(0, max(file.size, 1), length):
         end = min(start + length, file.size)
         yield Piece(file.path, file.name, start, end, end - start)
@@ -175,7 +190,8 @@ def _row_groups(file: File, source: Source) -> Iterator[Piece]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(file.path) as parquet:
+        place = storage.open_file(file.path, access(source)) if storage.is_remote(file.path) else file.path
+        with pq.ParquetFile(place) as parquet:
             schema, footer = parquet.schema_arrow, parquet.metadata
             sizes = [footer.row_group(number).total_byte_size for number in range(footer.num_row_groups)]
     except (OSError, pa.ArrowException) as error:
@@ -206,57 +222,113 @@ def _row_groups(file: File, source: Source) -> Iterator[Piece]:
         yield Piece(file.path, file.name, number, number + 1, size)
 
 
-def _expand_all(files: list[File], spool: Path, room: int | None, stop: threading.Event) -> list[Piece]:
-    """Expand compressed JSONL one file after the other until `room` bytes are reached (None: all of it)."""
+def compression_of(path: str) -> str:
+    """How a file is compressed, by its name; "" when it is not."""
+    return COMPRESSIONS.get(os.path.splitext(path)[1], "")
+
+
+def _is_packed_as_a_whole(file: File, format: str, reach: storage.Access) -> bool:
+    """Whether a file is compressed so that it cannot be read from its middle on, and too large for one unit."""
+    compression = compression_of(file.path)
+    if not compression or (format != "jsonl" and file.size <= MEMBER_BYTES):
+        return False
+    if format == "jsonl":
+        return True
+    length = 0
+    try:
+        with storage.open_file(file.path, reach) as stream:
+            for block in Member(stream, 0, compression).blocks():
+                length += len(block)
+                if length > MEMBER_BYTES:
+                    return True
+    except (OSError, Damaged):
+        pass  # whoever reads it says what is wrong
+    return False
+
+
+def _expand_all(
+    files: list[File], format: str, spool: Path, room: int | None, stop: threading.Event, reach: storage.Access
+) -> list[Piece]:
+    """Expand compressed files one after the other until `room` bytes are reached (None: all of them)."""
     pieces: list[Piece] = []
     for number, file in enumerate(files):
         if room is not None and room <= 0:
             break
-        for piece in _expand(file, spool / f"{number:06d}", room, stop):
+        folder = spool / f"{number:06d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        expand = _expand_lines if format == "jsonl" else _expand_archive
+        for piece in expand(file, folder, room, stop, reach):
             pieces.append(piece)
             if room is not None:
                 room -= piece.size
     return pieces
 
 
-def _expand(file: File, folder: Path, room: int | None, stop: threading.Event) -> Iterator[Piece]:
-    """Stream a compressed JSONL file into plain pieces that end at line ends. Nothing is extracted to a path
-    it names."""
-    import pyarrow as pa
-
-    folder.mkdir(parents=True)
+def _expand_lines(
+    file: File, folder: Path, room: int | None, stop: threading.Event, reach: storage.Access
+) -> Iterator[Piece]:
+    """Stream a compressed JSONL file into plain pieces that end at line ends; the lines before a damage are kept.
+    Nothing is extracted to a path it names."""
     expanded = 0
-    allowed = MAX_EXPANSION * max(file.size, 1)
     damage = ""
+    rest = bytearray()
     try:
-        with pa.input_stream(file.path, compression=COMPRESSIONS[os.path.splitext(file.name)[1]]) as stream:
-            rest = b""
-            while not stop.is_set():
-                block = stream.read(min(RANGE_BYTES, allowed - expanded + 1))
-                if expanded + len(block) > allowed:
-                    damage = f"expands more than {MAX_EXPANSION} times"
+        for block in _expanded(file, reach):
+            expanded += len(block)
+            rest += block
+            cut = rest.rfind(b"\n", max(len(rest) - len(block), 0)) + 1
+            if cut and len(rest) >= RANGE_BYTES:
+                yield _spooled(folder, file, bytes(rest[:cut]), expanded - len(rest))
+                del rest[:cut]
+            if len(rest) > MAX_RECORD_BYTES:
+                damage = f"a record is longer than {MAX_RECORD_BYTES} bytes"
+                rest.clear()
+                break
+            if stop.is_set() or (room is not None and expanded >= room):
+                del rest[rest.rfind(b"\n") + 1 :]
+                break
+    except Damaged as error:
+        damage = f"{error}, after {expanded} bytes of text"
+        del rest[rest.rfind(b"\n") + 1 :]  # a line cut by the damage is part of it
+    except OSError as error:
+        damage = error.strerror or str(error)
+    if rest:
+        yield _spooled(folder, file, bytes(rest), expanded - len(rest))
+    if damage:
+        yield Piece(file.path, file.name, expanded, expanded, 0, damage=damage)
+
+
+def _expand_archive(
+    file: File, folder: Path, room: int | None, stop: threading.Event, reach: storage.Access
+) -> Iterator[Piece]:
+    """Unpack a WARC or a dump that was packed as a whole, and cut it into ranges."""
+    path = folder / "unpacked"
+    size, damage = 0, ""
+    try:
+        with open(path, "wb") as plain:
+            for block in _expanded(file, reach):
+                size += plain.write(block)
+                if stop.is_set() or (room is not None and size >= room):
                     break
-                if not block:
-                    if rest:
-                        yield _spooled(folder, file, rest, expanded - len(rest))
-                    return
-                expanded += len(block)
-                cut = block.rfind(b"\n") + 1
-                if cut:
-                    yield _spooled(folder, file, rest + block[:cut], expanded - len(block) - len(rest))
-                    rest = block[cut:]
-                    if room is not None and expanded >= room:
-                        return
-                elif len(rest) > MAX_RECORD_BYTES:
-                    damage = f"a record is longer than {MAX_RECORD_BYTES} bytes"
-                    break
-                else:
-                    rest += block
+    except Damaged as error:
+        damage = f"{error}, after {size} bytes"
     except FileNotFoundError as error:
         damage = error.strerror or "vanished"
-    except (OSError, pa.ArrowException) as error:
-        damage = f"cannot be expanded: {_first_line(error)}"
-    yield Piece(file.path, file.name, expanded, expanded, 0, damage=damage)
+    for piece in _ranges(File(str(path), file.name, size, 0), room) if size else ():
+        yield replace(piece, prefix="0+")
+    if damage:
+        yield Piece(file.path, file.name, size, size, 0, damage=damage)
+
+
+def _expanded(file: File, reach: storage.Access) -> Iterator[bytes]:
+    """What a compressed file holds. Raises Damaged, after everything before the damage, and for bombs."""
+    expanded, allowed = 0, MAX_EXPANSION * max(file.size, 1)
+    with storage.open_file(file.path, reach) as stream:
+        for block in inflate(stream, compression_of(file.path)):
+            expanded += len(block)
+            if expanded > allowed:
+                raise Damaged(f"expands more than {MAX_EXPANSION} times")
+            yield block
 
 
 def _spooled(folder: Path, file: File, data: bytes, offset: int) -> Piece:

@@ -6,6 +6,7 @@ from bessemer.recipe.dedup import Dedup, Paragraphs, Substrings
 from bessemer.recipe.contamination import Contamination, EvaluationSet
 from bessemer.recipe.corpus import Corpus, Dedup, Rules, Source
 from bessemer.recipe.language import Language
+from bessemer.recipe.extract import Extract
 from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
 from bessemer.recipe.mixture import MixturePhase
 from bessemer.recipe.model import Model
@@ -27,7 +28,7 @@ from bessemer.recipe.work import Work
 
 __all__ = [
     "BatchRamp", "Batches", "Checkpoint", "Classify", "Contamination", "Corpus", "Dedup", "Evaluate", "EvaluationSet",
-    "Guard", "Language", "Masking", "MixturePhase", "Model", "Optimizer", "Paragraphs", "PersonalData", "Quality",
-    "Recipe", "Rules", "Run", "Schedule", "Source", "Substrings", "TokenSource", "Tokenizer", "Tokens", "Train",
-    "Work", "differences", "digest", "dump", "explain", "keys", "load", "parse", "shipped",
+    "Extract", "Guard", "Language", "Masking", "MixturePhase", "Model", "Optimizer", "Paragraphs", "PersonalData",
+    "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "Substrings", "TokenSource", "Tokenizer", "Tokens",
+    "Train", "Work", "differences", "digest", "dump", "explain", "keys", "load", "parse", "shipped",
 ]  # fmt: skip

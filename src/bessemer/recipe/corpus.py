@@ -11,10 +11,11 @@ from bessemer.recipe.quality import Quality
 from bessemer.recipe.contamination import Contamination
 from bessemer.recipe.language import Language
 from bessemer.recipe.personal import PersonalData
+from bessemer.recipe.extract import Extract
 from bessemer.recipe.section import Positive, Section, Share
 from bessemer.recipe.work import Work
 
-Format = Literal["text", "code", "html", "jsonl", "parquet", "descriptions"]
+Format = Literal["text", "code", "html", "warc", "mediawiki", "jsonl", "parquet", "descriptions"]
 
 
 class Source(Section):
@@ -25,17 +26,31 @@ class Source(Section):
     )
     format: Format = Field(
         description="What the files are: text (one document a file), code (one document a file, licence header kept), "
-        "html (main content extracted), jsonl or parquet (one document a record), "
+        "html (main content extracted), warc (the HTML pages of a crawl), mediawiki (the articles of an XML dump), "
+        "jsonl or parquet (one document a record), "
         "descriptions (the long description in a Python package's METADATA file)."
     )
     paths: tuple[str, ...] = Field(
         strict=False,
         min_length=1,
-        description="Files, folders (read recursively) or globs, relative to the recipe's folder; python://stdlib and "
-        "python://site-packages name the folders of the running Python.",
+        description="Files, folders (read recursively) or globs, relative to the recipe's folder; s3://, gs:// and "
+        "hf://datasets/ URLs; python://stdlib and python://site-packages name the folders of the running Python.",
     )
     suffixes: tuple[str, ...] | None = Field(
         None, strict=False, description="File endings taken from folders, e.g. ['.py']; each format has its default."
+    )
+    exclude: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="Names of files and folders that are left out wherever they stand below `paths`, as patterns, e.g. "
+        "['node_modules', 'vendor', '*.min.js'].",
+    )
+    anonymous: bool = Field(False, description="Read s3:// and gs:// URLs without credentials: public buckets.")
+    endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^/?#@\s]+$",
+        description="Address of the object store for s3:// and gs:// URLs when it is not Amazon's or Google's, e.g. "
+        "http://127.0.0.1:9000.",
     )
     text_key: str = Field("text", description="Field or column that holds the text (jsonl, parquet).")
     label: str | None = Field(
@@ -95,6 +110,7 @@ class Corpus(Work):
 
     sources: tuple[Source, ...] = Field((), strict=False, description="The sources of raw text.")
     rules: Rules = Field(default_factory=Rules, description="Which documents are kept.")
+    extract: Extract = Field(default_factory=Extract, description="How text is taken out of web pages.")
     language: Language = Field(
         default_factory=Language, description="Which languages are kept, and what differs by language."
     )

@@ -1,0 +1,219 @@
+"""Files wherever they lie: this machine, s3://, gs:// and hf://datasets/, listed and opened alike.
+
+Object stores are read through Arrow, the engine's own format and I/O, which lists sizes and times of change
+(the inputs' digest needs them) and reads ranges, so that a unit of work fetches only its part. Credentials come
+from where the stores' own tools look (environment, profile, the machine's role); URLs that carry some are refused,
+since the recipe is copied into the run folder.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, BinaryIO, cast
+from urllib.parse import urlsplit
+
+from bessemer.errors import BessemerError, InputError
+
+SCHEMES = ("s3", "gs", "hf")
+
+READ_BYTES = 4 << 20
+"""Bytes fetched from an object store at a time."""
+
+CONNECT_SECONDS, REQUEST_SECONDS = 10, 60
+"""After this long without an answer a request to an object store is repeated, and then given up."""
+
+_SECRETS = re.compile(r"(AWS_\w*(KEY|TOKEN)\w*|HF_TOKEN|HUGGING_FACE_HUB_TOKEN|GOOGLE_\w*(KEY|TOKEN)\w*)")
+_SIGNED = re.compile(r"(https?://[^\s?'\"]{1,2000})\?[^\s'\"]{0,4000}")
+
+
+@dataclass(frozen=True)
+class Access:
+    """How the object stores of a source are reached."""
+
+    anonymous: bool = False
+    endpoint: str = ""
+    """Address of the store; "" for Amazon's or Google's."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file in an object store."""
+
+    path: str
+    """Its URL."""
+    size: int
+    mtime_ns: int
+    etag: str
+    """A hash of the content, from stores that have one instead of a time; else ""."""
+
+
+def is_remote(path: str) -> bool:
+    """Whether this is a URL of an object store."""
+    return path.partition("://")[0] in SCHEMES and "://" in path
+
+
+def check_url(url: str, where: str) -> None:
+    """Raise InputError for a URL that carries credentials or options, or names no bucket."""
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise InputError(
+            f"{where}: a URL of {parts.scheme}:// that carries credentials; leave them out: they are taken from the "
+            "environment, the profile or the machine's role, and never from the recipe"
+        )
+    if not parts.netloc or (parts.scheme == "hf" and parts.netloc != "datasets"):
+        form = "hf://datasets/OWNER/NAME/PATH" if parts.scheme == "hf" else f"{parts.scheme}://BUCKET/PATH"
+        raise InputError(f"{where}: {url}: write {form}")
+
+
+def entries(url: str, access: Access) -> Iterator[Entry]:
+    """The files that a URL names: one file, all below a folder, or those that match a glob (`*` within a folder,
+    `**` across). OSError when the store does not answer."""
+    from pyarrow import fs
+
+    files, path = filesystem(url, access)
+    scheme = url.partition("://")[0]
+    base, pattern = _fixed_part(path)
+    if pattern is None:
+        info = files.get_file_info(path.rstrip("/"))
+        if info.type == fs.FileType.File:
+            yield _entry(scheme, info, files)
+            return
+    for info in files.get_file_info(fs.FileSelector(base.rstrip("/"), recursive=True, allow_not_found=True)):
+        if info.type == fs.FileType.File and (pattern is None or pattern.fullmatch(info.path)):
+            yield _entry(scheme, info, files)
+
+
+def _entry(scheme: str, info: Any, files: Any) -> Entry:
+    etag = ""
+    if scheme == "hf":
+        etag = str(files.handler.fs.info(info.path).get("blob_id") or "")
+    return Entry(f"{scheme}://{info.path}", info.size or 0, info.mtime_ns or 0, etag)
+
+
+def _fixed_part(path: str) -> tuple[str, re.Pattern[str] | None]:
+    """The folder below which everything matches, and the pattern; no pattern without wildcards."""
+    parts = path.split("/")
+    wild = next((number for number, part in enumerate(parts) if "*" in part or "?" in part), None)
+    if wild is None:
+        return path, None
+    expression = ""
+    for piece in re.split(r"(\*\*/|\*\*|\*|\?)", path):
+        expression += {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(piece) or re.escape(piece)
+    return "/".join(parts[:wild]), re.compile(expression, re.DOTALL)
+
+
+def version(path: str, access: Access) -> tuple[int, int]:
+    """Size in bytes and time of change (ns) as they are now. OSError."""
+    if not is_remote(path):
+        status = os.stat(path)
+        return status.st_size, status.st_mtime_ns
+    from pyarrow import fs
+
+    files, inner = filesystem(path, access)
+    info = files.get_file_info(inner)
+    if info.type != fs.FileType.File:
+        raise FileNotFoundError(2, "No such file in the store", path)
+    return info.size or 0, info.mtime_ns or 0
+
+
+def open_file(path: str, access: Access) -> BinaryIO:
+    """A seekable stream of bytes. FileNotFoundError for what is not there; OSError for local trouble; a store
+    that fails after its retries raises BessemerError, since that says nothing about the documents."""
+    if not is_remote(path):
+        return open(path, "rb")
+    files, inner = filesystem(path, access)
+    try:
+        return cast(BinaryIO, io.BufferedReader(_Remote(path, files.open_input_file(inner)), READ_BYTES))
+    except FileNotFoundError:
+        raise FileNotFoundError(2, "No such file in the store", path) from None
+    except OSError as error:
+        raise failure(path, error) from None
+
+
+def failure(path: str, error: BaseException) -> BessemerError:
+    """What the person reads when a store does not answer."""
+    return BessemerError(
+        f"corpus: {path}: the object store failed: {redacted(error)}; run the command again once it answers"
+    )
+
+
+def redacted(error: BaseException) -> str:
+    """The first line of an error without credentials and signed parts of URLs."""
+    said = (str(error).splitlines() or [type(error).__name__])[0]
+    for name, value in os.environ.items():
+        if _SECRETS.fullmatch(name) and len(value) > 3:
+            said = said.replace(value, "***")
+    return _SIGNED.sub(r"\1?***", said)[:300]
+
+
+class _Remote(io.RawIOBase):
+    """A file of an object store as Python's raw stream."""
+
+    def __init__(self, path: str, file: Any) -> None:
+        super().__init__()
+        self._path, self._file = path, file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._file.read(len(buffer))
+        except OSError as error:
+            raise failure(self._path, error) from None
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        size = self._file.size()
+        target = offset + (0, self._file.tell(), size)[whence]
+        self._file.seek(min(max(target, 0), size))
+        return self.tell()
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+def filesystem(url: str, access: Access) -> tuple[Any, str]:
+    """Arrow's file system for a URL, and the path in it. InputError when a library for it is not installed."""
+    scheme, _, path = url.partition("://")
+    return _filesystem(scheme, access), path
+
+
+@cache
+def _filesystem(scheme: str, access: Access) -> Any:
+    from pyarrow import fs
+
+    address = access.endpoint.partition("://")
+    where: dict[str, str] = {"scheme": address[0], "endpoint_override": address[2]} if access.endpoint else {}
+    if scheme == "s3":
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        if region or access.endpoint:
+            where["region"] = region or "us-east-1"
+        return fs.S3FileSystem(
+            anonymous=access.anonymous, connect_timeout=CONNECT_SECONDS, request_timeout=REQUEST_SECONDS, **where
+        )
+    if scheme == "gs":
+        from datetime import timedelta
+
+        return fs.GcsFileSystem(
+            anonymous=access.anonymous, retry_time_limit=timedelta(seconds=REQUEST_SECONDS), **where
+        )
+    try:
+        from huggingface_hub import HfFileSystem
+    except ImportError:
+        raise InputError("hf://: huggingface_hub is not installed; pip install huggingface_hub") from None
+    return fs.PyFileSystem(fs.FSSpecHandler(HfFileSystem()))

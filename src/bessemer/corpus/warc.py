@@ -1,0 +1,311 @@
+"""Crawl archives (WARC 1.0 and 1.1, ISO 28500) to records: the HTML pages of the response records.
+
+A file is read from any byte on: a record belongs to the range in which it, or its compressed member, begins. So a
+large file is cut into bounded work without being read, and damage costs the records that it hit: after each one
+the next beginning is looked for.
+
+A document's key is the byte offset of its member in the file (the offset of an index such as Common Crawl's), with
+"+N" for a record at byte N within a member that holds several.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import BinaryIO, cast
+
+from bessemer.corpus import webpage
+from bessemer.corpus.document import Record
+from bessemer.corpus.extract import NotText
+from bessemer.corpus.inflate import SCAN_BYTES, Damaged, Member, dictionary_of, find_member, next_member
+from bessemer.recipe import Extract
+
+MAX_BLOCK_BYTES = 64 << 20
+"""A longer record is not read into memory."""
+
+READ_BYTES = 64 << 10
+MAX_HEADER_BYTES = 64 << 10
+MAX_FIELD_CHARACTERS = 2000
+"""Of a header, as it is kept in `metadata`."""
+
+LOOK_BACK_BYTES = 8 << 20
+"""How far before a range a member is looked for that might hold what looks like the range's first."""
+
+HTML_TYPES = ("text/html", "application/xhtml+xml")
+_LOOKS_LIKE_HTML = re.compile(rb"\s{0,99}(<!--.{0,999}?-->\s{0,99})?<(!doctype html|html|head|body)\b", re.I | re.S)
+_VERSION = re.compile(rb"WARC/\d\.\d{1,2}\r?\n")
+_CONTENT_LENGTH = re.compile(rb"^content-length[ \t]{0,9}:[ \t]{0,9}(\d{1,18})[ \t]{0,9}\r?$", re.I | re.M)
+_TYPE = re.compile(rb"^warc-type[ \t]{0,9}:[ \t]{0,9}([a-z]{1,20})[ \t]{0,9}\r?$", re.I | re.M)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A record as it stands in the archive, or what stands there instead."""
+
+    offset: int
+    size: int
+    header: bytes = b""
+    block: bytes = b""
+    problem: str = ""
+
+
+def read(
+    file: BinaryIO, start: int, end: int, compression: str, settings: Extract, prefix: str = ""
+) -> Iterator[Record]:
+    """The documents of the records that begin in [start, end); `prefix` goes before the offsets in keys.
+
+    Records of other types are passed over; a response that is no page, and all that is damaged, is a rejected
+    document. OSError when the file cannot be read.
+    """
+    if not compression:
+        for frame in frames(file, start, end):
+            yield from _record(frame, f"{prefix}{frame.offset}", settings)
+        return
+    dictionary = dictionary_of(file) if compression == "zstd" else b""
+    for offset, frame in _members(file, start, end, compression, dictionary):
+        key = str(offset) if not frame.offset else f"{offset}+{frame.offset}"
+        yield from _record(frame, key, settings)
+
+
+def _members(file: BinaryIO, start: int, end: int, compression: str, dictionary: bytes) -> Iterator[tuple[int, Frame]]:
+    """The records in the members that begin in [start, end), each with its member's offset."""
+    size = file.seek(0, io.SEEK_END)
+    position: int | None = _first(file, start, end, compression, dictionary)
+    while position is not None and position < end:
+        try:
+            following = next_member(file, compression, position)
+            if following is None or following >= end:
+                return
+            position = following
+        except Damaged:
+            found = find_member(file, compression, position + 1, size, b"WARC/", dictionary)
+            skipped = (size if found is None else found) - position
+            yield position, Frame(0, skipped, problem=f"{skipped} bytes between the records are no {compression} data")
+            position = found
+            continue
+        member = Member(file, position, compression, dictionary)
+        damage = ""
+        with tempfile.SpooledTemporaryFile(max_size=MAX_BLOCK_BYTES) as spool:
+            try:
+                for block in member.blocks():
+                    spool.write(block)
+            except Damaged as error:
+                damage = str(error)
+            yield from _unpacked(cast(BinaryIO, spool), position, damage, member.end - position)
+        position = find_member(file, compression, position + 1, size, b"WARC/", dictionary) if damage else member.end
+
+
+def _unpacked(spool: BinaryIO, position: int, damage: str, size: int) -> Iterator[tuple[int, Frame]]:
+    """The records of one member. Of a damaged one the records before the last are kept: where there is but one, as
+    it should be, that is the one that was hit."""
+    length = spool.tell()
+    held: Frame | None = None
+    for frame in frames(spool, 0, length):
+        if held is not None:
+            yield position, held
+        held = frame
+    if damage:
+        yield position, Frame(held.offset if held else 0, size, problem=damage)
+    elif held is not None:
+        yield position, held
+
+
+def _first(file: BinaryIO, start: int, end: int, compression: str, dictionary: bytes) -> int | None:
+    """The first member in the range. What only looks like one, as it lies within an archive that was itself
+    crawled, is recognised by the member before it, which reaches beyond."""
+    if start == 0:
+        return 0
+    found = find_member(file, compression, start, end, b"WARC/", dictionary)
+    back = start
+    while found is not None and back > max(start - LOOK_BACK_BYTES, 0):
+        back = max(back - SCAN_BYTES, 0)
+        before = find_member(file, compression, back, min(back + SCAN_BYTES, start), b"WARC/", dictionary)
+        if before is None:
+            continue
+        # Go on from member to member until one ends where the found one begins, or beyond it.
+        while before is not None and before < found:
+            member = Member(file, before, compression, dictionary)
+            try:
+                for _ in member.blocks():
+                    pass
+            except Damaged:
+                return found
+            before = member.end
+        return before if before is not None and before < end else None
+    return found
+
+
+def frames(file: BinaryIO, start: int, end: int) -> Iterator[Frame]:
+    """The records of an uncompressed archive that begin in [start, end)."""
+    position = 0 if start == 0 else find_record(file, start)
+    while position is not None and position < end:
+        file.seek(position)
+        line = file.readline(1024)
+        if not line:
+            return
+        if not line.strip(b"\r\n\0"):
+            position += len(line)
+            continue
+        if not _VERSION.fullmatch(line):
+            found = find_record(file, position + 1)
+            size = (file.seek(0, io.SEEK_END) if found is None else found) - position
+            yield Frame(position, size, problem=f"{size} bytes between the records")
+            position = found
+            continue
+        frame, following = _frame(file, position, line)
+        yield frame
+        position = find_record(file, position + len(line)) if following is None else following
+
+
+def _frame(file: BinaryIO, position: int, line: bytes) -> tuple[Frame, int | None]:
+    """The record at `position` and where the next one begins; None when that is not known."""
+    header = bytearray(line)
+    while line.strip(b"\r\n"):
+        line = file.readline(MAX_HEADER_BYTES)
+        header += line
+        if not line or len(header) > MAX_HEADER_BYTES:
+            return Frame(position, len(header), problem="a header without an end"), None
+    found = _CONTENT_LENGTH.search(header)
+    if found is None:
+        return Frame(position, len(header), problem="a header without Content-Length"), None
+    length, body = int(found[1]), position + len(header)
+    whole = Frame(position, len(header) + length, bytes(header))
+    if length > MAX_BLOCK_BYTES:
+        file.seek(body + length)
+        whole = replace(whole, problem=f"a record of {length} bytes")
+    else:
+        whole = replace(whole, block=file.read(length))
+        if len(whole.block) < length:
+            return replace(whole, block=b"", problem=f"Content-Length is {length}, but the file ends earlier"), None
+    tail = file.read(4)
+    if tail.strip(b"\r\n") and not tail.startswith((b"\r\n", b"\n")):
+        # The next record does not begin where this one says: do not trust it, nor lose the ones it would swallow.
+        return replace(whole, block=b"", problem=f"Content-Length is {length}, but the record does not end there"), None
+    if length > MAX_BLOCK_BYTES and not tail:
+        return replace(whole, problem=f"Content-Length is {length}, but the file ends earlier"), None
+    return whole, body + length
+
+
+def find_record(file: BinaryIO, start: int) -> int | None:
+    """Where the next record of an uncompressed archive begins, at `start` or behind it."""
+    position = max(start - 1, 0)
+    while True:
+        file.seek(position)
+        block = file.read(SCAN_BYTES)
+        for found in _VERSION.finditer(block):
+            offset = position + found.start()
+            at_line = offset == 0 or (found.start() > 0 and block[found.start() - 1 : found.start()] == b"\n")
+            if offset >= start and _TYPE.search(_head(file, offset)) and (at_line or _ends_well(file, offset)):
+                return offset
+        if len(block) < SCAN_BYTES:
+            return None
+        position += len(block) - 16  # a mark may lie across the edge
+
+
+def _ends_well(file: BinaryIO, offset: int) -> bool:
+    """Whether a record stands at `offset` and ends where it says: asked where damage hides the line's beginning."""
+    file.seek(offset)
+    frame, following = _frame(file, offset, file.readline(1024))
+    return following is not None and not frame.problem
+
+
+def _head(file: BinaryIO, offset: int) -> bytes:
+    """The header that begins at `offset`, about."""
+    file.seek(offset)
+    return file.read(4096).split(b"\r\n\r\n")[0].split(b"\n\n")[0]
+
+
+def _record(frame: Frame, key: str, settings: Extract) -> Iterator[Record]:
+    """A response as a document; nothing for records of other types."""
+    kind = _TYPE.search(frame.header)
+    if frame.header and kind is not None and kind[1].lower() != b"response":
+        return
+    if frame.problem:
+        yield Record(key, frame.size, reason="bad_record", detail=frame.problem)
+        return
+    record = Record(key, frame.size, metadata={"byte": key})
+    try:
+        _page(frame, record, settings)
+    except NotText as error:
+        record.reason, record.detail = "bad_record", str(error)
+    except UnicodeDecodeError as error:
+        record.reason, record.detail = "not_utf8", f"the charset is unknown: {error.reason} at byte {error.start}"
+    except Exception as error:  # a parser of foreign code on foreign data: any failure is this document's
+        record.reason, record.detail = "bad_record", f"{type(error).__name__}: {error}"[:300]
+    yield record
+
+
+def _page(frame: Frame, record: Record, settings: Extract) -> None:
+    """Fill in a document from a response, or the reason why it is none."""
+    from fastwarc.warc import WarcRecord
+
+    archived = WarcRecord.from_bytes(frame.header + frame.block)
+    headers = archived.headers
+    for name, field in (("url", "WARC-Target-URI"), ("date", "WARC-Date"), ("record_id", "WARC-Record-ID")):
+        value = headers.get(field)
+        if value:
+            record.metadata[name] = value.strip("<>")[:MAX_FIELD_CHARACTERS]
+    if not (headers.get("Content-Type") or "").lower().startswith("application/http"):
+        record.reason, record.detail = "not_html", (headers.get("Content-Type") or "no content type")[:200]
+        return
+    limit = webpage.max_html_bytes(settings)
+    archived.parse_http(auto_decode="none", quirks_mode=True)
+    status = archived.http_headers.status_code
+    content_type = (
+        archived.http_headers.get("Content-Type") or headers.get("WARC-Identified-Payload-Type") or ""
+    ).strip()
+    record.metadata["content_type"] = content_type[:200]
+    if status != 200:
+        record.reason, record.detail = "http_status", str(status or "no status")
+        return
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type and media_type not in HTML_TYPES:
+        record.reason, record.detail = "not_html", media_type[:200]
+        return
+    raw = _payload(frame, limit)
+    if not media_type and not _LOOKS_LIKE_HTML.match(raw[:2048]):
+        record.reason, record.detail = "not_html", "no content type"
+    elif len(raw) > limit:
+        record.reason, record.detail = "too_long", f"more than {limit} bytes of HTML"
+    else:
+        html = webpage.decode_html(raw, archived.http_charset, settings.max_undecodable_share)
+        record.text = webpage.page_text(html, settings)
+
+
+def _payload(frame: Frame, limit: int) -> bytes:
+    """The body of a response without its transfer and content encodings, up to a byte more than `limit`.
+
+    Crawlers that store bodies decoded often leave the headers as they were: an encoding that is not there is
+    passed over. Raises OSError when nothing decodes.
+    """
+    from fastwarc.warc import WarcRecord
+
+    failure: OSError | None = None
+    for decode in ("all", "transfer", "content", "none"):
+        archived = WarcRecord.from_bytes(frame.header + frame.block)
+        raw = bytearray()
+        try:
+            archived.parse_http(auto_decode=decode, quirks_mode=True)
+            while len(raw) <= limit and (part := archived.reader.read(min(READ_BYTES, limit + 1 - len(raw)))):
+                raw += part
+        except OSError as error:  # a body that was cut keeps what came before the cut
+            failure = failure or error
+            if not raw:
+                continue
+        if decode == "transfer" and (archived.http_headers.get("Content-Encoding") or "").strip().lower() == "deflate":
+            raw = bytearray(_without_wrapper(bytes(raw), limit + 1) or raw)
+        if decode == "all" or (b"<" in raw[:1024] and b"\0" not in raw[:1024]):
+            return bytes(raw)
+    raise failure or OSError("the body cannot be decoded")
+
+
+def _without_wrapper(raw: bytes, size: int) -> bytes:
+    """Deflate without its zlib wrapper, as some servers send it (RFC 9110, section 8.4.1.2); b"" if it is not that."""
+    try:
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(raw, size)
+    except zlib.error:
+        return b""

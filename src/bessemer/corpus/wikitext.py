@@ -1,0 +1,283 @@
+"""Wikitext to plain text in linear time.
+
+A pass of our own and not a parser of the whole language (mwparserfromhell builds a tree, at 0.4 to 1 MB a
+second): templates, tables, references and files go, links leave their label, headings, lists and code keep their
+lines. Nothing is expanded, so nothing can expand without end. One scan over the marks, with a stack for what nests.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+
+from bessemer.corpus.extract import NotText
+
+HIDDEN = frozenset({
+    "ref", "references", "math", "chem", "gallery", "timeline", "score", "imagemap", "inputbox", "templatestyles",
+    "graph", "mapframe", "maplink", "hiero", "categorytree", "section", "style", "script", "ce", "indicator",
+    "noinclude", "dynamicpagelist", "charinsert", "rss", "table",
+})  # fmt: skip
+"""Elements that go with what they hold."""
+
+LITERAL = frozenset({"nowiki", "pre", "syntaxhighlight", "source", "code"})
+"""Elements in which the marks of wikitext may stand for themselves; code is kept with its lines."""
+
+MAX_NESTING = 200
+"""Deeper templates, tables and links are dropped with what encloses them."""
+
+SHOWN = {
+    "lang": 2, "nowrap": 1, "nobr": 1, "small": 1, "big": 1, "em": 1, "strong": 1, "angbr": 1, "angle bracket": 1,
+    "quote": 1, "blockquote": 1, "cquote": 1, "abbr": 1, "vr": 1, "main other": 1, "transl": 2, "transliteration": 2,
+    "unicode": 1, "script": 2, "smallcaps": 1, "sc": 1, "as of": 1, "formatnum": 1, "code": 1, "math": 1, "mvar": 1,
+}  # fmt: skip
+"""Templates of Wikipedia that show one of their arguments, and which."""
+
+MAX_PARTS = 40
+"""Templates of more pieces are boxes."""
+
+MAX_MARKS = 400_000
+"""Marks in a page; the longest of Wikipedia have half as many. More would take longer than a second."""
+
+MAX_TAG = 2000
+"""Characters of a tag with its attributes."""
+
+_MARK = re.compile(
+    r"<!--|\{\{|\}\}|\{\||\|\}|\[\[|\]\]|\[(?=(?:https?:|ftp:|mailto:|//))|\]|\|"
+    r"|</?[A-Za-z][A-Za-z0-9]{0,20}(?=[\s/>])|'{2,5}|__[A-Z]{3,24}__|~{3,5}"
+)
+_SCHEMES = re.compile(r"[^\s\]]{1,2000}")
+_BLANKS = re.compile(r"\n{3,}")
+_SPACES = re.compile(r"[ \t]{2,}")
+_EMPTY_BRACKETS = re.compile(r" ?\([\s,;:]{0,20}\)")
+_INDENT = re.compile(r"^[*#:;]{1,20}")
+
+
+class _Open:
+    """Something that began and has not ended: its mark, and the text within it so far."""
+
+    __slots__ = ("bar", "mark", "parts")
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        self.parts: list[str] = []
+        self.bar = -1
+        """Where in `parts` the text after the last bar begins; -1 without one."""
+
+
+def plain_text(wikitext: str) -> str:
+    """The text a reader of the page sees, without tables, boxes, references and pictures. Raises NotText when there are
+    more marks than a page has."""
+    stack = [_Open("")]
+    position, end = 0, len(wikitext)
+    closers = _Closers(wikitext)
+    num_marks = 0
+    while position < end:
+        found = _MARK.search(wikitext, position)
+        num_marks += 1
+        if num_marks > MAX_MARKS:
+            raise NotText(f"more than {MAX_MARKS} marks of wikitext")
+        if found is None:
+            stack[-1].parts.append(wikitext[position:])
+            break
+        if found.start() > position:
+            stack[-1].parts.append(wikitext[position : found.start()])
+        position = _step(wikitext, found, stack, closers)
+    while len(stack) > 1:  # what never ended: its text stays, except of templates and tables
+        open_ = stack.pop()
+        if open_.mark in ("[[", "["):
+            stack[-1].parts.extend((open_.mark, *open_.parts))
+        elif open_.mark == "{{" and len("".join(open_.parts)) > 2000:
+            stack[-1].parts.extend(open_.parts)  # an unbalanced template must not swallow the page
+    return _lines("".join(stack[0].parts))
+
+
+class _Closers:
+    """Where an end tag or mark stands next, remembered, so that looking for one that is missing is done once."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._lower = ""
+        self._missing: set[str] = set()
+
+    def find(self, closer: str, start: int) -> int:
+        if closer in self._missing:
+            return -1
+        if not self._lower:
+            lower = self._text.lower()
+            # Lower case of a few letters is longer; offsets must stay those of the text.
+            self._lower = lower if len(lower) == len(self._text) else self._text
+        found = self._lower.find(closer, start)
+        if found < 0:
+            self._missing.add(closer)
+        return found
+
+
+def _step(text: str, found: re.Match[str], stack: list[_Open], closers: _Closers) -> int:
+    """Handle one mark; gives the position to go on at."""
+    mark, after, top = found[0], found.end(), stack[-1]
+    if mark == "<!--":
+        closed = closers.find("-->", after)
+        return len(text) if closed < 0 else closed + 3
+    if mark[0] == "<":
+        return _tag(text, found, stack, closers)
+    if mark in ("{{", "{|", "[[", "["):
+        if len(stack) <= MAX_NESTING:
+            stack.append(_Open(mark))
+        return after
+    if mark == "|":
+        if top.mark in ("[[",):
+            top.bar = len(top.parts)
+        elif top.mark == "{{":
+            top.parts.append(_BAR)
+        elif top.mark != "{|":
+            top.parts.append(mark)
+        return after
+    if mark in ("}}", "|}", "]]", "]"):
+        return _close(text, mark, after, stack)
+    return after  # emphasis, switches such as __NOTOC__, signatures
+
+
+def _close(text: str, mark: str, after: int, stack: list[_Open]) -> int:
+    opener = {"}}": "{{", "|}": "{|", "]]": "[[", "]": "["}[mark]
+    top = stack[-1]
+    if mark == "|}" and top.mark == "{{" and text[after : after + 1] == "}":
+        return after - 1  # `|}}` ends a template with an empty last argument
+    if top.mark != opener:
+        if mark == "]]" and top.mark == "[":  # `[http://x label]]`
+            stack.pop()
+            stack[-1].parts.append(_label_of_url("".join(top.parts)))
+            return after - 1
+        if opener in ("{{", "{|") and any(open_.mark == opener for open_ in stack):
+            while stack[-1].mark != opener:  # links left open within a template go with it
+                stack.pop()
+            stack.pop()
+        elif mark in ("]", "]]") and top.mark not in ("{{", "{|"):
+            top.parts.append(mark)
+        return after
+    stack.pop()
+    if opener == "[[":
+        stack[-1].parts.append(_label(top))
+    elif opener == "[":
+        stack[-1].parts.append(_label_of_url("".join(top.parts)))
+    elif opener == "{{" and len(top.parts) <= MAX_PARTS:
+        stack[-1].parts.append(_shown_by_template("".join(top.parts)))
+    return after
+
+
+def _shown_by_template(inside: str) -> str:
+    """The text of templates that only mark text; nothing for all others."""
+    name, *arguments = (part.strip() for part in inside.split(_BAR))
+    positional = [argument for argument in arguments if "=" not in argument]
+    name = name.casefold().replace("_", " ")
+    shown = SHOWN.get(name, 1 if name.startswith("lang-") else 0)
+    if name in ("convert", "cvt") and len(positional) >= 2:
+        return f"{positional[0]} {positional[1]}"
+    return positional[shown - 1] if shown and len(positional) >= shown else ""
+
+
+def _label(link: _Open) -> str:
+    """What a link shows: the text after its last bar, else its target; nothing for pictures and categories."""
+    target = "".join(link.parts[: link.bar]) if link.bar >= 0 else "".join(link.parts)
+    shown = "".join(link.parts[link.bar :]) if link.bar >= 0 else target
+    prefix, colon, _ = target.partition(":")
+    folded = prefix.strip().casefold()
+    if colon and folded in FILE_PREFIXES:
+        return ""
+    if colon and link.bar < 0 and _is_language(folded):
+        return ""  # a link to the same page in another language
+    return (shown or target).removeprefix(":")
+
+
+FILE_PREFIXES = frozenset({
+    "file", "image", "media", "category", "datei", "bild", "kategorie", "fichier", "catégorie", "archivo", "imagen",
+    "categoría", "bestand", "categorie", "immagine", "categoria", "ficheiro", "imagem", "plik", "kategoria", "файл",
+    "изображение", "категория", "ファイル", "画像", "カテゴリ", "文件", "图像", "分类", "fil", "kategori", "категорія",
+    "картинка", "파일", "분류", "ملف", "تصنيف", "קובץ", "קטגוריה", "soubor", "tiedosto", "luokka", "dosya",
+    "tập tin", "thể loại", "fájl", "kategória", "fișier", "پرونده", "رده",
+})  # fmt: skip
+"""Local names of the file and category namespaces in the largest Wikipedias."""
+
+
+def _is_language(prefix: str) -> bool:
+    head, _, rest = prefix.partition("-")
+    return 2 <= len(head) <= 3 and head.isascii() and head.isalpha() and (not rest or len(rest) <= 10)
+
+
+def _label_of_url(inside: str) -> str:
+    """What an external link shows: the words after the address."""
+    found = _SCHEMES.match(inside)
+    return inside[found.end() :].strip() if found else inside
+
+
+def _tag(text: str, found: re.Match[str], stack: list[_Open], closers: _Closers) -> int:
+    """An HTML or extension tag: some go with what they hold, some hold text as it is, the others just go."""
+    name = found[0].lstrip("</").lower()
+    closed = text.find(">", found.end(), found.end() + MAX_TAG)
+    if closed < 0:
+        stack[-1].parts.append(found[0])
+        return found.end()
+    after = closed + 1
+    if name in ("br", "p", "div", "li", "tr", "blockquote"):
+        stack[-1].parts.append("\n")
+        return after
+    if found[0].startswith("</") or text[closed - 1] == "/" or name not in HIDDEN | LITERAL:
+        return after
+    end = closers.find(f"</{name}", after)
+    if end < 0:
+        return after
+    if name in LITERAL:
+        inside = text[after:end]
+        block = name != "nowiki" and "\n" in inside
+        stack[-1].parts.append(f"\n{_KEEP}{inside.replace(chr(10), chr(10) + _KEEP)}\n" if block else inside)
+    closed = text.find(">", end, end + MAX_TAG)
+    return closed + 1 if closed >= 0 else end + len(name) + 2
+
+
+_KEEP, _BAR = "\ue000", "\ue001"
+"""Of the private use area, taken out again: put before lines of code, which are not to be changed; and where the
+arguments of a template part."""
+
+
+def _lines(text: str) -> str:
+    """Headings, lists and indentation by lines; entities; what removed templates leave behind."""
+    lines: list[tuple[int, str]] = []
+    for line in html.unescape(text).split("\n"):
+        level = 0
+        if line.startswith(_KEEP):
+            lines.append((0, line[1:]))
+            continue
+        line = line.replace("\xa0", " ").rstrip()
+        if line.startswith("=") and line.endswith("=") and len(line) > 2:
+            level = min(len(line) - len(line.lstrip("=")), len(line) - len(line.rstrip("=")), 6)
+            line = line[level:-level].strip()
+            level *= bool(line)
+        elif line.startswith("----"):
+            line = line.lstrip("-")
+        elif marks := _INDENT.match(line):
+            depth, last = marks.end(), line[marks.end() - 1]
+            rest = line[depth:].strip()
+            bullet = "- " if last in "*#" else ""
+            line = "  " * (depth - 1) * bool(bullet) + bullet + rest if rest else ""
+        else:
+            line = _SPACES.sub(" ", line)
+        lines.append((level, _EMPTY_BRACKETS.sub("", line)))
+    kept = [f"\n{line}\n" if level else line for level, line in _with_content(lines)]
+    return _BLANKS.sub("\n\n", "\n".join(kept)).translate(_UNMARKED).strip("\n")
+
+
+_UNMARKED = dict.fromkeys(map(ord, (_KEEP, _BAR)))
+
+
+def _with_content(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Without the headings of sections in which nothing is left."""
+    kept: list[tuple[int, str]] = []
+    below = 7  # the level of the section that follows; 0 for text
+    for level, line in reversed(lines):
+        if not level:
+            below = 0 if line.strip() else below
+        elif below == 7 or 0 < below <= level:
+            continue
+        else:
+            below = level
+        kept.append((level, line))
+    return kept[::-1]
