@@ -1,8 +1,9 @@
 """MB of text per CPU-second of the passes over each document's text: language, personal data, contamination.
 
 The documents are those of a JSONL file with a field `text` (a crawl of your own, say), or, without one, the Python code
-and the package descriptions on this machine. Beside them, where a Python with the peers is given (datatrove[processing],
-py3langid, spacy), py3langid's and datatrove's passes over the first --peer-bytes of the same documents. CPU time, not
+and the package descriptions on this machine. Beside them, where a Python with the peers is given (datatrove, xxhash below 4,
+py3langid, spacy), py3langid's and datatrove's passes over every n-th of the same
+documents, about --peer-bytes of them; the ratio is taken on those. CPU time, not
 wall time, so that neighbours matter less; each side's best of --rounds, in turns.
 """
 
@@ -22,6 +23,14 @@ from machine import describe
 from bessemer.corpus import contamination, language, personal
 from bessemer.corpus.checksums import NATIONAL
 from bessemer.recipe import Contamination, EvaluationSet, Language, PersonalData
+
+PAIRS = (
+    ("language, first 2,000 characters", "py3langid, first 2,000 characters"),
+    ("language, whole text", "py3langid, whole text"),
+    ("personal data, e-mail and IP", "datatrove PII (e-mail and IP)"),
+    ("contamination", "datatrove decontamination"),
+)
+"""Ours, and the peer that does the same."""
 
 KINDS = ("email", "phone", "ip", "card", "iban")
 
@@ -107,9 +116,12 @@ def main() -> None:
             for name, run in ours.items():
                 best[name] = max(best[name], rate(run, texts, megabytes))
         peers: dict[str, float] = {}
+        ratios: dict[str, float] = {}
         if given.peer_python:
             items = [texts for one in sets for texts in contamination.items(one)]
-            share = documents(given.documents, given.peer_bytes)
+            share = texts[:: max(round(megabytes * 1e6 / given.peer_bytes), 1)]
+            size = sum(len(text.encode()) for text in share) / 1e6
+            same = {name: max(rate(run, share, size) for _ in range(given.rounds)) for name, run in ours.items()}
             job = {"texts": share, "items": items, "ngram": settings.ngram, "rounds": given.rounds}
             (Path(folder) / "job.json").write_text(json.dumps(job))
             worker = Path(__file__).with_name("text_passes_peer.py")
@@ -122,12 +134,21 @@ def main() -> None:
             if done.returncode:
                 raise SystemExit(f"the peers failed:\n{done.stderr}")
             peers = json.loads(done.stdout.splitlines()[-1])
+            ratios = {f"{ours_} / {theirs}": same[ours_] / peers[theirs] for ours_, theirs in PAIRS}
     print(f"{len(texts)} documents, {megabytes:.1f} MB; MB of text per CPU-second")
     for name, found in {**best, **peers}.items():
-        print(f"  {name:<48} {found:8.2f}")
+        print(f"  {name:<76} {found:8.2f}")
+    for name, found in ratios.items():
+        print(f"  {name:<76} {found:8.1f} x")
     if given.json:
-        found = {"documents": len(texts), "megabytes": round(megabytes, 1), "ours": best, "peers": peers}
-        given.json.write_text(json.dumps({"machine": describe(rounds=given.rounds), **found}, indent=1) + "\n")
+        row = {
+            "documents": len(texts),
+            "megabytes": round(megabytes, 1),
+            "ours": best,
+            "peers": peers,
+            "ratios": ratios,
+        }
+        given.json.write_text(json.dumps({"machine": describe(rounds=given.rounds), **row}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
