@@ -81,7 +81,16 @@ def test_every_format(data: Path, build) -> None:
     assert statistics["totals"]["documents_kept"] == len(documents) == 8
 
 
-ELSEWHERE = {"step_failed", "low_quality", "only_repeats", "binary", "http_status", "not_html", "not_article", "redirect"}
+ELSEWHERE = {
+    "step_failed",
+    "low_quality",
+    "only_repeats",
+    "binary",
+    "http_status",
+    "not_html",
+    "not_article",
+    "redirect",
+}
 
 
 def test_every_reason_and_the_counts_add_up(data: Path, build) -> None:

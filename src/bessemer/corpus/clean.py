@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from bessemer.corpus import contamination, language, personal
 from bessemer.corpus.document import Record
 from bessemer.corpus.extract import NotText, normalise
 from bessemer.corpus.rules import judge
@@ -26,11 +27,15 @@ class Settings:
 
     corpus: Corpus
     sources: dict[str, Source]
+    evaluation_sets: contamination.Index | None = None
 
     @classmethod
     def of(cls, corpus: Corpus) -> Settings:
-        """Prepare the steps for a recipe. A step that loads a list or a model does it here."""
-        return cls(corpus, {source.name: source for source in corpus.sources})
+        """Prepare the steps for a recipe. A step that loads a list or a model does it here; InputError for one that
+        cannot be used."""
+        language.check(corpus.language)
+        sets = contamination.build(corpus.contamination) if corpus.contamination.sets else None
+        return cls(corpus, {source.name: source for source in corpus.sources}, sets)
 
 
 @dataclass
@@ -58,6 +63,9 @@ Step = Callable[[Record, Settings, Tally], None]
 ENTERED, LEFT = "entered", "rejected_in"
 """Tables that the chain itself keeps: documents that came to each step, and those that it rejected."""
 
+CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS = "contaminated_documents", "contaminated_items"
+"""Tables of the step that looks for evaluation sets: documents by set, and documents by item of a set."""
+
 READ = "read"
 """Name of the reader among the steps: it may reject a record as well."""
 
@@ -82,6 +90,45 @@ def normalise_text(record: Record, settings: Settings, tally: Tally) -> None:
         record.reject("not_text", str(error))
 
 
+def identify_language(record: Record, settings: Settings, tally: Tally) -> None:
+    """Which language it is in, and whether that is wanted."""
+    of = settings.corpus.language
+    if not language.wanted(settings.sources[record.source].format, of):
+        return
+    found = language.identify(record.text, of)
+    record.language = found.code
+    record.metadata |= found.metadata()
+    if found.switches:
+        tally.count("language", "documents that switch language")
+    if (verdict := language.verdict(found, of)) is not None:
+        record.reject(*verdict)
+
+
+def replace_personal_data(record: Record, settings: Settings, tally: Tally) -> None:
+    """Typed placeholders; what was found is counted and nothing else."""
+    of = settings.corpus.personal
+    if of.kinds or of.national:
+        record.text, counts = personal.replace(record.text, of)
+        for kind, number in counts.items():
+            tally.count("personal_data", kind, number)
+
+
+def look_for_evaluation_sets(record: Record, settings: Settings, tally: Tally) -> None:
+    """Text of evaluation sets: dropped, masked or reported. Items touched are tallied as SET/NUMBER."""
+    index, of = settings.evaluation_sets, settings.corpus.contamination
+    if index is None or not (found := contamination.check(record.text, index)):
+        return
+    record.metadata |= found.metadata()
+    for name, items in found.items.items():
+        tally.count(CONTAMINATED_DOCUMENTS, name)
+        for item in items:
+            tally.count(CONTAMINATED_ITEMS, f"{name}/{item}")
+    if of.action == "drop":
+        record.reject("contaminated", found.detail())
+    elif of.action == "mask":
+        record.text = contamination.masked(record.text, found, of.mask)
+
+
 def judge_text(record: Record, settings: Settings, tally: Tally) -> None:
     """The rules on the text as a whole."""
     if (verdict := judge(record.text, settings.corpus.rules)) is not None:
@@ -91,7 +138,10 @@ def judge_text(record: Record, settings: Settings, tally: Tally) -> None:
 STEPS: tuple[tuple[str, Step], ...] = (
     ("check", check_text),
     ("normalise", normalise_text),
+    ("language", identify_language),
     ("rules", judge_text),
+    ("personal data", replace_personal_data),
+    ("evaluation sets", look_for_evaluation_sets),
 )
 """The steps in their order. A document that one rejects does not come to the next."""
 

@@ -7,7 +7,8 @@ Shorter texts are looked for as a whole. What a word is says bessemer.corpus.ngr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,16 +172,21 @@ def masked(text: str, found: Found, mask: str) -> str:
 
 def tabulate(index: Index, found: Iterable[Mapping[str, Sequence[int]]]) -> list[SetRow]:
     """The table over a corpus, a row a set, from the `items` of every document in which something was found."""
-    touched: dict[str, set[int]] = {name: set() for name in index.names}
-    documents = dict.fromkeys(index.names, 0)
+    documents: Counter[str] = Counter()
+    items: set[str] = set()
     for by_set in found:
-        for name, numbers in by_set.items():
-            touched[name].update(numbers)
-            documents[name] += 1
+        documents.update(by_set)
+        items |= {f"{name}/{number}" for name, numbers in by_set.items() for number in numbers}
+    return table_of(index, documents, items)
+
+
+def table_of(index: Index, documents: Mapping[str, int], items_: Collection[str]) -> list[SetRow]:
+    """The same, from documents by set and from the items touched, each as SET/NUMBER."""
+    touched = Counter(item.rpartition("/")[0] for item in items_)
     rows = []
     for name, size, silent in zip(index.names, index.sizes, index.unsearched, strict=True):
-        hit = len(touched[name])
-        rows.append(SetRow(name, size, size - silent, hit, documents[name], hit / max(size - silent, 1)))
+        share = touched[name] / max(size - silent, 1)
+        rows.append(SetRow(name, size, size - silent, touched[name], documents.get(name, 0), share))
     return rows
 
 

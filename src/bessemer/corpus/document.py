@@ -30,9 +30,14 @@ REASONS = {
     "not_text": "too few letters and digits, or no text a person wrote",
     "repetitive": "too few distinct lines",
     "step_failed": "a step of the cleaning failed on it, which is a fault of the step",
+    "language_unsure": "its language scores below corpus.language.min_score",
+    "language_other": "its language is not one of corpus.language.allowed",
+    "language_switches": "it changes language more often than corpus.language.max_switches",
+    "contaminated": "it holds text of an evaluation set of corpus.contamination.sets",
     "low_quality": "the quality classifier scores it too low (corpus.quality)",
     "exact_duplicate": "the same text stands in the corpus already",
     "near_duplicate": "nearly the same text stands in the corpus already",
+    "only_repeats": "too little is left without the paragraphs and spans that stand in the corpus already",
 }
 """Every reason for which a document can be rejected, in the order in which they are looked for. A document
 has one."""

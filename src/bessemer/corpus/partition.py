@@ -221,7 +221,7 @@ def _chunks(partition: Partition, settings: Settings, counts: Counts) -> Iterato
     rows = _Rows()
     for unit in partition.units:
         before = counts.documents_in
-        for piece, record in read(unit, settings.corpus.rules):
+        for piece, record in read(unit, settings.corpus.rules, settings.corpus.extract):
             if engine.STOP.is_set():
                 raise Stopped("corpus: stopped")
             record.source = unit.source
@@ -277,14 +277,10 @@ def _table(rows: _Rows, settings: Settings) -> pa.Table:
     }
     folded = columns.pop("folded")
     if dedup.minhash:
-        engine.quiet_daft()
-        from daft import Series
+        from bessemer.corpus.dedup.signatures import num_hashes, signatures
 
-        columns["signature"] = (
-            Series.from_arrow(folded)
-            .minhash(num_hashes=dedup.bands * dedup.rows, ngram_size=dedup.shingle_words, hash_function="xxhash3_64")
-            .to_arrow()
-        )
+        values = pa.array(signatures(folded, dedup).reshape(-1))
+        columns["signature"] = pa.FixedSizeListArray.from_arrays(values, num_hashes(dedup))
     return pa.table(columns)
 
 

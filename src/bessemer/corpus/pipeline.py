@@ -14,25 +14,26 @@ and by whatever engine the work was done.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bessemer.corpus import engine, tasks
-from bessemer.corpus.clean import ENTERED, LEFT, check_tally
+from bessemer.corpus import contamination, engine, language, scores, tasks
+from bessemer.corpus.clean import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, ENTERED, LEFT, check_tally
+from bessemer.corpus.dedup import earlier_files
 from bessemer.corpus.files import File, find
 from bessemer.corpus.partition import (
     Counts,
     Partition,
     cut,
     num_buckets,
-    partition_folder,
     partition_receipt,
     plan_file,
     write_context,
@@ -40,8 +41,8 @@ from bessemer.corpus.partition import (
 from bessemer.corpus.publish import assemble, bucket_receipt, bucket_tasks
 from bessemer.corpus.statistics import Funnel, reasons, totals
 from bessemer.corpus.units import Unit, plan
-from bessemer.corpus.verdicts import judge_all
 from bessemer.corpus.webpage import check_engine
+from bessemer.corpus.whole import Found, judge_whole
 from bessemer.corpus.work import close_work, made, open_work, receipt
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Corpus, Recipe, digest
@@ -51,6 +52,13 @@ from bessemer.terminal import progress
 VERSION = 3
 """Goes up when the same sources would give other documents, or the folder another layout."""
 
+
+WHOLE = (
+    ("quality", ("low_quality",)),
+    ("duplicates", ("exact_duplicate", "near_duplicate")),
+    ("repeats", ("only_repeats",)),
+)
+"""The steps over the whole corpus, with the reasons for which they reject."""
 
 PUBLISHING = 8
 """Publishing takes about an eighth of the time that cleaning takes: what it reads counts for so much less when it is
@@ -115,22 +123,27 @@ def _build(corpus: Corpus, run: RunFolder, found: dict[str, list[File]], inputs:
     with _timed(seconds, "clean"):
         receipts = _clean(corpus, partitions, work)
         counts = _counted(corpus, receipts)
-    with _timed(seconds, "duplicates"):
-        cleaned = [partition_folder(work, partition.number) / "rows.parquet" for partition in partitions]
-        passed = sum(of_source.passed for of_source in counts.values())
-        judged = digest("duplicates", inputs, [given["outputs"] for given in receipts])
-        duplicates = engine.run(lambda: judge_all(work, cleaned, corpus.dedup, judged, passed))
+
+    def step(name: str, work_of: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        with _timed(seconds, name):
+            return engine.run(work_of)
+
+    passed = sum(of_source.passed for of_source in counts.values())
+    whole = judge_whole(corpus, work, receipts, inputs, passed, step)
     with _timed(seconds, "publish"):
-        buckets = bucket_tasks(work, receipts, judged)
+        buckets = bucket_tasks(work, receipts, whole.inputs)
         funnels = _publish(corpus, partitions, counts, buckets)
-    _check_duplicates(funnels, duplicates)
+    _check_whole(funnels, whole)
     _check_left(funnels)
     total = totals(funnels.values())
     with _timed(seconds, "put_together"), staging(run.corpus) as staged:
         assemble(buckets, sorted(funnels), staged)
-        clusters = {"clusters": duplicates["clusters"], "exact": duplicates["exact"], "near": duplicates["near"]}
         sources = [funnels[name].to_json() for name in sorted(funnels)]
-        statistics = {"version": VERSION, "sources": sources, "totals": total, "duplicates": clusters}
+        statistics = {"version": VERSION, "sources": sources, "totals": total, **whole.statistics()}
+        if corpus.contamination.sets:
+            statistics["contamination"] = _contamination(corpus, counts)
+        if whole.quality is not None:
+            shutil.copytree(work / "quality" / scores.REPORT, staged, dirs_exist_ok=True)
         write_json(staged / "statistics.json", statistics)
         mark_stage(staged, inputs, version=VERSION, documents=total["documents_kept"], bytes=total["bytes_kept"])
     return CorpusSummary(
@@ -152,7 +165,23 @@ def _digest(corpus: Corpus, found: dict[str, list[File]]) -> str:
     section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}})
     for key in ("engine", "address", "workers"):
         del section[key]
-    return digest(section, f"corpus {VERSION}", files)
+    return digest(section, f"corpus {VERSION}", files, *_read_besides(corpus))
+
+
+def _read_besides(corpus: Corpus) -> list[Any]:
+    """What the steps read besides the sources: models, evaluation sets, earlier corpora."""
+    found: list[Any] = []
+    if corpus.language.identify:
+        found.append(hashlib.sha256(language.model_path(corpus.language.model).read_bytes()).hexdigest())
+    if corpus.contamination.sets:
+        found.append(contamination.fingerprint(corpus.contamination))
+    if corpus.quality.on:
+        from bessemer.corpus.quality import classify
+
+        found.append(classify.inputs(corpus.quality, [source.name for source in corpus.sources]))
+    for folder in corpus.dedup.against:
+        found.append([(str(path), path.stat().st_size) for path in earlier_files(folder)])
+    return found
 
 
 @contextmanager
@@ -262,24 +291,37 @@ def _check(funnel: Funnel, counts: Counts) -> None:
                 "nothing was written; please report this"
             )
     funnel.steps = check_tally(counts.tally, counts.documents_in, sum(counts.rejected.values()), where)
-    duplicates = sum(entry.documents for entry in funnel.rejected.values()) - sum(counts.rejected.values())
-    funnel.steps.append({"step": "duplicates", "documents_in": counts.passed, "rejected": duplicates})
-    funnel.tables = {name: table for name, table in counts.tally.to_json().items() if name not in (ENTERED, LEFT)}
+    left = counts.passed
+    for step, reasons_of in WHOLE:
+        gone = sum(funnel.rejected[reason].documents for reason in reasons_of if reason in funnel.rejected)
+        funnel.steps.append({"step": step, "documents_in": left, "rejected": gone})
+        left -= gone
+    hidden = (ENTERED, LEFT, CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS)
+    funnel.tables = {name: table for name, table in counts.tally.to_json().items() if name not in hidden}
 
 
-def _check_duplicates(funnels: dict[str, Funnel], duplicates: dict[str, Any]) -> None:
-    for kind in ("exact", "near"):
-        found = sum(
-            entry.documents
-            for funnel in funnels.values()
-            for reason, entry in funnel.rejected.items()
-            if reason == f"{kind}_duplicate"
-        )
-        if found != duplicates[kind]:
+def _check_whole(funnels: dict[str, Funnel], whole: Found) -> None:
+    removed = whole.duplicates["statistics"]["removed"]
+    expected = {"exact_duplicate": removed["exact"], "near_duplicate": removed["near"]}
+    if whole.quality is not None:
+        expected["low_quality"] = whole.quality["rejected"]
+    for reason, count in expected.items():
+        found = sum(funnel.rejected[reason].documents for funnel in funnels.values() if reason in funnel.rejected)
+        if found != count:
             raise BessemerError(
-                f"corpus: {duplicates[kind]} {kind} duplicates were found but {found} were published as such; nothing was "
+                f"corpus: {count} documents were found to be {reason} but {found} were published as such; nothing was "
                 "written; please report this"
             )
+
+
+def _contamination(corpus: Corpus, counts: dict[str, Counts]) -> list[dict[str, Any]]:
+    """The table of the evaluation sets over the whole corpus."""
+    documents: Counter[str] = Counter()
+    items: set[str] = set()
+    for of_source in counts.values():
+        documents.update(of_source.tally.tables.get(CONTAMINATED_DOCUMENTS, {}))
+        items.update(of_source.tally.tables.get(CONTAMINATED_ITEMS, {}))
+    return [vars(row) for row in contamination.table_of(contamination.build(corpus.contamination), documents, items)]
 
 
 def _check_left(funnels: dict[str, Funnel]) -> None:

@@ -12,20 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.corpus import engine, index
-from bessemer.corpus.dedup import EXACT, KEPT
+from bessemer.corpus import index
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
-from bessemer.corpus.partition import context, partition_folder
+from bessemer.corpus.partition import context
+from bessemer.corpus.passed import bucket_rows, buckets_of
 from bessemer.corpus.statistics import KEPT_EXAMPLES, Funnel
-from bessemer.corpus.verdicts import keeper_paths, load
+from bessemer.corpus.whole import Decided, with_new_texts
 from bessemer.corpus.work import made, receipt
-from bessemer.errors import BessemerError
-from bessemer.recipe import digest
+from bessemer.recipe import Corpus, digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from bessemer.corpus.dedup import Verdicts
 
 ROW_GROUP_BYTES = 16 << 20
 """Text in a row group, at the most (a document is never cut): what a reader holds at one time."""
@@ -100,19 +97,12 @@ def schema(columns: tuple[str, ...]) -> pa.Schema:
     return pa.schema([pa.field(name, pa.string(), nullable=False) for name in columns])
 
 
-def bucket_tasks(work: Path, receipts: list[dict[str, Any]], verdicts: str) -> list[dict[str, Any]]:
+def bucket_tasks(work: Path, receipts: list[dict[str, Any]], decided: str) -> list[dict[str, Any]]:
     """One task for each bucket of each source that has rows, in the order of the published corpus.
 
-    receipts: of all partitions; verdicts: the digest of the search for duplicates.
+    receipts: of all partitions; decided: the digest of what the steps over the whole corpus were made from.
     """
-    pieces: dict[tuple[str, int], list[list[int]]] = {}
-    for given in receipts:
-        for group, (bucket, rows) in enumerate(given["buckets"]):
-            pieces.setdefault((given["source"], bucket), []).append([given["partition"], group, rows])
-    return [
-        {"work": str(work), "source": source, "bucket": bucket, "pieces": pieces[source, bucket], "verdicts": verdicts}
-        for source, bucket in sorted(pieces)
-    ]
+    return [{"work": str(work), "decided": decided, **bucket} for bucket in buckets_of(receipts)]
 
 
 def bucket_folder(task: dict[str, Any]) -> Path:
@@ -127,7 +117,7 @@ def bucket_receipt(task: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _inputs(task: dict[str, Any]) -> str:
-    return digest("bucket", task["verdicts"], task["pieces"])
+    return digest("bucket", task["decided"], task["pieces"])
 
 
 def publish_bucket(task: dict[str, Any]) -> dict[str, Any]:
@@ -140,11 +130,12 @@ def publish_bucket(task: dict[str, Any]) -> dict[str, Any]:
     source = settings.sources[task["source"]]
     facts: dict[str, Any] = {}
     with made(bucket_folder(task), _inputs(task), facts) as folder:
-        table = _bucket(work, task)
+        table = bucket_rows(work, task, READ)
+        decided = Decided.load(work, settings.corpus)
         funnel = Funnel(source.name, source.format, files=0, documents_in=table.num_rows)
         documents = PartWriter(folder / "documents", COLUMNS, "text")
         rejected = PartWriter(folder / "rejected", REJECTED_COLUMNS, "text")
-        kept = _split(table, source.name, load(work), funnel, work, settings.corpus.keep_rejected, documents, rejected)
+        kept = _split(table, task, decided, funnel, settings.corpus, documents, rejected)
         documents.close()
         rejected.close()
         funnel.check()
@@ -160,36 +151,12 @@ def publish_bucket(task: dict[str, Any]) -> dict[str, Any]:
     return {"size": table.num_rows}
 
 
-def _bucket(work: Path, task: dict[str, Any]) -> pa.Table:
-    """The rows of a bucket from all partitions, sorted by identity."""
-    import pyarrow as pa
-
-    table = pa.concat_tables(_tables(work, task["pieces"]))
-    expected = sum(rows for _, _, rows in task["pieces"])
-    if table.num_rows != expected:
-        raise BessemerError(
-            f"corpus: source {task['source']}, bucket {task['bucket']}: {expected} rows were written but "
-            f"{table.num_rows} came back; nothing was written; please report this"
-        )
-    return table.sort_by("identity")
-
-
-def _tables(work: Path, pieces: list[list[int]]) -> Iterator[pa.Table]:
-    import pyarrow.parquet as pq
-
-    for partition, group, _ in pieces:
-        engine.check_stop()
-        with pq.ParquetFile(partition_folder(work, partition) / "rows.parquet") as file:
-            yield file.read_row_group(group, columns=list(READ))
-
-
 def _split(
     table: pa.Table,
-    source: str,
-    verdicts: Verdicts,
+    task: dict[str, Any],
+    decided: Decided,
     funnel: Funnel,
-    work: Path,
-    keep: str,
+    corpus: Corpus,
     documents: PartWriter,
     rejected: PartWriter,
 ) -> list[bool]:
@@ -199,51 +166,58 @@ def _split(
     import pyarrow.compute as pc
 
     funnel.bytes_in += pc.sum(table["num_bytes"]).as_py() or 0
-    passed = pc.is_null(table["reason"]).to_numpy(zero_copy_only=False)
-    kept = passed.copy()
-    rows = np.full(len(passed), -1, dtype=np.int64)
-    if passed.any():
-        rows[passed] = verdicts.rows(table["identity"].filter(passed).to_pylist())
-        kept[passed] = verdicts.verdict[rows[passed]] == KEPT
-    good = table.filter(kept)
-    good = good.append_column("source", pa.array([source] * good.num_rows, pa.string())).select(list(COLUMNS))
+    kept = pc.is_null(table["reason"]).to_numpy(zero_copy_only=False).copy()
+    passed = np.flatnonzero(kept)
+    new = decided.new_texts(task["source"], task["bucket"])
+    reasons = decided.reasons(table["identity"].take(pa.array(passed)).to_pylist(), new, corpus.rules.min_characters)
+    later = {int(passed[place]): verdict for place, verdict in reasons.items()}
+    kept[list(later)] = False
+    good = with_new_texts(table.filter(pa.array(kept)), new)
+    powers = _powers(good["characters"].to_numpy())
+    good = good.append_column("source", pa.array([task["source"]] * good.num_rows, pa.string())).select(list(COLUMNS))
     documents.write(good)
-    characters = table["characters"].to_numpy()
     funnel.documents_kept += good.num_rows
     funnel.bytes_kept += pc.sum(pc.binary_length(good["text"])).as_py() or 0
-    funnel.lengths.update(_powers(characters[kept]))
-    funnel.lengths_rejected.update(_powers(characters[~kept]))
+    funnel.lengths.update(powers)
+    funnel.lengths_rejected.update(_powers(table["characters"].to_numpy()[~kept]))
     funnel.languages.update(good["language"].to_pylist())
     for row in good.slice(0, KEPT_EXAMPLES).to_pylist():
         example = {"identity": row["identity"], "path": row["path"], "excerpt": row["text"][:EXCERPT_CHARACTERS]}
         funnel.kept_examples.append(example)
-
-    bad = table.filter(~kept)
-    judged = rows[~kept]
-    keepers = np.unique(verdicts.keeper[judged[judged >= 0]]).tolist()
-    paths = keeper_paths(work, keepers, verdicts)
-    chunk: list[dict[str, str]] = []
-    held = 0
-    for batch in bad.to_batches(max_chunksize=1024):
-        numbers, judged = judged[: batch.num_rows].tolist(), judged[batch.num_rows :]
-        for values, row in zip(batch.to_pylist(), numbers, strict=True):
-            if values["reason"] is None:
-                values["reason"], values["detail"] = _duplicate(verdicts, row, paths)
-            excerpt = values["text"][:EXCERPT_CHARACTERS] if keep != "none" else ""
-            funnel.reject(
-                values["reason"], values["num_bytes"], values["path"], excerpt, values["detail"], values["identity"]
-            )
-            text = values["text"] if keep == "text" else ""
-            line = {**values, "source": source, "excerpt": excerpt, "text": text}
-            chunk.append({name: line[name] for name in REJECTED_COLUMNS})
-            held += len(text) + len(excerpt)
-            if held > ROW_GROUP_BYTES or len(chunk) == 1 << 14:
-                rejected.write(pa.Table.from_pylist(chunk, schema=rejected.schema))
-                chunk, held = [], 0
-    if chunk:
-        rejected.write(pa.Table.from_pylist(chunk, schema=rejected.schema))
+    places = iter(np.flatnonzero(~kept).tolist())
+    rejects = (
+        _reject(values, later.get(place), funnel, corpus.keep_rejected)
+        for batch in table.filter(pa.array(~kept)).to_batches(max_chunksize=1024)
+        for values, place in zip(batch.to_pylist(), places, strict=False)
+    )
+    _write_rejects(rejects, rejected)
     stays: list[bool] = kept.tolist()
     return stays
+
+
+def _reject(values: dict[str, Any], later: tuple[str, str] | None, funnel: Funnel, keep: str) -> dict[str, str]:
+    """Count one rejected row; gives its line in rejected/. later: why a step over the whole corpus rejected it."""
+    reason, detail = later if later is not None else (values["reason"], values["detail"])
+    excerpt = values["text"][:EXCERPT_CHARACTERS] if keep != "none" else ""
+    funnel.reject(reason, values["num_bytes"], values["path"], excerpt, detail, values["identity"])
+    text = values["text"] if keep == "text" else ""
+    line = {**values, "source": funnel.source, "reason": reason, "detail": detail, "excerpt": excerpt, "text": text}
+    return {name: line[name] for name in REJECTED_COLUMNS}
+
+
+def _write_rejects(rejects: Iterator[dict[str, str]], rejected: PartWriter) -> None:
+    import pyarrow as pa
+
+    chunk: list[dict[str, str]] = []
+    held = 0
+    for line in rejects:
+        chunk.append(line)
+        held += len(line["text"]) + len(line["excerpt"])
+        if held > ROW_GROUP_BYTES or len(chunk) == 1 << 14:
+            rejected.write(pa.Table.from_pylist(chunk, schema=rejected.schema))
+            chunk, held = [], 0
+    if chunk:
+        rejected.write(pa.Table.from_pylist(chunk, schema=rejected.schema))
 
 
 def _powers(characters: Any) -> list[int]:
@@ -251,15 +225,6 @@ def _powers(characters: Any) -> list[int]:
 
     powers: list[int] = (np.frexp(np.maximum(characters, 1))[1] - 1).tolist()
     return powers
-
-
-def _duplicate(verdicts: Verdicts, row: int, paths: dict[int, str]) -> tuple[str, str]:
-    """Reason and detail of a duplicate."""
-    keeper = int(verdicts.keeper[row])
-    detail = f"kept instead: {verdicts.identities[keeper].ljust(16, bytes(1)).hex()} {paths[keeper]}"
-    if verdicts.verdict[row] == EXACT:
-        return "exact_duplicate", detail
-    return "near_duplicate", f"{detail} (estimated Jaccard {verdicts.similarity[row]:.2f})"
 
 
 def assemble(tasks: list[dict[str, Any]], sources: list[str], staged: Path) -> None:

@@ -10,16 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.corpus.dedup import (
-    Edit,
-    EditStatistics,
-    earlier_files,
-    insert_paragraphs,
-    paragraph_filter,
-    parquet_tables,
-    remove_paragraphs,
-    remove_substrings,
-)
+from bessemer.corpus.dedup import Edit, EditStatistics, earlier_files, parquet_tables
 from bessemer.corpus.passed import Passed
 from bessemer.corpus.work import made, receipt
 from bessemer.recipe import Dedup
@@ -58,6 +49,8 @@ def _cut(passed: Passed, settings: Dedup, staged: Path) -> dict[str, Any]:
         counts["paragraphs"] = statistics.to_json()
         texts = _Edited(passed, staged / TEXTS, {(group[0], group[1]): number for number, group in enumerate(groups)})
     if settings.substrings.unit != "off":
+        from bessemer.corpus.dedup.substrings import remove_substrings
+
         statistics = EditStatistics()
         edited = remove_substrings(texts, settings.substrings, staged / "scratch", ("identity", "text"))
         second = staged / f"new-{TEXTS}"
@@ -69,6 +62,8 @@ def _cut(passed: Passed, settings: Dedup, staged: Path) -> dict[str, Any]:
 
 def _paragraphs(passed: Passed, settings: Dedup) -> Iterator[tuple[pa.Table, list[Edit]]]:
     import pyarrow.compute as pc
+
+    from bessemer.corpus.dedup.paragraphs import insert_paragraphs, paragraph_filter, remove_paragraphs
 
     earlier = [parquet_tables(earlier_files(folder)) for folder in settings.against]
     words = sum(pc.sum(table["words"]).as_py() or 0 for table in passed(["words"]))

@@ -14,6 +14,7 @@ from bessemer.corpus.passed import Passed
 from bessemer.corpus.quality.classify import Judgement, classify
 from bessemer.corpus.work import made, receipt
 from bessemer.recipe import Corpus
+from bessemer.run import STAGE_FILE, read_json
 
 ARRAYS = ("identities", "scores", "stays", "band")
 REPORT = "report"
@@ -47,10 +48,8 @@ def load(work: Path) -> Judgement | None:
     """What the classifier found, mapped into memory; None when it was not asked."""
     import numpy as np
 
-    from bessemer.run import STAGE_FILE, read_json
-
     folder = work / "quality"
     if not (folder / STAGE_FILE).exists():
         return None
-    arrays = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
-    return Judgement(*arrays, read_json(folder / STAGE_FILE)["limit"])
+    identities, scores, stays, band = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
+    return Judgement(identities, scores, stays, band, read_json(folder / STAGE_FILE)["limit"])

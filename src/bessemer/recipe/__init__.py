@@ -1,19 +1,18 @@
 """The recipe: one run as one frozen, validated value."""
 
 from bessemer.recipe.batches import Batches
+from bessemer.recipe.contamination import Contamination, EvaluationSet
 from bessemer.recipe.corpus import Corpus, Rules, Source
 from bessemer.recipe.dedup import Dedup, Paragraphs, Substrings
-from bessemer.recipe.contamination import Contamination, EvaluationSet
-from bessemer.recipe.corpus import Corpus, Dedup, Rules, Source
-from bessemer.recipe.language import Language
 from bessemer.recipe.extract import Extract
+from bessemer.recipe.language import Language
 from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
 from bessemer.recipe.mixture import MixturePhase
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import Classify, Masking
 from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
-from bessemer.recipe.quality import Quality
 from bessemer.recipe.personal import PersonalData
+from bessemer.recipe.quality import Quality
 from bessemer.recipe.schema import (
     Checkpoint,
     Evaluate,

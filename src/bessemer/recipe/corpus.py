@@ -6,12 +6,12 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from bessemer.recipe.dedup import Dedup
-from bessemer.recipe.quality import Quality
 from bessemer.recipe.contamination import Contamination
+from bessemer.recipe.dedup import Dedup
+from bessemer.recipe.extract import Extract
 from bessemer.recipe.language import Language
 from bessemer.recipe.personal import PersonalData
-from bessemer.recipe.extract import Extract
+from bessemer.recipe.quality import Quality
 from bessemer.recipe.section import Positive, Section, Share
 from bessemer.recipe.work import Work
 
