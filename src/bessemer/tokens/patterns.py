@@ -153,8 +153,8 @@ def _probe(splitter: HuggingFaceSplit, piece: str, end: str) -> None:
             failed = True
         if failed or thread_time() - started > PROBE_SECONDS:
             raise InputError(
-                f"tokenizer.pattern: it backtracks too much: {length} characters of {piece!r} take it over {PROBE_SECONDS} s, or it "
-                "fails on them; write it so that no two parts of it can match the same run"
+                f"tokenizer.pattern: it backtracks too much: {length} characters of {piece!r} take it over {PROBE_SECONDS} s, or "
+                "it fails on them; write it so that no two parts of it can match the same run"
             )
         length *= 2
 
