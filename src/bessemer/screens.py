@@ -52,7 +52,7 @@ def demo_screen(run: RunFolder) -> None:
     found, plan = read_json(run.evaluation), read_json(run.plan)
     baseline = found["ngram"]
     say(f"\n[bold]A {amount(plan['parameters']['total'])}-parameter model, trained from raw text on this machine.[/]")
-    if found["bits_per_byte"] is None and found["accuracy"] is not None:
+    if found["bits_per_byte"] is None and found.get("accuracy") is not None:
         say(f"It is right on {found['accuracy']:.1%} of the held-out text; the report shows where.")
     elif found["bits_per_byte"] is not None and baseline is not None:
         better = baseline["bits_per_byte"] - found["bits_per_byte"]

@@ -234,7 +234,7 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
         found = score(recipe, run, *opened(recipe, run, average=average))
         write_json(run.evaluation, {**found, "averaged_checkpoints": average, "inputs": inputs})
         if found["bits_per_byte"] is None:
-            if found["accuracy"] is None:
+            if found.get("accuracy") is None:
                 return f"loss {found['loss']:.3f} on {found['tokens']:,} held-out tokens"
             what = "texts put in the right class" if "classes" in found else "hidden tokens guessed right"
             return f"{found['accuracy']:.1%} of {found['tokens']:,} held-out {what}, loss {found['loss']:.3f}"

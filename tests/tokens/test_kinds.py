@@ -45,8 +45,9 @@ def test_the_ids_are_those_of_transformers(kinds: dict[str, HuggingFaceTokenizer
     assert found == WAYS.get(name, set()) | {"library"}
     for way in sorted(found):
         end = [tokenizer.end_of_text]
-        assert [ids.tolist() for ids in tokenizer.by(way).encode_documents(TEXTS, 2)] == [ids + end for ids in wanted]
-        assert [tokenizer.by(way).encode(text) for text in HARD] == wanted[: len(HARD)]
+        by = tokenizer.by(way)
+        assert [ids.tolist() for ids in by.encode_documents(TEXTS, 2)] == [ids + end for ids in wanted]
+        assert [by.encode(text) for text in HARD] == wanted[: len(HARD)]
 
 
 def test_saved_truncation_and_padding_are_not_applied(kinds: dict[str, HuggingFaceTokenizer], tmp_path: Path) -> None:
@@ -115,7 +116,8 @@ def test_the_vocabulary_of_gpt2(tmp_path: Path) -> None:
     wanted = theirs(tmp_path / "tokenizer.json", TEXTS)
     assert tokenizer.encode("Hello world") == [15496, 995]  # as OpenAI's own encoder says
     for way in ("compiled", "library"):
-        assert [tokenizer.by(way).encode(text) for text in TEXTS] == wanted
+        by = tokenizer.by(way)
+        assert [by.encode(text) for text in TEXTS] == wanted
     alphabet = byte_alphabet()
     ranks = {bytes(alphabet[c] for c in token): n for token, n in inner.get_vocab().items() if token != END}
     reference = tiktoken.Encoding("gpt2", pat_str=GPT2.regex, mergeable_ranks=ranks, special_tokens={END: 50256})
@@ -146,7 +148,8 @@ def test_the_tokenizer_of_smollm2(tmp_path: Path) -> None:
     wanted = theirs(tmp_path / "tokenizer.json", TEXTS)
     ways = ["library", *(["compiled"] if tokenizer.engine is not None else [])]
     for way in ways:
-        assert [tokenizer.by(way).encode(text) for text in TEXTS] == wanted
+        by = tokenizer.by(way)
+        assert [by.encode(text) for text in TEXTS] == wanted
 
 
 def _from_gguf(path: Path) -> HuggingFaceTokenizer:

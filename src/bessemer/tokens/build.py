@@ -37,7 +37,7 @@ FORMAT = 2  # raised when shards are written differently, so that older ones are
 RECORD_BYTES = 64 << 20  # of text between two records of progress: what a kill can cost
 SAMPLE_GROUPS, SAMPLE_EACH = 16, 8  # documents from all over the corpus on which the ways of encoding are compared
 # Bytes of text from which on the compiled way repays its seconds of compiling, beside tiktoken and beside the library.
-COMPILED_OVER_TIKTOKEN, COMPILED_OVER_LIBRARY = 256 << 20, 32 << 20
+COMPILED_OVER_TIKTOKEN, COMPILED_OVER_LIBRARY = 160 << 20, 24 << 20
 BYTES_TOLERANCE = 1e-3  # bytes of tokens and of text may differ by so much, and bits per byte are still given
 CAME_BACK = 0.99  # share of the sampled documents that decoding must give back
 SPLITS = ("train", "heldout")

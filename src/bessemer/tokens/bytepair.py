@@ -313,46 +313,40 @@ def _merge_long(text, start, end, tables, room, out):  # type: ignore[no-untyped
 
 
 @njit(nogil=True, cache=True)
-def _same(text, start, kept, at, length):  # type: ignore[no-untyped-def]
-    place = 0
-    while place < length and text[start + place] == kept[at + place]:
-        place += 1
-    return place == length
+def _found(text, start, length, slots, kept):  # type: ignore[no-untyped-def]
+    """The slot of a piece that has been met before; of one that has not, the free slot for it, as -1 - slot.
 
-
-@njit(nogil=True, cache=True)
-def hash_of(text, start, end):  # type: ignore[no-untyped-def]
-    """FNV-1a, 64 bits, with its bits mixed once more (the high ones move the low)."""
+    The hash is FNV-1a, 64 bits, with its bits mixed once more: the high ones move the low.
+    """
     value = np.uint64(0xCBF29CE484222325)
-    for place in range(start, end):
+    for place in range(start, start + length):
         value = (value ^ np.uint64(text[place])) * np.uint64(0x100000001B3)
-    return value ^ (value >> np.uint64(29))
+    mask = CACHE_SLOTS - 1
+    slot = np.int64((value ^ (value >> np.uint64(29))) & np.uint64(mask))
+    while slots[slot, 1]:
+        if slots[slot, 1] == length:
+            at, place = slots[slot, 0], 0
+            while place < length and text[start + place] == kept[at + place]:
+                place += 1
+            if place == length:
+                return slot
+        slot = (slot + 1) & mask
+    return -1 - slot
 
 
 @njit(nogil=True, cache=True)
-def _encode_piece(text, start, end, tables, room, ranks, out, at):  # type: ignore[no-untyped-def]
-    """Append the ids of one piece at `at` of `out`; returns the new end, or -1 when a long piece could not be joined."""
+def _encode_new(text, start, end, slot, tables, room, ranks, out, at):  # type: ignore[no-untyped-def]
+    """Append the ids of a piece that is not remembered at `at` of `out`, and remember a short one in a free slot.
+
+    Returns the new end, or -1 when a long piece could not be joined.
+    """
     length = end - start
-    if length == 1:
-        out[at] = tables.byte_ids[text[start]]
-        return at + 1
-    if length > CACHED_BYTES:
-        if length <= SHORT:
-            return at + _merge_short(text, start, end, tables, room.symbols, ranks, out[at:])
+    if length > SHORT:
         number = _merge_long(text, start, end, tables, room, out[at:])
         return at + number if number >= 0 else -1
-    mask = CACHE_SLOTS - 1
-    slot = np.int64(hash_of(text, start, end) & np.uint64(mask))
-    while room.slots[slot, 1]:
-        if room.slots[slot, 1] == length and _same(text, start, room.bytes, room.slots[slot, 0], length):
-            first, count = room.slots[slot, 2], room.slots[slot, 3]
-            for place in range(count):
-                out[at + place] = room.ids[first + place]
-            return at + count
-        slot = (slot + 1) & mask
     count = _merge_short(text, start, end, tables, room.symbols, ranks, out[at:])
     used = room.used
-    if used[0] < CACHE_SLOTS // 2 and used[1] + length <= CACHE_BYTES:
+    if length <= CACHED_BYTES and used[0] < CACHE_SLOTS // 2 and used[1] + length <= CACHE_BYTES:
         room.slots[slot, 0], room.slots[slot, 1] = used[1], length
         room.slots[slot, 2], room.slots[slot, 3] = used[2], count
         for place in range(length):
@@ -374,7 +368,9 @@ def encode(text, starts, end_of_text, tables, room, out, out_starts):  # type: i
     """
     at = 0
     ranks = np.empty(SHORT, np.int64)
-    digits_first = tables.choices[6]
+    classes, choices = tables.classes, tables.choices
+    slots, kept, ids = room.slots, room.bytes, room.ids
+    digits_first = choices[6]
     for document in range(len(starts) - 1):
         out_starts[document] = at
         place, end = starts[document], starts[document + 1]
@@ -385,10 +381,18 @@ def encode(text, starts, end_of_text, tables, room, out, out_starts):  # type: i
                 digit = tables.classes[code] & DIGIT
                 limit = place + size if digit else _run(text, place, end, tables.classes, DIGIT, 0)
             while place < limit:
-                after = _piece_end(text, place, limit, tables.classes, tables.choices)
-                at = _encode_piece(text, place, after, tables, room, ranks, out, at)
-                if at < 0:
-                    return -1
+                after = _piece_end(text, place, limit, classes, choices)
+                # What is remembered is most of any text: it is copied here, without a call that takes all the tables.
+                slot = _found(text, place, after - place, slots, kept) if after - place <= CACHED_BYTES else -1
+                if slot >= 0:
+                    first = slots[slot, 2]
+                    for number in range(slots[slot, 3]):
+                        out[at + number] = ids[first + number]
+                    at += slots[slot, 3]
+                else:
+                    at = _encode_new(text, place, after, -1 - slot, tables, room, ranks, out, at)
+                    if at < 0:
+                        return -1
                 place = after
         if end_of_text >= 0:
             out[at] = end_of_text
@@ -404,9 +408,13 @@ def merge_pieces(text, starts, tables, room, out, out_starts):  # type: ignore[n
     ranks = np.empty(SHORT, np.int64)
     for number in range(len(starts) - 1):
         out_starts[number] = at
-        if starts[number] < starts[number + 1]:
-            at = _encode_piece(text, starts[number], starts[number + 1], tables, room, ranks, out, at)
-            if at < 0:
-                return -1
+        low, high = starts[number], starts[number + 1]
+        if high - low <= SHORT:
+            count = _merge_short(text, low, high, tables, room.symbols, ranks, out[at:])
+        else:
+            count = _merge_long(text, low, high, tables, room, out[at:])
+        if count < 0:
+            return -1
+        at += count
     out_starts[len(starts) - 1] = at
     return at

@@ -70,7 +70,12 @@ class ShardWriter:
                 file.flush()
                 os.fsync(file.fileno())
         counts = {name: getattr(self, name) for name in COUNTS}
-        return {**counts, "files": self.files, "held": self._held, "records": self._records}
+        return {
+            **counts,
+            "files": {name: dict(facts) for name, facts in self.files.items()},
+            "held": self._held,
+            "records": self._records,
+        }
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from a state; what was written after it is removed. Raises BessemerError when something of it is gone."""

@@ -44,6 +44,8 @@ class Validation:
         """What the objective is scored by beside its loss, by the names of the metrics."""
         if self.bits_per_byte is not None:
             return {"bits_per_byte": self.bits_per_byte, "bits_per_byte_by_source": self.bits_per_byte_by_source}
+        if self.accuracy is None:
+            return {}
         return {"accuracy": self.accuracy, "accuracy_by_source": self.accuracy_by_source or {}}
 
 

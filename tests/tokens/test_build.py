@@ -1,0 +1,336 @@
+"""The tokens stage as a whole: the same shards however it is worked on, and whatever tokenizer it is given."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.errors import BessemerError, InputError
+from bessemer.recipe import Recipe, load
+from bessemer.run import RunFolder, mark_stage, read_json
+from bessemer.tokens import build, encode
+from bessemer.tokens.shards import TokenStore
+from tests.tokens.test_foreign import megatron
+from tests.tokens.tokenizer_samples import ENDS, every_kind
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of everything that is trained on."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+        if path.suffix in (".bin", ".idx", ".lbl", ".npy") or path.name == "tokenizer.json"
+    }
+
+
+@pytest.fixture
+def here(prepared: Path, tmp_path: Path) -> Path:
+    """A copy of the prepared run without its tokens."""
+    shutil.copytree(prepared / "runs", tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / "small" / "tokens")
+    return tmp_path
+
+
+def recipe_of(prepared: Path, here: Path, *more: str) -> tuple[Recipe, RunFolder]:
+    recipe = load(prepared / "small.toml", [f'run.dir="{here / "runs"}"', *more])
+    return recipe, RunFolder(recipe.run.folder)
+
+
+def test_shards_do_not_depend_on_workers_or_batches(
+    prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = hashes(prepared / "runs" / "small" / "tokens")
+    batched = encode.batches
+    for workers, characters in ((1, 1), (1, 1 << 20), (2, 3000), (3, 10_000), (3, 1)):
+        recipe, run = recipe_of(prepared, here, f"tokens.workers={workers}")
+        monkeypatch.setattr(build, "batches", lambda items, size=characters: batched(items, size))
+        made = build.build(recipe, run)
+        assert hashes(run.tokens) == wanted
+        assert (
+            made.manifest["fertility"]
+            == read_json(prepared / "runs" / "small" / "tokens" / "manifest.json")["fertility"]
+        )
+
+
+@pytest.mark.parametrize("way", ["compiled", "library"])
+def test_every_way_gives_the_same_shards(prepared: Path, here: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, run = recipe_of(prepared, here)
+    monkeypatch.setattr(build, "_fastest", lambda tokenizer, size, sample: tokenizer.by(way))
+    assert build.build(recipe, run).manifest["tokenizer"]["way"] == way
+    assert hashes(run.tokens) == hashes(prepared / "runs" / "small" / "tokens")
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("after", [0, 1, 17, 59, 60, 83, 119, "publish"])
+def test_killed_anywhere_it_goes_on_and_encodes_nothing_twice(
+    prepared: Path, here: Path, after: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, run = recipe_of(prepared, here, "tokens.workers=1", "tokens.shard_tokens=5000")
+    reference, plain = recipe_of(prepared, here, "tokens.shard_tokens=5000", 'run.name="reference"')
+    shutil.copytree(run.corpus, plain.corpus)
+    wanted = build.build(reference, plain).manifest
+    batched, trained = encode.batches, build.Tokenizer.train
+    monkeypatch.setattr(build, "batches", lambda items: batched(items, 1))
+    monkeypatch.setattr(build, "RECORD_BYTES", 1)
+    recorded, trainings = build._record, []
+
+    def record(work: Path, writers: Any, done: Any) -> None:
+        recorded(work, writers, done)
+        if done.documents == after:
+            raise Killed
+
+    def train(*arguments: Any) -> Any:
+        trainings.append(1)
+        if after == 0 and len(trainings) == 1:
+            raise Killed
+        return trained(*arguments)
+
+    monkeypatch.setattr(build, "_record", record)
+    monkeypatch.setattr(build.Tokenizer, "train", train)
+    if after == "publish":
+        monkeypatch.setattr(build, "mark_stage", lambda *arguments: (_ for _ in ()).throw(Killed))
+    with pytest.raises(Killed):
+        build.build(recipe, run)
+    assert not run.tokens.exists()
+    monkeypatch.setattr(build, "_record", recorded)
+    monkeypatch.setattr(build, "mark_stage", mark_stage)
+    encoded: list[str] = []
+    call = encode.Encoder.__call__
+
+    def counted(self: encode.Encoder, batch: list[encode.Item]) -> encode.Encoded:
+        encoded.extend(item.identity for item in batch)
+        return call(self, batch)
+
+    monkeypatch.setattr(encode.Encoder, "__call__", counted)
+    again = build.build(recipe, run).manifest
+    assert hashes(run.tokens) == hashes(plain.tokens)
+    assert len(trainings) == (2 if after == 0 else 1)
+    documents = sum(facts[split]["documents"] for facts in wanted["sources"].values() for split in build.SPLITS)
+    assert len(encoded) == documents - (documents if after == "publish" else int(after))
+    for key in ("sources", "files", "fertility", "tokenizer", "labels"):
+        assert again[key] == wanted[key]
+    assert {path.name for path in run.tokens.iterdir()} == {path.name for path in plain.tokens.iterdir()}
+    assert not (run.path / ".tokens.work").exists()
+
+
+def test_a_process_killed_goes_on(prepared: Path, here: Path) -> None:
+    """SIGKILL while encoding, at a moment that nobody chose."""
+    code = (
+        "import sys, time; from bessemer.tokens import build, encode; from bessemer.cli import run_command\n"
+        "batched, call = encode.batches, encode.Encoder.__call__\n"
+        "build.batches = lambda items: batched(items, 1)\n"
+        "build.RECORD_BYTES = 1\n"
+        "encode.Encoder.__call__ = lambda self, batch: (time.sleep(0.05), call(self, batch))[1]\n"
+        "sys.exit(run_command(sys.argv[1:]))"
+    )
+    arguments = ["tokens", str(prepared / "small.toml"), "--set", f'run.dir="{here / "runs"}"']
+    work = here / "runs" / "small" / ".tokens.work"
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (work / "progress.json").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    time.sleep(0.4)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert 0 < read_json(work / "progress.json")["progress"]["documents"] < 120
+    assert run_command(arguments) == 0
+    assert hashes(here / "runs" / "small" / "tokens") == hashes(prepared / "runs" / "small" / "tokens")
+    assert not work.exists()
+
+
+def test_work_on_other_inputs_or_damaged_work_is_done_again(
+    prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, run = recipe_of(prepared, here)
+    monkeypatch.setattr(build, "mark_stage", lambda *arguments: (_ for _ in ()).throw(Killed))
+    with pytest.raises(Killed):
+        build.build(recipe, run)
+    work = run.path / ".tokens.work"
+    (work / "out" / "code-train-00000.bin").unlink()
+    monkeypatch.undo()
+    build.build(recipe, run)
+    assert hashes(run.tokens) == hashes(prepared / "runs" / "small" / "tokens")
+    monkeypatch.setattr(build, "mark_stage", lambda *arguments: (_ for _ in ()).throw(Killed))
+    with pytest.raises(Killed):
+        build.build(recipe, run)
+    other, run = recipe_of(prepared, here, "tokens.held_out=0.3")
+    monkeypatch.undo()
+    build.build(other, run)
+    assert hashes(run.tokens) != hashes(prepared / "runs" / "small" / "tokens")
+    TokenStore.open(run.tokens).verify()
+
+
+def test_tokens_that_do_not_account_for_the_text_fail_loudly(
+    prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, run = recipe_of(prepared, here)
+    encoded = build.Tokenizer.encode_batch
+    monkeypatch.setattr(build.Tokenizer, "encode_batch", lambda self, texts: [ids[1:] for ids in encoded(self, texts)])
+    with pytest.raises(BessemerError, match=r"document [0-9a-f]{32} of code: its \d+ tokens stand for \d+ bytes"):
+        build.build(recipe, run)
+
+
+def test_fertility_beside_another_tokenizer(prepared: Path, here: Path) -> None:
+    inner = every_kind()["bert"]
+    (here / "bert").mkdir()
+    inner.save(str(here / "bert" / "tokenizer.json"))
+    recipe, run = recipe_of(prepared, here, f'tokenizer.compare=["{here / "bert" / "tokenizer.json"}"]')
+    manifest = build.build(recipe, run).manifest
+    found = manifest["fertility"]
+    assert [one["name"] for one in found["tokenizers"]] == ["this run", "bert"]
+    assert [(row["source"], row["language"], row["documents"]) for row in found["rows"]] == [
+        ("code", "", 60),
+        ("prose", "", 60),
+    ]
+    for row in found["rows"]:
+        facts = manifest["sources"][row["source"]]
+        assert row["bytes"] == sum(facts[split]["bytes"] for split in build.SPLITS)
+        assert row["tokens"][0] == sum(facts[split]["tokens"] - facts[split]["documents"] for split in build.SPLITS)
+    text = [path.read_text() for path in sorted((prepared / "text" / "prose").iterdir())]
+    assert found["rows"][1]["tokens"][1] == sum(len(inner.encode(one, add_special_tokens=False).ids) for one in text)
+    recipe, run = recipe_of(prepared, here, f'tokenizer.compare=["{here / "nothing.json"}"]')
+    with pytest.raises(InputError, match=r"tokenizer.compare: .*nothing.json: no such file"):
+        build.inputs_digest(recipe, run)
+
+
+def test_special_tokens_have_stable_ids(prepared: Path, here: Path) -> None:
+    names = '["<|user|>", "<|assistant|>"]'
+    for more in ((), ('tokenizer.pattern="gpt2"', 'tokenizer.digits="single"', "tokenizer.prefix_space=true")):
+        recipe, run = recipe_of(prepared, here, f"tokenizer.special_tokens={names}", *more)
+        made = build.build(recipe, run).manifest["tokenizer"]
+        tokenizer = build.Tokenizer.load(run.tokens / "tokenizer.json", "<|endoftext|>")
+        assert tokenizer.special == {0: "<|endoftext|>", 1: "<|user|>", 2: "<|assistant|>"}
+        assert tokenizer.encode_marked("<|user|>")[-1] == 1 and 1 not in tokenizer.encode("<|user|>")
+        assert made["counts_bytes"] and made["came_back"] == 1.0
+        assert made["counted_bytes"] == made["text_bytes"]
+        assert tokenizer.decode(tokenizer.encode("a  b12\n")) == "a  b12\n"
+
+
+@pytest.mark.parametrize(("name", "counts"), [("llama", True), ("nfc", True), ("bert", False), ("unigram", False)])
+def test_bits_per_byte_only_where_the_tokens_account_for_the_text(
+    prepared: Path, here: Path, name: str, counts: bool
+) -> None:
+    every_kind()[name].save(str(here / "tokenizer.json"))
+    text = (prepared / "small.toml").read_text().replace("vocabulary = 400", f'path = "{here / "tokenizer.json"}"')
+    text = text.replace("[tokenizer]", f'[tokenizer]\nend_of_text = "{ENDS.get(name, "<|endoftext|>")}"')
+    (here / "other.toml").write_text(text)
+    recipe = load(here / "other.toml", [f'run.dir="{here / "runs"}"'])
+    run = RunFolder(recipe.run.folder)
+    facts = build.build(recipe, run).manifest["tokenizer"]
+    assert facts["counts_bytes"] is counts
+    store = TokenStore.open(run.tokens)
+    assert store.counts_bytes is counts
+    from bessemer.tokens.held_out import held_out
+
+    parts = held_out(store, 32)
+    assert (sum(int(part.bytes.sum()) for part in parts) > 0) is counts
+    if counts:
+        for part in parts:
+            first = int(store.token_bytes[part.tokens[0, 0]])  # no target: the first token of all
+            whole = store.manifest["sources"][part.source]["heldout"]["bytes"]
+            assert int(part.bytes.sum()) == whole - first + len(store.text_prefix)
+    if name == "llama":
+        assert facts["text_prefix"] == " " and facts["counted_bytes"] == facts["text_bytes"]
+        trained = ["--set", f'run.dir="{here / "runs"}"', "--set", "train.steps=8"]
+        assert run_command(["train", str(here / "other.toml"), *trained]) == 0
+
+
+@pytest.mark.slow
+def test_a_run_without_bits_per_byte(prepared: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    every_kind()["bert"].save(str(here / "tokenizer.json"))
+    text = (prepared / "small.toml").read_text().replace("vocabulary = 400", f'path = "{here / "tokenizer.json"}"')
+    text = text.replace("[tokenizer]", '[tokenizer]\nend_of_text = "[SEP]"')
+    text = text.replace("held_out = 0.2", "held_out = 0.2\npack_short_documents = true")
+    (here / "bert.toml").write_text(text)
+    assert run_command(["run", str(here / "bert.toml"), "--set", f'run.dir="{here / "runs"}"']) == 0
+    found = json.loads((here / "runs" / "small" / "evaluation.json").read_text())
+    assert found["bits_per_byte"] is None and found["ngram"] is None and found["loss"] > 0
+    assert "no bits per byte" in (here / "runs" / "small" / "report.html").read_text()
+
+
+def foreign_recipe(prepared: Path, here: Path, form: str, **changes: str) -> Path:
+    tokens = prepared / "runs" / "small" / "tokens"
+    text = (prepared / "small.toml").read_text()
+    start, end = text.index("[[corpus.sources]]"), text.index("[tokenizer]")
+    text = text[:start] + text[end:]
+    text = text.replace("vocabulary = 400", f'path = "{changes.get("path", tokens / "tokenizer.json")}"')
+    theirs = changes.get("tokenizer", str(tokens / "tokenizer.json"))
+    text = text.replace("held_out = 0.2", "held_out = 0.2\npack_short_documents = true")
+    text += f'\n[[tokens.sources]]\nname = "theirs"\nformat = "{form}"\npaths = ["{here / "theirs"}"]\ntokenizer = "{theirs}"\n'
+    text = text.replace('name = "small"', 'name = "foreign"')
+    (here / "foreign.toml").write_text(text)
+    return here / "foreign.toml"
+
+
+@pytest.mark.parametrize("form", ["nanogpt", "megatron"])
+def test_training_on_foreign_tokens_without_a_corpus(prepared: Path, here: Path, form: str) -> None:
+    """Our own .bin files are nanoGPT's: read back as such, they give the same tokens."""
+    tokens = prepared / "runs" / "small" / "tokens"
+    (here / "theirs").mkdir()
+    store = TokenStore.open(tokens)
+    shard = store.split("prose", "train").shards[0]
+    if form == "nanogpt":
+        shutil.copyfile(tokens / "prose-train-00000.bin", here / "theirs" / "a.bin")
+    else:
+        bounds = shard.offsets.astype(int).tolist()
+        rows = [[np.asarray(shard.tokens[low:high]).tolist()] for low, high in itertools.pairwise(bounds)]
+        megatron(here / "theirs" / "a.bin", rows)
+    recipe = foreign_recipe(prepared, here, form)
+    arguments = [str(recipe), "--set", f'run.dir="{here / "runs"}"', "--set", "train.steps=8"]
+    assert run_command(["tokens", *arguments]) == 0
+    made = TokenStore.open(here / "runs" / "foreign" / "tokens")
+    made.verify()
+    facts = made.manifest["sources"]["theirs"]
+    assert sum(facts[split]["tokens"] for split in build.SPLITS) == len(shard.tokens)
+    theirs = sorted(np.split(np.asarray(shard.tokens), shard.offsets[1:-1].astype(int)), key=lambda ids: ids.tolist())
+    ours = []
+    for split in build.SPLITS:
+        for part in made.split("theirs", split).shards:
+            ours += np.split(np.asarray(part.tokens), part.offsets[1:-1].astype(int))
+    assert [ids.tolist() for ids in sorted(ours, key=lambda ids: ids.tolist())] == [ids.tolist() for ids in theirs]
+    assert run_command(["run", *arguments]) == 0
+    assert json.loads((here / "runs" / "foreign" / "evaluation.json").read_text())["bits_per_byte"] > 0
+
+
+def test_tokens_of_another_tokenizer_are_refused(
+    prepared: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "theirs").mkdir()
+    shutil.copyfile(prepared / "runs" / "small" / "tokens" / "prose-train-00000.bin", here / "theirs" / "a.bin")
+    every_kind()["gpt4"].save(str(here / "other.json"))
+    recipe = foreign_recipe(prepared, here, "nanogpt", tokenizer=str(here / "other.json"))
+    assert run_command(["tokens", str(recipe), "--set", f'run.dir="{here / "runs"}"']) == 2
+    assert "is not the same as tokenizer.path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("path = ", "vocabulary = 300 #"), "tokens.sources needs tokenizer.path"),
+        (("[tokens]", '[[corpus.sources]]\nname = "theirs"\nformat = "text"\npaths = ["x"]\n[tokens]'), "two sources are named"),
+        (("[tokens]", '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["x"]\nweight = 2.0\n[tokens]'), "no weight"),
+    ],
+)  # fmt: skip
+def test_recipes_with_foreign_tokens_that_cannot_be(
+    prepared: Path, here: Path, change: tuple[str, str], why: str
+) -> None:
+    recipe = foreign_recipe(prepared, here, "nanogpt")
+    recipe.write_text(recipe.read_text().replace(*change))
+    with pytest.raises(InputError, match=why):
+        load(recipe)

@@ -1,0 +1,51 @@
+import numpy as np
+
+from bessemer.tokens import fertility
+from bessemer.tokens.fertility import Gauge
+
+SINGLE = (np.array([True, False, False, True]), np.array([False, False, True, True]))
+
+
+def measured(documents: list[tuple[str, str, str]]) -> fertility.Tally:
+    gauge = Gauge(("this run", "other"), SINGLE, 1.0, 0)
+    found: fertility.Tally = {}
+    for source, language, text in documents:
+        gauge.measure(source, language, text, [np.array([0, 1, 1, 3]), np.array([1, 2])], found)
+    return found
+
+
+def test_the_table_counts() -> None:
+    tally = measured([("web", "de", "zwei Wörter"), ("web", "en", "one"), ("web", "de", " drei  Wörter\nhier ")])
+    table = fertility.table(tally, ["this run", "other"], [4, 9])
+    assert table["tokenizers"] == [{"name": "this run", "vocabulary": 4}, {"name": "other", "vocabulary": 9}]
+    german, english = table["rows"]
+    assert (german["source"], german["language"], german["documents"], german["words"]) == ("web", "de", 2, 5)
+    assert german["bytes"] == len("zwei Wörter drei  Wörter\nhier ".encode())
+    assert german["tokens"] == [8, 4]
+    assert german["bytes_per_token"] == [round(german["bytes"] / 8, 4), round(german["bytes"] / 4, 4)]
+    assert german["tokens_per_word"] == [1.6, 0.8]
+    assert german["single_byte_share"] == [0.5, 0.5]
+    assert english["tokens_per_word"] == [4.0, 2.0]
+    assert table["all"]["tokens"] == [12, 6] and table["all"]["documents"] == 3
+
+
+def test_tallies_add_up_in_any_order() -> None:
+    parts = [
+        measured([("a", "", "x y")]),
+        measured([("b", "fr", "z")]),
+        measured([("a", "", "w w w"), ("b", "fr", "v")]),
+    ]
+    one: fertility.Tally = {}
+    two: fertility.Tally = {}
+    for part in parts:
+        fertility.merge(one, part)
+    for part in parts[::-1]:
+        fertility.merge(two, part)
+    assert one == two == measured([("a", "", "x y"), ("b", "fr", "z"), ("a", "", "w w w"), ("b", "fr", "v")])
+
+
+def test_the_sample_is_by_identity() -> None:
+    gauge = Gauge(("this run",), SINGLE[:1], 0.25, 3)
+    taken = [gauge.takes(f"{number:032x}") for number in range(4000)]
+    assert 850 < sum(taken) < 1150
+    assert taken == [gauge.takes(f"{number:032x}") for number in range(4000)]

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bessemer.errors import InputError
+from bessemer.recipe import TokenSource
+from bessemer.tokens import foreign
+
+END = 0
+DOCUMENTS = [[5, 6, 7], [8], list(range(1, 60)), [9, 9, 9, 9]]
+
+
+def nanogpt(path: Path, ids: list[int], header: bool = False) -> Path:
+    raw = np.array(ids, dtype="<u2").tobytes()
+    if header:
+        raw = np.array([20240520, 1, len(ids), *[0] * 253], dtype="<i4").tobytes() + raw
+    path.write_bytes(raw)
+    return path
+
+
+def megatron(path: Path, documents: list[list[list[int]]], dtype: str = "<u2", code: int = 8) -> Path:
+    """A pair as Megatron-LM's builder writes it: documents of sequences."""
+    sequences = [sequence for document in documents for sequence in document]
+    path.write_bytes(b"".join(np.array(sequence, dtype=dtype).tobytes() for sequence in sequences))
+    lengths = np.array([len(sequence) for sequence in sequences], dtype="<i4")
+    places = np.concatenate([[0], np.cumsum(lengths.astype("<i8") * np.dtype(dtype).itemsize)[:-1]]).astype("<i8")
+    borders = np.cumsum([0, *(len(document) for document in documents)]).astype("<i8")
+    header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(sequences), len(borders))
+    path.with_suffix(".idx").write_bytes(header + lengths.tobytes() + places.tobytes() + borders.tobytes())
+    return path
+
+
+def source(folder: Path, form: str) -> TokenSource:
+    return TokenSource(name="theirs", format=form, paths=(str(folder),))
+
+
+def read(folder: Path, form: str, vocabulary: int = 100) -> list[list[int]]:
+    return [one.ids.tolist() for one in foreign.documents(source(folder, form), vocabulary, END)]
+
+
+CLOSED = [[*document, END] for document in DOCUMENTS]
+
+
+@pytest.mark.parametrize("header", [False, True])
+def test_nanogpt(tmp_path: Path, header: bool) -> None:
+    flat = [token for document in DOCUMENTS for token in (*document, END)]
+    nanogpt(tmp_path / "a.bin", flat, header)
+    assert read(tmp_path, "nanogpt") == CLOSED
+    # end-of-text before each document, none after the last, some empty ones
+    nanogpt(tmp_path / "a.bin", [END, END, *flat[:-1]], header)
+    assert read(tmp_path, "nanogpt") == CLOSED
+
+
+def test_documents_over_the_borders_of_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = [token for document in DOCUMENTS for token in (*document, END)]
+    nanogpt(tmp_path / "a.bin", flat)
+    for chunk in range(1, 9):
+        monkeypatch.setattr(foreign, "CHUNK", chunk)
+        assert read(tmp_path, "nanogpt") == CLOSED
+
+
+def test_identities_are_of_the_place(tmp_path: Path) -> None:
+    flat = [token for document in DOCUMENTS for token in (*document, END)]
+    nanogpt(tmp_path / "a.bin", flat)
+    nanogpt(tmp_path / "b.bin", flat)
+    found = [one.identity for one in foreign.documents(source(tmp_path, "nanogpt"), 100, END)]
+    assert len(set(found)) == 8
+    assert all(len(bytes.fromhex(name)) == 16 for name in found)
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("<u2", 8), ("<i4", 4), ("<i8", 5)])
+def test_megatron(tmp_path: Path, dtype: str, code: int) -> None:
+    parts = [
+        [DOCUMENTS[0][:1], [], [*DOCUMENTS[0][1:], END]],
+        [DOCUMENTS[1]],
+        [],
+        [[]],
+        [DOCUMENTS[2], [END]],
+        [DOCUMENTS[3]],
+    ]
+    megatron(tmp_path / "a.bin", parts, dtype, code)
+    assert read(tmp_path, "megatron") == CLOSED
+
+
+def test_a_damaged_index_is_named(tmp_path: Path) -> None:
+    path = megatron(tmp_path / "a.bin", [[document] for document in DOCUMENTS])
+    index = path.with_suffix(".idx")
+    good = index.read_bytes()
+    lengths, places, borders = 34, 34 + 16, 34 + 16 + 32
+
+    def patched(place: int, raw: bytes) -> bytes:
+        return good[:place] + raw + good[place + len(raw) :]
+
+    for damaged, why in [
+        (b"", "does not begin as a Megatron index"),
+        (patched(0, b"X"), "does not begin as a Megatron index"),
+        (patched(9, b"\x02"), "version 2"),
+        (patched(17, b"\x07"), "type 7 is no integer type"),
+        (patched(18, struct.pack("<Q", 5)), "bytes, but its 5 sequences"),
+        (patched(18, struct.pack("<Q", 1 << 60)), "bytes, but its"),
+        (good[:-1], "bytes, but its 4 sequences"),
+        (patched(lengths, struct.pack("<i", -1)), "negative length"),
+        (patched(lengths + 12, struct.pack("<i", 999)), "reach beyond the"),
+        (patched(places + 8, struct.pack("<q", 7)), "not one of a token"),
+        (patched(borders, struct.pack("<q", 1)), "do not run from 0"),
+        (patched(borders + 8, struct.pack("<q", 3)), "do not run from 0"),
+        (patched(borders + 32, struct.pack("<q", 3)), "do not run from 0"),
+    ]:
+        index.write_bytes(damaged)
+        with pytest.raises(InputError, match=rf"a\.idx: damaged index: .*{why}"):
+            read(tmp_path, "megatron")
+    index.unlink()
+    with pytest.raises(InputError, match=r"a\.idx: no such file"):
+        read(tmp_path, "megatron")
+
+
+def test_every_cut_of_an_index_is_refused(tmp_path: Path) -> None:
+    path = megatron(tmp_path / "a.bin", [[document] for document in DOCUMENTS])
+    good = path.with_suffix(".idx").read_bytes()
+    for length in range(len(good)):
+        path.with_suffix(".idx").write_bytes(good[:length])
+        with pytest.raises(InputError, match=r"a\.idx: damaged index"):
+            read(tmp_path, "megatron")
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    path = nanogpt(tmp_path / "a.bin", [1, 2, 3, END])
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(InputError, match=r"a\.bin: 7 bytes are no whole number of uint16 ids"):
+        read(tmp_path, "nanogpt")
+    nanogpt(path, [1, 2, 3])
+    with pytest.raises(InputError, match=r"a\.bin: no end-of-text token \(id 0\)"):
+        read(tmp_path, "nanogpt")
+    nanogpt(path, [1, 2, 100, END])
+    with pytest.raises(InputError, match=r"a\.bin: document 0 has the id 100, but the tokenizer has only 100"):
+        read(tmp_path, "nanogpt")
+    raw = nanogpt(path, [1, 2, 3, END], header=True).read_bytes()
+    path.write_bytes(raw[:-2])
+    with pytest.raises(InputError, match=r"a\.bin: its header says version 1 and 4 tokens, but 3 follow"):
+        read(tmp_path, "nanogpt")
+    megatron(path, [[[1, -2, 3]]], "<i4", 4)
+    with pytest.raises(InputError, match=r"a\.bin: sequence 0 has the id -2"):
+        read(tmp_path, "megatron")
+    path.unlink()
+    with pytest.raises(InputError, match=r"tokens.sources.theirs: .*no folder with .bin files"):
+        read(tmp_path, "nanogpt")
