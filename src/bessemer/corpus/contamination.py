@@ -175,7 +175,7 @@ def tabulate(index: Index, found: Iterable[Mapping[str, Sequence[int]]]) -> list
     documents: Counter[str] = Counter()
     items: set[str] = set()
     for by_set in found:
-        documents.update(by_set)
+        documents.update(list(by_set))
         items |= {f"{name}/{number}" for name, numbers in by_set.items() for number in numbers}
     return table_of(index, documents, items)
 
