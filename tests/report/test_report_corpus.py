@@ -52,7 +52,9 @@ def statistics() -> dict[str, object]:
             "languages": {f"l{number:02d}": 100 - number for number in range(20)},
             "tables": {"personal_data": {"email": 7, "phone": 2, "iban": 0}, "odd": {"x": 1}},
         },
-        "duplicates": {"clusters": [{"size": 2, "clusters": 5}, {"size": 3, "clusters": 1}, {"size": 9, "clusters": 2}]},
+        "duplicates": {
+            "clusters": [{"size": 2, "clusters": 5}, {"size": 3, "clusters": 1}, {"size": 9, "clusters": 2}]
+        },
     }
 
 
@@ -106,7 +108,13 @@ def test_the_page_shows_them_escaped(run: RunFolder) -> None:
     html = page.render(read(run))
     section = html[html.index('<section id="corpus">') :]
     section = section[: section.index("</section>")]
-    for shown in ("Step by step", "Rejected beside kept", "Languages of the kept", "Groups of duplicates", "Personal data"):
+    for shown in (
+        "Step by step",
+        "Rejected beside kept",
+        "Languages of the kept",
+        "Groups of duplicates",
+        "Personal data",
+    ):
         assert shown in section
     assert "Built in 1m 01s" in section or re.search(r"Built in [^<]*1", section)
     assert "<b>bad</b>" not in section
