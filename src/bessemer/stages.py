@@ -82,10 +82,13 @@ def run_all(session: Session) -> None:
 def corpus(session: Session) -> None:
     """Raw sources to clean documents."""
     from bessemer.corpus import pipeline
+    from bessemer.corpus.work import close_work
 
     inputs = pipeline.inputs_digest(session.recipe)
     current = stage_is_current(session.run.corpus, inputs)
-    if not current:
+    if current:
+        close_work(session.run)  # left there by a kill after the corpus was published
+    else:
         _refuse_to_rebuild(
             session, session.run.corpus, "the sources or their rules have changed since the corpus was built"
         )

@@ -138,7 +138,6 @@ def test_ray_without_ray_says_what_to_install(of: Recipe, run: RunFolder, monkey
         pipeline.build(on_ray(of, None), run)
 
 
-@pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_named(of: Recipe, run: RunFolder) -> None:
     if ray.is_initialized():
         ray.shutdown()

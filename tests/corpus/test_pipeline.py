@@ -458,3 +458,24 @@ def test_a_parquet_file_without_the_label_column_is_wrong_input(data: Path, buil
     pq.write_table(pa.table({"text": [prose(1)]}), data / "a.parquet")
     with pytest.raises(InputError, match="no column 'kind'; the columns are: text; set label_key"):
         build(recipe({"name": "p", "format": "parquet", "paths": [str(data)], "label_key": "kind"}))
+
+
+def test_two_documents_of_one_identity_are_refused_by_name(
+    data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = partition.identity
+    monkeypatch.setattr(partition, "identity", lambda of, path, key: whole(of, path.replace("7.txt", "3.txt"), key))
+    fill(data, 10)
+    with pytest.raises(BessemerError, match=r"1 documents were read twice, .*\(data/3.txt, data/7.txt\)"):
+        pipeline.build(recipe(source(data)), run)
+    assert not run.corpus.exists()
+
+
+def test_where_the_work_is_done_changes_no_digest(data: Path) -> None:
+    fill(data, 2)
+    of = recipe(source(data))
+    before = pipeline.inputs_digest(of)
+    for update in ({"engine": "ray", "address": "head:6379"}, {"workers": 7}):
+        assert pipeline.inputs_digest(of.model_copy(update={"corpus": of.corpus.model_copy(update=update)})) == before
+    other = of.model_copy(update={"corpus": of.corpus.model_copy(update={"keep_rejected": "text"})})
+    assert pipeline.inputs_digest(other) != before

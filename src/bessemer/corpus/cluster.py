@@ -7,6 +7,9 @@ whatever dies, driver or machine, the next build goes on with what is missing. A
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +17,8 @@ from bessemer.corpus import worker
 from bessemer.corpus.worker import ATTEMPTS, POLL_SECONDS, Done, Task, cores, gave_up, worker_environment
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
+
+PROBE_SECONDS = 10.0
 
 WAITING_PER_CORE = 4
 """Tasks handed over ahead of time for each core: enough that none waits, and the driver's memory stays bounded."""
@@ -60,6 +65,8 @@ def _connected(settings: Work) -> Any:
         raise InputError("corpus.engine: ray is not installed; install it with: pip install 'bessemer[ray]'") from None
     if ray.is_initialized():
         return ray
+    _probe(settings.address or os.environ.get("RAY_ADDRESS", ""))
+    stops = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place, which ends the process with another code
     common: dict[str, Any] = {
         "runtime_env": {"env_vars": worker_environment()},
         "log_to_driver": False,
@@ -74,4 +81,20 @@ def _connected(settings: Work) -> Any:
         first = (str(error).strip().splitlines() or [""])[0]
         where = f"the cluster at {settings.address}" if settings.address else "a cluster on this machine"
         raise BessemerError(f"corpus.address: {where} cannot be reached: {first}; is it running?") from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, stops)
     return ray
+
+
+def _probe(address: str) -> None:
+    """Refuse an address where nothing answers: Ray itself would try for six minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # auto, local, or nothing
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECONDS).close()
+    except OSError as error:
+        raise BessemerError(
+            f"corpus.address: the cluster at {address} cannot be reached: {error.strerror or error}; is it running?"
+        ) from None
