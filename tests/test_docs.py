@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = (
     "README.md",
     "docs/your-own-text.md",
+    "docs/quality.md",
     "docs/recipe.md",
     "docs/mixture.md",
     "docs/models.md",

@@ -43,6 +43,12 @@ class Quality(Section):
         18, ge=8, le=24, description="The bag of words and pairs of words is hashed into 2^hash_bits buckets."
     )
     l2: float = Field(1e-6, gt=0, description="Weight of the squared weights beside the mean loss of a document.")
+    statistics_scale: float = Field(
+        0.03,
+        gt=0,
+        description="Standard deviation of the document statistics beside a bag of words of length 1: the smaller, the "
+        "more the words decide.",
+    )
     iterations: Positive = Field(300, description="Steps of L-BFGS at the most.")
     held_out: float = Field(
         0.2,

@@ -12,6 +12,7 @@ from bessemer.corpus.quality.features import STATISTICS, Features
 from bessemer.corpus.quality.logistic import fit, minimise, platt, sigmoid
 
 BUCKETS = 256
+SCALE = 0.5
 
 
 def made(count: int = 120, seed: int = 0) -> tuple[Features, np.ndarray]:
@@ -36,7 +37,7 @@ def dense(features: Features) -> np.ndarray:
     statistics = features.statistics - features.statistics.mean(axis=0)
     spread = features.statistics.std(axis=0)
     statistics = np.clip(statistics / np.where(spread > 0, spread, 1.0), -5, 5)
-    return np.c_[np.ones(len(sizes)), statistics, bag]
+    return np.c_[np.ones(len(sizes)), SCALE * statistics, bag]
 
 
 def test_the_gradient_is_the_textbooks() -> None:
@@ -66,8 +67,8 @@ def test_the_fit_is_scipys_optimum(l2: float) -> None:
 
     start, options = np.zeros(matrix.shape[1]), {"gtol": 1e-8, "maxiter": 3000}
     theirs = minimize(objective, start, jac=slope, method="BFGS", options=options)
-    found = fit(features, high, 8, l2, 500)
-    weights = np.r_[found.bias, found.of_statistics, found.of_buckets]
+    found = fit(features, high, 8, l2, 500, SCALE)
+    weights = np.r_[found.bias, found.of_statistics / SCALE, found.of_buckets]
     assert found.largest_gradient <= 1e-6
     assert objective(weights) <= theirs.fun + 1e-8
     assert weights == pytest.approx(theirs.x, abs=2e-4 / l2**0.5)
@@ -80,7 +81,7 @@ def test_one_bucket_by_hand() -> None:
     statistics = np.zeros((8, len(STATISTICS)))
     high = np.array([True, True, True, False, False, False, False, True])
     features = Features(statistics, np.zeros(4, dtype=np.int32), np.array([0, 1, 2, 3, 4, 4, 4, 4, 4]))
-    found = fit(features, high, 8, 1e-12, 200)
+    found = fit(features, high, 8, 1e-12, 200, 1.0)
     assert found.bias == pytest.approx(-np.log(3), abs=1e-4)
     assert found.of_buckets[0] == pytest.approx(2 * np.log(3), abs=1e-4)
     assert found.loss == pytest.approx(-(0.75 * np.log(0.75) + 0.25 * np.log(0.25)), abs=1e-9)

@@ -121,7 +121,7 @@ def train(settings: Quality, labelled: Labelled) -> tuple[LinearModel, dict[str,
     texts = Texts.of([labelled.texts[row] for row in rows.tolist()])
     high = labelled.high[rows]
     features = extract(texts, settings.read_bytes, settings.hash_bits)
-    found = fit(features, high, settings.hash_bits, settings.l2, settings.iterations)
+    found = fit(features, high, settings.hash_bits, settings.l2, settings.iterations, settings.statistics_scale)
     plain = LinearModel(
         settings.read_bytes, settings.hash_bits, found.centre, found.spread, found.bias, found.of_statistics,
         found.of_buckets.astype(np.float32),

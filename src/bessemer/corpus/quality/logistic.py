@@ -89,17 +89,20 @@ def minimise(objective: Objective, start: Vector, steps: int, tolerance: float =
     return Minimum(place, value, done, float(np.abs(gradient).max()))
 
 
-def fit(features: Features, high: npt.NDArray[np.bool_], hash_bits: int, l2: float, steps: int) -> Fit:
+def fit(
+    features: Features, high: npt.NDArray[np.bool_], hash_bits: int, l2: float, steps: int, statistics_scale: float
+) -> Fit:
     """The weights with the smallest mean logistic loss + l2 / 2 x their squared length (the bias is free).
 
-    Statistics are standardised by the mean and the deviation of these documents.
+    Statistics are standardised by the mean and the deviation of these documents, then multiplied by `statistics_scale`:
+    sixteen numbers of size 1 would else outweigh a bag of words of length 1. The scale is in the weights that come out.
     """
     from bessemer.corpus.quality import kernels
 
     centre = features.statistics.mean(axis=0)
     spread = features.statistics.std(axis=0)
     spread[spread < 1e-12] = 1.0  # the same in every document: it tells nothing, and divides nothing
-    statistics = standardised(features.statistics, centre, spread)
+    statistics = statistics_scale * standardised(features.statistics, centre, spread)
     wanted = high.astype(np.float64)
     used = np.unique(features.buckets)  # the rest never move from 0: the descent is over what occurs
     narrow = np.searchsorted(used, features.buckets).astype(np.int32)
@@ -119,7 +122,7 @@ def fit(features: Features, high: npt.NDArray[np.bool_], hash_bits: int, l2: flo
         centre,
         spread,
         float(found.place[0]),
-        found.place[1:head],
+        statistics_scale * found.place[1:head],
         of_buckets,
         loss,
         found.steps,
