@@ -24,6 +24,7 @@ PAGES = (
     "docs/notes/cpu-step.md",
     "docs/optimizers.md",
     "docs/objectives.md",
+    "docs/tokenizer.md",
     "docs/reliability.md",
     "docs/precision-and-memory.md",
     "docs/language.md",
