@@ -101,7 +101,8 @@ def test_every_reason_and_the_counts_add_up(data: Path, build) -> None:
     of = recipe(source(data), {**source(data, format="jsonl"), "name": "j"}, rules="max_characters = 15_000")
     documents, rejected, statistics = build(of)
     counts = Counter(row["reason"] for row in rejected)
-    assert counts == dict.fromkeys(REASONS, 1)
+    always = [reason for reason in REASONS if "." not in reason]  # the others are of sets that are off here
+    assert counts == dict.fromkeys(always, 1)
     for per_source in statistics["sources"]:
         per_reason = {reason: entry["documents"] for reason, entry in per_source["rejected"].items()}
         assert per_source["documents_in"] == per_source["documents_kept"] + sum(per_reason.values())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
+from bessemer.corpus.rules.findings import RULE_REASONS
+
 COLUMNS = ("identity", "text", "source", "path", "metadata", "label")
 """Columns of documents/part-*.parquet, all strings; sorted by (source, identity). A document without a label has ""."""
 
@@ -21,6 +23,7 @@ REASONS = {
     "long_lines": "mean line longer than corpus.rules.max_mean_line_length",
     "not_text": "too few letters and digits, or no text a person wrote",
     "repetitive": "too few distinct lines",
+    **RULE_REASONS,
     "exact_duplicate": "the same text stands in the corpus already",
     "near_duplicate": "nearly the same text stands in the corpus already",
 }

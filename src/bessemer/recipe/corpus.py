@@ -6,7 +6,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from bessemer.recipe.section import Positive, Section, Share
+from bessemer.recipe.rules import Rules
+from bessemer.recipe.section import Positive, Section
 
 Format = Literal["text", "code", "html", "jsonl", "parquet", "descriptions"]
 
@@ -58,27 +59,6 @@ class Source(Section):
         if self.label_key is not None and self.format not in ("jsonl", "parquet"):
             raise ValueError(f"label_key: files of format {self.format} have no fields; give label, one a source")
         return self
-
-
-class Rules(Section):
-    """Which documents are kept. A document that breaks a rule is rejected under that rule's name."""
-
-    min_characters: int = Field(200, ge=0, description="Shorter documents are rejected (too_short).")
-    max_characters: Positive = Field(1_000_000, description="Longer documents are rejected (too_long).")
-    max_mean_line_length: float = Field(
-        1000.0,
-        gt=0,
-        description="Documents with a longer mean line are rejected (long_lines): minified code, data blobs.",
-    )
-    min_alphanumeric_share: Share = Field(
-        0.25,
-        description="Documents in which a smaller share of the characters other than white space is a letter or a "
-        "digit are rejected (not_text).",
-    )
-    min_unique_line_share: Share = Field(
-        0.2,
-        description="Documents in which a smaller share of the non-empty lines is distinct are rejected (repetitive).",
-    )
 
 
 class Dedup(Section):

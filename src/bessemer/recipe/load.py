@@ -129,7 +129,7 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
         model = model.model_copy(update={"from_": "hf:" + anchored(model.from_.removeprefix("hf:"))})
     if train.start is not None:
         train = train.model_copy(update={"start": anchored(train.start)})
-    corpus = recipe.corpus.model_copy(update={"sources": sources})
+    corpus = recipe.corpus.model_copy(update={"sources": sources, "rules": recipe.corpus.rules.anchored(anchored)})
     return recipe.model_copy(update={"corpus": corpus, "tokenizer": tokenizer, "model": model, "train": train})
 
 

@@ -1,0 +1,430 @@
+"""A text cut into words as spaCy's blank English tokenizer cuts it, compiled with Numba.
+
+A word for the rule sets is what datatrove counts: a run without white space, minus the punctuation in front of it and
+behind it, cut at hyphens, slashes and full stops between letters; contractions are two words (do n't). The algorithm
+and its order of attempts are spaCy's ("How spaCy's tokenizer works" in its manual); every attempt here looks at a
+bounded number of characters, so that the time is linear in the text. What differs: five emoticons outside ASCII,
+symbols that newer versions of Unicode added, and URLs with more than eight @.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.corpus.rules.characters import (
+    BEFORE_DOT,
+    CURRENCY,
+    ICON,
+    INFIX,
+    LETTER,
+    LOWER_LETTER,
+    PREFIX,
+    QUOTE,
+    SPACE,
+    STARTS_SPECIAL,
+    SUFFIX,
+    UPPER_LETTER,
+    table,
+)  # fmt: skip
+from bessemer.corpus.rules.compiled import compiled
+from bessemer.corpus.rules.specials import LONGEST, UNITS, specials
+
+Array = npt.NDArray[Any]
+
+SLOTS = 8192
+"""Slots of the table of special strings, a power of two; it holds about 1,500."""
+UNIT, MERGED = 1 << 30, 1 << 29
+"""Values: a unit of measurement; a string that is put together again where it was cut: most are emoticons."""
+MOST_SIGNS = 8
+"""Positions of @ in a word after which a host is looked for."""
+LONGEST_UNIT = 5
+LONGEST_MERGED = 9
+"""Pieces of a string that was cut, at most."""
+SEED, FACTOR, SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xFF51AFD7ED558CCD), np.uint64(32)
+ONE, SLOT_MASK = np.uint64(1), np.uint64(SLOTS - 1)
+
+
+def split(codes: Array) -> tuple[Array, Array]:
+    """First character of every word, and the one after its last; `codes` are code points."""
+    starts, ends = split_words(codes, table(), *special_table())
+    return starts, ends
+
+
+@cache
+def special_table() -> tuple[Array, Array]:
+    """Special strings by their hash: open addressing; the value holds the lengths of the words, or what it is for."""
+    keys, values = np.zeros(SLOTS, np.uint64), np.zeros(SLOTS, np.uint32)
+    none = keys.copy(), values.copy()
+    entries = [(text, pieces, 0) for text, pieces in specials().items()] + [(unit, (), UNIT) for unit in UNITS.split()]
+    for text, pieces, flags in entries:
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        for place, piece in enumerate(pieces):
+            flags |= len(piece) << 4 * place
+        if len(pieces) == 1:
+            num_cut = len(split_words(codes, table(), *none)[0])
+            flags |= MERGED | num_cut << 16 if num_cut > 1 else 0
+        key = hash_span(codes, 0, len(codes))
+        slot = int(key) % SLOTS
+        while keys[slot] not in (0, key):
+            slot = (slot + 1) % SLOTS
+        keys[slot] = key
+        values[slot] |= np.uint32(flags)
+    return keys, values
+
+
+@compiled
+def hash_span(codes: Array, first: int, last: int) -> np.uint64:
+    """64-bit hash of the characters from first to before last; never 0."""
+    h = SEED
+    for i in range(first, last):
+        h = (h ^ np.uint64(codes[i])) * FACTOR
+        h ^= h >> SHIFT
+    return h | ONE
+
+
+@compiled
+def look_up(codes: Array, first: int, last: int, keys: Array, values: Array) -> int:
+    """Value of the special string first to last; 0 when it is none."""
+    if last - first > LONGEST or last <= first:
+        return 0
+    key = hash_span(codes, first, last)
+    slot = key & SLOT_MASK
+    while keys[slot] != 0:
+        if keys[slot] == key:
+            return int(values[slot])
+        slot = (slot + ONE) & SLOT_MASK
+    return 0
+
+
+@compiled
+def _special(codes: Array, first: int, last: int, keys: Array, values: Array) -> bool:
+    return look_up(codes, first, last, keys, values) & 0xFFF != 0
+
+
+@compiled
+def _digit(code: int) -> bool:
+    return 48 <= code <= 57
+
+
+@compiled
+def _prefix(codes: Array, first: int, last: int, bits: Array) -> int:
+    """Characters to cut off at the start."""
+    code = codes[first]
+    if bits[code] & PREFIX:
+        return 1
+    if code == 43:  # + unless a digit follows
+        return 0 if first + 1 < last and _digit(codes[first + 1]) else 1
+    if code == 46:  # two full stops or more
+        end = first
+        while end < last and codes[end] == 46:
+            end += 1
+        return end - first if end - first > 1 else 0
+    if last - first > 1 and codes[first + 1] == 36 and (code == 67 or code == 65):  # C$ A$
+        return 2
+    if last - first > 2 and code == 85 and codes[first + 1] == 83 and codes[first + 2] == 36:  # US$
+        return 3
+    return 0
+
+
+@compiled
+def _suffix(codes: Array, first: int, last: int, bits: Array, keys: Array, values: Array) -> int:
+    """Characters to cut off at the end: the longest that any pattern finds."""
+    if first >= last:
+        return 0
+    code = codes[last - 1]
+    kind = bits[code]
+    found = 1 if kind & SUFFIX else 0
+    before = codes[last - 2] if last - 2 >= first else codes[last - 1] * 0
+    if code == 46:
+        start = last
+        while start > first and codes[start - 1] == 46:
+            start -= 1
+        if last - start > 1:
+            return last - start
+        if before and bits[before] & BEFORE_DOT:
+            return 1
+        third = codes[last - 3] if last - 3 >= first else before * 0
+        if third and bits[before] & UPPER_LETTER and bits[third] & UPPER_LETTER:
+            return 1
+        return 1 if third == 0xB0 and (before == 70 or before == 67 or before == 75) else 0
+    if (code == 115 or code == 83) and (before == 39 or before == 0x2019):  # 's
+        found = 2
+    if _digit(before) and (code == 43 or kind & CURRENCY):
+        found = max(found, 1)
+    if code == 36:  # 5US$ 5C$
+        if last - 4 >= first and codes[last - 3] == 85 and before == 83 and _digit(codes[last - 4]):
+            found = 3
+        if last - 3 >= first and (before == 67 or before == 65) and _digit(codes[last - 3]):
+            found = max(found, 2)
+    for length in range(1, LONGEST_UNIT + 1):
+        if last - length - 1 < first or _digit(codes[last - length]):
+            break
+        if _digit(codes[last - length - 1]):
+            if look_up(codes, last - length, last, keys, values) & UNIT:
+                found = max(found, length)
+            break
+    return found
+
+
+@compiled
+def _infix(codes: Array, at: int, first: int, last: int, bits: Array) -> int:
+    """Characters to cut out at a place inside a word."""
+    code = codes[at]
+    kind = bits[code]
+    if not kind & INFIX:
+        return 0
+    if code == 46 and at + 1 < last and codes[at + 1] == 46:
+        end = at
+        while end < last and codes[end] == 46:
+            end += 1
+        return end - at
+    if code == 0x2026 or kind & ICON:
+        return 1
+    if at == first or at + 1 >= last:
+        return 0
+    before, after = codes[at - 1], codes[at + 1]
+    left, right = bits[before], bits[after]
+    if (code == 43 or code == 45 or code == 42 or code == 94) and _digit(before) and (_digit(after) or after == 45):
+        return 1
+    if code == 46:
+        return 1 if left & (LOWER_LETTER | QUOTE) and right & (UPPER_LETTER | QUOTE) else 0
+    if code == 44:
+        return 1 if left & LETTER and right & LETTER else 0
+    if not left & LETTER and not _digit(before):
+        return 0
+    if code == 58 or code == 60 or code == 61 or code == 62 or code == 47:  # : < = > /
+        return 1 if right & LETTER else 0
+    if code == 45 or code == 0x2013 or code == 0x2014 or code == 126:  # - – — ~
+        if right & LETTER:
+            return 1
+        most = 3 if code == 45 else 2 if code == 0x2014 else 1
+        for length in range(2, most + 1):
+            if at + length >= last or codes[at + length - 1] != code:
+                return 0
+            if bits[codes[at + length]] & LETTER:
+                return length
+    return 0
+
+
+@compiled
+def _is_host(codes: Array, first: int, last: int, bits: Array) -> bool:
+    """Whether a host name with a top-level domain, or four numbers, stands here, then a port and a path or nothing."""
+    end = first
+    while end < last and not (codes[end] == 58 or codes[end] == 47 or codes[end] == 63 or codes[end] == 35):
+        if codes[end] < 0xA1 and not (
+            _digit(codes[end])
+            or 97 <= codes[end] | 32 <= 122
+            or codes[end] == 45
+            or codes[end] == 46
+            or codes[end] == 95
+        ):
+            return False
+        end += 1
+    after = end
+    if after < last and codes[after] == 58:
+        after += 1
+        digits = after
+        while after < last and _digit(codes[after]):
+            after += 1
+        if not 2 <= after - digits <= 5:
+            return False
+        if after < last and not (codes[after] == 47 or codes[after] == 63 or codes[after] == 35):
+            return False
+    start = first
+    num_labels, num_numbers = 0, 0
+    for at in range(first, end + 1):
+        if at < end and codes[at] != 46:
+            continue
+        if at == start:
+            return False
+        if at == end:
+            break
+        if at - start > 64 or codes[start] == 45 or codes[start] == 95 or codes[at - 1] == 45 or codes[at - 1] == 95:
+            return False
+        num_labels += 1
+        num_numbers += at - start <= 3 and _digit(codes[start]) and _digit(codes[at - 1])
+        start = at + 1
+    if num_labels == 0:
+        return False
+    if num_labels == 3 and num_numbers == 3 and end - start <= 3 and _digit(codes[start]) and _digit(codes[end - 1]):
+        return True
+    if not 2 <= end - start <= 63:
+        return False
+    for at in range(start, end):  # noqa: SIM110 - Numba compiles no generator expression
+        if not bits[codes[at]] & LOWER_LETTER:
+            return False
+    return True
+
+
+@compiled
+def _is_url(codes: Array, first: int, last: int, bits: Array) -> bool:
+    """Whether a word is a URL, with or without its scheme, or an e-mail address: it is not cut further."""
+    start = first
+    for at in range(first, min(last - 2, first + 64)):
+        if codes[at] == 58 and codes[at + 1] == 47 and codes[at + 2] == 47:
+            start = at + 3 if at - first >= 2 else first
+            break
+        if not (_digit(codes[at]) or bits[codes[at]] & LETTER or 43 <= codes[at] <= 46 or codes[at] == 95):
+            break
+    if _is_host(codes, start, last, bits):
+        return True
+    signs = 0
+    for at in range(start + 1, last):
+        if codes[at] == 64:
+            signs += 1
+            if signs > MOST_SIGNS:
+                break
+            if _is_host(codes, at + 1, last, bits):
+                return True
+    return False
+
+
+@compiled
+def split_words(codes: Array, bits: Array, keys: Array, values: Array) -> tuple[Array, Array]:
+    """First character of every word, and the one after its last."""
+    length = len(codes)
+    capacity = length // 3 + 64
+    starts, ends = np.empty(capacity, np.int32), np.empty(capacity, np.int32)
+    count, at = 0, 0
+    while at < length:
+        while at < length and bits[codes[at]] & SPACE:
+            at += 1
+        if at >= length:
+            break
+        first = at
+        plain = True
+        while at < length and not bits[codes[at]] & SPACE:
+            plain = plain and 97 <= codes[at] | 32 <= 122
+            at += 1
+        if count + at - first > capacity:
+            capacity = 2 * capacity + at - first
+            more_starts, more_ends = np.empty(capacity, np.int32), np.empty(capacity, np.int32)
+            more_starts[:count], more_ends[:count] = starts[:count], ends[:count]
+            starts, ends = more_starts, more_ends
+        if plain and at - first > LONGEST:
+            starts[count], ends[count] = first, at
+            count += 1
+        else:
+            count = _split_run(codes, first, at, plain, bits, keys, values, starts, ends, count)
+    return starts[:count].copy(), ends[:count].copy()
+
+
+@compiled
+def _put(
+    codes: Array, first: int, last: int, keys: Array, values: Array, starts: Array, ends: Array, count: int
+) -> int:
+    """Write a special string as its words; 0 when it is none, else the new count."""
+    lengths = look_up(codes, first, last, keys, values) & 0xFFF
+    if lengths == 0:
+        return 0
+    while lengths:
+        starts[count] = first
+        first += lengths & 15
+        ends[count] = first
+        count += 1
+        lengths >>= 4
+    return count
+
+
+@compiled
+def _split_run(
+    codes: Array, first: int, last: int, plain: bool, bits: Array, keys: Array, values: Array,
+    starts: Array, ends: Array, count: int,
+) -> int:  # fmt: skip
+    """Cut one run without white space; words are written to starts and ends from `count` on."""
+    written = _put(codes, first, last, keys, values, starts, ends, count)
+    if written:
+        return written
+    if plain:
+        starts[count], ends[count] = first, last
+        return count + 1
+    begin = count
+    low, high = first, last
+    tail = count + last - first  # suffixes are stacked from here downwards; words never outnumber characters
+    size = -1
+    while low < high and high - low != size:
+        size = high - low
+        if _special(codes, low, high, keys, values):
+            break
+        front = _prefix(codes, low, high, bits)
+        if front and _special(codes, low + front, high, keys, values):
+            starts[count], ends[count] = low, low + front
+            count += 1
+            low += front
+            break
+        back = _suffix(codes, low + front, high, bits, keys, values)
+        if back and _special(codes, low, high - back, keys, values):
+            tail -= 1
+            starts[tail], ends[tail] = high - back, high
+            high -= back
+            break
+        if front:
+            starts[count], ends[count] = low, low + front
+            count += 1
+            low += front
+        if back:
+            tail -= 1
+            starts[tail], ends[tail] = high - back, high
+            high -= back
+    if low < high:
+        written = _put(codes, low, high, keys, values, starts, ends, count)
+        count = written if written else _cut_inside(codes, low, high, bits, starts, ends, count)
+    for place in range(tail, begin + last - first):
+        starts[count], ends[count] = starts[place], ends[place]
+        count += 1
+    if count - begin > 1:
+        return _merge(codes, begin, count, bits, keys, values, starts, ends)
+    return count
+
+
+@compiled
+def _cut_inside(codes: Array, low: int, high: int, bits: Array, starts: Array, ends: Array, count: int) -> int:
+    at, start = low + 1, low
+    looked = False
+    while at < high:
+        length = _infix(codes, at, low, high, bits)
+        if length and not looked:
+            looked = True
+            if _is_url(codes, low, high, bits):
+                break
+        if length:
+            if at > start:
+                starts[count], ends[count] = start, at
+                count += 1
+            starts[count], ends[count] = at, at + length
+            count += 1
+            start = at + length
+            at = start
+        else:
+            at += 1
+    if start < high:
+        starts[count], ends[count] = start, high
+        count += 1
+    return count
+
+
+@compiled
+def _merge(
+    codes: Array, begin: int, count: int, bits: Array, keys: Array, values: Array, starts: Array, ends: Array
+) -> int:
+    """Put together the special strings among neighbouring words of one run, the longest first."""
+    place, out = begin, begin
+    while place < count:
+        taken = 1
+        if bits[codes[starts[place]]] & STARTS_SPECIAL:
+            most = 1
+            while most < LONGEST_MERGED and place + most < count and ends[place + most] - starts[place] <= LONGEST:
+                most += 1
+            for number in range(most, 1, -1):
+                value = look_up(codes, starts[place], ends[place + number - 1], keys, values)
+                if value & MERGED and (value >> 16) & 15 == number:
+                    taken = number
+                    break
+        starts[out], ends[out] = starts[place], ends[place + taken - 1]
+        out += 1
+        place += taken
+    return out
