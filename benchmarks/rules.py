@@ -27,8 +27,8 @@ import numpy as np
 from machine import describe
 
 from bessemer.corpus.rules import apply, c4, fineweb, gopher, words
+from bessemer.corpus.rules.counts import Statistics
 from bessemer.corpus.rules.findings import Finding
-from bessemer.corpus.rules.statistics import Statistics
 from bessemer.recipe import Rules
 from bessemer.recipe.rules import C4, FineWeb, GopherQuality, GopherRepetition
 

@@ -14,13 +14,13 @@ from bessemer.corpus.rules.findings import RULE_REASONS, Finding, Judgement
 from bessemer.corpus.rules.urls import judge_url
 
 if TYPE_CHECKING:
-    from bessemer.corpus.rules.statistics import Statistics
+    from bessemer.corpus.rules.counts import Statistics
 
 __all__ = ["RULE_REASONS", "Finding", "Judgement", "alphanumeric_share", "apply", "judge", "judge_url", "statistics"]
 
 
 def statistics(text: str) -> Statistics:
     """The counts over a text; needs Numba. A lone surrogate counts as a character."""
-    from bessemer.corpus.rules import statistics as module
+    from bessemer.corpus.rules import counts
 
-    return module.Statistics(text)
+    return counts.Statistics(text)

@@ -47,7 +47,7 @@ def apply(text: str, rules: Rules, language: str = "en") -> Judgement:
 def _count(text: str, rules: Rules) -> tuple[str, Finding | None]:
     try:
         from bessemer.corpus.rules import c4, code, fineweb, gopher, nemo, refinedweb, textbook
-        from bessemer.corpus.rules.statistics import Statistics
+        from bessemer.corpus.rules.counts import Statistics
     except ImportError as error:
         raise InputError(
             f"corpus.rules: the sets of rules are compiled with Numba, which cannot be used here ({error}); "

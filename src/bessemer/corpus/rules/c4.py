@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+from bessemer.corpus.rules.counts import Statistics
 from bessemer.corpus.rules.findings import Finding
-from bessemer.corpus.rules.statistics import Statistics
 from bessemer.recipe.rules import C4
 
 CITATION = re.compile(r"\[\d{0,12}\]|\[edit\]|\[citation needed\]")

@@ -65,6 +65,9 @@ BASE64 = 1 << 24
 """a-z, A-Z, 0-9, + / ="""
 HEXADECIMAL = 1 << 25
 
+PLAIN = 1 << 26
+"""A letter at which the splitter never cuts."""
+
 TERMINAL_PUNCTUATION = """
 21 2e 3f 589 61d-61f 6d4 700-702 7f9 837 839 83d-83e 964-965 104a-104b 1362 1367-1368 166e 1735-1736 17d4-17d6 17d9-17da
 1803 1809 1944-1945 1aa8-1aab 1b5a-1b5b 1b5e-1b5f 1b7d-1b7e 1c3b-1c3c 1c7e-1c7f 203c-203d 2047-2049 2e2e 2e3c 2e53-2e54
@@ -134,6 +137,7 @@ def table() -> np.ndarray:
     bits[bits & ICON > 0] |= PREFIX | SUFFIX | INFIX
     mark(".…+-*^–—~,:<>=/", INFIX)
     bits[bits & LOWER_LETTER > 0] |= BEFORE_DOT
+    bits[(bits & LETTER > 0) & (bits & (PREFIX | SUFFIX | INFIX | ICON) == 0)] |= PLAIN
     mark([ord(text[0]) for text, pieces in specials().items() if len(pieces) == 1], STARTS_SPECIAL)
     letters_and_digits = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
     mark(letters_and_digits + "\n?!,.", COMMON)

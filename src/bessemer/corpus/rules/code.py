@@ -8,8 +8,8 @@ import re
 
 from bessemer.corpus.rules import spans
 from bessemer.corpus.rules.characters import table
+from bessemer.corpus.rules.counts import Statistics
 from bessemer.corpus.rules.findings import Finding
-from bessemer.corpus.rules.statistics import Statistics
 from bessemer.recipe.rules import Code
 
 XML_WITHIN = 100

@@ -6,8 +6,8 @@ score of 0.65 belongs to the language step.
 
 from __future__ import annotations
 
+from bessemer.corpus.rules.counts import Statistics
 from bessemer.corpus.rules.findings import Finding
-from bessemer.corpus.rules.statistics import Statistics
 from bessemer.recipe.rules import FineWeb
 
 
@@ -25,13 +25,13 @@ def judge(statistics: Statistics, settings: FineWeb) -> Finding | None:
             "fineweb.short_lines",
             f"{share:.2f} of the lines have at most {settings.short_line_characters} characters",
         )
-    characters = statistics.characters
-    share = lines.duplicate_characters / max(characters.total - characters.line_feeds, 1)
+    line_feeds = statistics.text.count("\n")
+    share = lines.duplicate_characters / max(len(statistics.codes) - line_feeds, 1)
     if share > settings.max_duplicate_character_share:
         return Finding(
             "fineweb.duplicate_characters", f"{share:.3f} of the characters stand in lines that stood before"
         )
-    share = characters.line_feeds / max(statistics.words.total, 1)
+    share = line_feeds / max(statistics.words.total, 1)
     if share > settings.max_line_feeds_per_word:
         return Finding("fineweb.line_feeds", f"{share:.2f} line feeds per word")
     return None

@@ -6,8 +6,8 @@ splitting; the order of the rules is its order too, so that reasons can be compa
 
 from __future__ import annotations
 
+from bessemer.corpus.rules.counts import STOP_WORDS, Statistics
 from bessemer.corpus.rules.findings import Finding
-from bessemer.corpus.rules.statistics import STOP_WORDS, Statistics
 from bessemer.recipe.rules import GopherQuality, GopherRepetition
 
 

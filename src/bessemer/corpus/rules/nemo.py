@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import re
 
+from bessemer.corpus.rules.counts import Repeats, Statistics
 from bessemer.corpus.rules.findings import Finding
-from bessemer.corpus.rules.statistics import Repeats, Statistics
 from bessemer.recipe.rules import Nemo
 
 URL = re.compile(r"https?://[A-Za-z0-9$\-_@.&+/:=?#~!*(),%]+")

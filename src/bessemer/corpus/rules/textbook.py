@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bessemer.corpus.rules.counts import Statistics
 from bessemer.corpus.rules.findings import Finding
-from bessemer.corpus.rules.statistics import Statistics
 from bessemer.recipe.rules import Textbook
 
 

@@ -22,6 +22,7 @@ from bessemer.corpus.rules.characters import (
     INFIX,
     LETTER,
     LOWER_LETTER,
+    PLAIN,
     PREFIX,
     QUOTE,
     SPACE,
@@ -42,10 +43,15 @@ UNIT, MERGED = 1 << 30, 1 << 29
 MOST_SIGNS = 8
 """Positions of @ in a word after which a host is looked for."""
 LONGEST_UNIT = 5
+LOOKED_AT = 24
+"""Letters that are looked over at once; most words have fewer."""
 LONGEST_MERGED = 9
 """Pieces of a string that was cut, at most."""
 SEED, FACTOR, SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xFF51AFD7ED558CCD), np.uint64(32)
 ONE, SLOT_MASK = np.uint64(1), np.uint64(SLOTS - 1)
+ENDS = 128 * 128
+"""After the slots: for each first and last character (their low 7 bits), a bit for each length that a special string
+has. Nearly every word is seen not to be one without its hash."""
 
 
 def split(codes: Array) -> tuple[Array, Array]:
@@ -57,7 +63,7 @@ def split(codes: Array) -> tuple[Array, Array]:
 @cache
 def special_table() -> tuple[Array, Array]:
     """Special strings by their hash: open addressing; the value holds the lengths of the words, or what it is for."""
-    keys, values = np.zeros(SLOTS, np.uint64), np.zeros(SLOTS, np.uint32)
+    keys, values = np.zeros(SLOTS + ENDS, np.uint64), np.zeros(SLOTS, np.uint32)
     none = keys.copy(), values.copy()
     entries = [(text, pieces, 0) for text, pieces in specials().items()] + [(unit, (), UNIT) for unit in UNITS.split()]
     for text, pieces, flags in entries:
@@ -67,6 +73,7 @@ def special_table() -> tuple[Array, Array]:
         if len(pieces) == 1:
             num_cut = len(split_words(codes, table(), *none)[0])
             flags |= MERGED | num_cut << 16 if num_cut > 1 else 0
+        keys[SLOTS + (ord(text[0]) & 127) * 128 + (ord(text[-1]) & 127)] |= np.uint64(1 << len(text))
         key = hash_span(codes, 0, len(codes))
         slot = int(key) % SLOTS
         while keys[slot] not in (0, key):
@@ -91,6 +98,9 @@ def look_up(codes: Array, first: int, last: int, keys: Array, values: Array) -> 
     """Value of the special string first to last; 0 when it is none."""
     if last - first > LONGEST or last <= first:
         return 0
+    lengths = keys[SLOTS + (np.int64(codes[first]) & 127) * 128 + (np.int64(codes[last - 1]) & 127)]
+    if not (lengths >> np.uint64(last - first)) & ONE:
+        return 0
     key = hash_span(codes, first, last)
     slot = key & SLOT_MASK
     while keys[slot] != 0:
@@ -101,8 +111,9 @@ def look_up(codes: Array, first: int, last: int, keys: Array, values: Array) -> 
 
 
 @compiled
-def _special(codes: Array, first: int, last: int, keys: Array, values: Array) -> bool:
-    return look_up(codes, first, last, keys, values) & 0xFFF != 0
+def _special(codes: Array, first: int, last: int, keys: Array, values: Array) -> int:
+    """Lengths of the words of a special string, 4 bits each; 0 when it is none."""
+    return look_up(codes, first, last, keys, values) & 0xFFF
 
 
 @compiled
@@ -175,8 +186,6 @@ def _infix(codes: Array, at: int, first: int, last: int, bits: Array) -> int:
     """Characters to cut out at a place inside a word."""
     code = codes[at]
     kind = bits[code]
-    if not kind & INFIX:
-        return 0
     if code == 46 and at + 1 < last and codes[at + 1] == 46:
         end = at
         while end < last and codes[end] == 46:
@@ -283,12 +292,17 @@ def _is_url(codes: Array, first: int, last: int, bits: Array) -> bool:
     return False
 
 
-@compiled
 def split_words(codes: Array, bits: Array, keys: Array, values: Array) -> tuple[Array, Array]:
     """First character of every word, and the one after its last."""
+    starts, ends = np.empty(len(codes), np.int32), np.empty(len(codes), np.int32)  # only what is written takes memory
+    count = write_words(codes, bits, keys, values, starts, ends)
+    return starts[:count].copy(), ends[:count].copy()
+
+
+@compiled
+def write_words(codes: Array, bits: Array, keys: Array, values: Array, starts: Array, ends: Array) -> int:
+    """Words into starts and ends, which have a place for every character; returns how many there are."""
     length = len(codes)
-    capacity = length // 3 + 64
-    starts, ends = np.empty(capacity, np.int32), np.empty(capacity, np.int32)
     count, at = 0, 0
     while at < length:
         while at < length and bits[codes[at]] & SPACE:
@@ -297,30 +311,23 @@ def split_words(codes: Array, bits: Array, keys: Array, values: Array) -> tuple[
             break
         first = at
         plain = True
-        while at < length and not bits[codes[at]] & SPACE:
-            plain = plain and 97 <= codes[at] | 32 <= 122
+        while at < length:
+            kind = bits[codes[at]]
+            if kind & SPACE:
+                break
+            plain = plain and kind & PLAIN != 0
             at += 1
-        if count + at - first > capacity:
-            capacity = 2 * capacity + at - first
-            more_starts, more_ends = np.empty(capacity, np.int32), np.empty(capacity, np.int32)
-            more_starts[:count], more_ends[:count] = starts[:count], ends[:count]
-            starts, ends = more_starts, more_ends
-        if plain and at - first > LONGEST:
+        if plain and not _special(codes, first, at, keys, values):
             starts[count], ends[count] = first, at
             count += 1
         else:
-            count = _split_run(codes, first, at, plain, bits, keys, values, starts, ends, count)
-    return starts[:count].copy(), ends[:count].copy()
+            count = _split_run(codes, first, at, bits, keys, values, starts, ends, count)
+    return count
 
 
 @compiled
-def _put(
-    codes: Array, first: int, last: int, keys: Array, values: Array, starts: Array, ends: Array, count: int
-) -> int:
-    """Write a special string as its words; 0 when it is none, else the new count."""
-    lengths = look_up(codes, first, last, keys, values) & 0xFFF
-    if lengths == 0:
-        return 0
+def _write(lengths: int, first: int, starts: Array, ends: Array, count: int) -> int:
+    """Write a special string as the words it is; returns the new count."""
     while lengths:
         starts[count] = first
         first += lengths & 15
@@ -332,47 +339,49 @@ def _put(
 
 @compiled
 def _split_run(
-    codes: Array, first: int, last: int, plain: bool, bits: Array, keys: Array, values: Array,
-    starts: Array, ends: Array, count: int,
-) -> int:  # fmt: skip
+    codes: Array, first: int, last: int, bits: Array, keys: Array, values: Array, starts: Array, ends: Array, count: int
+) -> int:
     """Cut one run without white space; words are written to starts and ends from `count` on."""
-    written = _put(codes, first, last, keys, values, starts, ends, count)
-    if written:
-        return written
-    if plain:
-        starts[count], ends[count] = first, last
-        return count + 1
     begin = count
     low, high = first, last
     tail = count + last - first  # suffixes are stacked from here downwards; words never outnumber characters
     size = -1
-    while low < high and high - low != size:
+    lengths = _special(codes, first, last, keys, values)
+    letters = False
+    while low < high and high - low != size and not lengths:
         size = high - low
-        if _special(codes, low, high, keys, values):
+        letters = _letters_alone(codes, low, high, bits)
+        if letters:
             break
         front = _prefix(codes, low, high, bits)
-        if front and _special(codes, low + front, high, keys, values):
-            starts[count], ends[count] = low, low + front
-            count += 1
-            low += front
-            break
-        back = _suffix(codes, low + front, high, bits, keys, values)
-        if back and _special(codes, low, high - back, keys, values):
-            tail -= 1
-            starts[tail], ends[tail] = high - back, high
-            high -= back
-            break
         if front:
             starts[count], ends[count] = low, low + front
-            count += 1
-            low += front
+            lengths = _special(codes, low + front, high, keys, values)
+            if lengths:
+                count += 1
+                low += front
+                break
+        back = _suffix(codes, low + front, high, bits, keys, values)
         if back:
             tail -= 1
             starts[tail], ends[tail] = high - back, high
-            high -= back
-    if low < high:
-        written = _put(codes, low, high, keys, values, starts, ends, count)
-        count = written if written else _cut_inside(codes, low, high, bits, starts, ends, count)
+            lengths = _special(codes, low, high - back, keys, values)
+            if lengths:
+                high -= back
+                break
+        if front:
+            count += 1
+            low += front
+        high -= back
+        if front or back:
+            lengths = _special(codes, low, high, keys, values)
+    if lengths:
+        count = _write(lengths, low, starts, ends, count)
+    elif letters:
+        starts[count], ends[count] = low, high
+        count += 1
+    elif low < high:
+        count = _cut_inside(codes, low, high, bits, starts, ends, count)
     for place in range(tail, begin + last - first):
         starts[count], ends[count] = starts[place], ends[place]
         count += 1
@@ -382,11 +391,22 @@ def _split_run(
 
 
 @compiled
+def _letters_alone(codes: Array, first: int, last: int, bits: Array) -> bool:
+    """Whether a word of a common length has letters alone, so that nothing more is cut off or out."""
+    if last - first > LOOKED_AT:
+        return False
+    for at in range(first, last):  # noqa: SIM110 - Numba compiles no generator expression
+        if not bits[codes[at]] & PLAIN:
+            return False
+    return True
+
+
+@compiled
 def _cut_inside(codes: Array, low: int, high: int, bits: Array, starts: Array, ends: Array, count: int) -> int:
     at, start = low + 1, low
     looked = False
     while at < high:
-        length = _infix(codes, at, low, high, bits)
+        length = _infix(codes, at, low, high, bits) if bits[codes[at]] & INFIX else 0
         if length and not looked:
             looked = True
             if _is_url(codes, low, high, bits):
@@ -408,6 +428,16 @@ def _cut_inside(codes: Array, low: int, high: int, bits: Array, starts: Array, e
 
 
 @compiled
+def _may_merge(code: int, following: int, bits: Array) -> bool:
+    """Whether a special string that was cut can begin with these two words, by their first characters."""
+    if not bits[code] & STARTS_SPECIAL:
+        return False
+    if bits[code] & LETTER:  # Mr. goin' and/or
+        return following == 46 or following == 39 or following == 0x2019 or following == 47
+    return True
+
+
+@compiled
 def _merge(
     codes: Array, begin: int, count: int, bits: Array, keys: Array, values: Array, starts: Array, ends: Array
 ) -> int:
@@ -415,7 +445,7 @@ def _merge(
     place, out = begin, begin
     while place < count:
         taken = 1
-        if bits[codes[starts[place]]] & STARTS_SPECIAL:
+        if place + 1 < count and _may_merge(codes[starts[place]], codes[starts[place + 1]], bits):
             most = 1
             while most < LONGEST_MERGED and place + most < count and ends[place + most] - starts[place] <= LONGEST:
                 most += 1
