@@ -71,7 +71,7 @@ def test_without_a_set_the_decisions_are_todays() -> None:
 LENIENT = {
     **EVERY,
     "code": Code(max_mean_line_length=1e9),
-    "textbook": Textbook(min_distinct_word_share=0.1),
+    "textbook": Textbook(min_distinct_word_share=0.05),
     "gopher_repetition": GopherRepetition(**dict.fromkeys(GopherRepetition.model_fields, 1.0)),
 }
 
@@ -84,8 +84,8 @@ LENIENT = {
         ("# auto-generated\n" + "word " * 60, {}, "code.generated"),
         ("word " * 60, {}, "textbook.distinct_words"),
         ("Ein Satz bleibt deutsch. " * 9 + "".join(f"Wort{i} " for i in range(99)), {}, "gopher_quality.stop_words"),
-        (PROSE + "\n" + PROSE, {"gopher_repetition": GopherRepetition()}, "gopher_repetition.lines"),
-        ("(((((((((((((((((([[[" * 50 + PROSE, {"gopher_quality": None}, "nemo.non_alphanumeric"),
+        (PROSE + "\n" + PROSE, {"textbook": None, "gopher_repetition": GopherRepetition()}, "gopher_repetition.lines"),
+        ("((((((((((((((((([[[\n" * 300 + PROSE, {"gopher_quality": None}, "nemo.non_alphanumeric"),
         ("MENU AND NOTHING ELSE OF ANY INTEREST\n" * 3 + PROSE[:900], {}, "refinedweb.removed_words"),
         (PROSE.replace("reasons", "{reasons}", 1), {}, "c4.curly_bracket"),
         (PROSE + "\n" + PROSE[:200], {"c4": None}, "fineweb.duplicate_characters"),

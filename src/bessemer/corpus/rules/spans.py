@@ -26,6 +26,8 @@ from bessemer.corpus.rules.words import hash_span
 
 Array = npt.NDArray[Any]
 NEWLINE = 10
+DATA_LINE = 40
+"""Characters of a line of base64, at least: PEM has 64, MIME 76. Shorter lines are lists of words."""
 
 
 @compiled
@@ -195,14 +197,17 @@ def line_shares(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[
 
 @compiled
 def encoded_runs(codes: Array, bits: Array, fewest: int) -> tuple[int, int]:
-    """The longest run of encoded data, and the characters of all: base64 with line feeds, of at least `fewest`
-    characters; or at least eight bytes in hexadecimal, each with or without 0x or \\x, commas and blanks between."""
+    """The longest run of encoded data, and the characters of all: base64 of at least `fewest` characters, with line
+    feeds after lines of at least DATA_LINE; or at least eight bytes in hexadecimal, each with or without 0x or \\x,
+    commas and blanks between."""
     longest, total = 0, 0
     at = 0
     while at < len(codes):
-        end = at
-        while end < len(codes) and (bits[codes[end]] & BASE64 or codes[end] == NEWLINE):
+        end, line = at, at
+        while end < len(codes) and (bits[codes[end]] & BASE64 or (codes[end] == NEWLINE and end - line >= DATA_LINE)):
             end += 1
+            if codes[end - 1] == NEWLINE:
+                line = end
         if end - at >= fewest:
             longest, total = max(longest, end - at), total + end - at
             at = end

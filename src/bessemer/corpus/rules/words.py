@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.corpus.rules.addresses import is_digit, is_url
 from bessemer.corpus.rules.characters import (
     BEFORE_DOT,
     CURRENCY,
@@ -40,8 +41,6 @@ SLOTS = 8192
 """Slots of the table of special strings, a power of two; it holds about 1,500."""
 UNIT, MERGED = 1 << 30, 1 << 29
 """Values: a unit of measurement; a string that is put together again where it was cut: most are emoticons."""
-MOST_SIGNS = 8
-"""Positions of @ in a word after which a host is looked for."""
 LONGEST_UNIT = 5
 LOOKED_AT = 24
 """Letters that are looked over at once; most words have fewer."""
@@ -117,18 +116,13 @@ def _special(codes: Array, first: int, last: int, keys: Array, values: Array) ->
 
 
 @compiled
-def _digit(code: int) -> bool:
-    return 48 <= code <= 57
-
-
-@compiled
 def _prefix(codes: Array, first: int, last: int, bits: Array) -> int:
     """Characters to cut off at the start."""
     code = codes[first]
     if bits[code] & PREFIX:
         return 1
     if code == 43:  # + unless a digit follows
-        return 0 if first + 1 < last and _digit(codes[first + 1]) else 1
+        return 0 if first + 1 < last and is_digit(codes[first + 1]) else 1
     if code == 46:  # two full stops or more
         end = first
         while end < last and codes[end] == 46:
@@ -164,17 +158,17 @@ def _suffix(codes: Array, first: int, last: int, bits: Array, keys: Array, value
         return 1 if third == 0xB0 and (before == 70 or before == 67 or before == 75) else 0
     if (code == 115 or code == 83) and (before == 39 or before == 0x2019):  # 's
         found = 2
-    if _digit(before) and (code == 43 or kind & CURRENCY):
+    if is_digit(before) and (code == 43 or kind & CURRENCY):
         found = max(found, 1)
     if code == 36:  # 5US$ 5C$
-        if last - 4 >= first and codes[last - 3] == 85 and before == 83 and _digit(codes[last - 4]):
+        if last - 4 >= first and codes[last - 3] == 85 and before == 83 and is_digit(codes[last - 4]):
             found = 3
-        if last - 3 >= first and (before == 67 or before == 65) and _digit(codes[last - 3]):
+        if last - 3 >= first and (before == 67 or before == 65) and is_digit(codes[last - 3]):
             found = max(found, 2)
     for length in range(1, LONGEST_UNIT + 1):
-        if last - length - 1 < first or _digit(codes[last - length]):
+        if last - length - 1 < first or is_digit(codes[last - length]):
             break
-        if _digit(codes[last - length - 1]):
+        if is_digit(codes[last - length - 1]):
             if look_up(codes, last - length, last, keys, values) & UNIT:
                 found = max(found, length)
             break
@@ -197,13 +191,13 @@ def _infix(codes: Array, at: int, first: int, last: int, bits: Array) -> int:
         return 0
     before, after = codes[at - 1], codes[at + 1]
     left, right = bits[before], bits[after]
-    if (code == 43 or code == 45 or code == 42 or code == 94) and _digit(before) and (_digit(after) or after == 45):
+    if (code == 43 or code == 45 or code == 42 or code == 94) and is_digit(before) and (is_digit(after) or after == 45):
         return 1
     if code == 46:
         return 1 if left & (LOWER_LETTER | QUOTE) and right & (UPPER_LETTER | QUOTE) else 0
     if code == 44:
         return 1 if left & LETTER and right & LETTER else 0
-    if not left & LETTER and not _digit(before):
+    if not left & LETTER and not is_digit(before):
         return 0
     if code == 58 or code == 60 or code == 61 or code == 62 or code == 47:  # : < = > /
         return 1 if right & LETTER else 0
@@ -217,79 +211,6 @@ def _infix(codes: Array, at: int, first: int, last: int, bits: Array) -> int:
             if bits[codes[at + length]] & LETTER:
                 return length
     return 0
-
-
-@compiled
-def _is_host(codes: Array, first: int, last: int, bits: Array) -> bool:
-    """Whether a host name with a top-level domain, or four numbers, stands here, then a port and a path or nothing."""
-    end = first
-    while end < last and not (codes[end] == 58 or codes[end] == 47 or codes[end] == 63 or codes[end] == 35):
-        if codes[end] < 0xA1 and not (
-            _digit(codes[end])
-            or 97 <= codes[end] | 32 <= 122
-            or codes[end] == 45
-            or codes[end] == 46
-            or codes[end] == 95
-        ):
-            return False
-        end += 1
-    after = end
-    if after < last and codes[after] == 58:
-        after += 1
-        digits = after
-        while after < last and _digit(codes[after]):
-            after += 1
-        if not 2 <= after - digits <= 5:
-            return False
-        if after < last and not (codes[after] == 47 or codes[after] == 63 or codes[after] == 35):
-            return False
-    start = first
-    num_labels, num_numbers = 0, 0
-    for at in range(first, end + 1):
-        if at < end and codes[at] != 46:
-            continue
-        if at == start:
-            return False
-        if at == end:
-            break
-        if at - start > 64 or codes[start] == 45 or codes[start] == 95 or codes[at - 1] == 45 or codes[at - 1] == 95:
-            return False
-        num_labels += 1
-        num_numbers += at - start <= 3 and _digit(codes[start]) and _digit(codes[at - 1])
-        start = at + 1
-    if num_labels == 0:
-        return False
-    if num_labels == 3 and num_numbers == 3 and end - start <= 3 and _digit(codes[start]) and _digit(codes[end - 1]):
-        return True
-    if not 2 <= end - start <= 63:
-        return False
-    for at in range(start, end):  # noqa: SIM110 - Numba compiles no generator expression
-        if not bits[codes[at]] & LOWER_LETTER:
-            return False
-    return True
-
-
-@compiled
-def _is_url(codes: Array, first: int, last: int, bits: Array) -> bool:
-    """Whether a word is a URL, with or without its scheme, or an e-mail address: it is not cut further."""
-    start = first
-    for at in range(first, min(last - 2, first + 64)):
-        if codes[at] == 58 and codes[at + 1] == 47 and codes[at + 2] == 47:
-            start = at + 3 if at - first >= 2 else first
-            break
-        if not (_digit(codes[at]) or bits[codes[at]] & LETTER or 43 <= codes[at] <= 46 or codes[at] == 95):
-            break
-    if _is_host(codes, start, last, bits):
-        return True
-    signs = 0
-    for at in range(start + 1, last):
-        if codes[at] == 64:
-            signs += 1
-            if signs > MOST_SIGNS:
-                break
-            if _is_host(codes, at + 1, last, bits):
-                return True
-    return False
 
 
 def split_words(codes: Array, bits: Array, keys: Array, values: Array) -> tuple[Array, Array]:
@@ -409,7 +330,7 @@ def _cut_inside(codes: Array, low: int, high: int, bits: Array, starts: Array, e
         length = _infix(codes, at, low, high, bits) if bits[codes[at]] & INFIX else 0
         if length and not looked:
             looked = True
-            if _is_url(codes, low, high, bits):
+            if is_url(codes, low, high, bits):
                 break
         if length:
             if at > start:
