@@ -188,9 +188,9 @@ def test_a_finished_step_is_not_done_again(of: Recipe, run: RunFolder, finely: N
     assert len(before) > 20
     with monkeypatch.context() as patched:
         patched.setattr(pipeline, "assemble", stopped)
-        for module, name in ((pipeline, "plan"), (partition, "read"), (engine, "quiet_daft")):
+        for module, name in ((pipeline, "plan"), (partition, "read")):
             patched.setattr(module, name, lambda *_: pytest.fail("done again"))
-        patched.setattr("bessemer.corpus.verdicts.find_duplicates", lambda *_: pytest.fail("done again"))
+        patched.setattr("bessemer.corpus.dedup.judging.judge", lambda *_: pytest.fail("done again"))
         with pytest.raises(BessemerError, match="stopped here"):
             pipeline.build(of, run)
     assert receipts(run.path) == before

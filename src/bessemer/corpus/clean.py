@@ -16,9 +16,9 @@ from typing import Any
 from bessemer.corpus import contamination, language, personal
 from bessemer.corpus.document import Record
 from bessemer.corpus.extract import NotText, normalise
-from bessemer.corpus.rules import judge
+from bessemer.corpus.rules import apply, judge_url
 from bessemer.errors import BessemerError
-from bessemer.recipe import Corpus, Source
+from bessemer.recipe import Corpus, Rules, Source
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Settings:
     corpus: Corpus
     sources: dict[str, Source]
     evaluation_sets: contamination.Index | None = None
+    rules: dict[str | None, Rules] = field(default_factory=dict)
+    """By language, as they are asked for."""
 
     @classmethod
     def of(cls, corpus: Corpus) -> Settings:
@@ -36,6 +38,14 @@ class Settings:
         language.check(corpus.language)
         sets = contamination.build(corpus.contamination) if corpus.contamination.sets else None
         return cls(corpus, {source.name: source for source in corpus.sources}, sets)
+
+    def rules_for(self, code: str | None) -> Rules:
+        """The rules for a document in a language (None: not looked for): without the sets that are for others only."""
+        if code not in self.rules:
+            of = self.corpus
+            other = [name for name in of.language.only_for if not language.applies(name, code, of.language)]
+            self.rules[code] = of.rules.model_copy(update=dict.fromkeys(other)) if other else of.rules
+        return self.rules[code]
 
 
 @dataclass
@@ -129,15 +139,31 @@ def look_for_evaluation_sets(record: Record, settings: Settings, tally: Tally) -
         record.text = contamination.masked(record.text, found, of.mask)
 
 
-def judge_text(record: Record, settings: Settings, tally: Tally) -> None:
-    """The rules on the text as a whole."""
-    if (verdict := judge(record.text, settings.corpus.rules)) is not None:
+def judge_address(record: Record, settings: Settings, tally: Tally) -> None:
+    """The rules on where a page comes from, before anything is spent on its text."""
+    url = record.metadata.get("url")
+    of = settings.corpus.rules.refinedweb
+    if of is not None and isinstance(url, str) and (verdict := judge_url(url, of)) is not None:
         record.reject(*verdict)
+
+
+def judge_text(record: Record, settings: Settings, tally: Tally) -> None:
+    """The rules on the text, some of which take lines out of it."""
+    of = settings.corpus
+    code = record.language if language.wanted(settings.sources[record.source].format, of.language) else None
+    judged = apply(record.text, settings.rules_for(code), record.language or "en")
+    if judged.reason is not None:
+        record.reject(judged.reason, judged.detail)
+    elif judged.text != record.text:
+        tally.count("edited_characters", "rules", len(record.text) - len(judged.text))
+        tally.count("edited_documents", "rules")
+        record.text = judged.text
 
 
 STEPS: tuple[tuple[str, Step], ...] = (
     ("check", check_text),
     ("normalise", normalise_text),
+    ("address", judge_address),
     ("language", identify_language),
     ("rules", judge_text),
     ("personal data", replace_personal_data),

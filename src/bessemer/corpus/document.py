@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
+from bessemer.corpus.rules.findings import RULE_REASONS
+
 COLUMNS = ("identity", "text", "source", "path", "place", "language", "metadata", "label")
 """Columns of documents/part-*.parquet, all strings; sorted by (source, identity). A document without a label has "",
 one whose language was not looked for as well. `path` is the file in the corpus; `place` where the document stands in
@@ -29,11 +31,12 @@ REASONS = {
     "long_lines": "mean line longer than corpus.rules.max_mean_line_length",
     "not_text": "too few letters and digits, or no text a person wrote",
     "repetitive": "too few distinct lines",
-    "step_failed": "a step of the cleaning failed on it, which is a fault of the step",
     "language_unsure": "its language scores below corpus.language.min_score",
     "language_other": "its language is not one of corpus.language.allowed",
     "language_switches": "it changes language more often than corpus.language.max_switches",
+    **RULE_REASONS,
     "contaminated": "it holds text of an evaluation set of corpus.contamination.sets",
+    "step_failed": "a step of the cleaning failed on it, which is a fault of the step",
     "low_quality": "the quality classifier scores it too low (corpus.quality)",
     "exact_duplicate": "the same text stands in the corpus already",
     "near_duplicate": "nearly the same text stands in the corpus already",

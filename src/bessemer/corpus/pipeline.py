@@ -170,9 +170,9 @@ def _digest(corpus: Corpus, found: dict[str, list[File]]) -> str:
 
 def _read_besides(corpus: Corpus) -> list[Any]:
     """What the steps read besides the sources: models, evaluation sets, earlier corpora."""
-    found: list[Any] = []
+    found: list[Any] = [_content(Path(path)) for path in corpus.rules.files()]
     if corpus.language.identify:
-        found.append(hashlib.sha256(language.model_path(corpus.language.model).read_bytes()).hexdigest())
+        found.append(_content(language.model_path(corpus.language.model)))
     if corpus.contamination.sets:
         found.append(contamination.fingerprint(corpus.contamination))
     if corpus.quality.on:
@@ -182,6 +182,12 @@ def _read_besides(corpus: Corpus) -> list[Any]:
     for folder in corpus.dedup.against:
         found.append([(str(path), path.stat().st_size) for path in earlier_files(folder)])
     return found
+
+
+def _content(path: Path) -> list[str]:
+    """Hash of a file, or of each file in a folder; nothing where there is none, which is refused when it is read."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]
 
 
 @contextmanager

@@ -8,13 +8,15 @@ quality/stage.json                           the receipt
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bessemer.corpus.passed import Passed
-from bessemer.corpus.quality.classify import Judgement, classify
 from bessemer.corpus.work import made, receipt
 from bessemer.recipe import Corpus
 from bessemer.run import STAGE_FILE, read_json
+
+if TYPE_CHECKING:
+    from bessemer.corpus.quality.classify import Judgement
 
 ARRAYS = ("identities", "scores", "stays", "band")
 REPORT = "report"
@@ -23,6 +25,8 @@ REPORT = "report"
 def score_all(corpus: Corpus, passed: Passed, inputs: str) -> dict[str, Any]:
     """Train or load the classifier and score every document, unless that is done; gives the receipt."""
     import numpy as np
+
+    from bessemer.corpus.quality.classify import classify
 
     folder = passed.work / "quality"
     done = receipt(folder, inputs) if folder.exists() else None
@@ -47,6 +51,8 @@ def score_all(corpus: Corpus, passed: Passed, inputs: str) -> dict[str, Any]:
 def load(work: Path) -> Judgement | None:
     """What the classifier found, mapped into memory; None when it was not asked."""
     import numpy as np
+
+    from bessemer.corpus.quality.classify import Judgement
 
     folder = work / "quality"
     if not (folder / STAGE_FILE).exists():

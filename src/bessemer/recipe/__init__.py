@@ -2,7 +2,7 @@
 
 from bessemer.recipe.batches import Batches
 from bessemer.recipe.contamination import Contamination, EvaluationSet
-from bessemer.recipe.corpus import Corpus, Rules, Source
+from bessemer.recipe.corpus import Corpus, Source
 from bessemer.recipe.dedup import Dedup, Paragraphs, Substrings
 from bessemer.recipe.extract import Extract
 from bessemer.recipe.language import Language
@@ -13,6 +13,7 @@ from bessemer.recipe.objective import Classify, Masking
 from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
 from bessemer.recipe.personal import PersonalData
 from bessemer.recipe.quality import Quality
+from bessemer.recipe.rules import Rules
 from bessemer.recipe.schema import (
     Checkpoint,
     Evaluate,

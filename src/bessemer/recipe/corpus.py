@@ -12,7 +12,8 @@ from bessemer.recipe.extract import Extract
 from bessemer.recipe.language import Language
 from bessemer.recipe.personal import PersonalData
 from bessemer.recipe.quality import Quality
-from bessemer.recipe.section import Positive, Section, Share
+from bessemer.recipe.rules import Rules
+from bessemer.recipe.section import Section
 from bessemer.recipe.work import Work
 
 Format = Literal["text", "code", "html", "warc", "mediawiki", "jsonl", "parquet", "descriptions"]
@@ -84,27 +85,6 @@ class Source(Section):
         return self
 
 
-class Rules(Section):
-    """Which documents are kept. A document that breaks a rule is rejected under that rule's name."""
-
-    min_characters: int = Field(200, ge=0, description="Shorter documents are rejected (too_short).")
-    max_characters: Positive = Field(1_000_000, description="Longer documents are rejected (too_long).")
-    max_mean_line_length: float = Field(
-        1000.0,
-        gt=0,
-        description="Documents with a longer mean line are rejected (long_lines): minified code, data blobs.",
-    )
-    min_alphanumeric_share: Share = Field(
-        0.25,
-        description="Documents in which a smaller share of the characters other than white space is a letter or a "
-        "digit are rejected (not_text).",
-    )
-    min_unique_line_share: Share = Field(
-        0.2,
-        description="Documents in which a smaller share of the non-empty lines is distinct are rejected (repetitive).",
-    )
-
-
 class Corpus(Work):
     """Raw sources to clean documents."""
 
@@ -131,6 +111,12 @@ class Corpus(Work):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"two sources are named {twice[0]!r}; give each source a name of its own")
+        sets = [name for name, field in Rules.model_fields.items() if field.default is None]
+        strange = [name for name in self.language.only_for if name not in sets]
+        if strange:
+            raise ValueError(
+                f"language.only_for names {strange[0]!r}, which is no set of rules; there are: {', '.join(sets)}"
+            )
         weighted = [source.name for source in self.sources if source.weight is not None]
         if weighted and len(weighted) != len(names):
             missing = next(name for name in names if name not in weighted)

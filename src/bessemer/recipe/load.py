@@ -153,8 +153,13 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
     sets = tuple(given.model_copy(update={"path": anchored(given.path)}) for given in contamination.sets)
     contamination = contamination.model_copy(update={"sets": sets})
     changed_corpus = {
-        "sources": sources, "language": language, "contamination": contamination, "quality": quality, "dedup": dedup
-    }  # fmt: skip
+        "sources": sources,
+        "rules": recipe.corpus.rules.anchored(anchored),
+        "language": language,
+        "contamination": contamination,
+        "quality": quality,
+        "dedup": dedup,
+    }
     corpus = recipe.corpus.model_copy(update=changed_corpus)
     changed = {"corpus": corpus, "tokenizer": tokenizer, "tokens": tokens, "model": model, "train": train}
     return recipe.model_copy(update=changed)

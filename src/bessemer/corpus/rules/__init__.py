@@ -1,0 +1,26 @@
+"""Whether a clean text is kept, and the one reason when it is not: basic rules, and published sets by choice.
+
+`judge` is the basic rules alone; `apply` is all that a recipe switches on; `judge_url` looks at where a document comes
+from; `statistics` is what the sets look at. What each set does: docs/rules.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bessemer.corpus.rules.apply import apply
+from bessemer.corpus.rules.basic import alphanumeric_share, judge
+from bessemer.corpus.rules.findings import RULE_REASONS, Finding, Judgement
+from bessemer.corpus.rules.urls import judge_url
+
+if TYPE_CHECKING:
+    from bessemer.corpus.rules.counts import Statistics
+
+__all__ = ["RULE_REASONS", "Finding", "Judgement", "alphanumeric_share", "apply", "judge", "judge_url", "statistics"]
+
+
+def statistics(text: str) -> Statistics:
+    """The counts over a text; needs Numba. A lone surrogate counts as a character."""
+    from bessemer.corpus.rules import counts
+
+    return counts.Statistics(text)

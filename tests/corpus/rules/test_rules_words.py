@@ -1,0 +1,88 @@
+"""The splitter against spaCy's own answers (blank English tokenizer, 3.8), written down, and on random text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bessemer.corpus.rules.counts import Statistics
+from bessemer.corpus.rules.specials import LONGEST, specials
+
+
+def split(text: str) -> list[str]:
+    starts, ends = Statistics(text).word_spans
+    return [text[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ""),
+        (" \n\t ", ""),
+        ("one two\n\nthree", "one two three"),
+        ("(really?) yes.", "( really ? ) yes ."),
+        ("I don't, you can't've", "I do n't , you ca n't 've"),
+        ("John's dogs' bone", "John 's dogs ' bone"),
+        ("dont cannot Im its well", "do nt can not I m its well"),
+        ("he’s we’ll", "he ’s we ’ll"),
+        ("Mr. Smith, e.g. U.S. and x.y", "Mr. Smith , e.g. U.S. and x.y"),
+        ("end.Start", "end . Start"),
+        ("wait... what…", "wait ... what …"),
+        ("a well-known-fact 2-3 x--y", "a well - known - fact 2 - 3 x -- y"),
+        ("and/or a/b w/o", "and/or a / b w/o"),
+        ("10km 5kg 3.5 $20 20€ 50%", "10 km 5 kg 3.5 $ 20 20 € 50 %"),
+        ("7pm 11a.m.", "7 pm 11 a.m."),
+        ("+49 +x", "+49 + x"),
+        ("http://foo.com/a-b?x=y#z, x", "http://foo.com/a-b?x=y#z , x"),
+        ("me@example.com-x.org", "me@example.com-x.org"),
+        ("foo.bar-baz foo.bar/baz-x", "foo.bar - baz foo.bar/baz-x"),
+        ("def f(x): return x", "def f(x ): return x"),
+        ("('')", "( '' )"),
+        ("x :) y", "x :) y"),
+        ("🙂hi🙂 a🙂b", "🙂 hi 🙂 a 🙂 b"),
+        ("「日本語」です。 「日本」", "「 日本語」です 。 「 日本 」"),
+        ("«Привет», сказал", "« Привет » , сказал"),
+        ("مرحبا، بالعالم", "مرحبا ، بالعالم"),
+    ],
+)
+def test_words_are_those_of_spacy(text: str, words: str) -> None:
+    assert split(text) == words.split()
+
+
+MIXED = st.text(
+    st.one_of(
+        st.sampled_from("abcXYZ019 .,;:'\"()[]{}<>-–—/+=*^~_#%$€\n\t\r\x0b\u2028’“”…•😀日本語жЖαΩשلอ\x00"),
+        st.characters(codec="utf-8"),
+    ),
+    max_size=200,
+)
+
+
+@given(MIXED)
+def test_nothing_is_lost_and_nothing_is_invented(text: str) -> None:
+    words = split(text)
+    assert "".join(words) == "".join(text.split())
+    assert all(word and not any(map(str.isspace, word)) for word in words)
+
+
+@given(st.lists(st.sampled_from(["a-b", "don't", "e.g.", "x", "(y)", "é", "1km"]), max_size=30))
+def test_words_do_not_depend_on_their_neighbours(parts: list[str]) -> None:
+    assert split(" ".join(parts)) == [word for part in parts for word in split(part)]
+
+
+def test_specials_are_consistent() -> None:
+    for text, pieces in specials().items():
+        assert "".join(pieces) == text
+        assert len(text) <= LONGEST
+        if not any(map(str.isspace, text)):
+            assert split(text) == list(pieces)
+
+
+@pytest.mark.parametrize(
+    "unit", ["x", "(", ")", "'", ".", "@", "a@", "(a)", "-", "a-", "😀", "日", "\x00", "1", "://a", "'s"]
+)
+def test_a_huge_word_is_split_in_linear_time(unit: str) -> None:
+    """Two million characters without white space: a quadratic step would not come back."""
+    text = unit * (2_000_000 // len(unit))
+    assert "".join(split(text)) == text

@@ -1,0 +1,56 @@
+"""Sets of rules in the recipe: off, on with the published values, changed one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bessemer import recipe as recipes
+from bessemer.errors import InputError
+from tests.conftest import recipe_text
+
+
+def test_a_set_is_off_until_its_table_is_there(tmp_path: Path) -> None:
+    text = recipe_text(tmp_path)
+    rules = recipes.parse(text, "x").corpus.rules
+    assert all(getattr(rules, name) is None for name in ("gopher_quality", "c4", "fineweb", "nemo", "adult"))
+    rules = recipes.parse(
+        text + "\n[corpus.rules.c4]\n[corpus.rules.gopher_quality]\nmin_words = 20\n", "x"
+    ).corpus.rules
+    assert rules.c4 is not None
+    assert rules.c4.min_sentences == 5
+    assert rules.gopher_quality is not None
+    assert (rules.gopher_quality.min_words, rules.gopher_quality.max_words) == (20, 100_000)
+    assert recipes.parse(text, "x", ["corpus.rules.fineweb={}"]).corpus.rules.fineweb is not None
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    text = recipe_text(tmp_path) + '\n[corpus.rules.nemo]\n[corpus.rules.adult]\npath = "words"\n'
+    recipe = recipes.parse(text, "x")
+    assert recipes.parse(recipes.dump(recipe), "y") == recipe
+
+
+def test_paths_lie_beside_the_recipe(tmp_path: Path) -> None:
+    place = tmp_path / "own.toml"
+    place.write_text(
+        recipe_text(tmp_path)
+        + '\n[corpus.rules.adult]\npath = "words"\n[corpus.rules.refinedweb]\ndomains = "lists/domains"\n'
+        + '[corpus.rules.toxic]\nclassifier = "toxic.bin"\nlabel = "toxic"\n'
+    )
+    rules = recipes.load(place).corpus.rules
+    assert rules.files() == [str(tmp_path / name) for name in ("lists/domains", "words", "toxic.bin")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("[corpus.rules.c4]\nmin_sentence = 3", "did you mean corpus.rules.c4.min_sentences"),
+        ("[corpus.rules.goper_quality]", "did you mean corpus.rules.gopher_quality"),
+        ("[corpus.rules.fineweb]\nmax_short_line_share = 2.0", "max_short_line_share"),
+        ("[corpus.rules.toxic]", "nothing to judge by"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, lines: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        recipes.parse(f"{recipe_text(tmp_path)}\n{lines}\n", "x")
