@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jinja2")
+pytest.importorskip("plotly")
+
+from bessemer.report import data as run_data
+from bessemer.report import page
+from bessemer.report.fertility import SHOWN, fertility
+from bessemer.run import RunFolder, read_json, write_json
+from bessemer.tokens.fertility import SEPARATOR, table
+
+
+def tally(languages: int = 1) -> dict[str, Any]:
+    row = {"documents": 2, "bytes": 1000, "words": 100, "tokens": [250, 200], "single_byte": [25, 100]}
+    return {
+        f"web{SEPARATOR}{'' if languages == 1 else f'l{n:03d}'}": {**row, "bytes": 1000 + n} for n in range(languages)
+    }
+
+
+def test_rows_of_each_tokenizer(make_run: Callable[..., RunFolder]) -> None:
+    found = run_data.read(make_run())
+    assert fertility(found) == {}  # a manifest without it
+    shown = fertility(replace(found, manifest={"fertility": table(tally(), ["this run", "<other>"], [400, 50257])}))
+    assert shown["finding"] == "A token stands for 4.00 bytes of this text: −20.0% against <other>."
+    assert shown["rows"][0]["cells"] == ["4.00", "2.50", "10.0%", "5.00", "2.00", "50.0%"]
+    assert shown["languages"] is False
+    many = fertility(replace(found, manifest={"fertility": table(tally(70), ["a", "b"], [1, 2])}))
+    assert (len(many["rows"]), many["left_out"]) == (SHOWN, 10)
+    assert many["rows"][0]["language"] == "l010"  # the largest are shown, in their order
+    for damaged in ({"rows": [{"source": 3, "tokens": "x"}]}, {"rows": "x"}, []):
+        fertility(replace(found, manifest={"fertility": damaged}))
+
+
+def test_it_stands_on_the_page(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run()
+    path = run.tokens / "manifest.json"
+    write_json(path, {**read_json(path), "fertility": table(tally(2), ["this run", "<b>other</b>"], [400, 50257])})
+    text = page.write(run).read_text(encoding="utf-8")
+    assert "Fertility" in text and "&lt;b&gt;other&lt;/b&gt;, 50,257 ids" in text and "<b>other</b>" not in text
