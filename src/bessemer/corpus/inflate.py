@@ -35,7 +35,7 @@ COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
 
 _STARTS = {
     "gzip": re.compile(rb"\x1f\x8b\x08[\x00-\x1f]"),
-    "bzip2": re.compile(rb"BZh[1-9]1AY&SY"),
+    "bzip2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
     "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
 }
 _SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")

@@ -108,14 +108,17 @@ def _fixed_part(path: str) -> tuple[str, re.Pattern[str] | None]:
 
 
 def version(path: str, access: Access) -> tuple[int, int]:
-    """Size in bytes and time of change (ns) as they are now. OSError."""
+    """Size in bytes and time of change (ns) as they are now. Raises as `open_file` does."""
     if not is_remote(path):
         status = os.stat(path)
         return status.st_size, status.st_mtime_ns
     from pyarrow import fs
 
     files, inner = filesystem(path, access)
-    info = files.get_file_info(inner)
+    try:
+        info = files.get_file_info(inner)
+    except OSError as error:
+        raise failure(path, error) from None
     if info.type != fs.FileType.File:
         raise FileNotFoundError(2, "No such file in the store", path)
     return info.size or 0, info.mtime_ns or 0

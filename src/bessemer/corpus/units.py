@@ -269,7 +269,7 @@ def _expand_lines(
 ) -> Iterator[Piece]:
     """Stream a compressed JSONL file into plain pieces that end at line ends; the lines before a damage are kept.
     Nothing is extracted to a path it names."""
-    expanded = 0
+    begin = expanded = 0  # of `rest`, and of what is still to come
     damage = ""
     rest = bytearray()
     try:
@@ -278,24 +278,25 @@ def _expand_lines(
             rest += block
             cut = rest.rfind(b"\n", max(len(rest) - len(block), 0)) + 1
             if cut and len(rest) >= RANGE_BYTES:
-                yield _spooled(folder, file, bytes(rest[:cut]), expanded - len(rest))
+                yield _spooled(folder, file, bytes(rest[:cut]), begin)
                 del rest[:cut]
+                begin += cut
             if len(rest) > MAX_RECORD_BYTES:
                 damage = f"a record is longer than {MAX_RECORD_BYTES} bytes"
-                rest.clear()
                 break
             if stop.is_set() or (room is not None and expanded >= room):
                 del rest[rest.rfind(b"\n") + 1 :]
                 break
     except Damaged as error:
         damage = f"{error}, after {expanded} bytes of text"
-        del rest[rest.rfind(b"\n") + 1 :]  # a line cut by the damage is part of it
-    except OSError as error:
-        damage = error.strerror or str(error)
-    if rest:
-        yield _spooled(folder, file, bytes(rest), expanded - len(rest))
+    except FileNotFoundError as error:
+        damage = error.strerror or "vanished"
     if damage:
-        yield Piece(file.path, file.name, expanded, expanded, 0, damage=damage)
+        del rest[rest.rfind(b"\n") + 1 :]  # a line cut by the damage is part of it
+    if rest:
+        yield _spooled(folder, file, bytes(rest), begin)
+    if damage:
+        yield Piece(file.path, file.name, expanded, expanded, 0, offset=expanded, damage=damage)
 
 
 def _expand_archive(
@@ -317,7 +318,7 @@ def _expand_archive(
     for piece in _ranges(File(str(path), file.name, size, 0), room) if size else ():
         yield replace(piece, prefix="0+")
     if damage:
-        yield Piece(file.path, file.name, size, size, 0, damage=damage)
+        yield Piece(file.path, file.name, size, size, 0, offset=size, damage=damage)
 
 
 def _expanded(file: File, reach: storage.Access) -> Iterator[bytes]:

@@ -1,0 +1,169 @@
+"""A public bucket on this machine: the few requests of S3 and of Google's store that reading takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+TIME = "2024-05-06T07:08:09.000Z"
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the files of a folder as objects named "bucket/key"."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder = folder
+        self.log = folder.with_suffix(".log")
+
+    @property
+    def objects(self) -> dict[str, bytes]:
+        files = [path for path in self.folder.rglob("*") if path.is_file()]
+        return {path.relative_to(self.folder).as_posix(): path.read_bytes() for path in files}
+
+    @property
+    def refuse(self) -> bool:
+        return self.folder.with_suffix(".refuse").exists()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        place = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(place.query, keep_blank_values=True).items()}
+        path = unquote(place.path).strip("/")
+        with open(self.server.log, "a") as log:
+            log.write(
+                f"{self.command} {self.path} {self.headers.get('Range', '')} {self.headers.get('Authorization', '')}\n"
+            )
+        if self.server.refuse:
+            self._answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>", "application/xml")
+        elif path.startswith("storage/v1/b/"):
+            self._google(path.removeprefix("storage/v1/b/"), query)
+        elif "list-type" in query:
+            self._list(path, query)
+        else:
+            self._object(path)
+
+    def _object(self, path: str) -> None:
+        data = self.server.objects.get(path)
+        if data is None:
+            buckets = {name.split("/")[0] for name in self.server.objects}
+            self._answer(200 if path in buckets else 404, b"", "application/xml")
+            return
+        wanted = self.headers.get("Range")
+        if wanted:
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            start, end = int(first), min(int(last or len(data) - 1), len(data) - 1)
+            extra = {"Content-Range": f"bytes {start}-{end}/{len(data)}"}
+            self._answer(206, data[start : end + 1], "application/octet-stream", extra)
+        else:
+            self._answer(200, data, "application/octet-stream")
+
+    def _list(self, bucket: str, query: dict[str, str]) -> None:
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        contents, common = "", set()
+        for name in sorted(self.server.objects):
+            key = name.partition("/")[2]
+            if name.partition("/")[0] != bucket or not key.startswith(prefix):
+                continue
+            rest = key[len(prefix) :]
+            if delimiter and delimiter in rest:
+                common.add(prefix + rest.split(delimiter)[0] + delimiter)
+                continue
+            size = len(self.server.objects[name])
+            contents += (
+                f"<Contents><Key>{escape(key)}</Key><LastModified>{TIME}</LastModified><ETag>&quot;e&quot;</ETag>"
+                f"<Size>{size}</Size></Contents>"
+            )
+        folders = "".join(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in sorted(common))
+        body = (
+            f'<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>{bucket}</Name>'
+            f"<IsTruncated>false</IsTruncated>{contents}{folders}</ListBucketResult>"
+        )
+        self._answer(200, body.encode(), "application/xml")
+
+    def _google(self, path: str, query: dict[str, str]) -> None:
+        bucket, _, rest = path.partition("/o")
+        name = rest.strip("/")
+        if not name:
+            prefix = query.get("prefix", "")
+            found = [one for one in sorted(self.server.objects) if one.startswith(f"{bucket}/{prefix}")]
+            items = [self._about(bucket, one.partition("/")[2]) for one in found]
+            self._answer(200, json.dumps({"kind": "storage#objects", "items": items}).encode(), "application/json")
+        elif f"{bucket}/{name}" not in self.server.objects:
+            self._answer(404, b'{"error": {"code": 404, "message": "not found"}}', "application/json")
+        elif query.get("alt") == "media":
+            self._object(f"{bucket}/{name}")
+        else:
+            self._answer(200, json.dumps(self._about(bucket, name)).encode(), "application/json")
+
+    def _about(self, bucket: str, key: str) -> dict[str, str]:
+        size = str(len(self.server.objects[f"{bucket}/{key}"]))
+        about = {"kind": "storage#object", "id": key, "name": key, "bucket": bucket, "size": size, "generation": "1"}
+        return {**about, "metageneration": "1", "updated": TIME, "timeCreated": TIME, "etag": "e"}
+
+    def _answer(self, status: int, body: bytes, kind: str, extra: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        length = len(body)
+        if self.command == "HEAD" and status == 200:
+            length = len(self.server.objects.get(unquote(urlsplit(self.path).path).strip("/"), body))
+        headers = {"Content-Type": kind, "Content-Length": str(length), "ETag": '"e"'}
+        headers["Last-Modified"] = "Mon, 06 May 2024 07:08:09 GMT"
+        for name, value in {**headers, **(extra or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+@dataclass(frozen=True)
+class Store:
+    """A store that runs, in a process of its own: Arrow's client for Google's store keeps Python waiting."""
+
+    endpoint: str
+    folder: Path
+    """What is put here is in the store, as bucket/key."""
+
+    def requests(self) -> list[str]:
+        """A line for each request so far: method, path, range, authorization."""
+        return self.folder.with_suffix(".log").read_text().splitlines()
+
+    def refuse(self) -> None:
+        """Answer everything with 403 from now on."""
+        self.folder.with_suffix(".refuse").touch()
+
+
+@contextmanager
+def store(folder: Path) -> Iterator[Store]:
+    """Serve a folder while the block runs."""
+    folder.mkdir(exist_ok=True)
+    process = subprocess.Popen([sys.executable, __file__, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield Store(process.stdout.readline().strip(), folder)
+    finally:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    server = Server(Path(sys.argv[1]))
+    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    server.serve_forever()

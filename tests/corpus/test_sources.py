@@ -1,0 +1,194 @@
+"""Sources from end to end: crawls and dumps through the corpus stage, and all that can be wrong with an input."""
+
+import bz2
+import gzip
+import json
+import os
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bessemer.corpus import readers, units
+from bessemer.corpus.document import Record, identity
+from bessemer.corpus.files import find
+from bessemer.corpus.pipeline import inputs_digest
+from bessemer.corpus.readers import read
+from bessemer.corpus.units import plan
+from bessemer.errors import InputError
+from bessemer.recipe import Rules, Source
+from tests.corpus.corpus_samples import html_page, http, page_line, prose, recipe, warc_record
+from tests.corpus.test_mediawiki import HEAD
+from tests.corpus.test_mediawiki import page as wiki_page
+from tests.corpus.test_warc import INFO, page
+
+
+def source(folder: Path, format: str, **more: object) -> dict[str, object]:
+    return {"name": format, "format": format, "paths": [str(folder)], **more}
+
+
+def records(folder: Path, format: str, spool: Path, **more: object) -> list[Record]:
+    of = Source.model_validate(source(folder, format, **more))
+    planned = plan(of, find(of), spool, 0, threading.Event())
+    return [record for unit in planned for _, record in read(unit, Rules())]
+
+
+def test_a_crawl_and_a_dump_become_documents(data: Path, build) -> None:
+    for name, pack in (("a.warc", bytes), ("b.warc.gz", gzip.compress)):
+        first = 0 if name == "a.warc" else 10
+        answers = [page(number) for number in range(first, first + 8)]
+        bad = [
+            warc_record(http(b"x", status="404 Not Found")),
+            warc_record(http(b"%PDF", content_type="application/pdf")),
+        ]
+        (data / name).write_bytes(b"".join(map(pack, [INFO, *answers, *bad])))
+    dump = [HEAD, *(wiki_page(number) for number in range(100, 106)), wiki_page(7, namespace=3), "</mediawiki>"]
+    (data / "wiki.xml.bz2").write_bytes(b"".join(bz2.compress(part.encode()) for part in dump))
+    of = recipe(source(data, "warc"), source(data, "mediawiki"), rules="min_characters = 20")
+    documents, rejected, statistics = build(of)
+    crawled = {row["text"]: row for row in documents if row["source"] == "warc"}
+    assert set(crawled) == {page_line(number) for number in (*range(8), *range(10, 18))}
+    assert {row["text"] for row in documents if row["source"] == "mediawiki"} == {prose(n, 40) for n in range(100, 106)}
+    assert Counter(row["reason"] for row in rejected) == {"http_status": 2, "not_html": 2, "not_article": 1}
+    assert statistics["totals"]["documents_in"] == len(documents) + len(rejected) == 27
+    # A document can be found again in the raw file.
+    row = crawled[page_line(12)]
+    metadata = json.loads(row["metadata"])
+    assert metadata["url"] == "http://a.example/12"
+    assert row["identity"] == identity("warc", "data/b.warc.gz", metadata["byte"])
+    with open(data / "b.warc.gz", "rb") as file:
+        file.seek(int(metadata["byte"]))
+        raw = gzip.GzipFile(fileobj=file).read(len(page(12)))
+    assert raw == page(12)
+
+
+@pytest.mark.parametrize("format", ["warc", "mediawiki"])
+def test_what_was_packed_as_a_whole_is_unpacked_and_cut(
+    format: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if format == "warc":
+        name, whole = "a.warc.gz", b"".join([INFO, *map(page, range(100))])
+    else:
+        name, whole = "a.xml.gz", (HEAD + "".join(map(wiki_page, range(100))) + "</mediawiki>").encode()
+    (data / name).write_bytes(gzip.compress(whole))
+    streamed = records(data, format, tmp_path / "one")
+    assert len(streamed) == 100
+    monkeypatch.setattr(units, "MEMBER_BYTES", 5000)
+    monkeypatch.setattr(units, "RANGE_BYTES", 20_000)
+    of = Source.model_validate(source(data, format))
+    assert len(plan(of, find(of), tmp_path / "two", 0, threading.Event())) > 2
+    cut = records(data, format, tmp_path / "three")
+    assert [(record.key, record.text) for record in cut] == [(record.key, record.text) for record in streamed]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_max_bytes_of_a_crawl(data: Path, tmp_path: Path, packed: bool) -> None:
+    parts = [INFO, *(page(number) for number in range(2000))]
+    whole = b"".join(gzip.compress(part) if packed else part for part in parts)
+    (data / ("a.warc.gz" if packed else "a.warc")).write_bytes(whole)
+    some = records(data, "warc", tmp_path / "x", max_bytes=len(whole) // 4)
+    again = records(data, "warc", tmp_path / "y", max_bytes=len(whole) // 4)
+    assert [record.key for record in some] == [record.key for record in again]
+    assert 0.1 < len(some) / 2000 < 0.3
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress)])
+def test_compressed_lines_before_a_cut_are_kept(data: Path, tmp_path: Path, suffix: str, pack) -> None:
+    lines = [json.dumps({"text": prose(number, 40)}).encode() + b"\n" for number in range(2000)]
+    whole = pack(b"".join(lines))
+    (data / f"a.jsonl{suffix}").write_bytes(whole[: len(whole) // 2])
+    found = records(data, "jsonl", tmp_path)
+    kept = [record.text for record in found if record.reason is None]
+    assert kept == [prose(number, 40) for number in range(len(kept))]
+    assert 990 <= len(kept) <= 1010
+    assert [record.reason for record in found[len(kept) :]] == ["bad_record"]
+    assert found[-1].detail.startswith("cut short")
+
+
+WORD = "x" * 50_000_000
+MONSTERS: dict[str, tuple[str, str, bytes, str | None]] = {
+    "one word of text": ("text", "a.txt", WORD.encode(), None),
+    "one word of JSON": ("jsonl", "a.jsonl", json.dumps({"text": WORD}).encode(), None),
+    "one word of HTML": ("html", "a.html", b"<p>" + WORD.encode(), "too_long"),
+    "one word of a crawl": ("warc", "a.warc", warc_record(http(b"<p>" + WORD.encode())), "too_long"),
+    "one word of wikitext": ("mediawiki", "a.xml", wiki_page(1, WORD).encode(), "too_long"),
+    "nested JSON": ("jsonl", "a.jsonl", b'{"text": ' + b"[" * 5_000_000 + b"]" * 5_000_000 + b"}", "bad_record"),
+    "nested objects": ("jsonl", "a.jsonl", b'{"text":' * 100_000 + b"1" + b"}" * 100_000, "bad_record"),
+    "an endless number": ("jsonl", "a.jsonl", b'{"text": ' + b"1" * 5_000_000 + b"}", "bad_record"),
+    "nothing but NUL": ("code", "a.py", bytes(10_000_000), "binary"),
+    "nothing but NUL in JSONL": ("jsonl", "a.jsonl", bytes(10_000_000), "bad_record"),
+    "a program": ("code", "a.c", b"int x;\n\0\x7fELF", "binary"),
+}
+
+
+@pytest.mark.parametrize("name", MONSTERS)
+def test_monsters_cost_themselves_and_about_a_second(name: str, data: Path, tmp_path: Path) -> None:
+    format, file, content, reason = MONSTERS[name]
+    (data / file).write_bytes(content)
+    started = time.process_time()
+    (record,) = records(data, format, tmp_path)
+    assert record.reason == reason
+    assert time.process_time() - started < 3
+
+
+def test_an_empty_source_is_named(data: Path, build) -> None:
+    (data / "a.warc.gz").write_bytes(gzip.compress(INFO))
+    with pytest.raises(InputError, match=r"corpus.sources.warc: none of its 0 documents is left"):
+        build(recipe(source(data, "warc")))
+
+
+def test_a_source_that_is_gone_is_named(data: Path, build) -> None:
+    (data / "a.txt").write_text(prose(1))
+    (data / "b.txt").write_text(prose(2))
+    of = recipe(source(data, "text"))
+    build(of)
+    before = inputs_digest(of)
+    (data / "b.txt").unlink()
+    assert inputs_digest(of) != before  # a stage made from both is out of date
+    (data / "a.txt").unlink()
+    data.rmdir()
+    with pytest.raises(InputError, match=rf"corpus.sources.text: {data}: no such file or folder"):
+        inputs_digest(of)
+
+
+def test_the_same_name_in_two_folders_is_two_documents(data: Path, build) -> None:
+    for number, folder in enumerate(("x", "y", "x/z")):
+        (data / folder).mkdir()
+        (data / folder / "a.jsonl").write_text(json.dumps({"text": prose(number)}))
+    of = recipe({**source(data, "jsonl"), "paths": [str(data / "x"), str(data / "y"), str(data / "x" / "a.jsonl")]})
+    documents, rejected, _ = build(of)
+    assert (len(documents), len(rejected)) == (3, 0)
+    assert len({row["identity"] for row in documents}) == 3
+
+
+def test_a_file_that_changed_since_it_was_listed_is_not_read(data: Path, tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (data / name).write_text(prose(1))
+    of = Source.model_validate(source(data, "text"))
+    planned = plan(of, find(of), tmp_path, 0, threading.Event())
+    (data / "a.txt").write_text(prose(2) + " more")
+    found = [record for unit in planned for _, record in read(unit, Rules())]
+    assert [(record.reason, record.detail) for record in found] == [("unreadable", readers.CHANGED), (None, "")]
+
+
+def test_a_file_that_changes_while_it_is_read_is_named(data: Path, tmp_path: Path) -> None:
+    path = data / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": prose(number)}) + "\n" for number in range(3)))
+    of = Source.model_validate(source(data, "jsonl"))
+    (unit,) = plan(of, find(of), tmp_path, 0, threading.Event())
+    reading = read(unit, Rules())
+    first = next(reading)[1]
+    os.utime(path, ns=(1, 1))
+    rest = [record for _, record in reading]
+    assert [record.reason for record in (first, *rest)] == [None, None, None, "unreadable"]
+    assert len({record.key for record in (first, *rest)}) == 4
+
+
+def test_html_of_other_charsets(data: Path, tmp_path: Path) -> None:
+    text = "Съешь же ещё этих мягких французских булок да выпей чаю. " * 3
+    (data / "a.html").write_bytes(f"<html><body><main><p>{text}</p></main></body></html>".encode("cp1251"))
+    (data / "b.html").write_bytes(html_page(1))
+    found = records(data, "html", tmp_path)
+    assert [record.text.strip() for record in found] == [text.strip(), page_line(1)]

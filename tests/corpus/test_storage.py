@@ -1,0 +1,238 @@
+"""Object stores: what is listed, what is fetched, and that no credential reaches an error, a log or the run."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bessemer.corpus import storage, units
+from bessemer.corpus.document import Record
+from bessemer.corpus.files import File, find
+from bessemer.corpus.readers import read
+from bessemer.corpus.units import plan
+from bessemer.errors import BessemerError, InputError
+from bessemer.recipe import Rules, Source
+from tests.corpus.corpus_samples import html_page, http, page_line, prose, warc_record
+from tests.corpus.object_store import Store, store
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with store(tmp_path / "store") as running:
+        yield running
+
+
+def put(bucket: Store, name: str, data: bytes) -> None:
+    path = bucket.folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def lines(*texts: str) -> bytes:
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+
+
+def source(bucket: Store, path: str, format: str = "jsonl", **more: object) -> Source:
+    values = {"name": "s", "format": format, "paths": [path], "anonymous": True, "endpoint": bucket.endpoint, **more}
+    return Source.model_validate(values)
+
+
+def records(of: Source, spool: Path) -> list[Record]:
+    planned = plan(of, find(of), spool / "spool", 0, threading.Event())
+    carried = [units.Unit.from_json(unit.to_json()) for unit in planned]
+    return [record for unit in carried for _, record in read(unit, Rules())]
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_folders_globs_and_files(bucket: Store, tmp_path: Path, scheme: str) -> None:
+    put(bucket, "b/x/a.jsonl", lines("one", "two"))
+    put(bucket, "b/x/y/b.jsonl.gz", gzip.compress(lines("three")))
+    put(bucket, "b/x/y/vendor/c.jsonl", lines("four"))
+    put(bucket, "b/x/.hidden/d.jsonl", lines("five"))
+    put(bucket, "b/x/readme.md", b"no")
+    put(bucket, "b/xy/e.jsonl", lines("six"))
+    found = {
+        "b/x": ["one", "two", "three"],
+        "b/x/": ["one", "two", "three"],
+        "b/x/*.jsonl": ["one", "two"],
+        "b/x/**/*.jsonl*": ["one", "two", "three"],
+        "b/*/?.jsonl": ["one", "two", "six"],
+        "b/x/a.jsonl": ["one", "two"],
+    }
+    for number, (path, texts) in enumerate(found.items()):
+        of = source(bucket, f"{scheme}://{path}", exclude=["vendor"])
+        assert [record.text for record in records(of, tmp_path / str(number))] == texts, path
+    (file,) = find(source(bucket, f"{scheme}://b/x/a.jsonl"))
+    size = (bucket.folder / "b/x/a.jsonl").stat().st_size
+    assert file == File(f"{scheme}://b/x/a.jsonl", f"{scheme}://b/x/a.jsonl", size, 1714979289 * 10**9)
+
+
+def test_every_format(bucket: Store, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = io.BytesIO()
+    pq.write_table(pa.table({"text": ["a", "b", "c"]}), table, row_group_size=2)
+    contents = {
+        "parquet": ("a.parquet", table.getvalue(), ["a", "b", "c"]),
+        "html": ("a.html", html_page(1), [page_line(1)]),
+        "warc": ("a.warc.gz", gzip.compress(warc_record(http(html_page(2)))), [page_line(2)]),
+        "text": ("a.txt", b"text", ["text"]),
+        "code": ("a.py", b"x = 1", ["x = 1"]),
+    }
+    for format, (name, data, texts) in contents.items():
+        put(bucket, f"b/{format}/{name}", data)
+        found = records(source(bucket, f"s3://b/{format}", format), tmp_path / format)
+        assert [record.text.strip() for record in found] == texts
+
+
+def test_ranges_of_a_large_file_fetch_their_part(
+    bucket: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(units, "RANGE_BYTES", 200_000)
+    monkeypatch.setattr(storage, "READ_BYTES", 20_000)
+    texts = [prose(number, 50) for number in range(3000)]
+    data = lines(*texts)
+    put(bucket, "b/a.jsonl", data)
+    of = source(bucket, "s3://b/a.jsonl")
+    planned = plan(of, find(of), tmp_path, 0, threading.Event())
+    assert len(planned) > 3
+    before = len(bucket.requests())
+    assert [record.text for _, record in read(planned[2], Rules())]
+    ranges = [line.split()[2].removeprefix("bytes=") for line in bucket.requests()[before:] if "bytes=" in line]
+    fetched = [int(end) - int(start) + 1 for start, _, end in (text.partition("-") for text in ranges)]
+    assert 200_000 <= sum(fetched) <= 260_000
+    assert [record.text for unit in planned for _, record in read(unit, Rules())] == texts
+
+
+def test_budgets_choose_the_same_files(bucket: Store) -> None:
+    for number in range(60):
+        put(bucket, f"b/{number}.txt", b"x" * 100)
+    of = source(bucket, "s3://b", "text", max_bytes=1000)
+    chosen = [[piece.name for unit in plan(of, find(of), Path("x"), 0, threading.Event()) for piece in unit.pieces]]
+    chosen.append([piece.name for unit in plan(of, find(of), Path("x"), 0, threading.Event()) for piece in unit.pieces])
+    assert chosen[0] == chosen[1]
+    assert len(chosen[0]) == 10
+
+
+def test_what_vanished_is_counted_and_what_fails_stops_the_build(bucket: Store, tmp_path: Path) -> None:
+    put(bucket, "b/a.jsonl", lines("one"))
+    put(bucket, "b/b.jsonl", lines("two"))
+    of = source(bucket, "s3://b")
+    planned = plan(of, find(of), tmp_path, 0, threading.Event())
+    (bucket.folder / "b/a.jsonl").unlink()
+    found = [record for unit in planned for _, record in read(unit, Rules())]
+    assert [record.reason for record in found] == ["unreadable", None]
+    bucket.refuse()
+    with pytest.raises(BessemerError, match=r"s3://b/b\.jsonl: the object store failed: .*run the command again"):
+        list(read(planned[1], Rules()))
+    with pytest.raises(InputError, match=r"corpus.sources.s: s3://b cannot be listed: .*anonymous and endpoint"):
+        find(of)
+
+
+def test_a_changed_object_is_not_read(bucket: Store, tmp_path: Path) -> None:
+    put(bucket, "b/a.jsonl", lines("one"))
+    of = source(bucket, "s3://b")
+    (unit,) = plan(of, find(of), tmp_path, 0, threading.Event())
+    put(bucket, "b/a.jsonl", lines("one", "two"))
+    ((_, record),) = read(unit, Rules())
+    assert (record.reason, record.detail[:7]) == ("unreadable", "changed")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("s3://KEY:SECRET@b/x", "carries credentials"),
+        ("s3://", "write s3://BUCKET/PATH"),
+        ("hf://models/x", "write hf://datasets/OWNER/NAME/PATH"),
+        ("s3://b/none", "no file of format jsonl there"),
+    ],
+)
+def test_urls_that_cannot_be_used(bucket: Store, path: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        find(source(bucket, path))
+    assert "SECRET" not in str(caught.value)
+
+
+def test_credentials_are_sent_but_never_shown(
+    bucket: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-very-secret-key")
+    put(bucket, "b/a.jsonl", lines("one"))
+    of = source(bucket, "s3://b/a.jsonl", anonymous=False)
+    assert [record.text for record in records(of, tmp_path)] == ["one"]
+    assert any("Credential=AKIAEXAMPLE" in line for line in bucket.requests())
+    planned = plan(of, find(of), tmp_path, 0, threading.Event())
+    bucket.refuse()
+    with pytest.raises(BessemerError) as caught:
+        list(read(planned[0], Rules()))
+    said = OSError("signing with a-very-secret-key for http://h/x?X-Amz-Signature=abc failed")
+    shown = [str(caught.value), storage.redacted(said), *capfd.readouterr(), *(unit.to_json() for unit in planned)]
+    assert not any("a-very-secret-key" in text or "AKIAEXAMPLE" in text or "abc" in text for text in shown)
+    assert storage.redacted(said) == "signing with *** for http://h/x?*** failed"
+
+
+class Hub:
+    """A stand-in for the Hub's file system: as fsspec wants it, from a dictionary."""
+
+    def __new__(cls, files: dict[str, bytes]) -> object:
+        fsspec = pytest.importorskip("fsspec")
+
+        class Hubs(fsspec.AbstractFileSystem):  # type: ignore[misc,name-defined]
+            protocol = "hf"
+            cachable = False
+
+            def info(self, path: str, **_: object) -> dict[str, object]:
+                path = path.rstrip("/")
+                if path in files:
+                    return {"name": path, "type": "file", "size": len(files[path]), "blob_id": f"id-{len(files[path])}"}
+                if any(name.startswith(path + "/") for name in files):
+                    return {"name": path, "type": "directory", "size": 0}
+                raise FileNotFoundError(path)
+
+            def ls(self, path: str, detail: bool = True, **_: object) -> list[object]:
+                path = path.rstrip("/")
+                below = {name[len(path) + 1 :].split("/")[0] for name in files if name.startswith(path + "/")}
+                found = [self.info(f"{path}/{name}") for name in sorted(below)]
+                return found if detail else [info["name"] for info in found]
+
+            def _open(self, path: str, mode: str = "rb", **_: object) -> io.BytesIO:
+                if path not in files:
+                    raise FileNotFoundError(path)
+                return io.BytesIO(files[path])
+
+        return Hubs()
+
+
+def test_datasets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyarrow import fs
+
+    files = {
+        "datasets/owner/name/data/train-0.jsonl": lines("one", "two"),
+        "datasets/owner/name/data/train-1.jsonl.gz": gzip.compress(lines("three")),
+        "datasets/owner/name/data/test-0.jsonl": lines("no"),
+    }
+    system = fs.PyFileSystem(fs.FSSpecHandler(Hub(files)))
+    monkeypatch.setattr(storage, "_filesystem", lambda scheme, access: {"hf": system}[scheme])
+    of = SimpleNamespace(endpoint="")
+    wanted = source(of, "hf://datasets/owner/name/data/train-*", endpoint=None)  # type: ignore[arg-type]
+    found = find(wanted)
+    assert [(file.name, file.etag) for file in found] == [
+        ("hf://datasets/owner/name/data/train-0.jsonl", "id-32"),
+        (
+            "hf://datasets/owner/name/data/train-1.jsonl.gz",
+            f"id-{len(files['datasets/owner/name/data/train-1.jsonl.gz'])}",
+        ),
+    ]
+    assert [record.text for record in records(wanted, tmp_path)] == ["one", "two", "three"]
