@@ -85,7 +85,7 @@ LENIENT = {
         ("word " * 60, {}, "textbook.distinct_words"),
         ("Ein Satz bleibt deutsch. " * 9 + "".join(f"Wort{i} " for i in range(99)), {}, "gopher_quality.stop_words"),
         (PROSE + "\n" + PROSE, {"textbook": None, "gopher_repetition": GopherRepetition()}, "gopher_repetition.lines"),
-        ("((((((((((((((((([[[\n" * 300 + PROSE, {"gopher_quality": None}, "nemo.non_alphanumeric"),
+        (PROSE.replace(" ", " += "), {"gopher_quality": None}, "nemo.non_alphanumeric"),
         ("MENU AND NOTHING ELSE OF ANY INTEREST\n" * 3 + PROSE[:900], {}, "refinedweb.removed_words"),
         (PROSE.replace("reasons", "{reasons}", 1), {}, "c4.curly_bracket"),
         (PROSE + "\n" + PROSE[:200], {"c4": None}, "fineweb.duplicate_characters"),
