@@ -8,7 +8,8 @@ import numpy as np
 
 from bessemer.recipe import Recipe, parse
 from bessemer.tokens.packing import facts, packed_for, write_packs
-from bessemer.tokens.shards import ShardWriter, TokenStore
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.writer import ShardWriter
 
 END, VOCABULARY = 0, 50
 

@@ -115,13 +115,13 @@ def _is_planned(recipe: Recipe, holding: Holding) -> bool:
     tokens, sources = recipe.tokens, recipe.corpus.sources
     if tokens.temperature is not None or tokens.schedule or tokens.max_epochs is not None:
         return True
-    padded = tokens.packing != "concatenate" and any(source.weight is not None for source in sources)
+    weighted = any(weight is not None for weight in recipe.source_weights.values())
+    padded = tokens.packing != "concatenate" and weighted
     return padded or any(source.max_epochs is not None for source in sources)
 
 
 def _weights(recipe: Recipe, holding: Holding) -> list[float | None]:
-    given = {source.name: source.weight for source in recipe.corpus.sources}
-    return [given.get(name) for name in holding.names]
+    return [recipe.source_weights.get(name) for name in holding.names]
 
 
 def _base_shares(recipe: Recipe, holding: Holding) -> tuple[Fraction, ...]:
