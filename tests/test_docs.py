@@ -17,6 +17,7 @@ PAGES = (
     "README.md",
     "docs/your-own-text.md",
     "docs/recipe.md",
+    "docs/rules.md",
     "docs/models.md",
     "docs/parity.md",
     "docs/notes/cpu-step.md",
