@@ -19,6 +19,7 @@ PAGES = (
     "docs/quality.md",
     "docs/recipe.md",
     "docs/mixture.md",
+    "docs/rules.md",
     "docs/models.md",
     "docs/parity.md",
     "docs/notes/cpu-step.md",

@@ -7,6 +7,7 @@ import pytest
 
 from bessemer.corpus import webpage
 from bessemer.corpus.extract import NotText
+from bessemer.errors import InputError
 from bessemer.recipe import Extract
 
 PLAIN = Extract()

@@ -37,6 +37,7 @@ def split(text: str) -> list[str]:
         ("http://foo.com/a-b?x=y#z, x", "http://foo.com/a-b?x=y#z , x"),
         ("me@example.com-x.org", "me@example.com-x.org"),
         ("foo.bar-baz foo.bar/baz-x", "foo.bar - baz foo.bar/baz-x"),
+        ("http://8.8.8.8/a-b http://10.0.0.1/a-b", "http://8.8.8.8/a-b http://10.0.0.1 / a - b"),
         ("def f(x): return x", "def f(x ): return x"),
         ("('')", "( '' )"),
         ("x :) y", "x :) y"),

@@ -27,6 +27,22 @@ def is_digit(code: int) -> bool:
 
 
 @compiled
+def _is_private(codes: Array, first: int) -> bool:
+    """Whether four numbers with full stops between are an address of a local network, which the pattern leaves out."""
+    one, two, at = 0, 0, first
+    while codes[at] != 46:
+        one = 10 * one + codes[at] - 48
+        at += 1
+    at += 1
+    while codes[at] != 46:
+        two = 10 * two + codes[at] - 48
+        at += 1
+    if one == 10 or one == 127:
+        return True
+    return (one == 169 and two == 254) or (one == 192 and two == 168) or (one == 172 and 16 <= two <= 31)
+
+
+@compiled
 def _is_host(codes: Array, first: int, last: int, bits: Array) -> bool:
     """Whether a host name with a top-level domain, or four numbers, stands here, then a port and a path or nothing."""
     end = first
@@ -73,7 +89,7 @@ def _is_host(codes: Array, first: int, last: int, bits: Array) -> bool:
         and is_digit(codes[start])
         and is_digit(codes[end - 1])
     ):
-        return True
+        return not _is_private(codes, first)
     if not 2 <= end - start <= 63:
         return False
     for at in range(start, end):  # noqa: SIM110 - Numba compiles no generator expression
