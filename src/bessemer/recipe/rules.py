@@ -26,6 +26,11 @@ class GopherQuality(Section):
     max_bullet_line_share: Share = Field(0.9, description="Largest share of lines that begin with a bullet.")
     max_ellipsis_line_share: Share = Field(0.3, description="Largest share of lines that end with an ellipsis.")
     min_alphabetic_word_share: Share = Field(0.8, description="Smallest share of words with a letter.")
+    marks_are_words: bool = Field(
+        True,
+        description="In that share, count a punctuation mark as a word without a letter, as datatrove does; false: only what "
+        "has a letter or a digit is a word, which keeps much prose (docs/rules.md).",
+    )
     min_stop_words: int = Field(2, ge=0, description="Fewest different stop words that must occur.")
     stop_words: tuple[str, ...] = Words(
         ("the", "be", "to", "of", "and", "that", "have", "with"),

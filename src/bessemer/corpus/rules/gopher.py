@@ -34,10 +34,9 @@ def quality(statistics: Statistics, settings: GopherQuality) -> Finding | None:
         return Finding("gopher_quality.bullet_lines", f"{bullets / lines:.2f} of the lines begin with a bullet")
     if ellipses / max(lines, 1) > settings.max_ellipsis_line_share:
         return Finding("gopher_quality.ellipsis_lines", f"{ellipses / lines:.2f} of the lines end with an ellipsis")
-    if words.alphabetic / num_words < settings.min_alphabetic_word_share:
-        return Finding(
-            "gopher_quality.alphabetic_words", f"{words.alphabetic / num_words:.2f} of the words have a letter"
-        )
+    alphabetic = words.alphabetic / (num_words if settings.marks_are_words else max(words.proper, 1))
+    if alphabetic < settings.min_alphabetic_word_share:
+        return Finding("gopher_quality.alphabetic_words", f"{alphabetic:.2f} of the words have a letter")
     if words.stop_words < settings.min_stop_words:
         return Finding("gopher_quality.stop_words", f"{words.stop_words} different stop words")
     return None
