@@ -84,7 +84,7 @@ def test_an_empty_text_breaks_nothing() -> None:
 
 def test_marks_may_be_left_out_of_the_share_of_words_with_a_letter() -> None:
     found = statistics("Well, well; the house (of straw) and that - be with us, to have. " * 8)
-    assert found.words.total == 8 * (12 + 7) and found.words.proper == found.words.alphabetic == 8 * 12
+    assert found.words.total == 8 * (13 + 7) and found.words.proper == found.words.alphabetic == 8 * 13
     finding = quality(found, GopherQuality())
     assert finding is not None and finding.reason == "gopher_quality.alphabetic_words"
     assert quality(found, GopherQuality(marks_are_words=False)) is None
