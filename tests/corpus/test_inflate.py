@@ -13,7 +13,7 @@ import zstandard
 
 from bessemer.corpus.inflate import Damaged, Member, find_member, inflate
 
-PACK = {"gzip": gzip.compress, "bzip2": bz2.compress, "zstd": zstandard.compress}
+PACK = {"gzip": gzip.compress, "bzip2": bz2.compress, "zstd": zstandard.ZstdCompressor(write_checksum=True).compress}
 REFERENCE = {
     "gzip": lambda: zlib.decompressobj(31),
     "bzip2": bz2.BZ2Decompressor,
