@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = (
     "README.md",
     "docs/your-own-text.md",
+    "docs/corpus-sources.md",
     "docs/recipe.md",
     "docs/models.md",
     "docs/parity.md",
