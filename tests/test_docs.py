@@ -17,6 +17,7 @@ PAGES = (
     "README.md",
     "docs/your-own-text.md",
     "docs/quality.md",
+    "docs/corpus-sources.md",
     "docs/recipe.md",
     "docs/mixture.md",
     "docs/rules.md",

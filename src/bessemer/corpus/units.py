@@ -289,8 +289,6 @@ def _expand_lines(
                 break
     except Damaged as error:
         damage = f"{error}, after {expanded} bytes of text"
-    except FileNotFoundError as error:
-        damage = error.strerror or "vanished"
     if damage:
         del rest[rest.rfind(b"\n") + 1 :]  # a line cut by the damage is part of it
     if rest:
@@ -313,8 +311,6 @@ def _expand_archive(
                     break
     except Damaged as error:
         damage = f"{error}, after {size} bytes"
-    except FileNotFoundError as error:
-        damage = error.strerror or "vanished"
     for piece in _ranges(File(str(path), file.name, size, 0), room) if size else ():
         yield replace(piece, prefix="0+")
     if damage:
@@ -322,14 +318,18 @@ def _expand_archive(
 
 
 def _expanded(file: File, reach: storage.Access) -> Iterator[bytes]:
-    """What a compressed file holds. Raises Damaged, after everything before the damage, and for bombs."""
+    """What a compressed file holds. Raises Damaged, after everything before the damage, for bombs, and when the
+    file cannot be read."""
     expanded, allowed = 0, MAX_EXPANSION * max(file.size, 1)
-    with storage.open_file(file.path, reach) as stream:
-        for block in inflate(stream, compression_of(file.path)):
-            expanded += len(block)
-            if expanded > allowed:
-                raise Damaged(f"expands more than {MAX_EXPANSION} times")
-            yield block
+    try:
+        with storage.open_file(file.path, reach) as stream:
+            for block in inflate(stream, compression_of(file.path)):
+                expanded += len(block)
+                if expanded > allowed:
+                    raise Damaged(f"expands more than {MAX_EXPANSION} times")
+                yield block
+    except OSError as error:
+        raise Damaged(error.strerror or str(error)) from None
 
 
 def _spooled(folder: Path, file: File, data: bytes, offset: int) -> Piece:

@@ -53,7 +53,7 @@ _SUPERSETS = {"iso8859-1": "cp1252", "iso8859-9": "cp1254", "gb2312": "gb18030",
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _LEADS = bytes(range(0xC2, 0xF5))
 """Bytes with which a character of more than one byte begins in UTF-8."""
-_TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]{0,40})")
+_TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9-]{0,40}")
 _UNNESTED = frozenset({
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track",
     "wbr", "p", "li", "dt", "dd", "option", "tr", "td", "th", "tbody", "thead", "tfoot",
@@ -210,16 +210,22 @@ def html_depth(html: str) -> int:
     if html.count("<") - html.count("</") <= MAX_HTML_DEPTH:
         return 0
     depth = deepest = 0
-    unclosed: dict[str, int] = {}
-    for closing, raw in _TAG.findall(html):
-        name = raw.lower()
-        if name in _UNNESTED:
-            continue
-        if not closing:
-            unclosed[name] = unclosed.get(name, 0) + 1
+    numbers: dict[str, int] = {}  # by tag: above zero where an element begins, below where it ends, 0 if none nests
+    names: dict[str, int] = {}
+    unclosed = [0]
+    for tag in _TAG.findall(html):
+        number = numbers.get(tag)
+        if number is None:
+            name = tag.lstrip("</").lower()
+            if name not in names:
+                names[name] = 0 if name in _UNNESTED else len(unclosed)
+                unclosed.append(0)
+            number = numbers[tag] = names[name] * (-1 if tag[1] == "/" else 1)
+        if number > 0:
+            unclosed[number] += 1
             depth += 1
-            deepest = max(deepest, depth)
-        elif unclosed.get(name):  # a parser ignores an end tag that closes nothing
-            unclosed[name] -= 1
+            deepest = depth if depth > deepest else deepest  # max() takes three times as long
+        elif number and unclosed[-number]:  # a parser ignores an end tag that closes nothing
+            unclosed[-number] -= 1
             depth -= 1
     return deepest

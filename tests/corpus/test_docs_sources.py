@@ -1,0 +1,46 @@
+"""The recipe snippets of docs/corpus-sources.md are recipes, and its tables say what the code does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bessemer.corpus.document import REASONS
+from bessemer.corpus.files import SUFFIXES
+from bessemer.recipe import parse
+
+PAGE = (Path(__file__).parents[2] / "docs" / "corpus-sources.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda text: text.splitlines()[1])
+def test_snippets_are_recipes(snippet: str) -> None:
+    parsed = parse('[run]\nname = "t"\n[model]\ndepth = 2\n' + snippet, "docs")
+    assert parsed.corpus.sources or parsed.corpus.extract
+
+
+def test_there_are_snippets() -> None:
+    assert len(SNIPPETS) >= 3
+
+
+def test_every_format_and_its_endings_are_told() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", PAGE, re.MULTILINE))
+    assert set(rows) == set(SUFFIXES)
+    for format in ("text", "html", "warc", "parquet"):
+        assert tuple(re.findall(r"\.[a-z.]+", rows[format])) == SUFFIXES[format]
+
+
+def test_reasons_that_are_named_exist() -> None:
+    for reason in (
+        "http_status",
+        "not_html",
+        "not_article",
+        "redirect",
+        "binary",
+        "not_utf8",
+        "bad_record",
+        "too_long",
+        "unreadable",
+    ):
+        assert f"`{reason}`" in PAGE
+        assert reason in REASONS
