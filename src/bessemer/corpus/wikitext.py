@@ -1,7 +1,7 @@
 """Wikitext to plain text in linear time.
 
-A pass of our own and not a parser of the whole language (mwparserfromhell builds a tree, at 0.4 to 1 MB a
-second): templates, tables, references and files go, links leave their label, headings, lists and code keep their
+A pass of our own and not a parser of the whole language (mwparserfromhell builds a tree of every
+mark): templates, tables, references and files go, links leave their label, headings, lists and code keep their
 lines. Nothing is expanded, so nothing can expand without end. One scan over the marks, with a stack for what nests.
 """
 
