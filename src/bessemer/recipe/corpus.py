@@ -10,6 +10,7 @@ from bessemer.recipe.contamination import Contamination
 from bessemer.recipe.dedup import Dedup
 from bessemer.recipe.extract import Extract
 from bessemer.recipe.language import Language
+from bessemer.recipe.parts import parts_of
 from bessemer.recipe.personal import PersonalData
 from bessemer.recipe.quality import Quality
 from bessemer.recipe.rules import Rules
@@ -116,6 +117,13 @@ class Corpus(Work):
         if strange:
             raise ValueError(
                 f"language.only_for names {strange[0]!r}, which is no set of rules; there are: {', '.join(sets)}"
+            )
+        made = [part for source in self.sources for part in parts_of(self, source)]
+        double = sorted({name for name in made if made.count(name) > 1})
+        if double:
+            raise ValueError(
+                f"{double[0]!r} would be two things: a source, and a part of one (language.split, quality.use = 'weight'); "
+                "rename the source"
             )
         weighted = [source.name for source in self.sources if source.weight is not None]
         if weighted and len(weighted) != len(names):

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,7 +246,7 @@ def _writers(
     def new() -> dict[tuple[str, str], ShardWriter]:
         return {
             (name, split): ShardWriter(work / OUT, f"{name}-{split}", dtype, size, labelled)
-            for name in recipe.source_weights
+            for name in recipe.parts
             for split in SPLITS
         }
 
@@ -326,6 +327,9 @@ def _manifest(
     seconds: float,
     trained: float,
 ) -> dict[str, Any]:
+    # A source that is cut into parts may have nothing left under its own name, and not every part has documents.
+    counts = Counter(part.source for part in recipe.parts.values())
+    whole = [name for name, part in recipe.parts.items() if counts[part.source] == 1]
     sources = {
         name: {
             split: {
@@ -337,7 +341,8 @@ def _manifest(
             }
             for split in ("train", "heldout")
         }
-        for name in recipe.source_weights
+        for name in recipe.parts
+        if name in whole or any(writers[name, split].documents for split in SPLITS)
     }
     text_bytes = sum(writer.bytes for writer in writers.values())
     text_tokens = sum(writer.tokens - writer.documents for writer in writers.values())

@@ -118,12 +118,20 @@ def sample_shares(recipe: Recipe, sizes: dict[str, int]) -> dict[str, float]:
     By the mixture, each source gives bytes in proportion to its weight; what a small source cannot give, the others do.
     """
     budget = recipe.tokenizer.sample_bytes
-    weights = {source.name: source.weight for source in recipe.corpus.sources}
-    if recipe.tokenizer.sample == "corpus" or any(weight is None for weight in weights.values()):
+    given = {source.name: source.weight for source in recipe.corpus.sources}
+    drawn = {name: size * recipe.parts[name].factor for name, size in sizes.items()}
+    total: dict[str, float] = {}
+    for name, size in drawn.items():
+        total[recipe.parts[name].source] = total.get(recipe.parts[name].source, 0.0) + size
+    weights = {
+        name: (given[recipe.parts[name].source] or 0.0) * size / max(total[recipe.parts[name].source], 1)
+        for name, size in drawn.items()
+    }
+    if recipe.tokenizer.sample == "corpus" or any(weight is None for weight in given.values()):
         share = min(budget / max(sum(sizes.values()), 1), 1.0)
         return dict.fromkeys(sizes, share)
     shares: dict[str, float] = {}
-    left = {name: float(weights[name] or 0.0) for name, size in sizes.items() if size}
+    left = {name: weights[name] for name, size in sizes.items() if size}
     while left:
         rate = max(budget - sum(shares[name] * sizes[name] for name in shares), 0.0) / sum(left.values())
         spent = [name for name, weight in left.items() if weight * rate >= sizes[name]]

@@ -18,9 +18,9 @@ def outlook(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """How documents fill the sequences and how often each source will be read, for the plan of a resolved recipe; warns of
     sources that are read so often that it helps little. Empty before the tokens are written for this recipe."""
     store = TokenStore.open(folder) if (folder / "manifest.json").exists() else None
-    names = tuple(recipe.source_weights)
-    if store is None or not names or store.sources != names:
+    if store is None or not store.sources or not set(store.sources) <= set(recipe.parts):
         return {}
+    names = store.sources
     if recipe.tokens.packing != "concatenate" and not is_packed_for(store, recipe):
         return {}
     mixture, samples = reader(recipe, store).mixture, Batches.of(recipe).before(recipe.train.steps or 0)

@@ -11,6 +11,7 @@ and the others share what it leaves in theirs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import floor
@@ -49,8 +50,9 @@ def mixture_of(recipe: Recipe, holding: Holding) -> Mixture:
     A recipe without temperature, schedule and caps needs no resolved number of steps.
     """
     if not _is_planned(recipe, holding):
+        given = recipe.source_weights
         weights = tuple(
-            float(weight or count) for weight, count in zip(_weights(recipe, holding), holding.sequences, strict=True)
+            float(given.get(name) or count) for name, count in zip(holding.names, holding.sequences, strict=True)
         )
         return Mixture.of(holding.names, holding.sequences, weights, recipe.run.seed)
     phases = asked_phases(recipe, holding)
@@ -80,7 +82,7 @@ def asked_phases(recipe: Recipe, holding: Holding) -> list[Asked]:
                 f"tokens.schedule: the phase from = {phase.from_} begins at sample {first} of {samples}, which is "
                 f"{'before the phase above it' if first < samples else 'past the end'}; change its from, or train.steps"
             )
-        weights = tuple(Fraction(str(phase.weights[name])) for name in holding.names)
+        weights = _among_parts(recipe, holding, {name: Fraction(str(weight)) for name, weight in phase.weights.items()})
         if first == spans[-1][0]:  # the run is too short for the phase above, or the first one begins at 0
             spans.pop()
         spans.append((first, _normal(weights)))
@@ -116,26 +118,49 @@ def _is_planned(recipe: Recipe, holding: Holding) -> bool:
     if tokens.temperature is not None or tokens.schedule or tokens.max_epochs is not None:
         return True
     weighted = any(weight is not None for weight in recipe.source_weights.values())
+    if any(_source(recipe, name) != name for name in holding.names):
+        return True
     padded = tokens.packing != "concatenate" and weighted
     return padded or any(source.max_epochs is not None for source in sources)
-
-
-def _weights(recipe: Recipe, holding: Holding) -> list[float | None]:
-    return [recipe.source_weights.get(name) for name in holding.names]
 
 
 def _base_shares(recipe: Recipe, holding: Holding) -> tuple[Fraction, ...]:
     """Shares of the tokens where no phase says otherwise."""
     temperature = recipe.tokens.temperature or 1.0
+    tokens: dict[str, int] = {}
+    for name, count in zip(holding.names, holding.tokens, strict=True):
+        tokens[_source(recipe, name)] = tokens.get(_source(recipe, name), 0) + count
     # Cut to seven digits: what a power comes to in the last bit differs between machines, and the order must not.
-    powers = [
-        Fraction(count) if temperature == 1.0 else Fraction(f"{count ** (1.0 / temperature):.6e}")
-        for count in holding.tokens
+    powers = {
+        source: Fraction(count) if temperature == 1.0 else Fraction(f"{count ** (1.0 / temperature):.6e}")
+        for source, count in tokens.items()
+    }
+    given = recipe.source_weights
+    weights = {
+        source: power if given.get(source) is None else Fraction(str(given[source])) for source, power in powers.items()
+    }
+    return _normal(_among_parts(recipe, holding, weights))
+
+
+def _among_parts(recipe: Recipe, holding: Holding, weights: Mapping[str, Fraction]) -> tuple[Fraction, ...]:
+    """The weights of sources as those of their parts: by tokens, times how often a token of each part is drawn."""
+    inner = [
+        count * Fraction(str(recipe.parts[name].factor if name in recipe.parts else 1))
+        for name, count in zip(holding.names, holding.tokens, strict=True)
     ]
-    weights = _weights(recipe, holding)
-    return _normal(
-        tuple(power if weight is None else Fraction(str(weight)) for power, weight in zip(powers, weights, strict=True))
+    sums: dict[str, Fraction] = {}
+    for name, value in zip(holding.names, inner, strict=True):
+        sums[_source(recipe, name)] = sums.get(_source(recipe, name), Fraction(0)) + value
+    return tuple(
+        weights[_source(recipe, name)] * value / (sums[_source(recipe, name)] or 1)
+        for name, value in zip(holding.names, inner, strict=True)
     )
+
+
+def _source(recipe: Recipe, name: str) -> str:
+    """The source that a stored one is, or is a part of."""
+    part = recipe.parts.get(name)
+    return part.source if part is not None else name
 
 
 def _in_sequences(shares: tuple[Fraction, ...], holding: Holding) -> tuple[Fraction, ...]:
@@ -164,7 +189,7 @@ def _caps(recipe: Recipe, holding: Holding) -> tuple[int | None, ...]:
     own = {source.name: source.max_epochs for source in recipe.corpus.sources}
     caps: list[int | None] = []
     for name, count in zip(holding.names, holding.sequences, strict=True):
-        epochs = own.get(name) or recipe.tokens.max_epochs
+        epochs = own.get(_source(recipe, name)) or recipe.tokens.max_epochs
         caps.append(None if epochs is None else floor(Fraction(str(epochs)) * count))
     return tuple(caps)
 

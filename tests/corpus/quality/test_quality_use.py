@@ -87,16 +87,3 @@ def test_bands_are_equal_within_each_source() -> None:
         assert sizes.sum() == count and sizes.max() - sizes.min() <= 1
         for low, high in ((0, 1), (1, 2)):
             assert scores[here & (found == low)].max() <= scores[here & (found == high)].min()
-
-
-def test_the_mixture_keeps_the_sources_shares_and_weighs_tokens_within() -> None:
-    sizes = {"crawl": [100, 200, 100], "wiki": [50]}
-    found = use.mixture(sizes, {"crawl": 3.0, "wiki": 1.0}, (0.5, 1.0, 2.0))
-    assert list(found) == ["crawl-q1", "crawl-q2", "crawl-q3", "wiki"]
-    assert sum(found.values()) == pytest.approx(4.0) and found["wiki"] == 1.0
-    per_token = {name: found[name] / size for name, size in zip(found, (100, 200, 100), strict=False)}
-    assert per_token["crawl-q3"] / per_token["crawl-q1"] == pytest.approx(4.0)
-    assert per_token["crawl-q2"] / per_token["crawl-q1"] == pytest.approx(2.0)
-    plain = use.mixture(sizes, {"crawl": None, "wiki": None}, (0.5, 1.0, 2.0))
-    assert sum(plain.values()) == pytest.approx(450) and plain["wiki"] == 50
-    assert list(use.mixture({"crawl": [0, 10, 0]}, {}, (1, 1, 1))) == ["crawl-q2"]

@@ -25,6 +25,7 @@ from bessemer.corpus.quality.sample import CALIBRATE, TEST, TRAIN, Labelled, Tab
 from bessemer.corpus.quality.telling import telling
 from bessemer.errors import BessemerError
 from bessemer.recipe import Quality
+from bessemer.recipe.parts import band_part
 from bessemer.run import write_json
 
 FILE, FOLDER = "quality.json", "quality"
@@ -269,7 +270,7 @@ def _used(
         if settings.use == "weight" and row["judged"]:
             row["bands"] = [
                 {
-                    "name": use.sub_source(name, place),
+                    "name": band_part(name, place),
                     "documents": int((here & (band == place)).sum()),
                     "from_score": float(scores[here & (band == place)].min(initial=1.0)),
                     "weight": weight,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -64,33 +62,3 @@ def bands(
         order = rows[np.lexsort((identities[rows], scores[rows]))]
         band[order] = np.arange(len(order)) * count // len(order)
     return band
-
-
-def sub_source(source: str, band: int) -> str:
-    """The name under which a band of a source is mixed, such as crawl-q1; the source's own for band -1."""
-    return source if band < 0 else f"{source}-q{band + 1}"
-
-
-def mixture(
-    sizes: Mapping[str, Sequence[int]], weights: Mapping[str, float | None], band_weights: Sequence[float]
-) -> dict[str, float]:
-    """The weight of each sub-source in the mixture, which makes shares exact.
-
-    sizes: tokens (or bytes) of each source, by band where it has more than one; weights: corpus.sources.weight, None
-    for a source that is drawn in proportion to its size. A source keeps its share of the mixture whatever its bands;
-    within it, a token of band b is drawn band_weights[b] / band_weights[c] times as often as one of band c. Empty
-    bands have no entry.
-    """
-    made: dict[str, float] = {}
-    for source, of in sizes.items():
-        weight = weights.get(source)
-        share = float(sum(of)) if weight is None else weight
-        if len(of) == 1:
-            if of[0]:
-                made[source] = share
-            continue
-        weighed = [size * factor for size, factor in zip(of, band_weights, strict=True)]
-        for band, value in enumerate(weighed):
-            if value:
-                made[sub_source(source, band)] = share * value / sum(weighed)
-    return made

@@ -1,0 +1,102 @@
+"""Sources cut into parts, by language and by band of quality: from the recipe to shards and the order of training."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bessemer.errors import InputError
+from bessemer.recipe import Recipe, parse
+from bessemer.run import RunFolder, read_json
+from bessemer.tokens.phases import Holding, asked_phases, mixture_of
+
+SPLIT = '[corpus.language]\nidentify = true\nmin_score = 0\nsplit = ["de"]\n'
+BANDS = '[corpus.quality]\nhigh = ["wiki"]\nlow = ["web"]\nuse = "weight"\nband_weights = [0.5, 2]\n'
+
+ENGLISH = "the house of the old man stands at the end of the street and nobody knows who lives in it or why it is empty"
+GERMAN = "das haus des alten mannes steht am ende der strasse und niemand weiss wer darin wohnt oder warum es leer ist"
+
+
+def recipe(folder: Path, more: str, weights: tuple[str, str] = ("", "")) -> Recipe:
+    tables = "".join(
+        f'[[corpus.sources]]\nname = "{name}"\nformat = "text"\npaths = ["{folder / name}"]\n{weight}\n'
+        for name, weight in zip(("web", "wiki"), weights, strict=True)
+    )
+    return parse(
+        f'[run]\nname = "x"\nseed = 4\n{tables}{more}[corpus.dedup]\nminhash = false\n[corpus.rules]\nmin_characters = 20\n'
+        "[tokenizer]\nvocabulary = 300\n[model]\ndepth = 1\n[train]\nsteps = 1000\nglobal_batch_tokens = 320\n"
+        "micro_batch = 10\n[tokens]\nsequence_length = 32\nheld_out = 0.1\n",
+        "test",
+    )
+
+
+def test_a_recipe_knows_its_parts(tmp_path: Path) -> None:
+    found = recipe(tmp_path, SPLIT + BANDS).parts
+    assert list(found) == ["web", "web-de", "web-q1", "web-q2", "web-de-q1", "web-de-q2", "wiki", "wiki-de"]
+    assert {name: (part.source, part.factor) for name, part in found.items()}["web-de-q2"] == ("web", 2.0)
+    with pytest.raises(InputError, match="'web-de' would be two things"):
+        parse(SPLIT.join(['[run]\nname="x"\n[[corpus.sources]]\nname="web"\nformat="text"\npaths=["."]\n', '[[corpus.sources]]\nname="web-de"\nformat="text"\npaths=["."]\n[model]\ndepth=1\n']), "x")  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", [("", ""), ("weight = 3", "weight = 1")])
+def test_a_source_keeps_its_share_and_its_parts_share_it_by_tokens_and_factor(
+    tmp_path: Path, weights: tuple[str, str]
+) -> None:
+    of = recipe(tmp_path, BANDS, weights)
+    held = Holding(("web-q1", "web-q2", "wiki"), (600, 200, 400), (600 * 32, 200 * 32, 400 * 32))
+    (phase,) = asked_phases(of, held)
+    web = Fraction(3, 4) if weights[0] else Fraction(2, 3)
+    inner = [Fraction(600) / 2, Fraction(200) * 2]
+    assert phase.shares == (web * inner[0] / sum(inner), web * inner[1] / sum(inner), 1 - web)
+    drawn = np.bincount(mixture_of(of, held).draw(0, 10_000).source, minlength=3) / 10_000
+    assert drawn == pytest.approx([float(share) for share in phase.shares], abs=2e-4)
+
+
+def fill(folder: Path, texts: dict[str, list[str]]) -> None:
+    for name, mine in texts.items():
+        (folder / name).mkdir()
+        for number, text in enumerate(mine):
+            (folder / name / f"{number}.txt").write_text(text)
+
+
+def shuffled(text: str, seed: int) -> str:
+    """Sentences of the same words: no two alike."""
+    draw, words = random.Random(seed), text.split()
+    return ".\n".join(" ".join(draw.sample(words, len(words))) for _ in range(12))
+
+
+def built(of: Recipe, tmp_path: Path) -> dict[str, int]:
+    """Documents by stored source."""
+    from bessemer.corpus import pipeline
+    from bessemer.tokens import build
+
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    pipeline.build(of, run)
+    build.build(of, run)
+    sources = read_json(run.tokens / "manifest.json")["sources"]
+    return {name: sum(splits[split]["documents"] for split in splits) for name, splits in sources.items()}
+
+
+def test_languages_become_shards_of_their_own(tmp_path: Path) -> None:
+    texts = [shuffled(GERMAN if seed % 3 == 0 else ENGLISH, seed) for seed in range(60)]
+    fill(tmp_path, {"web": texts, "wiki": [shuffled(ENGLISH, seed) for seed in range(100, 130)]})
+    assert built(recipe(tmp_path, SPLIT), tmp_path) == {"web": 40, "web-de": 20, "wiki": 30}
+    assert (tmp_path / "run" / "tokens" / "web-de-train-00000.bin").exists()
+
+
+def test_bands_of_quality_become_shards_of_their_own(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    low = [
+        " ".join(draw.choices(["buy", "cheap", "click", "here", "now", "win", "free", "offer", "deal"], k=150))
+        for _ in range(60)
+    ]
+    fill(tmp_path, {"web": low, "wiki": [shuffled(ENGLISH, seed) for seed in range(60)]})
+    of = recipe(tmp_path, BANDS)
+    found = built(of, tmp_path)
+    assert found == {"web-q1": 30, "web-q2": 30, "wiki": 60}
+    assert (tmp_path / "run" / "corpus" / "quality.json").exists()
