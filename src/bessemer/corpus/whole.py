@@ -126,7 +126,7 @@ class Decided:
     def parts(self, corpus: Corpus, source: str, names: list[str], languages: list[str]) -> list[str]:
         """The part of its source that each kept document counts for."""
         found = [routed(source, code or None, corpus.language) for code in languages]
-        if self.quality is not None and is_banded(corpus, source) and names:
+        if self.quality is not None and is_banded(source, corpus.quality) and names:
             bands = self.quality.band[self.quality.rows(names)].tolist()
             found = [band_part(name, band) for name, band in zip(found, bands, strict=True)]
         return found

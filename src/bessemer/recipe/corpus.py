@@ -10,7 +10,7 @@ from bessemer.recipe.contamination import Contamination
 from bessemer.recipe.dedup import Dedup
 from bessemer.recipe.extract import Extract
 from bessemer.recipe.language import Language
-from bessemer.recipe.parts import parts_of
+from bessemer.recipe.parts import Part, parts_of
 from bessemer.recipe.personal import PersonalData
 from bessemer.recipe.quality import Quality
 from bessemer.recipe.rules import Rules
@@ -118,7 +118,7 @@ class Corpus(Work):
             raise ValueError(
                 f"language.only_for names {strange[0]!r}, which is no set of rules; there are: {', '.join(sets)}"
             )
-        made = [part for source in self.sources for part in parts_of(self, source)]
+        made = [part for source in self.sources for part in self.parts_of(source)]
         double = sorted({name for name in made if made.count(name) > 1})
         if double:
             raise ValueError(
@@ -132,3 +132,7 @@ class Corpus(Work):
                 f"source {missing!r} has no weight but {weighted[0]!r} has one; give a weight to all or to none"
             )
         return self
+
+    def parts_of(self, source: Source) -> dict[str, Part]:
+        """The names under which documents of a source can be tokenised and mixed."""
+        return parts_of(source.name, source.format, self.language, self.quality)

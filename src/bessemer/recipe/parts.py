@@ -7,10 +7,9 @@ quality). Which parts there can be follows from the recipe alone; which there ar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from bessemer.recipe.corpus import Corpus, Source
+from bessemer.recipe.language import Language
+from bessemer.recipe.quality import Quality
 
 
 @dataclass(frozen=True)
@@ -31,21 +30,21 @@ def band_part(name: str, band: int) -> str:
     return name if band < 0 else f"{name}-q{band + 1}"
 
 
-def parts_of(corpus: Corpus, source: Source) -> dict[str, Part]:
-    """Every part that a source can have, by name. Its own name stands for what falls into no other."""
-    names = [source.name]
-    if corpus.language.identify and source.format not in corpus.language.skip_formats:
-        names += [language_part(source.name, code) for code in corpus.language.split]
-    parts = {name: Part(source.name) for name in names}
-    if is_banded(corpus, source.name):
-        for name in names:
-            for band, weight in enumerate(corpus.quality.band_weights):
-                parts[band_part(name, band)] = Part(source.name, weight)
+def parts_of(name: str, format_: str, language: Language, quality: Quality) -> dict[str, Part]:
+    """Every part that a source of this name and format can have, by name. Its own name stands for what falls into no
+    other."""
+    names = [name]
+    if language.identify and format_ not in language.skip_formats:
+        names += [language_part(name, code) for code in language.split]
+    parts = {part: Part(name) for part in names}
+    if is_banded(name, quality):
+        for part in names:
+            for band, weight in enumerate(quality.band_weights):
+                parts[band_part(part, band)] = Part(name, weight)
     return parts
 
 
-def is_banded(corpus: Corpus, name: str) -> bool:
+def is_banded(name: str, quality: Quality) -> bool:
     """Whether the documents of a source are put into bands of quality."""
-    of = corpus.quality
-    judged = name in of.sources if of.sources else name not in of.high
-    return of.on and of.use == "weight" and judged
+    judged = name in quality.sources if quality.sources else name not in quality.high
+    return quality.on and quality.use == "weight" and judged

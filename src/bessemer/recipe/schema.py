@@ -19,7 +19,7 @@ from bessemer.recipe.corpus import Corpus
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import ENCODERS, Classify, Masking
 from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
-from bessemer.recipe.parts import Part, parts_of
+from bessemer.recipe.parts import Part
 from bessemer.recipe.section import Positive, Section, Words
 from bessemer.recipe.tokenizer import Tokenizer
 from bessemer.recipe.tokens import Tokens
@@ -253,7 +253,7 @@ class Recipe(Section):
     @property
     def parts(self) -> dict[str, Part]:
         """Every name under which tokens can be stored and mixed, with the source that it is a part of."""
-        found = {name: part for source in self.corpus.sources for name, part in parts_of(self.corpus, source).items()}
+        found = {name: part for source in self.corpus.sources for name, part in self.corpus.parts_of(source).items()}
         return found | {source.name: Part(source.name) for source in self.tokens.sources}
 
     @property
