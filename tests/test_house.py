@@ -112,7 +112,7 @@ def run_without(blocked: tuple[str, ...], code: str) -> subprocess.CompletedProc
 
 
 def test_training_needs_nothing_of_the_data_half() -> None:
-    blocked = ("daft", "pyarrow", "resiliparse", "scipy", "tiktoken", "plotly")
+    blocked = ("ray", "numba", "pyarrow", "resiliparse", "fastwarc", "tiktoken", "plotly")
     code = "import bessemer.train.loop, bessemer.train.restored, bessemer.model.huggingface.export, bessemer.stages"
     assert run_without(blocked, code).returncode == 0, run_without(blocked, code).stderr
 
@@ -124,7 +124,7 @@ def test_the_data_half_needs_nothing_of_training() -> None:
 
 
 def test_plans_need_no_torch() -> None:
-    assert run_without(("torch", "daft"), "import bessemer.plan.dial, bessemer.plan.cost").returncode == 0
+    assert run_without(("torch", "pyarrow"), "import bessemer.plan.dial, bessemer.plan.cost").returncode == 0
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -132,7 +132,7 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys, bessemer.cli\n"
         "try: bessemer.cli.run_command(['--help'])\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'numpy', 'pydantic', 'daft', 'rich', 'transformers'} & set(sys.modules)\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'pyarrow', 'numba', 'rich', 'transformers'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

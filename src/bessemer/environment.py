@@ -13,7 +13,7 @@ from typing import Any
 from bessemer import __version__
 
 PACKAGES = (
-    "torch", "numpy", "pydantic", "daft", "pyarrow", "scipy", "resiliparse", "tokenizers", "tiktoken", "safetensors",
+    "torch", "numpy", "pydantic", "pyarrow", "numba", "fastwarc", "resiliparse", "ray", "tokenizers", "tiktoken", "safetensors",
     "transformers", "tensorboard", "plotly",
 )  # fmt: skip
 

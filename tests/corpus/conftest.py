@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("daft", reason="the corpus extra is not installed")
+pytest.importorskip("pyarrow", reason="the corpus extra is not installed")
 
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, read_json

@@ -49,7 +49,7 @@ def test_an_interrupt_ends_the_wait_and_tells_the_worker() -> None:
 
 def test_a_full_disk_behind_the_engine_is_said_plainly() -> None:
     def fail() -> None:
-        raise RuntimeError("DaftError::ParquetError External: No space left on device (os error 28)")
+        raise RuntimeError("ParquetError: No space left on device (os error 28)")
 
     with pytest.raises(OSError, match="No space left on device") as caught:
         engine.run(fail)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("daft", reason="the corpus extra is not installed")
+pytest.importorskip("pyarrow", reason="the corpus extra is not installed")
 
 from bessemer.studies import STUDIES, bidirectional_vs_causal
 from bessemer.studies.bidirectional_vs_causal import _answers, _rescored

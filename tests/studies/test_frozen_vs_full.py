@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-pytest.importorskip("daft", reason="the corpus extra is not installed")
+pytest.importorskip("pyarrow", reason="the corpus extra is not installed")
 
 from bessemer.studies import STUDIES, frozen_vs_full
 from tests.studies.test_library import TINY

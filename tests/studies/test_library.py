@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("daft", reason="the corpus extra is not installed")
+pytest.importorskip("pyarrow", reason="the corpus extra is not installed")
 
 from bessemer.studies.library import PACKAGES, Settings, Snippets, tokens_of
 from bessemer.tokens.shards import TokenStore

@@ -1,7 +1,7 @@
 """The same tasks on a Ray cluster: one task one partition or bucket, done again by Ray when a worker dies.
 
-Ray tasks, and not a Daft plan on Ray: a partition is published by its own rename as soon as it is done, so that
-whatever dies, driver or machine, the next build goes on with what is missing. A Daft plan is one unit of failure.
+Ray tasks, and not a plan of a data engine on Ray: a partition is published by its own rename as soon as it is done, so that
+whatever dies, driver or machine, the next build goes on with what is missing. A plan is one unit of failure.
 """
 
 from __future__ import annotations

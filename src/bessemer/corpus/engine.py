@@ -1,4 +1,4 @@
-"""Work in this process that a person can stop, and Daft, started quietly.
+"""Work in this process that a person can stop.
 
 Work goes on in a thread of its own while the main thread waits in short steps: a signal is then handled within
 a tenth of a second even while native code runs. Work that is cut into tasks goes to other processes or to a
@@ -8,11 +8,10 @@ cluster (tasks.py).
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bessemer.errors import BessemerError, Stopped
 
@@ -23,18 +22,6 @@ STOP = threading.Event()
 
 STOP_SECONDS = 2.0
 """How long a stopped build waits for the work to let go of its files."""
-
-
-def quiet_daft() -> Any:
-    """The Daft module, with its usage reports, progress bars and log lines off."""
-    os.environ.setdefault("DAFT_ANALYTICS_ENABLED", "0")
-    os.environ.setdefault("DAFT_PROGRESS_BAR", "0")
-    os.environ.setdefault("DAFT_SHOW_QUERY_ID", "0")
-    os.environ.setdefault("DAFT_RUNNER", "native")
-    import daft
-
-    logging.getLogger("daft").setLevel(logging.CRITICAL)
-    return daft
 
 
 def run(work: Callable[[], Result], poll: Callable[[], None] = lambda: None) -> Result:
@@ -67,10 +54,10 @@ def run(work: Callable[[], Result], poll: Callable[[], None] = lambda: None) -> 
     error = failures[0]
     if isinstance(error, OSError | BessemerError | KeyboardInterrupt | MemoryError):
         raise error
-    if f"os error {errno.ENOSPC}" in str(error):  # the engine wraps it; the person should read what it is
+    if f"os error {errno.ENOSPC}" in str(error):  # a library wraps it; the person should read what it is
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
     first = (str(error).strip().splitlines() or [""])[0]
-    raise BessemerError(f"corpus: the data engine failed: {type(error).__name__}: {first}") from error
+    raise BessemerError(f"corpus: the work failed: {type(error).__name__}: {first}") from error
 
 
 def check_stop() -> None:
