@@ -44,3 +44,11 @@ def build(run: RunFolder) -> Callable[[Recipe], Built]:
         return documents, rejected, read_json(run.corpus / "statistics.json")
 
     return built
+
+
+@pytest.fixture(autouse=True)
+def nobody_asked_to_stop() -> None:
+    """A test of stopping leaves the wish behind, which only the next build takes back."""
+    from bessemer.corpus import engine
+
+    engine.STOP.clear()
