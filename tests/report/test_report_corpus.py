@@ -53,8 +53,16 @@ def statistics() -> dict[str, object]:
             "tables": {"personal_data": {"email": 7, "phone": 2, "iban": 0}, "odd": {"x": 1}},
         },
         "duplicates": {
-            "clusters": [{"size": 2, "clusters": 5}, {"size": 3, "clusters": 1}, {"size": 9, "clusters": 2}]
+            "clusters": [
+                {"documents": 2, "clusters": 5},
+                {"documents": 3, "clusters": 1},
+                {"documents": 9, "clusters": 2},
+            ]
         },
+        "contamination": [
+            {"name": "quiz", "items": 1200, "searched": 1100, "items_touched": 11, "documents": 7, "share": 0.01}
+        ],
+        "repeats": {"paragraphs": {"documents": 8, "edited": 3, "spans": 4, "removed_characters": 5678, "emptied": 0}},
     }
 
 
@@ -85,6 +93,10 @@ def test_parts(run: RunFolder) -> None:
         ("2 to 3 documents", "6"),
         ("8 to 15 documents", "2"),
     ]
+    (quiz,) = found["evaluation_sets"]
+    assert [*quiz.values()] == ["quiz", "1,200", "1,100", "11", "7", "1.0%"]
+    (repeats,) = found["repeats"]
+    assert [*repeats.values()] == ["repeated paragraphs", "3", "4", "5,678"]
     assert [(row["name"], row["kept"], row["rejected"]) for row in found["lengths"]] == [
         ("64", "0", "6"),
         ("256", "8", "0"),
@@ -114,6 +126,8 @@ def test_the_page_shows_them_escaped(run: RunFolder) -> None:
         "Languages of the kept",
         "Groups of duplicates",
         "Personal data",
+        "repeated paragraphs",
+        "Evaluation sets found",
     ):
         assert shown in section
     assert "Built in 1m 01s" in section or re.search(r"Built in [^<]*1", section)

@@ -36,6 +36,8 @@ def parts(data: RunData) -> Row:
             if (bars := _bars(table(counts), SHOWN_LANGUAGES))
         ],
         "clusters": _clusters(table(data.statistics.get("duplicates"))),
+        "evaluation_sets": _evaluation_sets(data),
+        "repeats": _repeats(data),
         "lengths": _lengths(sources),
         "seconds": _seconds(data),
     }
@@ -110,7 +112,7 @@ def _clusters(duplicates: Row) -> list[Row]:
     """Groups of duplicates by size, in powers of two from 2 on."""
     groups: dict[int, float] = {}
     for row in tables(duplicates.get("clusters")):
-        size, count = number(row.get("size")), number(row.get("clusters"))
+        size, count = number(row.get("documents")), number(row.get("clusters"))
         if size is not None and count is not None and size >= 2:
             low = 1 << (int(size).bit_length() - 1)
             groups[low] = groups.get(low, 0.0) + count
@@ -122,6 +124,31 @@ def _clusters(duplicates: Row) -> list[Row]:
             "width": 100.0 * groups[low] / largest,
         }
         for low in sorted(groups)
+    ]
+
+
+def _evaluation_sets(data: RunData) -> list[Row]:
+    """The evaluation sets that were looked for, and how much of each stands in the corpus."""
+    return [
+        {
+            "name": text(row.get("name")),
+            **{key: f"{number(row.get(key)) or 0:,.0f}" for key in ("items", "searched", "items_touched", "documents")},
+            "share": f"{number(row.get('share')) or 0:.1%}",
+        }
+        for row in tables(data.statistics.get("contamination"))
+    ]
+
+
+def _repeats(data: RunData) -> list[Row]:
+    """What was cut out of the documents that stay: repeated paragraphs, repeated spans."""
+    names = {"paragraphs": "repeated paragraphs", "substrings": "repeated spans"}
+    return [
+        {
+            "name": names[kind],
+            **{key: f"{number(counts.get(key)) or 0:,.0f}" for key in ("edited", "spans", "removed_characters")},
+        }
+        for kind in names
+        if (counts := table(table(data.statistics.get("repeats")).get(kind)))
     ]
 
 
