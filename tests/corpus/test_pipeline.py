@@ -411,12 +411,12 @@ def test_an_interrupt_ends_the_build_and_publishes_nothing(data: Path, tmp_path:
         (data / f"{file}.txt").write_text(text)
     program = tmp_path / "program.py"
     program.write_text(
-        "import signal, sys, pathlib\n"
+        "import sys, pathlib\n"
+        "from bessemer import interrupt\n"
         "from bessemer.corpus import pipeline, clean\n"
         "from bessemer.recipe import parse\n"
         "from bessemer.run import RunFolder\n"
-        "def stop(*_): raise KeyboardInterrupt\n"
-        "signal.signal(signal.SIGTERM, stop)\n"
+        "interrupt.listen()\n"
         "whole = clean.apply\n"
         "def slow(*given):\n"
         "    print('working', flush=True)\n"

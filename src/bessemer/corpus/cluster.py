@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from bessemer import interrupt
 from bessemer.corpus import worker
 from bessemer.corpus.worker import ATTEMPTS, POLL_SECONDS, Done, Task, cores, gave_up, worker_environment
 from bessemer.errors import BessemerError, InputError
@@ -35,6 +36,7 @@ def each_on_ray(kind: str, tasks: Sequence[Task], settings: Work, done: Done) ->
     ahead = slots if settings.workers else slots * WAITING_PER_CORE
     try:
         while left or under_way:
+            interrupt.check()
             while left and len(under_way) < ahead:
                 task = left.pop()
                 under_way[remote.remote(kind, task)] = task

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from bessemer import interrupt
 from bessemer.errors import BessemerError, Stopped
 
 Result = TypeVar("Result")
@@ -43,6 +44,7 @@ def run(work: Callable[[], Result], poll: Callable[[], None] = lambda: None) -> 
     thread.start()
     try:
         while thread.is_alive():
+            interrupt.check()
             thread.join(0.1)
             poll()
     except BaseException:

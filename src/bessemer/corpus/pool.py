@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bessemer import interrupt
 from bessemer.corpus import worker
 from bessemer.corpus.worker import ATTEMPTS, POLL_SECONDS, Done, Task, gave_up, worker_environment
 
@@ -43,6 +44,7 @@ class Pool:
                 for _ in range(self.num_workers):
                     self._start(selector, waiting)
                 while left:
+                    interrupt.check()
                     for key, _ in selector.select(POLL_SECONDS):
                         one: Worker = key.data
                         line = one.process.stdout.readline() if one.process.stdout else ""

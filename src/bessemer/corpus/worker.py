@@ -59,12 +59,15 @@ def perform(kind: str, task: dict[str, Any]) -> dict[str, Any]:
     if kind == "clean":
         from bessemer.corpus.partition import clean_partition
 
-        return clean_partition(task)
-    if kind == "publish":
+        found = clean_partition(task)
+    elif kind == "publish":
         from bessemer.corpus.publish import publish_bucket
 
-        return publish_bucket(task)
-    raise ValueError(f"{kind!r} is not a task; there are {', '.join(KINDS)}")
+        found = publish_bucket(task)
+    else:
+        raise ValueError(f"{kind!r} is not a task; there are {', '.join(KINDS)}")
+    _free()
+    return found
 
 
 def answer(kind: str, task: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +119,6 @@ def main() -> None:
         task = json.loads(given.get())
         answers.write(json.dumps(answer(task["kind"], task["task"])) + "\n")
         answers.flush()
-        _free()
 
 
 def _one_thread() -> None:
