@@ -19,6 +19,7 @@ FLOORS = [
     ("tokens",),
     ("model",),
     ("plan",),
+    ("parallel",),
     ("checkpoint",),
     ("guard",),
     ("train",),

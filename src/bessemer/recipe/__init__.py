@@ -11,6 +11,7 @@ from bessemer.recipe.mixture import MixturePhase
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import Classify, Masking
 from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
+from bessemer.recipe.parallel import Parallel, PipelineSchedule
 from bessemer.recipe.personal import PersonalData
 from bessemer.recipe.quality import Quality
 from bessemer.recipe.rules import Rules
@@ -28,7 +29,8 @@ from bessemer.recipe.work import Work
 
 __all__ = [
     "BatchRamp", "Batches", "Checkpoint", "Classify", "Contamination", "Corpus", "Dedup", "Evaluate", "EvaluationSet",
-    "Extract", "Guard", "Language", "Masking", "MixturePhase", "Model", "Optimizer", "Paragraphs", "PersonalData",
+    "Extract", "Guard", "Language", "Masking", "MixturePhase", "Model", "Optimizer", "Paragraphs", "Parallel", "PersonalData",
+    "PipelineSchedule",
     "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "Substrings", "TokenSource", "Tokenizer", "Tokens",
     "Train", "Work", "differences", "digest", "dump", "explain", "keys", "load", "parse", "shipped",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from bessemer.recipe.corpus import Corpus
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import ENCODERS, Classify, Masking
 from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
+from bessemer.recipe.parallel import Parallel
 from bessemer.recipe.parts import Part
 from bessemer.recipe.section import Positive, Section, Words
 from bessemer.recipe.tokenizer import Tokenizer
@@ -199,6 +200,7 @@ class Recipe(Section):
     tokens: Tokens = Field(default_factory=Tokens, description="Documents to token shards and sequences.")
     model: Model = Field(description="The transformer.")
     train: Train = Field(default_factory=Train, description="The step and the loop.")
+    parallel: Parallel = Field(default_factory=Parallel, description="How the run is split over processes.")
     guard: Guard = Field(default_factory=Guard, description="What happens when a number is not finite.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When the run is saved.")
     evaluate: Evaluate = Field(default_factory=Evaluate, description="What is measured after training.")

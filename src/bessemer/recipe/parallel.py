@@ -1,0 +1,69 @@
+"""The recipe's table about processes: how a run is split over them."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from bessemer.recipe.section import Positive, Section
+
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
+
+
+class Parallel(Section):
+    """How a run is split. The product of the five ways is the number of processes; 1 everywhere: one process."""
+
+    replicate: Positive = Field(1, description="Copies of the model, each for its own part of the batch.")
+    shard: Positive = Field(
+        1,
+        description="Processes that share one copy's optimizer state, gradients and weights (see zero), and the batch.",
+    )
+    tensor: Positive = Field(
+        1, description="Processes that share every matrix: heads, hidden units and vocabulary are divided."
+    )
+    pipeline: Positive = Field(1, description="Stages of blocks, each on its own process.")
+    context: Positive = Field(1, description="Processes that share every sequence.")
+    zero: Literal[1, 2, 3] = Field(
+        3,
+        description="What `shard` divides while a step is computed: 1: optimizer state; 2: gradients too; 3: weights too.",
+    )
+    schedule: PipelineSchedule = Field(
+        "1f1b", description="Order of the micro-batches in the pipeline: gpipe, 1f1b, interleaved, zbv or dualpipev."
+    )
+    virtual: Positive | None = Field(
+        None,
+        description="Stages a process of the pipeline holds; left out: 2 for interleaved, zbv and dualpipev, else 1.",
+    )
+    offload: bool = Field(False, description="Keep sharded weights, gradients and optimizer state in the CPU's memory.")
+    restarts: int = Field(3, ge=0, description="Times that the group starts again after a process was lost.")
+    elastic: bool = Field(
+        False,
+        description="Go on with fewer or more processes than before: replicate, else shard, follows their number.",
+    )
+
+    @property
+    def world(self) -> int:
+        """Processes of the run."""
+        return self.replicate * self.shard * self.tensor * self.pipeline * self.context
+
+    @property
+    def data(self) -> int:
+        """Processes (groups of them) that each take a part of the batch."""
+        return self.replicate * self.shard
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> Self:
+        several = ("interleaved", "zbv", "dualpipev")
+        if self.virtual is not None and self.virtual > 1 and self.schedule not in several:
+            raise ValueError(
+                f"parallel.virtual = {self.virtual} needs a schedule with several stages a process: {', '.join(several)}"
+            )
+        if self.schedule in ("zbv", "dualpipev") and self.virtual not in (None, 2):
+            raise ValueError(f"parallel.schedule = {self.schedule} has 2 stages a process, not {self.virtual}")
+        return self
+
+    @property
+    def stages_each(self) -> int:
+        """Pipeline stages on each process."""
+        return self.virtual or (2 if self.schedule in ("interleaved", "zbv", "dualpipev") and self.pipeline > 1 else 1)

@@ -1,0 +1,67 @@
+"""Runs a function of a test on several processes that form a group (gloo), and hands back what each returned."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def run_on(world: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120.0) -> list[Any]:
+    """Call `function(*arguments)`, a top-level function of a test module, on each of `world` processes of one group.
+
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as a launcher would; the function joins the group itself.
+    Returns the results by rank. Fails with the output of the first process that failed.
+    """
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        call = Path(folder) / "call"
+        call.write_bytes(pickle.dumps((function.__module__, function.__name__, arguments)))
+        started = []
+        for rank in range(world):
+            paths = [str(HERE), *sys.path]
+            environment = os.environ | {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            }  # fmt: skip
+            log = open(Path(folder) / f"log-{rank}", "wb")  # noqa: SIM115 (the process writes into it)
+            command = [sys.executable, __file__, str(call), str(Path(folder) / f"result-{rank}")]
+            started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+        try:
+            codes = [process.wait(timeout=timeout) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+        for rank, code in enumerate(codes):
+            if code != 0:
+                logs = "\n".join(
+                    f"--- rank {n}, exit {codes[n]}\n{(Path(folder) / f'log-{n}').read_text(errors='replace')[-4000:]}"
+                    for n in range(world)
+                )
+                raise AssertionError(f"rank {rank} ended with {code}\n{logs}")
+        return [pickle.loads((Path(folder) / f"result-{rank}").read_bytes()) for rank in range(world)]
+
+
+if __name__ == "__main__":
+    import torch
+
+    torch.set_num_threads(1)
+    module, name, given = pickle.loads(Path(sys.argv[1]).read_bytes())
+    result = getattr(importlib.import_module(module), name)(*given)
+    Path(sys.argv[2]).write_bytes(pickle.dumps(result))
+    from bessemer.parallel.team import leave
+
+    leave()

@@ -1,0 +1,65 @@
+"""The processes of a run: who sits where on the mesh, and what they tell each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from processes import run_on
+
+from bessemer.errors import InputError
+from bessemer.parallel.team import ALONE, AXES, join, require_world
+from bessemer.recipe import Parallel
+
+
+def of_each(layout: Parallel) -> dict[str, Any]:
+    team = join(layout, torch.device("cpu"))
+    return {
+        "rank": team.rank,
+        "places": {axis: team.place(axis) for axis in AXES},
+        "data_rank": team.data_rank,
+        "tells": team.tells,
+        "sum": team.sum(torch.tensor([1.0, float(team.rank)], dtype=torch.float64)).tolist(),
+        "any": team.any(team.rank == 2),
+        "none": team.any(False),
+        "gathered": team.gather(team.rank * 10),
+        "first": team.first(f"of {team.rank}"),
+        "neighbours": torch.distributed.get_process_group_ranks(team.group("tensor")),
+    }
+
+
+@pytest.mark.slow
+def test_places_on_the_mesh() -> None:
+    found = run_on(8, of_each, Parallel(shard=2, tensor=2, pipeline=2))
+    for rank, of in enumerate(found):
+        places = {"pipeline": rank // 4, "replicate": 0, "shard": rank // 2 % 2, "context": 0, "tensor": rank % 2}
+        assert of["rank"] == rank
+        assert of["places"] == places
+        assert of["data_rank"] == places["shard"]
+        assert of["tells"] == (places["pipeline"] == 1 and places["tensor"] == 0)
+        assert of["sum"] == [8.0, 28.0]
+        assert (of["any"], of["none"], of["first"]) == (True, False, "of 0")
+        assert of["gathered"] == [0, 10, 20, 30, 40, 50, 60, 70]
+        assert of["neighbours"] == [rank - rank % 2, rank - rank % 2 + 1]
+
+
+def test_a_process_alone_needs_no_group() -> None:
+    assert ALONE.is_alone
+    assert ALONE.is_first
+    assert ALONE.tells
+    assert ALONE.data_rank == 0
+    assert ALONE.gather("x") == ["x"]
+    assert ALONE.any(True)
+
+
+@pytest.mark.parametrize(
+    ("layout", "world", "says"),
+    [
+        (Parallel(shard=2, tensor=2), 8, r"replicate 1 x shard 2 x tensor 2 x pipeline 1 x context 1 = 4 processes, but there are 8; parallel.shard = 4"),
+        (Parallel(tensor=3), 8, r"= 3 does not divide 8; possible: \[1, 2, 4, 8\]"),
+    ],
+)  # fmt: skip
+def test_another_number_of_processes_says_what_would_fit(layout: Parallel, world: int, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        require_world(layout, world)
