@@ -17,8 +17,7 @@ TIED_STD = 0.02  # of a tied matrix, since the logits scale with it (GPT-2)
 
 def build(config: ModelConfig, seed: int) -> Transformer:
     """A model with its initial weights, in fp32 on the CPU."""
-    with torch.device("meta"):
-        model = Transformer(config)
+    model = shell(config)
     model.to_empty(device="cpu")
     if config.tie_embeddings and not config.labels:  # to_empty gives the two names storage of their own
         model.head.tie(model.embedding)
@@ -26,6 +25,20 @@ def build(config: ModelConfig, seed: int) -> Transformer:
         for name, parameter in model.named_parameters():
             _fill(name, parameter, config, seed)
     return model
+
+
+def shell(config: ModelConfig) -> Transformer:
+    """A model without memory for its weights, on the meta device."""
+    with torch.device("meta"):
+        return Transformer(config)
+
+
+@torch.no_grad()
+def initial(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
+    """The initial value of one tensor of the model, whole, in fp32 on the CPU: the same as in `build`."""
+    tensor = torch.empty(shape)
+    _fill(name, tensor, config, seed)
+    return tensor
 
 
 def _fill(name: str, parameter: Tensor, config: ModelConfig, seed: int) -> None:

@@ -25,6 +25,7 @@ from bessemer.model.product import linear
 from bessemer.model.rotary import rotations
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x, weight, bias) to x @ weight.T + bias
+Attend = Callable[[Tensor, Tensor, Tensor, Scope], Tensor]  # (queries, keys, values, scope) to what they see
 
 
 class Attention(nn.Module):
@@ -35,6 +36,7 @@ class Attention(nn.Module):
     """
 
     product: Product = staticmethod(linear)
+    attend: Attend = staticmethod(attention)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -52,7 +54,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         q_BHTK, k_BGTK, v_BGTK = self.queries_keys_values(x_BTD, rotation)
         if cache is None:
-            attended_BHTK = attention(q_BHTK, k_BGTK, v_BGTK, scope)
+            attended_BHTK = self.attend(q_BHTK, k_BGTK, v_BGTK, scope)
         else:
             attended_BHTK = cached_attention(q_BHTK, *cache.append(k_BGTK, v_BGTK), scope.sight)
         return self.product(attended_BHTK.transpose(1, 2).flatten(2), self.out.weight, self.out.bias)
@@ -180,7 +182,19 @@ class Transformer(nn.Module):
         length, device = tokens_BT.shape[1], tokens_BT.device
         first = 0 if cache is None else cache.length
         positions = torch.arange(first, first + length, device=device) if documents is None else documents.position_BT
-        x_BTD = self._embed(tokens_BT, positions)
+        hidden: Tensor = self.norm(self.through(self.embed(tokens_BT, positions), positions, documents, cache))
+        if cache is not None:
+            cache.length += length
+        return hidden
+
+    def through(
+        self, x_BTD: Tensor, positions: Tensor, documents: Documents | None, cache: Cache | None = None
+    ) -> Tensor:
+        """The residual stream after the blocks. A block that is None lies elsewhere and is passed over.
+
+        positions: (T,) or (B, T), each token's place in its document.
+        """
+        length, device = positions.shape[-1], positions.device
         scopes = {sight: Scope.of(sight, documents, length, device) for sight in set(self.sights)}
         rotary: dict[float, tuple[Tensor, Tensor] | None] = dict.fromkeys(self.thetas)
         if self.config.positions == "rotary":
@@ -189,23 +203,27 @@ class Transformer(nn.Module):
                 for theta in dict.fromkeys(self.thetas)
             }
         for layer, block in enumerate(self.blocks):
+            if block is None:
+                continue
             layer_cache = None if cache is None else cache.layers[layer]
             x_BTD = block(x_BTD, rotary[self.thetas[layer]], scopes[self.sights[layer]], layer_cache)
-        if cache is not None:
-            cache.length += length
-        hidden: Tensor = self.norm(x_BTD)
-        return hidden
+        return x_BTD
 
     def use_product(self, product: Product) -> None:
         """Compute the blocks' matrix products by another function than F.linear."""
-        for block in self.blocks:
+        for block in filter(None, self.blocks):
             block.attention.product = block.mlp.product = product  # type: ignore[union-attr]
+
+    def use_attention(self, attend: Attend) -> None:
+        """Compute what queries see by another function than `attention`."""
+        for block in filter(None, self.blocks):
+            block.attention.attend = attend  # type: ignore[union-attr]
 
     def logits(self, tokens_BT: Tensor, documents: Documents | None = None, cache: Cache | None = None) -> Tensor:
         """Logits of every position, (B, T, V): for evaluation and generation of short texts."""
         return self.head.logits(self(tokens_BT, documents, cache))
 
-    def _embed(self, tokens_BT: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, tokens_BT: Tensor, positions: Tensor) -> Tensor:
         """Token, position and type embeddings (all tokens are of type 0), summed and normalised."""
         x_BTD = self.embedding(tokens_BT)
         if torch.is_autocast_enabled(x_BTD.device.type):
