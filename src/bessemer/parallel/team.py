@@ -88,6 +88,13 @@ class Team:
             dist.all_reduce(values, group=self.control)
         return values
 
+    def sum_of_parts(self, values: Tensor) -> Tensor:
+        """The sum over the parts of the batch of what each process knows of its own part."""
+        if self.is_alone:
+            return values
+        counts = all(self.place(axis) == 0 for axis in ("pipeline", "context", "tensor"))
+        return self.sum(values if counts else torch.zeros_like(values))
+
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any process."""
         return bool(self.sum(torch.tensor(int(flag))).item()) if not self.is_alone else flag

@@ -97,7 +97,7 @@ class Train(Section):
     loss_chunk: Positive = Field(
         4096, description="Tokens whose logits are held at one time, at the most; a CPU holds what fits its cache."
     )
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8-rowwise"] = Field(
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8-rowwise", "fp64"] = Field(
         "auto",
         description="Arithmetic of the matrix products; auto: bf16 where a GPU has it, else fp32; fp16 scales the loss "
         "dynamically; fp8: the blocks' products, with one scale a tensor or a row. Master weights, gradients and "

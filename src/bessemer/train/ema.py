@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bessemer.errors import BessemerError
+from bessemer.parallel.local import local
 
 
 class WeightAverage:
@@ -20,7 +21,7 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self._weights: dict[str, Tensor] = {name: weight.data for name, weight in model.named_parameters()}
+        self._weights: dict[str, Tensor] = {name: local(weight) for name, weight in model.named_parameters()}
         self.tensors: dict[str, Tensor] = {}
         self.restart()
 

@@ -1,7 +1,7 @@
 """In which arithmetic the matrix products run, and the proof that what was asked for is what runs.
 
-Weights, their gradients and the optimizer are fp32 in every precision; autocast narrows the operands of the products
-alone, whose sums are kept in fp32 (Micikevicius et al. 2018, sections 3.1 and 3.3).
+Weights, their gradients and the optimizer are fp32 in every precision (fp64 in fp64, which is for proofs); autocast narrows
+the operands of the products alone, whose sums are kept in fp32 (Micikevicius et al. 2018, sections 3.1 and 3.3).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Precision:
 
     autocast: type their operands are narrowed to; None: they stay fp32; tf32: fp32 operands may be rounded to tf32 in
     the product; scaled: the loss is scaled dynamically; fp8: how operands of the blocks' products are scaled to fp8;
-    significand: bits after the leading one that an operand keeps.
+    significand: bits after the leading one that an operand keeps; weights: type of weights, gradients and optimizer.
     """
 
     name: str
@@ -37,11 +37,12 @@ class Precision:
     scaled: bool
     fp8: Literal["tensorwise", "rowwise"] | None
     significand: int
+    weights: torch.dtype = torch.float32
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of the activations."""
-        return self.autocast or torch.float32
+        return self.autocast or self.weights
 
     @property
     def widths(self) -> dict[str, int]:
@@ -53,6 +54,7 @@ class Precision:
 PRECISIONS = {
     found.name: found
     for found in (
+        Precision("fp64", None, tf32=False, scaled=False, fp8=None, significand=52, weights=torch.float64),
         Precision("fp32", None, tf32=False, scaled=False, fp8=None, significand=23),
         Precision("tf32", None, tf32=True, scaled=False, fp8=None, significand=10),
         Precision("bf16", torch.bfloat16, tf32=False, scaled=False, fp8=None, significand=7),
@@ -66,9 +68,9 @@ PRECISIONS = {
 def available(place: torch.device) -> list[str]:
     """The precisions a device can compute in. A CPU takes bf16 and fp16 too, slowly: for tests and for studies."""
     if place.type != "cuda":
-        return ["fp32", "bf16", "fp16"]
+        return ["fp32", "bf16", "fp16", "fp64"]
     capability = torch.cuda.get_device_capability(place)
-    names = ["fp32", "fp16"]
+    names = ["fp32", "fp16", "fp64"]
     names += ["tf32", "bf16"] if capability >= TENSOR_CORES_32 else []
     return names + (["fp8", "fp8-rowwise"] if capability >= TENSOR_CORES_8 else [])
 
@@ -113,7 +115,7 @@ def probe(precision: Precision, place: torch.device) -> str:
     """
     apply_flags(precision)
     with torch.no_grad(), autocast(precision, place):
-        bits, dtype = surviving_bits(product_of(precision), place)
+        bits, dtype = surviving_bits(product_of(precision), place, precision.weights)
     # With TF32 allowed, cuBLAS may still take a full fp32 kernel for a shape; less than TF32 it may not.
     fits = bits in (10, 23) if precision.tf32 else bits == precision.significand
     tf32 = torch.backends.cuda.matmul.allow_tf32
@@ -125,26 +127,27 @@ def probe(precision: Precision, place: torch.device) -> str:
         )
     where = "the blocks' matrix products" if precision.fp8 else "matrix products"
     rest = ", the head's in bf16" if precision.fp8 else ""
-    return f"{where} in {precision.name}{rest}, weights, gradients and optimizer in fp32"
+    kept = str(precision.weights).removeprefix("torch.float")
+    return f"{where} in {precision.name}{rest}, weights, gradients and optimizer in fp{kept}"
 
 
 def surviving_bits(
-    product: Callable[[Tensor, Tensor, Tensor | None], Tensor], place: torch.device
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor], place: torch.device, dtype: torch.dtype = torch.float32
 ) -> tuple[int, torch.dtype]:
     """Bits after the leading one that a product keeps of its operands, and the type it gives.
 
     Row p of the left operand holds 1 + 2^-p, which an operand of b bits keeps for p <= b alone, and multiplies the
     identity. 1.75 in each row is what fp8's largest value, 1.75 x 2^8, is scaled to: then the scale is a power of two.
     """
-    size = 512 if place.type == "cuda" else 32  # so large that tensor cores are used
-    x = torch.zeros(size, size)
-    powers = torch.arange(1, 24)
-    x[powers, powers] = 1.0 + torch.exp2(-powers.float())
+    size = 512 if place.type == "cuda" else 64  # so large that tensor cores are used
+    x = torch.zeros(size, size, dtype=dtype)
+    powers = torch.arange(1, 53 if dtype == torch.float64 else 24)
+    x[powers, powers] = 1.0 + torch.exp2(-powers.to(dtype))
     x[:, 0] = 1.75
-    identity = torch.eye(size, device=place)
+    identity = torch.eye(size, device=place, dtype=dtype)
     identity[0, 0] = 1.75
     found = product(x.to(place), identity, None)
-    kept = (found.float().cpu()[powers, powers] == x[powers, powers]).tolist()
+    kept = (found.to(dtype).cpu()[powers, powers] == x[powers, powers]).tolist()
     return sum(kept), found.dtype
 
 

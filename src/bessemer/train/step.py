@@ -5,24 +5,27 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from bessemer.model.attention import Documents
 from bessemer.model.transformer import Transformer
+from bessemer.parallel.local import local
+from bessemer.parallel.numbers import clip, squares
+from bessemer.parallel.team import ALONE, Team
 from bessemer.recipe import Batches, Recipe
 from bessemer.tokens.loader import Batch
-from bessemer.train import fp8, recompute
+from bessemer.train import fp8, recompute, split
 from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
-from bessemer.train.accumulate import accumulate, concurrent
 from bessemer.train.device import Device
 from bessemer.train.ema import WeightAverage
+from bessemer.train.engine import Engine, MicroBatch, ModelWithLoss, OneProcess
 from bessemer.train.precision import FIRST_SCALE, LossScale
 from bessemer.train.schedule import batch_factor, learning_rate_share
-from bessemer.train.task import Outcome, task_of
+from bessemer.train.split import Weights
+from bessemer.train.task import task_of
 
 
 @dataclass(frozen=True)
@@ -44,55 +47,82 @@ class Gradients:
 class TrainStep:
     """The model, its optimizer, and how a batch moves them."""
 
-    def __init__(self, recipe: Recipe, model: Transformer, device: Device, end_of_text: int, num_sources: int) -> None:
-        self.settings, self.device = recipe.train, device
+    def __init__(
+        self, recipe: Recipe, model: Transformer, device: Device, end_of_text: int, num_sources: int,
+        team: Team = ALONE, weights: Weights | None = None,
+    ) -> None:  # fmt: skip
+        """model: with its values; for a team, what `weights` gives takes their place, and the model may be a shell."""
+        self.settings, self.device, self.team = recipe.train, device, team
         self.end_of_text, self.num_sources = end_of_text, num_sources
+        config = model.config
         if device.arithmetic.fp8 is not None:
-            fp8.check(model.config, recipe.train.micro_batch or 1)
+            fp8.check(config, recipe.train.micro_batch or 1)
         precisions.apply_flags(device.arithmetic)
-        self.model = model.to(device.place)
         self.batches = Batches.of(recipe)
-        self.task = task_of(recipe, model.config, end_of_text)
-        self.task.prepare(self.model)
-        self.model.use_product(precisions.product_of(device.arithmetic))
-        self.recomputed = recompute.blocks_recomputed(recipe, model.config, device)
-        recompute.apply(self.model, recipe.train.recompute, self.recomputed)
+        self.task = task_of(recipe, config, end_of_text)
+        self.recomputed = recompute.blocks_recomputed(recipe, config, device)
+        self.engine: Engine
+        if team.is_alone:
+            wide = model.double() if device.arithmetic.weights == torch.float64 else model
+            self.model = wide.to(device.place)
+            self.task.prepare(self.model)
+            self.model.use_product(precisions.product_of(device.arithmetic))
+            recompute.apply(self.model, recipe.train.recompute, self.recomputed)
+            if device.compile:
+                for block in self.model.blocks:
+                    block.compile()
+            self.engine = OneProcess(ModelWithLoss(self.model, self.task, device))
+        else:
+            given = weights or split.weights_of(model)
+            self.model, self.engine = split.build(recipe, config, team, self.task, device, self.recomputed, given)
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
         self.average = WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None
-        if device.compile:
-            for block in self.model.blocks:
-                block.compile()
 
     def gradients(self, batch: Batch, scale: LossScale = FIRST_SCALE) -> Gradients:
         """Accumulate the gradients of the global batch's mean loss over its micro-batches.
 
         scale: factor of the loss on its way back, in a precision that has one.
 
-        The sum of the losses is divided by the valid targets of the whole batch, never of a micro-batch, so the
-        gradient does not depend on how the batch is cut.
+        The sum of the losses is divided by the valid targets of the whole batch, never of a micro-batch or of a process's
+        part, so the gradient does not depend on how the batch is cut.
         """
         inputs_BT, targets_BS = torch.from_numpy(batch.inputs), torch.from_numpy(batch.wanted)
-        valid = int((targets_BS >= 0).sum())
+        source, counted = torch.from_numpy(batch.source), (targets_BS >= 0).sum(dim=1)
+        targets = torch.zeros(self.num_sources, dtype=torch.int64).index_add_(0, source, counted)
+        targets = self.team.sum_of_parts(targets)
+        valid = max(int(targets.sum()), 1)
         micro = self.settings.micro_batch or len(inputs_BT)
         factor = scale.value if self.device.arithmetic.scaled else 1.0
         self.optimizer.zero_grad(set_to_none=True)
         inputs, targets_by = torch.split(inputs_BT, micro), torch.split(targets_BS, micro)
         starts = [None] * len(inputs) if batch.starts is None else torch.split(torch.from_numpy(batch.starts), micro)
-        losses = [partial(self._loss, *part) for part in zip(inputs, targets_by, starts, strict=True)]
-        two = concurrent(len(losses), self.device.place, self.device.compile)
-        done = accumulate(losses, list(self.model.parameters()), max(valid, 1), factor, two_at_a_time=two)
-        nats_B = [loss.nats_B for loss in done]
-        correct_B = [loss.correct_B for loss in done if loss.correct_B is not None]
-        by_sequence = torch.cat(nats_B).double().cpu()
-        source = torch.from_numpy(batch.source)
-        nats = torch.zeros(self.num_sources, dtype=torch.float64).index_add_(0, source, by_sequence)
-        counted = (targets_BS >= 0).sum(dim=1)
-        targets = torch.zeros(self.num_sources, dtype=torch.int64).index_add_(0, source, counted)
+        parts = [MicroBatch(*part) for part in zip(inputs, targets_by, starts, strict=True)]
+        done = self.engine.accumulate(parts, valid, factor)
+        nats = torch.zeros(self.num_sources, dtype=torch.float64)
+        total, correct, scored = 0.0, 0.0, 0
+        if done:
+            by_sequence = torch.cat([loss.nats_B for loss in done]).double().cpu()
+            nats.index_add_(0, source, by_sequence)
+            total = float(by_sequence.sum())
+            correct_B = [loss.correct_B for loss in done if loss.correct_B is not None]
+            correct, scored = float(sum(part.double().sum() for part in correct_B)), sum(map(len, correct_B))
         found = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self.device.arithmetic.scaled:
-            torch._foreach_mul_(found, 1.0 / factor)  # a power of two: nothing is rounded
-        mean, norm = float(by_sequence.sum()) / max(valid, 1), float(nn.utils.get_total_norm(found))
-        accuracy = float(torch.cat(correct_B).double().mean()) if correct_B else None
+            torch._foreach_mul_(
+                [local(gradient) for gradient in found], 1.0 / factor
+            )  # a power of two: nothing is rounded
+        if self.team.is_alone:
+            norm = float(nn.utils.get_total_norm(found))
+        else:
+            tells = 1.0 if self.team.tells else 0.0
+            pairs = [(p, p.grad) for p in self.model.parameters() if p.grad is not None]
+            told = torch.tensor([total, correct, scored], dtype=torch.float64)
+            square = torch.tensor([squares(pairs, self.team)], dtype=torch.float64)
+            summed = self.team.sum(torch.cat([square, tells * told, tells * nats]))
+            norm, total, correct, scored = math.sqrt(summed[0]), float(summed[1]), float(summed[2]), int(summed[3])
+            nats = summed[4:]
+        mean = total / valid
+        accuracy = correct / scored if scored else None
         overflow = False
         if self.device.arithmetic.scaled and math.isfinite(mean):
             overflow = scale.can_fall and not math.isfinite(norm)
@@ -106,11 +136,11 @@ class TrainStep:
         rate = peak * learning_rate_share(self.settings.schedule, step, steps)
         rate *= batch_factor(self.settings.optimizer, self.batches.tokens(step))
         optimizers.set_learning_rate(self.optimizer, rate)
-        nn.utils.clip_grads_with_norm_(
-            self.model.parameters(),
-            self.settings.optimizer.clip_norm,
-            torch.tensor(grad_norm, device=self.device.place),
-        )
+        if self.team.is_alone:
+            largest = torch.tensor(grad_norm, device=self.device.place, dtype=self.device.arithmetic.weights)
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), self.settings.optimizer.clip_norm, largest)
+        else:
+            clip(self.model.parameters(), self.settings.optimizer.clip_norm, grad_norm)
         self.optimizer.step()
         if self.average is not None:
             self.average.update(step)
@@ -132,11 +162,3 @@ class TrainStep:
         """Hidden states of a batch on the device, (B, T, D)."""
         hidden_BTD: Tensor = self.model(inputs_BT, self.documents(inputs_BT, starts_BT))
         return hidden_BTD
-
-    def _loss(self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None) -> Outcome:
-        """The losses of a micro-batch."""
-        place = self.device.place
-        inputs_BT, targets_BS = inputs_BT.to(place, non_blocking=True), targets_BS.to(place, non_blocking=True)
-        starts_BT = None if starts_BT is None else starts_BT.to(place, non_blocking=True)
-        with self.autocast():
-            return self.task.loss(self.model, self.hidden(inputs_BT, starts_BT), inputs_BT, targets_BS)

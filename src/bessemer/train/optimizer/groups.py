@@ -69,7 +69,7 @@ def grouped(model: nn.Module, settings: Settings) -> list[Group]:
     )
     if tied and settings.base_width is not None:
         raise InputError("train.optimizer.base_width needs a head of its own; set model.tie_embeddings = false")
-    width = named["embedding.weight"].shape[-1] if "embedding.weight" in named else 0
+    width: int = model.config.width if hasattr(model, "config") else 0  # type: ignore[union-attr,assignment]
     collected: dict[tuple[Kind, Rule, float, float], list[tuple[str, Tensor]]] = {}
     for name, parameter in named.items():
         if not parameter.requires_grad:

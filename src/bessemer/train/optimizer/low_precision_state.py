@@ -24,6 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bessemer.parallel.local import local
+
 BLOCK = 256  # elements that share a scale
 SMALL = 4096  # tensors with fewer elements stay fp32 (Dettmers et al. 2022, section 4): they weigh nothing
 
@@ -45,16 +47,17 @@ class Storage:
         return "fp32" if parameter.numel() < SMALL else self.format
 
     def empty(self, parameter: Tensor, name: str, device: torch.device) -> dict[str, Tensor]:
-        """The entries of a moment that is zero, in the parameter's shape."""
-        kept = self.format_of(parameter)
+        """The entries of a moment that is zero, in the shape of the parameter, of its local part where it is divided."""
+        kept, shape = self.format_of(parameter), local(parameter).shape
         if kept == "8bit":
-            blocks = -(-parameter.numel() // BLOCK)
+            blocks = -(-shape.numel() // BLOCK)
             return {
-                name: torch.zeros(parameter.shape, dtype=torch.uint8, device=device),
+                name: torch.zeros(shape, dtype=torch.uint8, device=device),
                 f"{name}_scale": torch.zeros(blocks, dtype=torch.float32, device=device),
             }
-        dtype = torch.bfloat16 if kept == "bf16" else torch.float32
-        return {name: torch.zeros(parameter.shape, dtype=dtype, device=device)}
+        wide = torch.promote_types(parameter.dtype, torch.float32)
+        dtype = torch.bfloat16 if kept == "bf16" else wide
+        return {name: torch.zeros(shape, dtype=dtype, device=device)}
 
 
 def storage(format: Format) -> Storage:

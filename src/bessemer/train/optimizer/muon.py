@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+from bessemer.parallel.local import piece_of
 from bessemer.train.optimizer.groups import matrices
 
 # The quintic a x + b x^3 + c x^5 that Jordan et al. (2024, "Muon", section "Newton-Schulz") chose for its steep start:
@@ -80,6 +82,22 @@ def muon(directed: Iterable[tuple[str, Tensor, Tensor]], group: dict[str, Any]) 
                 _move(waiting.pop(shape), group)
     for stack in waiting.values():
         _move(stack, group)
+
+
+def muon_of_divided(name: str, weight: DTensor, direction: Tensor, group: dict[str, Any]) -> None:
+    """As `muon`, for one parameter that is divided among processes; direction: its local part.
+
+    Singular values belong to whole matrices, so each process gathers the direction and keeps its part of the update.
+    """
+    whole = DTensor.from_local(
+        direction, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
+    ).full_tensor()
+    update = torch.zeros_like(whole)
+    muon([(name, update, whole)], group)
+    _, offset, part = piece_of(weight)
+    for dim, (start, length) in enumerate(zip(offset, part.shape, strict=True)):
+        update = update.narrow(dim, start if length else 0, length)
+    part.mul_(1.0 - group["lr"] * group["weight_decay"]).add_(update)
 
 
 def nesterov(moment: Tensor, gradient: Tensor, momentum: float) -> Tensor:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from bessemer.errors import BessemerError
+from bessemer.parallel.local import local
 from bessemer.recipe import Optimizer as Settings
 from bessemer.train.optimizer.elementwise import State, adamw, lion
 from bessemer.train.optimizer.groups import Group
 from bessemer.train.optimizer.low_precision_state import BLOCK, Storage, noise, read, write
-from bessemer.train.optimizer.muon import muon, nesterov
+from bessemer.train.optimizer.muon import muon, muon_of_divided, nesterov
 from bessemer.train.optimizer.offload import Host, bunches
 
 # The moments of each rule, and whether they can be negative.
@@ -89,22 +92,29 @@ class Optimizer(torch.optim.Optimizer):
         return state if self.host is None else self.host.settle(state)
 
     def _update(self, weights: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
-        """One step of a rule. Whole lists where the moments are fp32; where they are not, tensor by tensor."""
-        gradients: list[Tensor] = [weight.grad for weight in weights if weight.grad is not None]
+        """One step of a rule. Whole lists where the moments are fp32; where they are not, tensor by tensor.
+
+        Of a divided parameter the local part is updated; only Muon has to see the whole.
+        """
+        gradients: list[Tensor] = [local(weight.grad) for weight in weights if weight.grad is not None]
+        held = [local(weight) for weight in weights]
         if group["rule"] == "muon":
-            rows = zip(weights, gradients, states, strict=True)
-            muon(
-                ((self._name_of[weight], weight, self._direction(weight, g, s, group)) for weight, g, s in rows), group
-            )
+            directed = zip(weights, map(partial(self._direction, group=group), weights, gradients, states), strict=True)
+            if not isinstance(weights[0], DTensor):
+                muon(((self._name_of[weight], weight, direction) for weight, direction in directed), group)
+                return
+            for weight, direction in directed:
+                assert isinstance(weight, DTensor)
+                muon_of_divided(self._name_of[weight], weight, direction, group)
             return
-        plain = [n for n, weight in enumerate(weights) if self.storage.format_of(weight) == "fp32"]
+        plain = [n for n, weight in enumerate(weights) if self.storage.format_of(weight) == "fp32" and held[n].numel()]
         coded = [n for n, weight in enumerate(weights) if self.storage.format_of(weight) != "fp32"]
         if plain:
             ELEMENTWISE[group["rule"]](
-                [weights[n] for n in plain], [gradients[n] for n in plain], [states[n] for n in plain], group
+                [held[n] for n in plain], [gradients[n] for n in plain], [states[n] for n in plain], group
             )
         for n in coded:
-            flat, gradient_N = weights[n].view(-1), gradients[n].reshape(-1)
+            flat, gradient_N = held[n].view(-1), gradients[n].reshape(-1)
             for part, moments in self._decoded(weights[n], states[n], group["rule"]):
                 ELEMENTWISE[group["rule"]]([flat[part]], [gradient_N[part]], [moments], group)
 
@@ -120,13 +130,13 @@ class Optimizer(torch.optim.Optimizer):
     def _decoded(self, weight: Tensor, state: State, rule: str) -> Iterator[tuple[slice, State]]:
         """Slices of a parameter with their moments in fp32; what the caller leaves in them is put back."""
         steps = int(state["step"]) if "step" in state else 0
-        for start in range(0, weight.numel(), SLICE):
-            part = slice(start, min(start + SLICE, weight.numel()))
+        for start in range(0, local(weight).numel(), SLICE):
+            part = slice(start, min(start + SLICE, local(weight).numel()))
             moments = {name: read(state, name, signed, part) for name, signed in MOMENTS[rule].items()}
             if rule == "adamw":
                 moments["step"] = torch.full((), steps, dtype=torch.float32, device=weight.device)
             yield part, moments
-            drawn = (weight.new_empty(0),) * 2
+            drawn = (local(weight).new_empty(0),) * 2
             if self.storage.format == "bf16":
                 seed = (steps, self._number_of[weight], start)
                 drawn = noise(part.stop - part.start, seed, weight.device)

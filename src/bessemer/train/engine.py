@@ -1,0 +1,94 @@
+"""How the micro-batches of a step become gradients: on one process, or on many that share the model or the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bessemer.model.transformer import Transformer
+from bessemer.parallel import data
+from bessemer.parallel.team import Team
+from bessemer.train import precision as precisions
+from bessemer.train.accumulate import accumulate, concurrent
+from bessemer.train.device import Device
+from bessemer.train.task import Outcome, Task
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward and backward pass reads, on the CPU."""
+
+    inputs_BT: Tensor
+    targets_BS: Tensor
+    starts_BT: Tensor | None
+
+    def on(self, place: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+        """On the device."""
+        starts = None if self.starts_BT is None else self.starts_BT.to(place, non_blocking=True)
+        return self.inputs_BT.to(place, non_blocking=True), self.targets_BS.to(place, non_blocking=True), starts
+
+
+class Engine(Protocol):
+    """Computes gradients; what it wraps around the model is its own affair."""
+
+    def accumulate(self, parts: Sequence[MicroBatch], divisor: int, factor: float) -> list[Outcome]:
+        """Put the gradient of sum(losses) / divisor * factor into the parameters' `.grad`, over all processes.
+
+        Returns the outcome of each of this process's micro-batches, detached, in order.
+        """
+        ...
+
+
+class ModelWithLoss(nn.Module):
+    """Token ids and targets to the loss: what DDP and FSDP2 wrap, since the loss reads the head's weights too."""
+
+    def __init__(self, model: Transformer, task: Task, device: Device) -> None:
+        super().__init__()
+        self.model, self.task, self.device = model, task, device
+
+    def forward(
+        self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(total, nats_B, correct_B) of an Outcome: hooks of FSDP2 look for tensors in plain tuples only."""
+        with precisions.autocast(self.device.arithmetic, self.device.place):
+            hidden_BTD = self.model(inputs_BT, self.task.documents(inputs_BT, starts_BT))
+            found = self.task.loss(self.model, hidden_BTD, inputs_BT, targets_BS)
+        return found.total, found.nats_B, found.correct_B
+
+
+class OneProcess:
+    """One after the other, or two at a time where that is faster."""
+
+    def __init__(self, whole: ModelWithLoss) -> None:
+        self.whole, self.parameters = whole, list(whole.model.parameters())
+
+    def accumulate(self, parts: Sequence[MicroBatch], divisor: int, factor: float) -> list[Outcome]:
+        device = self.whole.device
+        two = concurrent(len(parts), device.place, device.compile)
+        losses = [partial(self._loss, part) for part in parts]
+        return accumulate(losses, self.parameters, divisor, factor, two_at_a_time=two)
+
+    def _loss(self, part: MicroBatch) -> Outcome:
+        return Outcome(*self.whole(*part.on(self.whole.device.place)))
+
+
+class DataParallel:
+    """Every process has its own micro-batches, as many as the others; `root` is wrapped by DDP or FSDP2, or by neither when
+    the processes only share matrices and sequences."""
+
+    def __init__(self, root: nn.Module, team: Team, device: Device) -> None:
+        self.root, self.team, self.device = root, team, device
+
+    def accumulate(self, parts: Sequence[MicroBatch], divisor: int, factor: float) -> list[Outcome]:
+        known = []
+        for number, part in enumerate(parts):
+            with data.micro_batch(self.root, self.team, last=number == len(parts) - 1):
+                total, nats_B, correct_B = self.root(*part.on(self.device.place))
+                torch.autograd.backward(total / divisor * factor)
+            known.append(Outcome(total.detach(), nats_B.detach(), correct_B))
+        return known

@@ -1,0 +1,130 @@
+"""Copies and shards of a model train as one process does, whatever the ZeRO stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from processes import run_on
+
+from bessemer.model.config import ModelConfig
+from bessemer.model.initialisation import build, shell
+from bessemer.parallel.numbers import fingerprint
+from bessemer.parallel.team import ALONE, Team, join
+from bessemer.recipe import Parallel, Recipe
+from bessemer.recipe.load import parse
+from bessemer.tokens.loader import Batch
+from bessemer.train.device import choose
+from bessemer.train.split import initial_weights
+from bessemer.train.step import TrainStep
+
+SEQUENCES, LENGTH, VOCABULARY = 8, 16, 64
+
+
+def recipe_of(precision: str, **train: Any) -> Recipe:
+    settings = {
+        "steps": 4,
+        "global_batch_tokens": SEQUENCES * LENGTH,
+        "micro_batch": 1,
+        "precision": precision,
+        **train,
+    }
+    given = parse("[run]\nname = 't'\n[model]\ndepth = 2\n[tokens]\nsequence_length = 16\n", "test")
+    optimizer = given.train.optimizer.model_copy(
+        update={"learning_rate": 1e-2, "betas": (0.9, 0.95), **settings.pop("optimizer", {})}
+    )
+    return given.model_copy(update={"train": given.train.model_copy(update={**settings, "optimizer": optimizer})})
+
+
+def config_of(tied: bool = False) -> ModelConfig:
+    given = recipe_of("fp32")
+    model = given.model.model_copy(
+        update={"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "mlp_width": 64, "tie_embeddings": tied}
+    )
+    return ModelConfig.of(given.model_copy(update={"model": model}), VOCABULARY)
+
+
+def batches(count: int) -> list[Batch]:
+    draw = np.random.default_rng(0)
+    return [
+        Batch(
+            step * SEQUENCES,
+            draw.integers(0, VOCABULARY, (SEQUENCES, LENGTH + 1)),
+            draw.integers(0, 2, SEQUENCES),
+        )
+        for step in range(count)
+    ]
+
+
+def part(batch: Batch, team: Team) -> Batch:
+    mine = slice(team.data_rank, None, team.layout.data)
+    return Batch(batch.first, batch.tokens[mine], batch.source[mine])
+
+
+def trained(recipe: Recipe, tied: bool, team: Team) -> dict[str, Any]:
+    config = config_of(tied)
+    model = build(config, 3) if team.is_alone else shell(config)
+    step = TrainStep(recipe, model, choose(recipe.train), 0, 2, team, initial_weights(config, 3))
+    start = fingerprint(step.model.named_parameters(), team)
+    told = []
+    for number, batch in enumerate(batches(4)):
+        found = step.gradients(part(batch, team))
+        step.update(number, found.grad_norm)
+        told.append((found.loss, found.grad_norm, found.nats, found.targets))
+    whole = {}
+    for name, parameter in step.model.named_parameters():
+        value = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        whole[name] = value.detach().double().numpy()
+    return {"told": told, "weights": whole, "start": start}
+
+
+def on_a_team(layout: Parallel, cases: list[tuple[Recipe, bool]]) -> list[dict[str, Any]]:
+    team = join(layout, torch.device("cpu"))
+    return [trained(recipe.model_copy(update={"parallel": layout}), tied, team) for recipe, tied in cases]
+
+
+def difference(one: dict[str, Any], other: dict[str, Any]) -> tuple[float, float]:
+    """Largest difference of losses and norms, and of weights."""
+    pairs = zip(one["told"], other["told"], strict=True)
+    losses = max(max(abs(a[0] - b[0]), abs(a[1] - b[1]) / a[1]) for a, b in pairs)
+    weights = max(np.abs(one["weights"][name] - other["weights"][name]).max() for name in one["weights"])
+    return losses, weights
+
+
+CASES = [
+    (recipe_of("fp64"), False),
+    (recipe_of("fp64", micro_batch=2), True),
+    (recipe_of("fp64", optimizer={"kind": "muon"}), False),
+    (recipe_of("fp64", recompute="full"), False),
+    (recipe_of("fp32", ema=0.9), False),
+    (recipe_of("fp32", optimizer={"kind": "lion", "learning_rate": 1e-4}), True),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Parallel(replicate=2),
+        Parallel(shard=2, zero=1),
+        Parallel(shard=2, zero=2),
+        Parallel(shard=2, zero=3),
+        Parallel(shard=4),
+        Parallel(replicate=2, shard=2),
+        Parallel(),
+    ],
+    ids=["ddp2", "zero1", "zero2", "zero3", "fsdp4", "hsdp", "group of one"],
+)
+def test_trains_as_one_process(layout: Parallel) -> None:
+    alone = [trained(recipe, tied, ALONE) for recipe, tied in CASES]
+    for found in run_on(layout.world, on_a_team, layout, CASES):
+        for (recipe, _), expected, given in zip(CASES, alone, found, strict=True):
+            losses, weights = difference(expected, given)
+            exact = recipe.train.precision == "fp64"
+            assert losses <= (1e-11 if exact else 1e-5)
+            if recipe.train.optimizer.kind == "adamw":  # the others turn rounding near zero into whole steps
+                assert weights <= (1e-9 if exact else 1e-4)
+            assert given["start"] == expected["start"]
+            assert [row[3] for row in given["told"]] == [row[3] for row in expected["told"]]
