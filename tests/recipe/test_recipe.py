@@ -18,7 +18,7 @@ SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'
         (SMALL + "[trian]\nsteps = 3\n", "my.toml:6: trian: unknown key; did you mean train?"),
         (SMALL + "[train]\nsteps = '3'\n", "my.toml:7: train.steps: input should be a valid integer, got '3'"),
         (SMALL + "[train]\nsteps = 0\n", "my.toml:7: train.steps: input should be greater than 0, got 0"),
-        (SMALL + "[train]\nprecision = 'fp7'\n", "my.toml:7: train.precision: input should be 'auto', 'fp32', 'tf32', 'bf16', 'fp16', 'fp8' or 'fp8-rowwise', got 'fp7'"),
+        (SMALL + "[train]\nprecision = 'fp7'\n", "my.toml:7: train.precision: input should be 'auto', 'fp32', 'tf32', 'bf16', 'fp16', 'fp8', 'fp8-rowwise' or 'fp64', got 'fp7'"),
         (SMALL + "[train]\nsteps = 3\ntokens = 9\n", "tokens and steps exclude each other"),
         (SMALL + "layers = 3\n", "my.toml:4: model: depth = 2 and layers = 3 disagree"),
         ('[run]\nname = "x"\n[model]\nlayers = 2\nwidth = 30\nheads = 4\n', "heads = 4 does not divide width = 30"),

@@ -11,7 +11,6 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.train import precision as precisions
 from bessemer.train.precision import PRECISIONS, LossScale, Precision, available, chosen, probe, surviving_bits
 from bessemer.train.step import TrainStep
-from bessemer.train.task import Outcome
 from tests.train.test_fp8 import NEEDS_ROWWISE
 from tests.train.test_step import batch, step_of
 
@@ -20,7 +19,7 @@ CPU = torch.device("cpu")
 
 def in_precision(step: TrainStep, name: str) -> TrainStep:
     """The same step in a precision that a recipe may not ask a CPU for, but that torch emulates there."""
-    step.device = replace(step.device, arithmetic=PRECISIONS[name])
+    step.device = step.engine.whole.device = replace(step.device, arithmetic=PRECISIONS[name])  # type: ignore[attr-defined]
     step.model.use_product(precisions.product_of(PRECISIONS[name]))
     return step
 
@@ -34,9 +33,9 @@ def in_precision(step: TrainStep, name: str) -> TrainStep:
     ],
 )
 def test_the_probe_finds_the_bits_of_each_type(name: str) -> None:
-    assert probe(PRECISIONS[name], CPU).count("fp32") >= 1
+    assert probe(PRECISIONS[name], CPU).endswith("fp64" if name == "fp64" else "fp32")
     with precisions.autocast(PRECISIONS[name], CPU):
-        bits, dtype = surviving_bits(precisions.product_of(PRECISIONS[name]), CPU)
+        bits, dtype = surviving_bits(precisions.product_of(PRECISIONS[name]), CPU, PRECISIONS[name].weights)
     assert (bits, dtype) == (PRECISIONS[name].significand, PRECISIONS[name].dtype)
 
 
@@ -66,8 +65,8 @@ def test_flags_are_set_and_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("capability", "has"),
     [
-        ((7, 0), {"fp32", "fp16"}),
-        ((8, 0), {"fp32", "fp16", "tf32", "bf16"}),
+        ((7, 0), {"fp32", "fp16", "fp64"}),
+        ((8, 0), {"fp32", "fp16", "fp64", "tf32", "bf16"}),
         ((8, 9), set(PRECISIONS)),
         ((9, 0), set(PRECISIONS)),
     ],
@@ -90,7 +89,7 @@ def test_a_device_gives_what_its_capability_allows(
 @pytest.mark.parametrize("name", ["tf32", "fp8", pytest.param("fp8-rowwise", marks=NEEDS_ROWWISE)])
 def test_a_cpu_refuses_what_it_lacks(name: str) -> None:
     assert chosen("auto", CPU, "a CPU").name == "fp32"
-    with pytest.raises(InputError, match=f"a CPU cannot compute in {name}; it has fp32, bf16, fp16, or use auto"):
+    with pytest.raises(InputError, match=f"a CPU cannot compute in {name}; it has fp32, bf16, fp16, fp64, or use auto"):
         chosen(name, CPU, "a CPU")
 
 
@@ -151,13 +150,14 @@ def test_an_overflow_gives_the_step_up_and_is_no_incident(recipe_file: Path) -> 
 
 def test_at_a_scale_of_one_the_guard_takes_over(recipe_file: Path) -> None:
     step = in_precision(step_of(recipe_file), "fp16")
-    original = step._loss
+    whole = step.engine.whole  # type: ignore[attr-defined]
+    original = whole.forward
 
-    def enlarged(*given: torch.Tensor | None) -> Outcome:
-        found = original(*given)
-        return replace(found, total=found.total * torch.tensor(2.0**60))
+    def enlarged(*given: torch.Tensor | None) -> Any:
+        total, *rest = original(*given)
+        return total * torch.tensor(2.0**60), *rest
 
-    step._loss = enlarged  # type: ignore[method-assign]
+    whole.forward = enlarged
     found = step.gradients(batch(), LossScale(1.0))
     assert not found.overflow and found.scale.value == 1.0
 

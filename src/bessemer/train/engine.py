@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
@@ -43,6 +44,10 @@ class Engine(Protocol):
         """
         ...
 
+    def score(self, part: MicroBatch) -> tuple[Tensor, Tensor | None]:
+        """Nats of each target, without extras, and what is likeliest there, where that is scored; both (B, S)."""
+        ...
+
 
 class ModelWithLoss(nn.Module):
     """Token ids and targets to the loss: what DDP and FSDP2 wrap, since the loss reads the head's weights too."""
@@ -52,11 +57,14 @@ class ModelWithLoss(nn.Module):
         self.model, self.task, self.device = model, task, device
 
     def forward(
-        self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(total, nats_B, correct_B) of an Outcome: hooks of FSDP2 look for tensors in plain tuples only."""
+        self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, scored: bool = False
+    ) -> tuple[Tensor | None, ...]:
+        """(total, nats_B, correct_B) of an Outcome, or with `scored` what Task.score gives: hooks of FSDP2 look for tensors
+        in plain tuples only."""
         with precisions.autocast(self.device.arithmetic, self.device.place):
             hidden_BTD = self.model(inputs_BT, self.task.documents(inputs_BT, starts_BT))
+            if scored:
+                return self.task.score(self.model, hidden_BTD, inputs_BT, targets_BS)
             found = self.task.loss(self.model, hidden_BTD, inputs_BT, targets_BS)
         return found.total, found.nats_B, found.correct_B
 
@@ -72,6 +80,10 @@ class OneProcess:
         two = concurrent(len(parts), device.place, device.compile)
         losses = [partial(self._loss, part) for part in parts]
         return accumulate(losses, self.parameters, divisor, factor, two_at_a_time=two)
+
+    def score(self, part: MicroBatch) -> tuple[Tensor, Tensor | None]:
+        nats_BS, predicted_BS = self.whole(*part.on(self.whole.device.place), scored=True)
+        return nats_BS, predicted_BS
 
     def _loss(self, part: MicroBatch) -> Outcome:
         return Outcome(*self.whole(*part.on(self.whole.device.place)))
@@ -92,3 +104,8 @@ class DataParallel:
                 torch.autograd.backward(total / divisor * factor)
             known.append(Outcome(total.detach(), nats_B.detach(), correct_B))
         return known
+
+    def score(self, part: MicroBatch) -> tuple[Tensor, Tensor | None]:
+        root = self.root.module if isinstance(self.root, DistributedDataParallel) else self.root
+        nats_BS, predicted_BS = root(*part.on(self.device.place), scored=True)
+        return nats_BS, predicted_BS

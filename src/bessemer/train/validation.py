@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from bessemer.tokens.held_out import HeldOut
+from bessemer.train.engine import MicroBatch
 from bessemer.train.step import TrainStep
 
 
@@ -62,14 +63,12 @@ def validate(step: TrainStep, parts: list[HeldOut], advance: Callable[..., None]
         inputs, wanted, total, right = part.inputs, part.wanted, 0.0, 0
         for start in range(0, len(inputs), batch):
             rows = slice(start, start + batch)
-            inputs_BT, targets_BS = (torch.from_numpy(x[rows]).to(step.device.place) for x in (inputs, wanted))
-            starts_BT = None if part.starts is None else torch.from_numpy(part.starts[rows]).to(step.device.place)
-            with step.autocast():
-                hidden_BTD = step.hidden(inputs_BT, starts_BT)
-                nats_BS, predicted_BS = step.task.score(step.model, hidden_BTD, inputs_BT, targets_BS)
+            inputs_BT, targets_BS = (torch.from_numpy(x[rows]) for x in (inputs, wanted))
+            starts_BT = None if part.starts is None else torch.from_numpy(part.starts[rows])
+            nats_BS, predicted_BS = step.engine.score(MicroBatch(inputs_BT, targets_BS, starts_BT))
             total += float(nats_BS.double().sum())
             if predicted_BS is not None:
-                right += int(((predicted_BS == targets_BS) & (targets_BS >= 0)).sum())
+                right += int(((predicted_BS.cpu() == targets_BS) & (targets_BS >= 0)).sum())
                 correct[part.source] = right
             if labels and predicted_BS is not None:
                 np.add.at(confusion, (wanted[rows, 0], predicted_BS[:, 0].cpu().numpy()), 1)
