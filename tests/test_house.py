@@ -23,6 +23,7 @@ FLOORS = [
     ("checkpoint",),
     ("guard",),
     ("train",),
+    ("launch",),
     ("evaluate",),
     ("report",),
     ("stages",),

@@ -174,38 +174,21 @@ def prepare(session: Session) -> Prepared:
 def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     """Train to the last step, from where the run stands. profile: a few steps under the profiler, into profile/."""
     from bessemer.checkpoint.protocol import published
-    from bessemer.environment import describe
-    from bessemer.tokens.shards import TokenStore
+    from bessemer.launch import start
     from bessemer.train import device as devices
-    from bessemer.train import loop
-    from bessemer.train import profile as profiles
-    from bessemer.train.precision import probe
-    from bessemer.train.task import config_of
+    from bessemer.train.loop import TrainSummary
+    from bessemer.train.session import train_here
 
     recipe, run = prepared.recipe, session.run
     steps = recipe.train.steps
     done = published(run.checkpoints)
 
     def work() -> str | None:
-        store = TokenStore.open(run.tokens)
-        store.verify()
-        devices.make_deterministic()
-        device = devices.choose(recipe.train)
-        if not run.environment.exists():
-            write_json(run.environment, describe(device.name, device.precision))
-        say(f"  on {device.name}, {device.precision}{', compiled' if device.compile else ''}")
-        say(f"  {probe(device.arithmetic, device.place)}")
-        if not device.is_cuda:
-            devices.keep_freed_memory()
-            devices.reset_peak_resident()
+        if recipe.parallel.world > 1:
+            made = TrainSummary(**start.train(recipe, run, profile))
+        else:
+            made = train_here(recipe, run, prepared.plan, profile, devices.choose(recipe.train))
         planned = prepared.plan["memory_bytes"]["total"]
-        looks = profiles.of(recipe, run.profile, device, done[-1] if done else 0) if profile else None
-        arguments = (recipe, run, store, device, prepared.plan["peak_flops"], planned)
-        made = loop.train(*arguments, observed=looks) if looks else loop.train(*arguments)
-        if looks and looks.found:
-            profiles.write(
-                looks, recipe, prepared.plan, config_of(recipe, store.vocabulary, len(store.labels)), made.recomputed
-            )
         if made.resumed_at == made.step:
             return None
         skipped = f", {made.skipped} updates skipped" if made.skipped else ""

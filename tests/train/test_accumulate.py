@@ -24,7 +24,7 @@ def test_two_at_a_time_gives_the_same_bits(recipe_file: Path, micro: int, monkey
     monkeypatch.setattr(module, "_pool", lambda threads, pool=module._pool: pool(1))
     alone, together = (step_of(recipe_file, f"train.micro_batch={micro}") for _ in range(2))
     found = alone.gradients(batch())
-    monkeypatch.setattr("bessemer.train.step.concurrent", lambda *arguments: True)
+    monkeypatch.setattr("bessemer.train.engine.concurrent", lambda *arguments: True)
     for _ in range(3):
         again = together.gradients(batch())
         assert again == found

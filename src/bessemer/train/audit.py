@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
+from bessemer.parallel.team import Team
 from bessemer.tokens.loader import Batch, Reader
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
@@ -47,6 +49,20 @@ class Given:
         sequences += np.bincount(place, minlength=sequences.size).reshape(shape)
         np.add.at(tokens.reshape(-1), place, real)
         return Given(_table(sequences), _table(tokens))
+
+    def of_all(self, team: Team) -> Given:
+        """What all processes gave, each having counted its own part of the batches. Every process gets it."""
+        if team.is_alone:
+            return self
+        counted = np.array([self.sequences, self.tokens], dtype=np.int64)
+        summed = team.sum_of_parts(torch.from_numpy(counted)).numpy()
+        return Given(_table(summed[0]), _table(summed[1]))
+
+    def of_one(self, team: Team) -> Given:
+        """What this process begins from, so that `of_all` is this: the first process has it all, the others nothing."""
+        if team.data_rank == 0:
+            return self
+        return Given(*(tuple((0,) * len(row) for row in table) for table in (self.sequences, self.tokens)))
 
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint's facts."""

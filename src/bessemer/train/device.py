@@ -42,13 +42,24 @@ class Device:
         return self.arithmetic.name
 
 
-def choose(train: Train) -> Device:
-    """The device and precision a recipe asks for; what cannot be had is an error, never silently something else."""
+def choose(train: Train, local_rank: int = 0) -> Device:
+    """The device and precision a recipe asks for; what cannot be had is an error, never silently something else.
+
+    local_rank: this process's number among those of its machine, each of which takes a GPU of its own.
+    """
     has_cuda = torch.cuda.is_available()
     if train.device == "cuda" and not has_cuda:
         raise InputError("train.device: cuda was asked for, but torch finds no CUDA device; use cpu or auto")
     kind = "cuda" if has_cuda and train.device != "cpu" else "cpu"
-    place, name = torch.device(kind), torch.cuda.get_device_name() if kind == "cuda" else cpu_name()
+    place, name = torch.device(kind), cpu_name()
+    if kind == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise InputError(
+                f"parallel: process {local_rank} of this machine finds no GPU of its own, there are {torch.cuda.device_count()}; "
+                "start fewer processes here"
+            )
+        torch.cuda.set_device(local_rank)
+        place, name = torch.device("cuda", local_rank), torch.cuda.get_device_name(local_rank)
     compiled = train.compile == "on" or (train.compile == "auto" and kind == "cuda")
     return Device(place, name, chosen(train.precision, place, name), compiled)
 

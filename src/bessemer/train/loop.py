@@ -7,11 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
+import torch
+
 from bessemer.checkpoint import latest, save
 from bessemer.errors import BessemerError, Stopped
 from bessemer.guard.incidents import record
 from bessemer.guard.judge import GuardState, Verdict, cause, judge
-from bessemer.model.initialisation import build
+from bessemer.model.config import ModelConfig
+from bessemer.model.initialisation import build, shell
+from bessemer.parallel.team import ALONE, Team
 from bessemer.plan.cost import recomputed_flops_per_token, step_flops_per_token
 from bessemer.recipe import Batches, Recipe
 from bessemer.run import RunFolder, write_json
@@ -21,7 +25,8 @@ from bessemer.tokens.loader import Batch, Reader, prefetched
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.audit import Given, mixture_audit
 from bessemer.train.device import Device, memory_in_use
-from bessemer.train.metrics import MetricsLog
+from bessemer.train.metrics import Log, MetricsLog, NoLog
+from bessemer.train.split import initial_weights
 from bessemer.train.start import start_from, starting_model
 from bessemer.train.state import Position, capture, restore, weights_digest
 from bessemer.train.step import Gradients, TrainStep
@@ -56,21 +61,21 @@ def train(
     peak: float,
     planned_memory: int = 0,
     observed: Callable[[Iterator[Batch]], Iterator[Batch]] = lambda batches: batches,
+    team: Team = ALONE,
 ) -> TrainSummary:
     """Train a resolved recipe to its last step, from the newest checkpoint of the run when there is one.
 
-    peak: FLOP/s that MFU is measured against; planned_memory: bytes the plan said it would take;
-    observed: passes batches on and looks at what happens between them. Raises Stopped after a stop signal, with
-    everything saved.
+    peak: FLOP/s that MFU is measured against, of all processes together; planned_memory: bytes the plan said it would take;
+    observed: passes batches on and looks at what happens between them; team: the processes that train together, each of
+    which calls this. Raises Stopped after a stop signal to any of them, with everything saved.
     """
     started = perf_counter()
     steps, sizes = recipe.train.steps, Batches.of(recipe)
     assert steps is not None, "the recipe is resolved"
     config = config_of(recipe, store.vocabulary, len(store.labels))
     checkpoint = latest(run.checkpoints, on_damage=warn)
-    model = build(config, recipe.run.seed) if checkpoint else starting_model(recipe, config)
-    step = TrainStep(recipe, model, device, store.end_of_text, len(store.sources))
-    loader = step.task.loader(recipe, store)
+    step = _step(recipe, config, device, store, team, resumed=checkpoint is not None)
+    loader = step.task.loader(recipe, store, team.data_rank, team.layout.data)
     if checkpoint is None and recipe.train.start is not None:
         say(f"  {start_from(step, Path(recipe.train.start), store)}")
     position = restore(step, checkpoint, store) if checkpoint else Position(given=Given.nothing(loader.mixture))
@@ -85,8 +90,8 @@ def train(
     rates = Rates(model_flops / peak, (model_flops + again) / peak)
     batches = prefetched(loader, position.samples, map(sizes.sequences, range(resumed_at, steps)))
     with (
-        StopSignal() as stop,
-        MetricsLog(run, resumed_at, recipe.report.tensorboard) as log,
+        StopSignal(team) as stop,
+        MetricsLog(run, resumed_at, recipe.report.tensorboard) if team.is_first else NoLog() as log,
         progress("training", sizes.tokens_before(steps), "tok") as advance,
     ):
         watch = Watch(step, log, recipe.train.watch_every)
@@ -102,7 +107,7 @@ def train(
                 with watch(position.step + 1, batch):
                     rate = step.update(position.step, gradients.grad_norm)
             else:
-                _answer(run, loader, batch, sequences, position.step + 1, gradients, verdict, guard)
+                _answer(run, loader, batch, sequences, position.step + 1, gradients, verdict, guard, team)
             given = position.given.plus(batch, loader)
             position = Position(position.step + 1, position.samples + sequences, guard, gradients.scale, given)
             last = position.step == steps
@@ -110,30 +115,57 @@ def train(
                 log.write("train", position.step, **_numbers(store, gradients, rate, position, rates, sizes, device))
             if position.step % (recipe.train.validate_every or steps) == 0 or last:
                 scored = _validate(step, validation, log, position, sizes)
-            if position.step % (recipe.checkpoint.every or steps) == 0 and not last and stop.requested is None:
+            asked = stop.asked()
+            if position.step % (recipe.checkpoint.every or steps) == 0 and not last and asked is None:
                 _save_or_warn(recipe, run, step, position, store)
             advance(
                 sequences * sizes.length,
                 note=f"loss {gradients.loss:.3f}" + (f"  {scored.short}" if scored else ""),
             )
-            if stop.requested and not last:
+            if asked and not last:
                 _save(recipe, run, step, position, store)
                 raise Stopped(
-                    f"stopped by {stop.requested} after step {position.step} of {steps}; everything is saved in {run.path}: "
+                    f"stopped by {asked} after step {position.step} of {steps}; everything is saved in {run.path}: "
                     "the same command goes on from there"
                 )
-        peak_memory = memory_in_use(device)
+        ranks = team.gather(memory_in_use(device))
+        peak_memory = max(ranks)
+        by_rank = {str(rank): taken for rank, taken in enumerate(ranks)}
         if position.step > resumed_at:
-            log.write("memory", position.step, planned=planned_memory, measured=peak_memory, recomputed=step.recomputed)
+            log.write(
+                "memory",
+                position.step,
+                planned=planned_memory,
+                measured=peak_memory,
+                recomputed=step.recomputed,
+                by_rank=by_rank,
+            )
     if position.step > resumed_at or checkpoint is None:
         _save(recipe, run, step, position, store)
-    write_json(run.path / "mixture.json", mixture_audit(loader.mixture, position.given, position.samples))
+    given = position.given.of_all(team)
+    if team.is_first:
+        write_json(run.path / "mixture.json", mixture_audit(loader.mixture, given, position.samples))
     seconds = perf_counter() - started
     bits, accuracy = (scored.bits_per_byte, scored.accuracy) if scored else (None, None)
     return TrainSummary(
         position.step, resumed_at, bits, accuracy, position.guard.skipped, seconds, weights_digest(step),
         position.scale.skipped, peak_memory, step.recomputed,
     )  # fmt: skip
+
+
+def _step(
+    recipe: Recipe, config: ModelConfig, device: Device, store: TokenStore, team: Team, resumed: bool
+) -> TrainStep:
+    """The step with the weights of a fresh start, or with any that a checkpoint will take the place of."""
+    about = device, store.end_of_text, len(store.sources)
+    if team.is_alone:
+        model = build(config, recipe.run.seed) if resumed else starting_model(recipe, config)
+        return TrainStep(recipe, model, *about)
+    if resumed:
+        return TrainStep(recipe, shell(config), *about, team, lambda name, shape: torch.zeros(shape))
+    if recipe.model.from_ is not None:
+        return TrainStep(recipe, starting_model(recipe, config), *about, team)
+    return TrainStep(recipe, shell(config), *about, team, initial_weights(config, recipe.run.seed))
 
 
 class Rates:
@@ -196,7 +228,7 @@ def _numbers(
     }
 
 
-def _validate(step: TrainStep, parts: list[HeldOut], log: MetricsLog, position: Position, sizes: Batches) -> Validation:
+def _validate(step: TrainStep, parts: list[HeldOut], log: Log, position: Position, sizes: Batches) -> Validation:
     started = perf_counter()
     with step.averaged():
         found = validate(step, parts)
@@ -211,16 +243,21 @@ def _validate(step: TrainStep, parts: list[HeldOut], log: MetricsLog, position: 
     return found
 
 
+def _nothing(*given: object, **named: object) -> None:
+    """What a process does that leaves the writing to another."""
+
+
 def _answer(
     run: RunFolder, loader: Reader, batch: Batch, sequences: int, step: int, gradients: Gradients, verdict: Verdict,
-    guard: GuardState,
+    guard: GuardState, team: Team,
 ) -> None:  # fmt: skip
     """Record a step that is not applied; stop the run when the guard says so."""
     if verdict is Verdict.RESCALE:  # expected now and then in fp16, and counted in the metrics
         return
     reason = cause(gradients.loss, gradients.grad_norm)
     samples = loader.documents(batch.first, sequences)
-    record(
+    write = record if team.is_first else _nothing
+    write(
         run.incidents, step=step, what="nonfinite_step", cause=reason,
         action="update skipped" if verdict is Verdict.SKIP else "run stopped", documents=samples,
     )  # fmt: skip
@@ -245,4 +282,5 @@ def _save_or_warn(recipe: Recipe, run: RunFolder, step: TrainStep, position: Pos
         _save(recipe, run, step, position, store)
     except (BessemerError, OSError) as error:
         warn(f"{error}; training goes on, the next checkpoint tries again")
-        record(run.incidents, step=position.step, what="checkpoint_failed", cause=str(error), action="training went on")
+        write = record if step.team.is_first else _nothing
+        write(run.incidents, step=position.step, what="checkpoint_failed", cause=str(error), action="training went on")

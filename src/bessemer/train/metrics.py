@@ -52,6 +52,24 @@ class MetricsLog:
                     self._board.add_scalar(f"{kind}/{name}", value, step)
 
 
+class NoLog:
+    """The log of a process that leaves the writing to another."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing was opened."""
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Nothing."""
+
+
+Log = MetricsLog | NoLog
+
+
 def _rewind(path: Path, step: int) -> None:
     rows = read_json_lines(path)
     kept = [row for row in rows if row.get("step", 0) <= step]

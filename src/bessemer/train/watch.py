@@ -8,6 +8,7 @@ width of a head.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
@@ -18,8 +19,11 @@ from torch import Tensor, nn
 
 from bessemer.model.attention import Scope
 from bessemer.model.transformer import Attention
+from bessemer.parallel.local import local
+from bessemer.parallel.numbers import squares
+from bessemer.parallel.team import ALONE, Team
 from bessemer.tokens.loader import Batch
-from bessemer.train.metrics import MetricsLog
+from bessemer.train.metrics import Log
 from bessemer.train.step import TrainStep
 
 CHUNK = 128  # queries whose scores are held at one time
@@ -31,7 +35,7 @@ Named = dict[str, float]
 class Watch:
     """Called around each update; looks at every `every`-th step (0: at none) and logs what it saw as "inside"."""
 
-    def __init__(self, step: TrainStep, log: MetricsLog, every: int) -> None:
+    def __init__(self, step: TrainStep, log: Log, every: int) -> None:
         self.step, self.log, self.every = step, log, every
 
     def __call__(self, number: int, batch: Batch) -> AbstractContextManager[None]:
@@ -42,13 +46,14 @@ class Watch:
     @contextmanager
     def _watching(self, number: int, batch: Batch) -> Iterator[None]:
         started = perf_counter()
-        seen = activations(self.step, batch)
-        norms = gradient_norms(self.step.model)
+        # A pass of its own needs the blocks whole.
+        seen = activations(self.step, batch) if self.step.team.is_alone else {}
+        norms = gradient_norms(self.step.model, self.step.team)
         before = sample(self.step.model)
         seconds = perf_counter() - started
         yield
         started = perf_counter()
-        ratios = update_ratios(before, sample(self.step.model))
+        ratios = update_ratios(before, sample(self.step.model), self.step.team)
         seconds += perf_counter() - started
         self.log.write("inside", number, **seen, grad_norm=norms, update_ratio=ratios, seconds=seconds)
 
@@ -140,34 +145,54 @@ def group_of(name: str) -> str:
 
 
 @torch.no_grad()
-def gradient_norms(model: nn.Module) -> Named:
+def gradient_norms(model: nn.Module, team: Team = ALONE) -> Named:
     """L2 norm of the gradient of each group, before clipping."""
-    groups: dict[str, list[Tensor]] = {}
+    groups: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            groups.setdefault(group_of(name), []).append(parameter.grad)
-    return _named({name: nn.utils.get_total_norm(found) for name, found in groups.items()})
+            groups.setdefault(group_of(name), []).append((parameter, parameter.grad))
+    if team.is_alone:
+        return _named({name: nn.utils.get_total_norm([g for _, g in found]) for name, found in groups.items()})
+    return _roots(_over_all({name: squares(found, team) for name, found in groups.items()}, team))
 
 
 @torch.no_grad()
 def sample(model: nn.Module) -> dict[str, Tensor]:
     """At most SAMPLE elements of each parameter, evenly spread, copied."""
     return {
-        name: parameter.flatten()[:: -(-parameter.numel() // SAMPLE)].clone()
+        name: local(parameter).flatten()[:: max(-(-local(parameter).numel() // SAMPLE), 1)].clone()
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
 
 
-def update_ratios(before: dict[str, Tensor], after: dict[str, Tensor]) -> Named:
-    """Norm of the update over the norm of the weights, of each group; about 1e-3 in a healthy run with Adam."""
+def update_ratios(before: dict[str, Tensor], after: dict[str, Tensor], team: Team = ALONE) -> Named:
+    """Norm of the update over the norm of the weights, of each group; about 1e-3 in a healthy run with Adam. Of a team:
+    over the samples of all its processes."""
     moved: dict[str, list[Tensor]] = {}
     weights: dict[str, list[Tensor]] = {}
     for name, old in before.items():
         moved.setdefault(group_of(name), []).append(after[name] - old)
         weights.setdefault(group_of(name), []).append(old)
     norm = nn.utils.get_total_norm
-    return _named({name: norm(moved[name]) / norm(weights[name]).clamp(min=1e-12) for name in moved})
+    if team.is_alone:
+        return _named({name: norm(moved[name]) / norm(weights[name]).clamp(min=1e-12) for name in moved})
+    squared = [{name: float(norm(found)) ** 2 for name, found in of.items()} for of in (moved, weights)]
+    over = [_roots(_over_all(of, team)) for of in squared]
+    return {name: value / max(over[1][name], 1e-12) for name, value in over[0].items()}
+
+
+def _over_all(squared: Named, team: Team) -> Named:
+    """Sums over the processes, each of which may know other groups."""
+    total: Named = {}
+    for of_one in team.gather(squared):
+        for name, value in of_one.items():
+            total[name] = total.get(name, 0.0) + value
+    return total
+
+
+def _roots(squared: Named) -> Named:
+    return {name: math.sqrt(value) for name, value in squared.items()}
 
 
 def _numbered(values: list[Tensor]) -> Named:

@@ -100,7 +100,7 @@ class Optimizer(torch.optim.Optimizer):
         held = [local(weight) for weight in weights]
         if group["rule"] == "muon":
             directed = zip(weights, map(partial(self._direction, group=group), weights, gradients, states), strict=True)
-            if not isinstance(weights[0], DTensor):
+            if not any(isinstance(weight, DTensor) for weight in weights):
                 muon(((self._name_of[weight], weight, direction) for weight, direction in directed), group)
                 return
             for weight, direction in directed:

@@ -1,0 +1,44 @@
+"""A run's training in this process: the device, what is said about it, the loop, and the profile when asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bessemer.checkpoint.protocol import published
+from bessemer.environment import describe
+from bessemer.parallel.team import ALONE, Team
+from bessemer.recipe import Recipe
+from bessemer.run import RunFolder, write_json
+from bessemer.terminal import say
+from bessemer.tokens.shards import TokenStore
+from bessemer.train import device as devices
+from bessemer.train import loop
+from bessemer.train import profile as profiles
+from bessemer.train.device import Device
+from bessemer.train.loop import TrainSummary
+from bessemer.train.precision import probe
+from bessemer.train.task import config_of
+
+
+def train_here(
+    recipe: Recipe, run: RunFolder, plan: dict[str, Any], profile: bool, device: Device, team: Team = ALONE
+) -> TrainSummary:
+    """Train a resolved recipe; plan: what plan.json holds; profile: a few steps under the profiler, into profile/."""
+    done = published(run.checkpoints)
+    store = TokenStore.open(run.tokens)
+    if team.is_first:
+        store.verify()
+    devices.make_deterministic()
+    if team.is_first and not run.environment.exists():
+        write_json(run.environment, describe(device.name, device.precision))
+    say(f"  on {device.name}, {device.precision}{', compiled' if device.compile else ''}")
+    say(f"  {probe(device.arithmetic, device.place)}")
+    if not device.is_cuda:
+        devices.keep_freed_memory()
+        devices.reset_peak_resident()
+    looks = profiles.of(recipe, run.profile, device, done[-1] if done else 0) if profile and team.is_first else None
+    arguments = (recipe, run, store, device, plan["peak_flops"] * team.world, plan["memory_bytes"]["total"])
+    made = loop.train(*arguments, observed=looks, team=team) if looks else loop.train(*arguments, team=team)
+    if looks and looks.found:
+        profiles.write(looks, recipe, plan, config_of(recipe, store.vocabulary, len(store.labels)), made.recomputed)
+    return made
