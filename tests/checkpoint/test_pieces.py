@@ -1,0 +1,134 @@
+"""Who writes which piece, whether pieces make up the whole, and slices of the whole out of them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from bessemer.checkpoint.pieces import Described, Source, Stored, assign, gathered, require_cover
+from bessemer.errors import BessemerError
+
+Boxes = list[tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+def cut(shape: tuple[int, ...], draw: random.Random) -> Boxes:
+    """A tensor cut at random, again and again, into boxes that need not lie in a grid."""
+    boxes: Boxes = [((0,) * len(shape), shape)]
+    for _ in range(draw.randrange(8)):
+        offset, size = boxes.pop(draw.randrange(len(boxes)))
+        axis = draw.randrange(len(shape))
+        if size[axis] < 2:
+            boxes.append((offset, size))
+            continue
+        at = draw.randrange(1, size[axis])
+        boxes.append((offset, (*size[:axis], at, *size[axis + 1 :])))
+        boxes.append(((*offset[:axis], offset[axis] + at, *offset[axis + 1 :]), (*size[:axis], size[axis] - at, *size[axis + 1 :])))  # fmt: skip
+    return boxes
+
+
+def counted(shape: tuple[int, ...], boxes: Boxes) -> torch.Tensor:
+    count = torch.zeros(shape, dtype=torch.int64)
+    for offset, size in boxes:
+        count[tuple(slice(at, at + n) for at, n in zip(offset, size, strict=True))] += 1
+    return count
+
+
+def test_exact_covers_pass_and_others_do_not() -> None:
+    draw = random.Random(0)
+    wrong = 0
+    for _ in range(300):
+        shape = tuple(draw.randrange(1, 7) for _ in range(draw.randrange(1, 4)))
+        boxes = cut(shape, draw)
+        require_cover("it", shape, boxes)
+        if len(boxes) > 1 and draw.random() < 0.8:  # one is left out, stands twice, or moved onto another
+            number = draw.randrange(len(boxes))
+            others = boxes[:number] + boxes[number + 1 :]
+            boxes = draw.choice([others, [*boxes, boxes[number]], [*others, draw.choice(others)]])
+            assert not bool((counted(shape, boxes) == 1).all())
+            wrong += 1
+            with pytest.raises(BessemerError, match="it: its .* pieces (leave out a part|overlap)"):
+                require_cover("it", shape, boxes)
+    assert wrong > 100
+
+
+def test_covers_of_nothing_and_of_one_number() -> None:
+    require_cover("it", (), [((), ())])
+    require_cover("it", (0, 4), [])
+    for shape, boxes in (((), []), ((3,), []), ((3,), [((1,), (3,))]), ((3,), [((0, 0), (3, 1))]), ((3,), [((0,), (3,)), ((1,), (0,))])):  # fmt: skip
+        with pytest.raises(BessemerError):
+            require_cover("it", shape, boxes)
+
+
+def test_any_slice_comes_out_of_any_pieces() -> None:
+    draw = random.Random(1)
+    for _ in range(100):
+        shape = tuple(draw.randrange(1, 6) for _ in range(draw.randrange(1, 4)))
+        whole = torch.randn(shape)
+        sources = tuple(Source(str(number), "x", *box) for number, box in enumerate(cut(shape, draw)))
+        files = {
+            source.file: whole[tuple(slice(a, a + n) for a, n in zip(source.offset, source.shape, strict=True))]
+            for source in sources
+        }
+        stored = Stored("torch.float32", shape, sources)
+        offset = tuple(draw.randrange(n) for n in shape)
+        size = tuple(draw.randrange(n - at + 1) for n, at in zip(shape, offset, strict=True))
+        found = gathered(stored, offset, size, lambda source, there: files[source.file][there], torch.float32)  # noqa: B023
+        assert torch.equal(found, whole[tuple(slice(a, a + n) for a, n in zip(offset, size, strict=True))])
+
+
+def described(
+    dtype: str = "torch.float32", shape: tuple[int, ...] = (4, 100), offset: int = 0, rows: int = 4
+) -> Described:
+    size = (rows, *shape[1:])
+    return Described(dtype, shape, (offset, 0), size, rows * shape[1] * 4)
+
+
+def test_replicas_share_the_writing() -> None:
+    names = [("model", f"w{number}") for number in range(12)]
+    duties, contents = assign([dict.fromkeys(names, described()) for _ in range(4)])
+    written = [duty["model"][1] for duty in duties]
+    assert sorted(itertools.chain(*written)) == sorted(name for _, name in names)
+    assert [len(mine) for mine in written] == [3, 3, 3, 3]
+    assert [duty["model"][0] for duty in duties] == [f"model-0000{n}-of-00004.safetensors" for n in (1, 2, 3, 4)]
+    for rank, mine in enumerate(written):
+        for name in mine:
+            assert [source.file for source in contents["model"][name].pieces] == [duties[rank]["model"][0]]
+
+
+def test_one_that_writes_alone_has_the_plain_file_name() -> None:
+    duties, contents = assign([{("model", "w"): described()}, {("model", "w"): described(), ("rng", "1"): described()}])
+    assert sorted(file for duty in duties for file, _ in duty.values()) == ["model.safetensors", "rng.safetensors"]
+    assert contents["rng"]["1"].pieces[0].file == "rng.safetensors"
+
+
+def test_shards_go_to_those_that_hold_them() -> None:
+    place = ("model", "w")
+    tables = [
+        {place: described(offset=0, rows=3)},
+        {place: described(offset=3, rows=1)},
+        {place: described(offset=4, rows=0)},
+    ]
+    duties, contents = assign(tables)
+    assert [bool(duty) for duty in duties] == [True, True, False]
+    assert {(source.offset, source.shape) for source in contents["model"]["w"].pieces} == {((0, 0), (3, 100)), ((3, 0), (1, 100))}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("others", "says"),
+    [
+        (described("torch.bfloat16"), r"model tensor w is torch.float32 \[4, 100\] on rank 0, but torch.bfloat16 \[4, 100\] on rank 1"),
+        (described(shape=(5, 100)), r"\[5, 100\] on rank 1"),
+        (described(offset=2, rows=2), "model tensor w: its 2 pieces overlap"),
+    ],
+)  # fmt: skip
+def test_processes_that_disagree_are_told(others: Described, says: str) -> None:
+    with pytest.raises(BessemerError, match=says):
+        assign([{("model", "w"): described()}, {("model", "w"): others}])
+
+
+def test_a_missing_shard_is_told() -> None:
+    with pytest.raises(BessemerError, match="model tensor w: its 1 pieces leave out a part"):
+        assign([{("model", "w"): described(offset=0, rows=2)}, {}])
