@@ -6,6 +6,7 @@ writes, reads or fills weights knows only boxes, and so works for every layout.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -89,3 +90,17 @@ def fill(tensor: Tensor, read: Callable[[Box, Box], Tensor]) -> None:
     _, offset, held = piece_of(tensor)
     if held.numel():
         held.copy_(read(offset, tuple(held.shape)))
+
+
+@torch.no_grad()
+def put(tensor: Tensor, whole: Tensor) -> None:
+    """Put this process's part of `whole` into a tensor of the same shape."""
+    fill(tensor, lambda offset, shape: whole[tuple(slice(at, at + n) for at, n in zip(offset, shape, strict=True))])
+
+
+def cuts(tensor: Tensor) -> int:
+    """Into how many parts a tensor is divided."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    return math.prod(size for placement, size in sizes if placement.is_shard())

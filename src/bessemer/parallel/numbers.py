@@ -73,7 +73,7 @@ def _tells(parameter: Tensor, team: Team) -> bool:
 CHUNK = 1 << 22  # elements hashed at a time
 
 
-def _sums(name: str, shape: torch.Size, offset: tuple[int, ...], part: Tensor) -> Tensor:
+def _sums(name: str, shape: tuple[int, ...], offset: tuple[int, ...], part: Tensor) -> Tensor:
     """Two sums of hashes over a part, (2,) int64, wrapping."""
     import hashlib
 

@@ -73,14 +73,14 @@ def train(
     steps, sizes = recipe.train.steps, Batches.of(recipe)
     assert steps is not None, "the recipe is resolved"
     config = config_of(recipe, store.vocabulary, len(store.labels))
-    checkpoint = latest(run.checkpoints, on_damage=warn)
+    checkpoint = latest(run.checkpoints, on_damage=warn, team=team)
     step = _step(recipe, config, device, store, team, resumed=checkpoint is not None)
     loader = step.task.loader(recipe, store, team.data_rank, team.layout.data)
     if checkpoint is None and recipe.train.start is not None:
         say(f"  {start_from(step, Path(recipe.train.start), store)}")
     position = restore(step, checkpoint, store) if checkpoint else Position(given=Given.nothing(loader.mixture))
     if len(position.given.tokens) != len(loader.mixture.aims):  # an older checkpoint, or --accept-changes
-        position = replace(position, given=Given.by_order(loader.mixture, position.samples, sizes.length))
+        position = replace(position, given=Given.by_order(loader.mixture, position.samples, sizes.length).of_one(team))
     resumed_at, scored = position.step, None
     if resumed_at:
         say(f"  going on from step {resumed_at} of {steps}")
@@ -273,7 +273,7 @@ def _answer(
 
 def _save(recipe: Recipe, run: RunFolder, step: TrainStep, position: Position, store: TokenStore) -> None:
     tensors, facts = capture(step, position, recipe, store)
-    save(run.checkpoints, position.step, tensors, facts, recipe.checkpoint.keep)
+    save(run.checkpoints, position.step, tensors, facts, recipe.checkpoint.keep, step.team)
 
 
 def _save_or_warn(recipe: Recipe, run: RunFolder, step: TrainStep, position: Position, store: TokenStore) -> None:

@@ -15,7 +15,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import initial, shell
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
-from bessemer.parallel.local import piece_of
+from bessemer.parallel.local import put
 from bessemer.parallel.team import Team
 from bessemer.recipe import Recipe
 from bessemer.train import precision as precisions
@@ -82,11 +82,7 @@ def materialise(model: Transformer, device: Device, offload: bool, weights: Weig
     if config.tie_embeddings and not config.labels:  # to_empty gives the two names storage of their own
         model.head.tie(model.embedding)
     for name, parameter in model.named_parameters():
-        shape, offset, part = piece_of(parameter)
-        value = weights(name, shape)
-        for dim, (start, length) in enumerate(zip(offset, part.shape, strict=True)):
-            value = value.narrow(dim, start if length else 0, length)
-        part.copy_(value)
+        put(parameter, weights(name, parameter.shape))
 
 
 def initial_weights(config: ModelConfig, seed: int) -> Weights:

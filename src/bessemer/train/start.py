@@ -12,6 +12,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.read import read_model
 from bessemer.model.initialisation import build
 from bessemer.model.transformer import Transformer
+from bessemer.parallel.local import put
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
@@ -68,7 +69,7 @@ def start_from(step: TrainStep, folder: Path, store: TokenStore) -> str:
                 "[model] and tokens.sequence_length the same values as there"
             )
         if fits:
-            parameter.copy_(saved[name])
+            put(parameter, saved[name])
     unused = [name for name in saved if name not in parameters and not name.startswith(HEADS)]
     if unused:
         raise InputError(

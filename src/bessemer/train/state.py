@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +12,8 @@ from bessemer.checkpoint import Checkpoint
 from bessemer.checkpoint.protocol import Tensors
 from bessemer.errors import BessemerError
 from bessemer.guard.judge import GuardState
+from bessemer.parallel.local import as_part_of, put
+from bessemer.parallel.numbers import fingerprint
 from bessemer.recipe import Recipe, digest
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import optimizer as optimizers
@@ -39,32 +40,31 @@ def data_digest(store: TokenStore) -> str:
 
 
 def weights_digest(step: TrainStep) -> str:
-    """SHA-256 of all weights, by name: two runs that agree here agree bit for bit."""
-    found = hashlib.sha256()
-    for name, parameter in sorted(step.model.named_parameters()):
-        found.update(name.encode())
-        found.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+    """A fingerprint of all weights, by name: two runs that agree here agree bit for bit, however they are split."""
+    return fingerprint(step.model.named_parameters(), step.team)
 
 
 def capture(
     step: TrainStep, position: Position, recipe: Recipe, store: TokenStore
 ) -> tuple[Tensors, dict[str, object]]:
-    """The tensors and the facts of a checkpoint."""
-    rng = {"cpu": torch.get_rng_state()}
+    """The tensors of this process and the facts of a checkpoint. Every process calls it."""
+    team, parameters = step.team, dict(step.model.named_parameters())
+    own = "" if team.is_alone else f"-{team.rank}"
+    rng = {f"cpu{own}": torch.get_rng_state()}
     if step.device.is_cuda:
-        rng["cuda"] = torch.cuda.get_rng_state()
+        rng[f"cuda{own}"] = torch.cuda.get_rng_state()
+    averaged = {} if step.average is None else step.average.tensors
     tensors: Tensors = {
-        "model": dict(step.model.named_parameters()),
+        "model": {name: parameter.detach() for name, parameter in parameters.items()},
         "optimizer": optimizers.state_tensors(step.model, step.optimizer),
-        "ema": {} if step.average is None else step.average.tensors,
+        "ema": {name: as_part_of(parameters[name], value) for name, value in averaged.items()},
         "rng": rng,
     }
     facts = {
         "samples": position.samples,
         "guard": position.guard.to_dict(),
         "loss_scale": position.scale.to_dict(),
-        "given": position.given.to_dict(),
+        "given": position.given.of_all(team).to_dict(),
         "model": step.model.config.to_dict(),
         "recipe": digest(recipe),
         "data": data_digest(store),
@@ -72,31 +72,40 @@ def capture(
         "bessemer": __version__,
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
-        "world": 1,
+        "world": team.world,
+        "layout": recipe.parallel.model_dump(),
     }
     return {part: named for part, named in tensors.items() if named}, facts
 
 
 @torch.no_grad()
 def restore(step: TrainStep, checkpoint: Checkpoint, store: TokenStore) -> Position:
-    """Put a verified checkpoint's state back. Refuses when the token shards are no longer the ones it was trained on."""
+    """Put a verified checkpoint's state back, whatever layout wrote it. Refuses when the token shards are no longer the
+    ones it was trained on."""
     facts = checkpoint.facts
     if facts["data"] != data_digest(store):
         raise BessemerError(
             f"{store.folder}: the token shards have changed since {checkpoint.folder.name} was saved; the run cannot go on "
             "over other data. Put the shards back, or train under another name with --set run.name=NAME"
         )
-    load_weights(step, checkpoint)
-    optimizers.load_state_tensors(step.model, step.optimizer, part(checkpoint, "optimizer"))
+    parameters = dict(step.model.named_parameters())
+    checkpoint.fill("model", parameters)
+    if "optimizer" in checkpoint:
+        optimizers.load_state(step.model, step.optimizer, checkpoint)
     if step.average is not None:
-        averaged = part(checkpoint, "ema")
-        step.average.load(averaged) if averaged else step.average.restart()
+        if "ema" in checkpoint:
+            averaged = step.average.tensors
+            checkpoint.fill("ema", {name: as_part_of(parameters[name], averaged[name]) for name in averaged})
+        else:
+            step.average.restart()
     rng = checkpoint.tensors("rng")
-    torch.set_rng_state(rng["cpu"])
-    if step.device.is_cuda and "cuda" in rng:
-        torch.cuda.set_rng_state(rng["cuda"])
+    own = "" if step.team.is_alone else f"-{step.team.rank}"
+    if f"cpu{own}" in rng:
+        torch.set_rng_state(rng[f"cpu{own}"])
+    if step.device.is_cuda and f"cuda{own}" in rng:
+        torch.cuda.set_rng_state(rng[f"cuda{own}"])
     scale = LossScale(**facts.get("loss_scale", {}))
-    given = Given.from_dict(facts.get("given", {}))
+    given = Given.from_dict(facts.get("given", {})).of_one(step.team)
     return Position(checkpoint.step, int(facts["samples"]), GuardState(**facts["guard"]), scale, given)
 
 
@@ -111,7 +120,7 @@ def load_weights(step: TrainStep, checkpoint: Checkpoint, weights: dict[str, tor
                 f"{checkpoint.folder}: tensor {name} should be {list(parameter.shape)}, the checkpoint has {found}; it "
                 "belongs to another model"
             )
-        parameter.copy_(saved[name])
+        put(parameter, saved[name])
 
 
 def part(checkpoint: Checkpoint, name: str) -> dict[str, torch.Tensor]:

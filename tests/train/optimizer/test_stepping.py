@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
+from bessemer.checkpoint import save
 from bessemer.errors import BessemerError
 from bessemer.train import optimizer as optimizers
 
@@ -17,11 +17,11 @@ def test_a_saved_state_goes_on_bit_for_bit(driven, kind: str, state: str, tmp_pa
     first, second = driven(kind=kind, state=state), driven(kind=kind, state=state)
     first.take(3)
     tensors = optimizers.state_tensors(first.model, first.optimizer)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "optimizer.safetensors")
+    saved_there = save(tmp_path, 3, {"optimizer": tensors}, {}, keep=1)
     with torch.no_grad():
         for (_, there), (_, here) in zip(second.model.named_parameters(), first.model.named_parameters(), strict=True):
             there.copy_(here)
-    optimizers.load_state_tensors(second.model, second.optimizer, load_file(tmp_path / "optimizer.safetensors"))
+    optimizers.load_state(second.model, second.optimizer, saved_there)
     second.taken = 3
     second.take(3)
     for name, weight in straight.weights().items():
@@ -49,13 +49,12 @@ def test_fp32_adamw_is_torchs_bit_for_bit(driven) -> None:
     ("saved", "loaded"),
     [({"state": "8bit"}, {}), ({}, {"state": "bf16"}), ({"kind": "lion"}, {}), ({}, {"kind": "muon"})],
 )
-def test_a_state_of_another_kind_is_refused(driven, saved, loaded) -> None:
+def test_a_state_of_another_kind_is_refused(driven, saved, loaded, tmp_path: Path) -> None:
     first, second = driven(**saved), driven(**loaded)
     first.take(1)
+    there = save(tmp_path, 1, {"optimizer": optimizers.state_tensors(first.model, first.optimizer)}, {}, keep=1)
     with pytest.raises(BessemerError, match="the optimizer state of .* is .*, but this recipe's"):
-        optimizers.load_state_tensors(
-            second.model, second.optimizer, optimizers.state_tensors(first.model, first.optimizer)
-        )
+        optimizers.load_state(second.model, second.optimizer, there)
 
 
 @pytest.mark.parametrize(("state", "bytes_each"), [("fp32", 8), ("bf16", 4), ("8bit", 2 + 8 / 256)])

@@ -17,9 +17,9 @@ from bessemer.recipe import Optimizer as Settings
 from bessemer.train.optimizer.groups import grouped
 from bessemer.train.optimizer.low_precision_state import storage
 from bessemer.train.optimizer.offload import Host
-from bessemer.train.optimizer.stepping import Optimizer, load_state_tensors, state_tensors
+from bessemer.train.optimizer.stepping import Optimizer, load_state, state_tensors
 
-__all__ = ["Optimizer", "build", "load_state_tensors", "set_learning_rate", "state_tensors"]
+__all__ = ["Optimizer", "build", "load_state", "set_learning_rate", "state_tensors"]
 
 
 def build(model: nn.Module, settings: Settings) -> Optimizer:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from bessemer.parallel.local import piece_of
+from bessemer.parallel.local import as_part_of, local, put
 from bessemer.train.optimizer.groups import matrices
 
 # The quintic a x + b x^3 + c x^5 that Jordan et al. (2024, "Muon", section "Newton-Schulz") chose for its steep start:
@@ -94,10 +94,10 @@ def muon_of_divided(name: str, weight: DTensor, direction: Tensor, group: dict[s
     ).full_tensor()
     update = torch.zeros_like(whole)
     muon([(name, update, whole)], group)
-    _, offset, part = piece_of(weight)
-    for dim, (start, length) in enumerate(zip(offset, part.shape, strict=True)):
-        update = update.narrow(dim, start if length else 0, length)
-    part.mul_(1.0 - group["lr"] * group["weight_decay"]).add_(update)
+    held = local(weight)
+    own = torch.empty_like(held)
+    put(as_part_of(weight, own), update)
+    held.mul_(1.0 - group["lr"] * group["weight_decay"]).add_(own)
 
 
 def nesterov(moment: Tensor, gradient: Tensor, momentum: float) -> Tensor:

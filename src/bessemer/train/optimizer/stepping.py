@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from bessemer.checkpoint import Checkpoint
 from bessemer.errors import BessemerError
-from bessemer.parallel.local import local
+from bessemer.parallel.local import as_part_of, local
 from bessemer.recipe import Optimizer as Settings
 from bessemer.train.optimizer.elementwise import State, adamw, lion
 from bessemer.train.optimizer.groups import Group
@@ -147,41 +148,44 @@ class Optimizer(torch.optim.Optimizer):
 
 
 def state_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state under the parameters' names: "NAME/exp_avg", "NAME/exp_avg_sq", "NAME/step"."""
+    """The optimizer's state under the parameters' names: "NAME/exp_avg", "NAME/exp_avg_sq", "NAME/step". What is kept
+    for each element is divided as its parameter is."""
     if optimizer.host is not None:
         optimizer.host.wait()
     return {
-        f"{name}/{key}": value
+        f"{name}/{key}": as_part_of(parameter, value)
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state.get(parameter, {}).items()
     }
 
 
 @torch.no_grad()
-def load_state_tensors(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what state_tensors gave. Not through load_state_dict, which casts the state to the parameter's type.
+def load_state(model: nn.Module, optimizer: Optimizer, checkpoint: Checkpoint) -> None:
+    """Put back what state_tensors gave, whatever layout it was saved from. Not through load_state_dict, which casts the
+    state to the parameter's type.
 
     Raises BessemerError when the state is that of another rule or format.
     """
     group_of = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
-    given: dict[str, State] = {}
-    for key, value in tensors.items():
+    stored: dict[str, dict[str, str]] = {}
+    for key, what in checkpoint.contents["optimizer"].items():
         name, _, kind = key.rpartition("/")
-        given.setdefault(name, {})[kind] = value
+        stored.setdefault(name, {})[kind] = what.dtype.removeprefix("torch.")
+    targets: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        if name not in given:
+        if name not in stored:
             continue
         state = optimizer.fresh_state(parameter, group_of[parameter])
-        wanted, found = _described(state), _described(given[name])
-        if wanted != found:
+        kept = {kind: str(value.dtype).removeprefix("torch.") for kind, value in state.items()}
+        if kept != stored[name]:
             raise BessemerError(
-                f"checkpoint: the optimizer state of {name} is {found}, but this recipe's train.optimizer keeps {wanted}; "
-                "go on with the kind and state it was trained with, or start over with --restart"
+                f"checkpoint: the optimizer state of {name} is {_described(stored[name])}, but this recipe's train.optimizer "
+                f"keeps {_described(kept)}; go on with the kind and state it was trained with, or start over with --restart"
             )
-        for kind, value in given[name].items():
-            state[kind].copy_(value)
+        targets |= {f"{name}/{kind}": as_part_of(parameter, value) for kind, value in state.items()}
         optimizer.state[parameter] = state
+    checkpoint.fill("optimizer", targets)
 
 
-def _described(state: State) -> str:
-    return ", ".join(f"{key} {str(state[key].dtype).removeprefix('torch.')}" for key in sorted(state))
+def _described(state: dict[str, str]) -> str:
+    return ", ".join(f"{kind} {state[kind]}" for kind in sorted(state))
