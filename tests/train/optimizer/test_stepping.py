@@ -1,5 +1,7 @@
 """The optimizer's state: saved, put back, refused."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
