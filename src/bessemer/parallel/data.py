@@ -89,6 +89,14 @@ def micro_batch(root: nn.Module, team: Team, *, last: bool) -> AbstractContextMa
     return contextlib.nullcontext()
 
 
+def give_back(root: nn.Module) -> None:
+    """Give gathered weights back after a forward pass that no backward pass follows: until then, who looks at the parameters
+    would see the whole ones and not those that the optimizer knows."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def cut_of(parameter: Tensor, ways: int) -> Shard:
     """Along which dimension FSDP divides a parameter: one that tensor parallelism leaves whole, the first of an even size.
 

@@ -108,4 +108,5 @@ class DataParallel:
     def score(self, part: MicroBatch) -> tuple[Tensor, Tensor | None]:
         root = self.root.module if isinstance(self.root, DistributedDataParallel) else self.root
         nats_BS, predicted_BS = root(*part.on(self.device.place), scored=True)
+        data.give_back(root)
         return nats_BS, predicted_BS

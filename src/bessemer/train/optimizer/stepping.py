@@ -173,8 +173,13 @@ def load_state(model: nn.Module, optimizer: Optimizer, checkpoint: Checkpoint) -
         stored.setdefault(name, {})[kind] = what.dtype.removeprefix("torch.")
     targets: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        if name not in stored:
+        if parameter not in group_of:
             continue
+        if name not in stored:
+            raise BessemerError(
+                f"checkpoint: no optimizer state of {name}, which this recipe trains; go on with the recipe it was trained "
+                "with, or start over with --restart"
+            )
         state = optimizer.fresh_state(parameter, group_of[parameter])
         kept = {kind: str(value.dtype).removeprefix("torch.") for kind, value in state.items()}
         if kept != stored[name]:

@@ -1,0 +1,172 @@
+"""A run on several processes: one line of the recipe, the same losses; kills, stops and refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+RECIPE = """
+[run]
+name = "t"
+dir = "{folder}/runs"
+[[corpus.sources]]
+name = "docs"
+format = "text"
+paths = ["{folder}/texts"]
+[corpus.dedup]
+minhash = false
+[tokenizer]
+vocabulary = 300
+[tokens]
+sequence_length = 32
+held_out = 0.2
+[model]
+depth = 1
+[train]
+steps = 12
+global_batch_tokens = 256
+micro_batch = 1
+log_every = 1
+[checkpoint]
+every = 4
+[report]
+tensorboard = false
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe whose tokens are written and which was trained by one process."""
+    folder = tmp_path_factory.mktemp("launch")
+    (folder / "texts").mkdir()
+    for number in range(40):
+        words = " ".join(f"w{(number * 7 + n * n) % 97} x{n % 13}" for n in range(120))
+        (folder / "texts" / f"{number}.txt").write_text(words)
+    recipe = folder / "r.toml"
+    recipe.write_text(RECIPE.format(folder=folder))
+    done = bessemer("train", str(recipe), needs_tokens=str(recipe))
+    assert done.returncode == 0, done.stderr
+    return recipe
+
+
+def bessemer(*arguments: str, needs_tokens: str = "") -> subprocess.CompletedProcess[str]:
+    if needs_tokens:
+        for stage in ("corpus", "tokens"):
+            subprocess.run(command(stage, needs_tokens), check=True, capture_output=True, timeout=120)
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=180)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "bessemer", *arguments]
+
+
+def another(recipe: Path, name: str) -> tuple[str, ...]:
+    """Arguments for a run of its own over the same tokens."""
+    runs = recipe.parent / "runs"
+    (runs / name).mkdir()
+    for part in ("corpus", "tokens"):
+        os.symlink(runs / "t" / part, runs / name / part)
+    return str(recipe), "--set", f"run.name={name}"
+
+
+def losses(recipe: Path, name: str) -> dict[int, float]:
+    lines = (recipe.parent / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return {row["step"]: row["loss"] for row in map(json.loads, lines) if row["kind"] == "train"}
+
+
+def facts(recipe: Path, name: str) -> dict[str, object]:
+    folder = recipe.parent / "runs" / name / "checkpoints"
+    found = json.loads((folder / (folder / "latest").read_text() / "manifest.json").read_text())
+    return dict(found["facts"])
+
+
+def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: Path) -> None:
+    given = another(made, "shards")
+    done = bessemer("train", *given, "--set", "parallel.shard=2", "--set", "train.steps=6")
+    assert done.returncode == 0, done.stderr
+    assert "on 2 processes: shard 2" in done.stderr
+    assert not (made.parent / "runs" / "shards" / ".training").exists()
+    # Six steps of the schedule of six: another run of one process to hold it against, then on with copies.
+    alone = another(made, "alone")
+    assert bessemer("train", *alone, "--set", "train.steps=6").returncode == 0
+    one, two = losses(made, "alone"), losses(made, "shards")
+    assert one.keys() == two.keys() == set(range(1, 7))
+    assert max(abs(one[step] - two[step]) for step in one) < 1e-4
+    assert facts(made, "shards")["given"] == facts(made, "alone")["given"]
+    more = "--set", "train.steps=9", "--accept-changes"
+    on = bessemer("train", *given, "--set", "parallel.replicate=2", *more)
+    assert on.returncode == 0, on.stderr
+    assert bessemer("train", *alone, *more).returncode == 0
+    one, two = losses(made, "alone"), losses(made, "shards")
+    assert one.keys() == two.keys() == set(range(1, 10))
+    assert max(abs(one[step] - two[step]) for step in one) < 1e-4
+    assert facts(made, "shards")["given"] == facts(made, "alone")["given"]
+
+
+def test_a_killed_process_costs_nothing(made: Path) -> None:
+    straight, killed = another(made, "straight"), another(made, "killed")
+    assert bessemer("train", *straight, "--set", "parallel.shard=2").returncode == 0
+    run = made.parent / "runs" / "killed"
+    with subprocess.Popen(
+        command("train", *killed, "--set", "parallel.shard=2"), stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_for_step(run, 5)
+        os.kill(int((run / ".training" / "rank-1.pid").read_text()), signal.SIGKILL)
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 0, said
+    assert losses(made, "killed") == losses(made, "straight")
+    assert facts(made, "killed")["weights"] == facts(made, "straight")["weights"]
+
+
+def test_a_stop_saves_and_the_same_command_goes_on(made: Path) -> None:
+    straight, stopped = another(made, "whole"), another(made, "stopped")
+    layout = "--set", "parallel.replicate=2"
+    assert bessemer("train", *straight, *layout).returncode == 0
+    run = made.parent / "runs" / "stopped"
+    with subprocess.Popen(command("train", *stopped, *layout), stderr=subprocess.PIPE, text=True) as process:
+        wait_for_step(run, 2)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 75, said
+        assert "everything is saved" in said
+    assert bessemer("train", *stopped, *layout).returncode == 0
+    assert losses(made, "stopped") == losses(made, "whole")
+    assert facts(made, "stopped")["weights"] == facts(made, "whole")["weights"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (("parallel.shard=3",), "do not divide the 8 sequences of a global batch"),
+        (("parallel.shard=2", "train.micro_batch=8"), "train.micro_batch may be 1, 2, 4"),
+        (("parallel.shard=2", "train.optimizer.state=8bit"), "8bit keeps scales"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_one_clear_error(made: Path, keys: tuple[str, ...], says: str) -> None:
+    given = another(made, f"refused{len(says)}")
+    started = time.monotonic()
+    done = bessemer("train", *given, *(part for key in keys for part in ("--set", key)))
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("bessemer: ")]
+    assert len(errors) == 1 and says in errors[0], done.stderr
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - started < 60
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        metrics = run / "metrics.jsonl"
+        if metrics.exists() and f'"step": {step},' in metrics.read_text():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no step {step}")
