@@ -157,6 +157,10 @@ class Checkpoint(Section):
         None, gt=0, description="Steps between checkpoints; left out: a tenth of the steps, at most 1000."
     )
     keep: Positive = Field(3, description="Newest verified checkpoints kept; the older ones are removed.")
+    asynchronous: bool | None = Field(
+        None,
+        description="Write checkpoints beside the training, from a copy in the CPU's memory; left out: on CUDA devices.",
+    )
 
 
 class Evaluate(Section):

@@ -1,0 +1,273 @@
+"""Written by one layout, loaded by another: every pair, equal bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from bessemer.checkpoint import latest, save, verify
+from bessemer.errors import BessemerError
+from bessemer.parallel.local import as_part_of, local
+from bessemer.parallel.team import ALONE, AXES, Team, join
+from bessemer.recipe import Parallel
+from tests.parallel.processes import run_on
+
+# As in the transformer, small and uneven: shape, how tensor parallelism cuts it, and along which dimension FSDP2 does.
+PARAMETERS = {
+    "embedding": ((11, 6), Shard(0), 0),
+    "qkv": ((2, 3, 4, 12), Shard(0), 3),
+    "qkv_bias": ((2, 3, 12), Shard(0), 2),
+    "gate_up": ((2, 6, 6), Shard(1), 0),
+    "out": ((5, 8), Shard(1), 0),
+    "up_bias": ((7,), Shard(0), 0),  # cut along its only dimension by both
+    "norm": ((5,), Replicate(), 0),
+    "tiny": ((1,), Replicate(), 0),  # all but one process hold nothing
+}
+LAYOUTS = {
+    "1": Parallel(),
+    "ddp2": Parallel(replicate=2),
+    "fsdp2": Parallel(shard=2),
+    "fsdp3": Parallel(shard=3),
+    "fsdp4": Parallel(shard=4),
+    "tp2": Parallel(tensor=2),
+    "fsdp2 x tp2": Parallel(shard=2, tensor=2),
+    "hsdp 2x2": Parallel(replicate=2, shard=2),
+    "ddp2 x tp2": Parallel(replicate=2, tensor=2),
+    "pp2": Parallel(pipeline=2),
+    "pp2 x fsdp2": Parallel(pipeline=2, shard=2),
+}
+STAGES = ({"embedding", "qkv", "qkv_bias", "tiny"}, {"embedding", "gate_up", "out", "up_bias", "norm"})  # tied
+
+
+def truth(name: str) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    return torch.randn(PARAMETERS[name.split("/")[0]][0], generator=generator)
+
+
+def teams() -> dict[str, Team | None]:
+    """A team of each layout, out of the first processes of the group; None where this one is not in it."""
+    rank = dist.get_rank()
+    found: dict[str, Team | None] = {}
+    for name, layout in LAYOUTS.items():
+        if layout.world == 1:
+            found[name] = ALONE if rank == 0 else None
+            continue
+        sizes = [getattr(layout, axis) for axis in AXES]
+        mesh = DeviceMesh("cpu", torch.arange(layout.world).view(sizes), mesh_dim_names=AXES)
+        control = dist.new_group(list(range(layout.world)), backend="gloo")
+        found[name] = Team(layout, rank, mesh, control) if rank < layout.world else None
+    return found
+
+
+def parameters(team: Team, known: bool) -> dict[str, nn.Parameter]:
+    """A model's parameters, split as the layout says; what is not known is zeros."""
+    stage = STAGES[team.place("pipeline")] if team.layout.pipeline > 1 else set(PARAMETERS)
+    module = nn.Module()
+    for name, (shape, placement, _) in PARAMETERS.items():
+        if name not in stage:
+            continue
+        whole = truth(name) if known else torch.zeros(shape)
+        if team.mesh is not None and team.layout.tensor > 1:
+            whole = distribute_tensor(whole, team.mesh["tensor"], [placement])
+        module.register_parameter(name, nn.Parameter(whole))
+    if team.mesh is not None and team.layout.shard > 1:
+        mesh = team.mesh["replicate", "shard"] if team.layout.replicate > 1 else team.mesh["shard"]
+        along = {parameter: PARAMETERS[name][2] for name, parameter in module.named_parameters()}
+        fully_shard(module, mesh=mesh, shard_placement_fn=lambda parameter: Shard(along[parameter]))
+    return dict(module.named_parameters())
+
+
+def state(team: Team, known: bool) -> dict[str, dict[str, torch.Tensor]]:
+    """What a run saves: parameters, moments kept on local tensors, counts, random numbers of each process."""
+    model = parameters(team, known)
+    optimizer: dict[str, torch.Tensor] = {}
+    for name, parameter in model.items():
+        for kind, dtype in (("exp_avg", torch.float32), ("exp_avg_sq", torch.bfloat16)):
+            whole = truth(f"{name}/{kind}").to(dtype)
+            moment = torch.zeros_like(local(parameter), dtype=dtype)
+            if known:  # cut by PyTorch, independently of what is tested
+                moment.copy_(redistributed(whole, parameter))
+            optimizer[f"{name}/{kind}"] = as_part_of(parameter, moment)
+        optimizer[f"{name}/step"] = torch.tensor(7.0 if known else 0.0)
+    mine = torch.full((5,), team.rank, dtype=torch.uint8) if known else torch.zeros(5, dtype=torch.uint8)
+    return {"model": dict(model), "optimizer": optimizer, "rng": {f"{team.rank}/cpu": mine, "none": torch.empty(0, 3)}}
+
+
+def redistributed(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    if not isinstance(parameter, DTensor):
+        return whole
+    for number, placement in reversed(list(enumerate(parameter.placements))):  # the inner cut, tensor's, comes first
+        if not placement.is_replicate():
+            chunks = list(torch.chunk(whole, parameter.device_mesh.size(number), dim=placement.dim))
+            place = parameter.device_mesh.get_local_rank(number)
+            whole = chunks[place] if place < len(chunks) else whole.narrow(placement.dim, 0, 0)
+    return whole
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def same(tensor: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return tensor.dtype == wanted.dtype and tensor.shape == wanted.shape and torch.equal(tensor, wanted)
+
+
+def is_true(found: dict[str, dict[str, torch.Tensor]]) -> bool:
+    wanted = {name: truth(name) for name in found["model"]}
+    moments = {
+        name: truth(name).to(torch.bfloat16 if name.endswith("_sq") else torch.float32)
+        for name in found["optimizer"]
+        if not name.endswith("/step")
+    }
+    return (
+        all(same(whole(found["model"][name]).detach(), value) for name, value in wanted.items())
+        and all(same(whole(found["optimizer"][name]), value) for name, value in moments.items())
+        and all(found["optimizer"][f"{name}/step"] == 7 for name in wanted)
+    )
+
+
+def matrix(folder: Path) -> list[str]:
+    join(Parallel(shard=4), torch.device("cpu"))
+    wrong, known = [], teams()
+    for name, team in known.items():
+        if team is not None:
+            save(folder / name, 3, state(team, known=True), {"layout": name}, keep=1, team=team)
+        dist.barrier()
+    for written, name in itertools.product(LAYOUTS, LAYOUTS):
+        team = known[name]
+        if team is None:
+            continue
+        checkpoint = latest(folder / written, team=team)
+        assert checkpoint is not None and checkpoint.facts == {"layout": written}
+        empty = state(team, known=False)
+        for part in ("model", "optimizer"):
+            checkpoint.fill(part, empty[part])
+        if not is_true(empty):
+            wrong.append(f"{written} -> {name}")
+    return wrong
+
+
+@pytest.mark.slow
+def test_every_layout_loads_what_every_layout_wrote(tmp_path: Path) -> None:
+    assert run_on(4, matrix, tmp_path) == [[]] * 4
+    for name, layout in LAYOUTS.items():
+        checkpoint = verify(tmp_path / name / "step-00000003")
+        model = checkpoint.tensors("model")
+        assert model.keys() == PARAMETERS.keys()
+        assert all(torch.equal(model[key], truth(key)) for key in model), name
+        rng = checkpoint.tensors("rng")
+        assert [rng[f"{rank}/cpu"].tolist() for rank in range(layout.world)] == [
+            [rank] * 5 for rank in range(layout.world)
+        ]
+        assert rng["none"].shape == (0, 3)
+        # Nothing is written twice, and every process takes part.
+        files = list(checkpoint.folder.glob("*.safetensors"))
+        held = sum(value.nbytes for part in checkpoint.contents for value in checkpoint.tensors(part).values())
+        pieces = [piece for of in checkpoint.contents["optimizer"].values() for piece in of.pieces]
+        assert sum(math.prod(piece.shape) for piece in pieces) == sum(value.numel() for value in checkpoint.tensors("optimizer").values())  # fmt: skip
+        assert held < sum(path.stat().st_size for path in files) < held + 6000 * len(files)
+        assert len([path for path in files if path.name.startswith("optimizer")]) == layout.world
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of steps 3 and 4 in pieces of two processes, and what wrote them is gone."""
+    folder = tmp_path_factory.mktemp("sharded")
+    run_on(2, write_two, folder)
+    return folder
+
+
+def write_two(folder: Path) -> None:
+    team = join(Parallel(shard=2), torch.device("cpu"))
+    for step in (3, 4):
+        save(folder, step, state(team, known=True), {}, keep=2, team=team)
+
+
+@contextmanager
+def changed(path: Path, data: bytes | None) -> Iterator[None]:
+    """A file with other content, or gone, while the block lasts."""
+    before = path.read_bytes()
+    if data is None:
+        path.unlink()
+    else:
+        path.write_bytes(data)
+    yield
+    path.write_bytes(before)
+
+
+@pytest.mark.slow
+def test_damage_to_any_piece_falls_back(sharded: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    files = sorted((sharded / "step-00000004").iterdir())
+    assert len(files) >= 6
+    for path in files:
+        data = path.read_bytes()
+        damages: list[bytes | None] = [None, *(data[:length] for length in (0, 1, len(data) // 2, len(data) - 1))]
+        for place in torch.randint(len(data), (20,), generator=generator).tolist():
+            damages.append(data[:place] + bytes([data[place] ^ (1 << place % 8)]) + data[place + 1 :])
+        for damaged in damages:
+            with changed(path, damaged):
+                said: list[str] = []
+                found = latest(sharded, on_damage=said.append)
+                assert found is not None and found.step == 3, path
+                assert len(said) == 1 and "step-00000004" in said[0]
+    assert latest(sharded).step == 4  # type: ignore[union-attr]
+
+
+def find_damage(folder: Path) -> tuple[int, list[str]]:
+    """Only one of the processes verifies the damaged file; all fall back."""
+    team = join(Parallel(shard=3), torch.device("cpu"))
+    said: list[str] = []
+    found = latest(folder, said.append, team)
+    assert found is not None
+    empty = state(team, known=False)
+    found.fill("model", empty["model"])
+    found.fill("optimizer", empty["optimizer"])
+    assert is_true(empty)
+    return found.step, said
+
+
+@pytest.mark.slow
+def test_damage_that_one_process_finds_is_known_to_all(sharded: Path) -> None:
+    path = sharded / "step-00000004" / "optimizer-00002-of-00002.safetensors"
+    with changed(path, path.read_bytes()[:-1] + b"\x01"):
+        for step, said in run_on(3, find_damage, sharded):
+            assert step == 3
+            assert len(said) == 1 and path.name in said[0] and said[0].startswith("rank ")
+
+
+def test_slices_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, 1, {"model": {"w": torch.arange(12.0).view(3, 4), "s": torch.tensor(2.0)}}, {}, keep=1)
+    checkpoint = verify(tmp_path / "step-00000001")
+    assert checkpoint.read("model", "w", (1, 2), (2, 1)).tolist() == [[6.0], [10.0]]
+    assert checkpoint.read("model", "w", (3, 0), (0, 4)).shape == (0, 4)
+    assert checkpoint.read("model", "s") == 2
+    assert "model" in checkpoint and "ema" not in checkpoint
+    for offset, shape in (((1, 2), (3, 1)), ((-1, 0), (1, 1)), ((0,), (3,)), ((0, 0), (3, -1))):
+        with pytest.raises(BessemerError, match=r"model tensor w is \[3, 4\]; it has no slice"):
+            checkpoint.read("model", "w", offset, shape)
+    with pytest.raises(BessemerError, match="has no part 'ema', only model"):
+        checkpoint.tensors("ema")
+    with pytest.raises(BessemerError, match="no tensor x"):
+        checkpoint.read("model", "x")
+
+
+def test_another_models_state_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    save(tmp_path, 1, {"model": {"w": torch.ones(3), "v": torch.ones(2)}}, {}, keep=1)
+    checkpoint = verify(tmp_path / "step-00000001")
+    for other, says in (({"w": torch.zeros(3), "v": torch.zeros(4)}, r"should be \[4\], the checkpoint has \[2\]"),
+                        ({"w": torch.zeros(3), "x": torch.zeros(4)}, "the checkpoint has nothing")):  # fmt: skip
+        with pytest.raises(BessemerError, match=says):
+            checkpoint.fill("model", other)
+        assert other["w"].sum() == 0

@@ -1,0 +1,215 @@
+"""Several processes save: what fails on one fails on all, and a kill anywhere leaves a whole checkpoint."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from bessemer.checkpoint import latest, protocol, save
+from bessemer.checkpoint.protocol import published
+from bessemer.checkpoint.together import exchange, together
+from bessemer.errors import BessemerError
+from bessemer.parallel.team import ALONE, Team, join, leave
+from bessemer.recipe import Parallel
+from tests.parallel.processes import run_on
+
+PAIR = Parallel(replicate=2)
+
+
+def state(step: int) -> dict[str, dict[str, torch.Tensor]]:
+    """Replicas: the two processes share the writing."""
+    tensors = {f"w{number}": torch.full((40, 10), float(step + number)) for number in range(4)}
+    return {
+        "model": tensors,
+        "optimizer": {"w0/exp_avg": torch.full((40, 10), float(step)), "w0/step": torch.tensor(1.0)},
+    }
+
+
+def is_of(checkpoint: protocol.Checkpoint) -> bool:
+    found = {part: checkpoint.tensors(part) for part in ("model", "optimizer")}
+    wanted = state(checkpoint.step)
+    return found.keys() == wanted.keys() and all(
+        torch.equal(found[part][name], value) for part, named in wanted.items() for name, value in named.items()
+    )
+
+
+def full(*arguments: object, **options: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def bug(*arguments: object, **options: object) -> None:
+    raise ValueError("no such thing")
+
+
+def wrong(path: Path) -> dict[str, Any]:
+    return {"bytes": 1, "sha256": "another"}
+
+
+def fail_in_turn(folder: Path) -> list[tuple[str, str, str]]:
+    """On each process: what was wrong and where, and the error that came of it."""
+    team = join(PAIR, torch.device("cpu"))
+    save(folder, 10, state(10), {}, keep=3, team=team)
+    told = []
+
+    def attempt(what: str, tensors: Any = None) -> None:
+        try:
+            save(folder, 20, tensors or state(20), {}, keep=1, team=team)
+            told.append((what, "", ""))
+        except (BessemerError, RuntimeError) as error:
+            told.append((what, type(error).__name__, str(error)))
+        team.wait()
+        assert published(folder) == [10], what
+        assert not list(folder.glob("*.tmp")), what
+        team.wait()
+
+    for rank, target, name, function in (
+        (0, protocol, "save_file", full), (1, protocol, "save_file", full), (1, protocol, "_sync_file", full),
+        (0, protocol, "write_atomic", full), (0, os, "rename", full), (1, protocol, "save_file", bug),
+        (0, protocol, "_require_space", bug), (1, protocol, "_require_finite_file", full),
+    ):  # fmt: skip
+        if team.rank == rank:
+            with patch.object(target, name, function):
+                attempt(f"{name} on {rank}")
+        else:
+            attempt(f"{name} on {rank}")
+    with patch.object(protocol, "_fingerprint", wrong) if team.rank == 1 else nullcontext():
+        attempt("fingerprint of 1, found by 0")
+    for rank in (0, 1):
+        tensors = state(20)
+        if team.rank == rank:
+            for value in tensors["model"].values():  # whichever of them it is that writes
+                value[3, 3] = float("nan")
+        attempt(f"nan on {rank}", tensors)
+    tensors = state(20)
+    if team.rank == 1:
+        tensors["model"]["w2"] = torch.zeros(40, 11)
+    attempt("another shape on 1", tensors)
+    save(folder, 20, state(20), {}, keep=1, team=team)
+    assert published(folder) == [20]
+    return told
+
+
+@pytest.mark.slow
+def test_what_fails_on_one_fails_on_all_with_one_error(tmp_path: Path) -> None:
+    first, second = run_on(2, fail_in_turn, tmp_path)
+    assert first == second
+    assert len(first) == 12
+    for what, kind, error in first:
+        assert kind == ("RuntimeError" if what in ("save_file on 1", "_require_space on 0") and "ValueError" in error else "BessemerError")  # fmt: skip
+        rank = 0 if what.startswith("another shape") else int(what[-1])  # the first compares the shapes
+        assert error.startswith(f"rank {rank}: "), (what, error)
+    errors = {what: error for what, _, error in first}
+    assert "No space left on device" in errors["write_atomic on 0"]
+    assert "ValueError: no such thing" in errors["_require_space on 0"]
+    assert "holds a value that is not finite" in errors["nan on 1"]
+    assert "-00002-of-00002.safetensors: damaged" in errors["fingerprint of 1, found by 0"]
+    assert "[40, 10] on rank 0" in errors["another shape on 1"] and "[40, 11]" in errors["another shape on 1"]
+    found = latest(tmp_path)
+    assert found is not None and is_of(found)
+
+
+def apart(folder: Path) -> str:
+    team = join(PAIR, torch.device("cpu"))
+    try:
+        save(folder / str(team.rank), 10, state(10), {}, keep=3, team=team)
+    except BessemerError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_not_shared_is_told(tmp_path: Path) -> None:
+    for said in run_on(2, apart, tmp_path):
+        assert said.startswith("rank 1: ") and "is the folder shared by all?" in said
+
+
+def deadly(wanted: int, count: list[int], function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **options: Any) -> Any:
+        count[0] += 1
+        if count[0] == wanted:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+
+    return call
+
+
+def two_saves(folder: Path, team: Team) -> None:
+    for step in (30, 40):
+        save(folder, step, state(step), {}, keep=2, team=team)
+
+
+def killed_at(folder: Path, victim: int, operation: int) -> list[int]:
+    """Two processes save twice; one of them dies before an operation on the file system. Returns how each ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if child == 0:
+            code = 3
+            try:
+                os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+                team = join(PAIR, torch.device("cpu"), timedelta(seconds=60))
+                if rank == victim:
+                    count = [0]
+                    for module, name in (
+                        (os, "rename"), (os, "replace"), (os, "fsync"), (os, "open"), (os, "unlink"), (os, "rmdir"),
+                        (os, "mkdir"), (shutil, "rmtree"), (protocol, "save_file"), (protocol, "_fingerprint"),
+                    ):  # fmt: skip
+                        setattr(module, name, deadly(operation, count, getattr(module, name)))
+                two_saves(folder, team)
+                leave()
+                code = 0
+            except RuntimeError:  # the other died
+                code = 4
+            finally:
+                os._exit(code)
+        children.append(child)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def kill_in_turn(folder: Path) -> dict[int, int]:
+    """By victim: how many operations it died before. This process has no group; its children have one for each try."""
+    for step in (10, 20):
+        save(folder / "good", step, state(step), {}, keep=2)
+    died = {}
+    for victim, stride in ((0, 3), (1, 2)):
+        died[victim] = 0
+        for operation in range(1, 200, stride):
+            place = folder / "copy"
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(folder / "good", place)
+            codes = killed_at(place, victim, operation)
+            found = latest(place)
+            assert found is not None and found.step in (20, 30, 40) and is_of(found), (victim, operation)
+            if codes == [0, 0]:
+                assert published(place) == [30, 40]
+                break
+            assert codes[victim] == -signal.SIGKILL, (codes, victim, operation)
+            assert codes[1 - victim] in (0, 4), (codes, victim, operation)
+            died[victim] += 1
+    return died
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_file_operation_of_any_process_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    (died,) = run_on(1, kill_in_turn, tmp_path, timeout=300)
+    assert died[0] >= 8 and died[1] >= 3, died
+
+
+def test_a_process_alone_sees_its_own_error() -> None:
+    assert exchange(ALONE, lambda: 2, lambda given: [given[0] + 1]) == 3
+    with pytest.raises(ValueError, match="no such thing"):
+        together(ALONE, bug)
