@@ -69,12 +69,27 @@ def results(model: Any, inputs: Tensor, targets: Tensor, documents: Documents | 
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
-    return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1.0))
+    return float((found - wanted).detach().abs().max() / wanted.abs().max().clamp_min(1.0))
 
 
-def deviations(ways: int, dtype: torch.dtype) -> dict[str, tuple[float, float, float]]:
-    """By model and batch: largest deviation of logits, loss and gradients from those of one process."""
+def measured(ways: int) -> dict[str, Any]:
+    """Everything that takes processes, in one group of them, for it takes longer to start them than to do it."""
     team = join(Parallel(context=ways), torch.device("cpu"))
+    return {
+        "fp64": deviations(team, torch.float64),
+        "fp32": deviations(team, torch.float32),
+        "long": long_ones(team),
+        "counted": counted(team),
+    }
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def by_rank(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return run_on(request.param, measured, request.param)
+
+
+def deviations(team: Team, dtype: torch.dtype) -> dict[str, tuple[float, float, float]]:
+    """By model and batch: largest deviation of logits, loss and gradients from those of one process."""
     draw = torch.Generator().manual_seed(3)
     inputs = torch.randint(0, 97, (BATCH, LENGTH), generator=draw)
     targets = torch.randint(-1, 97, (BATCH, LENGTH), generator=draw)
@@ -101,19 +116,15 @@ def deviations(ways: int, dtype: torch.dtype) -> dict[str, tuple[float, float, f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ways", [2, 4])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 5e-6)])
-def test_equals_one_process(ways: int, dtype: torch.dtype, tolerance: float) -> None:
-    by_rank = run_on(ways, deviations, ways, dtype)
-    for found in by_rank:
-        assert len(found) == 3 * len(MODELS)
-        wrong = {name: values for name, values in found.items() if not max(values) <= tolerance}
-        assert not wrong
+@pytest.mark.parametrize(("dtype", "tolerance"), [("fp64", 1e-12), ("fp32", 5e-6)])
+def test_equals_one_process(by_rank: list[dict[str, Any]], dtype: str, tolerance: float) -> None:
+    for measured in by_rank:
+        assert len(measured[dtype]) == 3 * len(MODELS)
+        assert not {name: values for name, values in measured[dtype].items() if not max(values) <= tolerance}
 
 
-def long_ones(ways: int) -> dict[str, float]:
+def long_ones(team: Team) -> dict[str, float]:
     """Chunks longer than those that attention computes at a time, and FlexAttention's mask: largest deviations."""
-    team = join(Parallel(context=ways), torch.device("cpu"))
     draw = torch.Generator().manual_seed(4)
     found = {}
     for length in (1_600, 256):
@@ -136,7 +147,7 @@ def long_ones(ways: int) -> dict[str, float]:
                 if length == 256:  # the kernel is for CUDA; its reference, which runs here, has no backward
                     with torch.no_grad():
                         scope = Scope(sight, local, local.block_mask(sight))
-                        out = context.attend(*mine, scope, group=team.group("context"))
+                        out = context.attend(*(x.detach() for x in mine), scope, group=team.group("context"))
                     found["flex " + name] = relative(out, at(cut, wanted))
                     continue
                 out = context.attend(*mine, Scope.of(sight, local, 0, q.device), group=team.group("context"))
@@ -152,10 +163,10 @@ def at(cut: Cut, x_BHTK: Tensor) -> Tensor:
 
 
 @pytest.mark.slow
-def test_long_chunks_and_the_mask_for_cuda() -> None:
-    for found in run_on(2, long_ones, 2):
-        assert len(found) == 20
-        assert not {name: value for name, value in found.items() if not value <= 1e-11}
+def test_long_chunks_and_the_mask_for_cuda(by_rank: list[dict[str, Any]]) -> None:
+    for measured in by_rank:
+        assert len(measured["long"]) == 20
+        assert not {name: value for name, value in measured["long"].items() if not value <= 1e-11}
 
 
 class Counted(TorchDispatchMode):
@@ -177,8 +188,8 @@ class Counted(TorchDispatchMode):
         return result
 
 
-def counted(ways: int) -> dict[str, Any]:
-    team = join(Parallel(context=ways), torch.device("cpu"))
+def counted(team: Team) -> dict[str, Any]:
+    ways = team.size("context")
     found: dict[str, Any] = {}
     inputs = torch.randint(0, 97, (BATCH, LENGTH), generator=torch.Generator().manual_seed(5))
     for name, dtype, blocks in (
@@ -208,13 +219,18 @@ def counted(ways: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ways", [2, 4])
-def test_bytes_are_those_of_the_formula(ways: int) -> None:
-    for found in run_on(ways, counted, ways):
+def test_bytes_are_those_of_the_formula(by_rank: list[dict[str, Any]]) -> None:
+    for measured in by_rank:
         for name, calls in (("fp32", 6), ("fp64", 6), ("recomputed", 7)):
-            bytes_, wanted, done = found[name]
-            assert (bytes_, done) == (wanted, calls) and wanted > 0
-        assert found["torch.bfloat16"] == found["torch.float16"] == [ways * (ways + 1) / 2]
+            count, wanted, done = measured["counted"][name]
+            assert (count, done) == (wanted, calls) and wanted > 0
+
+
+@pytest.mark.slow
+def test_gradients_add_up_in_narrow_types(by_rank: list[dict[str, Any]]) -> None:
+    for measured in by_rank:
+        for name in ("torch.bfloat16", "torch.float16"):
+            assert measured["counted"][name] == [len(by_rank) * (len(by_rank) + 1) / 2]
 
 
 def test_bytes_of_a_large_model() -> None:

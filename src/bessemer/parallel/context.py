@@ -104,12 +104,16 @@ class LocalDocuments(Documents):
         from torch.nn.attention.flex_attention import create_block_mask
 
         number_BT, index_S = self.number_BT, self.cut.positions(self.number_BT.device)
+        one_each = self.position_BT.dim() == 1
+
+        def allowed(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+            return sight.allows(index_S[q], kv)
 
         def within(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-            query = index_S[q]
-            return sight.allows(query, kv) & (number_BT[b, query] == number_BT[b, kv])
+            return allowed(b, h, q, kv) & (number_BT[b, index_S[q]] == number_BT[b, kv])
 
-        return create_block_mask(within, len(number_BT), None, len(index_S), self.cut.length, device=number_BT.device)
+        batch, mask = (None, allowed) if one_each else (self.batch, within)
+        return create_block_mask(mask, batch, None, len(index_S), self.cut.length, device=number_BT.device)
 
 
 def _pieces_of(rows: slice, spans: Any, cut: Cut) -> Iterator[Piece]:
