@@ -69,7 +69,7 @@ def results(model: Any, inputs: Tensor, targets: Tensor, documents: Documents | 
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
-    return float((found - wanted).detach().abs().max() / wanted.abs().max().clamp_min(1.0))
+    return float((found - wanted).detach().abs().max() / wanted.abs().max().clamp_min(1e-2))
 
 
 def measured(ways: int) -> dict[str, Any]:
@@ -102,6 +102,8 @@ def deviations(team: Team, dtype: torch.dtype) -> dict[str, tuple[float, float, 
         if name == "llama":
             recompute.apply(split, "full", 1)
         for kind, documents in batches().items():
+            if kind == "one each" and name != "llama":
+                continue
             wanted = results(model, inputs, targets, documents, valid)
             mine = context.share(team, inputs, targets, documents)
             logits, *sums = results(split, mine.inputs_BS, mine.targets_BS, mine.documents, valid)
@@ -119,7 +121,7 @@ def deviations(team: Team, dtype: torch.dtype) -> dict[str, tuple[float, float, 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp64", 1e-12), ("fp32", 5e-6)])
 def test_equals_one_process(by_rank: list[dict[str, Any]], dtype: str, tolerance: float) -> None:
     for measured in by_rank:
-        assert len(measured[dtype]) == 3 * len(MODELS)
+        assert len(measured[dtype]) == 2 * len(MODELS) + 1
         assert not {name: values for name, values in measured[dtype].items() if not max(values) <= tolerance}
 
 
@@ -127,7 +129,7 @@ def long_ones(team: Team) -> dict[str, float]:
     """Chunks longer than those that attention computes at a time, and FlexAttention's mask: largest deviations."""
     draw = torch.Generator().manual_seed(4)
     found = {}
-    for length in (1_600, 256):
+    for length in (1_040, 256):
         begins = torch.zeros(2, length, dtype=torch.bool)
         begins[:, 0] = True
         begins[1, [3, length // 3, length - 100]] = True
