@@ -129,10 +129,10 @@ def long_ones(team: Team) -> dict[str, float]:
     """Chunks longer than those that attention computes at a time, and FlexAttention's mask: largest deviations."""
     draw = torch.Generator().manual_seed(4)
     found = {}
-    for length in (1_040, 256):
+    for length in (1_040, 64) if team.world == 2 else (1_040,):
         begins = torch.zeros(2, length, dtype=torch.bool)
         begins[:, 0] = True
-        begins[1, [3, length // 3, length - 100]] = True
+        begins[1, [3, length // 3, length - 10]] = True
         q, k, v = (
             torch.randn(2, heads, length, 4, generator=draw, dtype=torch.float64, requires_grad=True)
             for heads in (2, 1, 1)
@@ -141,12 +141,12 @@ def long_ones(team: Team) -> dict[str, float]:
         cut = Cut.of(team, length)
         for documents in (None, Documents.beginning_at(begins)):
             local = LocalDocuments.seen_from(cut, documents, 2, torch.device("cpu"))
-            for sight in (Sight(), Sight(window=300), Sight(soft_cap=2.0), Sight(causal=False), Sight(False, 200)):
+            for sight in (Sight(), Sight(window=30), Sight(soft_cap=2.0), Sight(causal=False), Sight(False, 40)):
                 wanted = attention(q, k, v, Scope.of(sight, documents, length, q.device))
                 gradients = torch.autograd.grad((wanted * weight).sum(), (q, k, v))
                 mine = [cut.take(x.detach().transpose(1, 2)).transpose(1, 2).requires_grad_() for x in (q, k, v)]
                 name = f"{length}, {sight}, {'packed' if documents else 'whole'}"
-                if length == 256:  # the kernel is for CUDA; its reference, which runs here, has no backward
+                if length == 64:  # the kernel is for CUDA; its reference, which runs here, has no backward
                     with torch.no_grad():
                         scope = Scope(sight, local, local.block_mask(sight))
                         out = context.attend(*(x.detach() for x in mine), scope, group=team.group("context"))
@@ -167,7 +167,7 @@ def at(cut: Cut, x_BHTK: Tensor) -> Tensor:
 @pytest.mark.slow
 def test_long_chunks_and_the_mask_for_cuda(by_rank: list[dict[str, Any]]) -> None:
     for measured in by_rank:
-        assert len(measured["long"]) == 20
+        assert len(measured["long"]) == (20 if len(by_rank) == 2 else 10)
         assert not {name: value for name, value in measured["long"].items() if not value <= 1e-11}
 
 
