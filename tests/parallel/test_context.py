@@ -85,7 +85,7 @@ def measured(ways: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=[2, 4])
 def by_rank(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    return run_on(request.param, measured, request.param)
+    return run_on(request.param, measured, request.param, timeout=300.0)
 
 
 def deviations(team: Team, dtype: torch.dtype) -> dict[str, tuple[float, float, float]]:
