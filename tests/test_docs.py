@@ -34,6 +34,7 @@ PAGES = (
     "docs/contamination.md",
     "docs/architecture.md",
     "docs/scale.md",
+    "docs/parallel.md",
     "benchmarks/README.md",
 )
 

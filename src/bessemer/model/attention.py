@@ -15,6 +15,21 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 SOFT_CAP_CHUNK = 128  # queries whose scores are held at one time where no fused kernel knows soft caps
+OFFSET_CHUNK = 256  # queries under one mask where some keys come before the first of them: fastest of 64 to 2,048
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Queries of one document that are computed together.
+
+    rows: the sequences; queries: which of the tokens at hand; keys: the document, among the tokens of the sequence;
+    first: place of the first query in the document.
+    """
+
+    rows: slice
+    queries: slice
+    keys: slice
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,26 @@ class Documents:
         ]
         spans = tuple(zip(rows, firsts, ends, strict=True))
         return cls(index_T - start_BT, starts_BT.cumsum(dim=1), spans)
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What is computed at a time, in the order of the tokens: a document; all rows at once where each is one."""
+        batch, length = self.number_BT.shape
+        if len(self.spans) == batch:
+            return (Piece(slice(0, batch), slice(0, length), slice(0, length)),)
+        return tuple(Piece(slice(row, row + 1), slice(start, end), slice(start, end)) for row, start, end in self.spans)
+
+    def block_mask(self, sight: Sight) -> Any:
+        """FlexAttention's mask: what the sight allows within each document."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        number_BT = self.number_BT
+        batch, length = number_BT.shape
+
+        def within(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+            return sight.allows(q, kv) & (number_BT[b, q] == number_BT[b, kv])
+
+        return create_block_mask(within, batch, None, length, length, device=number_BT.device)
 
 
 @dataclass(frozen=True)
@@ -105,11 +140,18 @@ class Scope:
     def of(cls, sight: Sight, documents: Documents | None, length: int, device: torch.device) -> Scope:
         """The scope of a batch of `length` tokens a row on `device`."""
         needs_mask = device.type == "cuda" and (documents is not None or sight.window or sight.soft_cap)
-        return cls(sight, documents, _block_mask(sight, documents, length, device) if needs_mask else None)
+        if not needs_mask:
+            return cls(sight, documents, None)
+        if documents is not None:
+            return cls(sight, documents, documents.block_mask(sight))
+        return cls(sight, documents, _block_mask(sight, length, device))
 
 
 def attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Scope) -> Tensor:
-    """Softmax attention within each document, over what the scope's sight allows. Returns (B, H, T, K)."""
+    """Softmax attention within each document, over what the scope's sight allows. Returns (B, H, T, K).
+
+    The scope's documents may say that the queries are only some of a sequence's tokens; keys and values are of all.
+    """
     if scope.block_mask is not None:
         return _flex(q_BHTK, k_BGTK, v_BGTK, scope)
     if scope.documents is not None:
@@ -125,20 +167,22 @@ def _per_document(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Scope) 
     Left out of compiled blocks, which would be compiled anew for each batch's documents.
     """
     assert scope.documents is not None
-    spans = scope.documents.spans
-    if len(spans) == q_BHTK.shape[0]:
-        return _whole(q_BHTK, k_BGTK, v_BGTK, scope.sight)
+    pieces = scope.documents.pieces
     parts = [
-        _whole(
-            q_BHTK[row : row + 1, :, start:end],
-            k_BGTK[row : row + 1, :, start:end],
-            v_BGTK[row : row + 1, :, start:end],
+        _over(
+            q_BHTK[piece.rows, :, piece.queries],
+            k_BGTK[piece.rows, :, piece.keys],
+            v_BGTK[piece.rows, :, piece.keys],
             scope.sight,
-        )[0]
-        for row, start, end in spans
+            piece.first,
+        )
+        for piece in pieces
     ]
     batch, heads, length, head_dim = q_BHTK.shape
-    return torch.cat(parts, dim=1).view(heads, batch, length, head_dim).transpose(0, 1)
+    if len(parts[0]) == batch:
+        return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
+    joined = torch.cat([part[0] for part in parts], dim=1)
+    return joined.view(heads, batch, length, head_dim).transpose(0, 1)
 
 
 def cached_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, sight: Sight) -> Tensor:
@@ -153,27 +197,37 @@ def cached_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, sight: Sigh
 
 def _whole(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, sight: Sight) -> Tensor:
     """Attention over sequences that are one document each."""
-    length = q_BHTK.shape[2]
+    return _over(q_BHTK, k_BGTK, v_BGTK, sight, 0)
+
+
+def _over(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, sight: Sight, first: int) -> Tensor:
+    """Attention of queries at first, first + 1, ... over the keys of one document, which are at 0, 1, ..."""
+    count, length = q_BHCK.shape[2], k_BGTK.shape[2]
+    if sight.causal and first + count < length:
+        length = first + count
+        k_BGTK, v_BGTK = k_BGTK[:, :, :length], v_BGTK[:, :, :length]
     narrow = sight.window > 0 and max(sight.back, sight.ahead) < length - 1
-    if not narrow and not sight.soft_cap:
-        grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
-        return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=sight.causal, enable_gqa=grouped)
-    chunk = max(sight.window, SOFT_CAP_CHUNK) if narrow else SOFT_CAP_CHUNK
+    if not narrow and not sight.soft_cap and (first == 0 or not sight.causal):
+        grouped = q_BHCK.shape[1] != k_BGTK.shape[1]
+        return F.scaled_dot_product_attention(q_BHCK, k_BGTK, v_BGTK, is_causal=sight.causal, enable_gqa=grouped)
+    chunk = SOFT_CAP_CHUNK if sight.soft_cap or narrow else OFFSET_CHUNK
+    if narrow:
+        chunk = max(sight.window, chunk)
     parts = [
-        _chunk(q_BHTK, k_BGTK, v_BGTK, sight, start, min(start + chunk, length)) for start in range(0, length, chunk)
+        _chunk(q_BHCK[:, :, start : start + chunk], k_BGTK, v_BGTK, sight, first + start)
+        for start in range(0, count, chunk)
     ]
     return torch.cat(parts, dim=2)
 
 
-def _chunk(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, sight: Sight, start: int, end: int) -> Tensor:
-    """Attention of the queries start..end over the keys that any of them may see."""
-    length = k_BGTK.shape[2]
+def _chunk(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, sight: Sight, start: int) -> Tensor:
+    """Attention of the queries at start, start + 1, ... over the keys that any of them may see."""
+    end, length = start + q_BHCK.shape[2], k_BGTK.shape[2]
     first = max(start - sight.back, 0) if sight.window else 0
     last = min(end + sight.ahead, length) if sight.window or sight.causal else length
-    index = torch.arange(length, device=q_BHTK.device)
+    index = torch.arange(length, device=q_BHCK.device)
     allowed = sight.allows(index[start:end, None], index[first:last])
-    queries, keys, values = q_BHTK[:, :, start:end], k_BGTK[:, :, first:last], v_BGTK[:, :, first:last]
-    return _masked(queries, keys, values, allowed, sight.soft_cap)
+    return _masked(q_BHCK, k_BGTK[:, :, first:last], v_BGTK[:, :, first:last], allowed, sight.soft_cap)
 
 
 def _masked(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, allowed_CT: Tensor, soft_cap: float) -> Tensor:
@@ -208,17 +262,10 @@ def _flex(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Scope) -> Tenso
     return attended
 
 
-def _block_mask(sight: Sight, documents: Documents | None, length: int, device: torch.device) -> Any:
+def _block_mask(sight: Sight, length: int, device: torch.device) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    if documents is None:
-        return create_block_mask(lambda b, h, q, kv: sight.allows(q, kv), None, None, length, length, device=device)
-    number_BT = documents.number_BT
-
-    def within(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        return sight.allows(q, kv) & (number_BT[b, q] == number_BT[b, kv])
-
-    return create_block_mask(within, len(number_BT), None, length, length, device=device)
+    return create_block_mask(lambda b, h, q, kv: sight.allows(q, kv), None, None, length, length, device=device)
 
 
 @lru_cache(maxsize=2)

@@ -1,0 +1,303 @@
+"""Sequences shared by 2 and 4 processes against one process that has them whole."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from processes import run_on
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bessemer.errors import InputError
+from bessemer.model.attention import Documents, Scope, Sight, attention
+from bessemer.parallel import context
+from bessemer.parallel.context import Cut, LocalDocuments
+from bessemer.parallel.team import ALONE, Team, join
+from bessemer.plan.communication import communicated_bytes
+from bessemer.recipe import Parallel
+from bessemer.train import recompute
+from tests.model.samples import config, stirred
+
+LENGTH, BATCH = 48, 3  # chunks of 12 tokens on 2 processes, of 6 on 4
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "one key/value head, qk norm over all, tied": dict(kv_heads=1, qk_norm="full", tie_embeddings=True),
+    "window within a chunk": dict(window=5, global_every=2),
+    "window over chunks": dict(window=17, window_rope_theta=1_000.0, global_every=2),
+    "soft cap": dict(attention_soft_cap=2.0, logit_soft_cap=5.0),
+    "soft cap and window": dict(attention_soft_cap=2.0, window=9),
+    "learned positions": dict(positions="learned", norm="layer", bias=True, mlp="gelu"),
+    "encoder, learned positions": dict(causal=False, positions="learned", norm="layer", norm_position="residual", bias=True),
+    "encoder, window": dict(causal=False, window=10, global_every=2),
+    "encoder, soft cap": dict(causal=False, attention_soft_cap=2.0),
+}  # fmt: skip
+
+
+def starts(batch: int = BATCH, length: int = LENGTH) -> Tensor:
+    """Where documents begin: rows of one, of some that end and begin at the chunks' edges and of one token each, and
+    of ragged ones."""
+    begins = torch.zeros(batch, length, dtype=torch.bool)
+    begins[:, 0] = True
+    begins[1, [1, 6, 7, 8, 12, 24, 36, length - 1]] = True
+    begins[2, [5, 31]] = True
+    return begins
+
+
+def batches() -> dict[str, Documents | None]:
+    one_each = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
+    one_each[:, 0] = True
+    return {
+        "no mask": None,
+        "ragged": Documents.beginning_at(starts()),
+        "one each": Documents.beginning_at(one_each),
+    }
+
+
+def results(model: Any, inputs: Tensor, targets: Tensor, documents: Documents | None, valid: int) -> tuple[Tensor, ...]:
+    """Logits, loss and the gradients of all weights."""
+    logits = model.logits(inputs, documents)
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=-1) / valid
+    model.zero_grad()
+    loss.backward()
+    return logits.detach(), loss.detach(), *(parameter.grad for parameter in model.parameters())
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).detach().abs().max() / wanted.abs().max().clamp_min(1e-2))
+
+
+def measured(ways: int) -> dict[str, Any]:
+    """Everything that takes processes, in one group of them, for it takes longer to start them than to do it."""
+    team = join(Parallel(context=ways), torch.device("cpu"))
+    return {
+        "fp64": deviations(team, torch.float64),
+        "fp32": deviations(team, torch.float32),
+        "long": long_ones(team),
+        "counted": counted(team),
+    }
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def by_rank(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return run_on(request.param, measured, request.param, timeout=300.0)
+
+
+def deviations(team: Team, dtype: torch.dtype) -> dict[str, tuple[float, float, float]]:
+    """By model and batch: largest deviation of logits, loss and gradients from those of one process."""
+    draw = torch.Generator().manual_seed(3)
+    inputs = torch.randint(0, 97, (BATCH, LENGTH), generator=draw)
+    targets = torch.randint(-1, 97, (BATCH, LENGTH), generator=draw)
+    valid = int((targets >= 0).sum())
+    found = {}
+    for name, changes in MODELS.items():
+        model = stirred(config(sequence_length=LENGTH, **changes)).to(dtype)
+        split = copy.deepcopy(model)
+        context.apply(split, team)
+        if name == "llama":
+            recompute.apply(split, "full", 1)
+        for kind, documents in batches().items():
+            if kind == "one each" and name != "llama":
+                continue
+            wanted = results(model, inputs, targets, documents, valid)
+            mine = context.share(team, inputs, targets, documents)
+            logits, *sums = results(split, mine.inputs_BS, mine.targets_BS, mine.documents, valid)
+            for value in sums:
+                dist.all_reduce(value, group=team.group("context"))
+            found[f"{name}, {kind}"] = (
+                relative(context.whole(team, logits), wanted[0]),
+                relative(sums[0], wanted[1]),
+                max(relative(left, right) for left, right in zip(sums[1:], wanted[2:], strict=True)),
+            )
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "tolerance"), [("fp64", 1e-12), ("fp32", 5e-6)])
+def test_equals_one_process(by_rank: list[dict[str, Any]], dtype: str, tolerance: float) -> None:
+    for measured in by_rank:
+        assert len(measured[dtype]) == 2 * len(MODELS) + 1
+        assert not {name: values for name, values in measured[dtype].items() if not max(values) <= tolerance}
+
+
+def long_ones(team: Team) -> dict[str, float]:
+    """Chunks longer than those that attention computes at a time, and FlexAttention's mask: largest deviations."""
+    draw = torch.Generator().manual_seed(4)
+    found = {}
+    for length in (1_040, 64) if team.world == 2 else (1_040,):
+        begins = torch.zeros(2, length, dtype=torch.bool)
+        begins[:, 0] = True
+        begins[1, [3, length // 3, length - 10]] = True
+        q, k, v = (
+            torch.randn(2, heads, length, 4, generator=draw, dtype=torch.float64, requires_grad=True)
+            for heads in (2, 1, 1)
+        )
+        weight = torch.randn(q.shape, generator=draw, dtype=torch.float64)
+        cut = Cut.of(team, length)
+        for documents in (None, Documents.beginning_at(begins)):
+            local = LocalDocuments.seen_from(cut, documents, 2, torch.device("cpu"))
+            for sight in (Sight(), Sight(window=30), Sight(soft_cap=2.0), Sight(causal=False), Sight(False, 40)):
+                wanted = attention(q, k, v, Scope.of(sight, documents, length, q.device))
+                gradients = torch.autograd.grad((wanted * weight).sum(), (q, k, v))
+                mine = [cut.take(x.detach().transpose(1, 2)).transpose(1, 2).requires_grad_() for x in (q, k, v)]
+                name = f"{length}, {sight}, {'packed' if documents else 'whole'}"
+                if length == 64:  # the kernel is for CUDA; its reference, which runs here, has no backward
+                    with torch.no_grad():
+                        scope = Scope(sight, local, local.block_mask(sight))
+                        out = context.attend(*(x.detach() for x in mine), scope, group=team.group("context"))
+                    found["flex " + name] = relative(out, at(cut, wanted))
+                    continue
+                out = context.attend(*mine, Scope.of(sight, local, 0, q.device), group=team.group("context"))
+                found[name] = relative(out, at(cut, wanted))
+                own = torch.autograd.grad((out * at(cut, weight)).sum(), mine)
+                for left, right in zip(own, gradients, strict=True):
+                    found[name] = max(found[name], relative(left, at(cut, right)))
+    return found
+
+
+def at(cut: Cut, x_BHTK: Tensor) -> Tensor:
+    return cut.take(x_BHTK.transpose(1, 2)).transpose(1, 2)
+
+
+@pytest.mark.slow
+def test_long_chunks_and_the_mask_for_cuda(by_rank: list[dict[str, Any]]) -> None:
+    for measured in by_rank:
+        assert len(measured["long"]) == (20 if len(by_rank) == 2 else 10)
+        assert not {name: value for name, value in measured["long"].items() if not value <= 1e-11}
+
+
+class Counted(TorchDispatchMode):
+    """Bytes that collectives bring to this process from the others, or take from it to them."""
+
+    def __init__(self, ways: int) -> None:
+        super().__init__()
+        self.ways, self.bytes, self.calls = ways, 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = function(*args, **(kwargs or {}))
+        name = str(function)
+        if name.startswith("_c10d_functional") and "wait_tensor" not in name:
+            gathers = "all_gather_into_tensor" in name
+            assert gathers or "reduce_scatter_tensor" in name
+            each = args[0] if gathers else result  # what one process gives, or is left with
+            self.bytes += each.numel() * each.element_size() * (self.ways - 1)
+            self.calls += 1
+        return result
+
+
+def counted(team: Team) -> dict[str, Any]:
+    ways = team.size("context")
+    found: dict[str, Any] = {}
+    inputs = torch.randint(0, 97, (BATCH, LENGTH), generator=torch.Generator().manual_seed(5))
+    for name, dtype, blocks in (
+        ("fp32", torch.float32, 0),
+        ("fp64", torch.float64, 0),
+        ("recomputed", torch.float32, 1),
+    ):
+        model = stirred(config(sequence_length=LENGTH, layers=3)).to(dtype)
+        context.apply(model, team)
+        recompute.apply(model, "full", blocks)
+        mine = context.share(team, inputs, inputs, Documents.beginning_at(starts()))
+        with Counted(ways) as count:
+            results(model, mine.inputs_BS, mine.targets_BS, mine.documents, inputs.numel())
+        wanted = communicated_bytes(model.config, inputs.numel(), ways, dtype.itemsize, recomputed=blocks)
+        found[name] = (count.bytes, wanted, count.calls)
+    # The other types that keys and values come in: small whole numbers add up exactly in each.
+    for dtype in (torch.bfloat16, torch.float16):
+        k = torch.arange(8.0).view(1, 1, 8, 1).expand(2, 2, 8, 4)
+        cut = Cut.of(team, 8)
+        own = at(cut, k).to(dtype).requires_grad_()
+        keys, values = context.gathered(own, own, cut, team.group("context"))
+        assert keys.dtype == dtype and torch.equal(keys, k.to(dtype)) and torch.equal(values, keys)
+        (keys * (1 + team.rank)).sum().backward()
+        assert own.grad is not None
+        found[str(dtype)] = own.grad.unique().tolist()
+    return found
+
+
+@pytest.mark.slow
+def test_bytes_are_those_of_the_formula(by_rank: list[dict[str, Any]]) -> None:
+    for measured in by_rank:
+        for name, calls in (("fp32", 6), ("fp64", 6), ("recomputed", 7)):
+            count, wanted, done = measured["counted"][name]
+            assert (count, done) == (wanted, calls) and wanted > 0
+
+
+@pytest.mark.slow
+def test_gradients_add_up_in_narrow_types(by_rank: list[dict[str, Any]]) -> None:
+    for measured in by_rank:
+        for name in ("torch.bfloat16", "torch.float16"):
+            assert measured["counted"][name] == [len(by_rank) * (len(by_rank) + 1) / 2]
+
+
+def test_bytes_of_a_large_model() -> None:
+    """Llama 3 8B's 32 layers of 8 key/value heads of 128, one sequence of 131,072 tokens in bf16 on 8 processes: 512 MiB
+    of keys and values a layer, 7/8 of which travels twice."""
+    large = config(layers=32, kv_heads=8, heads=32, head_dim=128)
+    assert communicated_bytes(large, 131_072, 8, 2) == 32 * 2 * 512 * 2**20 * 7 // 8
+    assert communicated_bytes(large, 131_072, 8, 2, tensor=4) == 32 * 2 * 128 * 2**20 * 7 // 8
+    assert communicated_bytes(large, 131_072, 1, 2) == 0
+
+
+@pytest.mark.parametrize("ways", [1, 2, 3, 4, 8])
+def test_the_cut_is_a_partition_and_balanced(ways: int) -> None:
+    length = 48 * ways
+    places = [Cut(ways, place, length).positions() for place in range(ways)]
+    assert torch.equal(torch.cat(places).sort().values, torch.arange(length))
+    pairs = {int((position + 1).sum()) for position in places}  # each query sees itself and what came before
+    assert pairs == {length * (length + 1) // 2 // ways}
+    x = torch.arange(2 * length).view(2, length)
+    for place, position in enumerate(places):
+        assert torch.equal(Cut(ways, place, length).take(x), x[:, position])
+
+
+def test_documents_as_seen_from_a_process() -> None:
+    documents = Documents.beginning_at(starts(3, 48))
+    local = LocalDocuments.seen_from(Cut(4, 0, 48), documents, 3, torch.device("cpu"))  # tokens 0 to 6 and 42 to 48
+    assert local.position_BT.tolist() == [
+        [0, 1, 2, 3, 4, 5, 42, 43, 44, 45, 46, 47],
+        [0, 0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 0],
+        [0, 1, 2, 3, 4, 0, 11, 12, 13, 14, 15, 16],
+    ]
+    pieces = [(p.rows.start, p.queries.start, p.queries.stop, p.keys.start, p.keys.stop, p.first) for p in local.pieces]
+    assert pieces == [
+        (0, 0, 6, 0, 48, 0), (0, 6, 12, 0, 48, 42),
+        (1, 0, 1, 0, 1, 0), (1, 1, 6, 1, 6, 0), (1, 6, 11, 36, 47, 6), (1, 11, 12, 47, 48, 0),
+        (2, 0, 5, 0, 5, 0), (2, 5, 6, 5, 31, 0), (2, 6, 12, 31, 48, 11),
+    ]  # fmt: skip
+    middle = LocalDocuments.seen_from(Cut(4, 3, 48), None, 2, torch.device("cpu"))  # neighbours: one range
+    assert middle.position_BT.tolist() == list(range(18, 30))
+    assert [(p.rows, p.queries, p.keys, p.first) for p in middle.pieces] == [
+        (slice(0, 2), slice(0, 12), slice(0, 48), 18)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ways", "length", "says"),
+    [(4, 1_030, "parallel.context = 4.* 8 equal parts.* 1024 or 1032"), (4, 5, "that does is 8$"), (2, 3, "is 4$")],
+)
+def test_lengths_that_do_not_divide_are_refused(ways: int, length: int, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        Cut.of(Team(Parallel(context=ways)), length)
+
+
+def test_what_cannot_be_split() -> None:
+    context.require_config(config(labels=3), Parallel())
+    with pytest.raises(InputError, match="parallel.context: 2 processes cannot share the texts of a classifier"):
+        context.require_config(config(labels=3), Parallel(context=2))
+    with pytest.raises(InputError, match="tokens.sequence_length: 50"):
+        context.require_config(config(sequence_length=50), Parallel(context=2))
+
+
+def test_a_whole_context_is_left_as_it_is() -> None:
+    model = stirred(config())
+    context.apply(model, ALONE)
+    assert all(block.attention.attend is attention for block in model.blocks)
+    tokens = torch.zeros(2, 24, dtype=torch.long)
+    mine = context.share(ALONE, tokens, tokens, None)
+    assert mine.inputs_BS is tokens and mine.targets_BS is tokens and mine.documents is None
