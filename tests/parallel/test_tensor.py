@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from processes import run_on
-from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from bessemer.model.config import FAMILIES, ModelConfig
+from bessemer.model.initialisation import shell
 from bessemer.model.transformer import Transformer
 from bessemer.parallel.team import Team, join
 from bessemer.parallel.tensor import finish_gradients, split
@@ -132,3 +134,71 @@ def test_split_models_are_the_same_model(ways: int, precisions: list[torch.dtype
     for of in run_on(ways, against_one, Parallel(tensor=ways), precisions):
         for (name, dtype), found in of.items():
             assert max(found.values()) <= TOLERANCE[dtype], (name, dtype, found)
+
+
+def cut_by_fsdp(parameter: nn.Parameter) -> Shard:
+    """The last dimension that the tensor group leaves whole."""
+    assert isinstance(parameter, DTensor)
+    cut = [placement.dim for placement in parameter.placements if isinstance(placement, Shard)]
+    even = [d for d in range(parameter.dim()) if d not in cut and parameter.shape[d] % 2 == 0]
+    return Shard(max(even, default=0))
+
+
+def fill(model: Transformer, wanted: Transformer) -> None:
+    """Each process its part of the values, from a model without memory."""
+    if wanted.config.tie_embeddings and not wanted.config.labels:
+        model.head.tie(model.embedding)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            value = wanted.state_dict()[name]
+            assert isinstance(parameter, DTensor)
+            part = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            parameter.to_local().copy_(part.to_local())
+
+
+def with_fsdp(layout: Parallel, names: list[str]) -> dict[str, dict[str, float]]:
+    """Split on the meta device, FSDP2 over it, each data rank one half of the batch."""
+    team = join(layout, torch.device("cpu"))
+    assert team.mesh is not None
+    found = {}
+    for name in names:
+        case = CASES[name]
+        wanted = config_of(case)
+        alone, model = stirred(wanted).double(), shell(wanted).double()
+        split(model, team)
+        for module in (*model.blocks, model):
+            sharded = fully_shard(
+                module,
+                mesh=team.mesh["shard"],
+                shard_placement_fn=cut_by_fsdp,
+                reshard_after_forward=module is not model,
+            )
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
+        model.to_empty(device="cpu")
+        fill(model, alone)
+        task, (inputs, targets) = task_of(case, wanted), data_of(wanted)
+        one, _ = step(alone, task, inputs, targets)
+        total = torch.zeros((), dtype=torch.float64)
+        for row in (team.data_rank, team.data_rank + 2):  # two micro-batches of one row
+            mine = slice(row, row + 1)
+            loss = task.loss(
+                model, model(inputs[mine], task.documents(inputs[mine])), inputs[mine], targets[mine]
+            ).total
+            (loss / int((targets >= 0).sum())).backward()
+            total += loss.detach()
+        torch.distributed.all_reduce(total, group=team.group("shard"))
+        finish_gradients(model)
+        found[name] = {
+            "loss": abs(float(total) / int((targets >= 0).sum()) - one),
+            "gradients": worst(model, alone),
+        }
+    return found
+
+
+@pytest.mark.slow
+def test_fsdp_over_a_split_model_is_the_same_model() -> None:
+    names = ["qwen3, tied, all recomputed", "olmo2", "gpt2", "bert", "bert, classifier"]
+    for of in run_on(4, with_fsdp, Parallel(shard=2, tensor=2), names):
+        for name, differences in of.items():
+            assert max(differences.values()) <= TOLERANCE[torch.float64], (name, differences)

@@ -3,7 +3,7 @@
 Sequence parallelism (Korthikanti et al. 2022, section 4.2.2): between the products each process holds T / t of the tokens.
 g, the gather before a product, sums the gradients on the way back and leaves each process its tokens'; its mirror sums the
 partial results after a product and leaves each its tokens'. The functional collectives are used, since torch.compile knows
-them.
+them, as operators, since their Python wrappers have changed names between torch 2.11 and 2.13.
 
 Shapes: B sequences, T tokens, t processes of the group, D any last dimension.
 """
@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch.distributed.distributed_c10d import GroupName
 
 from bessemer.errors import InputError
+
+collectives = torch.ops._c10d_functional
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def sum_over(x: Tensor, share: Share) -> Tensor:
 
 def all_reduce(x: Tensor, operator: str, group: GroupName) -> Tensor:
     """The sum or max over a group; not differentiable."""
-    return _done(functional.all_reduce(x, operator, group))
+    return _done(collectives.all_reduce(x, operator, group))
 
 
 class _GatherTokens(torch.autograd.Function):
@@ -117,7 +118,7 @@ class _GatherColumns(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, share: Share, whole: int) -> Tensor:
         ctx.columns = share.rows(whole)
         padded = torch.nn.functional.pad(x, (0, -(-whole // share.size) - x.shape[-1]))
-        flat = functional.all_gather_tensor(padded.unsqueeze(0).contiguous(), 0, share.group)
+        flat = collectives.all_gather_into_tensor(padded.unsqueeze(0).contiguous(), share.size, share.group)
         # Only the last process has fewer columns than the others, so what pads lies at the end.
         return _done(flat).movedim(0, -2).flatten(-2)[..., :whole].contiguous()
 
@@ -138,16 +139,16 @@ class _SumOver(torch.autograd.Function):
 
 
 def _gathered(x_BTD: Tensor, share: Share) -> Tensor:
-    parts = _done(functional.all_gather_tensor(x_BTD.contiguous(), 0, share.group))
+    parts = _done(collectives.all_gather_into_tensor(x_BTD.contiguous(), share.size, share.group))
     return parts.unflatten(0, (share.size, -1)).transpose(0, 1).flatten(1, 2)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _scattered(x_BTD: Tensor, share: Share) -> Tensor:
     parts = x_BTD.unflatten(1, (share.size, -1)).transpose(0, 1).flatten(0, 1)  # type: ignore[no-untyped-call]
-    return _done(functional.reduce_scatter_tensor(parts.contiguous(), "sum", 0, share.group))
+    return _done(collectives.reduce_scatter_tensor(parts.contiguous(), "sum", share.size, share.group))
 
 
 def _done(x: Tensor) -> Tensor:
     """The result of a functional collective, waited for."""
-    waited: Tensor = functional.wait_tensor(x)  # type: ignore[no-untyped-call]
+    waited: Tensor = collectives.wait_tensor(x)
     return waited

@@ -142,7 +142,9 @@ class Gathered(nn.Module):
     alike: bool
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return gather_tokens(super().forward(x_BTD), self.share, alike=self.alike)
+        hidden_BTD = gather_tokens(super().forward(x_BTD), self.share, alike=self.alike)
+        # Of one sequence it is a view, which FSDP warns of where it is what the whole model returns.
+        return hidden_BTD.clone() if len(hidden_BTD) == 1 else hidden_BTD
 
 
 class SplitHead(nn.Module):
