@@ -8,14 +8,18 @@ import pytest
 import torch
 from processes import run_on
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from bessemer.errors import InputError
 from bessemer.model.config import FAMILIES, ModelConfig
 from bessemer.model.initialisation import shell
 from bessemer.model.transformer import Transformer
+from bessemer.parallel.exchange import Share, scatter_tokens
 from bessemer.parallel.team import Team, join
-from bessemer.parallel.tensor import finish_gradients, split
+from bessemer.parallel.tensor import check, cut_dimension, finish_gradients, split
+from bessemer.parallel.vocabulary import VocabularyShard
 from bessemer.recipe import Parallel, parse
 from bessemer.train import recompute
 from bessemer.train.task import Causal, Classify, Masked, Task
@@ -202,3 +206,45 @@ def test_fsdp_over_a_split_model_is_the_same_model() -> None:
     for of in run_on(4, with_fsdp, Parallel(shard=2, tensor=2), names):
         for name, differences in of.items():
             assert max(differences.values()) <= TOLERANCE[torch.float64], (name, differences)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout", "says"),
+    [
+        ({"kv_heads": 2}, Parallel(tensor=4), r"model.kv_heads = 2 cannot be divided by 4 processes; .*: 1, 2$"),
+        ({"heads": 6, "kv_heads": 6}, Parallel(tensor=4), r"model.heads = 6 cannot .*: 1, 2, 3, 6$"),
+        ({"kv_heads": 4, "mlp_width": 50}, Parallel(tensor=4), r"model.mlp_width = 50 .*: 1, 2$"),
+        ({"kv_heads": 4, "vocabulary": 5}, Parallel(tensor=4), r"model.vocabulary = 5 .*: 1, 2$"),
+        ({"kv_heads": 4, "sequence_length": 18}, Parallel(tensor=4), r"tokens.sequence_length = 18 .*: 1, 2$"),
+        ({"kv_heads": 4, "sequence_length": 20}, Parallel(tensor=4, context=2), r"20 over parallel.context = 2 .*: 1, 2$"),
+        ({"kv_heads": 4, "mlp_width": 49, "sequence_length": 23}, Parallel(tensor=2), r"49 .*: 1$"),
+    ],
+)  # fmt: skip
+def test_what_does_not_divide_is_refused_with_what_does(changes: dict[str, Any], layout: Parallel, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        check(config(**{"heads": 4, **changes}), layout)
+
+
+def test_a_vocabulary_need_not_divide() -> None:
+    check(config(vocabulary=97), Parallel(tensor=2))
+    shards = [VocabularyShard.of(97, Share(place, 4, GroupName(""))) for place in range(4)]
+    assert [(shard.first, shard.size) for shard in shards] == [(0, 25), (25, 25), (50, 25), (75, 22)]
+    rows, here = shards[3].local(torch.tensor([74, 75, 96, -1]))
+    assert (rows.tolist(), here.tolist()) == ([0, 0, 21, 0], [False, True, True, False])
+
+
+@pytest.mark.parametrize(("tokens", "says"), [(25, "25 tokens .* are 24 and 28"), (3, "3 tokens .* are 4")])
+def test_sequences_that_do_not_divide_are_refused(tokens: int, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        Share(0, 4, GroupName("")).tokens(torch.arange(tokens))
+    with pytest.raises(InputError, match=says):
+        scatter_tokens(torch.zeros(1, tokens, 2), Share(0, 4, GroupName("")))
+
+
+def test_matrices_are_cut_and_vectors_are_not() -> None:
+    for case in CASES.values():
+        for name, parameter in shell(config_of(case)).named_parameters():
+            cut = cut_dimension(name)
+            assert cut is None or (parameter.dim() > 1 and parameter.shape[cut] > 1), name
+            block_matrix = name.startswith("blocks.") and parameter.dim() > 1
+            assert (cut is not None) == (block_matrix or name in ("embedding.weight", "head.weight")), name

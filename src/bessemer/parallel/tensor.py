@@ -61,7 +61,7 @@ def check(config: ModelConfig, layout: Parallel) -> None:
     wanted: dict[str, tuple[int, Callable[[int], bool]]] = {
         heads: (config.kv_heads, lambda size: config.kv_heads % size == 0),
         "model.mlp_width": (config.mlp_width, lambda size: config.mlp_width % size == 0),
-        "the vocabulary": (config.vocabulary, lambda size: _all_have_ids(config, size)),
+        "model.vocabulary": (config.vocabulary, lambda size: _all_have_ids(config, size)),
         "tokens.sequence_length": (
             config.sequence_length,
             lambda size: config.sequence_length % (layout.context * size) == 0,
