@@ -63,7 +63,7 @@ def exchanged(layout: Parallel) -> dict[str, tuple[dict[str, int], dict[str, int
 
 @pytest.mark.slow
 def test_the_formula_is_what_is_exchanged() -> None:
-    for of in run_on(2, exchanged, Parallel(tensor=2)):
+    for of in run_on(2, exchanged, Parallel(tensor=2), timeout=300):
         for name, (counted, planned) in of.items():
             assert counted == planned, name
 
