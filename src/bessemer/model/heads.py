@@ -5,6 +5,8 @@ Shapes: B sequences, T tokens, D width, V vocabulary, L labels.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,7 +40,12 @@ class Pooler(nn.Module):
 
 
 class LanguageHead(nn.Module):
-    """Hidden states to logits over the vocabulary. Its parts are open to the loss, which never holds all logits."""
+    """Hidden states to logits over the vocabulary. Its parts are open to the loss, which never holds all logits.
+
+    vocabulary: which part of the output matrix is here (a VocabularyShard), when it is not all of it.
+    """
+
+    vocabulary: Any = None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -49,8 +56,7 @@ class LanguageHead(nn.Module):
 
     def tie(self, embedding: nn.Embedding) -> None:
         """Make the embedding's matrix the output matrix."""
-        assert isinstance(embedding.weight, nn.Parameter)
-        self.weight = embedding.weight
+        self.register_parameter("weight", embedding._parameters["weight"])
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """(B, T, V)."""

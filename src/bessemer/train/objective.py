@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bessemer.errors import InputError
 from bessemer.model.product import times, times_transposed
+from bessemer.parallel.vocabulary import VocabularyShard
 from bessemer.plan.cost import loss_chunk
 
 
@@ -33,6 +34,7 @@ class _Terms:
     z_loss: float
     label_smoothing: float
     soft_cap: float | None
+    vocabulary: VocabularyShard | None
 
 
 def chunked_cross_entropy(
@@ -45,6 +47,7 @@ def chunked_cross_entropy(
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
     soft_cap: float | None = None,
+    vocabulary: VocabularyShard | None = None,
 ) -> Loss:
     """Cross-entropy of softmax(hidden @ head.T + bias) in nats, summed over targets >= 0.
 
@@ -55,14 +58,20 @@ def chunked_cross_entropy(
 
     z_loss weighs the square of the log partition function (Chowdhery et al. 2022, section 5). label_smoothing e mixes
     the target with the uniform distribution, (1 - e) * one-hot + e / V (Szegedy et al. 2016, section 7). soft_cap c
-    bounds the logits to c * tanh(logits / c) (Gemma Team 2024, section 2). Raises InputError for a label_smoothing
+    bounds the logits to c * tanh(logits / c) (Gemma Team 2024, section 2).
+
+    vocabulary: `head` and `bias` are the rows of these ids, and the other processes of its group, which hold the rest, call
+    this with the same tokens. The logits stay where their rows are; per chunk a maximum and a sum over the group are
+    exchanged, of one and of two numbers a token (three with label smoothing). The loss is whole on every process, and so
+    are the gradients of `head` and `bias`, while that of `hidden` is this process's summand (Shoeybi et al. 2019,
+    section 3). Raises InputError for a label_smoothing
     outside [0, 1) and a soft_cap that is not positive.
     """
     if not 0.0 <= label_smoothing < 1.0:
         raise InputError(f"label_smoothing: it lies in [0, 1), got {label_smoothing}")
     if soft_cap is not None and soft_cap <= 0.0:
         raise InputError(f"soft_cap: it is positive, got {soft_cap}; leave it out for logits without a bound")
-    terms = _Terms(chunk, z_loss, label_smoothing, soft_cap)
+    terms = _Terms(chunk, z_loss, label_smoothing, soft_cap, vocabulary)
     rows = None
     if targets_N.device.type == "cpu" and not bool((targets_N >= 0).all()):
         rows = (targets_N >= 0).nonzero()[:, 0]
@@ -87,15 +96,16 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             wide = torch.promote_types(hidden_ND.dtype, torch.float32)
             head = head_VD.to(hidden_ND.dtype)
             bias = None if bias_V is None else bias_V.to(wide)
-            count, vocabulary, device = len(targets_N), len(head_VD), hidden_ND.device
+            count, rows, device = len(targets_N), len(head_VD), hidden_ND.device
             nats_N = torch.empty(count, dtype=wide, device=device)
             extra = torch.zeros((), dtype=wide, device=device)
             hidden_grad = torch.empty_like(hidden_ND) if wants_hidden else None
             head_grad = torch.empty_like(head_VD, dtype=wide) if wants_head else None
-            bias_grad = torch.zeros(vocabulary, dtype=wide, device=device) if wants_bias else None
+            bias_grad = torch.zeros(rows, dtype=wide, device=device) if wants_bias else None
             if head_grad is not None and count == 0:
                 head_grad.zero_()
-            chunk = loss_chunk(terms.chunk, vocabulary, device.type != "cpu")
+            most = rows if terms.vocabulary is None else terms.vocabulary.most  # every process cuts the same chunks
+            chunk = loss_chunk(terms.chunk, most, device.type != "cpu")
             for start in range(0, count, chunk):
                 part = slice(start, start + chunk)
                 hidden_CD, targets_C = hidden_ND[part], targets_N[part]
@@ -142,13 +152,25 @@ def _to_gradient(logits_CV: Tensor, targets_C: Tensor, terms: _Terms, wants_grad
 
     Returns each token's cross-entropy and what z-loss and label smoothing add to it, both 0 where no target is.
     """
-    counts_C = targets_C >= 0
+    counts_C = here_C = targets_C >= 0
     target_C1 = targets_C.clamp(min=0)[:, None]
+    smoothing, shard = terms.label_smoothing, terms.vocabulary
+    whole = logits_CV.shape[1]
+    if shard is not None:
+        target_C1, here_C1 = shard.local(target_C1)
+        here_C, whole = counts_C & here_C1[:, 0], shard.whole
     target_logit_C = logits_CV.gather(1, target_C1)[:, 0]
-    smoothing, vocabulary = terms.label_smoothing, logits_CV.shape[1]
     mean_C = logits_CV.mean(dim=1) if smoothing else None
     largest_C1 = logits_CV.amax(dim=1, keepdim=True)
+    if shard is not None:
+        largest_C1 = shard.max(largest_C1)
     sums_C = logits_CV.sub_(largest_C1).exp_().sum(dim=1)
+    if shard is not None:
+        parts = [sums_C, torch.where(here_C, target_logit_C, 0.0)]
+        if mean_C is not None:
+            parts.append(mean_C * (shard.size / whole))
+        sums_C, target_logit_C, *means = shard.sum(torch.stack(parts)).unbind(0)
+        mean_C = means[0] if means else None
     log_sum_C = largest_C1[:, 0] + sums_C.log()
     nats_C = torch.where(counts_C, log_sum_C - target_logit_C, 0.0)
     extra_C = torch.zeros_like(nats_C)
@@ -160,10 +182,10 @@ def _to_gradient(logits_CV: Tensor, targets_C: Tensor, terms: _Terms, wants_grad
         # d/dlogits of log_sum is the softmax; where there is no target the whole row becomes 0.
         scale_C = (1.0 + 2.0 * terms.z_loss * log_sum_C) / sums_C
         logits_CV.mul_(torch.where(counts_C, scale_C, 0.0)[:, None])
-        counts_C1 = counts_C.to(logits_CV.dtype)[:, None]
-        logits_CV.scatter_add_(1, target_C1, counts_C1 * (smoothing - 1.0))
+        here_C1 = here_C.to(logits_CV.dtype)[:, None]
+        logits_CV.scatter_add_(1, target_C1, here_C1 * (smoothing - 1.0))
         if smoothing:
-            logits_CV.sub_(counts_C1 * (smoothing / vocabulary))
+            logits_CV.sub_(counts_C.to(logits_CV.dtype)[:, None] * (smoothing / whole))
     return nats_C, extra_C
 
 

@@ -1,0 +1,259 @@
+"""Every way a model is cut over a tensor group, against the same model on one process: loss and every gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from processes import run_on
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import GroupName
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from bessemer.errors import InputError
+from bessemer.model.config import FAMILIES, ModelConfig
+from bessemer.model.initialisation import shell
+from bessemer.model.transformer import Transformer
+from bessemer.parallel.exchange import Share, scatter_tokens
+from bessemer.parallel.team import Team, join
+from bessemer.parallel.tensor import check, cut_dimension, finish_gradients, split
+from bessemer.parallel.vocabulary import VocabularyShard
+from bessemer.recipe import Parallel, parse
+from bessemer.train import recompute
+from bessemer.train.task import Causal, Classify, Masked, Task
+from tests.model.samples import config, stirred
+
+END, ROWS, LENGTH = 0, 4, 24
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-5}
+RECIPE = '[run]\nname="x"\n[tokens]\nsequence_length=24\n[model]\nlayers=2\nwidth=32\nheads=4\n'
+
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama"},
+    "llama, all terms": {"family": "llama", "logit_soft_cap": 4.0, "terms": ("z_loss=0.01", "label_smoothing=0.1")},
+    "llama, wide vocabulary, chunks": {"family": "llama", "vocabulary": 101, "terms": ("loss_chunk=5",)},
+    "qwen3": {"family": "qwen3"},
+    "qwen3, tied, all recomputed": {"family": "qwen3", "tie_embeddings": True, "recompute": "full"},
+    "olmo2": {"family": "olmo2"},
+    "olmo2, a part recomputed": {"family": "olmo2", "recompute": "selective"},
+    "gpt2": {"family": "gpt2"},
+    "bert": {"family": "bert", "terms": ("z_loss=0.01", "label_smoothing=0.1")},
+    "modernbert": {"family": "modernbert", "window": 8},
+    "llama, classifier": {"family": "llama", "labels": 5},
+    "bert, classifier": {"family": "bert", "labels": 5, "pooling": "first"},
+    "modernbert, classifier": {"family": "modernbert", "labels": 5, "pooling": "mean"},
+}  # fmt: skip
+
+
+def config_of(case: dict[str, Any]) -> ModelConfig:
+    changes = {name: value for name, value in case.items() if name not in ("family", "terms", "recompute")}
+    return config(**{**FAMILIES[case["family"]], "heads": 4, "kv_heads": 4, "head_dim": 8, **changes})
+
+
+def task_of(case: dict[str, Any], wanted: ModelConfig) -> Task:
+    settings = parse(RECIPE, "x", [f"train.{term}" for term in case.get("terms", ())]).train
+    if wanted.labels:
+        return Classify(settings, END)
+    return Causal(settings, True, END) if wanted.causal else Masked(settings, True, END)
+
+
+def data_of(wanted: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Packed documents, ragged and some without a target; the vocabulary's last ids are among them."""
+    draw = torch.Generator().manual_seed(3)
+    inputs = torch.randint(1, wanted.vocabulary, (ROWS, LENGTH), generator=draw)
+    if wanted.labels:
+        for row, length in enumerate((5, 24, 1, 17)):
+            inputs[row, 0], inputs[row, length:] = END, END
+        return inputs, torch.randint(0, wanted.labels, (ROWS, 1), generator=draw)
+    inputs[0, [4, 5, 13]] = inputs[2, 22] = END
+    targets = torch.randint(0, wanted.vocabulary, inputs.shape, generator=draw)
+    targets[1, 3], targets[3] = wanted.vocabulary - 1, -1
+    return inputs, targets.where(torch.rand(targets.shape, generator=draw) < 0.7, -1)
+
+
+def step(model: Transformer, task: Task, inputs: Tensor, targets: Tensor) -> tuple[float, Tensor]:
+    """Loss of the batch and nats of each sequence, after a backward pass through each of two micro-batches."""
+    total, nats = 0.0, []
+    for part in range(2):
+        mine = slice(part * ROWS // 2, (part + 1) * ROWS // 2)
+        found = task.loss(model, model(inputs[mine], task.documents(inputs[mine])), inputs[mine], targets[mine])
+        (found.total / int((targets >= 0).sum())).backward()
+        total += float(found.total.detach().double())
+        nats.append(found.nats_B)
+    return total / int((targets >= 0).sum()), torch.cat(nats)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def worst(model: Transformer, alone: Transformer) -> float:
+    """Largest difference of a gradient, relative to the tensor's largest or a thousandth of the model's."""
+    wanted = {name: p.grad for name, p in alone.named_parameters() if p.grad is not None}
+    found = {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    assert list(found) == list(wanted), "names and ties stay"
+    floor = 1e-3 * max(float(g.abs().max()) for g in wanted.values())
+    return max(
+        float((found[name] - gradient).abs().max()) / max(float(gradient.abs().max()), floor)
+        for name, gradient in wanted.items()
+    )
+
+
+def differences(team: Team, case: dict[str, Any], dtype: torch.dtype) -> dict[str, float]:
+    """How far a split model's loss and gradients are from those of this process alone."""
+    wanted = config_of(case)
+    alone, model = stirred(wanted).to(dtype), stirred(wanted).to(dtype)
+    split(model, team)
+    recompute.apply(model, case.get("recompute", "none"), wanted.layers if "recompute" in case else 0)
+    task, (inputs, targets) = task_of(case, wanted), data_of(wanted)
+    one, nats = step(alone, task, inputs, targets)
+    here, nats_here = step(model, task, inputs, targets)
+    finish_gradients(model)
+    assert all(p.grad is None or p.grad.placements == p.placements for p in model.parameters())
+    found = {
+        "loss": abs(here - one),
+        "nats": float((nats_here - nats).abs().max()) / LENGTH,
+        "gradients": worst(model, alone),
+    }
+    with torch.no_grad():
+        hidden, expected = model(inputs), alone(inputs)
+        if not wanted.labels:
+            found["logits"] = float((model.head.logits(hidden) - alone.head.logits(expected)).abs().max())
+        (_, guess), (_, guess_alone) = (
+            task.score(m, h, inputs, targets) for m, h in ((model, hidden), (alone, expected))
+        )
+        assert guess is None or torch.equal(guess, guess_alone)
+    return found
+
+
+def against_one(
+    layout: Parallel, work: list[tuple[torch.dtype, list[str]]]
+) -> dict[tuple[str, torch.dtype], dict[str, float]]:
+    team = join(layout, torch.device("cpu"))
+    return {(name, dtype): differences(team, CASES[name], dtype) for dtype, names in work for name in names}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ways", "work"),
+    [
+        (2, [(torch.float64, list(CASES))]),
+        (4, [(torch.float64, list(CASES)), (torch.float32, ["llama, all terms", "olmo2", "gpt2", "bert"])]),
+    ],
+    ids=["2", "4"],
+)
+def test_split_models_are_the_same_model(ways: int, work: list[tuple[torch.dtype, list[str]]]) -> None:
+    for of in run_on(ways, against_one, Parallel(tensor=ways), work, timeout=300):
+        for (name, dtype), found in of.items():
+            assert max(found.values()) <= TOLERANCE[dtype], (name, dtype, found)
+
+
+def cut_by_fsdp(parameter: nn.Parameter) -> Shard:
+    """The last dimension that the tensor group leaves whole."""
+    assert isinstance(parameter, DTensor)
+    cut = [placement.dim for placement in parameter.placements if isinstance(placement, Shard)]
+    even = [d for d in range(parameter.dim()) if d not in cut and parameter.shape[d] % 2 == 0]
+    return Shard(max(even, default=0))
+
+
+def fill(model: Transformer, wanted: Transformer) -> None:
+    """Each process its part of the values, from a model without memory."""
+    if wanted.config.tie_embeddings and not wanted.config.labels:
+        model.head.tie(model.embedding)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            value = wanted.state_dict()[name]
+            assert isinstance(parameter, DTensor)
+            part = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            parameter.to_local().copy_(part.to_local())
+
+
+def with_fsdp(layout: Parallel, names: list[str]) -> dict[str, dict[str, float]]:
+    """Split on the meta device, FSDP2 over it, each data rank one half of the batch."""
+    team = join(layout, torch.device("cpu"))
+    assert team.mesh is not None
+    found = {}
+    for name in names:
+        case = CASES[name]
+        wanted = config_of(case)
+        alone, model = stirred(wanted).double(), shell(wanted).double()
+        split(model, team)
+        for module in (*model.blocks, model):
+            sharded = fully_shard(
+                module,
+                mesh=team.mesh["shard"],
+                shard_placement_fn=cut_by_fsdp,
+                reshard_after_forward=module is not model,
+            )
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
+        model.to_empty(device="cpu")
+        fill(model, alone)
+        task, (inputs, targets) = task_of(case, wanted), data_of(wanted)
+        one, _ = step(alone, task, inputs, targets)
+        total = torch.zeros((), dtype=torch.float64)
+        for row in (team.data_rank, team.data_rank + 2):  # two micro-batches of one row
+            mine = slice(row, row + 1)
+            loss = task.loss(
+                model, model(inputs[mine], task.documents(inputs[mine])), inputs[mine], targets[mine]
+            ).total
+            (loss / int((targets >= 0).sum())).backward()
+            total += loss.detach()
+        torch.distributed.all_reduce(total, group=team.group("shard"))
+        finish_gradients(model)
+        found[name] = {
+            "loss": abs(float(total) / int((targets >= 0).sum()) - one),
+            "gradients": worst(model, alone),
+        }
+    return found
+
+
+@pytest.mark.slow
+def test_fsdp_over_a_split_model_is_the_same_model() -> None:
+    names = ["qwen3, tied, all recomputed", "olmo2", "bert", "bert, classifier"]
+    for of in run_on(4, with_fsdp, Parallel(shard=2, tensor=2), names, timeout=300):
+        for name, differences in of.items():
+            assert max(differences.values()) <= TOLERANCE[torch.float64], (name, differences)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout", "says"),
+    [
+        ({"kv_heads": 2}, Parallel(tensor=4), r"model.kv_heads = 2 cannot be divided by 4 processes; .*: 1, 2$"),
+        ({"heads": 6, "kv_heads": 6}, Parallel(tensor=4), r"model.heads = 6 cannot .*: 1, 2, 3, 6$"),
+        ({"kv_heads": 4, "mlp_width": 50}, Parallel(tensor=4), r"model.mlp_width = 50 .*: 1, 2$"),
+        ({"kv_heads": 4, "vocabulary": 5}, Parallel(tensor=4), r"model.vocabulary = 5 .*: 1, 2$"),
+        ({"kv_heads": 4, "sequence_length": 18}, Parallel(tensor=4), r"tokens.sequence_length = 18 .*: 1, 2$"),
+        ({"kv_heads": 4, "sequence_length": 20}, Parallel(tensor=4, context=2), r"20 over parallel.context = 2 .*: 1, 2$"),
+        ({"kv_heads": 4, "mlp_width": 49, "sequence_length": 23}, Parallel(tensor=2), r"49 .*: 1$"),
+    ],
+)  # fmt: skip
+def test_what_does_not_divide_is_refused_with_what_does(changes: dict[str, Any], layout: Parallel, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        check(config(**{"heads": 4, **changes}), layout)
+
+
+def test_a_vocabulary_need_not_divide() -> None:
+    check(config(vocabulary=97), Parallel(tensor=2))
+    shards = [VocabularyShard.of(97, Share(place, 4, GroupName(""))) for place in range(4)]
+    assert [(shard.first, shard.size) for shard in shards] == [(0, 25), (25, 25), (50, 25), (75, 22)]
+    rows, here = shards[3].local(torch.tensor([74, 75, 96, -1]))
+    assert (rows.tolist(), here.tolist()) == ([0, 0, 21, 0], [False, True, True, False])
+
+
+@pytest.mark.parametrize(("tokens", "says"), [(25, "25 tokens .* are 24 and 28"), (3, "3 tokens .* are 4")])
+def test_sequences_that_do_not_divide_are_refused(tokens: int, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        Share(0, 4, GroupName("")).tokens(torch.arange(tokens))
+    with pytest.raises(InputError, match=says):
+        scatter_tokens(torch.zeros(1, tokens, 2), Share(0, 4, GroupName("")))
+
+
+def test_matrices_are_cut_and_vectors_are_not() -> None:
+    for case in CASES.values():
+        for name, parameter in shell(config_of(case)).named_parameters():
+            cut = cut_dimension(name)
+            assert cut is None or (parameter.dim() > 1 and parameter.shape[cut] > 1), name
+            block_matrix = name.startswith("blocks.") and parameter.dim() > 1
+            assert (cut is not None) == (block_matrix or name in ("embedding.weight", "head.weight")), name

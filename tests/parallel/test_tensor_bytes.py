@@ -1,0 +1,74 @@
+"""The formula of what a tensor group exchanges, against what its processes do exchange."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+from processes import run_on
+from test_tensor import CASES, config_of, data_of, step, task_of
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bessemer.parallel.team import join
+from bessemer.parallel.tensor import finish_gradients, split
+from bessemer.plan.communication_tensor import Exchanged, tensor_bytes
+from bessemer.recipe import Parallel
+from bessemer.train import recompute
+from tests.model.samples import stirred
+
+NAMES = [
+    "llama", "llama, all terms", "qwen3, tied, all recomputed", "olmo2", "olmo2, a part recomputed", "gpt2", "bert",
+    "modernbert, classifier",
+]  # fmt: skip
+
+
+class Counter(TorchDispatchMode):
+    """Adds up the whole tensors that collectives work on, in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = {"all_gather": 0, "reduce_scatter": 0, "all_reduce": 0}
+
+    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        result = operator(*arguments, **(options or {}))
+        if operator.namespace in ("_c10d_functional", "c10d") and "wait" not in operator.name():
+            kind = next(kind for kind in self.found if kind in operator.name())
+            whole = result if kind == "all_gather" else arguments[0]
+            self.found[kind] += whole.numel() * whole.element_size()
+        return result
+
+
+def exchanged(layout: Parallel) -> dict[str, tuple[dict[str, int], dict[str, int]]]:
+    team, found = join(layout, torch.device("cpu")), {}
+    for name in NAMES:
+        case = CASES[name]
+        wanted = config_of(case)
+        model = stirred(wanted)
+        split(model, team)
+        blocks = wanted.layers if "recompute" in case else 0
+        recompute.apply(model, case.get("recompute", "none"), blocks)
+        inputs, targets = data_of(wanted)
+        with Counter() as counter:
+            step(model, task_of(case, wanted), inputs, targets)
+            finish_gradients(model)
+        planned = tensor_bytes(
+            wanted, layout.tensor, inputs.numel(), int((targets >= 0).sum()), recomputed=blocks,
+            label_smoothing="label_smoothing=0.1" in case.get("terms", ()),
+        )  # fmt: skip
+        found[name] = (counter.found, asdict(planned.total))
+    return found
+
+
+@pytest.mark.slow
+def test_the_formula_is_what_is_exchanged() -> None:
+    for of in run_on(2, exchanged, Parallel(tensor=2), timeout=300):
+        for name, (counted, planned) in of.items():
+            assert counted == planned, name
+
+
+def test_what_a_ring_sends() -> None:
+    """Four processes: three quarters of a gathered tensor, twice that of a reduced one; alone, nothing."""
+    assert Exchanged(all_gather=400, reduce_scatter=800, all_reduce=40).sent(4) == 300 + 600 + 60
+    assert tensor_bytes(config_of(CASES["llama"]), 1, 96, 96).total == Exchanged()
