@@ -17,6 +17,7 @@ from torch import Tensor
 from bessemer.errors import InputError
 from bessemer.model.attention import Documents
 from bessemer.model.config import ModelConfig
+from bessemer.model.elementwise import widened
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe, Train
 from bessemer.tokens.held_out import HeldOut
@@ -208,7 +209,7 @@ class Masked:
     ) -> tuple[Tensor, Tensor]:
         counts_BS = targets_BS >= 0
         loss = language_loss(model, hidden_BTD[counts_BS], targets_BS[counts_BS], self.settings, scored=scored)
-        nats_BS = torch.zeros(targets_BS.shape, device=targets_BS.device)
+        nats_BS = loss.nats_N.new_zeros(targets_BS.shape)
         nats_BS[counts_BS] = loss.nats_N
         return loss.total, nats_BS
 
@@ -236,7 +237,7 @@ class Classify:
         return Documents.padded(self._lengths(inputs_BT), inputs_BT.shape[1])
 
     def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:
-        logits_BL = model.classifier(hidden_BTD, self._lengths(inputs_BT)).float()
+        logits_BL = widened(model.classifier(hidden_BTD, self._lengths(inputs_BT)))
         nats_B = F.cross_entropy(logits_BL, targets_BS[:, 0], reduction="none", ignore_index=-1)
         correct_B = logits_BL.argmax(dim=1) == targets_BS[:, 0]
         return Outcome(nats_B.sum(), nats_B.detach(), correct_B)
@@ -244,7 +245,7 @@ class Classify:
     def score(
         self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        logits_BL = model.classifier(hidden_BTD, self._lengths(inputs_BT)).float()
+        logits_BL = widened(model.classifier(hidden_BTD, self._lengths(inputs_BT)))
         nats_B = F.cross_entropy(logits_BL, targets_BS[:, 0], reduction="none", ignore_index=-1)
         return nats_B[:, None], logits_BL.argmax(dim=1, keepdim=True)
 
