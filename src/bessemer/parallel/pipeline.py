@@ -163,7 +163,7 @@ class Pipeline:
         factor: float = 1.0,
         tokens: int | None = None,
     ) -> list[Found]:
-        """Put the gradients of sum(losses) / divisor * factor into the `.grad` of this process's parameters.
+        """Put the gradients of sum(losses) / divisor * factor into the `.grad` of this process's parameters, None before.
 
         All processes of a pipeline give the same batch, on the device; its rows are divided evenly. tokens: of the hidden
         states between stages, when not those of inputs_BT. Returns what was found of each micro-batch, in order, on the
