@@ -81,7 +81,9 @@ class MicroBatches:
     dtype: torch.dtype
 
 
-def build(modules: Sequence[nn.Module], stages: Sequence[Stage], team: Team, device: torch.device, of: MicroBatches) -> Any:
+def build(
+    modules: Sequence[nn.Module], stages: Sequence[Stage], team: Team, device: torch.device, of: MicroBatches
+) -> Any:
     """The schedule object of the layout for this process's stages.
 
     modules: each stage, or what wraps it (FSDP2 wraps in place; DDP does not). Shapes are given, so that nothing is run to
@@ -172,13 +174,17 @@ class Pipeline:
         """
         rows, left = divmod(len(inputs_BT), micro_batches)
         if left or not rows:
-            raise InputError(f"parallel.pipeline: {len(inputs_BT)} sequences do not divide into {micro_batches} micro-batches")
+            raise InputError(
+                f"parallel.pipeline: {len(inputs_BT)} sequences do not divide into {micro_batches} micro-batches"
+            )
         of = MicroBatches(micro_batches, rows, tokens or inputs_BT.shape[1], self.model.config.width, self.dtype)
         if of not in self.schedules:
             self.schedules[of] = build(self.modules, self.stages, self.team, self.device, of)
         for stage in self.stages:
             stage.divisor, stage.factor, stage.found = divisor, factor, []
-        batch = {"inputs_BT": inputs_BT, "targets_BS": targets_BS} | ({} if starts_BT is None else {"starts_BT": starts_BT})
+        batch = {"inputs_BT": inputs_BT, "targets_BS": targets_BS} | (
+            {} if starts_BT is None else {"starts_BT": starts_BT}
+        )
         self.schedules[of].step(inputs_BT, target=targets_BS, return_outputs=False, **batch)
         sum_tied_gradients(self.model, self.tie)
         return [found for stage in self.stages for found in stage.found]
@@ -213,7 +219,9 @@ class Pipeline:
                 elif self._rank_of(stage.span.stage + 1) == self.team.rank:
                     here.append(output)
                 else:
-                    work = dist.isend(output, dst=self._rank_of(stage.span.stage + 1), group=self.team.group("pipeline"))
+                    work = dist.isend(
+                        output, dst=self._rank_of(stage.span.stage + 1), group=self.team.group("pipeline")
+                    )
                     assert work is not None
                     sent.append(work)
         for work in sent:

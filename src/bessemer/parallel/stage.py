@@ -79,7 +79,9 @@ def spans(config: ModelConfig, layout: Parallel, costs: Costs | None = None) -> 
     count = layout.pipeline * layout.stages_each
     if count > config.layers:
         fits = [p for p in range(1, layout.pipeline) if p * layout.stages_each <= config.layers]
-        advice = f"parallel.pipeline = {fits[-1]} would fit" if fits else "take parallel.schedule = 1f1b and fewer stages"
+        advice = (
+            f"parallel.pipeline = {fits[-1]} would fit" if fits else "take parallel.schedule = 1f1b and fewer stages"
+        )
         raise InputError(
             f"parallel.pipeline: {layout.pipeline} processes with {layout.stages_each} stages each are {count} stages, but "
             f"the model has {config.layers} blocks; {advice}"
@@ -245,7 +247,9 @@ def _balanced(costs: Costs, count: int) -> list[int]:
         ends = range(stage + 1, blocks - (count - 1 - stage) + 1)
         best.append(
             {
-                end: min((max(best[stage][first][0], cost(stage, first, end)), first) for first in best[stage] if first < end)
+                end: min(
+                    (max(best[stage][first][0], cost(stage, first, end)), first) for first in best[stage] if first < end
+                )
                 for end in ends
             }
         )

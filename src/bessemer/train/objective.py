@@ -128,7 +128,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         # A pipeline that splits its backward pass comes here twice: the gradients are written over the last time only.
         again = torch._C._autograd._get_current_graph_task_keep_graph()
         hidden, head, bias = (
-            None if x is None else x * scale.to(x.dtype) if again else x.mul_(scale.to(x.dtype)) for x in ctx.saved_tensors
+            None if x is None else x * scale.to(x.dtype) if again else x.mul_(scale.to(x.dtype))
+            for x in ctx.saved_tensors
         )
         return hidden, head, bias, None, None
 
