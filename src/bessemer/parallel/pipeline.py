@@ -9,7 +9,7 @@ Shapes: B sequences, T tokens, D width, S targets of a sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,8 @@ from bessemer.parallel.tied import is_tied, sum_tied_gradients, tie_group
 from bessemer.recipe import Parallel
 
 
-def require_schedule(layout: Parallel, device: torch.device, *, compiled: bool = False) -> None:
-    """Raise InputError when this torch, this device or compiled blocks cannot run the layout's schedule."""
+def require_schedule(layout: Parallel, device: torch.device) -> None:
+    """Raise InputError when this torch on this device cannot run the layout's schedule."""
     if layout.pipeline == 1 or layout.schedule not in V_SHAPED:
         return
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -37,11 +37,6 @@ def require_schedule(layout: Parallel, device: torch.device, *, compiled: bool =
         raise InputError(
             f"parallel.schedule: {layout.schedule} hangs on CPUs (gloo) with torch {torch.__version__}; it needs 2.13 or "
             "later, or take 1f1b or interleaved"
-        )
-    if compiled:
-        raise InputError(
-            f"parallel.schedule: {layout.schedule} takes the backward pass of a block apart, which a compiled block does "
-            "not allow; set train.compile = false, or take 1f1b or interleaved"
         )
 
 
@@ -82,13 +77,20 @@ class MicroBatches:
 
 
 def build(
-    modules: Sequence[nn.Module], stages: Sequence[Stage], team: Team, device: torch.device, of: MicroBatches
+    modules: Sequence[nn.Module],
+    stages: Sequence[Stage],
+    team: Team,
+    device: torch.device,
+    of: MicroBatches,
+    *,
+    split_backward: bool = True,
 ) -> Any:
     """The schedule object of the layout for this process's stages.
 
     modules: each stage, or what wraps it (FSDP2 wraps in place; DDP does not). Shapes are given, so that nothing is run to
-    learn them. Gradients are added up over the micro-batches, never divided. Raises InputError when the schedule does not
-    fit the number of micro-batches, the device or DDP.
+    learn them. Gradients are added up over the micro-batches, never divided. split_backward: zbv and dualpipev compute the
+    gradients of inputs and of weights apart; else both where the first would be, which leaves bubbles where the second
+    would. Raises InputError when the schedule does not fit the number of micro-batches, the device or DDP.
     """
     layout = team.layout
     require_schedule(layout, device)
@@ -111,6 +113,7 @@ def build(
             input_args=(ids if stage.span.has_embedding else hidden,),
             output_args=(loss if stage.span.has_head else hidden,),
             group=team.group("pipeline"),
+            dw_builder=None if split_backward or layout.schedule not in V_SHAPED else _nothing_left,
         )
         for module, stage in zip(modules, stages, strict=True)
     ]
@@ -132,11 +135,19 @@ def _own_loss(output: Tensor, target: Tensor) -> Tensor:
     return output
 
 
+def _nothing_left() -> Callable[..., None]:
+    """For a stage whose backward pass computes the weights' gradients together with the inputs': what is left of them."""
+    return lambda: None
+
+
 class Pipeline:
     """This process's stages and what it needs to run them with the others of its pipeline.
 
     model: what `cut` left of the model on this process; stages: its stages, in order; modules: what wraps them, if not they
     themselves. dtype: of the hidden states between stages: the type that autocast narrows to, else the weights'.
+    split_backward: as in `build`; to be False where blocks are recomputed, since each of the many walks through a block that
+    a backward pass in two is made of would recompute it (9 times a block where once is enough), and where they are compiled,
+    which allows no second walk.
     Every process of the run must make it, at the same time.
     """
 
@@ -148,9 +159,11 @@ class Pipeline:
         device: torch.device,
         dtype: torch.dtype,
         modules: Sequence[nn.Module] | None = None,
+        *,
+        split_backward: bool = True,
     ) -> None:
         self.model, self.stages, self.team, self.device, self.dtype = model, list(stages), team, device, dtype
-        self.modules = list(modules or stages)
+        self.modules, self.split_backward = list(modules or stages), split_backward
         self.tie = tie_group(team) if is_tied(model) else None
         self.schedules: dict[MicroBatches, Any] = {}
 
@@ -179,7 +192,9 @@ class Pipeline:
             )
         of = MicroBatches(micro_batches, rows, tokens or inputs_BT.shape[1], self.model.config.width, self.dtype)
         if of not in self.schedules:
-            self.schedules[of] = build(self.modules, self.stages, self.team, self.device, of)
+            self.schedules[of] = build(
+                self.modules, self.stages, self.team, self.device, of, split_backward=self.split_backward
+            )
         for stage in self.stages:
             stage.divisor, stage.factor, stage.found = divisor, factor, []
         batch = {"inputs_BT": inputs_BT, "targets_BS": targets_BS} | (
