@@ -135,7 +135,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scale = gradients[0]
-        hidden, head, bias = (None if x is None else x.mul_(scale.to(x.dtype)) for x in ctx.saved_tensors)
+        # A pipeline that splits its backward pass comes here twice: the gradients are written over the last time only.
+        again = torch._C._autograd._get_current_graph_task_keep_graph()
+        hidden, head, bias = (
+            None if x is None else x * scale.to(x.dtype) if again else x.mul_(scale.to(x.dtype))
+            for x in ctx.saved_tensors
+        )
         return hidden, head, bias, None, None
 
 

@@ -91,7 +91,7 @@ def apply(model: Transformer, mode: str, blocks: int) -> None:
     """
     keeps_last = model.config.norm_position != "input"
     contexts = functools.partial(_selective_contexts, keeps_last) if mode == "selective" else None
-    for block in list(model.blocks)[:blocks]:
+    for block in filter(None, list(model.blocks)[:blocks]):  # one that is None lies on another process
         block.forward = _recomputed(block.forward, contexts)  # type: ignore[method-assign]
 
 

@@ -1,0 +1,259 @@
+"""A pipeline's stages: which blocks each one holds, a model of which only they are left, and what a stage computes.
+
+Shapes: B sequences of a micro-batch, T tokens, D width, S targets of a sequence.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bessemer.errors import InputError
+from bessemer.model.attention import Documents
+from bessemer.model.config import ModelConfig
+from bessemer.model.transformer import Transformer
+from bessemer.plan.cost import tokens_seen
+from bessemer.recipe import Parallel
+
+V_SHAPED = ("zbv", "dualpipev")
+BEFORE_BLOCKS = ("embedding", "position_embedding", "type_embedding", "embedding_norm")
+AFTER_BLOCKS = ("norm", "head", "classifier")
+
+Places = Callable[[Tensor, Tensor | None], tuple[Tensor, Documents | None]]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the parts of a model take on a token, in any one unit: each block, what is before them, what is after them."""
+
+    blocks: tuple[float, ...]
+    embedding: float
+    head: float
+
+    @classmethod
+    def of(cls, config: ModelConfig, head_share: float = 1.0) -> Costs:
+        """FLOPs of forward and backward of a token (as in `plan.cost.flops_per_token`).
+
+        The embeddings are looked up: an addition forward and one backward for each number. head_share: of the tokens that
+        go through the head: 1 for each, train.masking.share for hidden tokens, 1 / T for a classifier.
+        """
+        per_token = 12 * config.heads * config.head_dim
+        blocks = tuple(
+            6.0 * config.block_matrix_parameters + per_token * tokens_seen(config, layer)
+            for layer in range(config.layers)
+        )
+        tables = 1 + (config.positions == "learned") + (config.token_types > 0)
+        return cls(blocks, 2.0 * tables * config.width, 6.0 * config.head_matrix_parameters * head_share)
+
+
+@dataclass(frozen=True)
+class Span:
+    """One stage of `count`: the blocks first..end-1; the first stage has the embeddings, the last one norm and head."""
+
+    stage: int
+    count: int
+    first: int
+    end: int
+
+    @property
+    def has_embedding(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def has_head(self) -> bool:
+        return self.stage == self.count - 1
+
+
+def spans(config: ModelConfig, layout: Parallel, costs: Costs | None = None) -> list[Span]:
+    """All stages of a layout, in order, cut so that the dearest of them is as cheap as can be.
+
+    costs: `Costs.of(config)` when left out. Raises InputError when there are more stages than blocks.
+    """
+    count = layout.pipeline * layout.stages_each
+    if count > config.layers:
+        fits = [p for p in range(1, layout.pipeline) if p * layout.stages_each <= config.layers]
+        advice = (
+            f"parallel.pipeline = {fits[-1]} would fit" if fits else "take parallel.schedule = 1f1b and fewer stages"
+        )
+        raise InputError(
+            f"parallel.pipeline: {layout.pipeline} processes with {layout.stages_each} stages each are {count} stages, but "
+            f"the model has {config.layers} blocks; {advice}"
+        )
+    ends = _balanced(costs or Costs.of(config), count)
+    return [Span(stage, count, first, end) for stage, (first, end) in enumerate(itertools.pairwise((0, *ends)))]
+
+
+def stages_at(layout: Parallel, place: int) -> list[int]:
+    """The numbers of the stages that the process at `place` of the pipeline axis holds.
+
+    Interleaved: stage s lies at s mod p (Narayanan et al. 2021, "Efficient large-scale language model training on GPU
+    clusters using Megatron-LM", section 2.2); in a V (Qi et al. 2024, "Pipeline parallelism with controllable memory")
+    stages r and 2p - 1 - r lie at r.
+    """
+    if layout.schedule in V_SHAPED and layout.pipeline > 1:
+        return [place, 2 * layout.pipeline - 1 - place]
+    return [place + turn * layout.pipeline for turn in range(layout.stages_each)]
+
+
+def place_of(layout: Parallel, stage: int) -> int:
+    """Where on the pipeline axis a stage lies."""
+    if layout.schedule in V_SHAPED and stage >= layout.pipeline:
+        return 2 * layout.pipeline - 1 - stage
+    return stage % layout.pipeline
+
+
+def cut(model: Transformer, held: Sequence[Span]) -> None:
+    """Leave of a model (of `initialisation.shell`), in place, what the stages `held` by this process need.
+
+    Blocks elsewhere become None; so do the embeddings without the first stage, and norm, head and classifier without the
+    last. Names stay as they are, but that a tied matrix is `head.weight` on the last stage and `embedding.weight` on the
+    first, two parameters even on one process: `parallel.tied` keeps them the same.
+    """
+    if model.config.tie_embeddings and not model.config.labels:
+        model.head.weight = nn.Parameter(model.head.weight.detach().clone(), model.head.weight.requires_grad)
+    for number in range(len(model.blocks)):
+        if not any(span.first <= number < span.end for span in held):
+            model.blocks[number] = None  # type: ignore[assignment]
+    _drop(model, any(span.has_embedding for span in held), any(span.has_head for span in held))
+
+
+def part_of(model: Transformer, span: Span) -> Transformer:
+    """One stage of a model that `cut` has left several: another Transformer around the same blocks and embeddings."""
+    part = copy.copy(model)
+    part._modules = dict(model._modules)
+    blocks = [block if span.first <= number < span.end else None for number, block in enumerate(model.blocks)]
+    part.blocks = nn.ModuleList()
+    for number, block in enumerate(blocks):
+        part.blocks.register_module(str(number), block)
+    _drop(part, span.has_embedding, span.has_head)
+    return part
+
+
+def _drop(model: Transformer, has_embedding: bool, has_head: bool) -> None:
+    for names, stays in ((BEFORE_BLOCKS, has_embedding), (AFTER_BLOCKS, has_head)):
+        for name in names:
+            if not stays and name in model._modules:
+                model._modules[name] = None
+
+
+class Objective(Protocol):
+    """What a stage asks of a task (`train.task.Task`)."""
+
+    def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None: ...
+
+    def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Any:
+        """An outcome: total, nats_B, correct_B."""
+        ...
+
+    def score(
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the last stage found of a micro-batch, detached: the loss's sum, each sequence's nats, and how many of its
+    targets were predicted right where the loss knows it."""
+
+    total: Tensor
+    nats_B: Tensor
+    correct_B: Tensor | None
+
+
+class Stage(nn.Module):
+    """What one stage computes of a micro-batch: what FSDP2 and DDP wrap, and what the schedule runs.
+
+    model: `part_of` the stage. autocast: what forward runs inside of; a schedule must not run inside of it, for its
+    backward passes would too. places: (inputs_BT, starts_BT) to each token's place in its document and the documents, when
+    the tokens here are not whole sequences; else they come from the task.
+
+    divisor, factor: what the last stage divides and multiplies its sum of losses by. found: one a micro-batch, in order.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        span: Span,
+        task: Objective,
+        autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+        places: Places | None = None,
+    ) -> None:
+        super().__init__()
+        self.model, self.span, self.task, self.autocast = model, span, task, autocast
+        self.places = places or self._whole_sequences
+        self.divisor, self.factor = 1, 1.0
+        self.found: list[Found] = []
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The blocks that lie here."""
+        return [block for block in self.model.blocks if block is not None]
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        inputs_BT: Tensor,
+        targets_BS: Tensor,
+        starts_BT: Tensor | None = None,
+        scored: bool = False,
+    ) -> Any:
+        """x: the tokens (B, T) on the first stage, else the hidden states (B, T, D) of the stage before.
+
+        Returns the hidden states after the last block here, contiguous; on the last stage the micro-batch's sum of losses
+        / divisor x factor, in fp32 (fp64 for fp64), or with `scored` what the task's `score` gives.
+        """
+        with self.autocast():
+            positions, documents = self.places(inputs_BT, starts_BT)
+            x_BTD = self.model.embed(x, positions) if self.span.has_embedding else x
+            x_BTD = self.model.through(x_BTD, positions, documents)
+            if not self.span.has_head:
+                return x_BTD.contiguous()
+            hidden_BTD: Tensor = self.model.norm(x_BTD)
+            if scored:
+                return self.task.score(self.model, hidden_BTD, inputs_BT, targets_BS)
+            outcome = self.task.loss(self.model, hidden_BTD, inputs_BT, targets_BS)
+        self.found.append(Found(outcome.total.detach(), outcome.nats_B.detach(), outcome.correct_B))
+        return (outcome.total / self.divisor * self.factor).to(torch.promote_types(hidden_BTD.dtype, torch.float32))
+
+    def _whole_sequences(self, inputs_BT: Tensor, starts_BT: Tensor | None) -> tuple[Tensor, Documents | None]:
+        documents = self.task.documents(inputs_BT, starts_BT)
+        if documents is None:
+            return torch.arange(inputs_BT.shape[1], device=inputs_BT.device), None
+        return documents.position_BT, documents
+
+
+def _balanced(costs: Costs, count: int) -> list[int]:
+    """Where each of `count` stages ends: contiguous, none empty, the dearest as cheap as can be.
+
+    best[s][b]: the dearest of s stages over the first b blocks, with the b that the last of them begins at.
+    """
+    blocks = len(costs.blocks)
+    sums = [0.0, *itertools.accumulate(costs.blocks)]
+
+    def cost(stage: int, first: int, end: int) -> float:
+        extra = (costs.embedding if stage == 0 else 0.0) + (costs.head if stage == count - 1 else 0.0)
+        return sums[end] - sums[first] + extra
+
+    best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
+    for stage in range(count):
+        ends = range(stage + 1, blocks - (count - 1 - stage) + 1)
+        best.append(
+            {
+                end: min(
+                    (max(best[stage][first][0], cost(stage, first, end)), first) for first in best[stage] if first < end
+                )
+                for end in ends
+            }
+        )
+    found = [blocks]
+    for stage in range(count, 1, -1):
+        found.append(best[stage][found[-1]][1])
+    return found[::-1]

@@ -1,0 +1,420 @@
+"""Pipelines of 2 and 4 processes against one process: losses of each micro-batch and gradients of every weight."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from contextlib import nullcontext
+from functools import lru_cache, partial, partialmethod
+from typing import Any
+
+import pytest
+import torch
+from processes import run_on
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.pipelining.stage import _PipelineStageBase
+from torch.nn.parallel import DistributedDataParallel
+
+from bessemer.errors import InputError
+from bessemer.model.config import FAMILIES, ModelConfig
+from bessemer.model.initialisation import build, initial, shell
+from bessemer.model.product import linear
+from bessemer.parallel import pipeline
+from bessemer.parallel.pipeline import Pipeline
+from bessemer.parallel.stage import Costs, Found, Stage, cut, part_of, place_of, spans, stages_at
+from bessemer.parallel.team import AXES, Team, join
+from bessemer.parallel.tied import owned_parameters, whole_name
+from bessemer.plan.communication_pipeline import pipeline_bytes
+from bessemer.recipe import Parallel, Train
+from bessemer.train import recompute
+from bessemer.train.objective import chunked_cross_entropy
+from bessemer.train.task import Causal, Classify, Masked
+
+CPU = torch.device("cpu")
+END, LENGTH, SEED = 0, 12, 7
+HAS_213 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+NEEDS_213 = pytest.mark.skipif(not HAS_213, reason="zbv and dualpipev hang on gloo before torch 2.13")
+
+
+def config_for(family: str, layers: int, labels: int = 0) -> ModelConfig:
+    options: dict[str, Any] = {"kv_heads": 2, **FAMILIES[family]}
+    if family == "modernbert":
+        options["window"] = 6
+    return ModelConfig(
+        vocabulary=61, layers=layers, width=16, heads=2, head_dim=8, mlp_width=24, sequence_length=LENGTH, labels=labels,
+        **options,
+    )  # fmt: skip
+
+
+def task_for(name: str) -> Any:
+    if name in ("classify", "frozen"):
+        return Classify(Train.model_validate({"objective": "classify", "classify": {"frozen": name == "frozen"}}), END)
+    settings = Train.model_validate({"objective": name, "loss_chunk": 16, "z_loss": 1e-3})
+    return (Masked if name == "masked" else Causal)(settings, True, END)
+
+
+def batch_for(task: str, rows: int, config: ModelConfig) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Ragged documents; a different number of targets in each row, none in one of them for the masked objective."""
+    draw = torch.Generator().manual_seed(3)
+    inputs_BT = torch.randint(1, config.vocabulary, (rows, LENGTH), generator=draw)
+    if config.labels:
+        for row in range(rows):
+            inputs_BT[row, 3 + row % (LENGTH - 3) :] = END
+        inputs_BT[:, 0] = END
+        return inputs_BT, torch.randint(0, config.labels, (rows, 1), generator=draw), None
+    inputs_BT[torch.rand(rows, LENGTH, generator=draw) < 0.2] = END
+    targets_BT = torch.randint(1, config.vocabulary, (rows, LENGTH), generator=draw)
+    share_B1 = torch.arange(rows)[:, None] / rows if task == "masked" else torch.full((rows, 1), 0.9)
+    targets_BT[torch.rand(rows, LENGTH, generator=draw) >= share_B1] = -1
+    starts_BT = torch.rand(rows, LENGTH, generator=draw) < 0.25  # other pieces than those that end-of-text tokens end
+    starts_BT[:, 0] = True
+    return inputs_BT, targets_BT, starts_BT if task == "causal" else None
+
+
+def value_of(name: str, shape: torch.Size, config: ModelConfig, dtype: torch.dtype) -> Tensor:
+    """Its initial value and a little more, so that what starts at zero has gradients behind it too."""
+    value = initial(name, shape, config, SEED).to(dtype)
+    draw = torch.Generator().manual_seed(len(name))
+    return value + 0.05 * torch.randn(shape, generator=draw).to(dtype)
+
+
+@lru_cache(maxsize=8)
+def alone(
+    config: ModelConfig, task_name: str, rows: int, parts: int, dtype: torch.dtype, narrow: bool
+) -> tuple[list[Found], dict[str, Tensor], list[tuple[Tensor, Tensor | None]]]:
+    """One process: what each micro-batch gives, the sum's gradients by name, and the scores."""
+    model, task = build(config, SEED).to(dtype), task_for(task_name)
+    task.prepare(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(value_of(name, parameter.shape, config, dtype))
+    inputs_BT, targets_BS, starts_BT = batch_for(task_name, rows, config)
+    starts = [None] * parts if starts_BT is None else starts_BT.chunk(parts)
+    found, scores = [], []
+    for inputs, targets, start in zip(inputs_BT.chunk(parts), targets_BS.chunk(parts), starts, strict=True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+            outcome = task.loss(model, model(inputs, task.documents(inputs, start)), inputs, targets)
+        (outcome.total / int((targets_BS >= 0).sum()) * 4.0).backward()
+        found.append(Found(outcome.total.detach(), outcome.nats_B, outcome.correct_B))
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+            scores.append(task.score(model, model(inputs, task.documents(inputs, start)), inputs, targets))
+    return found, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, scores
+
+
+def piped(team: Team, config: ModelConfig, task_name: str, dtype: torch.dtype, wrap: str) -> Pipeline:
+    """This process's part of the model with the same values, as training builds it."""
+    held = [spans(config, team.layout)[stage] for stage in stages_at(team.layout, team.place("pipeline"))]
+    model, task = shell(config).to(dtype), task_for(task_name)
+    task.prepare(model)
+    cut(model, held)
+    if wrap == "recompute":
+        model.use_product(Counted())
+        recompute.apply(model, "full", config.layers)
+    autocast = partial(torch.autocast, "cpu", torch.bfloat16, cache_enabled=False) if wrap == "bf16" else nullcontext
+    stages = [Stage(part_of(model, span), span, task, autocast) for span in held]
+    modules: list[torch.nn.Module] = list(stages)
+    if wrap == "fsdp":
+        for stage in stages:
+            for block in [*stage.blocks, stage]:
+                fully_shard(block, mesh=team.mesh["shard"], reshard_after_forward=False)  # type: ignore[index]
+            for module in stage.modules():
+                if isinstance(module, FSDPModule):
+                    module.set_gradient_divide_factor(1.0)
+                    module.set_force_sum_reduction_for_comms(True)
+    model.to_empty(device=CPU)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            whole = value_of(whole_name(model, name), parameter.shape, config, dtype)
+            if wrap == "fsdp":
+                number = team.place("shard")
+                parts = whole.chunk(2)
+                parameter._local_tensor.copy_(parts[number] if number < len(parts) else whole[:0])  # type: ignore[attr-defined]
+            else:
+                parameter.copy_(whole)
+    if wrap == "ddp":
+        modules = [DistributedDataParallel(stage, process_group=team.group("replicate")) for stage in stages]
+    between = torch.bfloat16 if wrap == "bf16" else dtype
+    return Pipeline(model, stages, team, CPU, between, modules, split_backward=wrap != "recompute")
+
+
+class Counted:
+    """Products of blocks, counted."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        self.number += 1
+        return linear(x, weight, bias)
+
+
+def against_one(
+    team: Team, family: str, layers: int, task_name: str, rows: int, parts: int, dtype: torch.dtype, wrap: str
+) -> dict[str, float]:
+    """Largest differences of losses, gradients and scores to one process; whether every weight and sequence was there."""
+    config = config_for(family, layers, labels=3 if task_name in ("classify", "frozen") else 0)
+    found, gradients, scores = alone(config, task_name, rows, parts, dtype, wrap == "bf16")
+    pipe = piped(team, config, task_name, dtype, wrap)
+    inputs_BT, targets_BS, starts_BT = batch_for(task_name, rows, config)
+    data, mine = team.layout.data, team.data_rank
+    here = parts // data
+    pick = torch.arange(rows).view(parts, -1)[mine::data].flatten()  # every `data`-th micro-batch
+    starts = None if starts_BT is None else starts_BT[pick]
+    has_last = any(stage.span.has_head for stage in pipe.stages)
+    worst = {"loss": 0.0, "gradient": 0.0, "score": 0.0}
+
+    def compare(kind: str, ours: Tensor, theirs: Tensor) -> None:
+        scale = theirs.abs().max().clamp(min=1e-3) if kind == "gradient" else 1.0
+        worst[kind] = max(worst[kind], float((ours - theirs).abs().max() / scale))
+
+    for _ in range(2):  # a schedule is used again
+        for parameter in pipe.model.parameters():
+            parameter.grad = None
+        got = pipe.accumulate(
+            inputs_BT[pick],
+            targets_BS[pick],
+            starts,
+            micro_batches=here,
+            divisor=int((targets_BS >= 0).sum()),
+            factor=4.0,
+        )
+        assert len(got) == (here if has_last else 0)
+        for ours, theirs in zip(got, found[mine::data] if has_last else [], strict=True):
+            compare("loss", ours.total, theirs.total)
+            compare("loss", ours.nats_B, theirs.nats_B)
+            assert theirs.correct_B is None or bool((ours.correct_B == theirs.correct_B).all())
+    if wrap == "recompute":  # each block once more, and no oftener; of each of its 4 products, the last needs not be
+        here_blocks = [block for stage in pipe.stages for block in stage.blocks]
+        passes = 2 * here * len(here_blocks)
+        assert passes * 7 <= here_blocks[0].attention.product.number <= passes * 8
+    for name, parameter in pipe.model.named_parameters():
+        whole = whole_name(pipe.model, name)
+        assert (parameter.grad is not None) == (whole in gradients), name
+        if parameter.grad is not None:
+            gradient = parameter.grad.full_tensor() if wrap == "fsdp" else parameter.grad  # type: ignore[operator]
+            compare("gradient", gradient * data if wrap == "ddp" else gradient, gradients[whole])  # DDP takes the mean
+    known = {name for name, parameter in owned_parameters(pipe.model) if parameter.grad is not None}
+    assert sorted(itertools.chain(*team.gather(known))) == sorted(list(gradients) * data)
+
+    chunks = zip(inputs_BT[pick].chunk(here), targets_BS[pick].chunk(here), [None] * here if starts is None else starts.chunk(here), strict=True)  # fmt: skip
+    parts_here = [*chunks, (inputs_BT[:1], targets_BS[:1], None)]
+    scored = pipe.score(parts_here)
+    assert len(scored) == (len(parts_here) if has_last else 0)
+    for (nats, right), (nats_alone, right_alone) in zip(
+        scored[:-1], scores[mine::data] if has_last else [], strict=True
+    ):
+        compare("score", nats, nats_alone)
+        assert right is None or bool((right == right_alone).all())
+    with torch.no_grad():  # other weights in their place are seen at once; of zeros the prediction is uniform
+        for parameter in pipe.model.parameters():
+            parameter.zero_()
+    for nats, _ in pipe.score(parts_here)[:1]:
+        uniform = math.log(config.labels or config.vocabulary)
+        compare("score", nats, (parts_here[0][1] >= 0).to(nats.dtype) * uniform)
+    return worst
+
+
+def several(cases: list[tuple[Any, ...]]) -> list[dict[str, float]]:
+    """Several cases on the processes of one group."""
+    team = join(cases[0][0], CPU)
+    meshes = {tuple(getattr(cases[0][0], axis) for axis in AXES): team.mesh}
+    found = []
+    for layout, *case in cases:
+        sizes = tuple(getattr(layout, axis) for axis in AXES)
+        if sizes not in meshes:
+            meshes[sizes] = init_device_mesh("cpu", sizes, mesh_dim_names=AXES)
+        found.append(against_one(Team(layout, team.rank, meshes[sizes], team.control), *case))
+    return found
+
+
+def check(cases: list[tuple[Any, ...]], world: int) -> None:
+    for of_rank in run_on(world, several, cases):
+        for case, worst in zip(cases, of_rank, strict=True):
+            limit = {torch.float64: 1e-12, torch.float32: 1e-5}[case[-2]]
+            if case[-1] == "bf16":  # one process adds the same numbers up in the same order
+                limit = 1e-6
+            assert max(worst.values()) <= limit, f"{case}: {worst}"
+
+
+WHOLE = ("gpipe", "1f1b", "interleaved")
+IN_TWO = ("zbv", "dualpipev")
+BOTH = pytest.mark.parametrize("schedules", [WHOLE, pytest.param(IN_TWO, marks=NEEDS_213)], ids=["whole", "in-two"])
+
+
+@pytest.mark.slow
+@BOTH
+def test_two_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any, ...]) -> None:
+    """Untied and tied, decoder, encoder, classifier and a frozen one; recompute; fp64, fp32, bf16."""
+    wide, narrow = torch.float64, torch.float32
+    cases = [
+        (Parallel(pipeline=2, schedule=schedule), *case)
+        for schedule in schedules
+        for case in (
+            ("qwen3", 5, "causal", 8, 4, wide, "recompute"), ("gpt2", 5, "causal", 8, 4, wide, "plain"),
+            ("modernbert", 5, "masked", 8, 4, wide, "plain"), ("bert", 4, "classify", 8, 4, wide, "plain"),
+            ("bert", 4, "frozen", 8, 4, wide, "plain"), ("gpt2", 4, "causal", 8, 4, narrow, "plain"),
+            ("gpt2", 4, "causal", 8, 4, narrow, "bf16"),
+        )
+    ]  # fmt: skip
+    check(cases, 2)
+
+
+@pytest.mark.slow
+@BOTH
+def test_four_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any, ...]) -> None:
+    """A pipeline of four; two pipelines that share their weights (FSDP2); two that are copies (DDP)."""
+    wide, cases = torch.float64, []
+    for schedule in schedules:
+        cases += [
+            (Parallel(pipeline=4, schedule=schedule), "gpt2", 9, "masked", 8, 8, wide, "plain"),
+            (Parallel(pipeline=2, shard=2, schedule=schedule), "qwen3", 5, "causal", 8, 8, wide, "fsdp"),
+            (Parallel(pipeline=2, shard=2, schedule=schedule), "gpt2", 5, "masked", 8, 8, wide, "fsdp"),
+        ]
+        if schedule not in IN_TWO:
+            cases.append(
+                (Parallel(pipeline=2, replicate=2, schedule=schedule), "qwen3", 5, "causal", 8, 8, wide, "ddp")
+            )
+    check(cases, 4)
+
+
+def sent_by(layouts: list[Parallel], config: ModelConfig, rows: int) -> list[int]:
+    """Bytes of hidden states and gradients that this process gives the network, in a step of each layout."""
+    team, found = join(layouts[0], CPU), []
+    sent = 0
+    for name in ("get_fwd_send_ops", "get_bwd_send_ops"):
+
+        def counted(self: Any, number: int, of: Any) -> Any:
+            nonlocal sent
+            operations = of(self, number)
+            sent += sum(operation.tensor.nbytes for operation in operations)
+            return operations
+
+        setattr(_PipelineStageBase, name, partialmethod(counted, of=getattr(_PipelineStageBase, name)))
+    for layout in layouts:
+        sent = 0
+        pipe = piped(Team(layout, team.rank, team.mesh, team.control), config, "causal", torch.float32, "plain")
+        inputs_BT, targets_BS, _ = batch_for("masked", rows, config)
+        pipe.accumulate(inputs_BT, targets_BS, micro_batches=4, divisor=1)
+        found.append(sent)
+    return found
+
+
+@pytest.mark.slow
+def test_bytes_between_stages_are_those_of_the_formula() -> None:
+    config = config_for("qwen3", 4)
+    schedules = WHOLE + (IN_TWO if HAS_213 else ())
+    layouts = [Parallel(pipeline=2, schedule=schedule) for schedule in schedules]
+    counted = run_on(2, sent_by, layouts, config, 8)
+    for number, layout in enumerate(layouts):
+        formula = pipeline_bytes(config, layout, 8 * LENGTH, 4)
+        assert sum(of_rank[number] for of_rank in counted) == formula.forward + formula.backward, layout.schedule
+        assert formula.tied == 0
+    tied = config_for("gpt2", 4)
+    assert pipeline_bytes(tied, Parallel(pipeline=2), 96, 4).tied == tied.vocabulary * tied.width * 4
+    assert pipeline_bytes(tied, Parallel(pipeline=2, schedule="zbv"), 96, 4).tied == 0
+    assert pipeline_bytes(tied, Parallel(), 96, 4).total == 0
+
+
+def test_stages_are_cut_by_cost_with_embedding_and_head() -> None:
+    """Against every possible cut, tried in turn."""
+    config = config_for("qwen3", 7)
+    for costs, count in itertools.product(
+        (Costs((1.0,) * 7, 0.0, 2.5), Costs((3.0, 1.0, 1.0, 2.0, 1.0, 1.0, 4.0), 1.5, 0.0), Costs.of(config)),
+        (1, 2, 3, 4, 7),
+    ):
+        found = spans(config, Parallel(pipeline=count), costs)
+        assert [span.stage for span in found] == list(range(count))
+        assert (found[0].first, found[-1].end) == (0, 7)
+        assert all(one.end == other.first and one.first < one.end for one, other in itertools.pairwise(found))
+        edges = ((0, *cut_at, 7) for cut_at in itertools.combinations(range(1, 7), count - 1))
+        dearest = [max(of_stages(costs, edge)) for edge in edges]
+        assert max(of_stages(costs, (0, *(span.end for span in found)))) == min(dearest)
+
+
+def of_stages(costs: Costs, edges: tuple[int, ...]) -> list[float]:
+    found = [sum(costs.blocks[first:end]) for first, end in itertools.pairwise(edges)]
+    found[0] += costs.embedding
+    found[-1] += costs.head
+    return found
+
+
+def test_a_large_vocabulary_takes_blocks_from_the_last_stage() -> None:
+    config = config_for("qwen3", 8).with_changes(vocabulary=4_000)
+    first, last = spans(config, Parallel(pipeline=2))
+    assert first.end - first.first > last.end - last.first
+
+
+def test_where_stages_lie() -> None:
+    assert [stages_at(Parallel(pipeline=4), place) for place in range(4)] == [[0], [1], [2], [3]]
+    interleaved = Parallel(pipeline=2, schedule="interleaved", virtual=3)
+    assert [stages_at(interleaved, place) for place in range(2)] == [[0, 2, 4], [1, 3, 5]]
+    v = Parallel(pipeline=3, schedule="zbv")
+    assert [stages_at(v, place) for place in range(3)] == [[0, 5], [1, 4], [2, 3]]
+    for layout in (interleaved, v):
+        for place in range(layout.pipeline):
+            assert {place_of(layout, stage) for stage in stages_at(layout, place)} == {place}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "bert"])
+def test_stages_have_every_weight_once(family: str) -> None:
+    config = config_for(family, 5)
+    model, names, owned = shell(config), [], []
+    for span in spans(config, Parallel(pipeline=4)):
+        part = shell(config)
+        cut(part, [span])
+        names += [whole_name(part, name) for name, _ in part.named_parameters()]
+        owned += [name for name, _ in owned_parameters(part)]
+    whole = [name for name, _ in model.named_parameters()]
+    assert sorted(owned) == sorted(whole)
+    assert sorted(names) == sorted(whole + ["embedding.weight"] * config.tie_embeddings)
+
+
+@pytest.mark.parametrize(
+    ("layout", "count", "says"),
+    [
+        (Parallel(pipeline=4), 3, "cannot run 3 micro-batches .* but 4;"),
+        (Parallel(pipeline=4, schedule="interleaved"), 9, "but 8 or 10;"),
+        (Parallel(pipeline=4, schedule="zbv"), 2, "but 4;"),
+        (Parallel(pipeline=4, schedule="dualpipev"), 5, "but 8;"),
+    ],
+)
+def test_too_few_micro_batches_say_how_many_fit(layout: Parallel, count: int, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        pipeline.require_micro_batches(layout, count)
+    pipeline.require_micro_batches(layout, 8)
+
+
+def test_more_stages_than_blocks_are_refused() -> None:
+    with pytest.raises(
+        InputError, match=r"4 processes with 2 stages each are 8 stages, .* 5 blocks; parallel.pipeline = 2 would"
+    ):
+        spans(config_for("qwen3", 5), Parallel(pipeline=4, schedule="zbv"))
+
+
+def test_schedules_that_cannot_run_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Parallel(pipeline=2, schedule="zbv")
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cpu")
+    with pytest.raises(InputError, match=r"zbv hangs on CPUs \(gloo\) with torch 2.11.0"):
+        pipeline.require_schedule(layout, CPU)
+    pipeline.require_schedule(layout, torch.device("cuda"))
+    pipeline.require_schedule(Parallel(pipeline=2), CPU)
+    monkeypatch.setattr(torch, "__version__", "2.13.1")
+    pipeline.require_schedule(layout, CPU)
+
+
+def test_a_loss_twice_on_its_way_back_has_the_same_gradient_twice() -> None:
+    """As in a backward pass that is taken in two: the inputs' part first, the weights' later."""
+    draw = torch.Generator().manual_seed(0)
+    hidden, head = (torch.randn(n, 8, generator=draw, dtype=torch.float64, requires_grad=True) for n in (6, 11))
+    loss = chunked_cross_entropy(hidden, head, torch.arange(6), chunk=4).total / 3.0
+    first = torch.autograd.grad(loss, [hidden, head], retain_graph=True)
+    second = torch.autograd.grad(loss, [hidden, head])
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+    expected = torch.autograd.grad(
+        torch.nn.functional.cross_entropy(hidden @ head.T, torch.arange(6)) * 2.0, [hidden, head]
+    )
+    for one, other in zip(first, expected, strict=True):
+        torch.testing.assert_close(one, other)
