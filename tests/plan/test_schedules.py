@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from typing import Any
 
@@ -169,7 +170,7 @@ def test_lists_are_complete_and_nobody_waits_for_ever(name: str) -> None:
                 away = schedule.rank_of(beside) != schedule.rank_of(action.stage)
                 assert start >= ended[there][1] + (0.25 if away else 0)
         for row in table.slots:
-            assert all(one.end <= two.start for one, two in zip(row, row[1:], strict=False))
+            assert all(one.end <= two.start for one, two in itertools.pairwise(row))
         assert table.active == pytest.approx(3 * m * schedule.stages)
 
 

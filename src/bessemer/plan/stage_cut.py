@@ -47,9 +47,7 @@ def costs(recipe: Recipe, config: ModelConfig, recomputed: int = 0) -> Costs:
     return Costs(tuple(blocks), 0.0, 6.0 * config.head_matrix_parameters * hidden)
 
 
-def balanced(
-    blocks: Sequence[float], embedding: float, head: float, stages: int, fewest: int = 1
-) -> tuple[range, ...]:
+def balanced(blocks: Sequence[float], embedding: float, head: float, stages: int, fewest: int = 1) -> tuple[range, ...]:
     """The blocks of each stage, so that the most expensive stage is as cheap as can be.
 
     blocks: cost of each; embedding is added to the first stage and head to the last; fewest: blocks that a stage has at
