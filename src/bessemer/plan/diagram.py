@@ -65,7 +65,7 @@ def lines(of: Timetable, width: int, colour: bool = False) -> list[str]:
     for first in range(0, ceil(of.timesteps), each):
         last = min(first + each, of.timesteps)
         start, end = round(first * scale), round(last * scale)
-        found.append(" " * margin + _axis(first, last, scale))
+        found.append(" " * margin + _axis(first, last, scale, room))
         for name, row in zip(names, of.slots, strict=True):
             cells = "".join(
                 _cell(of, slot, begin, stop, start, end, colour) for slot, begin, stop in _cells(row, scale, end)
@@ -117,7 +117,7 @@ def _painted(text: str, mark: str, later: bool = False) -> str:
 def _condensed(of: Timetable, names: list[str], margin: int, room: int, colour: bool) -> list[str]:
     """A column a moment: its letter where one kind of action fills it, + where several do, a dot where idle time does."""
     scale = room / of.timesteps  # columns a time-step
-    found = [" " * margin + _axis(0, of.timesteps, scale)]
+    found = [" " * margin + _axis(0, of.timesteps, scale, room)]
     for name, row in zip(names, of.slots, strict=True):
         shares: list[dict[str, float]] = [{} for _ in range(room)]  # of each column, by kind
         for slot in row:
@@ -141,15 +141,13 @@ def _mark(shares: dict[str, float]) -> str:
     return kind if shares[kind] > 0.9 * active else "+"
 
 
-def _axis(first: float, last: float, scale: float) -> str:
+def _axis(first: float, last: float, scale: float, room: int) -> str:
     """Numbers of time-steps, each over the column where the time-step begins."""
-    step = tick(6 / scale)
-    text, at = "", ceil(first / step) * step
-    while at < last:
+    step, text = tick(6 / scale), ""
+    for at in range(ceil(first / step) * step, ceil(last), step):
         column = round((at - first) * scale)
-        if column >= len(text):
-            text = text.ljust(column) + f"{at:g} "
-        at += step
+        if column >= len(text) and column + len(str(at)) <= room:
+            text = text.ljust(column) + f"{at} "
     return text.rstrip()
 
 
