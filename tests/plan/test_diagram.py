@@ -118,6 +118,13 @@ def test_the_svg_has_a_cell_for_every_action_at_its_time(name: str) -> None:
     assert f"utilisation {table.utilisation:.1%}" in (root.findtext(f"{SVG}title") or "")
 
 
+def test_the_picture_of_the_docs_is_what_is_drawn() -> None:
+    docs = Path(__file__).parent.parent.parent / "docs"
+    assert (docs / "pipeline.svg").read_text(encoding="utf-8") == diagram.svg(timetable("1f1b", 4, 8))
+    table = pipeline.table(pipeline.plan("1f1b", 4, 8), 120)
+    assert table in (docs / "pipeline.md").read_text(encoding="utf-8")
+
+
 def test_the_command_draws_and_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

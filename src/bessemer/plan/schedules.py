@@ -109,7 +109,7 @@ class Schedule:
         """Micro-batches whose activations a rank holds at its fullest, in units of all its stages' for one micro-batch.
 
         Counted from a stage's forward to the end of its backward; a split one's end is W, although a part of the
-        memory is free after I (Qi et al. 2023, section 3.1). Does not depend on how long anything takes.
+        memory is free after I (Qi et al. 2023, section 2). Does not depend on how long anything takes.
         """
         now = most = 0
         for action in actions(self.steps[rank]):
