@@ -29,6 +29,7 @@ PAGES = (
     "docs/tokenizer.md",
     "docs/reliability.md",
     "docs/precision-and-memory.md",
+    "docs/pipeline.md",
     "docs/language.md",
     "docs/personal-data.md",
     "docs/contamination.md",

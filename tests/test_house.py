@@ -126,7 +126,12 @@ def test_the_data_half_needs_nothing_of_training() -> None:
 
 
 def test_plans_need_no_torch() -> None:
-    assert run_without(("torch", "pyarrow"), "import bessemer.plan.dial, bessemer.plan.cost").returncode == 0
+    assert (
+        run_without(
+            ("torch", "pyarrow"), "import bessemer.plan.dial, bessemer.plan.cost, bessemer.plan.pipeline"
+        ).returncode
+        == 0
+    )
 
 
 def test_help_imports_nothing_heavy() -> None:

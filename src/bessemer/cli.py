@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     changes(add("run", "every stage of a recipe; what is done already is skipped", commands.run, recipe=True))
     add("corpus", "raw sources to clean documents", commands.corpus, recipe=True)
     add("tokens", "clean documents to a tokenizer and token shards", commands.tokens, recipe=True)
-    plan = add("plan", "what a run, or a corpus, will take: parameters, memory, time, money", commands.plan)
+    plan = add("plan", "what a run, a corpus or a pipeline will take: parameters, memory, time, money", commands.plan)
     plan.add_argument("recipe", nargs="?", help="a recipe file, or the name of a shipped one (`bessemer recipe`)")
     overrides(plan)
     plan.add_argument("--corpus", metavar="SIZE", help="work out a crawl of this size instead, for example 100TB")
@@ -137,6 +137,14 @@ def _parser() -> argparse.ArgumentParser:
         "--storage-price", type=float, default=0.023, metavar="P", help="of a gigabyte for a month (default 0.023)"
     )
     plan.add_argument("--rates", metavar="FILE", help="measured rates, as benchmarks/corpus.py writes them")
+    plan.add_argument("--schedule", metavar="NAME", help="draw a pipeline schedule instead: gpipe, 1f1b, interleaved, "
+        "zbv or dualpipev; with a recipe, for its model cut into stages")  # fmt: skip
+    plan.add_argument("--stages", type=int, metavar="N", help="processes of the pipeline")
+    plan.add_argument("--microbatches", type=int, metavar="M", help="micro-batches of a step")
+    plan.add_argument("--virtual", type=int, metavar="V", help="stages on each process (interleaved; default 2)")
+    plan.add_argument("--backward", type=float, metavar="B", help="of a stage, in its forwards (default 2)")
+    plan.add_argument("--send", type=float, metavar="S", help="from a process to another, in forwards (default 0)")
+    plan.add_argument("--svg", metavar="FILE", help="draw it in this file as well")
     train = add("train", "train on the token shards; goes on from the newest checkpoint", commands.train, recipe=True)
     changes(train)
     train.add_argument(

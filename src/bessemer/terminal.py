@@ -29,6 +29,11 @@ def console() -> Console:
     return Console(stderr=True, highlight=False, quiet=os.environ.get(QUIET) == "1")
 
 
+def coloured() -> bool:
+    """Whether results on standard output may have colours: on a terminal that has them, unless NO_COLOR is set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def say(line: str = "") -> None:
     """One line for the person; rich markup is allowed, escape what comes from data."""
     console().print(line, soft_wrap=True)

@@ -30,6 +30,9 @@ STUDIES = {
     "quality-classifier": Study(
         "quality_classifier", "How does a classifier of five features learn to tell good text from bad?"
     ),
+    "pipeline": Study(
+        "pipeline", "What does the bubble of a pipeline cost, and what do other schedules pay to shrink it?"
+    ),
     "precision": Study("precision", "Where does fp16 fail and bf16 not, in numbers?"),
     "mup": Study(
         "mup", "Does a learning rate found at a small width hold at a larger one, with base_width and without?"

@@ -1,0 +1,364 @@
+"""Pipeline schedules as lists: what each rank computes, in which order.
+
+Legend: p ranks, v stages on each, m micro-batches. A stage's forward of a micro-batch is F, its backward B, or, where a
+schedule splits it, I (gradient of the input, which the stage before waits for) and W (gradient of the weights, which nobody
+waits for). `0F3` is stage 0's forward of micro-batch 3, as in torch.distributed.pipelining.
+
+The list is the one that runs. torch's runtime takes it for every schedule, one stage on a rank included, and puts the sends
+and receives in by itself; `to_csv_rows` writes it in torch's notation::
+
+    from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+    runtime = _PipelineScheduleRuntime(stages, m, loss_fn=..., scale_grads=False)  # this rank's stages, a list
+    runtime.pipeline_order = {
+        rank: [_Action.from_str(name) for name in row] for rank, row in enumerate(schedules.to_csv_rows(schedule))
+    }
+    runtime._prepare_schedule_with_comms(runtime.pipeline_order)
+
+`_load_csv(file, format="compute_only")` does the same from a file of these rows. The runtime takes from the list which rank
+holds which stage (`schedule.stages_of(rank)`). Its lists of torch 2.11 and 2.13 are the same; a test compares ours with
+`pipeline_order` of torch's multi-stage classes and with what ScheduleGPipe and Schedule1F1B do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from bessemer.errors import InputError
+from bessemer.recipe.parallel import PipelineSchedule
+
+Kind = Literal["F", "B", "I", "W"]
+NAMES: tuple[str, ...] = get_args(PipelineSchedule)
+IN_A_V = ("zbv", "dualpipev")
+"""Two stages a rank, placed down the ranks and up again: rank r has stages r and 2p - 1 - r."""
+
+MOST_ACTIONS = 2_000_000
+"""Larger schedules are refused: a list is made and simulated in Python, a million actions in some seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One stage's work on one micro-batch."""
+
+    stage: int
+    kind: Kind
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """A forward and a backward of two micro-batches that a rank starts together, so that one hides the other's sends.
+
+    Both begin when both have what they need, and give what they give when both are done. torch's runtime computes them one
+    after the other unless a function for OVERLAP_F_B is registered.
+    """
+
+    forward: Action
+    backward: Action
+
+    def __str__(self) -> str:
+        return f"({self.forward};{self.backward})OVERLAP_F_B"
+
+
+Step = Action | Overlap
+
+
+def actions(steps: Iterable[Step]) -> Iterator[Action]:
+    """The actions of a list in the order in which they are computed, overlapped ones apart."""
+    for step in steps:
+        if isinstance(step, Overlap):
+            yield step.forward
+            yield step.backward
+        else:
+            yield step
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which rank does what. virtual: stages on each rank (v); steps: by rank, in the order in which they are done."""
+
+    name: str
+    ranks: int
+    virtual: int
+    micro_batches: int
+    steps: tuple[tuple[Step, ...], ...]
+
+    @property
+    def stages(self) -> int:
+        """Stages of the whole pipeline."""
+        return self.ranks * self.virtual
+
+    def rank_of(self, stage: int) -> int:
+        """The rank that holds a stage."""
+        if self.name in IN_A_V:
+            return min(stage, self.stages - 1 - stage)
+        return stage % self.ranks
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that a rank holds, from the first."""
+        return tuple(stage for stage in range(self.stages) if self.rank_of(stage) == rank)
+
+    def held(self, rank: int) -> float:
+        """Micro-batches whose activations a rank holds at its fullest, in units of all its stages' for one micro-batch.
+
+        Counted from a stage's forward to the end of its backward; a split one's end is W, although a part of the
+        memory is free after I (Qi et al. 2023, section 2). Does not depend on how long anything takes.
+        """
+        now = most = 0
+        for action in actions(self.steps[rank]):
+            now += {"F": 1, "B": -1, "W": -1, "I": 0}[action.kind]
+            most = max(most, now)
+        return most / self.virtual
+
+
+def stages_each(name: str, virtual: int | None = None) -> int:
+    """Stages on a rank, the schedule's own number when left out. Raises InputError where the schedule has another number."""
+    if name not in NAMES:
+        near = difflib.get_close_matches(name.lower(), [*NAMES, *_ALIASES], n=1, cutoff=0.5)
+        meant = f"; did you mean {_ALIASES.get(near[0], near[0])}?" if near else ""
+        raise InputError(f"schedule {name}: there is none of that name{meant} There are {', '.join(NAMES)}")
+    if name in IN_A_V:
+        if virtual not in (None, 2):
+            raise InputError(f"schedule {name}: has 2 stages a process, not {virtual}; leave virtual out")
+        return 2
+    if name == "interleaved":
+        if virtual is not None and virtual < 2:
+            raise InputError(f"schedule {name}: virtual = {virtual}, but it needs 2 or more; with 1 it is 1f1b")
+        return virtual or 2
+    if virtual not in (None, 1):
+        raise InputError(f"schedule {name}: has 1 stage a process, not {virtual}; interleaved takes more")
+    return 1
+
+
+_ALIASES = {
+    "1f1b": "1f1b", "pipedream": "1f1b", "interleaved1f1b": "interleaved", "zb-v": "zbv", "zbvzerobubble": "zbv",
+    "zerobubble": "zbv", "dualpipe": "dualpipev",
+}  # fmt: skip
+
+
+def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = None) -> Schedule:
+    """The lists of a schedule: gpipe, 1f1b, interleaved, zbv or dualpipev.
+
+    ranks: processes of the pipeline (p); virtual: stages on each (v), the schedule's own number when left out. Raises
+    InputError for a schedule that does not exist and for numbers that it cannot take.
+    """
+    for what, number in (("stages", ranks), ("micro-batches", micro_batches), ("virtual", virtual)):
+        if number is not None and number < 1:
+            raise InputError(f"schedule {name}: {what} = {number}; give 1 or more")
+    each = stages_each(name, virtual)
+    if 3 * ranks * each * micro_batches > MOST_ACTIONS:
+        raise InputError(
+            f"schedule {name}: {ranks} x {each} stages and {micro_batches:,} micro-batches are more than "
+            f"{MOST_ACTIONS:,} actions; take fewer micro-batches, the picture repeats itself"
+        )
+    if name == "interleaved":
+        _group(ranks, micro_batches)
+    if name == "dualpipev" and micro_batches < 2 * ranks:
+        raise InputError(
+            f"schedule dualpipev: needs as many micro-batches as stages, {2 * ranks} on {ranks} processes, not "
+            f"{micro_batches}; zbv takes any number"
+        )
+    steps = []
+    for rank in range(ranks):
+        if name == "gpipe":
+            steps.append(_gpipe(rank, micro_batches))
+        elif name == "1f1b":
+            steps.append(_one_forward_one_backward(rank, ranks, micro_batches))
+        elif name == "interleaved":
+            steps.append(_interleaved(rank, ranks, each, micro_batches))
+        elif name == "zbv":
+            steps.append(_zbv(rank, ranks, micro_batches))
+        else:
+            steps.append(_dualpipev(rank, ranks, micro_batches))
+    return Schedule(name, ranks, each, micro_batches, tuple(tuple(of) for of in steps))
+
+
+def to_csv_rows(schedule: Schedule) -> list[list[str]]:
+    """The lists in torch's notation, a row a rank: what `_Action.from_str` and `_load_csv(format="compute_only")` read."""
+    return [[str(step) for step in steps] for steps in schedule.steps]
+
+
+def check(schedule: Schedule) -> None:
+    """Raises ValueError unless the lists are complete and every stage lies where `rank_of` says.
+
+    Complete: each stage has each micro-batch's forward once, and its backward once, whole or as I and then W. Whether
+    the ranks can wait for each other in this order, the simulation finds out (timetable.simulate).
+    """
+    seen: Counter[Action] = Counter()
+    for rank, steps in enumerate(schedule.steps):
+        for action in actions(steps):
+            if schedule.rank_of(action.stage) != rank:
+                raise ValueError(f"rank {rank}: {action} is of a stage of rank {schedule.rank_of(action.stage)}")
+            before = {"B": "F", "I": "F", "W": "I"}.get(action.kind)
+            if before and not seen[Action(action.stage, before, action.micro_batch)]:  # type: ignore[arg-type]
+                raise ValueError(f"rank {rank}: {action} comes before its {before}")
+            seen[action] += 1
+    for stage in range(schedule.stages):
+        for number in range(schedule.micro_batches):
+            times = {kind: seen.pop(Action(stage, kind, number), 0) for kind in get_args(Kind)}
+            whole, split = {"F": 1, "B": 1, "I": 0, "W": 0}, {"F": 1, "B": 0, "I": 1, "W": 1}
+            if times not in (whole, split):
+                raise ValueError(f"stage {stage}, micro-batch {number}: {times}, not one forward and one backward")
+    if seen:
+        raise ValueError(f"actions of stages or micro-batches that there are not: {', '.join(map(str, seen))}")
+
+
+class _Writer:
+    """A rank's list while it is written: each kind of each stage takes the micro-batches in their order."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.weights: deque[Action] = deque()  # of I whose W is still to come
+        self._next: Counter[tuple[int, str]] = Counter()
+
+    def make(self, kind: Kind, stage: int) -> Action:
+        """The next action of a kind; a backward counts the same whole or split."""
+        counted = (stage, "F" if kind == "F" else "B")
+        action = Action(stage, kind, self._next[counted])
+        self._next[counted] += 1
+        if kind == "I":
+            self.weights.append(Action(stage, "W", action.micro_batch))
+        return action
+
+    def add(self, kind: Kind, stage: int) -> None:
+        self.steps.append(self.make(kind, stage))
+
+    def overlap(self, forward: int, backward: int) -> None:
+        self.steps.append(Overlap(self.make("F", forward), self.make("B", backward)))
+
+    def weight(self, stage: int | None = None) -> bool:
+        """The oldest W that waits, of a stage if one is named. False: none waits."""
+        found = next((action for action in self.weights if stage in (None, action.stage)), None)
+        if found is not None:
+            self.weights.remove(found)
+            self.steps.append(found)
+        return found is not None
+
+    def count(self, kind: Kind, stage: int) -> int:
+        return self._next[stage, "F" if kind == "F" else "B"]
+
+
+def _gpipe(rank: int, m: int) -> list[Step]:
+    """All forwards, then all backwards (Huang et al. 2019, figure 2c; the backwards in the order of the forwards)."""
+    return [Action(rank, kind, number) for kind in ("F", "B") for number in range(m)]
+
+
+def _one_forward_one_backward(rank: int, p: int, m: int) -> list[Step]:
+    """As many forwards as there are ranks behind, then one forward and one backward in turns, then the backwards left
+    (PipeDream-Flush: Narayanan et al. 2021, section 2.2.1)."""
+    ahead = min(p - 1 - rank, m)
+    return [*_in_turns([Action(rank, "F", n) for n in range(m)], [Action(rank, "B", n) for n in range(m)], ahead)]
+
+
+def _interleaved(rank: int, p: int, v: int, m: int) -> list[Step]:
+    """1F1B over v stages on a rank, by groups of micro-batches (Narayanan et al. 2021, section 2.2.2)."""
+    group = _group(p, m)
+
+    def order(kind: Kind, nth: Iterable[int]) -> list[Action]:
+        turns = range(0, m, group)
+        return [Action(c * p + rank, kind, first + n) for first in turns for c in nth for n in range(group)]
+
+    ahead = min((v - 1) * group + 2 * (p - 1 - rank), m * v)
+    return [*_in_turns(order("F", range(v)), order("B", range(v - 1, -1, -1)), ahead)]
+
+
+def _group(p: int, m: int) -> int:
+    """Micro-batches that go through one stage of a rank before the next one has its turn.
+
+    p in the paper, which wants m to be a multiple of it. As in torch: m / (m // p), so that 10 micro-batches on 4 ranks go
+    in two groups of 5. Raises InputError where that is no whole number.
+    """
+    groups = max(1, m // p)
+    if m % groups:
+        fit = [n for n in range(1, 4 * m) if n % max(1, n // p) == 0]
+        below, above = max(n for n in fit if n < m), min(n for n in fit if n > m)
+        raise InputError(
+            f"schedule interleaved: {m} micro-batches on {p} processes do not make {groups} equal groups; "
+            f"the nearest numbers that fit are {below} and {above}"
+        )
+    return m // groups
+
+
+def _in_turns(forwards: list[Action], backwards: list[Action], ahead: int) -> Iterator[Action]:
+    """`ahead` forwards, then forward and backward in turns, then the backwards that are left."""
+    yield from forwards[:ahead]
+    for forward, backward in zip(forwards[ahead:], backwards, strict=False):
+        yield forward
+        yield backward
+    yield from backwards[len(forwards) - ahead :]
+
+
+def _zbv(rank: int, p: int, m: int) -> list[Step]:
+    """ZB-V (Qi et al. 2023, section 6): where forward, I and W take the same time, no rank waits between its first and its
+    last action, once m >= 2p - 1; with fewer, those that are not there are left out of the list of 2p - 1."""
+    near, far, writer = rank, 2 * p - 1 - rank, _Writer()
+    add, full = writer.add, max(2 * p - 1, m)
+
+    def backward(stage: int) -> None:
+        add("I", stage)
+        writer.weight(stage)
+
+    for _ in range(2 * (p - rank) - 1):
+        add("F", near)
+    for _ in range(rank):
+        add("F", far)
+        add("F", near)
+    for _ in range(p - rank):
+        add("F", far)
+        backward(far)
+    while writer.count("F", far) < full:
+        if writer.count("F", near) < full:
+            add("F", near)
+        backward(near)
+        add("F", far)
+        backward(far)
+    for _ in range(rank):  # the way down: first what others wait for, the weights' gradients fill what would be idle
+        add("I", near)
+        add("I", far)
+    for _ in range(p - rank):
+        add("I", near)
+        writer.weight(near)
+    while writer.weight(far) or writer.weight(near):
+        pass
+    return [action for action in actions(writer.steps) if action.micro_batch < m]
+
+
+def _dualpipev(rank: int, p: int, m: int) -> list[Step]:
+    """DualPipe with its two directions folded into a V (Liu et al. 2024, section 3.2.1, and the authors' DualPipe
+    repository, whose eight steps these are)."""
+    near, far, writer = rank, 2 * p - 1 - rank, _Writer()
+    add, behind = writer.add, p - 1 - rank
+    for _ in range(2 * behind):  # 1
+        add("F", near)
+    for _ in range(rank + 1):  # 2
+        add("F", near)
+        add("F", far)
+    for _ in range(behind):  # 3
+        add("I", far)
+        writer.weight()
+        add("F", far)
+    for turn in range(m - 2 * p + rank + 1):  # 4
+        if turn == 0 and rank == p - 1:  # apart, so that the last rank's first backward does not wait for its forward
+            add("F", near)
+            add("B", far)
+        else:
+            writer.overlap(near, far)
+        writer.overlap(far, near)
+    for _ in range(behind):  # 5
+        add("B", far)
+        writer.overlap(far, near)
+    for turn in range(2 * (rank + 1)):  # 6: the second half is split
+        add("I" if turn > rank else "B", near if turn % 2 else far)
+    for _ in range(behind):  # 7
+        writer.weight()
+        add("I", near)
+    while writer.weight():  # 8
+        pass
+    return writer.steps

@@ -1,0 +1,198 @@
+"""A pipeline schedule in time: when each action starts and ends, who is idle, and what the bubble comes to.
+
+Times are in time-steps: one is a stage's forward of a micro-batch unless `Durations` says otherwise. With v stages on a
+rank, stages are 1/v as deep, so time-steps of schedules with different v compare after division by v; utilisation as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from bessemer.plan.schedules import Action, Schedule, actions, to_csv_rows
+
+
+@dataclass(frozen=True)
+class Durations:
+    """How long a stage takes for a micro-batch, and how long its result travels to another rank.
+
+    backward: the whole one, half of it for the inputs' gradient and half for the weights' where a schedule splits it
+    (each multiplies two matrices, as the forward does: hence 2). A textbook that draws each action as one time-step has
+    backward = 1. send: delays the receiver and keeps nobody busy, as a transfer beside the computation does.
+    stages: how much longer than 1 each stage takes, by stage; None: all the same.
+    """
+
+    forward: float = 1.0
+    backward: float = 2.0
+    send: float = 0.0
+    stages: tuple[float, ...] | None = None
+
+    def of(self, action: Action) -> float:
+        """Time-steps of one action."""
+        base = {"F": self.forward, "B": self.backward, "I": self.backward / 2, "W": self.backward / 2}[action.kind]
+        return base * (1.0 if self.stages is None else self.stages[action.stage])
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """An action in time. Of an overlapped pair each has its own slot, one behind the other."""
+
+    action: Action
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """slots: by rank, in the order of time."""
+
+    schedule: Schedule
+    durations: Durations
+    slots: tuple[tuple[Slot, ...], ...]
+
+    @cached_property
+    def timesteps(self) -> float:
+        """From the first start to the last end."""
+        return max(row[-1].end for row in self.slots)
+
+    @cached_property
+    def active_of(self) -> tuple[float, ...]:
+        """Time-steps in which each rank computes."""
+        return tuple(sum(slot.end - slot.start for slot in row) for row in self.slots)
+
+    @cached_property
+    def span_of(self) -> tuple[float, ...]:
+        """Time-steps from each rank's first start to its last end.
+
+        Where the next step's forwards may begin before the last rank is done, the longest of these is a step's time
+        (Qi et al. 2023, section 4), and a schedule without a bubble has no rank idle within it.
+        """
+        return tuple(row[-1].end - row[0].start for row in self.slots)
+
+    @property
+    def active(self) -> float:
+        """Time-steps of all ranks in which they compute."""
+        return sum(self.active_of)
+
+    @property
+    def idle(self) -> float:
+        """Time-steps of all ranks in which they wait."""
+        return self.timesteps * len(self.slots) - self.active
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the ranks' time in which they compute."""
+        return self.active / (self.timesteps * len(self.slots))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in plain values. `rows` are the lists that run; `slots` are (action, start, end)."""
+        of = self.schedule
+        return {
+            "schedule": of.name,
+            "ranks": of.ranks,
+            "virtual": of.virtual,
+            "stages": of.stages,
+            "micro_batches": of.micro_batches,
+            "durations": asdict(self.durations),
+            "timesteps": self.timesteps,
+            "active": self.active,
+            "idle": self.idle,
+            "utilisation": self.utilisation,
+            "by_rank": [
+                {
+                    "rank": rank,
+                    "stages": of.stages_of(rank),
+                    "active": self.active_of[rank],
+                    "idle": self.timesteps - self.active_of[rank],
+                    "utilisation": self.active_of[rank] / self.timesteps,
+                    "held": of.held(rank),
+                }
+                for rank in range(of.ranks)
+            ],
+            "rows": to_csv_rows(of),
+            "slots": [[(str(slot.action), slot.start, slot.end) for slot in row] for row in self.slots],
+        }
+
+
+def simulate(schedule: Schedule, durations: Durations | None = None) -> Timetable:
+    """Let each rank do its list in order, each action as soon as what it needs is there.
+
+    F needs the stage before, B and I the stage behind and their own F, W its I; from another rank it comes `send` later.
+    Raises ValueError when the ranks wait for each other for ever.
+    """
+    asked = durations or Durations()
+    if asked.stages is not None and len(asked.stages) != schedule.stages:
+        raise ValueError(f"durations of {len(asked.stages)} stages for a schedule of {schedule.stages}")
+    done: dict[tuple[int, str, int], float] = {}  # when the F, B (or I) and W of a stage and micro-batch ended
+
+    def ready(action: Action) -> float | None:
+        """When what an action needs is there; None: that is not known yet."""
+        latest = 0.0
+        for stage, kind in _needs(action, schedule.stages):
+            ended = done.get((stage, kind, action.micro_batch))
+            if ended is None:
+                return None
+            away = schedule.rank_of(stage) != schedule.rank_of(action.stage)
+            latest = max(latest, ended + (asked.send if away else 0.0))
+        return latest
+
+    slots: list[list[Slot]] = [[] for _ in range(schedule.ranks)]
+    todo = [list(reversed(steps)) for steps in schedule.steps]
+    while any(todo):
+        moved = False
+        for row, steps in zip(slots, todo, strict=True):
+            while steps:
+                step = steps[-1]
+                times = [ready(action) for action in actions([step])]
+                if None in times:
+                    break
+                start = max([row[-1].end if row else 0.0, *(time for time in times if time is not None)])
+                for action in actions([step]):
+                    row.append(Slot(action, start, start := start + asked.of(action)))
+                for action in actions([step]):  # a pair's results are both there when the pair is done
+                    done[action.stage, "B" if action.kind == "I" else action.kind, action.micro_batch] = start
+                steps.pop()
+                moved = True
+        if not moved:
+            heads = ", ".join(f"rank {rank} at {steps[-1]}" for rank, steps in enumerate(todo) if steps)
+            raise ValueError(f"schedule {schedule.name}: the ranks wait for each other for ever: {heads}")
+    return Timetable(schedule, asked, tuple(tuple(row) for row in slots))
+
+
+def _needs(action: Action, stages: int) -> Iterator[tuple[int, str]]:
+    """(stage, kind) of what has to be done for the same micro-batch."""
+    if action.kind == "F":
+        if action.stage > 0:
+            yield action.stage - 1, "F"
+    elif action.kind == "W":
+        yield action.stage, "B"
+    else:
+        yield action.stage, "F"
+        if action.stage < stages - 1:
+            yield action.stage + 1, "B"
+
+
+def bubble(schedule: Schedule, durations: Durations | None = None) -> float | None:
+    """The published time-steps that a step takes beyond its work, all stages alike and sends free. None: no such formula.
+
+    gpipe and 1f1b: (p - 1)(F + B), so that utilisation is m / (m + p - 1); interleaved, m a multiple of p: the same of
+    stages 1/v as deep, so that the idle share is (p - 1) / (v m + p - 1) (Narayanan et al. 2021, section 2.2). zbv, where
+    forward, I and W take the same time and m >= 2p - 1: nothing within a rank's span (Qi et al. 2023, section 6), and
+    p - 1 forwards over all, until the last rank has its first input. dualpipev, likewise where they take the same
+    time: (p - 1)(F&B + B - 3W), F&B an overlapped pair, here as long as both (table of the authors' DualPipe
+    repository, whose PP is 2p).
+    """
+    asked, p, m = durations or Durations(), schedule.ranks, schedule.micro_batches
+    if asked.send or asked.stages is not None:
+        return None
+    forward, backward = asked.forward, asked.backward
+    alike = backward == 2 * forward
+    if schedule.name in ("gpipe", "1f1b") or (schedule.name == "interleaved" and m % p == 0):
+        return (p - 1) * (forward + backward)
+    if schedule.name == "zbv" and alike and m >= 2 * p - 1:
+        return (p - 1) * forward
+    if schedule.name == "dualpipev" and alike:
+        return (p - 1) * (forward + backward + backward - 3 * backward / 2)
+    return None

@@ -1,0 +1,111 @@
+"""Pipeline schedules: what the bubble costs, and what each schedule gives for a smaller one.
+
+First the textbook's table, each action a time-step, by simulation beside the formula m / (p + m - 1). Then all schedules
+on the same model: a forward of a rank's whole part is 1, whatever number of stages it is cut into, and its backward 2. Numbers
+only: nothing is trained, and the lists simulated are the ones that run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bessemer.errors import InputError
+from bessemer.plan.schedules import IN_A_V, NAMES, generate
+from bessemer.plan.timetable import Durations, simulate
+
+
+@dataclass(frozen=True)
+class Settings:
+    """sizes: (ranks, micro-batches). send: from a rank to another, in forwards of a rank's part."""
+
+    sizes: tuple[tuple[int, int], ...] = ((4, 4), (4, 8), (4, 16), (8, 16))
+    backward: float = 2.0
+    send: float = 0.1
+
+
+def run(settings: Settings | None = None) -> dict[str, Any]:
+    """Simulate them.
+
+    Returns `settings`; `textbook`, a row a size and schedule of gpipe and 1f1b, with timesteps, active, idle (of all ranks
+    together), utilisation and formula; `schedules`, a row a size and schedule of all, with stages on a rank, time (of a
+    step, in forwards of a rank's part), idle (of a rank, on average), utilisation, held (micro-batches' activations on
+    the fullest rank) and with_send (utilisation when results travel). A schedule that a size does not fit has `why` instead.
+    """
+    asked = settings or Settings()
+    textbook, schedules = [], []
+    for p, m in asked.sizes:
+        for name in ("gpipe", "1f1b"):
+            table = simulate(generate(name, p, m), Durations(1.0, 1.0))
+            textbook.append(
+                {
+                    "stages": p,
+                    "micro_batches": m,
+                    "schedule": name,
+                    "timesteps": table.timesteps,
+                    "active": table.active,
+                    "idle": table.idle,
+                    "utilisation": table.utilisation,
+                    "formula": m / (p + m - 1),
+                }
+            )
+        for name in NAMES:
+            schedules += [
+                _row(asked, name, p, m, virtual) for virtual in ((2, 4) if name == "interleaved" else (None,))
+            ]
+    return {"settings": asdict(asked), "textbook": textbook, "schedules": schedules}
+
+
+def _row(asked: Settings, name: str, p: int, m: int, virtual: int | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"ranks": p, "micro_batches": m, "schedule": name}
+    try:
+        schedule = generate(name, p, m, virtual)
+    except InputError as error:
+        return {**row, "why": str(error)}
+    v = schedule.virtual
+    table = simulate(schedule, Durations(1.0 / v, asked.backward / v))
+    sent = simulate(schedule, Durations(1.0 / v, asked.backward / v, asked.send))
+    return {
+        **row,
+        "virtual": v,
+        "time": table.timesteps,
+        "idle": table.idle / p,
+        "utilisation": table.utilisation,
+        "held": max(schedule.held(rank) for rank in range(p)),
+        "with_send": sent.utilisation,
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """Both tables."""
+    asked = found["settings"]
+    lines = [
+        "The textbook: forward and backward of a micro-batch are one time-step each",
+        "stages  micro-batches  schedule  timesteps  active  idle  utilisation  m / (p + m - 1)",
+    ]
+    for row in found["textbook"]:
+        lines.append(
+            f"{row['stages']:>6}  {row['micro_batches']:>13}  {row['schedule']:<8}  {row['timesteps']:>9g}  "
+            f"{row['active']:>6g}  {row['idle']:>4g}  {row['utilisation']:>11.1%}  {row['formula']:>15.1%}"
+        )
+    lines += [
+        "",
+        f"All schedules on one model: the forward of a rank's part is 1, its backward {asked['backward']:g}",
+        f"ranks  micro-batches  schedule     stages a rank   time   idle  utilisation  and sends of {asked['send']:g}  held",
+    ]
+    for row in found["schedules"]:
+        place = f"{row['ranks']:>5}  {row['micro_batches']:>13}  {row['schedule']:<11}"
+        if "why" in row:
+            lines.append(f"{place}  {'-':>13}  {row['why'].split(': ', 1)[1]}")
+            continue
+        lines.append(
+            f"{place}  {row['virtual']:>13}  {row['time']:>5.4g}  {row['idle']:>5.3g}  {row['utilisation']:>11.1%}  "
+            f"{row['with_send']:>16.1%}  {row['held']:>4g}"
+        )
+    lines += [
+        "",
+        "time: of a step, where a rank without a bubble takes "
+        f"{1 + asked['backward']:g} for each micro-batch; idle: of a rank; held: micro-batches whose",
+        f"activations the fullest rank holds, in units of its part of the model. {' and '.join(IN_A_V)} split backwards.",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.errors import InputError
+from bessemer.plan import diagram, pipeline
+from bessemer.plan.schedules import NAMES, generate
+from bessemer.plan.timetable import Durations, Timetable, simulate
+
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def timetable(name: str, p: int, m: int, durations: Durations | None = None) -> Timetable:
+    return simulate(generate(name, p, m), durations)
+
+
+def test_the_textbooks_picture() -> None:
+    assert diagram.lines(timetable("gpipe", 2, 2, Durations(1, 1)), 80) == [
+        "        0     2     4",
+        "rank 0  F0 F1 ····· B0 B1",
+        "rank 1  ·· F0 F1 B0 B1 ··",
+    ]
+
+
+def test_a_long_action_has_dashes_and_a_narrow_terminal_panels() -> None:
+    assert diagram.lines(timetable("1f1b", 2, 3), 28) == [
+        "        0     2     4",
+        "rank 0  F0 F1 ····· B0───",
+        "rank 1  ·· F0 B0─── F1 B1─",
+        "",
+        "        6     8     10",
+        "rank 0  F2 B1─── ·· B2───",
+        "rank 1  ── F2 B2─── ·····",
+    ]
+
+
+def test_a_label_is_never_cut() -> None:
+    """B0 begins half a time-step before the panel ends and is written there, beyond its border."""
+    drawn = diagram.lines(timetable("gpipe", 1, 3, Durations(1.5, 1.5)), 21)
+    assert drawn[1::3] == ["rank 0  F0 F1 F2 B0", "rank 0  ─ B1 B2"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("width", [40, 80, 120, 160])
+def test_every_action_is_drawn_once_and_no_line_is_too_long(name: str, width: int) -> None:
+    for p, m, durations in (
+        (2, 4, Durations()),
+        (4, 8, Durations(1, 1)),
+        (4, 8, Durations(1, 2.5, 0.3)),
+        (8, 16, Durations()),
+    ):
+        table = timetable(name, p, m, durations)
+        drawn = diagram.lines(table, width)
+        assert max(map(len, drawn)) <= width
+        if "mostly idle" in drawn[-1]:
+            assert len(drawn) == p + 3
+            continue
+        for rank, row in enumerate(table.slots):
+            text = "".join(
+                line.removeprefix(f"rank {rank}  ").ljust(width) for line in drawn if line.startswith(f"rank {rank} ")
+            )
+            labels = re.findall(r"\d*[FBIW]\d+", text)
+            assert labels == [diagram.label(table, slot.action) for slot in row]
+
+
+def test_colours_change_no_column() -> None:
+    table = timetable("zbv", 4, 8)
+    plain, coloured = diagram.lines(table, 100), diagram.lines(table, 100, colour=True)
+    assert [ESCAPE.sub("", line).rstrip() for line in coloured] == plain  # no action of these is longer than its label
+    assert any(ESCAPE.search(line) for line in coloured)
+    shown = ["".join(ESCAPE.sub("", line)) for line in diagram.lines(timetable("1f1b", 4, 8), 100, colour=True)]
+    assert [line.rstrip() for line in shown] == [
+        line.replace("─", " ").rstrip() for line in diagram.lines(timetable("1f1b", 4, 8), 100)
+    ]
+
+
+def test_a_large_schedule_is_condensed() -> None:
+    table = timetable("1f1b", 32, 128)
+    drawn = diagram.lines(table, 100)
+    assert len(drawn) == 1 + 32 + 2 and max(map(len, drawn)) <= 100
+    last = drawn[32].removeprefix("rank 31  ")
+    idle = last.count("·") / len(last)
+    assert idle == pytest.approx(1 - table.active_of[31] / table.timesteps, abs=0.03)
+    assert drawn[1].removeprefix("rank 0   ").startswith("F") and drawn[1].endswith("B")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_svg_has_a_cell_for_every_action_at_its_time(name: str) -> None:
+    table = timetable(name, 3, 6)
+    root = ElementTree.fromstring(diagram.svg(table))
+    width = float(root.attrib["width"])
+    cells = root.findall(f"{SVG}g")
+    slots = [(rank, slot) for rank, row in enumerate(table.slots) for slot in row]
+    assert len(cells) == len(slots)
+    unit = None
+    for cell, (rank, slot) in zip(cells, slots, strict=True):
+        title, rect, text = list(cell)
+        action = slot.action
+        assert title.text is not None and rect.tag == f"{SVG}rect"
+        assert title.text.startswith(
+            f"rank {rank}, stage {action.stage}: {diagram.WORDS[action.kind]} of micro-batch {action.micro_batch},"
+        )
+        assert text.text == str(action.micro_batch)
+        wide = (float(rect.attrib["width"]) + 1) / (slot.end - slot.start)  # a gap of 1 between cells
+        unit = unit or wide
+        assert wide == pytest.approx(unit, abs=0.02)
+        assert float(rect.attrib["x"]) == pytest.approx(62.5 + slot.start * unit, abs=0.2)
+        assert float(rect.attrib["x"]) + float(rect.attrib["width"]) < width
+    rows = {float(rect.attrib["y"]) for cell in cells for rect in cell.findall(f"{SVG}rect")}
+    assert len(rows) == 3
+    assert f"utilisation {table.utilisation:.1%}" in (root.findtext(f"{SVG}title") or "")
+
+
+def test_the_picture_of_the_docs_is_what_is_drawn() -> None:
+    docs = Path(__file__).parent.parent.parent / "docs"
+    assert (docs / "pipeline.svg").read_text(encoding="utf-8") == diagram.svg(timetable("1f1b", 4, 8))
+    table = pipeline.table(pipeline.plan("1f1b", 4, 8), 120)
+    assert table in (docs / "pipeline.md").read_text(encoding="utf-8")
+
+
+def test_the_command_draws_and_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    asked = ["plan", "--schedule", "1f1b", "--stages", "4", "--microbatches", "8"]
+    file = tmp_path / "picture.svg"
+    assert run_command([*asked, "--svg", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    for line in (
+        "rank 3  ········ F0 B0─── F1 B1───", "timesteps    33", "active       96 of 132", "idle         36",
+        "utilisation  72.7% = m / (p + m - 1) = 8 / 11", "held         activations of 4, 3, 2, 1 micro-batches",
+    ):  # fmt: skip
+        assert line in shown
+    assert ElementTree.parse(file).getroot().tag == f"{SVG}svg"
+    assert run_command([*asked, "--backward", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["timesteps"], found["active"], found["idle"]) == (22, 64, 24)
+    assert found["utilisation"] == pytest.approx(8 / 11)
+    assert found["rows"][3][:4] == ["3F0", "3B0", "3F1", "3B1"]
+    assert found["slots"][3][1] == ["3B0", 4, 5]
+
+
+def test_a_recipes_model_is_cut_and_its_stages_take_what_they_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        run_command(["plan", "gpt2-124m", "--schedule", "1f1b", "--stages", "2", "--microbatches", "8", "--json"]) == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert [row["blocks"] for row in found["cut"]] == [[0, 8], [8, 12]]
+    shares = [row["share"] for row in found["cut"]]
+    assert sum(shares) == pytest.approx(1) and shares[0] < shares[1]
+    assert [row["utilisation"] for row in found["by_rank"]] == pytest.approx(
+        [share * found["active"] / found["timesteps"] for share in shares]
+    )
+    assert found["utilisation"] < 8 / 9  # what equal stages would give
+    table = pipeline.table(pipeline.plan("zbv", 2, 4), 100)
+    assert "stage " not in table.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--schedule", "1f1", "--stages", "4", "--microbatches", "8"], "did you mean 1f1b?"),
+        (["--schedule", "1f1b"], "--schedule needs --stages N and --microbatches M"),
+        (["--stages", "4", "--svg", "x.svg"], "--stages, --svg without --schedule"),
+        (["--schedule", "zbv", "--stages", "4", "--microbatches", "8", "--virtual", "4"], "has 2 stages a process"),
+        (["--schedule", "dualpipev", "--stages", "4", "--microbatches", "4"], "8 on 4 processes, not 4"),
+        (["--schedule", "gpipe", "--stages", "4", "--microbatches", "4", "--backward", "0"], "--backward: 0"),
+        (["--schedule", "gpipe", "--stages", "4", "--microbatches", "4", "--send", "nan"], "--send: nan"),
+        (["--schedule", "gpipe", "--stages", "4", "--microbatches", "4", "--svg", "no/where.svg"], "no such folder"),
+        (["gpt2-124m", "--schedule", "gpipe", "--stages", "13", "--microbatches", "4"], "take 1 to 12 stages"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["plan", *arguments]) == InputError.exit_code
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -1,0 +1,301 @@
+"""Our lists beside those that torch's own schedule objects run, and the timetable beside the published formulas."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from typing import Any
+
+import pytest
+
+from bessemer.errors import InputError
+from bessemer.plan.schedules import NAMES, Action, Schedule, check, generate, to_csv_rows
+from bessemer.plan.timetable import Durations, bubble, simulate
+
+SHARDING = re.compile("SHARD|REDUCE_GRAD")
+TEXTBOOK, WORK = Durations(1, 1), Durations(1, 2)
+LOOPS = {"gpipe": "GPipe", "1f1b": "1F1B"}
+LISTS = {"interleaved": "Interleaved1F1B", "zbv": "ZBVZeroBubble", "dualpipev": "DualPipeV"}
+GRID = [
+    (name, p, m, v)
+    for name in NAMES
+    for p in (1, 2, 3, 4, 5, 8, 12)
+    for m in (1, 2, 3, 4, 6, 8, 9, 10, 16, 24, 30)
+    for v in ((2, 3, 4) if name == "interleaved" else (None,))
+    if not (name == "dualpipev" and m < 2 * p) and not (name == "interleaved" and m % max(1, m // p))
+]
+
+
+class StageOfTorch:
+    """What a schedule asks a stage before it runs; there is nothing to send, and `done` notes what it is told to compute."""
+
+    submod = None
+    has_backward = True
+
+    def __init__(self, stage: int, ranks: int, virtual: int) -> None:
+        self.stage_index, self.group_rank, self.group_size = stage, stage % ranks, ranks
+        self.num_stages, self.is_first, self.is_last = ranks * virtual, stage == 0, stage == ranks * virtual - 1
+        self.done: list[str] = []
+
+    def nothing(self, number: int) -> list[Any]:
+        return []
+
+    get_fwd_recv_ops = get_fwd_send_ops = get_bwd_recv_ops = get_bwd_send_ops = nothing
+
+    def forward_one_chunk(self, number: int, *args: Any, **keywords: Any) -> None:
+        self.done.append(f"{self.stage_index}F{number}")
+
+    def backward_one_chunk(self, number: int, *args: Any, **keywords: Any) -> None:
+        self.done.append(f"{self.stage_index}B{number}")
+
+    def perform_reduce_grad(self, factor: int) -> None:
+        pass
+
+
+def loop_of_torch(name: str, ranks: int, micro_batches: int) -> list[list[str]]:
+    """What ScheduleGPipe and Schedule1F1B do on each rank, from the calls that their loops make."""
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    rows = []
+    for rank in range(ranks):
+        stage = StageOfTorch(rank, ranks, 1)
+        schedule: Any = get_schedule_class(LOOPS[name])(stage, micro_batches)  # type: ignore[arg-type]
+        schedule._initialize_stage = lambda *args: None
+        schedule._step_microbatches([()] * micro_batches, [{}] * micro_batches)
+        rows.append(stage.done)
+    return rows
+
+
+def runtime_of_torch(schedule: Schedule) -> Any:
+    """torch's runtime for the lists of ours, as the docstring of plan/schedules.py says."""
+    from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+    stages = [StageOfTorch(stage, schedule.ranks, schedule.virtual) for stage in range(schedule.virtual)]
+    runtime: Any = _PipelineScheduleRuntime(stages, schedule.micro_batches, scale_grads=False)
+    rows = enumerate(to_csv_rows(schedule))
+    runtime.pipeline_order = {rank: [_Action.from_str(name) for name in row] for rank, row in rows}
+    runtime._prepare_schedule_with_comms(runtime.pipeline_order)
+    return runtime
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_lists_are_what_torchs_loops_do(name: str) -> None:
+    for p, m in ((1, 3), (2, 2), (2, 5), (3, 3), (4, 4), (4, 8), (4, 11), (8, 16)):
+        assert to_csv_rows(generate(name, p, m)) == loop_of_torch(name, p, m), (p, m)
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_the_lists_are_those_of_torchs_classes(name: str) -> None:
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    rows = [row[1:] for row in GRID if row[0] == name and (row[1] * row[2] <= 64 or row[1:3] == (12, 30))]
+    assert len(rows) >= 15
+    for p, m, v in rows:
+        ours = generate(name, p, m, v)
+        stages = [StageOfTorch(stage, p, ours.virtual) for stage in range(ours.virtual)]
+        theirs: Any = get_schedule_class(LISTS[name])(stages, m)
+        order = [[str(action) for action in row if action is not None] for row in theirs.pipeline_order.values()]
+        assert to_csv_rows(ours) == order, (p, m, v)
+        assert [ours.rank_of(stage) for stage in range(ours.stages)] == [
+            theirs.stage_index_to_group_rank[stage] for stage in range(ours.stages)
+        ]
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_torch_and_ours_refuse_the_same_numbers(name: str) -> None:
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    refused = 0
+    for p in (2, 3, 4):
+        for m in range(1, 14):
+            ours = theirs = True
+            try:
+                generate(name, p, m)
+            except InputError:
+                ours = False
+            try:
+                get_schedule_class(LISTS[name])([StageOfTorch(stage, p, 2) for stage in range(2)], m)  # type: ignore[arg-type]
+            except ValueError:
+                theirs = False
+            assert ours == theirs, (p, m)
+            refused += not ours
+    assert (refused > 0) == (name != "zbv")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torchs_runtime_takes_every_list(name: str, tmp_path: Any) -> None:
+    """With sends and receives in an order that does not wait for ever; the same from a file."""
+    from torch.distributed.pipelining.schedules import _simulate_comms_compute
+
+    for p, m in ((2, 4), (4, 8), (4, 16), (4, 3)):
+        if name == "dualpipev" and m < 2 * p:
+            continue
+        ours = generate(name, p, m)
+        runtime = runtime_of_torch(ours)
+        lowered = runtime.pipeline_order_with_comms
+        if name != "dualpipev":  # torch's own dry run knows no overlapped pairs, nor what it adds for FSDP
+            kept = {rank: [a for a in row if not SHARDING.search(str(a))] for rank, row in lowered.items()}
+            dry = _simulate_comms_compute(kept, ours.rank_of, ours.stages)
+            assert [[a for a in row if a] for row in dry.values()] == list(kept.values())
+        sent = sum("SEND" in str(action) for row in lowered.values() for action in row)
+        crossings = sum(ours.rank_of(stage) != ours.rank_of(stage + 1) for stage in range(ours.stages - 1))
+        assert sent == 2 * m * crossings
+        assert [runtime.stage_index_to_group_rank[stage] for stage in range(ours.stages)] == [
+            ours.rank_of(stage) for stage in range(ours.stages)
+        ]
+        file = tmp_path / "schedule.csv"
+        file.write_text("".join(",".join(row) + "\n" for row in to_csv_rows(ours)))
+        again = runtime_of_torch(generate("gpipe", p, m) if ours.virtual == 1 else generate("zbv", p, m))
+        again._load_csv(str(file))
+        assert again.pipeline_order_with_comms == lowered
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lists_are_complete_and_nobody_waits_for_ever(name: str) -> None:
+    rows = [row[1:] for row in GRID if row[0] == name]
+    assert len(rows) > 30
+    for p, m, v in rows:
+        schedule = generate(name, p, m, v)
+        check(schedule)
+        table = simulate(schedule, Durations(1, 2, send=0.25))
+        ended = {slot.action: (slot.start, slot.end) for row in table.slots for slot in row}
+        for action, (start, _) in ended.items():  # by another way than the simulation's
+            kinds = ("F",) if action.kind == "F" else ("B", "I")
+            beside = action.stage + (-1 if action.kind == "F" else 1)
+            if action.kind == "W":
+                assert start >= ended[Action(action.stage, "I", action.micro_batch)][1]
+            elif 0 <= beside < schedule.stages:
+                there = next(a for kind in kinds if (a := Action(beside, kind, action.micro_batch)) in ended)  # type: ignore[arg-type]
+                away = schedule.rank_of(beside) != schedule.rank_of(action.stage)
+                assert start >= ended[there][1] + (0.25 if away else 0)
+        for row in table.slots:
+            assert all(one.end <= two.start for one, two in itertools.pairwise(row))
+        assert table.active == pytest.approx(3 * m * schedule.stages)
+
+
+def test_an_incomplete_list_and_a_knot_are_found() -> None:
+    whole = generate("1f1b", 2, 3)
+    first, second = whole.steps
+    for steps, message in (
+        (first[:-1], "stage 0, micro-batch 2"),
+        ((*first, first[-1]), "stage 0, micro-batch 2"),
+        ((first[-1], *first[:-1]), "0B2 comes before its F"),
+        ((*first, Action(0, "F", 9)), "0F9"),
+        ((*first[:-1], Action(1, "B", 2)), "1B2 is of a stage of rank 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check(dataclasses.replace(whole, steps=(steps, second)))
+    knot = (first[0], Action(0, "B", 0), *(step for step in first[1:] if str(step) != "0B0"))
+    late = (*second[2:4], *second[:2], *second[4:])
+    with pytest.raises(ValueError, match=r"for ever: rank 0 at 0B0, rank 1 at 1F1"):
+        simulate(dataclasses.replace(whole, steps=(knot, late)))
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_utilisation_is_m_of_p_plus_m_minus_1(name: str) -> None:
+    for p in range(1, 13):
+        for m in (1, 2, 3, 4, 7, 8, 16, 33):
+            for durations in (TEXTBOOK, WORK, Durations(3, 5)):
+                table = simulate(generate(name, p, m), durations)
+                assert table.utilisation == pytest.approx(m / (p + m - 1), rel=1e-12), (p, m)
+            table = simulate(generate(name, p, m), TEXTBOOK)
+            assert (table.timesteps, table.active, table.idle) == (2 * (m + p - 1), 2 * m * p, 2 * p * (p - 1))
+
+
+def test_interleaving_divides_the_bubble_by_the_stages_on_a_rank() -> None:
+    for p in range(1, 9):
+        for v in (2, 3, 4):
+            for m in (p, 2 * p, 5 * p):
+                for durations in (TEXTBOOK, WORK):
+                    table = simulate(generate("interleaved", p, m, v), durations)
+                    assert 1 - table.utilisation == pytest.approx((p - 1) / (v * m + p - 1), abs=1e-12), (p, v, m)
+
+
+def test_zbv_has_no_bubble_within_a_ranks_span() -> None:
+    for p in range(1, 9):
+        for m in (2 * p - 1, 2 * p, 4 * p):
+            table = simulate(generate("zbv", p, m), WORK)
+            assert table.span_of == (6 * m,) * p
+            assert simulate(generate("zbv", p, m), TEXTBOOK).timesteps > 4 * m or p == 1  # W is no longer as long as F
+    fewer = simulate(generate("zbv", 4, 6), WORK)
+    assert max(fewer.span_of) > 6 * 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_published_bubble_is_that_of_the_timetable(name: str) -> None:
+    compared = 0
+    for p, m, v in [row[1:] for row in GRID if row[0] == name]:
+        for durations in (TEXTBOOK, WORK):
+            schedule = generate(name, p, m, v)
+            if (wanted := bubble(schedule, durations)) is not None:
+                work = m * schedule.virtual * (durations.forward + durations.backward)
+                assert simulate(schedule, durations).timesteps - work == pytest.approx(wanted), (p, m, v)
+                compared += 1
+    assert compared > 20
+    assert bubble(generate(name, 2, 4), Durations(send=1)) is None
+
+
+def test_activations_held() -> None:
+    """GPipe: all of them; 1F1B: as many as ranks from here on; the V shapes: the same on every rank."""
+    for p, m in ((2, 4), (4, 8), (4, 16), (8, 16)):
+        ranks = range(p)
+        assert [generate("gpipe", p, m).held(rank) for rank in ranks] == [m] * p
+        assert [generate("1f1b", p, m).held(rank) for rank in ranks] == [p - rank for rank in ranks]
+        assert [generate("zbv", p, m).held(rank) for rank in ranks] == [p] * p
+        assert [generate("dualpipev", p, m).held(rank) for rank in ranks] == [p + 0.5] * p
+        for v in (2, 4):
+            # Narayanan et al. 2021, section 2.2: warm-up of (v - 1) p + 2 (p - 1 - rank), and the one under way
+            wanted = [((v - 1) * p + 2 * (p - 1 - rank) + 1) / v for rank in ranks]
+            assert [generate("interleaved", p, m, v).held(rank) for rank in ranks] == wanted
+
+
+def test_a_slow_stage_and_slow_sends_cost_time() -> None:
+    """By hand, p = 2, m = 2, F = B = 1: the second stage takes 3 for each, and each way between them 1."""
+    table = simulate(generate("gpipe", 2, 2), Durations(1, 1, 1, stages=(1, 3)))
+    assert [[(str(slot.action), slot.start, slot.end) for slot in row] for row in table.slots] == [
+        [("0F0", 0, 1), ("0F1", 1, 2), ("0B0", 12, 13), ("0B1", 15, 16)],
+        [("1F0", 2, 5), ("1F1", 5, 8), ("1B0", 8, 11), ("1B1", 11, 14)],
+    ]
+    assert (table.timesteps, table.active, table.idle) == (16, 16, 16)
+
+
+def test_a_pair_gives_its_results_when_both_are_done() -> None:
+    table = simulate(generate("dualpipev", 2, 5), WORK)
+    slots = {str(slot.action): slot for row in table.slots for slot in row}
+    pair = next(step for step in table.schedule.steps[0] if "OVERLAP" in str(step))
+    forward, backward = slots[str(pair.forward)], slots[str(pair.backward)]  # type: ignore[union-attr]
+    assert (forward.end, backward.end) == (backward.start, forward.start + 3)
+    after = slots[f"{forward.action.stage + 1}F{forward.action.micro_batch}"]
+    assert after.start >= backward.end
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("1f1", 4, 8), "schedule 1f1: there is none of that name; did you mean 1f1b?"),
+        (("Interleaved1F1B", 4, 8), "did you mean interleaved?"),
+        (("zero-bubble", 4, 8), "did you mean zbv?"),
+        (("backwards", 4, 8), "There are gpipe, 1f1b, interleaved, zbv, dualpipev"),
+        (("1f1b", 4, 8, 2), "has 1 stage a process, not 2; interleaved takes more"),
+        (("interleaved", 4, 8, 1), "needs 2 or more; with 1 it is 1f1b"),
+        (("zbv", 4, 8, 3), "has 2 stages a process, not 3"),
+        (("dualpipev", 4, 7), "as many micro-batches as stages, 8 on 4 processes, not 7"),
+        (("interleaved", 4, 9), "do not make 2 equal groups; the nearest numbers that fit are 8 and 10"),
+        (("gpipe", 0, 8), "stages = 0; give 1 or more"),
+        (("gpipe", 4, -1), "micro-batches = -1; give 1 or more"),
+        (("gpipe", 1000, 100_000), "take fewer micro-batches"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_said(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        generate(*arguments)
+    assert message in str(error.value)
+
+
+def test_the_names_are_the_recipes() -> None:
+    from bessemer.recipe.parallel import Parallel
+
+    for name in NAMES:
+        of = Parallel(schedule=name, pipeline=4)  # type: ignore[arg-type]
+        assert generate(name, 4, 8).virtual == of.stages_each

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from bessemer.errors import InputError
+from bessemer.model.config import ModelConfig
+from bessemer.plan import cost, dial, stage_cut
+from bessemer.plan.stage_cut import Costs, balanced, stage_costs
+from bessemer.recipe import Recipe, load
+
+
+def every_cut(number: int, stages: int, fewest: int) -> list[tuple[range, ...]]:
+    """All ways to cut so many blocks, by trying them."""
+    found = []
+    for borders in itertools.combinations_with_replacement(range(number + 1), stages - 1):
+        cut = tuple(itertools.starmap(range, itertools.pairwise((0, *borders, number))))
+        if all(len(blocks) >= fewest for blocks in cut):
+            found.append(cut)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_cut_has_a_cheaper_largest_stage(seed: int) -> None:
+    draw = random.Random(seed)
+    number, stages, fewest = draw.randint(4, 9), draw.randint(1, 4), draw.choice([0, 1])
+    # whole numbers, so that sums are exact and ties happen
+    of = Costs(tuple(float(draw.randint(1, 6)) for _ in range(number)), draw.randint(0, 2), draw.randint(0, 12))
+    cut = balanced(of.blocks, of.embedding, of.head, stages, fewest)
+    assert [block for blocks in cut for block in blocks] == list(range(number))
+    assert len(cut) == stages and all(len(blocks) >= fewest for blocks in cut)
+
+    def rank(cut: tuple[range, ...]) -> tuple[float, float]:
+        found = stage_costs(of, cut)
+        return max(found), sum(one * one for one in found)
+
+    assert rank(cut) == min(map(rank, every_cut(number, stages, fewest)))
+
+
+def test_equal_blocks_go_evenly_and_the_later_stages_have_what_is_left() -> None:
+    assert [len(blocks) for blocks in balanced([1.0] * 10, 0, 0, 4)] == [2, 2, 3, 3]
+
+
+def test_a_head_as_dear_as_three_blocks_takes_their_place() -> None:
+    assert [len(blocks) for blocks in balanced([1.0] * 13, 0, 3.0, 4)] == [4, 4, 4, 1]
+    assert [len(blocks) for blocks in balanced([1.0] * 12, 0, 4.0, 4, fewest=0)] == [4, 4, 4, 0]
+
+
+def test_too_few_blocks_are_refused() -> None:
+    with pytest.raises(InputError, match="3 blocks cannot be cut into 4 stages.*1 to 3 stages"):
+        balanced([1.0] * 3, 0, 0, 4)
+
+
+def resolved(name: str, vocabulary: int, *overrides: str) -> tuple[Recipe, ModelConfig]:
+    recipe = dial.resolve(load(name, list(overrides)), vocabulary)
+    return recipe, ModelConfig.of(recipe, vocabulary)
+
+
+@pytest.mark.parametrize("recomputed", [0, 5])
+def test_the_parts_are_the_plans_flops(recomputed: int) -> None:
+    recipe, config = resolved("gpt2-124m", 50_257, "train.recompute=full")
+    parts = stage_cut.costs(recipe, config, recomputed)
+    wanted = cost.step_flops_per_token(recipe, config) + cost.recomputed_flops_per_token(recipe, config, recomputed)
+    assert parts.total == pytest.approx(wanted, rel=1e-12)
+    # two products for each of forward, input and weight: vocabulary x width, padded as the model pads it
+    assert parts.head == 6 * config.head_matrix_parameters >= 6 * 50_257 * 768
+    assert (parts.blocks[0] > parts.blocks[-1]) == (recomputed > 0)
+
+
+def test_gpt2s_head_is_counted() -> None:
+    """It costs as much as five of the twelve blocks: the last of two stages has 4 of them."""
+    recipe, config = resolved("gpt2-124m", 50_257)
+    parts = stage_cut.costs(recipe, config)
+    assert 4 < parts.head / parts.blocks[0] < 6
+    cut = balanced(parts.blocks, parts.embedding, parts.head, 2)
+    assert [len(blocks) for blocks in cut] == [8, 4]
+    assert max(stage_costs(parts, cut)) / (parts.total / 2) < 1.06
+    assert max(stage_costs(parts, (range(6), range(6, 12)))) / (parts.total / 2) > 1.28
+
+
+def test_a_masked_objective_pays_the_head_for_hidden_tokens_alone() -> None:
+    masked = ("train.objective=masked", "model.family=bert", "model.tie_embeddings=true", "train.masking.share=0.25")
+    recipe, config = resolved("depth", 5_000, *masked)
+    parts = stage_cut.costs(recipe, config)
+    assert parts.head == 0.25 * 6 * config.head_matrix_parameters > 0
+    assert parts.total == pytest.approx(cost.step_flops_per_token(recipe, config), rel=1e-12)
