@@ -1,4 +1,4 @@
-"""Copies and shards of a model train as one process does, whatever the ZeRO stage."""
+"""However a run is split, it trains as one process does."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build, shell
 from bessemer.parallel.numbers import fingerprint
 from bessemer.parallel.team import ALONE, Team, join
+from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
 from bessemer.tokens.loader import Batch
@@ -67,14 +68,14 @@ def trained(recipe: Recipe, tied: bool, team: Team) -> dict[str, Any]:
     config = config_of(tied)
     model = build(config, 3) if team.is_alone else shell(config)
     step = TrainStep(recipe, model, choose(recipe.train), 0, 2, team, initial_weights(config, 3))
-    start = fingerprint(step.model.named_parameters(), team)
+    start = fingerprint(owned_parameters(step.model), team)
     told = []
     for number, batch in enumerate(batches(4)):
         found = step.gradients(part(batch, team))
         step.update(number, found.grad_norm)
         told.append((found.loss, found.grad_norm, found.nats, found.targets))
     whole = {}
-    for name, parameter in step.model.named_parameters():
+    for name, parameter in owned_parameters(step.model):
         value = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
         whole[name] = value.detach().double().numpy()
     return {"told": told, "weights": whole, "start": start}
@@ -89,7 +90,7 @@ def difference(one: dict[str, Any], other: dict[str, Any]) -> tuple[float, float
     """Largest difference of losses and norms, and of weights."""
     pairs = zip(one["told"], other["told"], strict=True)
     losses = max(max(abs(a[0] - b[0]), abs(a[1] - b[1]) / a[1]) for a, b in pairs)
-    weights = max(np.abs(one["weights"][name] - other["weights"][name]).max() for name in one["weights"])
+    weights = max(np.abs(one["weights"][name] - other["weights"][name]).max() for name in other["weights"])
     return losses, weights
 
 
@@ -114,8 +115,13 @@ CASES = [
         Parallel(shard=4),
         Parallel(replicate=2, shard=2),
         Parallel(),
+        Parallel(tensor=2),
+        Parallel(context=2),
+        Parallel(pipeline=2),
+        Parallel(shard=2, tensor=2),
+        Parallel(shard=2, tensor=2, pipeline=2),
     ],
-    ids=["ddp2", "zero1", "zero2", "zero3", "fsdp4", "hsdp", "group of one"],
+    ids=["ddp2", "zero1", "zero2", "zero3", "fsdp4", "hsdp", "group of one", "tp2", "cp2", "pp2", "fsdp2 tp2", "2x2x2"],
 )
 def test_trains_as_one_process(layout: Parallel) -> None:
     alone = [trained(recipe, tied, ALONE) for recipe, tied in CASES]

@@ -66,11 +66,13 @@ def _fits(layout: Parallel, count: int) -> bool:
 class MicroBatches:
     """How a step's batch is divided, and what passes between stages: hidden states (rows, tokens, width) of `dtype`.
 
-    tokens: as many as the hidden states of this process have, fewer than inputs_BT has where sequences are divided.
+    length: tokens of a whole sequence, which each stage reads; tokens: as many as the hidden states of this process have,
+    fewer where sequences are divided.
     """
 
     count: int
     rows: int
+    length: int
     tokens: int
     width: int
     dtype: torch.dtype
@@ -101,7 +103,7 @@ def build(
         )
     meta = torch.device("meta")
     hidden = torch.empty(of.rows, of.tokens, of.width, dtype=of.dtype, device=meta, requires_grad=True)
-    ids = torch.empty(of.rows, of.tokens, dtype=torch.int64, device=meta)
+    ids = torch.empty(of.rows, of.length, dtype=torch.int64, device=meta)
     wide = torch.promote_types(of.dtype, torch.float32)
     loss = torch.empty((), dtype=wide, device=meta, requires_grad=True)
     runs = [
@@ -190,7 +192,8 @@ class Pipeline:
             raise InputError(
                 f"parallel.pipeline: {len(inputs_BT)} sequences do not divide into {micro_batches} micro-batches"
             )
-        of = MicroBatches(micro_batches, rows, tokens or inputs_BT.shape[1], self.model.config.width, self.dtype)
+        length = inputs_BT.shape[1]
+        of = MicroBatches(micro_batches, rows, length, tokens or length, self.model.config.width, self.dtype)
         if of not in self.schedules:
             self.schedules[of] = build(
                 self.modules, self.stages, self.team, self.device, of, split_backward=self.split_backward

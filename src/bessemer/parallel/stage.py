@@ -6,7 +6,6 @@ Shapes: B sequences of a micro-batch, T tokens, D width, S targets of a sequence
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,14 +18,16 @@ from bessemer.errors import InputError
 from bessemer.model.attention import Documents
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
+from bessemer.parallel.context import Share
 from bessemer.plan.cost import tokens_seen
+from bessemer.plan.stage_cut import balanced
 from bessemer.recipe import Parallel
 
 V_SHAPED = ("zbv", "dualpipev")
 BEFORE_BLOCKS = ("embedding", "position_embedding", "type_embedding", "embedding_norm")
 AFTER_BLOCKS = ("norm", "head", "classifier")
 
-Places = Callable[[Tensor, Tensor | None], tuple[Tensor, Documents | None]]
+Reading = Callable[[Tensor, Tensor, Tensor | None], Share]  # of (inputs_BT, targets_BS, starts_BT)
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,9 @@ def spans(config: ModelConfig, layout: Parallel, costs: Costs | None = None) -> 
             f"parallel.pipeline: {layout.pipeline} processes with {layout.stages_each} stages each are {count} stages, but "
             f"the model has {config.layers} blocks; {advice}"
         )
-    ends = _balanced(costs or Costs.of(config), count)
-    return [Span(stage, count, first, end) for stage, (first, end) in enumerate(itertools.pairwise((0, *ends)))]
+    found = costs or Costs.of(config)
+    parts = balanced(found.blocks, found.embedding, found.head, count)
+    return [Span(stage, count, part.start, part.stop) for stage, part in enumerate(parts)]
 
 
 def stages_at(layout: Parallel, place: int) -> list[int]:
@@ -171,8 +173,7 @@ class Stage(nn.Module):
     """What one stage computes of a micro-batch: what FSDP2 and DDP wrap, and what the schedule runs.
 
     model: `part_of` the stage. autocast: what forward runs inside of; a schedule must not run inside of it, for its
-    backward passes would too. places: (inputs_BT, starts_BT) to each token's place in its document and the documents, when
-    the tokens here are not whole sequences; else they come from the task.
+    backward passes would too. share: (inputs_BT, targets_BS, starts_BT) of whole sequences to what this process computes of them.
 
     divisor, factor: what the last stage divides and multiplies its sum of losses by. found: one a micro-batch, in order.
     """
@@ -183,11 +184,11 @@ class Stage(nn.Module):
         span: Span,
         task: Objective,
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
-        places: Places | None = None,
+        share: Reading | None = None,
     ) -> None:
         super().__init__()
         self.model, self.span, self.task, self.autocast = model, span, task, autocast
-        self.places = places or self._whole_sequences
+        self.share = share or self._whole_sequences
         self.divisor, self.factor = 1, 1.0
         self.found: list[Found] = []
 
@@ -211,8 +212,13 @@ class Stage(nn.Module):
         / divisor x factor, in fp32 (fp64 for fp64), or with `scored` what the task's `score` gives.
         """
         with self.autocast():
-            positions, documents = self.places(inputs_BT, starts_BT)
-            x_BTD = self.model.embed(x, positions) if self.span.has_embedding else x
+            mine = self.share(inputs_BT, targets_BS, starts_BT)
+            inputs_BT, targets_BS, documents = mine.inputs_BS, mine.targets_BS, mine.documents
+            if documents is None:
+                positions = torch.arange(inputs_BT.shape[1], device=inputs_BT.device)
+            else:
+                positions = documents.position_BT
+            x_BTD = self.model.embed(inputs_BT, positions) if self.span.has_embedding else x
             x_BTD = self.model.through(x_BTD, positions, documents)
             if not self.span.has_head:
                 return x_BTD.contiguous()
@@ -223,37 +229,5 @@ class Stage(nn.Module):
         self.found.append(Found(outcome.total.detach(), outcome.nats_B.detach(), outcome.correct_B))
         return (outcome.total / self.divisor * self.factor).to(torch.promote_types(hidden_BTD.dtype, torch.float32))
 
-    def _whole_sequences(self, inputs_BT: Tensor, starts_BT: Tensor | None) -> tuple[Tensor, Documents | None]:
-        documents = self.task.documents(inputs_BT, starts_BT)
-        if documents is None:
-            return torch.arange(inputs_BT.shape[1], device=inputs_BT.device), None
-        return documents.position_BT, documents
-
-
-def _balanced(costs: Costs, count: int) -> list[int]:
-    """Where each of `count` stages ends: contiguous, none empty, the dearest as cheap as can be.
-
-    best[s][b]: the dearest of s stages over the first b blocks, with the b that the last of them begins at.
-    """
-    blocks = len(costs.blocks)
-    sums = [0.0, *itertools.accumulate(costs.blocks)]
-
-    def cost(stage: int, first: int, end: int) -> float:
-        extra = (costs.embedding if stage == 0 else 0.0) + (costs.head if stage == count - 1 else 0.0)
-        return sums[end] - sums[first] + extra
-
-    best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
-    for stage in range(count):
-        ends = range(stage + 1, blocks - (count - 1 - stage) + 1)
-        best.append(
-            {
-                end: min(
-                    (max(best[stage][first][0], cost(stage, first, end)), first) for first in best[stage] if first < end
-                )
-                for end in ends
-            }
-        )
-    found = [blocks]
-    for stage in range(count, 1, -1):
-        found.append(best[stage][found[-1]][1])
-    return found[::-1]
+    def _whole_sequences(self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None) -> Share:
+        return Share(inputs_BT, targets_BS, self.task.documents(inputs_BT, starts_BT))

@@ -115,6 +115,16 @@ class Team:
         dist.broadcast_object_list(told, src=0, group=self.control)
         return told[0]
 
+    def from_last_stage(self, value: Any) -> Any:
+        """What the process of this one's pipeline that computes the loss gives (anything that pickles), on all of it."""
+        if self.layout.pipeline == 1:
+            return value
+        assert self.mesh is not None
+        source = self.mesh.mesh.select(0, self.last_stage_place)[tuple(self.place(axis) for axis in AXES[1:])]
+        told = [value]
+        dist.broadcast_object_list(told, src=int(source), group=self.group("pipeline"))
+        return told[0]
+
     def wait(self) -> None:
         """Until every process has come here."""
         if not self.is_alone:

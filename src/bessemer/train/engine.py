@@ -13,7 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
-from bessemer.parallel.team import Team
+from bessemer.parallel.context import share, whole
+from bessemer.parallel.pipeline import Pipeline
+from bessemer.parallel.team import ALONE, Team
+from bessemer.parallel.tensor import finish_gradients
 from bessemer.train import precision as precisions
 from bessemer.train.accumulate import accumulate, concurrent
 from bessemer.train.device import Device
@@ -52,9 +55,9 @@ class Engine(Protocol):
 class ModelWithLoss(nn.Module):
     """Token ids and targets to the loss: what DDP and FSDP2 wrap, since the loss reads the head's weights too."""
 
-    def __init__(self, model: Transformer, task: Task, device: Device) -> None:
+    def __init__(self, model: Transformer, task: Task, device: Device, team: Team = ALONE) -> None:
         super().__init__()
-        self.model, self.task, self.device = model, task, device
+        self.model, self.task, self.device, self.team = model, task, device, team
 
     def forward(
         self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, scored: bool = False
@@ -62,7 +65,9 @@ class ModelWithLoss(nn.Module):
         """(total, nats_B, correct_B) of an Outcome, or with `scored` what Task.score gives: hooks of FSDP2 look for tensors
         in plain tuples only."""
         with precisions.autocast(self.device.arithmetic, self.device.place):
-            hidden_BTD = self.model(inputs_BT, self.task.documents(inputs_BT, starts_BT))
+            mine = share(self.team, inputs_BT, targets_BS, self.task.documents(inputs_BT, starts_BT))
+            hidden_BTD = self.model(mine.inputs_BS, mine.documents)
+            inputs_BT, targets_BS = mine.inputs_BS, mine.targets_BS
             if scored:
                 return self.task.score(self.model, hidden_BTD, inputs_BT, targets_BS)
             found = self.task.loss(self.model, hidden_BTD, inputs_BT, targets_BS)
@@ -93,8 +98,8 @@ class DataParallel:
     """Every process has its own micro-batches, as many as the others; `root` is wrapped by DDP or FSDP2, or by neither when
     the processes only share matrices and sequences."""
 
-    def __init__(self, root: nn.Module, team: Team, device: Device) -> None:
-        self.root, self.team, self.device = root, team, device
+    def __init__(self, model: Transformer, root: nn.Module, team: Team, device: Device) -> None:
+        self.model, self.root, self.team, self.device = model, root, team, device
 
     def accumulate(self, parts: Sequence[MicroBatch], divisor: int, factor: float) -> list[Outcome]:
         known = []
@@ -103,10 +108,49 @@ class DataParallel:
                 total, nats_B, correct_B = self.root(*part.on(self.device.place))
                 torch.autograd.backward(total / divisor * factor)
             known.append(Outcome(total.detach(), nats_B.detach(), correct_B))
+        finish_gradients(self.model)
         return known
 
     def score(self, part: MicroBatch) -> tuple[Tensor, Tensor | None]:
         root = self.root.module if isinstance(self.root, DistributedDataParallel) else self.root
         nats_BS, predicted_BS = root(*part.on(self.device.place), scored=True)
         data.give_back(root)
+        return _of_whole_sequences(self.team, nats_BS, predicted_BS)
+
+
+class Pipelined:
+    """The model's blocks lie on several processes, which pass the hidden states of many micro-batches on."""
+
+    def __init__(self, pipeline: Pipeline, team: Team, device: Device) -> None:
+        self.pipeline, self.team, self.device = pipeline, team, device
+
+    def accumulate(self, parts: Sequence[MicroBatch], divisor: int, factor: float) -> list[Outcome]:
+        starts = [part.starts_BT for part in parts if part.starts_BT is not None]
+        batch = MicroBatch(
+            torch.cat([part.inputs_BT for part in parts]),
+            torch.cat([part.targets_BS for part in parts]),
+            torch.cat(starts) if starts else None,
+        )
+        found = self.pipeline.accumulate(
+            *batch.on(self.device.place), micro_batches=len(parts), divisor=divisor, factor=factor,
+            tokens=self._tokens(batch),
+        )  # fmt: skip
+        finish_gradients(self.pipeline.model)
+        return [Outcome(one.total, one.nats_B, one.correct_B) for one in found]
+
+    def score(self, part: MicroBatch) -> tuple[Tensor, Tensor | None]:
+        found = self.pipeline.score([part.on(self.device.place)], self._tokens(part))
+        scored = _of_whole_sequences(self.team, *found[0]) if found else None
+        nats_BS, predicted_BS = self.team.from_last_stage(scored)
         return nats_BS, predicted_BS
+
+    def _tokens(self, part: MicroBatch) -> int:
+        """Tokens of a sequence whose hidden states this process passes on."""
+        return part.inputs_BT.shape[1] // self.team.size("context") // self.team.size("tensor")
+
+
+def _of_whole_sequences(team: Team, nats_BS: Tensor, predicted_BS: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Scores of whole sequences, from those of the tokens that are here."""
+    if team.size("context") == 1:
+        return nats_BS, predicted_BS
+    return whole(team, nats_BS), None if predicted_BS is None else whole(team, predicted_BS)

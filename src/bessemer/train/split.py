@@ -5,6 +5,7 @@ The order is the one in which the cuts lie inside each other.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -14,20 +15,22 @@ from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import initial, shell
 from bessemer.model.transformer import Transformer
-from bessemer.parallel import data
+from bessemer.parallel import context, data, stage, tensor, tied
 from bessemer.parallel.local import put
+from bessemer.parallel.pipeline import Pipeline, require_micro_batches, require_schedule
+from bessemer.parallel.stage import Span, Stage, spans
 from bessemer.parallel.team import Team
-from bessemer.recipe import Recipe
+from bessemer.recipe import Batches, Recipe
 from bessemer.train import precision as precisions
 from bessemer.train import recompute
 from bessemer.train.device import Device
-from bessemer.train.engine import DataParallel, Engine, ModelWithLoss
+from bessemer.train.engine import DataParallel, Engine, ModelWithLoss, Pipelined
 from bessemer.train.task import Task
 
 Weights = Callable[[str, torch.Size], Tensor]  # (name, shape) of a whole tensor to its values, on the CPU
 
 
-def require_fit(recipe: Recipe) -> None:
+def require_fit(recipe: Recipe, config: ModelConfig, place: torch.device) -> None:
     """Raise InputError when a resolved recipe cannot be split as it says."""
     layout, train, length = recipe.parallel, recipe.train, recipe.tokens.sequence_length
     assert train.global_batch_tokens is not None and train.micro_batch is not None, "the recipe is resolved"
@@ -46,43 +49,93 @@ def require_fit(recipe: Recipe) -> None:
             "train.optimizer.state: 8bit keeps scales of 256 neighbouring elements, which no cut respects; with several "
             "processes take fp32 or bf16 and parallel.shard, which divides it"
         )
+    tensor.check(config, layout)
+    context.require_config(config, layout)
+    context.require_length(layout.context, length)
+    if layout.tensor > 1 and length % (layout.context * layout.tensor):
+        unit = layout.context * layout.tensor
+        raise InputError(
+            f"tokens.sequence_length: {length} tokens do not divide among parallel.context x parallel.tensor = {unit}; the "
+            f"nearest that do are {length // unit * unit} and {(length // unit + 1) * unit}"
+        )
+    if layout.pipeline > 1:
+        spans(config, layout)
+        require_schedule(layout, place)
+        batches = Batches.of(recipe)
+        for step in range(batches.ramp_steps + 1):
+            require_micro_batches(layout, batches.sequences(step) // layout.data // train.micro_batch)
 
 
 def build(
     recipe: Recipe, config: ModelConfig, team: Team, task: Task, device: Device, recomputed: int, weights: Weights
 ) -> tuple[Transformer, Engine]:
     """The model of a resolved recipe, split as it says, with its values, and what computes its gradients."""
-    require_fit(recipe)
+    require_fit(recipe, config, device.place)
     model = shell(config).to(device.arithmetic.weights)
-    if config.tie_embeddings and not config.labels:
+    if tied.is_tied(model):
         model.head.tie(model.embedding)
     task.prepare(model)
     model.use_product(precisions.product_of(device.arithmetic))
+    held = _stages_here(recipe, config, team)
+    if held:
+        stage.cut(model, held)
+    tensor.split(model, team)
+    context.apply(model, team)
     recompute.apply(model, recipe.train.recompute, recomputed)
     if device.compile:
-        for block in model.blocks:
+        for block in filter(None, model.blocks):
             block.compile()
-    root = ModelWithLoss(model, task, device)
+    narrow = device.arithmetic.autocast
+    if held:
+        return model, _pipelined(recipe, model, held, team, task, device, weights)
+    root = ModelWithLoss(model, task, device, team)
     if data.uses_ddp(team):
-        materialise(model, device, False, weights)
-        return model, DataParallel(data.copy(root, device.place), team, device)
+        materialise(model, team, device, weights)
+        return model, DataParallel(model, data.copy(root, device.place), team, device)
     if data.uses_fsdp(team):
-        data.shard(root, list(model.blocks), team, device.arithmetic.autocast)
-    materialise(model, device, recipe.parallel.offload, weights)
-    return model, DataParallel(root, team, device)
+        data.shard(root, list(model.blocks), team, narrow)
+    materialise(model, team, device, weights)
+    return model, DataParallel(model, root, team, device)
+
+
+def _pipelined(
+    recipe: Recipe, model: Transformer, held: list[Span], team: Team, task: Task, device: Device, weights: Weights
+) -> Engine:
+    """The stages of this process, each wrapped by itself."""
+    arithmetic, place = device.arithmetic, device.place
+
+    def read(inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None) -> context.Share:
+        return context.share(team, inputs_BT, targets_BS, task.documents(inputs_BT, starts_BT))
+
+    autocast = functools.partial(precisions.autocast, arithmetic, place)
+    stages = [Stage(stage.part_of(model, span), span, task, autocast, read) for span in held]
+    if data.uses_fsdp(team):
+        for one in stages:
+            data.shard(one, one.blocks, team, arithmetic.autocast)
+    materialise(model, team, device, weights)
+    # A backward pass in two parts walks through a block many times, which recompute and compiled blocks do not allow.
+    apart = recipe.train.recompute == "none" and not device.compile
+    dtype = arithmetic.autocast or arithmetic.weights
+    return Pipelined(Pipeline(model, stages, team, place, dtype, split_backward=apart), team, device)
+
+
+def _stages_here(recipe: Recipe, config: ModelConfig, team: Team) -> list[Span]:
+    """The stages of this process's place in the pipeline; none where there is no pipeline."""
+    if team.layout.pipeline == 1:
+        return []
+    every = spans(config, team.layout)
+    return [every[number] for number in stage.stages_at(team.layout, team.place("pipeline"))]
 
 
 @torch.no_grad()
-def materialise(model: Transformer, device: Device, offload: bool, weights: Weights) -> None:
+def materialise(model: Transformer, team: Team, device: Device, weights: Weights) -> None:
     """Give the model memory and its weights. Each process computes one whole tensor after the other and keeps its part, so
     that no more than one is ever there whole, and every layout starts from the same values."""
-    place = torch.device("cpu") if offload else device.place
-    model.to_empty(device=place)
-    config = model.config
-    if config.tie_embeddings and not config.labels:  # to_empty gives the two names storage of their own
+    model.to_empty(device=torch.device("cpu") if team.layout.offload else device.place)
+    if tied.is_tied(model) and team.layout.pipeline == 1:  # to_empty gives the two names storage of their own
         model.head.tie(model.embedding)
     for name, parameter in model.named_parameters():
-        put(parameter, weights(name, parameter.shape))
+        put(parameter, weights(tied.whole_name(model, name), parameter.shape))
 
 
 def initial_weights(config: ModelConfig, seed: int) -> Weights:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from bessemer.checkpoint import Checkpoint
 from bessemer.checkpoint.protocol import Tensors
 from bessemer.errors import BessemerError
 from bessemer.guard.judge import GuardState
+from bessemer.model.transformer import Transformer
 from bessemer.parallel.local import as_part_of, put
 from bessemer.parallel.numbers import fingerprint
+from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Recipe, digest
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import optimizer as optimizers
@@ -41,14 +44,14 @@ def data_digest(store: TokenStore) -> str:
 
 def weights_digest(step: TrainStep) -> str:
     """A fingerprint of all weights, by name: two runs that agree here agree bit for bit, however they are split."""
-    return fingerprint(step.model.named_parameters(), step.team)
+    return fingerprint(owned_parameters(step.model), step.team)
 
 
 def capture(
     step: TrainStep, position: Position, recipe: Recipe, store: TokenStore
 ) -> tuple[Tensors, dict[str, object]]:
     """The tensors of this process and the facts of a checkpoint. Every process calls it."""
-    team, parameters = step.team, dict(step.model.named_parameters())
+    team, parameters = step.team, dict(owned_parameters(step.model))
     own = "" if team.is_alone else f"-{team.rank}"
     rng = {f"cpu{own}": torch.get_rng_state()}
     if step.device.is_cuda:
@@ -57,7 +60,7 @@ def capture(
     tensors: Tensors = {
         "model": {name: parameter.detach() for name, parameter in parameters.items()},
         "optimizer": optimizers.state_tensors(step.model, step.optimizer),
-        "ema": {name: as_part_of(parameters[name], value) for name, value in averaged.items()},
+        "ema": {name: as_part_of(parameters[name], value) for name, value in averaged.items() if name in parameters},
         "rng": rng,
     }
     facts = {
@@ -89,13 +92,14 @@ def restore(step: TrainStep, checkpoint: Checkpoint, store: TokenStore) -> Posit
             "over other data. Put the shards back, or train under another name with --set run.name=NAME"
         )
     parameters = dict(step.model.named_parameters())
-    checkpoint.fill("model", parameters)
+    fill_copies(step.model, checkpoint, "model", parameters)
     if "optimizer" in checkpoint:
         optimizers.load_state(step.model, step.optimizer, checkpoint)
     if step.average is not None:
         if "ema" in checkpoint:
             averaged = step.average.tensors
-            checkpoint.fill("ema", {name: as_part_of(parameters[name], averaged[name]) for name in averaged})
+            held = {name: as_part_of(parameters[name], averaged[name]) for name in averaged}
+            fill_copies(step.model, checkpoint, "ema", held)
         else:
             step.average.restart()
     rng = checkpoint.tensors("rng")
@@ -107,6 +111,14 @@ def restore(step: TrainStep, checkpoint: Checkpoint, store: TokenStore) -> Posit
     scale = LossScale(**facts.get("loss_scale", {}))
     given = Given.from_dict(facts.get("given", {})).of_one(step.team)
     return Position(checkpoint.step, int(facts["samples"]), GuardState(**facts["guard"]), scale, given)
+
+
+def fill_copies(model: Transformer, checkpoint: Checkpoint, part: str, named: Mapping[str, torch.Tensor]) -> None:
+    """Fill tensors from a checkpoint, a copy of a tied matrix by the name of the original."""
+    copies = {name: tensor for name, tensor in named.items() if whole_name(model, name) != name}
+    checkpoint.fill(part, {name: tensor for name, tensor in named.items() if name not in copies})
+    if copies:
+        checkpoint.fill(part, {whole_name(model, name): tensor for name, tensor in copies.items()})
 
 
 @torch.no_grad()

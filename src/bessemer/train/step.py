@@ -14,6 +14,7 @@ from bessemer.model.transformer import Transformer
 from bessemer.parallel.local import local
 from bessemer.parallel.numbers import clip, squares
 from bessemer.parallel.team import ALONE, Team
+from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Batches, Recipe
 from bessemer.tokens.loader import Batch
 from bessemer.train import fp8, recompute, split
@@ -115,7 +116,7 @@ class TrainStep:
             norm = float(nn.utils.get_total_norm(found))
         else:
             tells = 1.0 if self.team.tells else 0.0
-            pairs = [(p, p.grad) for p in self.model.parameters() if p.grad is not None]
+            pairs = [(p, p.grad) for _, p in owned_parameters(self.model) if p.grad is not None]
             told = torch.tensor([total, correct, scored], dtype=torch.float64)
             square = torch.tensor([squares(pairs, self.team)], dtype=torch.float64)
             summed = self.team.sum(torch.cat([square, tells * told, tells * nats]))

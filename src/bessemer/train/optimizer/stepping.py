@@ -7,12 +7,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from bessemer.checkpoint import Checkpoint
 from bessemer.errors import BessemerError
+from bessemer.model.transformer import Transformer
 from bessemer.parallel.local import as_part_of, local
+from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Optimizer as Settings
 from bessemer.train.optimizer.elementwise import State, adamw, lion
 from bessemer.train.optimizer.groups import Group
@@ -147,20 +149,20 @@ class Optimizer(torch.optim.Optimizer):
             state["step"] += 1
 
 
-def state_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+def state_tensors(model: Transformer, optimizer: Optimizer) -> dict[str, Tensor]:
     """The optimizer's state under the parameters' names: "NAME/exp_avg", "NAME/exp_avg_sq", "NAME/step". What is kept
     for each element is divided as its parameter is."""
     if optimizer.host is not None:
         optimizer.host.wait()
     return {
         f"{name}/{key}": as_part_of(parameter, value)
-        for name, parameter in model.named_parameters()
+        for name, parameter in owned_parameters(model)
         for key, value in optimizer.state.get(parameter, {}).items()
     }
 
 
 @torch.no_grad()
-def load_state(model: nn.Module, optimizer: Optimizer, checkpoint: Checkpoint) -> None:
+def load_state(model: Transformer, optimizer: Optimizer, checkpoint: Checkpoint) -> None:
     """Put back what state_tensors gave, whatever layout it was saved from. Not through load_state_dict, which casts the
     state to the parameter's type.
 
@@ -172,7 +174,9 @@ def load_state(model: nn.Module, optimizer: Optimizer, checkpoint: Checkpoint) -
         name, _, kind = key.rpartition("/")
         stored.setdefault(name, {})[kind] = what.dtype.removeprefix("torch.")
     targets: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
+    copies: dict[str, Tensor] = {}
+    for own, parameter in model.named_parameters():
+        name = whole_name(model, own)
         if parameter not in group_of:
             continue
         if name not in stored:
@@ -187,9 +191,12 @@ def load_state(model: nn.Module, optimizer: Optimizer, checkpoint: Checkpoint) -
                 f"checkpoint: the optimizer state of {name} is {_described(stored[name])}, but this recipe's train.optimizer "
                 f"keeps {_described(kept)}; go on with the kind and state it was trained with, or start over with --restart"
             )
-        targets |= {f"{name}/{kind}": as_part_of(parameter, value) for kind, value in state.items()}
+        into = targets if name == own else copies
+        into |= {f"{name}/{kind}": as_part_of(parameter, value) for kind, value in state.items()}
         optimizer.state[parameter] = state
     checkpoint.fill("optimizer", targets)
+    if copies:
+        checkpoint.fill("optimizer", copies)
 
 
 def _described(state: dict[str, str]) -> str:
