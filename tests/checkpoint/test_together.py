@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import socket
+import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -97,7 +99,27 @@ def fail_in_turn(folder: Path) -> list[tuple[str, str, str]]:
     attempt("another shape on 1", tensors)
     save(folder, 20, state(20), {}, keep=1, team=team)
     assert published(folder) == [20]
+    assert leaves_nothing(team)
     return told
+
+
+class Probe:
+    """Something whose end can be seen."""
+
+
+def leaves_nothing(team: Team) -> bool:
+    """A group that an error keeps alive in a circle of references ends with the interpreter, which may abort then."""
+
+    def fail(probe: Probe) -> None:
+        raise ValueError("no such thing")
+
+    gc.disable()
+    probe = Probe()
+    seen = weakref.ref(probe)
+    with suppress(RuntimeError):
+        exchange(team, lambda held=probe: fail(held), lambda given: given)
+    del probe
+    return seen() is None
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_a_wrong_export_is_refused_and_leaves_nothing(
         export(model, path, made.end_of_text, tmp_path / "export", sample, [("some text", [1, 2])])
     names = {part.name: part.theirs() for part in parts(model)}
     swapped = {**names, "model.layers.0.mlp.gate_proj.weight": names["model.layers.0.mlp.up_proj.weight"]}
-    monkeypatch.setattr(exporting, "_write_weights", lambda model, folder: _write(swapped, folder))
+    monkeypatch.setattr(exporting, "write_weights", lambda model, folder: _write(swapped, folder))
     with pytest.raises(BessemerError, match=r"tensor model.layers.0.mlp.gate_proj.weight is not the same"):
         export(model, path, made.end_of_text, tmp_path / "export", sample, [])
     assert list(tmp_path.iterdir()) == []

@@ -69,13 +69,20 @@ class AsyncSaver:
         self._thread = Thread(target=self._publish, args=(prepared, given, values), name="checkpoint", daemon=True)
         self._thread.start()
         after = None if in_background else self._settled()
-        if (failure := before or after) is not None:
-            raise failure
+        try:
+            if before or after:
+                raise before or after  # type: ignore[misc]
+        finally:
+            del before, after  # with this frame they would be circles that keep the group alive
 
     def finish(self) -> None:
         """Wait until the save in hand is published. Raises its error when it failed, on every process."""
-        if (failure := self._settled()) is not None:
-            raise failure
+        failure = self._settled()
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure
 
     def __enter__(self) -> Self:
         return self

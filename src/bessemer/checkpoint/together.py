@@ -37,7 +37,10 @@ def exchange(team: Team, give: Callable[[], Given], decide: Callable[[list[Given
     answer, verdict = _from_first(team, answers)
     if verdict is not None:
         rank, sentence, expected = verdict
-        raise (BessemerError if expected else RuntimeError)(f"rank {rank}: {sentence}") from cause
+        try:
+            raise (BessemerError if expected else RuntimeError)(f"rank {rank}: {sentence}") from cause
+        finally:
+            del cause  # with this frame it would be a circle that keeps the group alive to the end of the process
     got: Got = answer
     return got
 

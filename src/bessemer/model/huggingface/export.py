@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from bessemer.errors import BessemerError
 from bessemer.model.huggingface.config import to_hugging_face
-from bessemer.model.huggingface.weights import parts
+from bessemer.model.huggingface.weights import Value, parts
 from bessemer.model.transformer import Transformer
 from bessemer.run import staging, write_json
 
@@ -54,19 +55,31 @@ def export(
     tokens or other ids.
     """
     with staging(folder) as staged:
-        _write_weights(model, staged)
-        settings = to_hugging_face(model.config, end_of_text)
-        if labels:
-            named = {str(number): name for number, name in enumerate(labels)}
-            settings |= {"id2label": named, "label2id": {name: int(number) for number, name in named.items()}}
-        write_json(staged / "config.json", settings)
-        if model.config.causal and not model.config.labels:
-            write_json(staged / "generation_config.json", {"bos_token_id": end_of_text, "eos_token_id": end_of_text})
-        _write_tokenizer(tokenizer_json, end_of_text, mask_token, model.config.positions_length, staged)
+        write_weights(model, staged)
+        write_settings(model, tokenizer_json, end_of_text, staged, mask_token, labels)
         check = verify(model, staged, sample, texts)
         files = {file.name: file.stat().st_size for file in sorted(staged.iterdir())}
         write_json(staged / "bessemer.json", {**check.__dict__, "files": files})
     return check
+
+
+def write_settings(
+    model: Transformer,
+    tokenizer_json: Path,
+    end_of_text: int,
+    folder: Path,
+    mask_token: int | None,
+    labels: tuple[str, ...],
+) -> None:
+    """Everything but the weights."""
+    settings = to_hugging_face(model.config, end_of_text)
+    if labels:
+        named = {str(number): name for number, name in enumerate(labels)}
+        settings |= {"id2label": named, "label2id": {name: int(number) for number, name in named.items()}}
+    write_json(folder / "config.json", settings)
+    if model.config.causal and not model.config.labels:
+        write_json(folder / "generation_config.json", {"bos_token_id": end_of_text, "eos_token_id": end_of_text})
+    _write_tokenizer(tokenizer_json, end_of_text, mask_token, model.config.positions_length, folder)
 
 
 @torch.no_grad()
@@ -111,29 +124,37 @@ def verify(model: Transformer, folder: Path, sample: Tensor, texts: list[tuple[s
     )
 
 
-def _write_weights(model: Transformer, folder: Path) -> None:
-    """safetensors, in files of at most SHARD_BYTES with an index, as the hub lays them out."""
+def write_weights(
+    model: Transformer,
+    folder: Path,
+    value: Value = lambda parameter: parameter.detach(),
+    shard_bytes: int | None = None,
+) -> None:
+    """safetensors, in files of at most SHARD_BYTES with an index, as the hub lays them out.
+
+    value: gives each parameter's values when they are written, so that a model on the meta device can be written while
+    one file's worth of it is in memory; shard_bytes: in place of SHARD_BYTES.
+    """
     from safetensors.torch import save_file
 
-    shards: list[dict[str, Tensor]] = [{}]
-    held = 0
+    cut = [0]  # how many tensors each file has
+    held = total = 0
     for part in parts(model):
-        weight = part.theirs().cpu()
-        if held and held + weight.nbytes > SHARD_BYTES:
-            shards.append({})
+        if held and held + part.view.nbytes > (shard_bytes or SHARD_BYTES):
+            cut.append(0)
             held = 0
-        shards[-1][part.name] = weight
-        held += weight.nbytes
-    if len(shards) == 1:
-        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
-        return
-    index: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        cut[-1] += 1
+        held += part.view.nbytes
+        total += part.view.nbytes
+    coming, index = parts(model, value), dict[str, str]()
+    for number, count in enumerate(cut, start=1):
+        name = f"model-{number:05d}-of-{len(cut):05d}.safetensors" if len(cut) > 1 else "model.safetensors"
+        shard = {part.name: part.theirs().cpu() for part in islice(coming, count)}
         save_file(shard, folder / name, metadata={"format": "pt"})
         index.update(dict.fromkeys(shard, name))
-    total = sum(weight.nbytes for shard in shards for weight in shard.values())
-    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
+        del shard  # before the next one is read
+    if len(cut) > 1:
+        write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
 
 
 def _write_tokenizer(
