@@ -103,8 +103,8 @@ def planted(texts: list[str], seed: int) -> tuple[list[dict[str, str]], list[Pai
     every = texts + copies
     order = list(range(len(every)))
     draw.shuffle(order)
-    place = {number: where for where, number in enumerate(order)}
-    pairs = [(place[number], place[len(texts) + copy]) for copy, number in enumerate(chosen)]
+    where_is = {number: where for where, number in enumerate(order)}
+    pairs = [(where_is[number], where_is[len(texts) + copy]) for copy, number in enumerate(chosen)]
     records = [
         {"id": identity("benchmark", str(where), ""), "text": every[number]} for where, number in enumerate(order)
     ]
