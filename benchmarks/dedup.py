@@ -18,7 +18,7 @@ like C).
     python benchmarks/dedup.py [FOLDER ...] --datatrove-python VENV/bin/python --json FILE
 
 CPU seconds of the process, one thread, without imports and compilation (a small round goes before); ours the median of
-three, the peer's once.
+three rounds, the peer's of one.
 """
 
 from __future__ import annotations
@@ -173,20 +173,21 @@ def kernels(texts: list[str]) -> dict[str, float]:
     """MB per CPU-second of signatures alone, of folded texts: our kernel, and Daft's expression where Daft is installed."""
     folded = [fold(text) for text in texts]
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
-    rates = {}
-    started = process_time()
-    signatures(folded, Dedup())
-    rates["bessemer"] = megabytes / (process_time() - started)
+    rates = {"bessemer": megabytes / median(_seconds(lambda: signatures(folded, Dedup())) for _ in range(ROUNDS))}
     try:
         import daft
     except ImportError:
         return rates
     column = daft.col("text").minhash(num_hashes=140, ngram_size=5, hash_function="xxhash3_64")
     frame = daft.from_pydict({"text": folded})
-    started = process_time()
-    frame.select(column).to_arrow()
-    rates["daft"] = megabytes / (process_time() - started)
+    rates["daft"] = megabytes / median(_seconds(lambda: frame.select(column).to_arrow()) for _ in range(ROUNDS))
     return rates
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = process_time()
+    work()
+    return process_time() - started
 
 
 def scale(num_documents: int, folder: Path) -> dict[str, float]:
