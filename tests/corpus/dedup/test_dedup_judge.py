@@ -270,8 +270,9 @@ def test_statistics_count_what_was_removed(tmp_path: Path) -> None:
         "near": documents[1]["characters"] + documents[2]["characters"],
     }
     assert found.clusters == {3: 1, 2: 1}
-    expected = [0] * 20
+    expected = [0] * 40
     for row in documents[1:3]:
-        expected[int(jaccard(row["text"], documents[0]["text"]) * 20)] += 1
-    assert (found.jaccard, found.jaccard_is) == (expected, "verified")
+        expected[int(jaccard(row["text"], documents[0]["text"]) * 40)] += 1
+    assert (found.jaccard, found.jaccard_is, found.min_jaccard) == (expected, "verified", 0.8)
+    assert found.to_json()["jaccard"][39] == {"from": 0.975, "documents": expected[39]}
     assert found.to_json()["clusters"] == [{"documents": 2, "clusters": 1}, {"documents": 3, "clusters": 1}]
