@@ -104,6 +104,7 @@ def test_parts(run: RunFolder) -> None:
     assert [*repeats.values()] == ["repeated paragraphs", "3", "4", "5,678"]
     assert [(row["name"], row["kept"], row["rejected"]) for row in found["lengths"]] == [
         ("64", "0", "6"),
+        ("128", "0", "0"),
         ("256", "8", "0"),
     ]
 
@@ -172,6 +173,8 @@ def test_the_page_shows_them_escaped(run: RunFolder) -> None:
         assert shown in section
     assert "Built in 1m 01s" in section or re.search(r"Built in [^<]*1", section)
     assert "<b>bad</b>" not in section
+    lengths = section[section.index("Length, kept and rejected") :]
+    assert lengths[: lengths.index("</table>")].count("<i ") == 2  # no bar for a count of 0
     assert "&lt;b&gt;bad&lt;/b&gt;" in section
 
 

@@ -222,6 +222,9 @@ def _lengths(sources: list[Row]) -> list[Row]:
     if not rejected or not steps:
         return []
     largest = max([*kept.values(), *rejected.values(), 1.0])
+    first, last = max(steps[0], 1), steps[-1]
+    doublings = {first << power for power in range((last // first).bit_length())}  # empty ones too: an axis has no gaps
+    steps = sorted({*steps, *doublings})
     return [
         {
             "name": f"{low:,}",
