@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     folders = given.folders or [Path(sysconfig.get_paths()[name]) for name in ("purelib", "stdlib")]
-    records = planted(documents(folders, int(given.megabytes * 1e6)), 0)
+    records, _, _ = planted(documents(folders, int(given.megabytes * 1e6)), 0)
     size = sum(len(record["text"].encode()) for record in records) / 1e6
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     sides: dict[str, Any] = {}
