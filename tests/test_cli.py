@@ -286,8 +286,9 @@ def test_three_non_finite_steps_in_a_row_stop_the_run_with_its_documents(
     assert found.step == 8
 
 
+@pytest.mark.parametrize("beside", ["true", "false"])
 def test_a_full_disk_costs_no_training(
-    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    beside: str, runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usage = shutil.disk_usage(runs)
     calls = []
@@ -297,7 +298,8 @@ def test_a_full_disk_costs_no_training(
         return usage._replace(free=10 if len(calls) <= 2 else usage.free)
 
     monkeypatch.setattr(shutil, "disk_usage", scarce)
-    assert command("train", recipe_file, "--set", f"run.dir={runs}") == 0
+    sets = ("--set", f"run.dir={runs}", "--set", f"checkpoint.asynchronous={beside}")
+    assert command("train", recipe_file, *sets) == 0
     assert "0 MB free" in capsys.readouterr().err
     assert [row["what"] for row in read_json_lines(runs / "small" / "incidents.jsonl")] == ["checkpoint_failed"] * 2
 

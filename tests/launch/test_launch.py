@@ -78,9 +78,9 @@ def another(recipe: Path, name: str) -> tuple[str, ...]:
     return str(recipe), "--set", f"run.name={name}"
 
 
-def losses(recipe: Path, name: str) -> dict[int, float]:
+def losses(recipe: Path, name: str, kind: str = "train") -> dict[int, float]:
     lines = (recipe.parent / "runs" / name / "metrics.jsonl").read_text().splitlines()
-    return {row["step"]: row["loss"] for row in map(json.loads, lines) if row["kind"] == "train"}
+    return {row["step"]: row["loss"] for row in map(json.loads, lines) if row["kind"] == kind}
 
 
 def facts(recipe: Path, name: str) -> dict[str, object]:
@@ -102,6 +102,9 @@ def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: 
     assert one.keys() == two.keys() == set(range(1, 7))
     assert max(abs(one[step] - two[step]) for step in one) < 1e-4
     assert facts(made, "shards")["given"] == facts(made, "alone")["given"]
+    one, two = losses(made, "alone", "validation"), losses(made, "shards", "validation")
+    assert one.keys() == two.keys() != set()
+    assert max(abs(one[step] - two[step]) for step in one) < 1e-4
     more = "--set", "train.steps=9", "--accept-changes"
     on = bessemer("train", *given, "--set", "parallel.replicate=2", *more)
     assert on.returncode == 0, on.stderr
@@ -114,11 +117,10 @@ def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: 
 
 def test_a_killed_process_costs_nothing(made: Path) -> None:
     straight, killed = another(made, "straight"), another(made, "killed")
-    assert bessemer("train", *straight, "--set", "parallel.shard=2").returncode == 0
+    layout = "--set", "parallel.shard=2", "--set", "checkpoint.asynchronous=true"
+    assert bessemer("train", *straight, *layout).returncode == 0
     run = made.parent / "runs" / "killed"
-    with subprocess.Popen(
-        command("train", *killed, "--set", "parallel.shard=2"), stderr=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command("train", *killed, *layout), stderr=subprocess.PIPE, text=True) as process:
         wait_for_step(run, 5)
         os.kill(int((run / ".training" / "rank-1.pid").read_text()), signal.SIGKILL)
         _, said = process.communicate(timeout=120)

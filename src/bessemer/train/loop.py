@@ -9,7 +9,7 @@ from time import perf_counter
 
 import torch
 
-from bessemer.checkpoint import latest, save
+from bessemer.checkpoint import latest
 from bessemer.errors import BessemerError, Stopped
 from bessemer.guard.incidents import record
 from bessemer.guard.judge import GuardState, Verdict, cause, judge
@@ -26,9 +26,10 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.train.audit import Given, mixture_audit
 from bessemer.train.device import Device, memory_in_use
 from bessemer.train.metrics import Log, MetricsLog, NoLog
+from bessemer.train.saving import Saver
 from bessemer.train.split import initial_weights
 from bessemer.train.start import start_from, starting_model
-from bessemer.train.state import Position, capture, restore, weights_digest
+from bessemer.train.state import Position, restore, weights_digest
 from bessemer.train.step import Gradients, TrainStep
 from bessemer.train.stop import StopSignal
 from bessemer.train.task import config_of
@@ -90,6 +91,7 @@ def train(
     rates = Rates(model_flops / peak, (model_flops + again) / peak)
     batches = prefetched(loader, position.samples, map(sizes.sequences, range(resumed_at, steps)))
     with (
+        Saver(recipe, run, step, store) as saver,
         StopSignal(team) as stop,
         MetricsLog(run, resumed_at, recipe.report.tensorboard) if team.is_first else NoLog() as log,
         progress("training", sizes.tokens_before(steps), "tok") as advance,
@@ -117,13 +119,13 @@ def train(
                 scored = _validate(step, validation, log, position, sizes)
             asked = stop.asked()
             if position.step % (recipe.checkpoint.every or steps) == 0 and not last and asked is None:
-                _save_or_warn(recipe, run, step, position, store)
+                saver.save(position)
             advance(
                 sequences * sizes.length,
                 note=f"loss {gradients.loss:.3f}" + (f"  {scored.short}" if scored else ""),
             )
             if asked and not last:
-                _save(recipe, run, step, position, store)
+                saver.save_now(position)
                 raise Stopped(
                     f"stopped by {asked} after step {position.step} of {steps}; everything is saved in {run.path}: "
                     "the same command goes on from there"
@@ -140,8 +142,8 @@ def train(
                 recomputed=step.recomputed,
                 by_rank=by_rank,
             )
-    if position.step > resumed_at or checkpoint is None:
-        _save(recipe, run, step, position, store)
+        if position.step > resumed_at or checkpoint is None:
+            saver.save_now(position)
     given = position.given.of_all(team)
     if team.is_first:
         write_json(run.path / "mixture.json", mixture_audit(loader.mixture, given, position.samples))
@@ -269,18 +271,3 @@ def _answer(
             "train.optimizer.learning_rate, or look at them"
         )
     warn(f"step {step}: {reason}; the update is skipped (see {run.incidents.name})")
-
-
-def _save(recipe: Recipe, run: RunFolder, step: TrainStep, position: Position, store: TokenStore) -> None:
-    tensors, facts = capture(step, position, recipe, store)
-    save(run.checkpoints, position.step, tensors, facts, recipe.checkpoint.keep, step.team)
-
-
-def _save_or_warn(recipe: Recipe, run: RunFolder, step: TrainStep, position: Position, store: TokenStore) -> None:
-    """A save that fails (a full disk) costs no training: it is recorded, and tried again at the next interval."""
-    try:
-        _save(recipe, run, step, position, store)
-    except (BessemerError, OSError) as error:
-        warn(f"{error}; training goes on, the next checkpoint tries again")
-        write = record if step.team.is_first else _nothing
-        write(run.incidents, step=position.step, what="checkpoint_failed", cause=str(error), action="training went on")

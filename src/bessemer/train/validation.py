@@ -52,28 +52,38 @@ class Validation:
 
 @torch.no_grad()
 def validate(step: TrainStep, parts: list[HeldOut], advance: Callable[..., None] = lambda amount: None) -> Validation:
-    """Score held-out sequences in a fixed order. End-of-text tokens count neither as loss nor as bytes."""
-    nats: dict[str, float] = {}
-    counted: dict[str, int] = {}
-    correct: dict[str, int] = {}
-    labels = step.model.config.labels
+    """Score held-out sequences in a fixed order, each by one part of the team. End-of-text tokens count neither as loss nor
+    as bytes. Every process of the team calls it and gets the scores of all."""
+    labels, team, scored = step.model.config.labels, step.team, False
+    totals, right = np.zeros(len(parts)), np.zeros(len(parts), dtype=np.int64)
     confusion = np.zeros((labels, labels), dtype=np.int64)
     batch = step.settings.micro_batch or 1  # so that a validation never needs more memory than a step
-    for part in parts:
-        inputs, wanted, total, right = part.inputs, part.wanted, 0.0, 0
-        for start in range(0, len(inputs), batch):
-            rows = slice(start, start + batch)
-            inputs_BT, targets_BS = (torch.from_numpy(x[rows]) for x in (inputs, wanted))
+    for number, part in enumerate(parts):
+        inputs, wanted = part.inputs, part.wanted
+        for start in range(0, len(inputs), batch * team.layout.data):
+            first = start + batch * team.data_rank
+            rows = slice(first, first + batch)
+            mine = wanted[rows]
+            if not len(
+                mine
+            ):  # nothing is left for this part of the team, but the others need its hand in their collectives
+                rows, mine = slice(0, 1), np.full_like(wanted[:1], -1)
+            inputs_BT, targets_BS = torch.from_numpy(inputs[rows]), torch.from_numpy(mine)
             starts_BT = None if part.starts is None else torch.from_numpy(part.starts[rows])
             nats_BS, predicted_BS = step.engine.score(MicroBatch(inputs_BT, targets_BS, starts_BT))
-            total += float(nats_BS.double().sum())
+            totals[number] += float(nats_BS.double().sum())
             if predicted_BS is not None:
-                right += int(((predicted_BS.cpu() == targets_BS) & (targets_BS >= 0)).sum())
-                correct[part.source] = right
+                scored = True
+                right[number] += int(((predicted_BS.cpu() == targets_BS) & (targets_BS >= 0)).sum())
             if labels and predicted_BS is not None:
-                np.add.at(confusion, (wanted[rows, 0], predicted_BS[:, 0].cpu().numpy()), 1)
-            advance(int(part.valid[rows].sum()))
-        nats[part.source], counted[part.source] = total, int(part.valid.sum())
+                texts = mine[:, 0] >= 0
+                np.add.at(confusion, (mine[texts, 0], predicted_BS[:, 0].cpu().numpy()[texts]), 1)
+            advance(int(part.valid[start : start + batch * team.layout.data].sum()))
+    names = [part.source for part in parts]
+    totals, right, confusion = (team.sum_of_parts(torch.from_numpy(x)).numpy() for x in (totals, right, confusion))
+    nats = dict(zip(names, totals.tolist(), strict=True))
+    correct = dict(zip(names, right.tolist(), strict=True)) if scored else {}
+    counted = {part.source: int(part.valid.sum()) for part in parts}
     bytes_of = {part.source: int(part.bytes.sum()) for part in parts}
     all_bytes, all_counted = sum(bytes_of.values()), sum(counted.values())
     bits = {name: nats[name] / math.log(2) / max(bytes_of[name], 1) for name in nats}
