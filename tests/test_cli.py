@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bessemer.cli import run_command
@@ -369,6 +370,27 @@ def test_generate_trace_and_export_on_a_run(whole: Path, tmp_path: Path, capsys:
     assert command("export", folder, tmp_path / "busy") == 2
     assert (tmp_path / "busy" / "mine.txt").read_text() == "x"
     assert command("generate", folder, "def ", "--max-tokens", "0") == 2
+
+
+@pytest.mark.parametrize("average", [(), ("--average", "2")])
+def test_an_export_that_memory_does_not_hold_is_streamed_and_the_same(
+    average: tuple[str, ...], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    from safetensors.numpy import load_file
+
+    from bessemer.train import exported
+
+    assert command("export", whole / "small", tmp_path / "whole", *average) == 0
+    monkeypatch.setattr(exported, "available_bytes", lambda device: 1000)
+    monkeypatch.setattr(exported, "open_trained", None)  # the model is not made
+    assert command("export", whole / "small", tmp_path / "streamed", *average) == 0
+    assert "tensors in" in capsys.readouterr().err
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "streamed"))
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    for name in ("config.json", "generation_config.json", "tokenizer.json"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "streamed" / name).read_bytes()
 
 
 def test_plan_prints_for_people_and_machines(capsys: pytest.CaptureFixture[str]) -> None:

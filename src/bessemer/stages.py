@@ -234,52 +234,25 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
 
 
 def export(session: Session, recipe: Recipe, folder: Path, average: int = 1) -> dict[str, Any]:
-    """Write the newest checkpoint in the Hugging Face layout, if `transformers` agrees with it.
+    """Write the newest checkpoint in the Hugging Face layout, if it is the same there.
 
     average: write the mean of so many newest checkpoints.
     """
     from bessemer.checkpoint.protocol import published
 
     run = session.run
-    inputs = digest(published(run.checkpoints)[-average:], _stage_inputs(run.tokens))
+    inputs = digest(published(run.checkpoints)[-average:], _stage_inputs(run.tokens), recipe.export.stream)
     record = folder / "bessemer.json"
     current = record.exists() and read_json(record).get("inputs") == inputs
 
     def work() -> str:
-        import torch
-
-        from bessemer.model.huggingface.export import export as write_export
-        from bessemer.tokens.held_out import held_out
-        from bessemer.tokens.labelled import whole_texts
-        from bessemer.tokens.tokenizer import Tokenizer
-        from bessemer.train.imported import gate_inputs
+        from bessemer.train.exported import export_trained
 
         if folder.exists() and any(folder.iterdir()) and not record.exists():
             raise InputError(f"{folder}: holds other files; give a folder that is empty or does not exist")
-        store, restored = opened(recipe, run, cpu=True, average=average)
-        tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
-        if store.sources:
-            parts = held_out(store, recipe.tokens.sequence_length, max_tokens=4 * recipe.tokens.sequence_length)
-            rows = [tokenizer.decode(row.tolist()) for part in parts for row in part.tokens[:4]]
-            classifies = recipe.train.objective == "classify"
-            length = recipe.tokens.sequence_length
-            sequences = whole_texts(store, length) if classifies else parts[0].tokens[:2, :-1]
-            sample, texts = torch.from_numpy(sequences), [(text, tokenizer.encode(text)) for text in rows]
-        else:
-            sample, texts = gate_inputs(restored.step.model, tokenizer)
-        check = write_export(
-            restored.step.model,
-            store.folder / "tokenizer.json",
-            store.end_of_text,
-            folder,
-            sample,
-            texts,
-            mask_token=store.mask_token,
-            labels=tuple(store.labels) if restored.step.model.config.labels else (),
-        )
+        line = export_trained(recipe, run, folder, average)
         write_json(record, {**read_json(record), "inputs": inputs})
-        greedy = f", {check.greedy_tokens_equal} greedy tokens equal" if check.greedy_tokens_equal else ""
-        return f"{check.architecture} in {folder}: transformers' logits differ by {check.logits_max_difference:.1e}{greedy}"
+        return line
 
     session.stage("export", work, current)
     return dict(read_json(record))
@@ -402,19 +375,11 @@ def _stage_inputs(folder: Path) -> Any:
     return read_json(folder / "stage.json")["inputs"] if (folder / "stage.json").exists() else None
 
 
-def opened(recipe: Recipe, run: RunFolder, cpu: bool = False, average: int = 1) -> tuple[Any, Any]:
-    """The token store and the model of the newest checkpoint, or of the mean of the `average` newest.
-
-    cpu: in fp32 on the CPU, whatever the recipe says.
-    """
+def opened(recipe: Recipe, run: RunFolder, average: int = 1) -> tuple[Any, Any]:
+    """The token store and the model of the newest checkpoint, or of the mean of the `average` newest."""
     from bessemer.tokens.shards import TokenStore
     from bessemer.train import device as devices
     from bessemer.train.restored import open_trained
 
     store = TokenStore.open(run.tokens)
-    settings = (
-        recipe.train.model_copy(update={"device": "cpu", "precision": "fp32", "compile": "off"})
-        if cpu
-        else recipe.train
-    )
-    return store, open_trained(recipe, run, store, devices.choose(settings), average)
+    return store, open_trained(recipe, run, store, devices.choose(recipe.train), average)

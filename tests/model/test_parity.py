@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bessemer.model.config import FAMILIES, ModelConfig, RopeScaling
 from bessemer.model.huggingface.config import to_hugging_face
-from bessemer.model.huggingface.export import write_weights as write_weights
+from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.read import read_model
 from bessemer.model.huggingface.weights import parts
 from bessemer.model.transformer import Transformer

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from bessemer.errors import InputError
 from bessemer.model.config import FAMILIES
 from bessemer.model.huggingface.config import read_config, recipe_keys, to_hugging_face
-from bessemer.model.huggingface.export import write_weights as write_weights
+from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.read import read_model
 from bessemer.run import write_json
 from tests.model.samples import config, stirred

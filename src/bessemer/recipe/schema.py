@@ -193,6 +193,11 @@ class Export(Section):
     """What leaves the run."""
 
     hf: bool = Field(True, description="`bessemer run` ends with a checked export to the Hugging Face layout.")
+    stream: bool | None = Field(
+        None,
+        description="Export tensor by tensor, and read each back, without loading the model to compare logits; left out: where "
+        "the model and transformers' copy of it do not fit into free memory.",
+    )
 
 
 class Recipe(Section):

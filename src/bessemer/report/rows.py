@@ -227,13 +227,19 @@ def export(data: RunData) -> Row:
         checks.append((greedy > 0, f"{greedy:,.0f} tokens of greedy generation are equal"))
     if documents is not None:
         checks.append((documents > 0, f"The tokenizer gives the same tokens for {documents:,.0f} documents"))
+    if (tensors := number(record.get("tensors"))) is not None:  # streamed
+        checks.append(
+            (tensors > 0, f"{tensors:,.0f} tensors were read back and are equal; {text(record.get('logits'))}")
+        )
     library = f"transformers {text(record.get('transformers'))}".strip()
     name = text(record.get("architecture")) or "a model"
     files = [
         (name, size(value)) for name, raw in table(record.get("files")).items() if (value := number(raw)) is not None
     ]
     return {
-        "finding": f"Loaded back with {library} as {name} and compared with the trained model.",
+        "finding": "Written tensor by tensor, and compared with the checkpoint."
+        if tensors is not None
+        else f"Loaded back with {library} as {name} and compared with the trained model.",
         "checks": checks,
         "files": files,
     }
