@@ -115,6 +115,17 @@ def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: 
     assert facts(made, "shards")["given"] == facts(made, "alone")["given"]
 
 
+def test_a_profile_says_what_communication_nothing_was_computed_beside(made: Path) -> None:
+    given = another(made, "profiled")
+    done = bessemer("train", *given, "--set", "parallel.shard=2", "--profile")
+    assert done.returncode == 0, done.stderr
+    assert "collectives under way" in done.stderr
+    found = json.loads((made.parent / "runs" / "profiled" / "profile" / "profile.json").read_text())
+    told = found["communication"]
+    assert 0 < told["exposed"] <= told["total"] <= found["profiled_step_seconds"]
+    assert found["seconds"]["communication"] > 0
+
+
 def test_a_killed_process_costs_nothing(made: Path) -> None:
     straight, killed = another(made, "straight"), another(made, "killed")
     layout = "--set", "parallel.shard=2", "--set", "checkpoint.asynchronous=true"

@@ -27,6 +27,7 @@ class Event:
     self_cpu_time_total: float = 0.0
     self_device_time_total: float = 0.0
     device_type: Any = torch.autograd.DeviceType.CPU
+    is_async: bool = False
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_a_profile_adds_up_and_leaves_a_trace(recipe_file: Path, tmp_path: Path)
         step.update(0, step.gradients(data).grad_norm)
         passed += 1
     assert (passed, len(looks.profiled), len(looks.plain)) == (9, 3, 4)  # 1, 2, 3 and 9; 4 and 8 are busy
-    assert set(looks.found) == set(profile.CATEGORIES)
+    assert set(looks.found) == set(profile.CATEGORIES) - {"communication"} and looks.communication is None
     assert sum(looks.found.values()) == pytest.approx(sum(looks.profiled) / 3, rel=1e-6)
     assert all(
         looks.found[name] > 0 for name in ("matrix products", "attention", "loss", "optimizer", "norms and elementwise")

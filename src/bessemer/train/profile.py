@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -20,6 +20,7 @@ from bessemer.run import write_json
 from bessemer.terminal import amount, rate
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import Device, synchronize
+from bessemer.train.exposed import Communication, communication
 
 # The steps that are profiled when nothing speaks against it: past the start, few enough to look at.
 FIRST, COUNT = 10, 3
@@ -32,6 +33,7 @@ AROUND = {
     "loss": re.compile(r"CrossEntropy|NllLoss|nll_loss"),
 }
 OPERATORS = {
+    "communication": re.compile(r"^c10d|^_c10d|nccl"),  # that the host waits for, or the device works on
     "attention": re.compile(r"attention|flash_(fwd|bwd)|fmha", re.IGNORECASE),
     "matrix products": re.compile(
         r"^aten::(_?addmm_?|mm|bmm|baddbmm|_scaled_mm|mkldnn_\w*linear|_weight_int\w*)$|^mkldnn::_linear|gemm|cutlass"
@@ -41,7 +43,16 @@ OPERATORS = {
         r"native_layer_norm|_fused_rms_norm|rms_norm|cos|sin|abs|amax|norm|_foreach|embedding|index|scatter|gather)|^triton_"
     ),
 }
-CATEGORIES = ("matrix products", "attention", "loss", "norms and elementwise", "optimizer", "data wait", "other")
+CATEGORIES = (
+    "matrix products",
+    "attention",
+    "loss",
+    "norms and elementwise",
+    "optimizer",
+    "data wait",
+    "communication",
+    "other",
+)
 
 
 Quiet = Callable[[int], bool]
@@ -78,6 +89,7 @@ class Profile:
     quiet: Quiet
     traced: Path
     found: dict[str, float] = field(default_factory=dict)
+    communication: Communication | None = None
     profiled: list[float] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
 
@@ -113,9 +125,14 @@ class Profile:
     def _read(self, profiler: profile) -> None:
         self.traced.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self.traced))
-        totals = by_category(profiler.events(), self.device.is_cuda)  # type: ignore[no-untyped-call]
+        events = profiler.events()  # type: ignore[no-untyped-call]
+        totals = by_category(events, self.device.is_cuda)
         steps, wall = len(self.profiled), sum(self.profiled)
         self.found = {name: totals.get(name, 0.0) / steps for name in CATEGORIES}
+        if self.found["communication"]:
+            self.communication = communication(events, self.device.is_cuda, steps)
+        else:
+            del self.found["communication"]
         self.found["other"] = max(wall / steps - sum(v for name, v in self.found.items() if name != "other"), 0.0)
 
 
@@ -124,8 +141,8 @@ def by_category(events: Any, cuda: bool) -> dict[str, float]:
     totals: dict[str, float] = {}
     for event in events:
         on_host = event.device_type == torch.autograd.DeviceType.CPU
-        if not on_host:
-            continue  # kernels are counted with the operator that started them
+        if not on_host or event.is_async:
+            continue  # kernels are counted with the operator that started them, a group's threads work beside the step
         name = category(event)
         own = event.self_device_time_total if cuda and name != "data wait" else event.self_cpu_time_total
         totals[name] = totals.get(name, 0.0) + own / 1e6
@@ -177,6 +194,7 @@ def write(
         "profiled_step_seconds": profiled,
         "step_seconds": seconds,
         "seconds": profile.found,
+        **({"communication": asdict(profile.communication)} if profile.communication else {}),
         "tokens": tokens,
         "flops_per_token": model_flops,
         "recomputed_flops_per_token": recomputed_flops,
@@ -199,6 +217,7 @@ def show(result: dict[str, Any]) -> str:
     lines += [
         f"  {'the profiled step':<22}{1e3 * profiled:>10.2f} ms",
         f"  {'a step as it is':<22}{1e3 * result['step_seconds']:>10.2f} ms",
+        *_communication(result, profiled),
         "",
         f"  {result['flops_per_token']:.4g} FLOP a token by the model's formula"
         + (
@@ -212,3 +231,13 @@ def show(result: dict[str, Any]) -> str:
         f"  trace: {result['trace']} (chrome://tracing or ui.perfetto.dev)",
     ]
     return "\n".join(lines)
+
+
+def _communication(result: dict[str, Any], profiled: float) -> list[str]:
+    told = result.get("communication")
+    if told is None:
+        return []
+    return [
+        f"  {'collectives under way':<22}{1e3 * told['total']:>10.2f} ms{told['total'] / profiled:>8.1%}",
+        f"  {'  nothing beside them':<22}{1e3 * told['exposed']:>10.2f} ms{told['exposed'] / profiled:>8.1%}  (rank 0)",
+    ]
