@@ -58,7 +58,7 @@ def _classes() -> np.ndarray:
     """Class of every code point: 1 letter or digit, 2 white space, 0 anything else."""
     import numpy as np
 
-    points = range(0x110000)
-    alphanumeric = np.fromiter((chr(point).isalnum() for point in points), dtype=np.uint8, count=len(points))
-    space = np.fromiter((chr(point).isspace() for point in points), dtype=np.uint8, count=len(points))
-    return alphanumeric + 2 * space
+    from bessemer.corpus.rules.characters import ALPHANUMERIC, SPACE, python_table
+
+    bits = python_table()
+    return (bits & ALPHANUMERIC > 0) + 2 * (bits & SPACE > 0).astype(np.uint8)
