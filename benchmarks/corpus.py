@@ -111,7 +111,8 @@ def main() -> None:
 def corpus_of(folders: list[Path], size: float) -> list[dict[str, str]]:
     """So many MB of real documents, and the copies planted among them."""
     found = folders or [Path(sysconfig.get_paths()[name]) for name in ("purelib", "stdlib")]
-    return planted(documents(found, int(size * 1e6)), 0)
+    records, _, _ = planted(documents(found, int(size * 1e6)), 0)
+    return records
 
 
 def megabytes(records: list[dict[str, str]]) -> float:

@@ -3,8 +3,9 @@
     python dedup_peer.py JOB.json
 
 The job names the input folder, a work folder, bands, rows and where the answer goes. CPU seconds of each stage are
-this process's own (one task, one worker: all in this process), without imports. The shingle sets are written afterwards
-and not timed: dedup.py computes from them which pairs are alike by datatrove's own words.
+this process's own (one task, one worker: all in this process), without imports. Not timed are what dedup.py judges by: the
+clusters, by doing the third stage once more with their numbers written out, and the shingle sets, from which it computes
+which pairs are alike by datatrove's own words.
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ def main() -> None:
         for line in path.read_text(encoding="utf-8").split("\n")
         if line
     ]
+    clusters = MinhashDedupCluster(str(work / "buckets"), str(work / "clusters"), config=config, save_cluster_id=True)
+    LocalPipelineExecutor([clusters], tasks=1, workers=1, logging_dir=str(work / "logs" / "ids")).run()
+    # Pairs of 32-bit numbers: the document's place in the input (one task), its cluster.
+    numbers = np.fromfile(work / "clusters" / "000000.clusters", dtype="<u4").reshape(-1, 2)
     sets = {}
     for path in sorted(Path(job["input"]).glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").split("\n"):
@@ -70,7 +75,13 @@ def main() -> None:
                 record = json.loads(line)
                 sets[record["id"]] = np.unique(signer.get_shingles(record["text"]))
     np.savez(job["shingles"], **sets)
-    answer = {"version": version("datatrove"), "cpu_seconds": seconds, "kept": kept}
+    names = list(sets)
+    answer = {
+        "version": version("datatrove"),
+        "cpu_seconds": seconds,
+        "kept": kept,
+        "clusters": {names[place]: cluster for place, cluster in numbers.tolist()},
+    }
     Path(job["answer"]).write_text(json.dumps(answer))
 
 

@@ -111,7 +111,7 @@ def deflated(body: bytes) -> bytes:
         (html_page(1), ["Content-Encoding: gzip", "Transfer-Encoding: chunked"]),
         (chunked(html_page(1)), ["Content-Encoding: gzip", "Transfer-Encoding: chunked"]),
     ],
-    ids=str,
+    ids=range(10),
 )
 def test_bodies_are_decoded(body: bytes, headers: list[str]) -> None:
     assert one(http(body, *headers)).text == page_line(1)

@@ -57,7 +57,12 @@ def statistics() -> dict[str, object]:
                 {"documents": 2, "clusters": 5},
                 {"documents": 3, "clusters": 1},
                 {"documents": 9, "clusters": 2},
-            ]
+            ],
+            "jaccard": [
+                {"from": round(0.025 * n, 3), "documents": {30: 4, 31: 1, 32: 2, 39: 7}.get(n, 0)} for n in range(40)
+            ],
+            "jaccard_is": "verified",
+            "min_jaccard": 0.8,
         },
         "contamination": [
             {"name": "quiz", "items": 1200, "searched": 1100, "items_touched": 11, "documents": 7, "share": 0.01}
@@ -99,8 +104,44 @@ def test_parts(run: RunFolder) -> None:
     assert [*repeats.values()] == ["repeated paragraphs", "3", "4", "5,678"]
     assert [(row["name"], row["kept"], row["rejected"]) for row in found["lengths"]] == [
         ("64", "0", "6"),
+        ("128", "0", "0"),
         ("256", "8", "0"),
     ]
+
+
+def test_near_duplicates_stand_on_their_side_of_the_limit(run: RunFolder) -> None:
+    figure = corpus.near_duplicates(read(run))
+    assert figure is not None
+    assert [(trace["name"], trace["x"], trace["y"]) for trace in figure["traces"]] == [
+        ("like what stays", [0.8125, 0.9875], [2, 7]),
+        ("linked to it through others", [0.7625, 0.7875], [4, 1]),
+    ]
+    assert figure["traces"][1]["text"] == ["0.75 to 0.775", "0.775 to 0.8"]
+    (line,) = figure["shapes"]
+    assert (line["x0"], line["x1"]) == (0.8, 0.8)
+    assert figure["layout"]["annotations"][0]["text"] == "min_jaccard 0.8"
+    low, high = figure["layout"]["xaxis"]["range"]
+    assert low < 0.75
+    assert high >= 1
+    assert figure["layout"]["xaxis"]["title"]["text"] == "verified Jaccard to the document that stays"
+    assert 'id="figure-near-duplicates"' in page.render(read(run))
+
+
+@pytest.mark.parametrize("duplicates", [{}, {"jaccard": "x"}, {"jaccard": [{"from": 0.5, "documents": 0}]}])
+def test_no_near_duplicates_give_no_figure(run: RunFolder, duplicates: dict[str, object]) -> None:
+    write_json(run.corpus / "statistics.json", {**statistics(), "duplicates": duplicates})
+    assert corpus.near_duplicates(read(run)) is None
+    assert "figure-near-duplicates" not in page.render(read(run))
+
+
+def test_near_duplicates_of_an_older_run_have_no_line(run: RunFolder) -> None:
+    old = {"jaccard": [{"from": 0.05 * n, "documents": n} for n in range(20)], "jaccard_is": "estimated"}
+    write_json(run.corpus / "statistics.json", {**statistics(), "duplicates": old})
+    figure = corpus.near_duplicates(read(run))
+    assert figure is not None
+    assert not figure["shapes"]
+    assert [trace["name"] for trace in figure["traces"]] == ["like what stays"]
+    assert figure["traces"][0]["x"][-1] == 0.975
 
 
 def test_each_reason_stands_beside_a_kept_document_of_its_source(run: RunFolder) -> None:
@@ -132,6 +173,8 @@ def test_the_page_shows_them_escaped(run: RunFolder) -> None:
         assert shown in section
     assert "Built in 1m 01s" in section or re.search(r"Built in [^<]*1", section)
     assert "<b>bad</b>" not in section
+    lengths = section[section.index("Length, kept and rejected") :]
+    assert lengths[: lengths.index("</table>")].count("<i ") == 2  # no bar for a count of 0
     assert "&lt;b&gt;bad&lt;/b&gt;" in section
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from bessemer.recipe import parse
 from bessemer.tokens import documents
+from bessemer.tokens.phases import Holding, average_shares, mixture_of
 
 RECIPE = """
 [run]
@@ -61,6 +62,58 @@ def test_what_a_small_source_cannot_give_the_others_do() -> None:
     assert documents.sample_shares(recipe(budget=100), {"a": 0, "b": 100, "c": 100}) == pytest.approx(
         {"a": 0.0, "b": 3 / 7, "c": 4 / 7}
     )
+
+
+SCHEDULE = """
+[[tokens.schedule]]
+from = 0.5
+weights = {a = 1, b = 1, c = 0}
+[[tokens.schedule]]
+from = "decay"
+weights = {a = 1, b = 0, c = 0}
+[train.schedule]
+kind = "wsd"
+decay_share = 0.1
+"""
+
+
+def test_shares_by_a_changing_mixture_are_the_mean_over_the_training() -> None:
+    """Half of the run by the weights 1, 3, 4, then 0.4 of it by 1, 1, 0, then the decay, 0.1 of it, a alone."""
+    sizes = dict.fromkeys("abc", 10_000)
+    text = RECIPE.format(sample="mixture", budget=10_000).replace("[tokenizer]", SCHEDULE + "[tokenizer]")
+    wanted = {"a": 0.5 / 8 + 0.4 / 2 + 0.1, "b": 0.5 * 3 / 8 + 0.4 / 2, "c": 0.5 / 2}
+    assert documents.sample_shares(parse(text, "test"), sizes) == pytest.approx(wanted)
+    bare = "\n".join(line for line in text.splitlines() if not line.startswith("weight ="))  # by size, then the phases
+    sizes = {"a": 6_000_000, "b": 3_000_000, "c": 1_000_000}
+    wanted = {"a": 0.5 * 0.6 + 0.4 / 2 + 0.1, "b": 0.5 * 0.3 + 0.4 / 2, "c": 0.5 * 0.1}
+    found = documents.sample_shares(parse(bare, "test"), sizes)
+    assert {name: found[name] * sizes[name] / 10_000 for name in sizes} == pytest.approx(wanted)
+    never = documents.sample_shares(
+        parse(text.replace("from = 0.5", "from = 0").replace("= 1, b = 1, c", "= 0, b = 1, c"), "test"), sizes
+    )
+    assert never["c"] == 0.0  # what is never read is not in the sample
+
+
+def test_shares_by_temperature() -> None:
+    text = RECIPE.format(sample="mixture", budget=1000).replace("[tokens]", "[tokens]\ntemperature = 2")
+    bare = parse("\n".join(line for line in text.splitlines() if not line.startswith("weight =")), "test")
+    sizes = {"a": 160_000, "b": 40_000, "c": 10_000}
+    shares = documents.sample_shares(bare, sizes)
+    assert {name: shares[name] * sizes[name] for name in sizes} == pytest.approx(
+        {"a": 4000 / 7, "b": 2000 / 7, "c": 1000 / 7}
+    )
+    assert documents.sample_shares(bare, dict.fromkeys("abc", 0)) == dict.fromkeys("abc", 0.0)
+
+
+def test_the_mean_is_what_the_mixture_of_the_run_draws() -> None:
+    """Held against the slots themselves, sources of equal sequences in place of equal text."""
+    text = RECIPE.format(sample="mixture", budget=1000).replace("[tokenizer]", SCHEDULE + "[tokenizer]")
+    text = text.replace("[tokens]\n", "[tokens]\nsequence_length = 32\n")
+    text += "[train]\nsteps = 1000\nglobal_batch_tokens = 320\nmicro_batch = 10\n"
+    made = parse(text.replace('kind = "wsd"', 'kind = "wsd"\nwarmup_steps = 1'), "test")
+    mixture = mixture_of(made, Holding(("a", "b", "c"), (5000,) * 3, (160_000,) * 3))
+    drawn = dict(zip("abc", (count / 10_000 for count in mixture.drawn(10_000)), strict=True))
+    assert average_shares(made, dict.fromkeys("abc", 160_000)) == pytest.approx(drawn, abs=3e-4)
 
 
 def write(folder: Path, rows: list[dict[str, str]], group: int) -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -98,3 +99,22 @@ def test_rows_in_any_order_are_found() -> None:
             assert ledger._row(table, table[row].tobytes()) == row
         assert ledger._row(table, bytes(16)) is None
     assert ledger._row(names[:0], bytes(16)) is None
+
+
+def test_of_shards_in_order_one_is_looked_into() -> None:
+    draw = np.random.default_rng(1)
+    names = draw.integers(0, 256, (1000, 16), dtype=np.uint8)
+    names = names[np.lexsort(names.T[::-1])]
+    shards: list[Any] = [SimpleNamespace(identities=part) for part in np.array_split(names, 37)]
+    for number, shard in enumerate(shards):
+        for row in (0, len(shard.identities) // 2, -1):
+            assert ledger._likely(shards, shard.identities[row].tobytes()) == [shards[number]]
+    assert ledger._likely(shards, bytes(16)) == []
+    assert ledger._likely(shards, bytes([255] * 16)) == shards[-1:]  # where a look at it finds that it is not there
+    mixed = [shards[number] for number in draw.permutation(37)]
+    empty = [*shards[:18], SimpleNamespace(identities=names[:0]), *shards[18:]]
+    for others in (mixed, empty, shards[:1]):
+        for shard in others:
+            if len(shard.identities):
+                assert any(found is shard for found in ledger._likely(others, shard.identities[0].tobytes()))
+    assert ledger._likely([], bytes(16)) == []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bessemer.tokens.mixture import LARGEST_BLOCK, Mixture, counts_at, whole_slots
+from bessemer.tokens.mixture import LARGEST_BLOCK, Mixture, Phase, _block, counts_at, whole_slots
 
 
 def mixture(weights: tuple[float, ...], sequences: tuple[int, ...] | None = None, seed: int = 0) -> Mixture:
@@ -169,3 +169,71 @@ def test_a_sequence_stands_where_its_slot_says() -> None:
                 if weights[which]:
                     assert mixed.phases[0].slot_of(which, number) == places[number]
         assert counts_at(mixed.phases, 77) == tuple(np.bincount(source[:77], minlength=2).tolist())
+
+
+@settings(max_examples=60, deadline=None)
+@given(changing(), st.integers(0, 14_000), st.data())
+def test_every_sequence_is_found_in_the_slots_that_read_it(
+    made: tuple[Mixture, list[int], list[tuple[int, ...]]], count: int, data: st.DataObject
+) -> None:
+    """Backwards, against a look at every slot: over epochs, phases, and phases without the source."""
+    mixed, _, _ = made
+    draw = mixed.draw(0, count)
+    for source, size in enumerate(mixed.sequences):
+        few = data.draw(st.lists(st.integers(0, size - 1), max_size=3))
+        for wanted in (few, range(size)):
+            held = (draw.source == source) & np.isin(draw.sequence, list(wanted))
+            assert np.array_equal(mixed.slots_of(source, list(wanted), count), np.flatnonzero(held))
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (0.7, 0.3), (3.0, 1.0, 0.5), (123457.0, 89123.0, 777.0)])
+def test_sequences_of_old_runs_are_found_too(weights: tuple[float, ...]) -> None:
+    mixed = mixture(weights, (1000, 17, 25)[: len(weights)], seed=3)
+    draw = mixed.draw(0, 30_000)
+    for source, size in enumerate(mixed.sequences):
+        for wanted in (0, size // 2, size - 1):
+            held = np.flatnonzero((draw.source == source) & (draw.sequence == wanted))
+            assert len(held) >= 1
+            assert np.array_equal(mixed.slots_of(source, [wanted], 30_000), held)
+
+
+def test_long_runs_are_traced_by_arithmetic() -> None:
+    """A billion samples and more, of which nobody looks at each: every slot found reads the sequence, none is missing."""
+    sequences = (400_000_000, 30_000_000, 7)
+    spans = [(0, (90, 9, Fraction(1, 10**6))), (600_000_007, (50, 50, 0)), (900_000_001, (0, 7, Fraction(1, 10**6)))]
+    mixed, samples = Mixture.over(("web", "code", "few"), sequences, spans, 8), 1_000_000_011
+    drawn = mixed.drawn(samples)
+    for source, size in enumerate(sequences):
+        for wanted in (0, size // 3, size - 1):
+            slots = mixed.slots_of(source, [wanted], samples)
+            whole = drawn[source] // size
+            assert len(slots) in (whole, whole + 1)
+            assert (np.diff(slots) > 0).all() and slots[-1] < samples
+            for epoch, slot in list(enumerate(slots.tolist()))[:: max(len(slots) // 50, 1)]:
+                here = mixed.draw(slot, 1)
+                assert (here.source[0], here.epoch[0], here.sequence[0]) == (source, epoch, wanted)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any))
+def test_a_block_by_deadline_is_what_looking_at_every_source_gives(slots: list[int]) -> None:
+    wanted, total = np.array(slots), sum(slots)
+    given_so_far, chosen = np.zeros(len(slots), dtype=np.int64), []
+    for slot in range(total):
+        due = [
+            -(-(int(given_so_far[n]) + 1) * total // slots[n])
+            if wanted[n] * (slot + 1) > given_so_far[n] * total
+            else 10**9
+            for n in range(len(slots))
+        ]
+        chosen.append(int(np.argmin(due)))
+        given_so_far[chosen[-1]] += 1
+    source, rank = _block(tuple(slots), True)
+    assert source.tolist() == chosen
+    for number in range(len(slots)):
+        assert rank[source == number].tolist() == list(range(slots[number]))
+        places = Phase(0, tuple(slots), (0,) * len(slots))
+        if slots[number]:
+            asked = np.arange(3 * slots[number])
+            everywhere = np.flatnonzero(np.tile(source, 3) == number)
+            assert np.array_equal(places.slots_of(number, asked), everywhere)

@@ -15,7 +15,7 @@ from bessemer.recipe.section import Positive, Section, Share, Words
 
 
 class GopherQuality(Section):
-    """Rae et al. 2021, section A1.1, as datatrove counts."""
+    """Rae et al. 2021 (Gopher), appendix A, as datatrove counts."""
 
     min_words: int = Field(50, ge=0, description="Fewest words, punctuation aside.")
     max_words: Positive = Field(100_000, description="Most words, punctuation aside.")
@@ -81,19 +81,19 @@ class C4(Section):
 
 
 class FineWeb(Section):
-    """Penedo et al. 2024, section 3.6."""
+    """Penedo et al. 2024, section 3.6, with the thresholds of datatrove (docs/rules.md says where they differ)."""
 
     min_terminal_line_share: Share = Field(0.12, description="Smallest share of lines that end in punctuation.")
     max_short_line_share: Share = Field(0.67, description="Largest share of short lines.")
     short_line_characters: Positive = Field(30, description="Characters of a short line, at most.")
     max_duplicate_character_share: Share = Field(
-        0.01, description="Largest share of characters in lines that stood before."
+        0.01, description="Largest share of characters in lines that stood before; the paper has 0.1."
     )
     max_line_feeds_per_word: float = Field(0.3, ge=0, description="Most line feeds per word.")
 
 
 class RefinedWeb(Section):
-    """Penedo et al. 2023, sections G.1 and G.2, as DCLM rebuilt them; edits the text: lines are removed."""
+    """Penedo et al. 2023 (RefinedWeb), as DCLM rebuilt them; edits the text: lines are removed."""
 
     domains: str | None = Field(None, description="A file of domains, one a line, whose pages are rejected.")
     urls: str | None = Field(None, description="A file of URLs, one a line, that are rejected.")
@@ -147,7 +147,7 @@ class Textbook(Section):
 
 
 class Code(Section):
-    """Kocetkov et al. 2022 (The Stack), Li et al. 2023 (StarCoder), Lozhkov et al. 2024 (StarCoder2)."""
+    """The Stack and StarCoder (bigcode-project/bigcode-dataset), StarCoder2 (Lozhkov et al. 2024, section 2.1)."""
 
     max_lines: Positive = Field(100_000, description="Most lines.")
     max_line_length: Positive = Field(1000, description="Longest line in characters.")

@@ -42,8 +42,8 @@ class Tokenizer(Section):
     )
     sample: Literal["corpus", "mixture"] = Field(
         "corpus",
-        description="What the BPE is trained on: corpus (every source by its bytes) or mixture (by the sources' weights; a "
-        "source with too little text gives all it has).",
+        description="What the BPE is trained on: corpus (every source by its bytes) or mixture (by the sources' shares "
+        "of the training, over all phases of tokens.schedule; a source with too little text gives all it has).",
     )
     pattern: str = Field(
         "gpt4",

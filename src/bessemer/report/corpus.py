@@ -127,6 +127,69 @@ def _clusters(duplicates: Row) -> list[Row]:
     ]
 
 
+def near_duplicates(data: RunData) -> Row | None:
+    """A figure of the near duplicates by their Jaccard to what stays, with the one from which documents are linked."""
+    duplicates = table(data.statistics.get("duplicates"))
+    bins = {
+        low: count
+        for row in tables(duplicates.get("jaccard"))
+        if (low := number(row.get("from"))) is not None and (count := number(row.get("documents"))) is not None
+    }
+    found = {low: count for low, count in sorted(bins.items()) if count}
+    if not found:
+        return None
+    width = 1.0 / len(bins)
+    limit = number(duplicates.get("min_jaccard")) or 0.0
+    left, most = min([*found, limit or 1.0]), max(found.values())
+    # Half a bin of room: "from" is rounded, and a limit need not lie between two bins.
+    sides = {
+        "like what stays": ("source-1", [low for low in found if low > limit - width / 2]),
+        "linked to it through others": ("raw", [low for low in found if low <= limit - width / 2]),
+    }
+    traces = [
+        {
+            "type": "bar",
+            "name": name,
+            "x": [round(low + width / 2, 4) for low in lows],
+            "y": [found[low] for low in lows],
+            "width": round(0.9 * width, 4),
+            "text": [f"{low:g} to {low + width:g}" for low in lows],
+            "textposition": "none",
+            "ink": ink,
+            "hovertemplate": "%{y:,} of %{text}",
+        }
+        for name, (ink, lows) in sides.items()
+        if lows
+    ]
+    layout: Row = {
+        "xaxis": {
+            "title": {"text": f"{text(duplicates.get('jaccard_is'))} Jaccard to the document that stays".strip()},
+            "range": [round(max(left - 2 * width, 0.0), 4), 1.01],
+            "dtick": 0.05 if left >= 0.5 else 0.1,
+            "tickformat": ".2f",
+            "hoverformat": ".3f",
+        },
+        "yaxis": {
+            "title": {"text": "near duplicates removed"},
+            "range": [0.0, 1.18 * most],  # the line's name stands above the bars
+            "tickformat": ".2~s" if most >= 10_000 else ",.0f",
+            **({"dtick": 1} if most < 7 else {}),
+        },
+        "barmode": "overlay",
+    }
+    shapes = []
+    if limit:
+        line = {"type": "line", "x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper"}
+        shapes = [{**line, "ink": "accent", "dash": "dot"}]
+        place = {"x": limit, "y": 1, "yref": "paper", "xanchor": "right", "yanchor": "top", "xshift": -4}
+        layout["annotations"] = [{**place, "showarrow": False, "text": f"min_jaccard {limit:g}"}]
+    title = "Near duplicates, by their likeness to what stays"
+    return {
+        "id": "near-duplicates", "title": title, "group": "lengths", "traces": traces, "shapes": shapes, "note": "",
+        "layout": layout,
+    }  # fmt: skip
+
+
 def _evaluation_sets(data: RunData) -> list[Row]:
     """The evaluation sets that were looked for, and how much of each stands in the corpus."""
     return [
@@ -159,6 +222,9 @@ def _lengths(sources: list[Row]) -> list[Row]:
     if not rejected or not steps:
         return []
     largest = max([*kept.values(), *rejected.values(), 1.0])
+    first, last = max(steps[0], 1), steps[-1]
+    doublings = {first << power for power in range((last // first).bit_length())}  # empty ones too: an axis has no gaps
+    steps = sorted({*steps, *doublings})
     return [
         {
             "name": f"{low:,}",

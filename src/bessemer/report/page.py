@@ -79,6 +79,7 @@ def _context(data: RunData) -> dict[str, Any]:
         "corpus": rows.corpus(data),
         "corpus_parts": corpus.parts(data),
         "lengths": figures.lengths(data),
+        "near_duplicates": corpus.near_duplicates(data),
         "quality": quality.section(data),
         "quality_figures": quality.figures(data),
         "tokens": rows.tokens(data),
@@ -106,7 +107,8 @@ def _context(data: RunData) -> dict[str, Any]:
         "recipe": ("Recipe", context["recipe"]),
     }
     shown = {key: title for key, (title, content) in present.items() if content}
-    drawn = [*context["curves"], *([context["lengths"]] if context["lengths"] else []), *context["quality_figures"]]
+    corpus_figures = [figure for name in ("lengths", "near_duplicates") if (figure := context[name])]
+    drawn = [*context["curves"], *corpus_figures, *context["quality_figures"]]
     return {**context, "sections": shown, "figures": {figure["id"]: figure for figure in drawn}}
 
 

@@ -91,11 +91,21 @@ def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
                 raise InputError(f"tokenizer.{key}: {path}: no such file")
             read.append(hashlib.sha256(Path(path).read_bytes()).hexdigest())
     shape = [recipe.tokens.held_out, recipe.tokens.shard_tokens, recipe.run.seed, mask_token(recipe)]
-    mixed = recipe.source_weights if options.sample == "mixture" else None
+    mixed = mixed_by(recipe) if options.sample == "mixture" else None
     theirs = [[source.name, source.format, foreign.facts(source)] for source in recipe.tokens.sources]
     tokens = recipe.tokens  # concatenated, any length is read from the same shards
     packing = [] if tokens.packing == "concatenate" else [[tokens.packing, tokens.sequence_length]]
     return digest(FORMAT, corpus if recipe.corpus.sources else None, options, read, shape, mixed, theirs, *packing)
+
+
+def mixed_by(recipe: Recipe) -> Any:
+    """What the tokenizer's sample by the mixture depends on, beside the texts."""
+    tokens, weights = recipe.tokens, recipe.source_weights
+    if tokens.temperature is None and not tokens.schedule:
+        return weights
+    phases = [phase.model_dump() for phase in tokens.schedule]
+    decay = recipe.train.schedule.decay_share if any(phase.from_ == "decay" for phase in tokens.schedule) else None
+    return [weights, tokens.temperature, phases, decay]
 
 
 def mask_token(recipe: Recipe) -> str | None:

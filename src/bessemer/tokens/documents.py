@@ -11,6 +11,7 @@ from typing import Any
 
 from bessemer.recipe import Recipe
 from bessemer.tokens.order import key_of
+from bessemer.tokens.phases import average_shares
 
 BATCH_DOCUMENTS = 256
 SAMPLE_CHARACTERS = 1_000_000  # of one document that a tokenizer is trained on: one giant must not fill the memory
@@ -115,23 +116,17 @@ def training_sample(recipe: Recipe, corpus: Path) -> Iterator[str]:
 def sample_shares(recipe: Recipe, sizes: dict[str, int]) -> dict[str, float]:
     """The share of each source's documents in the sample. sizes: bytes of text by source.
 
-    By the mixture, each source gives bytes in proportion to its weight; what a small source cannot give, the others do.
+    By the mixture, each source gives bytes in proportion to its share of the training, over all phases; what a small source
+    cannot give, the others do.
     """
-    budget = recipe.tokenizer.sample_bytes
-    given = {source.name: source.weight for source in recipe.corpus.sources}
-    drawn = {name: size * recipe.parts[name].factor for name, size in sizes.items()}
-    total: dict[str, float] = {}
-    for name, size in drawn.items():
-        total[recipe.parts[name].source] = total.get(recipe.parts[name].source, 0.0) + size
-    weights = {
-        name: (given[recipe.parts[name].source] or 0.0) * size / max(total[recipe.parts[name].source], 1)
-        for name, size in drawn.items()
-    }
-    if recipe.tokenizer.sample == "corpus" or any(weight is None for weight in given.values()):
+    budget, tokens = recipe.tokenizer.sample_bytes, recipe.tokens
+    weighted = all(source.weight is not None for source in recipe.corpus.sources)
+    if recipe.tokenizer.sample == "corpus" or not (weighted or tokens.schedule or tokens.temperature is not None):
         share = min(budget / max(sum(sizes.values()), 1), 1.0)
         return dict.fromkeys(sizes, share)
+    weights = average_shares(recipe, sizes)
     shares: dict[str, float] = {}
-    left = {name: weights[name] for name, size in sizes.items() if size}
+    left = {name: weights[name] for name, size in sizes.items() if size and weights[name]}
     while left:
         rate = max(budget - sum(shares[name] * sizes[name] for name in shares), 0.0) / sum(left.values())
         spent = [name for name, weight in left.items() if weight * rate >= sizes[name]]

@@ -20,8 +20,6 @@ from bessemer.tokens.loader import Reader
 from bessemer.tokens.packed import PackedLoader, sequence_loader
 from bessemer.tokens.shards import Shard, TokenStore, token_dtype
 
-SLOTS_AT_A_TIME = 1 << 16
-
 SHOWN = ("source", "path", "place", "language", "label", "reason", "detail")
 """Columns of a document or reject that a trace gives."""
 
@@ -59,15 +57,10 @@ def document_steps(recipe: Recipe, store: TokenStore, corpus: Path, identity: st
     number = loader.mixture.names.index(source)
     known = _known(corpus, [identity]).get(identity, {})
     place = {key: known.get(key, "") for key in ("path", "place")}
-    rows: list[dict[str, Any]] = []
-    samples = batches.before(steps)
-    for start in range(0, samples, SLOTS_AT_A_TIME):
-        draw = loader.mixture.draw(start, min(SLOTS_AT_A_TIME, samples - start))
-        held = (draw.source == number) & np.isin(draw.sequence, sequences)
-        for slot in np.nonzero(held)[0]:
-            sample = start + int(slot)
-            rows.append({"step": batches.step_of(sample) + 1, "sample": sample, "source": source, **place})
-    return rows
+    return [
+        {"step": batches.step_of(sample) + 1, "sample": sample, "source": source, **place}
+        for sample in loader.mixture.slots_of(number, sequences, batches.before(steps)).tolist()
+    ]
 
 
 def document(store: TokenStore | None, corpus: Path, identity: str, text: bool = False) -> dict[str, Any]:
@@ -134,7 +127,7 @@ def _sequences_of(
         start = int(whole.starts[before]) + int(shard.offsets[number])
         end = int(whole.starts[before]) + int(shard.offsets[number + 1]) - 1
         if isinstance(loader, PackedLoader):
-            return name, loader.splits[list(store.sources).index(name)].holding(start, end + 1)
+            return name, loader.splits[list(store.sources).index(name)].pack.holding(start, end + 1)
         # A sequence also predicts the first token of the next one, so a document's first token may be the target of the
         # sequence before.
         last = min(end // length, whole.num_sequences(length) - 1)
@@ -158,11 +151,30 @@ def _shards(store: TokenStore | None, wanted: bytes) -> list[tuple[str, str, Sha
     """Where a document's tokens stand: source, split, shard, and its number in the shard. At most one place."""
     for name in store.sources if store is not None else ():
         for split in ("train", "heldout"):
-            for shard in store.split(name, split).shards if store is not None else ():
+            for shard in _likely(store.split(name, split).shards, wanted) if store is not None else ():
                 number = _row(shard.identities, wanted)
                 if number is not None:
                     return [(name, split, shard, number)]
     return []
+
+
+def _likely(shards: list[Shard], wanted: bytes) -> list[Shard]:
+    """The shards that an identity can lie in: one where shards follow each other in the order of the identities, as a
+    build writes them; else all."""
+    low, high = 0, len(shards)
+    while low < high:
+        middle = (low + high) // 2
+        names = shards[middle].identities
+        if not len(names):
+            return shards
+        if names[0].tobytes() <= wanted:
+            low = middle + 1
+        else:
+            high = middle
+    probes = np.unique(np.linspace(0, max(len(shards) - 2, 0), 16).astype(np.int64)).tolist() if shards[1:] else []
+    borders = [(shards[number].identities, shards[number + 1].identities) for number in probes]
+    follow = all(len(one) and len(two) and one[-1].tobytes() < two[0].tobytes() for one, two in borders)
+    return shards[max(low - 1, 0) : low] if follow else shards
 
 
 def _row(identities: npt.NDArray[np.uint8], wanted: bytes) -> int | None:

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from heapq import heappop, heappush
 from math import ceil, lcm
 
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.tokens.order import key_of, permute
+from bessemer.tokens.order import key_of, permute, positions_of
 
 SMALL_BLOCK = 1024  # slots: long enough to mix well, short enough that the shares hold over a few steps
 CHUNK = 4096  # slots whose draw is computed together
@@ -76,8 +77,13 @@ class Phase:
 
     def slot_of(self, source: int, number: int) -> int:
         """Where the phase's sequence number `number` (from 0) of a source stands, counted from the phase's first slot."""
-        whole, rest = divmod(number, self.slots[source])
-        return whole * self.block + int(np.flatnonzero(_block(self.slots, self.by_deadline)[0] == source)[rest])
+        return int(self.slots_of(source, np.array([number]))[0])
+
+    def slots_of(self, source: int, numbers: Counts) -> Counts:
+        """The same for many of its sequences."""
+        whole, rest = np.divmod(numbers, self.slots[source])
+        places = np.flatnonzero(_block(self.slots, self.by_deadline)[0] == source)
+        return np.asarray(whole * self.block + places[rest], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -137,6 +143,28 @@ class Mixture:
             return Draw(parts[0].source[here], parts[0].epoch[here], parts[0].sequence[here])
         return Draw(*(np.concatenate([getattr(part, name) for part in parts])[here] for name in Draw.__annotations__))
 
+    def slots_of(self, source: int, sequences: npt.ArrayLike, count: int) -> Counts:
+        """Those of the first `count` slots that read one of these sequences of a source, ascending: `draw` backwards.
+
+        Takes as long as the answer has epochs, however many slots there are.
+        """
+        size, total = self.sequences[source], self.drawn(count)[source] if count else 0
+        wanted = np.unique(np.asarray(sequences, dtype=np.int64))
+        epochs = range(-(-total // size)) if size else range(0)
+        turns = [
+            turn * size + positions_of(_epoch_key(self, source, turn), wanted, size).astype(np.int64) for turn in epochs
+        ]
+        numbers = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *turns]))
+        numbers = numbers[numbers < total]
+        before = np.array([phase.before[source] for phase in self.phases])
+        # Of phases with the same count before them, all but the last have none of the source's sequences.
+        of_phase = np.searchsorted(before, numbers, side="right") - 1
+        slots = np.empty_like(numbers)
+        for at in np.unique(of_phase).tolist():
+            here, phase = of_phase == at, self.phases[at]
+            slots[here] = phase.first + phase.slots_of(source, numbers[here] - phase.before[source])
+        return slots
+
     def drawn(self, count: int) -> tuple[int, ...]:
         """How many of the first `count` slots each source has: counted from the order itself."""
         return counts_at(self.phases[: self.phase_at(max(count, 1) - 1) + 1], count)
@@ -169,12 +197,17 @@ def _chunk(mixture: Mixture, number: int) -> Draw:
         begin = until
     epoch, place = np.divmod(drawn, np.asarray(mixture.sequences)[source])
     sequence = np.empty(CHUNK, dtype=np.int64)
-    for source_number, name in enumerate(mixture.names):
+    for source_number in range(len(mixture.names)):
         for turn in np.unique(epoch[source == source_number]):
             chosen = (source == source_number) & (epoch == turn)
-            key = key_of("epoch", mixture.seed, name, int(turn))
+            key = _epoch_key(mixture, source_number, int(turn))
             sequence[chosen] = permute(key, place[chosen], mixture.sequences[source_number]).astype(np.int64)
     return Draw(source, epoch, sequence)
+
+
+def _epoch_key(mixture: Mixture, source: int, epoch: int) -> int:
+    """Which shuffle of its sequences a source is read in."""
+    return key_of("epoch", mixture.seed, mixture.names[source], epoch)
 
 
 @lru_cache(maxsize=32)
@@ -186,19 +219,36 @@ def _block(slots: tuple[int, ...], by_deadline: bool) -> tuple[Counts, Counts]:
     sequence is due first: none is ever a whole sequence ahead or behind (Tijdeman 1980, the chairman assignment problem;
     Steiner and Yeomans 1993).
     """
+    if by_deadline:
+        return _block_by_deadline(slots)
     wanted, total = np.asarray(slots, dtype=np.int64), sum(slots)
     given = np.zeros(len(slots), dtype=np.int64)
     source, rank = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
-    never = np.iinfo(np.int64).max
-    due = np.where(wanted > 0, -(-total // np.maximum(wanted, 1)), never)  # the slots after which the next one is late
     for slot in range(total):
-        behind = wanted * (slot + 1) - given * total
-        chosen = int(np.where(behind > 0, due, never).argmin()) if by_deadline else int(behind.argmax())
+        chosen = int((wanted * (slot + 1) - given * total).argmax())
         source[slot], rank[slot] = chosen, given[chosen]
         given[chosen] += 1
-        if by_deadline:
-            due[chosen] = -(-(int(given[chosen]) + 1) * total // slots[chosen])
     return source, rank
+
+
+def _block_by_deadline(slots: tuple[int, ...]) -> tuple[Counts, Counts]:
+    """See `_block`. A source's sequence `n` may stand in slot n * total // slots at the earliest, and has to by slot
+    ceil((n + 1) * total / slots): those that may wait in a heap, since every trace waits for the block to be made."""
+    total, many = sum(slots), len(slots)
+    given, ready = [0] * many, list[int]()
+    released: list[list[int]] = [[] for _ in range(total)]
+    released[0] = [source for source, wanted in enumerate(slots) if wanted]
+    chosen, rank = [0] * total, [0] * total
+    for slot in range(total):
+        for source in released[slot]:
+            due = -(-(given[source] + 1) * total // slots[source])
+            heappush(ready, due * many + source)  # of those due at once, the first in the mixture
+        source = heappop(ready) % many
+        chosen[slot], rank[slot] = source, given[source]
+        given[source] += 1
+        if given[source] < slots[source]:
+            released[max(given[source] * total // slots[source], slot + 1)].append(source)
+    return np.array(chosen, dtype=np.int64), np.array(rank, dtype=np.int64)
 
 
 def whole_slots(weights: Sequence[Weight], largest: int = LARGEST_BLOCK) -> tuple[int, ...]:

@@ -58,11 +58,6 @@ class PackedSplit:
             found += self.split.documents(start, start + int(self.pack.sizes[piece]))
         return found
 
-    def holding(self, start: int, end: int) -> Ints:
-        """The sequences that have a token of [start, end) of the stream."""
-        pieces = np.flatnonzero((self.pack.starts < end) & (self.pack.starts + self.pack.sizes > start))
-        return np.unique(np.searchsorted(self.pack.first, pieces, side="right") - 1)
-
     def _read(self, start: Ints, size: Ints, ends: Ints) -> npt.NDArray[np.unsignedinteger]:  # type: ignore[type-arg]
         """The tokens of pieces, one after the other. No piece lies over a shard's border, since no document does."""
         shard = np.searchsorted(self.split.starts, start, side="right") - 1

@@ -5,9 +5,10 @@ documents and rests together by best-fit decreasing, the longest first, each whe
 (Ding et al. 2024, "Fewer truncations improve language modeling", section 3.2, algorithm 1; the tree over what is left
 in their appendix). document gives each a sequence of its own. Both drop nothing, and pad.
 
-    NAME.pack   little-endian: 8 bytes magic "BSMRPAK1"; uint64 length of a sequence, number of sequences S, number of
+    NAME.pack   little-endian: 8 bytes magic "BSMRPAK2"; uint64 length of a sequence, number of sequences S, number of
                 pieces P; S+1 uint64, the first piece of each sequence and P; P uint64, where each piece starts in the
-                stream of NAME's shards, in tokens; P uint32, how many tokens it has.
+                stream of NAME's shards, in tokens; P uint64, the pieces in the order of the stream; P uint32, how many
+                tokens each has. "BSMRPAK1", of earlier versions, lacks the pieces' order and is read all the same.
 
 Pieces of a sequence stand in the order of the stream, and so do the sequences, by their first pieces.
 """
@@ -15,6 +16,7 @@ Pieces of a sequence stand in the order of the stream, and so do the sequences, 
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +32,7 @@ from bessemer.recipe import Recipe
 from bessemer.recipe.mixture import Packing
 from bessemer.tokens.shards import Split, TokenStore
 
-MAGIC = b"BSMRPAK1"
+MAGIC, EARLIER = b"BSMRPAK2", b"BSMRPAK1"
 HEADER = 32  # bytes
 
 Ints = npt.NDArray[np.int64]
@@ -39,12 +41,14 @@ Ints = npt.NDArray[np.int64]
 @dataclass(frozen=True)
 class Pack:
     """What lies in each sequence. length: positions of a sequence; first: (sequences + 1,) number of each sequence's
-    first piece; starts, sizes: (pieces,) where a piece lies in the stream, in tokens."""
+    first piece; starts, sizes: (pieces,) where a piece lies in the stream, in tokens; by_start: the pieces in the order of the
+    stream, None where a file of an earlier version does not say it."""
 
     length: int
     first: npt.NDArray[Any]
     starts: npt.NDArray[Any]
     sizes: npt.NDArray[Any]
+    by_start: npt.NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.first) - 1
@@ -52,7 +56,8 @@ class Pack:
     def to_bytes(self) -> bytes:
         """The content of a .pack file."""
         counts = np.array([self.length, len(self), len(self.starts)], dtype="<u8")
-        arrays = self.first.astype("<u8"), self.starts.astype("<u8"), self.sizes.astype("<u4")
+        by_start = np.argsort(self.starts, kind="stable").astype("<u8")
+        arrays = self.first.astype("<u8"), self.starts.astype("<u8"), by_start, self.sizes.astype("<u4")
         return MAGIC + counts.tobytes() + b"".join(array.tobytes() for array in arrays)
 
     @classmethod
@@ -62,11 +67,25 @@ class Pack:
             np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray) if path.stat().st_size else np.zeros(0, np.uint8)
         )
         length, sequences, pieces = raw[8:HEADER].view("<u8").tolist() if len(raw) >= HEADER else (0, 0, 0)
-        ends = [HEADER, HEADER + 8 * (sequences + 1), HEADER + 8 * (sequences + 1 + pieces)]
-        if raw[:8].tobytes() != MAGIC or len(raw) != ends[2] + 4 * pieces:
+        magic = raw[:8].tobytes()
+        counts = [sequences + 1, pieces, pieces] if magic == MAGIC else [sequences + 1, pieces]
+        ends = [HEADER + 8 * sum(counts[:number]) for number in range(len(counts) + 1)]
+        if magic not in (MAGIC, EARLIER) or len(raw) != ends[-1] + 4 * pieces:
             raise BessemerError(f"{path}: not a packing, or not a whole one; build the tokens again")
-        first, starts = (raw[a:b].view("<u8").view(np.int64) for a, b in pairwise(ends))
-        return cls(length, first, starts, raw[ends[2] :].view("<u4"))
+        first, starts, *by_start = (raw[a:b].view("<u8").view(np.int64) for a, b in pairwise(ends))
+        return cls(length, first, starts, raw[ends[-1] :].view("<u4"), by_start[0] if by_start else None)
+
+    def holding(self, start: int, end: int) -> Ints:
+        """The sequences that have a token of [start, end) of the stream, ascending."""
+        order, starts = self.by_start, self.starts
+        if order is None:
+            pieces = np.flatnonzero((starts < end) & (starts + self.sizes > start))
+        else:  # pieces do not overlap: the one that begins at `start` or before, and those that begin before `end`
+            low = bisect_right(range(len(order)), start, key=lambda place: int(starts[order[place]])) - 1
+            high = bisect_left(range(len(order)), end, key=lambda place: int(starts[order[place]]))
+            pieces = np.asarray(order[max(low, 0) : high])
+            pieces = pieces[starts[pieces] + self.sizes[pieces] > start]
+        return np.unique(np.searchsorted(self.first, pieces, side="right") - 1)
 
 
 def pack(starts: Ints, sizes: Ints, length: int, packing: Packing) -> Pack:

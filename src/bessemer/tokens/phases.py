@@ -93,6 +93,30 @@ def asked_phases(recipe: Recipe, holding: Holding) -> list[Asked]:
     ]
 
 
+def average_shares(recipe: Recipe, sizes: Mapping[str, int]) -> dict[str, float]:
+    """Each source's share of the tokens, on average over the training, 1 in all: weights, temperature and schedule.
+
+    For what is done before there are tokens: sizes are bytes of text by source, in place of tokens, and neither the number of
+    steps nor caps on repetition, which need it, are looked at. A decay phase is train.schedule.decay_share of the run.
+    """
+    holding = Holding(tuple(sizes), tuple(sizes.values()), tuple(sizes.values()))
+    if not any(sizes.values()):
+        return dict.fromkeys(sizes, 0.0)
+    spans = [(Fraction(0), _base_shares(recipe, holding))]
+    for phase in recipe.tokens.schedule:
+        decay = Fraction(str(recipe.train.schedule.decay_share))
+        first = 1 - decay if phase.from_ == "decay" else Fraction(str(phase.from_))
+        weights = _among_parts(recipe, holding, {name: Fraction(str(weight)) for name, weight in phase.weights.items()})
+        spans.append((max(first, spans[-1][0]), _normal(weights) if any(weights) else weights))
+    ends = [*(first for first, _ in spans[1:]), Fraction(1)]
+    return {
+        name: float(
+            sum(((end - first) * shares[number] for (first, shares), end in zip(spans, ends, strict=True)), Fraction(0))
+        )
+        for number, name in enumerate(sizes)
+    }
+
+
 def repeated(mixture: Mixture, samples: int) -> dict[str, float]:
     """The sources that a run of so many samples reads more than four times, and how often."""
     epochs = {

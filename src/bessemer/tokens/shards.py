@@ -54,6 +54,11 @@ class Shard:
         return np.memmap(self.path, dtype=self.dtype, mode="r").view(np.ndarray)
 
     @cached_property
+    def num_tokens(self) -> int:
+        """How many ids there are; asks for the file's size and does not open it."""
+        return self.path.stat().st_size // self.dtype.itemsize
+
+    @cached_property
     def offsets(self) -> npt.NDArray[np.uint64]:
         """Where each document starts, in tokens, and where the last one ends."""
         return self._index[0]
@@ -86,7 +91,7 @@ class Split:
 
     def __init__(self, shards: list[Shard]) -> None:
         self.shards = shards
-        self.starts = np.cumsum([0, *(len(shard.tokens) for shard in shards)])
+        self.starts = np.cumsum([0, *(shard.num_tokens for shard in shards)])
         self.num_tokens = int(self.starts[-1])
         self._views: dict[int, list[tuple[int, npt.NDArray[Any]]]] = {}
 
@@ -141,10 +146,11 @@ class Split:
     def documents(self, start: int, end: int) -> list[str]:
         """Identities of the documents that have a token in [start, end) of the stream."""
         found = []
-        for shard, base in zip(self.shards, self.starts, strict=False):
-            low, high = max(start - int(base), 0), min(end - int(base), len(shard.tokens))
+        number = max(int(np.searchsorted(self.starts, start, side="right")) - 1, 0)
+        for shard, base in zip(self.shards[number:], self.starts[number:], strict=False):
+            low, high = max(start - int(base), 0), min(end - int(base), shard.num_tokens)
             if low >= high:
-                continue
+                break
             first = int(np.searchsorted(shard.offsets, low, side="right")) - 1
             last = int(np.searchsorted(shard.offsets, high, side="left"))
             found += [shard.identities[number].tobytes().hex() for number in range(first, last)]

@@ -64,6 +64,26 @@ def test_verified_groups_are_those_of_all_pairs(seed: int, tmp_path: Path) -> No
                 assert similarity == pytest.approx(jaccard(texts[keeper], row["text"]), abs=1e-4)
 
 
+def test_the_default_finds_99_percent_from_0_8_on_and_nothing_else(tmp_path: Path) -> None:
+    """Pairs that nothing else holds together; 20 bands of 7 miss 0.9% of them at 0.8 and fewer above."""
+    draw = random.Random(0)
+    documents, truth = [], {}
+    for seed in range(600):
+        base = [f"{seed}-{place}" for place in range(draw.randrange(100, 300))]
+        other = edited(base, round(len(base) * draw.uniform(0, 0.05)), draw)
+        pair = [document(f"{seed}-{i}", " ".join(text)) for i, text in enumerate((base, [*other, "end"]))]
+        truth[seed] = jaccard(pair[0]["text"], pair[1]["text"])
+        documents += pair
+    verdicts = judge(tables(documents), Dedup(), tmp_path / "work")
+    groups = verdicts.keeper[verdicts.rows([row["identity"] for row in documents])].reshape(-1, 2)
+    linked = groups[:, 0] == groups[:, 1]
+    alike = np.array([truth[seed] for seed in range(600)]) >= 0.8
+    assert 200 < alike.sum() < 400
+    assert linked[alike].mean() >= 0.99
+    assert not linked[~alike].any()
+    assert len(np.unique(groups)) == 1200 - linked.sum()
+
+
 @pytest.mark.parametrize("verify", [False, True])
 def test_order_and_split_change_nothing(verify: bool, tmp_path: Path) -> None:
     documents = families(9) + [document(f"copy-{i}", prose(5)) for i in range(3)]
@@ -76,12 +96,13 @@ def test_order_and_split_change_nothing(verify: bool, tmp_path: Path) -> None:
             assert outcome(judge(tables(documents, size), settings, tmp_path / "work")) == expected
 
 
-def test_memory_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("verify", "least"), [(False, 0.6), (True, 0.5)])
+def test_memory_changes_nothing(verify: bool, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One large bucket of unlike and like texts, cut into batches of one member, keys sorted in many parts."""
     base = prose(1, 100).split()
     draw = random.Random(0)
     documents = [document(i, " ".join(edited(base, draw.randrange(25), draw))) for i in range(150)]
-    settings = Dedup(bands=10, rows=2, exact=False, min_jaccard=0.6)
+    settings = Dedup(bands=10, rows=2, exact=False, min_jaccard=least, verify=verify)
     expected = outcome(judge(tables(documents), settings, tmp_path / "work"))
     assert 1 < sum(verdict == KEPT for verdict, _, _ in expected.values()) < 100
     monkeypatch.setattr(buckets, "CHUNK", 11)
@@ -103,21 +124,24 @@ def test_a_member_unlike_the_first_of_its_bucket_is_still_linked(tmp_path: Path)
     signed = signatures([row["text"] for row in documents], Dedup())
     parents = rows.copy()
     no_sets = np.zeros(0, dtype=np.uint64)
-    link(rows, np.zeros(len(rows), dtype=np.uint64), signed, no_sets, np.zeros(1, np.int64), 79, 0.0, 16, parents)
+    link(rows, np.zeros(len(rows), dtype=np.uint64), signed, no_sets, np.zeros(1, np.int64), 98, 0.0, 16, parents)
     groups = all_pairs_components([row["text"] for row in documents], 0.7)
     assert len(set(groups)) == 2
     roots = [int(parents[parents[parents[row]]]) for row in rows]
     assert [roots.index(root) for root in roots] == groups
 
 
-def test_signatures_that_were_stored_give_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verify", [False, True])
+def test_signatures_that_were_stored_give_the_same(verify: bool, tmp_path: Path) -> None:
+    """Without verification no text is read: there is none to read."""
     from bessemer.corpus.dedup.index import digest
     from bessemer.corpus.dedup.signatures import signatures
     from bessemer.corpus.extract import fold
 
-    documents = families(3)
-    expected = outcome(judge(tables(documents), Dedup(), tmp_path / "work"))
-    signed = signatures([fold(row["text"]) for row in documents], Dedup())
+    documents, settings = families(3), Dedup(verify=verify)
+    expected = outcome(judge(tables(documents), settings, tmp_path / "work"))
+    assert {verdict for verdict, _, _ in expected.values()} >= {KEPT, NEAR}
+    signed = signatures([fold(row["text"]) for row in documents], settings)
     stored = pa.table(
         {
             "identity": [row["identity"] for row in documents],
@@ -125,11 +149,12 @@ def test_signatures_that_were_stored_give_the_same(tmp_path: Path) -> None:
             "characters": [row["characters"] for row in documents],
             "signature": pa.FixedSizeListArray.from_arrays(pa.array(signed.reshape(-1)), signed.shape[1]),
             "reason": pa.array([None] * len(documents), pa.string()),
+            **({"text": [row["text"] for row in documents]} if verify else {}),
         }
     )
     rejected = stored.slice(0, 1).set_column(4, "reason", pa.array(["too_short"]))
     pq.write_table(pa.concat_tables([stored, rejected]), tmp_path / "a.parquet", row_group_size=5)
-    assert outcome(find_duplicates([tmp_path / "a.parquet"], Dedup(), tmp_path / "work")) == expected
+    assert outcome(find_duplicates([tmp_path / "a.parquet"], settings, tmp_path / "work")) == expected
     assert not (tmp_path / "work").exists()
 
 
@@ -245,8 +270,9 @@ def test_statistics_count_what_was_removed(tmp_path: Path) -> None:
         "near": documents[1]["characters"] + documents[2]["characters"],
     }
     assert found.clusters == {3: 1, 2: 1}
-    expected = [0] * 20
+    expected = [0] * 40
     for row in documents[1:3]:
-        expected[int(jaccard(row["text"], documents[0]["text"]) * 20)] += 1
-    assert (found.jaccard, found.jaccard_is) == (expected, "verified")
+        expected[int(jaccard(row["text"], documents[0]["text"]) * 40)] += 1
+    assert (found.jaccard, found.jaccard_is, found.min_jaccard) == (expected, "verified", 0.8)
+    assert found.to_json()["jaccard"][39] == {"from": 0.975, "documents": expected[39]}
     assert found.to_json()["clusters"] == [{"documents": 2, "clusters": 1}, {"documents": 3, "clusters": 1}]

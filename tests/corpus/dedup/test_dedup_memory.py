@@ -17,7 +17,7 @@ from bessemer.recipe import Dedup
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
 
-settings, size, total = Dedup(bands=8, rows=4, memory_mib=64), 20_000, int(sys.argv[1])
+settings, size, total = Dedup(bands=8, rows=4, min_jaccard=0.7, verify=False, memory_mib=64), 20_000, int(sys.argv[1])
 
 def read(columns):
     for start in range(0, total, size):

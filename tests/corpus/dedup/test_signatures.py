@@ -89,11 +89,11 @@ def test_agreement_follows_the_binomial_law(num_words: int) -> None:
     equal = signed[::2] == signed[1::2]
     true = np.array(truth)
     error = equal.mean(axis=1) - true
-    spread = np.sqrt(true * (1 - true) / 112)
+    spread = np.sqrt(true * (1 - true) / (settings.bands * settings.rows))
     assert abs((error / spread).mean()) < 4 / sqrt(1500)
     assert (error / spread).std() == pytest.approx(1, abs=0.08)
-    met = equal.reshape(1500, 14, 8).all(axis=2).any(axis=1)
-    chance = 1 - (1 - true**8) ** 14
+    met = equal.reshape(1500, settings.bands, settings.rows).all(axis=2).any(axis=1)
+    chance = 1 - (1 - true**settings.rows) ** settings.bands
     assert abs(met.sum() - chance.sum()) < 4 * sqrt((chance * (1 - chance)).sum())
 
 

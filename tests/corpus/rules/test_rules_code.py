@@ -54,6 +54,14 @@ def test_encoded_data_at_both_sides() -> None:
     assert reason(f"{words}\nx = [{hexadecimal}]", max_line_length=5000) is None
     assert reason(f"{words}\nx = [{hexadecimal}, 0xaa, 0xbb]", max_line_length=5000) == "code.encoded"
     assert reason(f"{words}\nx = [{hexadecimal}, 0xaa, 0xbb]", max_line_length=5000, max_encoded_run=2000) is None
+    escaped = "".join(f"\\u{value:04x}" for value in range(0x400, 0x400 + 170))  # 170 letters, 1020 characters
+    assert reason(f"{words}\nx = '{escaped}'", max_line_length=5000) is None
+    assert reason(f"{words}\nx = '{escaped}\\u04aa'", max_line_length=5000) == "code.encoded"
+    assert reason(f"{words}\nx = '{escaped} \\u04aa'", max_line_length=5000) is None  # two runs
+    some = " ".join("\\u00e4" * count for count in (7, 8, 9))  # from eight on they count
+    assert reason(some + "w" * 50, max_encoded_share=102 / (len(some) + 50), max_mean_line_length=500) is None
+    found = reason(some + "w" * 50, max_encoded_share=101 / (len(some) + 50), max_mean_line_length=500)
+    assert found == "code.encoded"
     half = blob[:100]
     text = half + " " + "w\n" * 100
     assert reason(text, max_encoded_share=100 / len(text)) is None

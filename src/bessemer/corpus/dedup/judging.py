@@ -96,7 +96,7 @@ def _judge(
                 sets.close()
     verdict[index.num_documents :] = KEPT
     keeper[index.num_documents :] = np.arange(index.num_documents, num_rows)
-    counts = statistics(verdict, keeper, similarity, index.characters, index.num_documents, settings.verify)
+    counts = statistics(verdict, keeper, similarity, index.characters, index.num_documents, settings)
     return Verdicts(index.identities, verdict, keeper, similarity, index.num_documents, {}, counts)
 
 

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bessemer.recipe import Dedup
+
 if TYPE_CHECKING:
     import numpy as np
 
 KEPT, EXACT, NEAR = 0, 1, 2
 
-HISTOGRAM_BINS = 20
-"""Bins of the Jaccard histogram: 0.05 each."""
+HISTOGRAM_BINS = 40
+"""Bins of the Jaccard histogram: 0.025 each, so that the usual thresholds lie between two."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,11 @@ class DedupStatistics:
     clusters: dict[int, int] = field(default_factory=dict)
     """How many groups of so many documents (the one that stays included) share one text, exactly or nearly."""
     jaccard: list[int] = field(default_factory=lambda: [0] * HISTOGRAM_BINS)
-    """Near duplicates by their similarity to what stays: bin i holds 0.05 i to 0.05 (i + 1)."""
+    """Near duplicates by their similarity to what stays: bin i holds 0.025 i to 0.025 (i + 1)."""
     jaccard_is: str = "estimated"
     """estimated (from signatures) or verified (from the texts' shingles)."""
+    min_jaccard: float = 0.0
+    """From which Jaccard on documents were linked; a removed one may be linked to what stays through others."""
 
     def to_json(self) -> dict[str, Any]:
         """For statistics.json."""
@@ -45,10 +49,11 @@ class DedupStatistics:
             "removed_against_earlier": self.removed_against,
             "clusters": [{"documents": size, "clusters": self.clusters[size]} for size in sorted(self.clusters)],
             "jaccard": [
-                {"from": round(number / HISTOGRAM_BINS, 2), "documents": count}
+                {"from": round(number / HISTOGRAM_BINS, 3), "documents": count}
                 for number, count in enumerate(self.jaccard)
             ],
             "jaccard_is": self.jaccard_is,
+            "min_jaccard": self.min_jaccard,
         }
 
 
@@ -96,7 +101,7 @@ def statistics(
     similarity: np.ndarray,
     characters: np.ndarray,
     num_documents: int,
-    verified: bool,
+    settings: Dedup,
 ) -> DedupStatistics:
     """Count; the first four by row, earlier corpora's documents included."""
     import numpy as np
@@ -114,5 +119,6 @@ def statistics(
         removed_against=int((keeper[removed] >= num_documents).sum()),
         clusters=dict(Counter((others + 1).tolist())),
         jaccard=np.bincount(bins, minlength=HISTOGRAM_BINS).tolist(),
-        jaccard_is="verified" if verified else "estimated",
+        jaccard_is="verified" if settings.verify else "estimated",
+        min_jaccard=settings.min_jaccard,
     )

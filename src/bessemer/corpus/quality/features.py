@@ -31,7 +31,7 @@ STATISTICS = {
 """What `kernels.scan` and `kernels.grams` measure, in their order, over the bytes that are read."""
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
-"""Rae et al. 2021 (Gopher), appendix A.1.1. English; for other languages the share is near 0 and the bag decides."""
+"""Rae et al. 2021 (Gopher), appendix A. English; for other languages the share is near 0 and the bag decides."""
 
 
 @dataclass(frozen=True)

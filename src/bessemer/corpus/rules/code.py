@@ -1,6 +1,6 @@
-"""Rules for source code: The Stack (Kocetkov et al. 2022, section 2), StarCoder (Li et al. 2023, section 3.3) and
-StarCoder2 (Lozhkov et al. 2024, section 2.3): line lengths, letters, generated files, XML under another name, encoded
-data; and, by choice, the licence at the top is removed."""
+"""Rules for source code: the filters of The Stack and StarCoder as their code has them (bigcode-project/bigcode-dataset,
+preprocessing) and StarCoder2's basic filters (Lozhkov et al. 2024, section 2.1): line lengths, letters, generated files,
+XML under another name, encoded data; and, by choice, the licence at the top is removed."""
 
 from __future__ import annotations
 

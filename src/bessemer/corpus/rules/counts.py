@@ -18,7 +18,7 @@ from bessemer.corpus.rules.characters import table
 Array = npt.NDArray[Any]
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
-"""Gopher's (Rae et al. 2021, section A1.1); compared as they stand, in lower case."""
+"""Gopher's (Rae et al. 2021, appendix A); compared as they stand, in lower case."""
 SHORT_LINE = 30
 
 

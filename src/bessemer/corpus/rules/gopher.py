@@ -1,4 +1,4 @@
-"""Gopher's rules for quality and repetition: Rae et al. 2021, sections A1.1 and table A1.
+"""Gopher's rules for quality and repetition: Rae et al. 2021, appendix A and its table A1.
 
 Counted as datatrove counts (pipeline/filters/gopher_quality_filter.py, gopher_repetition_filter.py), with its word
 splitting; the order of the rules is its order too, so that reasons can be compared.

@@ -1,4 +1,4 @@
-"""RefinedWeb's corrections of lines (Penedo et al. 2023, section G.2), as DCLM rebuilt them
+"""RefinedWeb's corrections of lines (Penedo et al. 2023, section 3.2 and appendix), as DCLM rebuilt them
 (baselines_configs/dclm_baseline_refinedweb.yaml, mappers/modifiers.py), in its order.
 
 Words are what white space separates. DCLM compares the lines of a text from which it has removed URLs first; this does

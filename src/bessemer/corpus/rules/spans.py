@@ -26,6 +26,7 @@ from bessemer.corpus.rules.words import hash_span
 
 Array = npt.NDArray[Any]
 NEWLINE = 10
+ESCAPE = 6  # characters of a \uXXXX
 DATA_LINE = 40
 """Characters of a line of base64, at least: PEM has 64, MIME 76. Shorter lines are lists of words."""
 
@@ -198,11 +199,16 @@ def line_shares(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[
 @compiled
 def encoded_runs(codes: Array, bits: Array, fewest: int) -> tuple[int, int]:
     """The longest run of encoded data, and the characters of all: base64 of at least `fewest` characters, with line
-    feeds after lines of at least DATA_LINE; or at least eight bytes in hexadecimal, each with or without 0x or \\x,
-    commas and blanks between."""
+    feeds after lines of at least DATA_LINE; at least eight bytes in hexadecimal, each with or without 0x or \\x,
+    commas and blanks between; or at least eight characters in a row written \\uXXXX."""
     longest, total = 0, 0
     at = 0
     while at < len(codes):
+        escapes = _escapes(codes, bits, at)
+        if escapes - at >= 8 * ESCAPE:
+            longest, total = max(longest, escapes - at), total + escapes - at
+            at = escapes
+            continue
         end, line = at, at
         while end < len(codes) and (bits[codes[end]] & BASE64 or (codes[end] == NEWLINE and end - line >= DATA_LINE)):
             end += 1
@@ -221,6 +227,17 @@ def encoded_runs(codes: Array, bits: Array, fewest: int) -> tuple[int, int]:
         else:
             at = max(end, at + 1)
     return longest, total
+
+
+@compiled
+def _escapes(codes: Array, bits: Array, at: int) -> int:
+    """Where a run of escaped characters, \\u and four hexadecimal digits each, ends."""
+    while at + ESCAPE <= len(codes) and codes[at] == 92 and codes[at + 1] == 117:
+        for digit in range(at + 2, at + ESCAPE):
+            if not bits[codes[digit]] & HEXADECIMAL:
+                return at
+        at += ESCAPE
+    return at
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""Rules for the URL of a document: lists of domains, URLs and words; RefinedWeb (Penedo et al. 2023, section G.1).
+"""Rules for the URL of a document: lists of domains, URLs and words; RefinedWeb (Penedo et al. 2023, appendix).
 
 The lists are files that the recipe names. datatrove's and DCLM's can be used as they are.
 """
