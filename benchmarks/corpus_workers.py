@@ -1,9 +1,10 @@
 """Wall time of a corpus and its token shards with one worker and with two, and whether both give the same files.
 
-The commands of corpus.py, from JSONL to token shards, in turns; medians of the rounds. What two workers can gain is bounded
-by what the machine has free: beside other work, read the ratio with the CPU seconds, which say how much was done.
+The commands of corpus.py, from JSONL to token shards, in turns; medians of the rounds. Each turn waits for idle cores, at most
+--idle seconds, and says how much of the machine's time other work took while it ran: what two workers gain is bounded by what
+the machine has free, and a turn beside busy neighbours says nothing about them.
 
-    python benchmarks/corpus_workers.py [FOLDER ...] --megabytes 160 --json FILE
+    python benchmarks/corpus_workers.py [FOLDER ...] --json FILE
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from time import perf_counter
 from typing import Any
 
 from corpus import corpus_of, megabytes, prepared
-from machine import describe
+from machine import describe, ticks, wait_until_idle
 
 COMMANDS = ("corpus", "tokens")
 
@@ -31,15 +32,16 @@ COMMANDS = ("corpus", "tokens")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path)
-    parser.add_argument("--megabytes", type=float, default=160, help="before a fifth of them is copied in")
+    parser.add_argument("--megabytes", type=float, default=60, help="before a quarter of them is copied in")
     parser.add_argument("--workers", type=int, nargs=2, default=(1, 2))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--idle", type=float, default=30, help="seconds to wait for idle cores before a turn")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     records = corpus_of(given.folders, given.megabytes)
     size = megabytes(records)
     rows: dict[str, Any] = {
-        str(workers): {name: {"wall": [], "cpu": []} for name in COMMANDS} for workers in given.workers
+        str(workers): {name: {"wall": [], "cpu": [], "others": []} for name in COMMANDS} for workers in given.workers
     }
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -51,9 +53,10 @@ def main() -> None:
             for workers in given.workers if number % 2 == 0 else given.workers[::-1]:
                 shutil.rmtree(runs)
                 for name in COMMANDS:
-                    wall, cpu = run([name, str(recipe), "--set", f"{name}.workers={workers}"])
-                    rows[str(workers)][name]["wall"].append(round(wall, 2))
-                    rows[str(workers)][name]["cpu"].append(round(cpu, 2))
+                    wait_until_idle(given.idle)
+                    found = run([name, str(recipe), "--set", f"{name}.workers={workers}"])
+                    for kind, value in zip(("wall", "cpu", "others"), found, strict=True):
+                        rows[str(workers)][name][kind].append(round(value, 2))
                 made.add(outcome(runs))
     same = len(made) == 1
     print(f"{size:.1f} MB of text, {len(records)} documents, {given.rounds} rounds; the same files every time: {same}")
@@ -64,25 +67,31 @@ def main() -> None:
         print(
             f"{name:<8} {median(one['wall']):7.1f} s of wall time with {given.workers[0]} worker, "
             f"{median(many['wall']):7.1f} s with {given.workers[1]}: {gains[name]:.2f} times as fast "
-            f"(CPU {median(one['cpu']):.1f} and {median(many['cpu']):.1f} s)"
+            f"(CPU {median(one['cpu']):.1f} and {median(many['cpu']):.1f} s; other "
+            f"work took {median(one['others']):.0%} and {median(many['others']):.0%} of the machine)"
         )
     if given.json:
         result = {"machine": describe(megabytes=size, documents=len(records)), "same_files": same, "gains": gains}
         given.json.write_text(json.dumps({**result, "workers": rows}, indent=1) + "\n")
 
 
-def run(arguments: list[str]) -> tuple[float, float]:
-    """Seconds of wall time and of CPU time of a command with its children."""
+def run(arguments: list[str]) -> tuple[float, float, float]:
+    """Seconds of wall time and of CPU time of a command with its children; the share of all cores that others took."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), perf_counter()
+    before, machine, started = resource.getrusage(resource.RUSAGE_CHILDREN), ticks(), perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "bessemer", *arguments], env=environment, capture_output=True, text=True, check=False
     )
-    wall, after = perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    wall, after, later = perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN), ticks()
     if done.returncode:
         raise SystemExit(f"{arguments}: {done.stderr[-2000:]}")
-    return wall, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    if machine is None or later is None:
+        return wall, cpu, float("nan")
+    spent = [late - early for early, late in zip(machine, later, strict=True)]
+    busy = (sum(spent) - spent[3] - spent[4]) / os.sysconf("SC_CLK_TCK")  # without idle, and waiting for the disk
+    return wall, cpu, max(busy - cpu, 0.0) / (wall * (os.cpu_count() or 1))
 
 
 def outcome(runs: Path) -> str:
