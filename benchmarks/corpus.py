@@ -2,8 +2,10 @@
 
 Real documents with exact and near copies planted (as in dedup.py). Both sides are commands in processes of their own with
 one worker, from JSONL to token shards, and are charged everything: start, imports, compiled code taken from its cache.
+Both may keep Python's byte code, as an installed package does. Without --tokenizer one is trained before (32,000 ids, GPT-4's
+pattern) and both use it.
 
-    python benchmarks/corpus.py [FOLDER ...] --tokenizer TOKENIZER.json --datatrove-python VENV/bin/python --json FILE
+    python benchmarks/corpus.py [FOLDER ...] --datatrove-python VENV/bin/python --json FILE
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from typing import Any
 from dedup import documents, planted
 from machine import describe
 
+END = "<|endoftext|>"
+SAMPLE_DOCUMENTS = 1500
 RECIPE = """
 [run]
 name = "benchmark"
@@ -32,7 +36,7 @@ name = "text"
 format = "jsonl"
 paths = ["{work}/input"]
 [corpus]
-workers = 1
+workers = {workers}
 [corpus.rules]
 min_characters = 1
 max_mean_line_length = 1e9
@@ -43,7 +47,7 @@ min_unique_line_share = 0
 path = "{tokenizer}"
 end_of_text = "{end_of_text}"
 [tokens]
-workers = 1
+workers = {workers}
 sequence_length = 64
 held_out = 0.05
 [model]
@@ -54,27 +58,23 @@ depth = 2
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path)
-    parser.add_argument("--tokenizer", type=Path, required=True)
-    parser.add_argument("--end-of-text", default="<|endoftext|>")
+    parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--end-of-text", default=END)
     parser.add_argument("--datatrove-python")
     parser.add_argument("--megabytes", type=float, default=20)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    folders = given.folders or [Path(sysconfig.get_paths()[name]) for name in ("purelib", "stdlib")]
-    records, _, _ = planted(documents(folders, int(given.megabytes * 1e6)), 0)
-    size = sum(len(record["text"].encode()) for record in records) / 1e6
+    records = corpus_of(given.folders, given.megabytes)
+    size = megabytes(records)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     sides: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        (work / "input").mkdir()
-        lines = "".join(json.dumps(record) + "\n" for record in records)
-        (work / "input" / "a.jsonl").write_text(lines, encoding="utf-8")
-        recipe = work / "recipe.toml"
-        values = {"work": work, "tokenizer": given.tokenizer.resolve(), "end_of_text": given.end_of_text}
-        recipe.write_text(RECIPE.format(**values))
+        recipe = prepared(work, records, given.tokenizer, given.end_of_text)
         bessemer = [sys.executable, "-m", "bessemer"]
-        subprocess.run([*bessemer, "corpus", recipe], check=True, env=environment, capture_output=True)  # compiles once
+        for name in ("corpus", "tokens"):  # compiles once, and leaves byte code
+            subprocess.run([*bessemer, name, recipe], check=True, env=environment, capture_output=True)
         subprocess.run(["rm", "-r", work / "benchmark"], check=True)
         parts = {name: timed([*bessemer, name, str(recipe)], environment) for name in ("corpus", "tokens")}
         manifest = json.loads((work / "benchmark" / "tokens" / "manifest.json").read_text())["sources"]["text"]
@@ -84,7 +84,11 @@ def main() -> None:
             "tokens": sum(manifest[split]["tokens"] for split in manifest),
         }
         if given.datatrove_python:
-            job = {"input": str(work / "input"), "work": str(work / "peer"), "tokenizer": str(values["tokenizer"])}
+            job = {
+                "input": str(work / "input"),
+                "work": str(work / "peer"),
+                "tokenizer": str(tokenizer_of(work, given.tokenizer)),
+            }
             (work / "job.json").write_text(json.dumps({**job, "end_of_text": given.end_of_text}))
             script = Path(__file__).with_name("corpus_peer.py")
             seconds = timed([given.datatrove_python, str(script), str(work / "job.json")], environment)
@@ -102,6 +106,41 @@ def main() -> None:
     if given.json:
         result = {"machine": describe(megabytes=size, documents=len(records)), "rates": rates, "sides": sides}
         given.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def corpus_of(folders: list[Path], size: float) -> list[dict[str, str]]:
+    """So many MB of real documents, and the copies planted among them."""
+    found = folders or [Path(sysconfig.get_paths()[name]) for name in ("purelib", "stdlib")]
+    records, _, _ = planted(documents(found, int(size * 1e6)), 0)
+    return records
+
+
+def megabytes(records: list[dict[str, str]]) -> float:
+    """10^6 bytes of text."""
+    return sum(len(record["text"].encode()) for record in records) / 1e6
+
+
+def tokenizer_of(work: Path, given: Path | None) -> Path:
+    return (given or work / "tokenizer.json").resolve()
+
+
+def prepared(
+    work: Path, records: list[dict[str, str]], tokenizer: Path | None, end_of_text: str = END, workers: int = 1
+) -> Path:
+    """The input and the recipe in a folder; gives the recipe. A tokenizer that is not given is trained."""
+    from bessemer.tokens.tokenizer import Tokenizer
+
+    (work / "input").mkdir()
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (work / "input" / "a.jsonl").write_text(lines, encoding="utf-8")
+    place = tokenizer_of(work, tokenizer)
+    if tokenizer is None:
+        sample = [record["text"] for record in records[:SAMPLE_DOCUMENTS]]
+        place.write_text(Tokenizer.train(sample, 32_000, end_of_text).to_json())
+    recipe = work / "recipe.toml"
+    values = {"work": work, "tokenizer": place, "end_of_text": end_of_text, "workers": workers}
+    recipe.write_text(RECIPE.format(**values))
+    return recipe
 
 
 def timed(command: list[str], environment: dict[str, str]) -> float:

@@ -15,9 +15,9 @@ def wait_until_idle(seconds: float) -> bool:
     """Wait, at most so long, for a second in which the cores were 90% idle. False when none came, or none can be seen."""
     deadline = monotonic() + seconds
     while monotonic() < deadline:
-        before = _ticks()
+        before = ticks()
         sleep(1.0)
-        after = _ticks()
+        after = ticks()
         if before is None or after is None:
             return False
         spent = [late - early for early, late in zip(before, after, strict=True)]
@@ -26,7 +26,7 @@ def wait_until_idle(seconds: float) -> bool:
     return False
 
 
-def _ticks() -> list[int] | None:
+def ticks() -> list[int] | None:
     """Clock ticks of all cores: user, nice, system, idle, and others."""
     found = Path("/proc/stat")
     return [int(part) for part in found.read_text().splitlines()[0].split()[1:9]] if found.exists() else None

@@ -1,4 +1,6 @@
+import random
 import time
+import unicodedata
 
 import pytest
 
@@ -53,3 +55,43 @@ def test_topics_are_parsed_not_run(tmp_path: object) -> None:
     for code in ("topics = {'a': open('x', 'w').name}", "x = 1", "(" * 1000, "topics = {"):
         with pytest.raises(extract.NotText):
             extract.topics(code)
+
+
+def longest_run_one_by_one(text: str) -> int:
+    longest = run = 0
+    for character in text:
+        run = run + 1 if unicodedata.combining(character) else 0
+        longest = max(longest, run)
+    return longest
+
+
+def normalised_line_by_line(text: str) -> str:
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = "".join(c for c in text if c in "\t\n" or not (ord(c) < 32 or 127 <= ord(c) < 160 or c == "\ufeff"))
+    if longest_run_one_by_one(text) > extract.MAX_COMBINING_RUN:
+        return "not text"
+    return "\n".join(line.rstrip() for line in unicodedata.normalize("NFC", text).split("\n")).strip("\n")
+
+
+@pytest.mark.parametrize("alphabet", ["ab \t\n\r\x0b\x1c", "ab \t\n\x85\xa0\u0301\u0302\u0345é\u3000"])
+def test_normalise_is_what_its_sentence_says(alphabet: str) -> None:
+    draw = random.Random(0)
+    refused = 0
+    for _ in range(4000):
+        text = "".join(draw.choice(alphabet) * draw.choice([1, 1, 1, 2, 30, 31]) for _ in range(8))
+        expected = normalised_line_by_line(text)
+        try:
+            assert extract.normalise(text) == expected
+        except extract.NotText:
+            assert expected == "not text"
+            refused += 1
+    assert refused > 100 or "\u0301" not in alphabet
+
+
+def test_a_run_of_marks_is_found_across_the_parts_that_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extract, "LOOKED_AT", 7)
+    for before in range(20):
+        for length in (30, 31, 200):
+            text = "é" * before + "\u0301" * length + "x" * 40
+            assert extract.longest_combining_run(text) == length
+    assert extract.longest_combining_run("") == 0

@@ -119,3 +119,29 @@ def test_damaged_rates_are_named(damage: dict[str, object], tmp_path: Path) -> N
     path.write_text(json.dumps({**rates(), **damage}))
     with pytest.raises(InputError, match="not a file of rates"):
         corpus.load_rates(path)
+
+
+def test_the_docs_have_what_the_command_prints() -> None:
+    """docs/scale.md: its table row by row, and the sums in its text."""
+    text = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    found = corpus.plan(1e14, corpus.load_rates())
+    rows = [
+        f"| {row.stage} | {row.bytes_in / 1e12:g} TB | {row.megabytes_per_cpu_second:g} | {row.core_hours:,.0f} |"
+        for row in found.stages
+    ]
+    rows.append(f"| all | | | {found.core_hours:,.0f} |")
+    start = text.index("| read WARC |")
+    assert text[start:].splitlines()[: len(rows)] == rows
+    prose = " ".join(text.split())
+    stages = {row.stage: row for row in found.stages}
+    one_task = stages["link duplicates"].core_hours + stages["verify duplicates"].core_hours
+    for phrase in (
+        f"{found.machines} machines of {found.cores_per_machine} cores: {found.compute_hours:.1f} hours of work; the "
+        f"input needs {found.transfer_hours:.1f} hours",
+        f"{found.core_hours:,.0f} core-hours at 0.05 are {found.compute_money:,.0f}",
+        f"at its peak, {sum(found.storage_bytes.values()) / 1e12:.0f} TB, costs {found.storage_money:,.0f} a month",
+        f"Cleaned rows and signatures, {found.shuffle_bytes / 1e12:.1f} TB",
+        f"Extraction is {stages['extract'].share:.0%} of the work",
+        f"{one_task:.0f} hours of one core",
+    ):
+        assert phrase in prose, phrase

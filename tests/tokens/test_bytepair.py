@@ -11,7 +11,7 @@ import pytest
 import tiktoken
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from bessemer.tokens import engine
+from bessemer.tokens import bytepair, engine
 from bessemer.tokens.patterns import GPT2, GPT4, Split
 from tests.tokens.tokenizer_samples import HARD, byte_level, corpus, random_texts, split
 
@@ -71,6 +71,42 @@ def test_pieces_of_any_length_are_merged_in_windows() -> None:
         "".join(draw.choices("etaoinrs", k=200_000)), "".join(draw.choices("ab", k=150_001)), "1" * 100_000,
     ]  # fmt: skip
     assert ours(built(inner), texts) == theirs(inner, texts)
+
+
+def test_tokens_longer_than_a_narrow_window_are_merged_in_wide_ones() -> None:
+    """A token of 2,048 letters spans two windows: none of them joins the next."""
+    lengths = [1 << power for power in range(12)]
+    assert lengths[-1] > bytepair.WINDOW
+    description = json.loads(byte_level(split(GPT4), 260).to_str())
+    names = ["a" * length for length in lengths]
+    first = max(description["model"]["vocab"].values()) + 1
+    description["model"]["vocab"] |= {name: first + number for number, name in enumerate(names[1:])}
+    description["model"]["merges"] = [[name, name] for name in names[:-1]]
+    description["model"]["vocab"] = {
+        name: number
+        for name, number in description["model"]["vocab"].items()
+        if len(name) < 2 or name in names or number < 2
+    }
+    inner = HuggingFaceTokenizer.from_str(json.dumps(description))
+    texts = ["a" * 20_000, "a" * (1 << 14) + "b" * 5000 + "a" * 4097, "b" * 3000 + "a" * 100_001]
+    found = theirs(inner, texts)
+    assert max(found[0]) == inner.token_to_id(names[-1])
+    assert ours(built(inner), texts) == found
+
+
+def test_rare_words_fill_the_memory_of_pieces_and_it_begins_anew() -> None:
+    inner = byte_level(split(GPT4))
+    made = built(inner)
+    draw = random.Random(0)
+    rare = " ".join("".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=9)) for _ in range(bytepair.CACHE_SLOTS))
+    texts = [corpus()[0], rare, *corpus()[:20], "x" * 63]
+    for _ in range(2):
+        assert ours(made, texts) == theirs(inner, texts)
+    slots = made._local.scratch.slots
+    assert 0 < (slots[:, 1] > 0).sum() == made._local.scratch.used[0] <= bytepair.CACHE_SLOTS // 2
+    # What is common after it is remembered again: its first piece is among them.
+    first = texts[0].encode()[:1]
+    assert any(made._local.scratch.bytes[at] == first[0] for at, length, *_ in slots.tolist() if length)
 
 
 def test_fifty_megabytes_of_one_letter_cost_linear_time_and_memory() -> None:

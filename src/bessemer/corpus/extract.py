@@ -6,10 +6,25 @@ import ast
 import re
 import unicodedata
 from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_COMBINING_RUN = 30
 """Longest run of combining marks in text (Unicode Annex 15, Stream-Safe Text Format); normalisation sorts
 such a run in quadratic time."""
+
+FIRST_MARK = 0x300
+"""The first combining mark of Unicode: text below it has none."""
+
+LOOKED_AT = 1 << 20
+"""Characters in which combining marks are looked for at one time."""
+
+OVERLAP = 4096
+
+ASSIGNED = (range(0x40000), range(0xE0000, 0xE1000))
+"""Where Unicode has assigned characters, those for private use aside."""
 
 _ASCII_CONTROL = bytes([*range(9), *range(11, 32), 127])
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
@@ -29,9 +44,11 @@ def normalise(text: str) -> str:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text.isascii():
         text = text.encode("ascii").translate(None, _ASCII_CONTROL).decode("ascii")
+        if " \n" not in text and "\t\n" not in text:  # as most text: no line ends in white space
+            return text.lstrip("\n").rstrip()
     else:
         text = _CONTROL.sub("", text)
-        if _combining_runs().search(text):
+        if longest_combining_run(text) > MAX_COMBINING_RUN:
             raise NotText(f"more than {MAX_COMBINING_RUN} combining marks in a row")
         text = unicodedata.normalize("NFC", text)
     return "\n".join([line.rstrip() for line in text.split("\n")]).strip("\n")
@@ -74,15 +91,31 @@ def topics(code: str) -> dict[str, str]:
     raise NotText("no dictionary of texts")
 
 
+def longest_combining_run(text: str) -> int:
+    """Combining marks in a row, at the most; runs longer than a few thousand may be told shorter, never below that."""
+    import numpy as np
+
+    longest = 0
+    for start in range(0, len(text), LOOKED_AT):
+        # A run at the seam of two parts is whole in the second, up to OVERLAP marks.
+        part = text[max(start - OVERLAP, 0) : start + LOOKED_AT]
+        codes = np.frombuffer(part.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        if codes.max(initial=0) < FIRST_MARK:
+            continue
+        places = np.flatnonzero(_combining()[codes])
+        if len(places):
+            ends = np.append(np.flatnonzero(np.diff(places) > 1), len(places) - 1)
+            longest = max(longest, int(np.diff(ends, prepend=-1).max()))
+    return longest
+
+
 @cache
-def _combining_runs() -> re.Pattern[str]:
-    """More combining marks in a row than any language writes."""
-    ranges: list[list[int]] = []
-    for code in range(0x110000):
-        if unicodedata.combining(chr(code)):
-            if ranges and ranges[-1][1] == code - 1:
-                ranges[-1][1] = code
-            else:
-                ranges.append([code, code])
-    marks = "".join(f"{chr(low)}-{chr(high)}" for low, high in ranges)
-    return re.compile(f"[{marks}]{{{MAX_COMBINING_RUN + 1}}}")
+def _combining() -> np.ndarray:
+    """Whether each code point is a combining mark."""
+    import numpy as np
+
+    marks = np.zeros(0x110000, dtype=bool)
+    for plane in ASSIGNED:
+        classes = map(unicodedata.combining, map(chr, plane))
+        marks[plane.start : plane.stop] = np.fromiter(classes, dtype=np.uint8, count=len(plane))
+    return marks

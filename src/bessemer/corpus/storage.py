@@ -24,6 +24,9 @@ SCHEMES = ("s3", "gs", "hf")
 READ_BYTES = 4 << 20
 """Bytes fetched from an object store at a time."""
 
+LINE_BYTES = 256 << 10
+"""Bytes read from a local file at a time: lines of JSON are longer than the 8 kB that Python would read."""
+
 CONNECT_SECONDS, REQUEST_SECONDS = 10, 60
 """After this long without an answer a request to an object store is repeated, and then given up."""
 
@@ -128,7 +131,7 @@ def open_file(path: str, access: Access) -> BinaryIO:
     """A seekable stream of bytes. FileNotFoundError for what is not there; OSError for local trouble; a store
     that fails after its retries raises BessemerError, since that says nothing about the documents."""
     if not is_remote(path):
-        return open(path, "rb")
+        return open(path, "rb", buffering=LINE_BYTES)
     files, inner = filesystem(path, access)
     try:
         return cast(BinaryIO, io.BufferedReader(_Remote(path, files.open_input_file(inner)), READ_BYTES))

@@ -17,8 +17,9 @@ from numba import njit
 LETTER, NUMBER, SPACE, LINE_END, DIGIT = 1, 2, 4, 8, 16  # bits of a class; a sign has none of the first three
 RUNS, LINES, INDENTATION, SINGLE = 0, 1, 2, 3
 SHORT = 128  # bytes: pieces up to it are merged by looking at all pairs, longer ones by a heap
-WINDOW = 1 << 16  # bytes of a long piece that are merged at one time
-OVERLAP = 16  # tokens at the end of a window that the next one merges again
+WINDOW = 1 << 10  # bytes of a long piece that are merged at one time: their heap stays in the nearest cache
+WIDE_WINDOW = 1 << 16  # bytes, for pieces whose tokens are so long that narrow windows do not join
+OVERLAP = 8  # tokens at the end of a window that the next one merges again
 CACHED_BYTES = 64  # longer pieces are not remembered
 CACHE_SLOTS = 1 << 18
 CACHE_BYTES = 4 << 20
@@ -53,10 +54,16 @@ class Scratch(NamedTuple):
 def scratch() -> Scratch:
     """New memory for one thread, about 10 MB."""
     return Scratch(
-        np.zeros((CACHE_SLOTS, 4), np.int32), np.empty(CACHE_BYTES, np.uint8), np.empty(CACHE_BYTES, np.int32),
-        np.zeros(3, np.int64), np.empty(WINDOW, np.int32), np.empty(WINDOW, np.int32), np.empty(WINDOW, np.int32),
-        np.empty(3 * WINDOW, np.int64), np.empty(WINDOW, np.int32),
-    )  # fmt: skip
+        slots=np.zeros((CACHE_SLOTS, 4), np.int32),
+        bytes=np.empty(CACHE_BYTES, np.uint8),
+        ids=np.empty(CACHE_BYTES, np.int32),
+        used=np.zeros(3, np.int64),
+        symbols=np.empty(WIDE_WINDOW, np.int32),
+        following=np.empty(WIDE_WINDOW, np.int32),
+        preceding=np.empty(WIDE_WINDOW, np.int32),
+        heap=np.empty(3 * WIDE_WINDOW, np.int64),
+        window=np.empty(WIDE_WINDOW, np.int32),
+    )
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -232,7 +239,7 @@ def _pop(heap, size):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _merge_window(text, start, end, tables, room, out, starts):  # type: ignore[no-untyped-def]
-    """Merge up to WINDOW bytes with a heap of (rank, place); starts: where each token begins. Returns their number."""
+    """Merge up to WIDE_WINDOW bytes with a heap of (rank, place). Returns how many tokens; starts: where each begins."""
     symbols, following, preceding, heap = room.symbols, room.following, room.preceding, room.heap
     count = end - start
     for place in range(count):
@@ -274,26 +281,25 @@ def _merge_window(text, start, end, tables, room, out, starts):  # type: ignore[
 
 
 @njit(nogil=True, cache=True)
-def _merge_long(text, start, end, tables, room, out):  # type: ignore[no-untyped-def]
-    """Merge a piece of any length in windows.
+def _merge_in(window, text, start, end, tables, room, out):  # type: ignore[no-untyped-def]
+    """Merge a piece of any length in windows of so many bytes; -1 where two of them do not join.
 
     Merges on two sides of a token that is never merged do not know of each other: merging is by rank, then place, and a merge
     looks at two neighbours. So where a window that begins at a token of the one before gives that same token first, the whole
     piece has that token, what the first window had before it, and what the second has after it.
     """
-    starts = np.empty(WINDOW, np.int64)
-    number = _merge_window(text, start, min(start + WINDOW, end), tables, room, out, starts)
+    starts, again = np.empty(window, np.int64), np.empty(window, np.int64)
+    number = _merge_window(text, start, min(start + window, end), tables, room, out, starts)
     done = 0  # tokens of `out` that are certain
-    reached = min(start + WINDOW, end)
+    reached = min(start + window, end)
     while reached < end:
-        joined = -1
+        joined, count, high = -1, 0, reached
         back = OVERLAP
         while joined < 0:
             shared = max(number - back, 0)
             low = starts[shared]
             token = out[done + shared]
-            high = min(low + WINDOW, end)
-            again = np.empty(WINDOW, np.int64)
+            high = min(low + window, end)
             count = _merge_window(text, low, high, tables, room, room.window, again)
             if room.window[0] == token:
                 joined = shared
@@ -310,6 +316,13 @@ def _merge_long(text, start, end, tables, room, out):  # type: ignore[no-untyped
             starts[place] = again[place]
         reached = high
     return done + number
+
+
+@njit(nogil=True, cache=True)
+def _merge_long(text, start, end, tables, room, out):  # type: ignore[no-untyped-def]
+    """Merge a piece of any length; -1 where no window joins."""
+    number = _merge_in(WINDOW, text, start, end, tables, room, out)
+    return number if number >= 0 else _merge_in(WIDE_WINDOW, text, start, end, tables, room, out)
 
 
 @njit(nogil=True, cache=True)
@@ -346,7 +359,12 @@ def _encode_new(text, start, end, slot, tables, room, ranks, out, at):  # type: 
         return at + number if number >= 0 else -1
     count = _merge_short(text, start, end, tables, room.symbols, ranks, out[at:])
     used = room.used
-    if length <= CACHED_BYTES and used[0] < CACHE_SLOTS // 2 and used[1] + length <= CACHE_BYTES:
+    if length <= CACHED_BYTES:
+        if used[0] >= CACHE_SLOTS // 2 or used[1] + length > CACHE_BYTES:
+            # Full: begin anew, so that a document of rare words does not slow down all that come after it.
+            room.slots[:, 1] = 0
+            used[:] = 0
+            slot = -1 - _found(text, start, length, room.slots, room.bytes)
         room.slots[slot, 0], room.slots[slot, 1] = used[1], length
         room.slots[slot, 2], room.slots[slot, 3] = used[2], count
         for place in range(length):

@@ -26,16 +26,17 @@ def judge(text: str, rules: Rules) -> tuple[str, str] | None:
         return "too_short", f"{len(text)} characters"
     if len(text) > rules.max_characters:
         return "too_long", f"{len(text)} characters"
-    lines = [line for line in text.split("\n") if line]
-    mean = sum(map(len, lines)) / len(lines)
+    lines = list(filter(None, text.split("\n")))
+    mean = (len(text) - text.count("\n")) / len(lines)
     if mean > rules.max_mean_line_length:
         return "long_lines", f"mean line of {mean:.0f} characters"
-    share = alphanumeric_share(text)
-    if share < rules.min_alphanumeric_share:
+    # A share is never below 0: such a threshold switches its rule off, and nothing is counted for it.
+    if rules.min_alphanumeric_share > 0 and (share := alphanumeric_share(text)) < rules.min_alphanumeric_share:
         return "not_text", f"{share:.2f} of the characters are letters or digits"
-    unique = len(set(map(str.strip, lines))) / len(lines)
-    if unique < rules.min_unique_line_share:
-        return "repetitive", f"{unique:.2f} of the lines are distinct"
+    if rules.min_unique_line_share > 0:
+        unique = len(set(map(str.strip, lines))) / len(lines)
+        if unique < rules.min_unique_line_share:
+            return "repetitive", f"{unique:.2f} of the lines are distinct"
     return None
 
 
@@ -58,7 +59,7 @@ def _classes() -> np.ndarray:
     """Class of every code point: 1 letter or digit, 2 white space, 0 anything else."""
     import numpy as np
 
-    points = range(0x110000)
-    alphanumeric = np.fromiter((chr(point).isalnum() for point in points), dtype=np.uint8, count=len(points))
-    space = np.fromiter((chr(point).isspace() for point in points), dtype=np.uint8, count=len(points))
-    return alphanumeric + 2 * space
+    from bessemer.corpus.rules.characters import ALPHANUMERIC, SPACE, python_table
+
+    bits = python_table()
+    return (bits & ALPHANUMERIC > 0) + 2 * (bits & SPACE > 0).astype(np.uint8)

@@ -11,6 +11,8 @@ import unicodedata
 from functools import cache
 from typing import TYPE_CHECKING
 
+from bessemer.corpus.extract import ASSIGNED
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -102,20 +104,16 @@ fe70-fefc 1ee00-1eebb d80-dff 900-97f c80-cff b80-bff c00-c7f ac00-d7af 1100-11f
 MARKS = "……,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪"
 QUOTES = "'\"”“`‘´’‚,„»«「」『』（）〔〕【】《》〈〉〈〉⟦⟧"
 CURRENCIES = "$£€¥฿₽﷼₴₠₡₢₣₤₥₦₧₨₩₪₫€₭₮₯₰₱₲₳₵₶₷₸₹₺₻₼₾₿"
-PLANES = (range(0x40000), range(0xE0000, 0xE1000))
-"""Where Unicode has assigned characters; nothing else is of any class."""
 
 
 @cache
 def table() -> np.ndarray:
-    """Bits of every code point, as 0x110000 values of 32 bits; made once in a process, in about 0.3 s."""
+    """Bits of every code point, as 0x110000 values of 32 bits; made once in a process."""
     import numpy as np
 
     from bessemer.corpus.rules.specials import specials
 
-    bits = np.zeros(0x110000, dtype=np.uint32)
-    for plane in PLANES:
-        bits[plane.start : plane.stop] = [_python_bits(point) for point in plane]
+    bits = python_table().copy()
 
     def mark(points: str | list[int], flags: int) -> None:
         where = points if isinstance(points, list) else [ord(character) for character in points]
@@ -144,6 +142,17 @@ def table() -> np.ndarray:
     mark("{}⟨⟩[]()", BRACKET)
     mark(letters_and_digits + "+/=", BASE64)
     mark("0123456789abcdefABCDEF", HEXADECIMAL)
+    return bits
+
+
+@cache
+def python_table() -> np.ndarray:
+    """The bits that are Python's and Unicode's own, of every code point; what is not assigned has none."""
+    import numpy as np
+
+    bits = np.zeros(0x110000, dtype=np.uint32)
+    for plane in ASSIGNED:
+        bits[plane.start : plane.stop] = [_python_bits(point) for point in plane]
     return bits
 
 

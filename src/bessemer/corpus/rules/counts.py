@@ -163,8 +163,12 @@ class Statistics:
 
     def top_ngram_characters(self, n: int) -> int:
         """Characters that the most frequent run of n words takes in all, with single spaces between the words."""
-        length, count = ngrams.top_ngram(self.codes, *self.word_spans, n)
+        length, count = ngrams.top_ngram(self._word_hashes, *self.word_spans, n)
         return int(length) * int(count)
+
+    @cached_property
+    def _word_hashes(self) -> Array:
+        return ngrams.word_hashes(self.codes, *self.word_spans)
 
     @cached_property
     def _places(self) -> tuple[Array, Array, Array]:

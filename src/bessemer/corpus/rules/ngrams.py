@@ -59,20 +59,26 @@ def count_words(codes: Array, bits: Array, starts: Array, ends: Array, stop_word
 
 
 @compiled
-def top_ngram(codes: Array, starts: Array, ends: Array, n: int) -> tuple[int, int]:
+def word_hashes(codes: Array, starts: Array, ends: Array) -> Array:
+    """The hash of each word."""
+    found = np.empty(len(starts), np.uint64)
+    for i in range(len(starts)):
+        found[i] = hash_span(codes, starts[i], ends[i])
+    return found
+
+
+@compiled
+def top_ngram(words: Array, starts: Array, ends: Array, n: int) -> tuple[int, int]:
     """Characters of the most frequent n-gram with single spaces between its words (the first of equals), and how often
-    it occurs."""
+    it occurs; `words` are the words' hashes."""
     total = len(starts) - n + 1
     if total < 1:
         return 0, 0
     size = 16
     while size < 2 * total:
         size *= 2
-    slots, counts, firsts = np.zeros(size, np.uint64), np.zeros(size, np.int32), np.zeros(size, np.int32)
+    slots, seen = np.zeros(size, np.uint64), np.zeros(size, np.int64)  # seen: how often << 32 | the first place
     mask = np.uint64(size - 1)
-    words = np.empty(len(starts), np.uint64)
-    for i in range(len(starts)):
-        words[i] = hash_span(codes, starts[i], ends[i])
     best, best_first = 0, 0
     for i in range(total):
         key = words[i]
@@ -84,10 +90,11 @@ def top_ngram(codes: Array, starts: Array, ends: Array, n: int) -> tuple[int, in
             slot = (slot + ONE) & mask
         if slots[slot] == 0:
             slots[slot] = key
-            firsts[slot] = i
-        counts[slot] += 1
-        if counts[slot] > best or (counts[slot] == best and firsts[slot] < best_first):
-            best, best_first = counts[slot], firsts[slot]
+            seen[slot] = i
+        seen[slot] += 1 << 32
+        count, first = seen[slot] >> 32, seen[slot] & 0xFFFFFFFF
+        if count > best or (count == best and first < best_first):
+            best, best_first = count, first
     length = n - 1
     for k in range(best_first, best_first + n):
         length += ends[k] - starts[k]
