@@ -1,0 +1,2 @@
+def planned(recipe, targets):
+    return None
