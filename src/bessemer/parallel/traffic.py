@@ -53,7 +53,7 @@ def count(control: dist.ProcessGroup) -> None:
     _uncounted.add(control.group_name)
     if _kept:
         return
-    library = torch.library.Library("c10d", "IMPL")
+    library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     for name, (kind, whole, times) in _OPERATORS.items():
         library.impl(name, _counting(name, kind, whole, times), _HERE)
     _kept.append(library)

@@ -15,7 +15,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class Scope:
     layouts: tuple[str, ...] = tuple(LAYOUTS)
     cases: tuple[str, ...] = tuple(CASES)
     precisions: tuple[str, ...] = PRECISIONS
-    settings: Settings = Settings()
+    settings: Settings = field(default_factory=Settings)
 
 
 def run(short: bool = False, folder: Path | None = None) -> dict[str, Any]:
@@ -157,10 +157,24 @@ def _train(folder: Path, name: str, world: int, missing: list[str]) -> str | Non
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         }  # fmt: skip
-        own = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000", "CUDA_VISIBLE_DEVICES": "", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        own = {
+            "OMP_NUM_THREADS": "1",
+            "GOMP_SPINCOUNT": "1000",
+            "CUDA_VISIBLE_DEVICES": "",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
         given = {**os.environ, **own, **({} if name == ALONE else group)}
         given["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        command = [sys.executable, "-W", "ignore", "-m", "bessemer.studies.layouts_training", str(folder), name, *missing]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "bessemer.studies.layouts_training",
+            str(folder),
+            name,
+            *missing,
+        ]
         with (logs / f"{name}-{rank}.txt").open("wb") as log:
             started.append(subprocess.Popen(command, env=given, stdout=log, stderr=subprocess.STDOUT))
     try:
