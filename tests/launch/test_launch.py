@@ -83,6 +83,11 @@ def losses(recipe: Path, name: str) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in map(json.loads, lines) if row["kind"] == "train"}
 
 
+def communicated(recipe: Path, name: str) -> list[dict[str, int] | None]:
+    lines = (recipe.parent / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return [row.get("communicated_bytes") for row in map(json.loads, lines) if row["kind"] == "train"]
+
+
 def facts(recipe: Path, name: str) -> dict[str, object]:
     folder = recipe.parent / "runs" / name / "checkpoints"
     found = json.loads((folder / (folder / "latest").read_text() / "manifest.json").read_text())
@@ -102,6 +107,10 @@ def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: 
     assert one.keys() == two.keys() == set(range(1, 7))
     assert max(abs(one[step] - two[step]) for step in one) < 1e-4
     assert facts(made, "shards")["given"] == facts(made, "alone")["given"]
+    # Every step gathers and reduces the same, with a validation and a save between some of them; one process does neither.
+    first, *others = communicated(made, "shards")
+    assert first is not None and set(first) == {"all_gather", "reduce_scatter"} and others == [first] * 5
+    assert communicated(made, "alone") == [None] * 6
     more = "--set", "train.steps=9", "--accept-changes"
     on = bessemer("train", *given, "--set", "parallel.replicate=2", *more)
     assert on.returncode == 0, on.stderr

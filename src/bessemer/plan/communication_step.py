@@ -73,7 +73,8 @@ def step_bytes(
     told["reduce_scatter"] += several * share * own.all * of.gradient * (1 if layout.zero == 1 else micro_batches)
     copies = 2 * (layout.replicate - 1) / layout.replicate
     told["all_reduce"] += several * copies * own.all * of.gradient / ways
-    # Tensor: the tokens of all groups together; the gradients of what each process has in full, once for each group.
+    # Tensor: the tokens of all groups together; the gradients of what each process has in full, for each group, whole and
+    # before they are divided: FSDP2 adds them up itself, whenever it reduces, in the type of what it gathered.
     tensor = tensor_bytes(
         config, layout.tensor, tokens, targets, bytes_per_activation=of.activation, bytes_per_sum=of.sums,
         recomputed=recomputed,
@@ -81,7 +82,9 @@ def step_bytes(
     tied_up = tensor.layers + tensor.embedding + tensor.hidden + tensor.loss
     told["all_gather"] += (layout.tensor - 1) * tied_up.all_gather
     told["reduce_scatter"] += (layout.tensor - 1) * tied_up.reduce_scatter
-    whole = tensor.gradients.all_reduce * of.gradient / of.sums * parts / ways
+    reductions = micro_batches if parts > 1 and layout.zero > 1 and layout.pipeline == 1 else 1
+    element = of.gathered if parts > 1 else of.gradient
+    whole = tensor.gradients.all_reduce * element / of.sums * parts * reductions
     told["all_reduce"] += 2 * (layout.tensor - 1) * (tied_up.all_reduce + whole)
     # Context: keys and values of all groups' tokens; their gradients on the way back.
     keys = 2 * config.kv_heads * config.head_dim * tokens * of.activation * (layout.context - 1)
