@@ -131,7 +131,7 @@ def table(found: dict[str, Any]) -> str:
 
 def _begin(scope: Scope, folder: Path) -> None:
     """The folder with what the processes read. Runs of other settings are no longer of use."""
-    layouts = {name: Parallel(**LAYOUTS.get(name, {})).model_dump() for name in (ALONE, *scope.layouts)}
+    layouts = {name: Parallel(**LAYOUTS.get(name, {})).model_dump() for name in (ALONE, *LAYOUTS)}
     given = {"settings": asdict(scope.settings), "cases": {case: asdict(CASES[case]) for case in scope.cases}}
     path = folder / "settings.json"
     if path.exists() and {key: read_json(path).get(key) for key in given} != given:
