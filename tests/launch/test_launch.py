@@ -108,8 +108,10 @@ def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: 
     assert max(abs(one[step] - two[step]) for step in one) < 1e-4
     assert facts(made, "shards")["given"] == facts(made, "alone")["given"]
     # Every step gathers and reduces the same, with a validation and a save between some of them; one process does neither.
-    first, *others = communicated(made, "shards")
-    assert first is not None and set(first) == {"all_gather", "reduce_scatter"} and others == [first] * 5
+    sent = [
+        row and {kind: row[kind] for kind in ("all_gather", "reduce_scatter")} for row in communicated(made, "shards")
+    ]
+    assert sent[0] and min(sent[0].values()) > 0 and sent == [sent[0]] * 6
     assert communicated(made, "alone") == [None] * 6
     more = "--set", "train.steps=9", "--accept-changes"
     on = bessemer("train", *given, "--set", "parallel.replicate=2", *more)

@@ -113,13 +113,12 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
         "rows": rows,
         "missed": [sentence for row in rows if (sentence := _missed(row)) is not None],
         "made": _made(),
-        "folder": str(folder),
     }
     from bessemer.studies.layouts_page import page
 
     write_json(folder / "layouts.json", found)
     (folder / "layouts.md").write_text(page(found))
-    return found
+    return {**found, "folder": str(folder)}
 
 
 def table(found: dict[str, Any]) -> str:
