@@ -186,6 +186,8 @@ def _parser() -> argparse.ArgumentParser:
     add("report", "write report.html of a run", commands.report, run=True)
     study = add("study", "an experiment that teaches, done here and now; without NAME: list them", commands.study)
     study.add_argument("name", nargs="?", metavar="NAME", help="the study; left out: list them")
+    study.add_argument("--short", action="store_true", help="a small part of a long study, in a minute (layouts)")
+    study.add_argument("--folder", metavar="DIR", help="where a long study keeps what is done and writes its tables")
     recipe = add("recipe", "show a shipped recipe, or explain a key", commands.recipe)
     recipe.add_argument("name", nargs="?", help="the shipped recipe to print; left out: list them")
     recipe.add_argument(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.errors import InputError
+from bessemer.errors import BessemerError, InputError
 from bessemer.screens import demo_screen, print_plan, run_screen
 from bessemer.terminal import amount, coloured, say
 
@@ -330,9 +330,12 @@ def study(given: argparse.Namespace) -> Any:
         if not given.json:
             print("\n".join(f"{name:<26} {what}" for name, what in rows.items()))
         return rows
-    found, table = studies.run(given.name)
+    found, table = studies.run(given.name, given.short, None if given.folder is None else Path(given.folder))
     if not given.json:
         print(table)
+    if missed := found.get("missed"):
+        more = f"; and {len(missed) - 1} more" if len(missed) > 1 else ""
+        raise BessemerError(f"study {given.name}: {missed[0]}{more}; all of it is in {found['folder']}")
     return found
 
 

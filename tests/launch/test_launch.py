@@ -83,6 +83,11 @@ def losses(recipe: Path, name: str, kind: str = "train") -> dict[int, float]:
     return {row["step"]: row["loss"] for row in map(json.loads, lines) if row["kind"] == kind}
 
 
+def communicated(recipe: Path, name: str) -> list[dict[str, int] | None]:
+    lines = (recipe.parent / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return [row.get("communicated_bytes") for row in map(json.loads, lines) if row["kind"] == "train"]
+
+
 def facts(recipe: Path, name: str) -> dict[str, object]:
     folder = recipe.parent / "runs" / name / "checkpoints"
     found = json.loads((folder / (folder / "latest").read_text() / "manifest.json").read_text())
@@ -105,6 +110,12 @@ def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: 
     one, two = losses(made, "alone", "validation"), losses(made, "shards", "validation")
     assert one.keys() == two.keys() != set()
     assert max(abs(one[step] - two[step]) for step in one) < 1e-4
+    # Every step gathers and reduces the same, with a validation and a save between some of them; one process does neither.
+    sent = [
+        row and {kind: row[kind] for kind in ("all_gather", "reduce_scatter")} for row in communicated(made, "shards")
+    ]
+    assert sent[0] and min(sent[0].values()) > 0 and sent == [sent[0]] * 6
+    assert communicated(made, "alone") == [None] * 6
     more = "--set", "train.steps=9", "--accept-changes"
     on = bessemer("train", *given, "--set", "parallel.replicate=2", *more)
     assert on.returncode == 0, on.stderr

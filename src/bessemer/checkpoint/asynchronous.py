@@ -23,6 +23,7 @@ from torch import Tensor
 from bessemer.checkpoint.pieces import Tensors
 from bessemer.checkpoint.protocol import Prepared, Shares, prepare, publish
 from bessemer.errors import BessemerError
+from bessemer.parallel import traffic
 from bessemer.parallel.team import ALONE, Team
 
 TIMEOUT = timedelta(hours=1)  # that a process waits for the others' writing
@@ -40,7 +41,10 @@ class AsyncSaver:
     def __init__(self, folder: Path, keep: int, team: Team = ALONE) -> None:
         """folder, keep: as `protocol.save`."""
         self._folder, self._keep = folder, keep
-        self._team = team if team.is_alone else replace(team, control=dist.new_group(backend="gloo", timeout=TIMEOUT))
+        self._team = team
+        if not team.is_alone:
+            self._team = replace(team, control=dist.new_group(backend="gloo", timeout=TIMEOUT))
+            traffic.count(self._team.control)  # a save is no part of the step that it runs beside
         self._thread: Thread | None = None
         self._failure: BaseException | None = None
         self._buffers: dict[tuple[str, str], Tensor] = {}

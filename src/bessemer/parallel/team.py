@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from bessemer.errors import BessemerError, InputError
+from bessemer.parallel import traffic
 from bessemer.recipe import Parallel
 
 AXES = ("pipeline", "replicate", "shard", "context", "tensor")
@@ -154,7 +155,8 @@ def join(layout: Parallel, device: torch.device, timeout: timedelta = TIMEOUT) -
         first = (str(error).strip().splitlines() or [""])[0]
         raise BessemerError(f"parallel: rank {rank} cannot join the group at {where}: {first}") from None
     mesh = init_device_mesh(device.type, tuple(int(getattr(layout, axis)) for axis in AXES), mesh_dim_names=AXES)
-    control = dist.new_group(backend="gloo") if backend != "gloo" else dist.group.WORLD
+    control = dist.new_group(backend="gloo")  # its own also where the others are gloo's: an axis may be the whole world
+    traffic.count(control)
     return Team(layout, rank, mesh, control)
 
 

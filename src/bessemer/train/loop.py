@@ -15,6 +15,7 @@ from bessemer.guard.incidents import record
 from bessemer.guard.judge import GuardState, Verdict, cause, judge
 from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build, shell
+from bessemer.parallel import traffic
 from bessemer.parallel.team import ALONE, Team
 from bessemer.plan.cost import recomputed_flops_per_token, step_flops_per_token
 from bessemer.recipe import Batches, Recipe
@@ -88,7 +89,7 @@ def train(
     validation = step.task.held_out(recipe, store, recipe.evaluate.max_tokens)
     model_flops = step_flops_per_token(recipe, config)
     again = recomputed_flops_per_token(recipe, config, step.recomputed)
-    rates = Rates(model_flops / peak, (model_flops + again) / peak)
+    rates = Rates(model_flops / peak, (model_flops + again) / peak, team)
     batches = prefetched(loader, position.samples, map(sizes.sequences, range(resumed_at, steps)))
     with (
         Saver(recipe, run, step, store) as saver,
@@ -171,21 +172,28 @@ def _step(
 
 
 class Rates:
-    """Seconds of each step and of its wait for data."""
+    """Seconds of each step and of its wait for data, and what its processes sent each other."""
 
-    def __init__(self, model_seconds: float, hardware_seconds: float) -> None:
+    def __init__(self, model_seconds: float, hardware_seconds: float, team: Team) -> None:
         """model_seconds: of a token at the device's peak rate; hardware_seconds: with what recompute adds."""
         self.model_seconds, self.hardware_seconds = model_seconds, hardware_seconds
-        self.data_wait = 0.0
-        self._mark = perf_counter()
+        self.team, self.data_wait = team, 0.0
+        self._mark, self._sent = perf_counter(), traffic.sent()
 
     def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Pass batches on, and notice how long each was waited for."""
         self._mark = asked = perf_counter()
         for batch in batches:
-            self.data_wait = perf_counter() - asked
+            self.data_wait, self._sent = perf_counter() - asked, traffic.sent()
             yield batch
             asked = self._mark = perf_counter()
+
+    def communicated(self, compiled: bool) -> dict[str, dict[str, int]]:
+        """Bytes that all processes together have sent in the step in hand, by kind; nothing where there is one process, or
+        where they cannot be counted. Every process calls it."""
+        if self.team.is_alone or not traffic.covers(self.team.layout, compiled):
+            return {}
+        return {"communicated_bytes": traffic.sent_by_all(self.team.sum, self._sent)}
 
     def now(self, batch_tokens: int) -> dict[str, float]:
         """Rates of the step in hand, of so many tokens: its wait for data included, what comes after it not."""
@@ -222,6 +230,7 @@ def _numbers(
         "learning_rate": rate,
         **rates.now(sizes.tokens(position.step - 1)),
         "memory_bytes": memory_in_use(device),
+        **rates.communicated(device.compile),
         **(
             {"loss_scale": gradients.scale.value, "scale_skips": gradients.scale.skipped}
             if device.arithmetic.scaled

@@ -1,0 +1,262 @@
+"""The certificate of layouts: one small model trained on every way to split it, against one process.
+
+The same weights, batches and schedule everywhere; only `[parallel]` differs, and `micro_batch` where a part of the batch is
+smaller. What one process loses at each step is held against what the layout loses, and the weights at the end against its
+weights, both through checkpoints. In exact arithmetic every difference would be 0: what is left is the order of sums.
+
+Every finished run is kept in the study's folder, so that the same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bessemer.checkpoint import latest
+from bessemer.errors import BessemerError
+from bessemer.recipe import Parallel
+from bessemer.run import read_json, write_json
+from bessemer.studies.layouts_training import CASES, Settings, recipe_of
+from bessemer.terminal import progress
+
+FOLDER = Path("runs/study-layouts")
+ALONE = "1"
+PRECISIONS = ("fp64", "fp32", "bf16")
+TARGETS = {"fp64": 1e-9, "fp32": 1e-5}  # of the largest difference of losses, nats a token; bf16 is stated
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "1, in a group": {},
+    "dp2": {"replicate": 2},
+    "dp4": {"replicate": 4},
+    "fsdp2, zero 1": {"shard": 2, "zero": 1},
+    "fsdp2, zero 2": {"shard": 2, "zero": 2},
+    "fsdp2, zero 3": {"shard": 2},
+    "fsdp4": {"shard": 4},
+    "hsdp 2 x 2": {"replicate": 2, "shard": 2},
+    "tp2": {"tensor": 2},
+    "tp4": {"tensor": 4},
+    "pp2, gpipe": {"pipeline": 2, "schedule": "gpipe"},
+    "pp2, 1f1b": {"pipeline": 2},
+    "pp2, interleaved": {"pipeline": 2, "schedule": "interleaved"},
+    "pp2, zbv": {"pipeline": 2, "schedule": "zbv"},
+    "pp2, dualpipev": {"pipeline": 2, "schedule": "dualpipev"},
+    "pp4, 1f1b": {"pipeline": 4},
+    "cp2": {"context": 2},
+    "cp4": {"context": 4},
+    "fsdp2 x tp2": {"shard": 2, "tensor": 2},
+    "pp2 x cp2": {"pipeline": 2, "context": 2},
+    "pp2 x fsdp2": {"pipeline": 2, "shard": 2},
+    "dp2 x tp2 x pp2": {"replicate": 2, "tensor": 2, "pipeline": 2},
+    "fsdp2 x tp2 x cp2": {"shard": 2, "tensor": 2, "context": 2},
+}
+SHORT = ("dp2", "fsdp2, zero 3", "tp2", "pp2, 1f1b", "cp2")
+SECONDS = 3600.0  # that one layout may take, with all its runs
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is run: names of LAYOUTS, CASES and PRECISIONS."""
+
+    layouts: tuple[str, ...] = tuple(LAYOUTS)
+    cases: tuple[str, ...] = tuple(CASES)
+    precisions: tuple[str, ...] = PRECISIONS
+    settings: Settings = field(default_factory=Settings)
+
+
+def run(short: bool = False, folder: Path | None = None) -> dict[str, Any]:
+    """The study, in `folder`; short: five layouts in fp64, for a few steps."""
+    scope = Scope(SHORT, ("hard",), ("fp64",), Settings(steps=6)) if short else Scope()
+    return certify(scope, folder or FOLDER.with_name("study-layouts-short" if short else "study-layouts"))
+
+
+def certify(scope: Scope, folder: Path) -> dict[str, Any]:
+    """Run what has not been run in `folder`, and hold all of it against one process.
+
+    Returns `settings`, `targets`, `cases`; `rows`, one a layout, case and precision: loss (largest difference over the steps,
+    nats a token), weight (largest difference at the end), sent (bytes of all processes in a step by kind), seconds (a step) or
+    `why` there is none; `missed`, what is over its target or failed, in words; `made`: day, versions and machine. Writes it
+    into layouts.json and layouts.md there.
+    """
+    _begin(scope, folder)
+    wanted = [f"{case}:{precision}" for case in scope.cases for precision in scope.precisions]
+    failures: dict[str, str] = {}
+    names = [ALONE, *scope.layouts]
+    with progress("study layouts", len(names) * len(wanted), "runs") as advance:
+        for name in names:
+            layout = Parallel(**LAYOUTS.get(name, {}))
+            missing = [one for one in wanted if not _place(folder, name, one).joinpath("run.json").exists()]
+            advance(len(wanted) - len(missing), note=name)
+            if missing:
+                why = _train(folder, name, layout.world, missing)
+                if why is not None and name == ALONE:
+                    raise BessemerError(f"study layouts: one process failed: {why}")
+                failures |= {} if why is None else {name: why}
+                advance(len(missing), note=name)
+    rows = [
+        _row(scope, folder, name, case, precision, failures.get(name))
+        for name in scope.layouts
+        for case in scope.cases
+        for precision in scope.precisions
+    ]
+    found: dict[str, Any] = {
+        "settings": asdict(scope.settings),
+        "cases": {case: asdict(CASES[case]) for case in scope.cases},
+        "targets": TARGETS,
+        "rows": rows,
+        "missed": [sentence for row in rows if (sentence := _missed(row)) is not None],
+        "made": _made(),
+    }
+    from bessemer.studies.layouts_page import page
+
+    write_json(folder / "layouts.json", found)
+    (folder / "layouts.md").write_text(page(found))
+    return {**found, "folder": str(folder)}
+
+
+def table(found: dict[str, Any]) -> str:
+    """The result as text."""
+    from bessemer.studies import layouts_page
+
+    return layouts_page.table(found)
+
+
+def _begin(scope: Scope, folder: Path) -> None:
+    """The folder with what the processes read. Runs of other settings are no longer of use."""
+    layouts = {name: Parallel(**LAYOUTS.get(name, {})).model_dump() for name in (ALONE, *LAYOUTS)}
+    given = {"settings": asdict(scope.settings), "cases": {case: asdict(CASES[case]) for case in scope.cases}}
+    path = folder / "settings.json"
+    if path.exists() and {key: read_json(path).get(key) for key in given} != given:
+        shutil.rmtree(folder / "runs", ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(path, {**given, "layouts": layouts})
+
+
+def _place(folder: Path, name: str, one: str) -> Path:
+    return folder / "runs" / name / one.replace(":", "-")
+
+
+def _train(folder: Path, name: str, world: int, missing: list[str]) -> str | None:
+    """Do the runs of a layout on a group of processes of their own. Returns what went wrong."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    logs = folder / "logs"
+    logs.mkdir(exist_ok=True)
+    started = []
+    for rank in range(world):
+        group = {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        }  # fmt: skip
+        own = {
+            "OMP_NUM_THREADS": "1",
+            "GOMP_SPINCOUNT": "1000",
+            "CUDA_VISIBLE_DEVICES": "",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+        given = {**os.environ, **own, **({} if name == ALONE else group)}
+        given["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "bessemer.studies.layouts_training",
+            str(folder),
+            name,
+            *missing,
+        ]
+        with (logs / f"{name}-{rank}.txt").open("wb") as log:
+            started.append(subprocess.Popen(command, env=given, stdout=log, stderr=subprocess.STDOUT))
+    try:
+        codes = _ended(started)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    failed = [rank for rank, code in enumerate(codes) if code != 0]
+    if not failed:
+        return None
+    said = [(logs / f"{name}-{rank}.txt").read_text(errors="replace").strip().splitlines() for rank in failed]
+    last = [lines[-1] for lines in said if lines and "closed by peer" not in lines[-1].lower()]
+    return last[0] if last else f"rank {failed[0]} ended with {codes[failed[0]]}"
+
+
+def _ended(started: list[subprocess.Popen[bytes]]) -> list[int | None]:
+    """Exit codes, once all have ended, or one badly, or time is up (None: still running)."""
+    from time import monotonic, sleep
+
+    deadline = monotonic() + SECONDS
+    while monotonic() < deadline:
+        codes = [process.poll() for process in started]
+        if all(code == 0 for code in codes) or any(code not in (None, 0) for code in codes):
+            break
+        sleep(0.1)
+    return [0 if code is None and any(codes) else code for code in [process.poll() for process in started]]
+
+
+def _row(scope: Scope, folder: Path, name: str, case: str, precision: str, failure: str | None) -> dict[str, Any]:
+    from bessemer.studies.layouts_planned import planned
+
+    layout = Parallel(**LAYOUTS[name])
+    row: dict[str, Any] = {"layout": name, "processes": layout.world, "case": case, "precision": precision}
+    one = f"{case}:{precision}"
+    place, alone = _place(folder, name, one), _place(folder, ALONE, one)
+    if not (place / "run.json").exists():
+        return {**row, "why": failure or "not run"}
+    mine, reference = read_json(place / "run.json"), read_json(alone / "run.json")
+    assert mine["targets"] == reference["targets"], "the layouts read other batches"
+    ours, theirs = (latest(folder) for folder in (place, alone))
+    if ours is None or theirs is None:
+        raise BessemerError(f"{place}: its checkpoint is gone; delete the folder, the same command makes it anew")
+    mine_by, theirs_by = ours.tensors("model"), theirs.tensors("model")
+    assert mine_by.keys() == theirs_by.keys(), "the layouts save other tensors"
+    pairs = [(mine_by[key].double(), theirs_by[key].double()) for key in theirs_by]
+    recipe = recipe_of(scope.settings, layout, CASES[case], precision)
+    return {
+        **row,
+        "loss": _largest(mine["losses"], reference["losses"]),
+        "weight": max(float((a - b).abs().max()) for a, b in pairs),
+        "last_loss": mine["losses"][-1],
+        "seconds": mine["seconds"],
+        "sent": mine["sent"],
+        "planned": planned(recipe, mine["targets"][-1]),
+    }
+
+
+def _largest(one: list[float], other: list[float]) -> float:
+    """Largest difference; infinite where a number is missing on one side alone."""
+    return max(abs(a - b) if a is not None and b is not None else float("inf") for a, b in zip(one, other, strict=True))
+
+
+def _missed(row: dict[str, Any]) -> str | None:
+    where = f"{row['layout']}, {row['case']}, {row['precision']}"
+    if "why" in row:
+        return f"{where}: {row['why']}"
+    target = TARGETS.get(row["precision"])
+    if target is None or row["loss"] <= target:
+        return None
+    return f"{where}: {row['loss']:.1e} is over {target:.0e}"
+
+
+def _made() -> dict[str, str]:
+    import torch
+
+    from bessemer import __version__
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "day": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "bessemer": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "machine": f"{cores} CPU cores, gloo",
+    }

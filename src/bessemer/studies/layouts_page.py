@@ -1,0 +1,107 @@
+"""The study `layouts` as text for a terminal and as a page of the docs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+COUNTED = "fp32"  # the precision whose bytes are shown
+WORDS = {
+    "plain": "Sequences of one document each; embedding and head are two matrices; a process's part of the batch goes through in "
+    "one micro-batch, with a pipeline in micro-batches of two sequences",
+    "hard": "Packed documents of 1 to 40 tokens, attention within documents, the last token of each without a target, a third of "
+    "the sequences padded; one matrix for embedding and head; gradients accumulated over two micro-batches, with a pipeline over "
+    "micro-batches of one sequence",
+}
+
+
+def table(found: dict[str, Any]) -> str:
+    """For a terminal."""
+    lines = [_about(found), ""]
+    lines.append(f"{'layout':<20}{'case':<7}{'':<6}{'loss':>9}{'weights':>10}  bytes a step (formula)")
+    for row in found["rows"]:
+        place = f"{row['layout']:<20}{row['case']:<7}{row['precision']:<6}"
+        if "why" in row:
+            lines.append(f"{place}  {row['why']}")
+        else:
+            lines.append(f"{place}{row['loss']:>9.1e}{row['weight']:>10.1e}  {_bytes(row)}")
+    lines += ["", _verdict(found)]
+    return "\n".join(lines)
+
+
+def page(found: dict[str, Any]) -> str:
+    """Markdown, with all that is needed to judge and to repeat it."""
+    made = found["made"]
+    lines = [
+        "# The certificate of layouts",
+        "",
+        "Written by `bessemer study layouts`; not by hand.",
+        "",
+        f"{made['day']}, Bessemer {made['bessemer']}, torch {made['torch']}, Python {made['python']}, {made['machine']}.",
+        "",
+        _about(found),
+        "",
+        _verdict(found),
+    ]
+    precisions = list(dict.fromkeys(row["precision"] for row in found["rows"]))
+    for case in found["cases"]:
+        rows = [row for row in found["rows"] if row["case"] == case]
+        columns = "".join(f" {p}: loss | weights |" for p in precisions)
+        lines += ["", f"## {case.capitalize()}", "", WORDS[case] + ".", ""]
+        lines.append(f"| layout | processes |{columns} bytes a step | formula |")
+        lines.append("|---|---|" + "---|" * (2 * len(precisions) + 2))
+        for name in dict.fromkeys(row["layout"] for row in rows):
+            lines.append(_line([row for row in rows if row["layout"] == name]))
+    lines += [
+        "",
+        "loss: largest difference over the steps, nats a token. weights: largest difference of any weight at the end, both "
+        f"read from checkpoints. bytes: what all processes together send in a step in {COUNTED}, as a ring would move it, "
+        "counted at the collectives; formula: what the planner says (`plan/communication_step.py`), - where it has none: how "
+        "often a sharded stage of a pipeline gathers its weights depends on the schedule.",
+    ]
+    if found["missed"]:
+        lines += ["", "Missed or not run:", "", *(f"- {sentence}" for sentence in found["missed"])]
+    return "\n".join(lines) + "\n"
+
+
+def _about(found: dict[str, Any]) -> str:
+    of = found["settings"]
+    return (
+        f"One model on every layout, against one process: {of['layers']} layers, width {of['width']}, {of['heads']} heads, "
+        f"{of['kv_heads']} key/value heads; {of['steps']} steps of {of['sequences']} x {of['length']} tokens, AdamW at "
+        f"{of['learning_rate']:g}, the same start and the same batches."
+    )
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    parts = []
+    for precision in dict.fromkeys(row["precision"] for row in found["rows"]):
+        done = [row for row in found["rows"] if row["precision"] == precision and "why" not in row]
+        worst = max(done, key=lambda row: float(row["loss"]), default=None)
+        if worst is None:
+            continue
+        target = found["targets"].get(precision)
+        says = f"target {target:.0e}" if target is not None else "no target"
+        parts.append(f"{precision} {worst['loss']:.1e} ({worst['layout']}, {worst['case']}; {says})")
+    missed = found["missed"]
+    end = "every target is met" if not missed else f"{len(missed)} of {len(found['rows'])} rows miss it or failed"
+    return f"Largest difference of losses: {', '.join(parts)}: {end}."
+
+
+def _line(rows: list[dict[str, Any]]) -> str:
+    why = next((row["why"] for row in rows if "why" in row), None)
+    cells = [rows[0]["layout"], str(rows[0]["processes"])]
+    for row in rows:
+        cells += ["-", "-"] if "why" in row else [f"{row['loss']:.1e}", f"{row['weight']:.1e}"]
+    counted = next((row for row in rows if row["precision"] == COUNTED and "why" not in row), None)
+    if counted is None:
+        cells += [why or "-", "-"]
+    else:
+        planned = counted["planned"]
+        cells += [f"{sum(counted['sent'].values()):,}", "-" if planned is None else f"{sum(planned.values()):,}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def _bytes(row: dict[str, Any]) -> str:
+    planned = row["planned"]
+    formula = "" if planned is None else f" ({sum(planned.values()):,})"
+    return f"{sum(row['sent'].values()):,}{formula}"

@@ -1,0 +1,182 @@
+"""One process of the study `layouts`: trains the study's model as one of a group, under every setting asked for.
+
+`python -m bessemer.studies.layouts_training FOLDER LAYOUT CASE:PRECISION...`, with the environment of torchrun where the
+layout has more than one process or is asked for in a group. Rank 0 writes FOLDER/runs/LAYOUT/CASE-PRECISION.json, with the
+loss of each step, beside a checkpoint of the weights at the end.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from bessemer.checkpoint import save
+from bessemer.model.config import ModelConfig
+from bessemer.model.initialisation import build, shell
+from bessemer.parallel import traffic
+from bessemer.parallel.team import ALONE, Team, in_group, join, leave
+from bessemer.parallel.tied import owned_parameters
+from bessemer.plan.dial import resolve
+from bessemer.recipe import Parallel, Recipe, parse
+from bessemer.run import read_json, write_json
+from bessemer.studies import text
+from bessemer.tokens.loader import Batch
+from bessemer.train import device as devices
+from bessemer.train.split import initial_weights
+from bessemer.train.step import TrainStep
+
+SEED = 7
+MAX_BYTES = 400_000
+LONGEST = 40  # tokens of a ragged document; the shortest has one
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained besides the layout. accumulated: two micro-batches where there is no pipeline, and of one sequence each
+    where there is, else one, or of two sequences each; ragged: several documents of unequal lengths in a sequence, the last
+    token of each without a target, and padding; tied: one matrix for embedding and head."""
+
+    accumulated: bool = False
+    ragged: bool = False
+    tied: bool = False
+
+
+CASES = {
+    "plain": Case(),
+    "hard": Case(accumulated=True, ragged=True, tied=True),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The model and its training; steps: of each run."""
+
+    steps: int = 100
+    sequences: int = 8
+    length: int = 64
+    layers: int = 4
+    width: int = 32
+    heads: int = 8
+    kv_heads: int = 4
+    mlp_width: int = 96
+    learning_rate: float = 2e-3
+
+
+def recipe_of(asked: Settings, layout: Parallel, case: Case, precision: str) -> Recipe:
+    """What a process trains."""
+    each = asked.sequences // layout.data
+    micro = (1 if case.accumulated else 2) if layout.pipeline > 1 else each // (2 if case.accumulated else 1)
+    recipe = resolve(
+        parse(
+            f"""
+            run.name = "study-layouts"
+            tokens.sequence_length = {asked.length}
+            [model]
+            layers = {asked.layers}
+            width = {asked.width}
+            heads = {asked.heads}
+            kv_heads = {asked.kv_heads}
+            mlp_width = {asked.mlp_width}
+            tie_embeddings = {str(case.tied).lower()}
+            [train]
+            steps = {asked.steps}
+            global_batch_tokens = {asked.sequences * asked.length}
+            micro_batch = {micro}
+            precision = "{precision}"
+            compile = "off"
+            [train.optimizer]
+            learning_rate = {asked.learning_rate}
+            [train.schedule]
+            warmup_steps = {max(asked.steps // 10, 1)}
+            """,
+            "study layouts",
+        ),
+        text.VOCABULARY,
+    )
+    return recipe.model_copy(update={"parallel": layout})
+
+
+def batch_of(asked: Settings, case: Case, number: int, team: Team) -> Batch:
+    """This process's part of the batch of a step."""
+    whole = text.batch(number, asked.sequences, asked.length, MAX_BYTES)
+    mine = slice(team.data_rank, None, team.layout.data)
+    if not case.ragged:
+        return Batch(whole.first, whole.tokens[mine], whole.source[mine])
+    inputs, targets = whole.tokens[:, :-1].copy(), whole.tokens[:, 1:].copy()
+    starts, real = np.zeros(inputs.shape, dtype=np.bool_), np.full(len(inputs), asked.length, dtype=np.int64)
+    draw = np.random.default_rng((number, 1))
+    for row in range(len(inputs)):
+        ends = np.cumsum(draw.integers(1, LONGEST + 1, asked.length))
+        ends = ends[ends < asked.length]
+        starts[row, 0], starts[row, ends], targets[row, ends - 1] = True, True, -1
+        if row % 3 == 0 and len(ends):  # what comes after the last document that fits is padding
+            real[row], inputs[row, ends[-1] :], targets[row, ends[-1] :] = ends[-1], text.END_OF_TEXT, -1
+    return Batch(whole.first, inputs[mine], whole.source[mine], targets[mine], starts[mine], real[mine])
+
+
+def train(asked: Settings, layout: Parallel, case: Case, precision: str, team: Team, folder: Path) -> dict[str, Any]:
+    """Train, and save the weights in `folder`.
+
+    Returns losses of each step, targets (of the batches' mean), seconds a step (of the whole run's mean), bytes that all
+    processes together send in a step, by kind (of the last step), and the name of the saved checkpoint's folder.
+    """
+    recipe = recipe_of(asked, layout, case, precision)
+    config = ModelConfig.of(recipe, text.VOCABULARY)
+    model = build(config, SEED) if team.is_alone else shell(config)
+    device = devices.choose(recipe.train)
+    step = TrainStep(recipe, model, device, text.END_OF_TEXT, 1, team, initial_weights(config, SEED))
+    losses, targets, norms, before, started = [], [], [], traffic.sent(), perf_counter()
+    for number in range(asked.steps):
+        before = traffic.sent()
+        found = step.gradients(batch_of(asked, case, number, team))
+        step.update(number, found.grad_norm)
+        losses.append(found.loss)
+        norms.append(found.grad_norm)
+        targets.append(sum(found.targets))
+    seconds = (perf_counter() - started) / asked.steps
+    everyone = traffic.sent_by_all(team.sum, before)
+    named = {name: parameter.detach() for name, parameter in owned_parameters(step.model)}
+    kept = save(folder, asked.steps, {"model": named}, {}, 1, team)
+    return {
+        "losses": losses,
+        "norms": norms,
+        "targets": targets,
+        "seconds": seconds,
+        "sent": everyone,
+        "checkpoint": kept.folder.name,
+    }
+
+
+def main() -> None:
+    """As the module says."""
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+    given = read_json(folder / "settings.json")
+    asked, layout = Settings(**given["settings"]), Parallel(**given["layouts"][name])
+    devices.make_deterministic()
+    team = join(layout, torch.device("cpu")) if in_group() else ALONE
+    for each in sys.argv[3:]:
+        case, precision = each.split(":")
+        place = folder / "runs" / name / f"{case}-{precision}"
+        if team.is_first:
+            place.mkdir(parents=True, exist_ok=True)
+        team.wait()
+        found = train(asked, layout, CASES[case], precision, team, place)
+        if team.is_first:
+            write_json(place / "run.json", found)
+        gc.collect()  # a wrapped model and its hooks hold each other
+        team.wait()
+    leave()
+    sys.stdout.flush()
+    os._exit(0)  # Python's teardown may wait for a thread of the group
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""A step's bytes by formula, against sums by hand; against what is counted: tests/studies/test_layouts_study.py."""
+
+from __future__ import annotations
+
+from bessemer.model.config import ModelConfig
+from bessemer.plan.communication_step import Bytes, held, step_bytes
+from bessemer.plan.dial import resolve
+from bessemer.recipe import Parallel, parse
+
+FP32 = Bytes(4, 4, 4, 4)
+TOKENS, WIDTH, VOCABULARY, LAYERS = 512, 32, 256, 4
+
+
+def config_of(tied: bool = False) -> ModelConfig:
+    text = f"""
+    run.name = "t"
+    tokens.sequence_length = 64
+    [model]
+    layers = {LAYERS}
+    width = {WIDTH}
+    heads = 8
+    kv_heads = 4
+    mlp_width = 96
+    tie_embeddings = {str(tied).lower()}
+    """
+    return ModelConfig.of(resolve(parse(text, "test"), VOCABULARY), VOCABULARY)
+
+
+def test_one_process_tells_nobody_anything() -> None:
+    assert step_bytes(config_of(), Parallel(), TOKENS, TOKENS, 4, FP32) == {}
+
+
+def test_copies_and_shards() -> None:
+    config = config_of()
+    whole, outside = 4 * config.parameters, 4 * (2 * VOCABULARY * WIDTH + WIDTH)
+    blocks = whole - outside
+
+    def of(**layout: int) -> object:
+        return step_bytes(config, Parallel(**layout), TOKENS, TOKENS, 3, FP32)
+
+    # n processes that each send 2 (n - 1) / n of a sum
+    assert of(replicate=4) == {"all_reduce": 6 * whole}
+    assert of(shard=2, zero=1) == {"all_gather": whole, "reduce_scatter": whole}
+    assert of(shard=2, zero=2) == {"all_gather": whole, "reduce_scatter": 3 * whole}
+    assert of(shard=4) == {"all_gather": 3 * 3 * (outside + 2 * blocks), "reduce_scatter": 3 * 3 * whole}
+    hybrid = of(replicate=2, shard=2)
+    # two groups of two, and each of the four shards, half of a copy, summed with its like
+    assert hybrid == {
+        "all_gather": 2 * 3 * (outside + 2 * blocks), "reduce_scatter": 2 * 3 * whole, "all_reduce": 2 * whole,
+    }  # fmt: skip
+
+
+def test_stages_and_the_matrix_that_two_of_them_have() -> None:
+    hidden = TOKENS * WIDTH * 4
+    assert step_bytes(config_of(), Parallel(pipeline=4), TOKENS, TOKENS, 8, FP32) == {"send": 6 * hidden}
+    tied = step_bytes(config_of(tied=True), Parallel(pipeline=4), TOKENS, TOKENS, 8, FP32)
+    assert tied == {"send": 6 * hidden, "all_reduce": 2 * VOCABULARY * WIDTH * 4}
+    assert step_bytes(config_of(), Parallel(pipeline=2, shard=2), TOKENS, TOKENS, 8, FP32) is None
+
+
+def test_the_context_shares_the_weights_too() -> None:
+    config = config_of()
+    alone = step_bytes(config, Parallel(shard=2), TOKENS, TOKENS, 1, FP32)
+    shared = step_bytes(config, Parallel(context=2), TOKENS, TOKENS, 1, FP32)
+    assert alone is not None and shared is not None
+    keys = LAYERS * 2 * 4 * 4 * TOKENS * 4  # layers, keys and values, heads, width of a head, tokens, bytes
+    assert {kind: shared[kind] - alone[kind] for kind in shared} == {"all_gather": keys, "reduce_scatter": keys}
+
+
+def test_what_a_process_holds() -> None:
+    config, tied = config_of(), config_of(tied=True)
+    assert held(config, Parallel()).all == config.parameters
+    norms = (2 * LAYERS + 1) * WIDTH + LAYERS * 2 * 4  # of the stream, and of queries and keys, 4 wide
+    assert held(config, Parallel(tensor=4)).all == (config.parameters - norms) // 4 + norms
+    assert held(tied, Parallel(pipeline=2)).all == tied.parameters + VOCABULARY * WIDTH
+    assert held(tied, Parallel(pipeline=2, schedule="zbv")).all == tied.parameters
