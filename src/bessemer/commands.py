@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bessemer.errors import InputError
 from bessemer.screens import demo_screen, print_plan, run_screen
@@ -150,6 +150,10 @@ def train(given: argparse.Namespace) -> Any:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's own lines; read when torch is loaded
     from bessemer import stages
 
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        _train_as_member(given)
+    if given.nnodes is not None:
+        return _train_on_node(given)
     session = _session(given)
     with session.run.writing():
         _restart(given, session)
@@ -157,6 +161,56 @@ def train(given: argparse.Namespace) -> Any:
     if not given.profile:
         return _summary(session)
     return {**_summary(session), "profile": _profile(given, session)}
+
+
+def _prepare(given: argparse.Namespace) -> None:
+    from bessemer import stages
+
+    stages.prepare(_session(given))
+
+
+def _train_as_member(given: argparse.Namespace) -> NoReturn:
+    """One process of several, which a launcher started."""
+    from bessemer.launch.member import Part, take_part
+
+    def opened() -> tuple[Recipe, RunFolder]:
+        if given.restart:
+            raise InputError("train: --restart is for one process; give the run another name with --set run.name=NAME")
+        session = _session(given)
+        return session.recipe, session.run
+
+    take_part(Part(opened, lambda: _prepare(given), given.profile, given.json))
+
+
+def _train_on_node(given: argparse.Namespace) -> Any:
+    """The processes of this node, one of several."""
+    from bessemer.launch import node, start
+
+    recipe, run = None, None
+    try:
+        session = _session(given)
+        recipe, run = session.recipe, session.run
+    except InputError:
+        pass  # the processes say it, once for all nodes
+    flags = [f"--{name}" for name in ("accept-changes", "restart", "profile") if getattr(given, name.replace("-", "_"))]
+    sets = [part for override in given.overrides for part in ("--set", override)]
+    arguments = ("-m", "bessemer", "train", given.recipe, *sets, *flags)
+    order = node.order(
+        arguments, recipe, given.nnodes, given.nproc_per_node, given.rdzv_endpoint, given.rdzv_id or "bessemer"
+    )
+    return {"run": run and run.path, **start.train_on_node(order, run)}
+
+
+def launch(given: argparse.Namespace) -> Any:
+    from bessemer.launch import files
+
+    session = _session(given)
+    folder = Path(given.out) if given.out else session.run.path / "launch"
+    written = files.write(session.recipe, given.recipe, given.overrides, given.on, folder)
+    if not given.json:
+        for path in written:
+            print(path)
+    return {"on": given.on, "files": written}
 
 
 def _profile(given: argparse.Namespace, session: Session) -> Any:
