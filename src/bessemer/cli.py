@@ -153,7 +153,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--nnodes", metavar="MIN:MAX", help="take part with this node in a training on several; the same "
         "command runs on each (`bessemer launch` writes it for a cluster)")  # fmt: skip
     train.add_argument("--nproc-per-node", type=int, metavar="N", help="processes on this node")
-    train.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="where the nodes meet: a free port of the first one")
+    train.add_argument(
+        "--rdzv-endpoint", metavar="HOST:PORT", help="where the nodes meet: a free port of the first one"
+    )
     train.add_argument("--rdzv-id", metavar="ID", help="tells this start from others that meet there")
     launch = add("launch", "write the files that start a training on a cluster", commands.launch, recipe=True)
     launch.add_argument("--on", choices=["slurm", "kubernetes"], required=True, help="the cluster's scheduler")

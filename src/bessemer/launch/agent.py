@@ -114,7 +114,9 @@ def _taken(endpoint: str) -> str | None:
         TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=3))  # of a node that was here before us
         return None
     except RuntimeError:
-        return f"launch: port {port} of {host} is in use by another program; choose another one for the nodes to meet at"
+        return (
+            f"launch: port {port} of {host} is in use by another program; choose another one for the nodes to meet at"
+        )
 
 
 def _is_here(host: str) -> bool:

@@ -22,13 +22,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bessemer.errors import BessemerError, InputError, Stopped
+from bessemer.errors import BessemerError, Stopped
 from bessemer.launch import outcome
 from bessemer.run import RunFolder
 from bessemer.terminal import QUIET
 
 POLL_SECONDS = 0.3
-LAST_WORD_SECONDS = 3.0  # for a failure that another process is about to tell, before a lost neighbour counts as a crash
+LAST_WORD_SECONDS = (
+    3.0  # for a failure that another process is about to tell, before a lost neighbour counts as a crash
+)
 SLOTS = "BESSEMER_SLOTS"  # which devices of the node its processes take, where some are left out
 
 
@@ -83,6 +85,7 @@ class Member:
         # Until the loop listens for itself: a launcher that gives up on the group sends SIGTERM, the command SIGUSR1.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGUSR1, _stop)
+        _stop_although_blocked(self)
         if self.node is not None:
             outcome.note_pid(self.node, self.local_rank)
         try:
@@ -92,7 +95,7 @@ class Member:
         except BessemerError as error:
             return self._told(error)
         except KeyboardInterrupt:
-            return self._told(Stopped("stopped; the same command goes on from the last checkpoint"), early=True)
+            return self.stopped_early()
         except FileNotFoundError as error:
             return self._told(
                 BessemerError(f"rank {self.rank}: {error.filename}: not there; is the run folder shared?")
@@ -159,12 +162,18 @@ class Member:
         if self.node is None:
             if says:
                 line = json.dumps({"error": str(error), "exit": error.exit_code})
-                print(line if self.part.as_json else f"bessemer: {error}", file=None if self.part.as_json else sys.stderr)
+                print(
+                    line if self.part.as_json else f"bessemer: {error}", file=None if self.part.as_json else sys.stderr
+                )
             return error.exit_code
         if says:
             outcome.say(self.node, status, str(error))
         outcome.tell(self.node, status, message=str(error))
         return 0
+
+    def stopped_early(self) -> int:
+        """Tell a stop outside of the loop, where nothing is to be saved."""
+        return self._told(Stopped("stopped; the same command goes on from the last checkpoint"), early=True)
 
     def _crashed(self, error: BaseException) -> int:
         """Something that may not happen again, or what another process's end looks like from here."""
@@ -208,6 +217,22 @@ def _leave_when_told(member: Member, spare: bool) -> None:
                 os._exit(member.leave(found) or 0)
 
     threading.Thread(target=watch, name="outcome", daemon=True).start()
+
+
+def _stop_although_blocked(member: Member) -> None:
+    """Python hears no signal while it waits in C++ for its neighbours, which may have stopped already: a thread does."""
+    hears, is_told = os.pipe()
+    os.set_blocking(is_told, False)
+    signal.set_wakeup_fd(is_told, warn_on_full_buffer=False)
+
+    def listen() -> None:
+        while True:
+            if signal.SIGUSR1 in os.read(hears, 64):
+                time.sleep(POLL_SECONDS)
+                if signal.getsignal(signal.SIGUSR1) is _stop:  # else the loop listens, or a spare does not
+                    os._exit(member.stopped_early())
+
+    threading.Thread(target=listen, name="stop", daemon=True).start()
 
 
 def _wait_as_spare() -> NoReturn:

@@ -139,9 +139,7 @@ def in_group() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def join(
-    layout: Parallel, device: torch.device, timeout: timedelta = TIMEOUT, store: dist.Store | None = None
-) -> Team:
+def join(layout: Parallel, device: torch.device, timeout: timedelta = TIMEOUT, store: dist.Store | None = None) -> Team:
     """Join the group that the launcher's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) describes.
 
     store: through which its processes find each other, where they share one already; then more processes than the layout
