@@ -206,7 +206,7 @@ def launch(given: argparse.Namespace) -> Any:
 
     session = _session(given)
     folder = Path(given.out) if given.out else session.run.path / "launch"
-    written = files.write(session.recipe, given.recipe, given.overrides, given.on, folder)
+    written = files.write(session.recipe, given.on, folder)
     if not given.json:
         for path in written:
             print(path)

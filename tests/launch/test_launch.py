@@ -2,91 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-
-RECIPE = """
-[run]
-name = "t"
-dir = "{folder}/runs"
-[[corpus.sources]]
-name = "docs"
-format = "text"
-paths = ["{folder}/texts"]
-[corpus.dedup]
-minhash = false
-[tokenizer]
-vocabulary = 300
-[tokens]
-sequence_length = 32
-held_out = 0.2
-[model]
-depth = 1
-[train]
-steps = 12
-global_batch_tokens = 256
-micro_batch = 1
-log_every = 1
-[checkpoint]
-every = 4
-[report]
-tensorboard = false
-"""
+from trainings import another, bessemer, command, facts, losses, wait_for_step
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe whose tokens are written and which was trained by one process."""
-    folder = tmp_path_factory.mktemp("launch")
-    (folder / "texts").mkdir()
-    for number in range(40):
-        words = " ".join(f"w{(number * 7 + n * n) % 97} x{n % 13}" for n in range(120))
-        (folder / "texts" / f"{number}.txt").write_text(words)
-    recipe = folder / "r.toml"
-    recipe.write_text(RECIPE.format(folder=folder))
-    done = bessemer("train", str(recipe), needs_tokens=str(recipe))
-    assert done.returncode == 0, done.stderr
-    return recipe
-
-
-def bessemer(*arguments: str, needs_tokens: str = "") -> subprocess.CompletedProcess[str]:
-    if needs_tokens:
-        for stage in ("corpus", "tokens"):
-            subprocess.run(command(stage, needs_tokens), check=True, capture_output=True, timeout=120)
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=180)
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "bessemer", *arguments]
-
-
-def another(recipe: Path, name: str) -> tuple[str, ...]:
-    """Arguments for a run of its own over the same tokens."""
-    runs = recipe.parent / "runs"
-    (runs / name).mkdir()
-    for part in ("corpus", "tokens"):
-        os.symlink(runs / "t" / part, runs / name / part)
-    return str(recipe), "--set", f"run.name={name}"
-
-
-def losses(recipe: Path, name: str) -> dict[int, float]:
-    lines = (recipe.parent / "runs" / name / "metrics.jsonl").read_text().splitlines()
-    return {row["step"]: row["loss"] for row in map(json.loads, lines) if row["kind"] == "train"}
-
-
-def facts(recipe: Path, name: str) -> dict[str, object]:
-    folder = recipe.parent / "runs" / name / "checkpoints"
-    found = json.loads((folder / (folder / "latest").read_text() / "manifest.json").read_text())
-    return dict(found["facts"])
 
 
 def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: Path) -> None:
@@ -160,13 +85,3 @@ def test_a_layout_that_does_not_fit_is_one_clear_error(made: Path, keys: tuple[s
     assert len(errors) == 1 and says in errors[0], done.stderr
     assert "Traceback" not in done.stderr
     assert time.monotonic() - started < 60
-
-
-def wait_for_step(run: Path, step: int) -> None:
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        metrics = run / "metrics.jsonl"
-        if metrics.exists() and f'"step": {step},' in metrics.read_text():
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"no step {step}")

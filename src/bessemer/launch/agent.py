@@ -78,13 +78,14 @@ def main() -> int:
         rdzv_configs={"last_call_timeout": LAST_CALL_SECONDS},
         max_restarts=order.restarts,
         monitor_interval=0.2,
-        local_addr="localhost" if near else os.environ.get("SLURMD_NODENAME"),
+        local_addr="localhost" if near else os.environ.get("POD_IP") or os.environ.get("SLURMD_NODENAME"),
         signals_to_handle="SIGHUP",
     )
     try:
         elastic_launch(config, sys.executable)(*order.arguments)
     except ChildFailedError as error:
-        killed = sorted({one.local_rank for one in error.failures.values() if one.exitcode < 0})
+        ends = {one.local_rank: one.exitcode for one in error.failures.values()}
+        killed = sorted(local for local, code in ends.items() if code < 0 and code != -signal.SIGTERM)  # that: by us
         if killed:
             outcome.note_lost(place, killed)
         return 1

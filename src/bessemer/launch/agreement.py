@@ -48,7 +48,7 @@ def on_the_recipe(meeting: Meeting, opened: Callable[[], tuple[Recipe, RunFolder
 
 def on_the_folder(meeting: Meeting, run: RunFolder) -> Parallel:
     """The layout of a prepared run for the processes that are there, when all see the same folder and tokens."""
-    place, own = outcome.folder(run), {}
+    place = outcome.folder(run)
 
     def mark() -> str:
         place.mkdir(parents=True, exist_ok=True)
@@ -57,9 +57,11 @@ def on_the_folder(meeting: Meeting, run: RunFolder) -> Parallel:
         return path.name
 
     name = meeting.publish("mark", mark)
-    own["sees"] = _sees(run, name)
     manifest = run.tokens / "manifest.json"
-    own["tokens"] = digest(read_json(manifest)["files"]) if manifest.exists() else "none"
+    own = {
+        "sees": _sees(run, name),
+        "tokens": digest(read_json(manifest)["files"]) if manifest.exists() else "none",
+    }
 
     def judge(brought: list[dict[str, Any]]) -> dict[str, Any]:
         (place / name).unlink(missing_ok=True)
