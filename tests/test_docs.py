@@ -36,6 +36,7 @@ PAGES = (
     "docs/architecture.md",
     "docs/scale.md",
     "docs/parallel.md",
+    "docs/launch.md",
     "benchmarks/README.md",
 )
 

@@ -79,7 +79,9 @@ VALUES = {
 
 def recipe(folder: Path, cluster: str = "", parallel: str = "") -> Recipe:
     path = folder / "big.toml"
-    path.write_text(RECIPE.format(folder=folder, cluster=cluster.replace("{{", "{").replace("}}", "}"), parallel=parallel))
+    path.write_text(
+        RECIPE.format(folder=folder, cluster=cluster.replace("{{", "{").replace("}}", "}"), parallel=parallel)
+    )
     return load(path)
 
 
@@ -278,7 +280,12 @@ def test_the_batch_script_trains_on_two_nodes_and_is_queued_again(made: Path, tm
     stopped_at = max(losses(made, "slurm"))
     assert 3 <= stopped_at < 150
     again = subprocess.run(
-        ["bash", script], env=job | {"SLURM_RESTART_COUNT": "1"}, capture_output=True, text=True, timeout=180, check=False
+        ["bash", script],
+        env=job | {"SLURM_RESTART_COUNT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
     )
     assert again.returncode == 0, again.stderr
     assert f"going on from step {stopped_at} of 150" in again.stderr

@@ -75,7 +75,9 @@ def test_a_node_that_is_lost_is_not_waited_for(made: Path, whole: str) -> None:
 
 
 def kill_with_children(pid: int) -> None:
-    children = [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    children = [
+        int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
+    ]
     os.kill(pid, signal.SIGKILL)
     for child in children:
         kill_with_children(child)

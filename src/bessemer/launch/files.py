@@ -25,7 +25,9 @@ def write(recipe: Recipe, on: str, folder: Path) -> list[Path]:
         if on == "slurm":
             (folder / "logs").mkdir(exist_ok=True)  # slurm does not make it, and loses the output
     except OSError as error:
-        raise InputError(f"{folder}: cannot be written ({error.strerror}); choose another folder with --out DIR") from None
+        raise InputError(
+            f"{folder}: cannot be written ({error.strerror}); choose another folder with --out DIR"
+        ) from None
     for name, text in texts.items():
         write_atomic(folder / name, text)
     return [folder / name for name in texts]
@@ -41,4 +43,6 @@ def require_nodes(recipe: Recipe) -> None:
             f"{', '.join(map(str, fits[:12]))}"
         )
     if cluster.min_nodes not in (None, cluster.nodes) and not layout.elastic:
-        raise InputError("cluster.min_nodes: fewer nodes need parallel.elastic = true, which lets the layout follow them")
+        raise InputError(
+            "cluster.min_nodes: fewer nodes need parallel.elastic = true, which lets the layout follow them"
+        )

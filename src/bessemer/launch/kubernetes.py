@@ -20,7 +20,9 @@ def manifest(recipe: Recipe) -> str:
     cluster, layout = recipe.cluster, recipe.parallel
     for key, what in (("image", "the container image with bessemer in it"), ("claim", "the volume of the run folder")):
         if getattr(cluster, key) is None:
-            raise InputError(f"cluster.{key}: missing; kubernetes needs {what}, for example cluster.{key} = {EXAMPLE[key]}")
+            raise InputError(
+                f"cluster.{key}: missing; kubernetes needs {what}, for example cluster.{key} = {EXAMPLE[key]}"
+            )
     name, each = _name(recipe), layout.world // cluster.nodes
     fewest = cluster.min_nodes or cluster.nodes
     nodes = str(cluster.nodes) if fewest == cluster.nodes else f"{fewest}:{cluster.nodes}"

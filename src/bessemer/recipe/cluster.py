@@ -44,7 +44,9 @@ class Cluster(Section):
     claim: str | None = Field(
         None, pattern=r"^[a-z0-9.-]+$", description="Volume claim (ReadWriteMany) for the run folder (kubernetes)."
     )
-    mount: str = Field("/data", pattern=r"^/[^\s'\"]*$", description="Where the claim is in the container (kubernetes).")
+    mount: str = Field(
+        "/data", pattern=r"^/[^\s'\"]*$", description="Where the claim is in the container (kubernetes)."
+    )
     shared_memory: str = Field(
         "16Gi", pattern=r"^[0-9]+[KMGT]i?$", description="Size of /dev/shm, which NCCL uses within a node (kubernetes)."
     )
