@@ -66,7 +66,7 @@ OPTIONS = set(
     oversubscribe parsable partition power prefer priority profile propagate qos quiet reboot requeue reservation resv-ports
     segment signal sockets-per-node spread-job stepmgr switches test-only thread-spec threads-per-core time time-min tmp
     tres-bind tres-per-task uid usage use-min-nodes verbose version wait wait-all-nodes wckey wrap
-    """.split()
+    """.split()  # noqa: SIM905 (a list of 120 strings reads worse)
 )
 WITHOUT_VALUE = {"requeue", "no-kill"}
 VALUES = {
