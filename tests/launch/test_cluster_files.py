@@ -273,7 +273,7 @@ def test_the_batch_script_trains_on_two_nodes_and_is_queued_again(made: Path, tm
     with subprocess.Popen(["bash", script], env=job, stderr=subprocess.PIPE, text=True) as batch:
         wait_for_step(made.parent / "runs" / "slurm", 3)
         batch.send_signal(signal.SIGUSR1)  # to the batch shell alone, as --signal=B:USR1 does
-        _, said = batch.communicate(timeout=120)
+        _, said = batch.communicate(timeout=240)
     assert batch.returncode == 0, said
     assert (tmp_path / "requeued").read_text().split() == [str(os.getpid())]
     assert len(errors(said)) == 1 and "everything is saved" in said

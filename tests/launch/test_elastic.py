@@ -75,7 +75,7 @@ def test_a_process_that_dies_at_every_start_is_left_out(made: Path, tmp_path: Pa
     layout = "parallel.replicate=4", "parallel.elastic=true", "parallel.restarts=1"
     elastic = command("train", *fewer, *fp64, *(part for key in layout for part in ("--set", key)))
     killer = ["bash", "-c", KILL_ONE.format(run=made.parent / "runs" / "fewer")]
-    whole, cut, _ = together([command("train", *alone, *fp64), elastic, killer], [{}, lost, {}], timeout=240)
+    whole, cut, _ = together([command("train", *alone, *fp64), elastic, killer], [{}, lost, {}])
     assert whole[0] == 0, whole[1]
     assert cut[0] == 0, cut[1]
     assert "process 1 cannot be brought back" in cut[1] and "going on with 2" in cut[1]

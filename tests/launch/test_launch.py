@@ -46,7 +46,7 @@ def test_a_killed_process_costs_nothing(made: Path) -> None:
     ) as process:
         wait_for_step(run, 5)
         os.kill(int((run / ".training" / "rank-1.pid").read_text()), signal.SIGKILL)
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=240)
         assert process.returncode == 0, said
     assert losses(made, "killed") == losses(made, "straight")
     assert facts(made, "killed")["weights"] == facts(made, "straight")["weights"]
@@ -60,7 +60,7 @@ def test_a_stop_saves_and_the_same_command_goes_on(made: Path) -> None:
     with subprocess.Popen(command("train", *stopped, *layout), stderr=subprocess.PIPE, text=True) as process:
         wait_for_step(run, 2)
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=240)
         assert process.returncode == 75, said
         assert "everything is saved" in said
     assert bessemer("train", *stopped, *layout).returncode == 0

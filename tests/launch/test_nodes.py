@@ -63,7 +63,7 @@ def test_a_node_that_is_lost_is_not_waited_for(made: Path, whole: str) -> None:
     try:
         wait_for_step(run, 5)
         kill_with_children(second.pid)  # it may hold the first rank or the second
-        _, said = first.communicate(timeout=150)
+        _, said = first.communicate(timeout=300)
         assert first.returncode == 0, said
     finally:
         for process in (first, second):
@@ -89,7 +89,7 @@ def test_a_stop_of_one_node_stops_all(made: Path) -> None:
     nodes = [subprocess.Popen(node(given, port, *more), stderr=subprocess.PIPE, text=True) for _ in range(2)]
     wait_for_step(run, 2)
     nodes[0].send_signal(signal.SIGTERM)
-    said = [process.communicate(timeout=90)[1] for process in nodes]
+    said = [process.communicate(timeout=240)[1] for process in nodes]
     assert [process.returncode for process in nodes] == [75, 75], said
     told = [line for text in said for line in errors(text)]
     assert len(told) == 1 and "everything is saved" in told[0]

@@ -30,7 +30,7 @@ def ranks(commands: list[list[str]], port: int, more: list[dict[str, str]] | Non
          "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", **(more[rank] if more else {})}
         for rank in range(world)
     ]  # fmt: skip
-    return together(commands, environments, timeout=120)
+    return together(commands, environments)
 
 
 def one_error(found: Found, code: int) -> str:

@@ -39,11 +39,8 @@ tensorboard = false
 """
 
 
-def bessemer(*arguments: str, needs_tokens: str = "") -> subprocess.CompletedProcess[str]:
-    if needs_tokens:
-        for stage in ("corpus", "tokens"):
-            subprocess.run(command(stage, needs_tokens), check=True, capture_output=True, timeout=120)
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=180)
+def bessemer(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=400)
 
 
 def command(*arguments: str) -> list[str]:
@@ -71,7 +68,7 @@ def facts(recipe: Path, name: str) -> dict[str, object]:
 
 
 def wait_for_step(run: Path, step: int) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         metrics = run / "metrics.jsonl"
         if metrics.exists() and f'"step": {step},' in metrics.read_text():
@@ -88,7 +85,7 @@ def free_port() -> int:
 
 
 def together(
-    commands: list[list[str]], environments: list[dict[str, str]] | None = None, timeout: float = 180
+    commands: list[list[str]], environments: list[dict[str, str]] | None = None, timeout: float = 400,
 ) -> list[tuple[int, str, float]]:
     """Run commands at the same time. Returns each one's exit code, what it said on standard error, and when it ended."""
     given = environments or [{} for _ in commands]

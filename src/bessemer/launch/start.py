@@ -24,6 +24,8 @@ from bessemer.run import RunFolder
 from bessemer.terminal import say, warn
 
 STOP_SECONDS = 600.0  # for the step in hand and the checkpoint after a stop was asked for
+POLL_SECONDS = 0.5
+LINGER_SECONDS = 5.0  # for other nodes to hear of a failure, before the place where they meet may go
 AGAIN_SECONDS = 1.0  # a process that was just being started hears a later one
 
 
@@ -120,7 +122,7 @@ def _on_this_node(order: Order, slots: Sequence[int]) -> Ended:
         ) as agent:
             try:
                 with _stop_signals():
-                    agent.wait()
+                    _wait(place, agent)
             except KeyboardInterrupt:
                 _stop(place, agent)
             finally:
@@ -131,6 +133,21 @@ def _on_this_node(order: Order, slots: Sequence[int]) -> Ended:
         )
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _wait(place: Path, agent: subprocess.Popen[bytes]) -> None:
+    """Until the agent ends. After a failure that was told it would wait minutes for agents of nodes that do not come."""
+    alone_since = None
+    while agent.poll() is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agent.wait(POLL_SECONDS)
+        found = outcome.told(place)
+        if found is None or found["status"] in ("done", "stopped") or outcome.pids(place):
+            alone_since = None
+        elif alone_since is None:
+            alone_since = time.monotonic()
+        elif time.monotonic() - alone_since > LINGER_SECONDS:
+            agent.kill()
 
 
 def _without(recipe: Recipe, slots: Sequence[int], lost: Sequence[int]) -> Parallel | None:
@@ -189,7 +206,10 @@ def _stop(place: Path, agent: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + STOP_SECONDS
     try:
         while agent.poll() is None and time.monotonic() < deadline:
-            _signal(place, signal.SIGUSR1)
+            if outcome.pids(place) or outcome.told(place) is not None:
+                _signal(place, signal.SIGUSR1)
+            elif deadline - time.monotonic() < STOP_SECONDS - LINGER_SECONDS:
+                break  # there is nobody to stop: the agent waits for other nodes
             with contextlib.suppress(subprocess.TimeoutExpired):
                 agent.wait(AGAIN_SECONDS)
     except KeyboardInterrupt:
