@@ -85,7 +85,9 @@ def free_port() -> int:
 
 
 def together(
-    commands: list[list[str]], environments: list[dict[str, str]] | None = None, timeout: float = 400,
+    commands: list[list[str]],
+    environments: list[dict[str, str]] | None = None,
+    timeout: float = 400,
 ) -> list[tuple[int, str, float]]:
     """Run commands at the same time. Returns each one's exit code, what it said on standard error, and when it ended."""
     given = environments or [{} for _ in commands]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bessemer import __version__
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import InputError
 from bessemer.launch import outcome
 from bessemer.launch.elastic import fitted
 from bessemer.launch.meeting import Meeting
@@ -25,25 +25,22 @@ def on_the_recipe(meeting: Meeting, opened: Callable[[], tuple[Recipe, RunFolder
 
     Raises Settled, with the error of the first process that has one.
     """
-    own: dict[str, Any] = {"program": __version__}
-    try:
+    found: list[RunFolder] = []
+
+    def bring() -> dict[str, Any]:
         recipe, run = opened()
-        own |= {"recipe": digest(recipe), "folder": str(run.path), "elastic": recipe.parallel.elastic}
         if not recipe.parallel.elastic:
             require_world(recipe.parallel, meeting.world)
-    except BessemerError as error:
-        own |= {"status": outcome.status_of(error), "message": str(error)}
+        found.append(run)
+        return {"program": __version__, "recipe": digest(recipe), "folder": str(run.path)}
 
     def judge(brought: list[dict[str, Any]]) -> None:
         _require_same(brought, "program", "versions of bessemer")
-        for one in brought:
-            if "status" in one:
-                raise outcome.as_error(one)
         _require_same(brought, "folder", "run folders")
         _require_same(brought, "recipe", "recipes")
 
-    meeting.settle("recipe", own, judge)
-    return run
+    meeting.settle("recipe", bring, judge)
+    return found[0]
 
 
 def on_the_folder(meeting: Meeting, run: RunFolder) -> Parallel:
@@ -57,11 +54,11 @@ def on_the_folder(meeting: Meeting, run: RunFolder) -> Parallel:
         return path.name
 
     name = meeting.publish("mark", mark)
-    manifest = run.tokens / "manifest.json"
-    own = {
-        "sees": _sees(run, name),
-        "tokens": digest(read_json(manifest)["files"]) if manifest.exists() else "none",
-    }
+
+    def bring() -> dict[str, Any]:
+        manifest = run.tokens / "manifest.json"
+        tokens = digest(read_json(manifest)["files"]) if manifest.exists() else "none"
+        return {"sees": _sees(run, name), "tokens": tokens}
 
     def judge(brought: list[dict[str, Any]]) -> dict[str, Any]:
         (place / name).unlink(missing_ok=True)
@@ -74,7 +71,7 @@ def on_the_folder(meeting: Meeting, run: RunFolder) -> Parallel:
         _require_same(brought, "tokens", f"tokens in {run.tokens}")
         return _layout(load(run.recipe), meeting.world).model_dump()
 
-    return Parallel(**meeting.settle("folder", own, judge))
+    return Parallel(**meeting.settle("folder", bring, judge))
 
 
 def _sees(run: RunFolder, name: str) -> bool:

@@ -39,11 +39,15 @@ class Meeting:
     rank: int
     world: int
 
-    def settle(self, name: str, own: Any, judge: Callable[[list[Any]], Any]) -> Any:
-        """Every process brings a plain value; the first judges all of them, by rank, and its finding is everybody's.
+    def settle(
+        self, name: str, bring: Callable[[], dict[str, Any]], judge: Callable[[list[dict[str, Any]]], Any]
+    ) -> Any:
+        """Every process brings plain values; the first judges all of them, by rank, and its finding is everybody's.
 
-        Raises Settled on every process when the judge raises a BessemerError.
+        Raises Settled on every process: with the error of the first process that could not bring its own, else with that of
+        the judge.
         """
+        own = _caught(bring)
         if self.rank:
             self.store.set(f"{name}/{self.rank}", json.dumps(own))
             return self._hear(name)
@@ -51,19 +55,24 @@ class Meeting:
         if theirs:
             self.store.wait(theirs, PATIENCE)
         brought = [own, *(json.loads(value) for value in (self.store.multi_get(theirs) if theirs else []))]
-        return self.publish(name, lambda: judge(brought))
+
+        def judged() -> Any:
+            for one in brought:
+                if "status" in one:
+                    raise outcome.as_error(one)
+            return judge([one["value"] for one in brought])
+
+        return self.publish(name, judged)
 
     def publish(self, name: str, work: Callable[[], Any]) -> Any:
-        """What the first process's `work` returns (a plain value), on every process; Settled when it raises."""
+        """What the first process's `work` returns (a plain value), on every process; Settled when it fails."""
         if self.rank:
             return self._hear(name)
-        try:
-            word = {"value": work()}
-        except BessemerError as error:
-            self._spread(name, {"status": outcome.status_of(error), "message": str(error)})
-            self._part()
-            raise Settled(error) from None
+        word = _caught(work)
         self._spread(name, word)
+        if "status" in word:
+            self._part()
+            raise Settled(outcome.as_error(word))
         return word["value"]
 
     def _spread(self, name: str, word: dict[str, Any]) -> None:
@@ -85,6 +94,16 @@ class Meeting:
                 self.store.wait(others, PARTING)
         except dist.DistError:
             return
+
+
+def _caught(work: Callable[[], Any]) -> dict[str, Any]:
+    """A value, or the expected failure instead of it, as can be told to others."""
+    try:
+        return {"value": work()}
+    except BessemerError as error:
+        return {"status": outcome.status_of(error), "message": str(error)}
+    except OSError as error:
+        return {"status": "failed", "message": f"{error.filename or 'a file'}: {error.strerror or error}"}
 
 
 def meet() -> Meeting:

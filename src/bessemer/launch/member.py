@@ -67,7 +67,7 @@ def take_part(part: Part) -> NoReturn:
 
 
 class Member:
-    """This process. run: known once all agree on it."""
+    """This process. run: known once all agree on it and see it."""
 
     def __init__(self, part: Part) -> None:
         self.part = part
@@ -115,28 +115,28 @@ class Member:
         from bessemer.train.session import train_here
 
         meeting = meet()
-        self.run = agreement.on_the_recipe(meeting, self.part.opened)
+        run = agreement.on_the_recipe(meeting, self.part.opened)
         with contextlib.ExitStack() as held:
-            meeting.publish("prepared", lambda: self._prepare(held))
-            layout = agreement.on_the_folder(meeting, self.run)
-            outcome.note_rank(self.run, self.rank)
+            meeting.publish("prepared", lambda: self._prepare(run, held))
+            layout = agreement.on_the_folder(meeting, run)
+            self.run = run  # from here on nothing of an earlier start is told there
+            outcome.note_rank(run, self.rank)
             _leave_when_told(self, spare=self.rank >= layout.world)
             if self.rank >= layout.world:
                 _wait_as_spare()
-            recipe = load(self.run.recipe)
+            recipe = load(run.recipe)
             recipe = recipe.model_copy(update={"parallel": layout})
             device = devices.choose(recipe.train, local_rank=_slot(self.local_rank))
             team = join(layout, device.place, store=dist.PrefixStore("group", meeting.store))
-            made = train_here(recipe, self.run, read_json(self.run.plan), self.part.profile, device, team)
+            made = train_here(recipe, run, read_json(run.plan), self.part.profile, device, team)
             team.wait()
             leave()
         return asdict(made)
 
-    def _prepare(self, held: contextlib.ExitStack) -> None:
-        assert self.run is not None
+    def _prepare(self, run: RunFolder, held: contextlib.ExitStack) -> None:
         if self.part.prepare is not None:
-            held.enter_context(self.run.writing())
-            outcome.begin(self.run)
+            held.enter_context(run.writing())
+            outcome.begin(run)
             self.part.prepare()
 
     def _done(self, summary: dict[str, object]) -> int:
