@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import InputError
 from bessemer.screens import demo_screen, print_plan, run_screen
@@ -148,12 +148,12 @@ def _model_of(given: argparse.Namespace) -> tuple[Recipe, ModelConfig]:
 def train(given: argparse.Namespace) -> Any:
     if given.profile:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's own lines; read when torch is loaded
-    from bessemer import stages
+    from bessemer import processes, stages
 
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        _train_as_member(given)
+        processes.train_as_member(given, _session)
     if given.nnodes is not None:
-        return _train_on_node(given)
+        return processes.train_on_node(given, _session)
     session = _session(given)
     with session.run.writing():
         _restart(given, session)
@@ -161,44 +161,6 @@ def train(given: argparse.Namespace) -> Any:
     if not given.profile:
         return _summary(session)
     return {**_summary(session), "profile": _profile(given, session)}
-
-
-def _prepare(given: argparse.Namespace) -> None:
-    from bessemer import stages
-
-    stages.prepare(_session(given))
-
-
-def _train_as_member(given: argparse.Namespace) -> NoReturn:
-    """One process of several, which a launcher started."""
-    from bessemer.launch.member import Part, take_part
-
-    def opened() -> tuple[Recipe, RunFolder]:
-        if given.restart:
-            raise InputError("train: --restart is for one process; give the run another name with --set run.name=NAME")
-        session = _session(given)
-        return session.recipe, session.run
-
-    take_part(Part(opened, lambda: _prepare(given), given.profile, given.json))
-
-
-def _train_on_node(given: argparse.Namespace) -> Any:
-    """The processes of this node, one of several."""
-    from bessemer.launch import node, start
-
-    recipe, run = None, None
-    try:
-        session = _session(given)
-        recipe, run = session.recipe, session.run
-    except InputError:
-        pass  # the processes say it, once for all nodes
-    flags = [f"--{name}" for name in ("accept-changes", "restart", "profile") if getattr(given, name.replace("-", "_"))]
-    sets = [part for override in given.overrides for part in ("--set", override)]
-    arguments = ("-m", "bessemer", "train", given.recipe, *sets, *flags)
-    order = node.order(
-        arguments, recipe, given.nnodes, given.nproc_per_node, given.rdzv_endpoint, given.rdzv_id or "bessemer"
-    )
-    return {"run": run and run.path, **start.train_on_node(order, run)}
 
 
 def launch(given: argparse.Namespace) -> Any:
