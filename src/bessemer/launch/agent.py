@@ -8,18 +8,21 @@ was stopped on request, and kill one that saves for more than 30 s after a stop 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import signal
 import socket
 import sys
+import threading
 import uuid
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+MEET_SECONDS = 5.0  # for a store to answer
 LAST_CALL_SECONDS = 5  # for more nodes, once the fewest are there
 
 
@@ -66,7 +69,7 @@ def main() -> int:
     if (taken := _taken(order.endpoint)) is not None:
         outcome.tell(place, "input", message=taken)
         outcome.say(place, "input", taken)
-        return 2
+        os._exit(2)  # a thread may still be greeting
     near = host == "localhost" or host.startswith("127.")
     config = LaunchConfig(
         min_nodes=order.nodes[0],
@@ -111,13 +114,18 @@ def _taken(endpoint: str) -> str | None:
             return None
         except OSError:
             pass
-    try:
-        TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=3))  # of a node that was here before us
+    met = threading.Event()
+
+    def meet() -> None:
+        with contextlib.suppress(RuntimeError):
+            TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=MEET_SECONDS))
+            met.set()  # of a node that was here before us
+
+    # A program that takes the connection and says nothing holds the store's greeting up for ever, whatever its timeout.
+    threading.Thread(target=meet, daemon=True).start()
+    if met.wait(MEET_SECONDS):
         return None
-    except RuntimeError:
-        return (
-            f"launch: port {port} of {host} is in use by another program; choose another one for the nodes to meet at"
-        )
+    return f"launch: port {port} of {host} is in use by another program; choose another one for the nodes to meet at"
 
 
 def _is_here(host: str) -> bool:
