@@ -37,6 +37,7 @@ PAGES = (
     "docs/scale.md",
     "docs/parallel.md",
     "docs/parallel-certificate.md",
+    "docs/launch.md",
     "benchmarks/README.md",
 )
 

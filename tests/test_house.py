@@ -29,6 +29,7 @@ FLOORS = [
     ("stages",),
     ("studies",),
     ("screens",),
+    ("processes",),
     ("commands",),
     ("cli",),
     ("__main__",),

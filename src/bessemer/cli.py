@@ -150,6 +150,16 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--profile", action="store_true", help="profile a few steps: a trace, and a table of where their time goes"
     )
+    train.add_argument("--nnodes", metavar="MIN:MAX", help="take part with this node in a training on several; the same "
+        "command runs on each (`bessemer launch` writes it for a cluster)")  # fmt: skip
+    train.add_argument("--nproc-per-node", type=int, metavar="N", help="processes on this node")
+    train.add_argument(
+        "--rdzv-endpoint", metavar="HOST:PORT", help="where the nodes meet: a free port of the first one"
+    )
+    train.add_argument("--rdzv-id", metavar="ID", help="tells this start from others that meet there")
+    launch = add("launch", "write the files that start a training on a cluster", commands.launch, recipe=True)
+    launch.add_argument("--on", choices=["slurm", "kubernetes"], required=True, help="the cluster's scheduler")
+    launch.add_argument("--out", metavar="DIR", help="folder for the files (default: launch/ in the run folder)")
     evaluate = add("evaluate", "held-out scores and samples of a run's newest checkpoint", commands.evaluate, run=True)
     averaged(evaluate)
     generate = add("generate", "continue a prompt", commands.generate, run=True)
@@ -199,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
 def _failed(given: argparse.Namespace, error: BessemerError) -> int:
     if given.json:
         print(json.dumps({"error": str(error), "exit": error.exit_code}))
-    else:
+    elif str(error):  # else another node says it
         print(f"bessemer: {error}", file=sys.stderr)
     return error.exit_code
 

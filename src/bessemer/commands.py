@@ -148,8 +148,12 @@ def _model_of(given: argparse.Namespace) -> tuple[Recipe, ModelConfig]:
 def train(given: argparse.Namespace) -> Any:
     if given.profile:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's own lines; read when torch is loaded
-    from bessemer import stages
+    from bessemer import processes, stages
 
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        processes.train_as_member(given, _session)
+    if given.nnodes is not None:
+        return processes.train_on_node(given, _session)
     session = _session(given)
     with session.run.writing():
         _restart(given, session)
@@ -157,6 +161,18 @@ def train(given: argparse.Namespace) -> Any:
     if not given.profile:
         return _summary(session)
     return {**_summary(session), "profile": _profile(given, session)}
+
+
+def launch(given: argparse.Namespace) -> Any:
+    from bessemer.launch import files
+
+    session = _session(given)
+    folder = Path(given.out) if given.out else session.run.path / "launch"
+    written = files.write(session.recipe, given.on, folder)
+    if not given.json:
+        for path in written:
+            print(path)
+    return {"on": given.on, "files": written}
 
 
 def _profile(given: argparse.Namespace, session: Session) -> Any:

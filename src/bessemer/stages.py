@@ -21,9 +21,9 @@ from bessemer.terminal import amount, duration, say, size
 
 # Keys that change neither the data nor the weights: a run may go on under other values of them.
 HARMLESS = (
-    "run.name", "run.dir", "report.", "evaluate.", "export.", "checkpoint.", "guard.", "parallel.", "train.log_every",
-    "train.validate_every", "train.recompute", "train.memory_budget", "train.watch_every", "corpus.engine", "corpus.address",
-    "corpus.workers", "tokens.workers",
+    "run.name", "run.dir", "report.", "evaluate.", "export.", "checkpoint.", "guard.", "parallel.", "cluster.",
+    "train.log_every", "train.validate_every", "train.recompute", "train.memory_budget", "train.watch_every",
+    "corpus.engine", "corpus.address", "corpus.workers", "tokens.workers",
 )  # fmt: skip
 TRAINED = (
     "recipe.toml", "plan.json", "checkpoints", "metrics.jsonl", "incidents.jsonl", "mixture.json", "tensorboard",

@@ -140,16 +140,21 @@ def in_group() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def join(layout: Parallel, device: torch.device, timeout: timedelta = TIMEOUT) -> Team:
+def join(layout: Parallel, device: torch.device, timeout: timedelta = TIMEOUT, store: dist.Store | None = None) -> Team:
     """Join the group that the launcher's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) describes.
 
-    Raises InputError when the layout needs another number of processes, BessemerError when the group cannot be reached.
+    store: through which its processes find each other, where they share one already; then more processes than the layout
+    needs may have been started, and the first ones join. Raises InputError when the layout needs another number of
+    processes, BessemerError when the group cannot be reached.
     """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    require_world(layout, world)
     backend = "nccl" if device.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timeout)
+        if store is None:
+            require_world(layout, world)
+            dist.init_process_group(backend, timeout=timeout)
+        else:
+            dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=layout.world)
     except (dist.DistError, RuntimeError, ValueError) as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         first = (str(error).strip().splitlines() or [""])[0]

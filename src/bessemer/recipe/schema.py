@@ -15,6 +15,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from bessemer.recipe.cluster import Cluster
 from bessemer.recipe.corpus import Corpus
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import ENCODERS, Classify, Masking
@@ -210,6 +211,7 @@ class Recipe(Section):
     model: Model = Field(description="The transformer.")
     train: Train = Field(default_factory=Train, description="The step and the loop.")
     parallel: Parallel = Field(default_factory=Parallel, description="How the run is split over processes.")
+    cluster: Cluster = Field(default_factory=Cluster, description="Machines of a training on several nodes.")
     guard: Guard = Field(default_factory=Guard, description="What happens when a number is not finite.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When the run is saved.")
     evaluate: Evaluate = Field(default_factory=Evaluate, description="What is measured after training.")

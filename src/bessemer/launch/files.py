@@ -1,0 +1,48 @@
+"""The files that start a training on a cluster: the recipe as it stands now, and what its scheduler reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bessemer.errors import InputError
+from bessemer.launch import kubernetes, slurm
+from bessemer.recipe import Recipe, dump
+from bessemer.run import write_atomic
+
+
+def write(recipe: Recipe, on: str, folder: Path) -> list[Path]:
+    """Write them into a folder, and return their paths. Raises InputError when the recipe does not fit the cluster."""
+    require_nodes(recipe)
+    folder = folder.absolute()
+    if on == "kubernetes":
+        texts = {"jobset.yaml": kubernetes.manifest(recipe)}
+    else:
+        here = recipe.run.model_copy(update={"dir": str(Path(recipe.run.dir).expanduser().absolute())})
+        recipe = recipe.model_copy(update={"run": here})
+        texts = {"recipe.toml": dump(recipe), "train.sbatch": slurm.script(recipe, folder)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if on == "slurm":
+            (folder / "logs").mkdir(exist_ok=True)  # slurm does not make it, and loses the output
+    except OSError as error:
+        raise InputError(
+            f"{folder}: cannot be written ({error.strerror}); choose another folder with --out DIR"
+        ) from None
+    for name, text in texts.items():
+        write_atomic(folder / name, text)
+    return [folder / name for name in texts]
+
+
+def require_nodes(recipe: Recipe) -> None:
+    """Raise InputError, with what would fit, when the processes do not divide among the nodes."""
+    layout, cluster = recipe.parallel, recipe.cluster
+    if layout.world % cluster.nodes:
+        fits = [n for n in range(1, layout.world + 1) if layout.world % n == 0]
+        raise InputError(
+            f"cluster.nodes = {cluster.nodes} does not divide the {layout.world} processes of [parallel]; possible: "
+            f"{', '.join(map(str, fits[:12]))}"
+        )
+    if cluster.min_nodes not in (None, cluster.nodes) and not layout.elastic:
+        raise InputError(
+            "cluster.min_nodes: fewer nodes need parallel.elastic = true, which lets the layout follow them"
+        )

@@ -1,0 +1,58 @@
+"""The recipe's table about a cluster: what `bessemer launch` asks its scheduler for."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from bessemer.recipe.section import Positive, Section, Words
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._,|&*()\[\]-]*$"  # what partitions, accounts and constraints are made of
+
+
+class Cluster(Section):
+    """The machines of a training on several nodes. Changes nothing of what is trained."""
+
+    nodes: Positive = Field(1, description="Nodes; each runs as many of the processes of [parallel] as the others.")
+    min_nodes: Positive | None = Field(
+        None, description="Fewest nodes to go on with when some are lost (needs parallel.elastic); left out: all."
+    )
+    cpus_per_process: Positive | None = Field(None, description="Cores for each process; left out: the scheduler's.")
+    memory: str | None = Field(
+        None, pattern=r"^[0-9]+[KMGT]i?$", description="Memory of a node, as 900Gi; left out: all (slurm) or no limit."
+    )
+    time: str = Field(
+        "24:00:00",
+        pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-9]{2}:[0-9]{2}$",
+        description="Time limit of a job (slurm), [DAYS-]HH:MM:SS; a training that is longer goes on in the next one.",
+    )
+    save_seconds: Positive = Field(
+        300, description="Time to finish a step and save it: so long before the limit the job is told to stop."
+    )
+    partition: str | None = Field(None, pattern=NAME, description="Partition (slurm).")
+    account: str | None = Field(None, pattern=NAME, description="Account to charge (slurm).")
+    qos: str | None = Field(None, pattern=NAME, description="Quality of service (slurm).")
+    constraint: str | None = Field(None, pattern=NAME, description="Features that nodes must have (slurm).")
+    image: str | None = Field(
+        None, pattern=r"^[^\s'\"]+$", description="Container image; needed for kubernetes, for slurm with pyxis."
+    )
+    mounts: tuple[str, ...] = Words((), "Folders in the container, as /here:/there (slurm with pyxis).")
+    setup: tuple[str, ...] = Words((), "Shell lines before the training starts, as module load cuda (slurm).")
+    port: int = Field(29500, ge=1024, le=64000, description="Port of the first node at which the nodes meet.")
+    namespace: str | None = Field(None, pattern=r"^[a-z0-9-]+$", description="Namespace (kubernetes).")
+    claim: str | None = Field(
+        None, pattern=r"^[a-z0-9.-]+$", description="Volume claim (ReadWriteMany) for the run folder (kubernetes)."
+    )
+    mount: str = Field(
+        "/data", pattern=r"^/[^\s'\"]*$", description="Where the claim is in the container (kubernetes)."
+    )
+    shared_memory: str = Field(
+        "16Gi", pattern=r"^[0-9]+[KMGT]i?$", description="Size of /dev/shm, which NCCL uses within a node (kubernetes)."
+    )
+
+    @model_validator(mode="after")
+    def _fewer_are_fewer(self) -> Self:
+        if self.min_nodes is not None and self.min_nodes > self.nodes:
+            raise ValueError(f"min_nodes = {self.min_nodes} is more than nodes = {self.nodes}")
+        return self

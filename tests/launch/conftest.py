@@ -1,0 +1,24 @@
+"""A recipe with its tokens that the tests of the launch room start from."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from trainings import RECIPE, command
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe whose tokens are written."""
+    folder = tmp_path_factory.mktemp("launch")
+    (folder / "texts").mkdir()
+    for number in range(40):
+        words = " ".join(f"w{(number * 7 + n * n) % 97} x{n % 13}" for n in range(120))
+        (folder / "texts" / f"{number}.txt").write_text(words)
+    recipe = folder / "r.toml"
+    recipe.write_text(RECIPE.format(folder=folder))
+    for stage in ("corpus", "tokens"):
+        subprocess.run(command(stage, str(recipe)), check=True, capture_output=True, timeout=240)
+    return recipe

@@ -1,0 +1,123 @@
+"""Trainings for the tests of the launch room: a small recipe, its command, what it left in the run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RECIPE = """
+[run]
+name = "t"
+dir = "{folder}/runs"
+[[corpus.sources]]
+name = "docs"
+format = "text"
+paths = ["{folder}/texts"]
+[corpus.dedup]
+minhash = false
+[tokenizer]
+vocabulary = 300
+[tokens]
+sequence_length = 32
+held_out = 0.2
+[model]
+depth = 1
+[train]
+steps = 12
+global_batch_tokens = 256
+micro_batch = 1
+log_every = 1
+[checkpoint]
+every = 4
+[report]
+tensorboard = false
+"""
+
+
+def bessemer(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=400)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "bessemer", *arguments]
+
+
+def another(recipe: Path, name: str) -> tuple[str, ...]:
+    """Arguments for a run of its own over the same tokens."""
+    runs = recipe.parent / "runs"
+    (runs / name).mkdir()
+    for part in ("corpus", "tokens"):
+        os.symlink(runs / "t" / part, runs / name / part)
+    return str(recipe), "--set", f"run.name={name}"
+
+
+def losses(recipe: Path, name: str, kind: str = "train") -> dict[int, float]:
+    return {row["step"]: row["loss"] for row in metrics(recipe, name, kind)}
+
+
+def metrics(recipe: Path, name: str, kind: str = "train") -> list[dict[str, Any]]:
+    """The lines of one kind, in order."""
+    lines = (recipe.parent / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["kind"] == kind]
+
+
+def facts(recipe: Path, name: str) -> dict[str, object]:
+    folder = recipe.parent / "runs" / name / "checkpoints"
+    found = json.loads((folder / (folder / "latest").read_text() / "manifest.json").read_text())
+    return dict(found["facts"])
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        metrics = run / "metrics.jsonl"
+        if metrics.exists() and f'"step": {step},' in metrics.read_text():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no step {step}")
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as own:
+        own.bind(("localhost", 0))
+        return int(own.getsockname()[1])
+
+
+def together(
+    commands: list[list[str]],
+    environments: list[dict[str, str]] | None = None,
+    timeout: float = 400,
+) -> list[tuple[int, str, float]]:
+    """Run commands at the same time. Returns each one's exit code, what it said on standard error, and when it ended."""
+    given = environments or [{} for _ in commands]
+    started = [
+        subprocess.Popen(one, env=os.environ | env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for one, env in zip(commands, given, strict=True)
+    ]
+    found = []
+    try:
+        for process in started:
+            _, said = process.communicate(timeout=timeout)
+            found.append((process.returncode, said, time.monotonic()))
+    finally:
+        for process in started:
+            process.kill()
+    return found
+
+
+def errors(said: str) -> list[str]:
+    """The lines in which a person is told of an error."""
+    return [line for line in said.splitlines() if line.startswith("bessemer: ")]
+
+
+def differ(one: dict[int, float], two: dict[int, float]) -> float:
+    """The largest difference of two runs' losses, which have the same steps."""
+    assert one.keys() == two.keys()
+    return max(abs(one[step] - two[step]) for step in one)
