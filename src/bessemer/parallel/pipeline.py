@@ -42,10 +42,10 @@ def require_schedule(layout: Parallel, device: torch.device) -> None:
 
 def require_micro_batches(layout: Parallel, count: int) -> None:
     """Raise InputError, with the nearest numbers that fit, when a schedule cannot run so many micro-batches a step."""
-    if _fits(layout, count):
+    if fits(layout, count):
         return
-    below = next((n for n in range(count - 1, 0, -1) if _fits(layout, n)), None)
-    above = next(n for n in range(count + 1, count + 2 * layout.pipeline + 1) if _fits(layout, n))
+    below = next((n for n in range(count - 1, 0, -1) if fits(layout, n)), None)
+    above = next(n for n in range(count + 1, count + 2 * layout.pipeline + 1) if fits(layout, n))
     nearest = f"{above}" if below is None else f"{below} or {above}"
     raise InputError(
         f"parallel.schedule: {layout.schedule} over {layout.pipeline} processes cannot run {count} micro-batches a step (of "
@@ -53,7 +53,8 @@ def require_micro_batches(layout: Parallel, count: int) -> None:
     )
 
 
-def _fits(layout: Parallel, count: int) -> bool:
+def fits(layout: Parallel, count: int) -> bool:
+    """Whether the layout's schedule can run so many micro-batches a step."""
     processes = layout.pipeline
     if layout.schedule == "gpipe" or processes == 1:
         return count >= 1
