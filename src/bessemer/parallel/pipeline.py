@@ -17,11 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.errors import InputError
 from bessemer.model.transformer import Transformer
+from bessemer.parallel import data
 from bessemer.parallel.stage import V_SHAPED, Found, Stage, place_of
 from bessemer.parallel.team import Team
 from bessemer.parallel.tied import is_tied, sum_tied_gradients, tie_group
@@ -108,7 +110,7 @@ def build(
     wide = torch.promote_types(of.dtype, torch.float32)
     loss = torch.empty((), dtype=wide, device=meta, requires_grad=True)
     runs = [
-        PipelineStage(
+        _Stage(
             module,
             stage.span.stage,
             stage.span.count,
@@ -117,6 +119,7 @@ def build(
             output_args=(loss if stage.span.has_head else hidden,),
             group=team.group("pipeline"),
             dw_builder=None if split_backward or layout.schedule not in V_SHAPED else _nothing_left,
+            team=team,
         )
         for module, stage in zip(modules, stages, strict=True)
     ]
@@ -131,6 +134,36 @@ def build(
 
     kind = schedules.ScheduleZBVZeroBubble if layout.schedule == "zbv" else schedules.ScheduleDualPipeV
     return kind(runs, **options)  # type: ignore[arg-type]
+
+
+class _Stage(PipelineStage):
+    """torch's own stage, which keeps the weights gathered and the gradients whole over all micro-batches of a step: that is
+    zero 1. Here zero 2 divides the gradients after each backward pass, and zero 3 gives the weights back as well.
+
+    Not where backward passes come in two parts, whose second one FSDP2 does not see.
+    """
+
+    def __init__(self, *arguments: Any, team: Team, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        layout = team.layout
+        self.divides = (
+            isinstance(self.submod, FSDPModule) and layout.zero > 1 and layout.schedule not in V_SHAPED
+        )
+        self.team = team
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        if not self.divides:
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)  # type: ignore[no-untyped-call]
+        assert backward_type == "full", "only schedules in a V have other kinds"
+        with data.micro_batch(self.submod, self.team, last=last_backward):
+            given = (bwd_kwargs[name] for name in ("stage_output", "output_grads", "input_values"))
+            return stage_backward(*given), None
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        if not self.divides:  # else done with the last backward pass
+            super().perform_reduce_grad(grad_scale_factor)
 
 
 def _own_loss(output: Tensor, target: Tensor) -> Tensor:

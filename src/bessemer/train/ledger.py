@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
@@ -73,7 +74,7 @@ class Ledger(TorchDispatchMode):
     def own(self, owner: str, tensors: Iterable[Tensor]) -> None:
         """Say whose the storages of some tensors are; those not seen before count from now on."""
         for tensor in tensors:
-            for plain in _plain(getattr(tensor, "_local_tensor", tensor)):
+            for plain in _plain(tensor):
                 self._give(self._number(plain), owner)
 
     def mark(self, name: str) -> None:
@@ -138,13 +139,9 @@ class Ledger(TorchDispatchMode):
 
 
 def _plain(values: Any) -> list[Tensor]:
-    """The tensors with a storage of their own among values: what a DTensor holds is seen when it is worked on."""
-    leaves = tree_leaves(values)
-    return [x for x in leaves if isinstance(x, Tensor) and not is_traceable_wrapper_subclass(x) and _counts(x)]
-
-
-def _counts(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and (tensor.device.type != "meta")
+    """The tensors with storage among values; of a DTensor the part that is here."""
+    found = [x._local_tensor if isinstance(x, DTensor) else x for x in tree_leaves(values) if isinstance(x, Tensor)]
+    return [x for x in found if not is_traceable_wrapper_subclass(x) and x.device.type != "meta"]
 
 
 def total(held: Mapping[str, int]) -> int:
