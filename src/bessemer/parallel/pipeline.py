@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining._backward import stage_backward
 from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.errors import InputError
@@ -146,9 +146,7 @@ class _Stage(PipelineStage):
     def __init__(self, *arguments: Any, team: Team, **options: Any) -> None:
         super().__init__(*arguments, **options)
         layout = team.layout
-        self.divides = (
-            isinstance(self.submod, FSDPModule) and layout.zero > 1 and layout.schedule not in V_SHAPED
-        )
+        self.divides = isinstance(self.submod, FSDPModule) and layout.zero > 1 and layout.schedule not in V_SHAPED
         self.team = team
 
     def backward_maybe_with_nosync(

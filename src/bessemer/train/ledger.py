@@ -21,22 +21,26 @@ from torch.utils._pytree import tree_leaves
 OWNERS = ("weights", "gathered", "gradients", "optimizer", "average", "activations")
 FSDP_GATHERS = ("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy")
 FSDP_REDUCES = ("fsdp::chunk_cat",)
+REDUCE_SCATTERS = ("c10d::_reduce_scatter_base_", "c10d::reduce_scatter_")
 
 
-class Ledger(TorchDispatchMode):
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is on, writes down the storages that operators make and, of all it knows, when they grow, shrink or go.
 
     Owners are `weights` (what is kept between steps), `gathered` (FSDP2's whole copies of them and its buffers on the way
-    there), `gradients` (of the whole and of the part, FSDP2's buffers included), `optimizer`,
-    `average` (of the weights), and `activations`: all else. The first owner told stays. What C++ code makes out of sight of the dispatcher (gloo's own buffers) is not counted.
+    there), `gradients` (of the whole and of the part, FSDP2's buffers included), `optimizer`, `average` (of the weights),
+    and `activations`: all else. The first owner told stays. What C++ code makes out of sight of the dispatcher (gloo's own
+    buffers) is not counted.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._events: list[tuple[int, int]] = []  # (number of the storage, change of its bytes)
         self._sizes: list[int] = []  # by number, now
         self._owner: dict[int, str] = {}
-        self._known: dict[int, tuple[int, Any]] = {}  # id of a storage to its number and a reference that tells of its end
+        self._known: dict[
+            int, tuple[int, Any]
+        ] = {}  # id of a storage to its number and a reference that tells of its end
         self._joined: dict[int, list[int]] = {}  # what a concatenation was made of
         self._marks: dict[str, int] = {}
 
@@ -44,11 +48,11 @@ class Ledger(TorchDispatchMode):
         # Resizing a storage, as FSDP2 does to free what it gathered, is no operator.
         self._resize = torch.UntypedStorage.resize_
         torch.UntypedStorage.resize_ = self._resized(self._resize)  # type: ignore[method-assign]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
@@ -63,6 +67,11 @@ class Ledger(TorchDispatchMode):
                 self._give(number, "gradients")
                 for part in self._joined.get(number, ()):
                     self._give(part, "gradients")
+        elif name in REDUCE_SCATTERS:
+            both = [*made, *(self._number(x) for x in _plain((arguments, options)))]
+            if any(self._owner.get(number) == "gradients" for number in both):
+                for number in both:
+                    self._give(number, "gradients")
         elif name == "aten::cat":  # FSDP2 puts parts together by it that it cut along another dimension than the first
             parts = [self._number(x) for x in _plain(arguments)]
             for number in made:

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
+from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
 from bessemer.parallel.numbers import clip
 from bessemer.parallel.pipeline import fits
@@ -38,7 +39,7 @@ from bessemer.train import precision as precisions
 from bessemer.train import split
 from bessemer.train.device import Device
 from bessemer.train.ema import WeightAverage
-from bessemer.train.engine import MicroBatch
+from bessemer.train.engine import Engine, MicroBatch
 from bessemer.train.ledger import Ledger, total
 from bessemer.train.task import task_of
 
@@ -46,30 +47,29 @@ STATES = ("weights", "gathered", "gradients", "optimizer", "average")
 
 
 @dataclass(frozen=True)
-class Simulated:
-    """Bytes by owner (see `Ledger`) of one process: between steps, after the backward passes, and when it holds the most.
+class Moments:
+    """Bytes by owner (see `Ledger`) of one process: between steps, after the backward passes, when it holds the most, and
+    when weights, gradients and optimizer, with their buffers, are the most."""
 
-    place: on the pipeline axis; states_peak: when weights, gradients and optimizer, with their buffers, are most; seconds:
-    that the simulation took.
-    """
-
-    rank: int
-    place: int
     between: dict[str, int]
     after_backward: dict[str, int]
     peak: dict[str, int]
     states_peak: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What one process would hold. place: on the pipeline axis; seconds: that the simulation took."""
+
+    rank: int
+    place: int
+    moments: Moments
     seconds: float
 
     @property
     def total(self) -> int:
         """Bytes at the peak."""
-        return total(self.peak)
-
-
-def every_stage(recipe: Recipe, config: ModelConfig, *, is_cuda: bool = True) -> list[Simulated]:
-    """A process of every place of the pipeline, in order; those of one place hold the same."""
-    return [simulate(recipe, config, place, is_cuda=is_cuda) for place in range(recipe.parallel.pipeline)]
+        return total(self.moments.peak)
 
 
 def simulate(recipe: Recipe, config: ModelConfig, place: int = 0, *, is_cuda: bool = True) -> Simulated:
@@ -82,10 +82,10 @@ def simulate(recipe: Recipe, config: ModelConfig, place: int = 0, *, is_cuda: bo
     require_simulable(recipe)
     begun = perf_counter()
     layout = recipe.parallel
-    name = recipe.train.precision if recipe.train.precision != "auto" else "bf16" if is_cuda else "fp32"
-    device = Device(torch.device("cpu"), "simulated", precisions.PRECISIONS[name], compile=False)
+    arithmetic = precisions.PRECISIONS[precision_of(recipe, is_cuda)]
+    device = Device(torch.device("cpu"), "simulated", arithmetic, compile=False)
     task = task_of(_one_document_each(recipe), config, 0)
-    recomputed = 0 if recipe.train.recompute == "none" else config.layers
+    recomputed = blocks_recomputed(recipe, config)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     rank = place * (layout.world // layout.pipeline)
     with _group(layout, rank) as team, _chunks_of(is_cuda), warnings.catch_warnings():
@@ -94,41 +94,58 @@ def simulate(recipe: Recipe, config: ModelConfig, place: int = 0, *, is_cuda: bo
         # DDP asks for values; what it holds beside the model are the gradients, in buckets that are there from the start.
         built_by = Team(Parallel(), 0, team.mesh, team.control) if copies else team
         model, engine = split.build(recipe, config, built_by, task, device, recomputed, None, fake)
-        with fake, Assumed(), Ledger() as ledger:
-            weights = list(model.parameters())
-            ledger.own("weights", [weight.detach() for weight in weights])
-            trained = [weight for weight in weights if weight.requires_grad]
-            optimizer = optimizers.build(model, recipe.train.optimizer)
-            average = WeightAverage(model, recipe.train.ema) if recipe.train.ema else None
-            if average is not None:
-                ledger.own("average", average.tensors.values())
-            for weight in trained:
-                weight.grad = torch.zeros_like(weight)
-            optimizer.step()
-            ledger.own("optimizer", _tensors(list(optimizer.state.values())))
-            if copies:
-                ledger.own("gradients", _gradients(trained))
-            else:
-                optimizer.zero_grad(set_to_none=True)
-            parts = [_micro_batch(recipe, config) for _ in range(_micro_batches(recipe))]
-            ledger.mark("start")
-            engine.accumulate(parts, len(parts), 1.0)
+        with fake, Assumed():  # type: ignore[no-untyped-call]
+            moments = watch_step(recipe, config, model, engine, in_buckets=copies)
+    return Simulated(rank, place, moments, perf_counter() - begun)
+
+
+def watch_step(
+    recipe: Recipe, config: ModelConfig, model: Transformer, engine: Engine, *, in_buckets: bool = False
+) -> Moments:
+    """A step of a process's part of a run, of made-up tokens, with optimizer state from a step before; real or simulated.
+
+    in_buckets: gradients lie in memory that is there from the start.
+    """
+    ledger = Ledger()
+    with ledger:
+        weights = list(model.parameters())
+        ledger.own("weights", [weight.detach() for weight in weights])
+        trained = [weight for weight in weights if weight.requires_grad]
+        optimizer = optimizers.build(model, recipe.train.optimizer)
+        average = WeightAverage(model, recipe.train.ema) if recipe.train.ema else None
+        if average is not None:
+            ledger.own("average", average.tensors.values())
+        for weight in trained:
+            weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        ledger.own("optimizer", _tensors(list(optimizer.state.values())))
+        if in_buckets:
             ledger.own("gradients", _gradients(trained))
-            ledger.mark("backward")
-            clip(trained, recipe.train.optimizer.clip_norm, 1.0)
-            optimizer.step()
-            if average is not None:
-                average.update(0)
-            ledger.mark("end")
-        return Simulated(
-            rank,
-            place,
-            ledger.at("start"),
-            ledger.at("backward"),
-            ledger.peak("start", "end"),
-            ledger.peak("start", "end", STATES),
-            perf_counter() - begun,
-        )
+        else:
+            optimizer.zero_grad(set_to_none=True)
+        parts = [_micro_batch(recipe, config) for _ in range(_micro_batches(recipe))]
+        ledger.mark("start")
+        engine.accumulate(parts, len(parts), 1.0)
+        ledger.own("gradients", _gradients(trained))
+        ledger.mark("backward")
+        clip(trained, recipe.train.optimizer.clip_norm, 1.0)
+        optimizer.step()
+        if average is not None:
+            average.update(0)
+        ledger.mark("end")
+    peak, states = ledger.peak("start", "end"), ledger.peak("start", "end", STATES)
+    return Moments(ledger.at("start"), ledger.at("backward"), peak, states)
+
+
+def precision_of(recipe: Recipe, is_cuda: bool) -> str:
+    """The name of the precision that is simulated."""
+    asked = recipe.train.precision
+    return asked if asked != "auto" else "bf16" if is_cuda else "fp32"
+
+
+def blocks_recomputed(recipe: Recipe, config: ModelConfig) -> int:
+    """Blocks that recompute; with a budget all of them, since how much the devices have free is not known here."""
+    return 0 if recipe.train.recompute == "none" else config.layers
 
 
 def require_simulable(recipe: Recipe) -> None:
@@ -141,10 +158,12 @@ def require_simulable(recipe: Recipe) -> None:
     if recipe.parallel.offload or recipe.train.optimizer.offload:
         raise InputError("simulate: offload moves memory between devices, and there is only one here; switch it off")
     if recipe.train.precision.startswith("fp8"):
-        raise InputError("simulate: fp8 products read the values they scale; take train.precision = bf16, which holds more")
+        raise InputError(
+            "simulate: fp8 products read the values they scale; take train.precision = bf16, which holds more"
+        )
 
 
-class Assumed(TorchDispatchMode):
+class Assumed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers what code asks of values that nobody has: yes, or 1."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
