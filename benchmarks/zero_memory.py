@@ -23,6 +23,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import torch
@@ -94,8 +95,8 @@ def expected(recipe: Recipe, stage: int) -> dict[str, dict[str, float]]:
     }
 
 
-def on_processes(stage: int, processes: int, precision: str) -> list[dict[str, dict[str, int]]]:
-    """Measure on a group of processes; by rank."""
+def on_processes(stage: int, processes: int, precision: str, attempts: int = 3) -> list[dict[str, dict[str, int]]]:
+    """Measure on a group of processes; by rank. Tried again when another program took the port meanwhile."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -106,8 +107,15 @@ def on_processes(stage: int, processes: int, precision: str) -> list[dict[str, d
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
         environment = {**os.environ, **place, **where}
         started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    told = [process.communicate(timeout=300)[0] for process in started]
-    if any(process.returncode for process in started):
+    while any(process.poll() is None for process in started) and not any(process.poll() for process in started):
+        sleep(0.2)
+    failed = any(process.poll() for process in started)
+    for process in started:
+        process.kill()
+    told = [process.communicate()[0] for process in started]
+    if failed and attempts > 1:
+        return on_processes(stage, processes, precision, attempts - 1)
+    if failed:
         sys.exit(f"a process of zero {stage} on {processes} failed, see above")
     return [json.loads(text.splitlines()[-1]) for text in told]
 
