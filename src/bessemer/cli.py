@@ -128,6 +128,11 @@ def _parser() -> argparse.ArgumentParser:
     plan = add("plan", "what a run, a corpus or a pipeline will take: parameters, memory, time, money", commands.plan)
     plan.add_argument("recipe", nargs="?", help="a recipe file, or the name of a shipped one (`bessemer recipe`)")
     overrides(plan)
+    plan.add_argument(
+        "--simulate",
+        action="store_true",
+        help="count the memory of a step of every kind of process, on tensors without memory",
+    )
     plan.add_argument("--corpus", metavar="SIZE", help="work out a crawl of this size instead, for example 100TB")
     plan.add_argument("--cores", type=int, default=64, metavar="N", help="cores of a machine (default 64)")
     plan.add_argument("--machines", type=int, default=16, metavar="N", help="machines (default 16)")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.screens import demo_screen, print_plan, run_screen
+from bessemer.screens import demo_screen, print_plan, print_simulated, run_screen
 from bessemer.terminal import amount, coloured, say
 
 if TYPE_CHECKING:
@@ -74,6 +74,11 @@ def plan(given: argparse.Namespace) -> Any:
     from bessemer import stages
 
     session = _session(given)
+    if given.simulate:
+        found = stages.simulated(session.recipe, session.run)
+        if not given.json:
+            print_simulated(found)
+        return found
     plan, recipe = stages.plan_only(session.recipe, session.run)
     if not given.json:
         print_plan(plan, recipe)

@@ -39,6 +39,41 @@ def print_plan(plan: dict[str, Any], recipe: Recipe) -> None:
         print(f"{name:<14} {value}")
 
 
+SIMULATED_ROWS = {  # of the simulation to those of the plan
+    "weights": ("weights",),
+    "gathered": ("casts",),
+    "gradients": ("gradients",),
+    "optimizer": ("optimizer",),
+    "average": ("average",),
+    "activations": ("activations", "logits"),
+    "peak": ("total",),
+}
+
+
+def print_simulated(found: dict[str, Any]) -> None:
+    """The fullest process, part by part, beside the plan; of the others the peak."""
+    fullest = max(found["stages"], key=lambda row: row["total"])
+    gib = 2**30
+    what = f"{amount(found['parameters'])} parameters on {found['processes']:,} processes"
+    print(f"{what}; GiB of the fullest, rank {fullest['rank']}")
+    print(f"{'':<12} {'between steps':>14} {'after backward':>15} {'at the peak':>12} {'planned':>9}")
+    for name, parts in SIMULATED_ROWS.items():
+        moments = [fullest["moments"][moment] for moment in ("between", "after_backward", "peak")]
+        held = [sum(moment.values()) if name == "peak" else moment[name] for moment in moments]
+        planned = sum(fullest["planned"][part] for part in parts)
+        label = "all" if name == "peak" else name
+        print(f"{label:<12} {held[0] / gib:>14.3f} {held[1] / gib:>15.3f} {held[2] / gib:>12.3f} {planned / gib:>9.3f}")
+    for row in found["stages"]:
+        if len(found["stages"]) > 1:
+            print(
+                f"stage {row['place']:<2} {row['blocks']:>3} blocks, at the peak {row['total'] / gib:.3f}, planned "
+                f"{row['planned']['total'] / gib:.3f}"
+            )
+    print(
+        f"simulated in {duration(sum(row['seconds'] for row in found['stages']))}; nothing of the model was allocated"
+    )
+
+
 def run_screen(run: RunFolder) -> None:
     say(f"\n  report  {run.report}\n  model   {run.export}\n  folder  {run.path}")
 

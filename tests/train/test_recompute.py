@@ -120,7 +120,7 @@ def test_what_a_recomputed_block_keeps_is_what_the_plan_says(changes: dict[str, 
     """Counted from the storages still held after a forward pass, by what one more block adds."""
     deep, shallow = (held_after_forward(config(**changes, layers=layers), mode, layers) for layers in (4, 2))
     kept = (deep - shallow) / 2 / (2 * 128) / 4  # elements a token and block
-    assert kept == pytest.approx(cost._kept(mode, config(**changes)), rel=0.02)
+    assert kept == pytest.approx(cost.kept(mode, config(**changes)), rel=0.02)
 
 
 def test_a_block_in_bf16_keeps_its_copies_of_the_weights_only_without_recompute() -> None:

@@ -18,10 +18,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining._backward import stage_backward
 from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.errors import InputError
 from bessemer.model.transformer import Transformer
+from bessemer.parallel import data
 from bessemer.parallel.stage import V_SHAPED, Found, Stage, place_of
 from bessemer.parallel.team import Team
 from bessemer.parallel.tied import is_tied, sum_tied_gradients, tie_group
@@ -42,10 +44,10 @@ def require_schedule(layout: Parallel, device: torch.device) -> None:
 
 def require_micro_batches(layout: Parallel, count: int) -> None:
     """Raise InputError, with the nearest numbers that fit, when a schedule cannot run so many micro-batches a step."""
-    if _fits(layout, count):
+    if fits(layout, count):
         return
-    below = next((n for n in range(count - 1, 0, -1) if _fits(layout, n)), None)
-    above = next(n for n in range(count + 1, count + 2 * layout.pipeline + 1) if _fits(layout, n))
+    below = next((n for n in range(count - 1, 0, -1) if fits(layout, n)), None)
+    above = next(n for n in range(count + 1, count + 2 * layout.pipeline + 1) if fits(layout, n))
     nearest = f"{above}" if below is None else f"{below} or {above}"
     raise InputError(
         f"parallel.schedule: {layout.schedule} over {layout.pipeline} processes cannot run {count} micro-batches a step (of "
@@ -53,7 +55,8 @@ def require_micro_batches(layout: Parallel, count: int) -> None:
     )
 
 
-def _fits(layout: Parallel, count: int) -> bool:
+def fits(layout: Parallel, count: int) -> bool:
+    """Whether the layout's schedule can run so many micro-batches a step."""
     processes = layout.pipeline
     if layout.schedule == "gpipe" or processes == 1:
         return count >= 1
@@ -107,7 +110,7 @@ def build(
     wide = torch.promote_types(of.dtype, torch.float32)
     loss = torch.empty((), dtype=wide, device=meta, requires_grad=True)
     runs = [
-        PipelineStage(
+        _Stage(
             module,
             stage.span.stage,
             stage.span.count,
@@ -116,6 +119,7 @@ def build(
             output_args=(loss if stage.span.has_head else hidden,),
             group=team.group("pipeline"),
             dw_builder=None if split_backward or layout.schedule not in V_SHAPED else _nothing_left,
+            team=team,
         )
         for module, stage in zip(modules, stages, strict=True)
     ]
@@ -130,6 +134,34 @@ def build(
 
     kind = schedules.ScheduleZBVZeroBubble if layout.schedule == "zbv" else schedules.ScheduleDualPipeV
     return kind(runs, **options)  # type: ignore[arg-type]
+
+
+class _Stage(PipelineStage):
+    """torch's own stage, which keeps the weights gathered and the gradients whole over all micro-batches of a step: that is
+    zero 1. Here zero 2 divides the gradients after each backward pass, and zero 3 gives the weights back as well.
+
+    Not where backward passes come in two parts, whose second one FSDP2 does not see.
+    """
+
+    def __init__(self, *arguments: Any, team: Team, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        layout = team.layout
+        self.divides = isinstance(self.submod, FSDPModule) and layout.zero > 1 and layout.schedule not in V_SHAPED
+        self.team = team
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        if not self.divides:
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)  # type: ignore[no-untyped-call]
+        assert backward_type == "full", "only schedules in a V have other kinds"
+        with data.micro_batch(self.submod, self.team, last=last_backward):
+            given = (bwd_kwargs[name] for name in ("stage_output", "output_grads", "input_values"))
+            return stage_backward(*given), None
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        if not self.divides:  # else done with the last backward pass
+            super().perform_reduce_grad(grad_scale_factor)
 
 
 def _own_loss(output: Tensor, target: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
 from bessemer.parallel.context import Share
 from bessemer.plan.cost import tokens_seen
+from bessemer.plan.layout_memory import Part
 from bessemer.plan.stage_cut import balanced
 from bessemer.recipe import Parallel
 
@@ -102,6 +103,17 @@ def stages_at(layout: Parallel, place: int) -> list[int]:
     if layout.schedule in V_SHAPED and layout.pipeline > 1:
         return [place, 2 * layout.pipeline - 1 - place]
     return [place + turn * layout.pipeline for turn in range(layout.stages_each)]
+
+
+def parts_of(config: ModelConfig, layout: Parallel) -> list[Part]:
+    """What each place of the pipeline axis holds, all of its stages together."""
+    every = spans(config, layout)
+    found = []
+    for place in range(layout.pipeline):
+        held = [every[number] for number in stages_at(layout, place)]
+        blocks = sum(span.end - span.first for span in held)
+        found.append(Part(place, blocks, any(s.has_embedding for s in held), any(s.has_head for s in held)))
+    return found
 
 
 def place_of(layout: Parallel, stage: int) -> int:

@@ -133,12 +133,12 @@ def memory(
     train = recipe.train
     assert train.micro_batch is not None, "the recipe is resolved"
     tokens = train.micro_batch * config.sequence_length
-    per_block = _kept_by_a_block(config)
+    per_block = kept_by_a_block(config)
     chunk = min(loss_chunk(train.loss_chunk, config.vocabulary, is_cuda), tokens)
     # A classifier forms one row of a few logits a text.
     logits = 0 if config.labels else 2 * 4 * chunk * config.vocabulary + 4 * config.vocabulary * config.width
     blocks = recomputed if recomputed is not None else 0 if train.recompute == "none" else config.layers
-    selected = _kept(train.recompute, config)
+    selected = kept(train.recompute, config)
     activations = tokens * (blocks * selected + 2 * config.width) * bytes_per_activation
     # The blocks that are not recomputed are done, and their memory free, by the time the others are. When there are
     # none, the last block is recomputed after the loss, in the place of its logits.
@@ -166,7 +166,7 @@ def memory(
     )
 
 
-def _kept_by_a_block(config: ModelConfig) -> int:
+def kept_by_a_block(config: ModelConfig) -> int:
     """Elements per token that autograd keeps of a block that is not recomputed."""
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
     norms = 4 * config.width  # of two: input and output
@@ -184,7 +184,7 @@ def _kept_by_a_block(config: ModelConfig) -> int:
     return norms + attention + mlp
 
 
-def _kept(recompute: str, config: ModelConfig) -> int:
+def kept(recompute: str, config: ModelConfig) -> int:
     """Elements per token that a recomputed block keeps: its input; selective: also what products and attention give."""
     if recompute != "selective":
         return config.width
@@ -231,12 +231,16 @@ def plan(
     memory: Memory,
     step_seconds: float | None,
 ) -> Plan:
-    """Plan a resolved recipe on one device. step_seconds: a measured step; None: from ASSUMED_MFU of the peak."""
+    """Plan a resolved recipe; peak, memory: of one device. step_seconds: of a step measured on one device; None: from
+    ASSUMED_MFU of the peak. Several processes are said to take their share of it, with nothing for what they tell each other.
+    """
     steps, batch = recipe.train.steps, recipe.train.global_batch_tokens
     assert steps is not None and batch is not None, "the recipe is resolved"
     per_token = step_flops_per_token(recipe, config)
     tokens = Batches.of(recipe).tokens_before(steps)
-    seconds = step_seconds if step_seconds is not None else per_token * batch / (peak * ASSUMED_MFU)
+    devices = recipe.parallel.world
+    seconds = (step_seconds if step_seconds is not None else per_token * batch / (peak * ASSUMED_MFU)) / devices
+    each = f" of each of {devices:,} devices" if devices > 1 else ""
     return Plan(
         device=device,
         parameters={
@@ -252,8 +256,10 @@ def plan(
         memory_bytes=memory.to_dict(),
         peak_flops=peak,
         step_seconds=seconds,
-        step_seconds_from="measured on this machine" if step_seconds is not None else f"{ASSUMED_MFU:.0%} of the peak",
+        step_seconds_from=f"{ASSUMED_MFU:.0%} of the peak{each}"
+        if step_seconds is None
+        else "measured on this machine" + (f", over {devices:,} processes" if devices > 1 else ""),
         seconds=seconds * tokens / batch,  # a smaller batch takes its part of a full step
         tokens_per_second=batch / seconds,
-        mfu=per_token * batch / seconds / peak,
+        mfu=per_token * batch / seconds / (peak * devices),
     )

@@ -19,7 +19,8 @@ from bessemer.errors import InputError
 from bessemer.model.cache import LayerCache
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
-from bessemer.plan import cost
+from bessemer.parallel.stage import parts_of
+from bessemer.plan import cost, layout_memory
 from bessemer.recipe import Recipe
 from bessemer.terminal import size
 from bessemer.train.accumulate import micro_batches_together
@@ -40,7 +41,14 @@ PRODUCTS_OF_A_BLOCK = 4  # queries, keys and values; output; MLP in; MLP out
 
 
 def memory_of(recipe: Recipe, config: ModelConfig, device: Device, recomputed: int, base: int) -> cost.Memory:
-    """What a step takes on this device when so many blocks are recomputed; base: what the process holds before."""
+    """What a step takes on this device when so many blocks are recomputed; base: what the process holds before. Of several
+    processes the one that takes the most."""
+    layout = recipe.parallel
+    if layout.world > 1:
+        return layout_memory.memory(
+            recipe, config, parts_of(config, layout), base=base, recomputed=recomputed, is_cuda=device.is_cuda,
+            **device.arithmetic.widths,
+        )  # fmt: skip
     return cost.memory(
         recipe, config, base=base, recomputed=recomputed, is_cuda=device.is_cuda,
         together=micro_batches_together(recipe, device.place, device.compile), **device.arithmetic.widths,

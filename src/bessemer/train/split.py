@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
@@ -67,9 +68,15 @@ def require_fit(recipe: Recipe, config: ModelConfig, place: torch.device) -> Non
 
 
 def build(
-    recipe: Recipe, config: ModelConfig, team: Team, task: Task, device: Device, recomputed: int, weights: Weights
-) -> tuple[Transformer, Engine]:
-    """The model of a resolved recipe, split as it says, with its values, and what computes its gradients."""
+    recipe: Recipe, config: ModelConfig, team: Team, task: Task, device: Device, recomputed: int,
+    weights: Weights | None, memory: AbstractContextManager[object] | None = None,
+) -> tuple[Transformer, Engine]:  # fmt: skip
+    """The model of a resolved recipe, split as it says, with its values, and what computes its gradients.
+
+    weights: None leaves the values to chance; memory: what it is given memory inside of. With fake tensors in there it
+    takes none, which is for train/simulate.py.
+    """
+    memory = memory or nullcontext()
     require_fit(recipe, config, device.place)
     model = shell(config).to(device.arithmetic.weights)
     if tied.is_tied(model):
@@ -87,20 +94,21 @@ def build(
             block.compile()
     narrow = device.arithmetic.autocast
     if held:
-        return model, _pipelined(recipe, model, held, team, task, device, weights)
-    root = ModelWithLoss(model, task, device, team)
-    if data.uses_ddp(team):
-        materialise(model, team, device, weights)
-        return model, DataParallel(model, data.copy(root, device.place), team, device)
+        return model, _pipelined(recipe, model, held, team, task, device, weights, memory)
+    root: nn.Module = ModelWithLoss(model, task, device, team)
     if data.uses_fsdp(team):
         data.shard(root, list(model.blocks), team, narrow)
-    materialise(model, team, device, weights)
+    with memory:
+        materialise(model, team, device, weights)
+        if data.uses_ddp(team):
+            root = data.copy(root, device.place)
     return model, DataParallel(model, root, team, device)
 
 
 def _pipelined(
-    recipe: Recipe, model: Transformer, held: list[Span], team: Team, task: Task, device: Device, weights: Weights
-) -> Engine:
+    recipe: Recipe, model: Transformer, held: list[Span], team: Team, task: Task, device: Device,
+    weights: Weights | None, memory: AbstractContextManager[object],
+) -> Engine:  # fmt: skip
     """The stages of this process, each wrapped by itself."""
     arithmetic, place = device.arithmetic, device.place
 
@@ -112,7 +120,8 @@ def _pipelined(
     if data.uses_fsdp(team):
         for one in stages:
             data.shard(one, one.blocks, team, arithmetic.autocast)
-    materialise(model, team, device, weights)
+    with memory:
+        materialise(model, team, device, weights)
     # A backward pass in two parts walks through a block many times, which recompute and compiled blocks do not allow.
     apart = recipe.train.recompute == "none" and not device.compile
     dtype = arithmetic.autocast or arithmetic.weights
@@ -128,12 +137,14 @@ def _stages_here(recipe: Recipe, config: ModelConfig, team: Team) -> list[Span]:
 
 
 @torch.no_grad()
-def materialise(model: Transformer, team: Team, device: Device, weights: Weights) -> None:
+def materialise(model: Transformer, team: Team, device: Device, weights: Weights | None) -> None:
     """Give the model memory and its weights. Each process computes one whole tensor after the other and keeps its part, so
     that no more than one is ever there whole, and every layout starts from the same values."""
     model.to_empty(device=torch.device("cpu") if team.layout.offload else device.place)
     if tied.is_tied(model) and team.layout.pipeline == 1:  # to_empty gives the two names storage of their own
         model.head.tie(model.embedding)
+    if weights is None:
+        return
     for name, parameter in model.named_parameters():
         put(parameter, weights(tied.whole_name(model, name), parameter.shape))
 

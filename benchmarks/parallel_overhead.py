@@ -1,0 +1,131 @@
+"""What the parallel path costs where there is nothing to share: a training step on a group of one process against none.
+
+The same model, batch and optimizer, in one process, in turns whose order alternates; the ratio is the median of the ratios
+taken round by round. On a CPU the group is a gloo group and each side computes its micro-batches one after the other. With
+--device cuda a third side is the same model inside of FSDP2 on a mesh of one GPU, and MFU is told.
+
+    python benchmarks/parallel_overhead.py --json FILE
+    python benchmarks/parallel_overhead.py --device cuda --json FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+from machine import describe
+
+from bessemer.model.config import ModelConfig
+from bessemer.model.initialisation import build, shell
+from bessemer.parallel import data
+from bessemer.parallel.team import ALONE, Team, join, leave
+from bessemer.plan import dial
+from bessemer.plan.cost import flops_per_token
+from bessemer.recipe import Parallel, Recipe
+from bessemer.recipe.load import parse
+from bessemer.tokens.loader import Batch
+from bessemer.train import device as devices
+from bessemer.train import optimizer as optimizers
+from bessemer.train import split
+from bessemer.train.engine import DataParallel, ModelWithLoss
+from bessemer.train.step import TrainStep
+from bessemer.train.task import config_of
+
+SIZES = {  # layers, width, heads, mlp_width, tokens of a sequence, sequences of a micro-batch, of a batch, vocabulary
+    "cpu": (6, 256, 4, 704, 256, 4, 8, 4096),
+    "cuda": (24, 2048, 16, 5632, 4096, 2, 4, 65_536),
+}
+
+
+def recipe_of(kind: str) -> tuple[Recipe, ModelConfig]:
+    layers, width, heads, hidden, length, micro, batch, vocabulary = SIZES[kind]
+    text = f"""
+    run = {{name = "overhead"}}
+    model = {{layers = {layers}, width = {width}, heads = {heads}, mlp_width = {hidden}}}
+    tokens = {{sequence_length = {length}, document_mask = false}}
+    train = {{steps = 1000, micro_batch = {micro}, global_batch_tokens = {batch * length}, device = "{kind}"}}
+    """
+    resolved = dial.resolve(parse(text, "parallel_overhead"), vocabulary)
+    return resolved, config_of(resolved, vocabulary, 0)
+
+
+def wrapped(recipe: Recipe, config: ModelConfig, device: devices.Device, team: Team) -> TrainStep:
+    """The parallel path with FSDP2 around the blocks, on a mesh of one."""
+    step = TrainStep(recipe, shell(config), device, 0, 1, team, split.initial_weights(config, 1))
+    root = ModelWithLoss(step.model, step.task, device, team)
+    data.shard(root, list(step.model.blocks), team, device.arithmetic.autocast)
+    step.engine = DataParallel(step.model, root, team, device)
+    step.optimizer = optimizers.build(step.model, recipe.train.optimizer)
+    return step
+
+
+def one_step(step: TrainStep, batch: Batch, device: devices.Device) -> float:
+    devices.synchronize(device)
+    started = perf_counter()
+    found = step.gradients(batch)
+    step.update(0, found.grad_norm)
+    devices.synchronize(device)
+    return perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    devices.keep_freed_memory()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", **where})
+    recipe, config = recipe_of(given.device)
+    device = devices.choose(recipe.train)
+    team = join(Parallel(), device.place)
+    weights = split.initial_weights(config, 1)
+    sides = {
+        "none": TrainStep(recipe, build(config, 1), device, 0, 1, ALONE),
+        "group of one": TrainStep(recipe, shell(config), device, 0, 1, team, weights),
+    }
+    if device.is_cuda:
+        sides["fsdp2 of one"] = wrapped(recipe, config, device, team)
+    draw = np.random.default_rng(0)
+    rows = (recipe.train.global_batch_tokens or 0) // config.sequence_length
+    batch = Batch(0, draw.integers(0, config.vocabulary, (rows, config.sequence_length + 1)), np.zeros(rows, np.int64))
+    for _ in range(3):
+        for step in sides.values():
+            one_step(step, batch, device)
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(given.rounds):
+        for name in list(sides) if turn % 2 == 0 else list(reversed(sides)):
+            seconds[name].append(one_step(sides[name], batch, device))
+    leave()
+    peak, tokens = devices.peak_rate(device), rows * config.sequence_length
+    told = {}
+    for name, taken in seconds.items():
+        ratio = median(one / none for one, none in zip(taken, seconds["none"], strict=True))
+        fastest = min(taken) / min(seconds["none"])
+        told[name] = {
+            "seconds": taken, "median": median(taken), "of_none": ratio, "best_of_none": fastest,
+            "mfu": flops_per_token(config) * tokens / median(taken) / peak,
+        }  # fmt: skip
+        print(
+            f"{name:<14} {1e3 * median(taken):>8.1f} ms, {ratio - 1:+.2%} (best {fastest - 1:+.2%}), "
+            f"MFU {told[name]['mfu']:.1%}"
+        )
+    if given.json:
+        machine = describe(threads=given.threads, device=device.name)
+        given.json.write_text(json.dumps({"machine": machine, "sides": told}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""ZeRO inside a pipeline: whatever is divided when, the same model is trained."""
+
+from __future__ import annotations
+
+import pytest
+from processes import run_on
+from test_data import difference, on_a_team, recipe_of, trained
+
+from bessemer.parallel.team import ALONE
+from bessemer.recipe import Parallel
+
+CASES = [(recipe_of("fp64"), False), (recipe_of("fp64", recompute="full"), True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Parallel(shard=2, pipeline=2, zero=1),
+        Parallel(shard=2, pipeline=2, zero=2),
+        Parallel(replicate=2, shard=2, pipeline=2, zero=3),
+        Parallel(shard=2, pipeline=2, schedule="gpipe", zero=3),
+        Parallel(shard=2, pipeline=2, schedule="interleaved", virtual=1, zero=3),
+    ],
+    ids=["zero1", "zero2", "hsdp zero3", "gpipe zero3", "interleaved zero3"],
+)
+def test_a_divided_pipeline_trains_as_one_process(layout: Parallel) -> None:
+    alone = [trained(recipe, tied, ALONE) for recipe, tied in CASES]
+    for found in run_on(layout.world, on_a_team, layout, CASES):
+        for expected, given in zip(alone, found, strict=True):
+            losses, weights = difference(expected, given)
+            assert losses <= 1e-11
+            assert weights <= 1e-9

@@ -1,0 +1,154 @@
+"""A simulated step holds what a real one does, and what the plan says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "parallel"))
+from processes import run_on
+
+from bessemer.errors import InputError
+from bessemer.model.config import ModelConfig
+from bessemer.parallel import data
+from bessemer.parallel.stage import parts_of
+from bessemer.parallel.team import join
+from bessemer.plan import dial, layout_memory
+from bessemer.recipe import Parallel, Recipe
+from bessemer.recipe.load import load, parse
+from bessemer.train import simulate, split
+from bessemer.train.device import choose
+from bessemer.train.ledger import Ledger, total
+from bessemer.train.task import config_of, task_of
+
+TEXT = """
+[run]
+name = "t"
+[model]
+layers = 4
+width = 128
+heads = 4
+kv_heads = 2
+mlp_width = 384
+[tokens]
+sequence_length = 64
+document_mask = false
+[train]
+steps = 4
+global_batch_tokens = 1024
+micro_batch = 2
+device = "cpu"
+"""
+VOCABULARY = 512
+
+
+def recipe_of(layout: Parallel, **train: Any) -> Recipe:
+    resolved = dial.resolve(parse(TEXT, "test"), VOCABULARY)
+    return resolved.model_copy(
+        update={"parallel": layout, "train": resolved.train.model_copy(update={"recompute": "full", **train})}
+    )
+
+
+def real(layout: Parallel, **train: Any) -> simulate.Moments:
+    """What this process of a real group holds."""
+    recipe = recipe_of(layout, **train)
+    config, team = config_of(recipe, VOCABULARY, 0), join(layout, torch.device("cpu"))
+    device, recomputed = choose(recipe.train), simulate.blocks_recomputed(recipe, config)
+    weights = split.initial_weights(config, 1)
+    built = split.build(recipe, config, team, task_of(recipe, config, 0), device, recomputed, weights)
+    return simulate.watch_step(recipe, config, *built, in_buckets=data.uses_ddp(team))
+
+
+LAYOUTS = [
+    Parallel(replicate=2),
+    Parallel(shard=2, zero=1),
+    Parallel(shard=2),
+    Parallel(replicate=2, shard=2),
+    Parallel(tensor=2),
+    Parallel(context=2),
+    Parallel(pipeline=2),
+    Parallel(shard=2, tensor=2),
+    Parallel(shard=2, pipeline=2),
+]
+NAMES = ["ddp2", "zero1", "zero3", "hsdp", "tp2", "cp2", "pp2", "fsdp2 tp2", "fsdp2 pp2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS, ids=NAMES)
+def test_a_simulated_process_holds_what_a_real_one_does(layout: Parallel) -> None:
+    recipe = recipe_of(layout)
+    config = config_of(recipe, VOCABULARY, 0)
+    found = run_on(layout.world, real, layout)
+    for place in range(layout.pipeline):
+        simulated = simulate.simulate(recipe, config, place, is_cuda=False)
+        measured: simulate.Moments = found[simulated.rank]
+        for moment in ("between", "after_backward", "peak", "states_peak"):
+            expected, given = getattr(measured, moment), getattr(simulated.moments, moment)
+            assert total(given) == pytest.approx(total(expected), rel=0.05), (moment, expected, given)
+            for owner in ("weights", "optimizer"):
+                assert given[owner] == expected[owner], (moment, owner)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=NAMES)
+def test_the_plan_agrees_with_the_simulation(layout: Parallel) -> None:
+    recipe = recipe_of(layout, loss_chunk=128)
+    config = config_of(recipe, VOCABULARY, 0)
+    for part in parts_of(config, layout):
+        found = simulate.simulate(recipe, config, part.place)
+        planned = plan(recipe, config, [part])
+        assert planned.total == pytest.approx(found.total, rel=0.1), (planned, found)
+        assert planned.weights == pytest.approx(found.moments.peak["weights"], rel=0.01)
+        assert planned.optimizer == pytest.approx(found.moments.peak["optimizer"], rel=0.01)
+
+
+def plan(recipe: Recipe, config: ModelConfig, parts: list[layout_memory.Part]) -> Any:
+    return layout_memory.memory(
+        recipe, config, parts, bytes_per_activation=2, bytes_per_cast=2, base=0, recomputed=config.layers, is_cuda=True
+    )
+
+
+@pytest.mark.slow
+def test_seven_billion_parameters_on_64_processes() -> None:
+    recipe = dial.resolve(load("llama-7b-64"), 32_000)
+    config = config_of(recipe, 32_000, 0)
+    found = simulate.simulate(recipe, config)
+    each = 4 * config.parameters / 64
+    assert found.moments.between["weights"] == pytest.approx(each, rel=1e-3)
+    assert found.moments.between["optimizer"] == pytest.approx(2 * each, rel=1e-3)
+    assert found.moments.after_backward["gradients"] == pytest.approx(each, rel=1e-3)
+    assert plan(recipe, config, parts_of(config, recipe.parallel)).total == pytest.approx(found.total, rel=0.1)
+
+
+@pytest.mark.parametrize(("train", "what"), [({"objective": "masked"}, "causal"), ({"precision": "fp8"}, "bf16")])
+def test_what_cannot_be_simulated_is_refused(train: dict[str, Any], what: str) -> None:
+    recipe = recipe_of(Parallel(shard=2), **train)
+    with pytest.raises(InputError, match=what):
+        simulate.simulate(recipe, config_of(recipe_of(Parallel()), VOCABULARY, 0))
+
+
+def test_the_ledger_counts_live_storages() -> None:
+    ledger = Ledger()
+    with ledger:
+        ledger.mark("start")
+        one = torch.zeros(100)
+        view = one[:50]
+        ledger.mark("one")
+        two = torch.zeros(200)
+        ledger.own("gradients", [two])
+        ledger.mark("two")
+        del one
+        ledger.mark("view")
+        del view, two
+        three = torch.zeros(10)
+        three.untyped_storage().resize_(0)
+        ledger.mark("end")
+    assert total(ledger.at("start")) == 0
+    assert ledger.at("one")["activations"] == 400
+    assert ledger.at("two")["gradients"] == 800
+    assert total(ledger.at("view")) == 1200
+    assert total(ledger.at("end")) == 0
+    assert total(ledger.peak("start", "end")) == 1200
