@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -101,6 +102,22 @@ def test_ragged_batches_are_ragged() -> None:
 def test_the_docs_say_what_the_study_found() -> None:
     found = json.loads((ROOT / "benchmarks" / "results" / "layouts.json").read_text())
     assert (ROOT / "docs" / "parallel-certificate.md").read_text() == layouts_page.page(found)
+    assert (ROOT / "docs" / "layouts.svg").read_text() == layouts_picture.picture(found)
+
+
+def test_in_the_picture_a_point_stands_where_its_difference_is() -> None:
+    found = found_with([row("fp64", 1e-15), row("fp32", 0.0)])
+    drawn = ElementTree.fromstring(layouts_picture.picture(found))
+    points = {
+        circle[0].text: float(circle.attrib["cx"])
+        for circle in drawn.iter("{http://www.w3.org/2000/svg}circle")
+        if len(circle)
+    }
+    scale = layouts_picture.WIDTH / 16
+    assert points == {
+        "dp2, fp64: 1.0e-15": pytest.approx(layouts_picture.LEFT + 2 * scale, abs=0.1),
+        "dp2, fp32: equal bit for bit": layouts_picture.LEFT,
+    }
     assert found["settings"]["steps"] == 100
     assert {row["layout"] for row in found["rows"]} == set(layouts.LAYOUTS)
     for one in found["rows"]:

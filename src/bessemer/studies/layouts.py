@@ -83,7 +83,7 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
     Returns `settings`, `targets`, `cases`; `rows`, one a layout, case and precision: loss (largest difference over the steps,
     nats a token), weight (largest difference at the end), sent (bytes of all processes in a step by kind), seconds (a step) or
     `why` there is none; `missed`, what is over its target or failed, in words; `made`: day, versions and machine. Writes it
-    into layouts.json and layouts.md there.
+    into layouts.json, layouts.md and layouts.svg there.
     """
     _begin(scope, folder)
     wanted = [f"{case}:{precision}" for case in scope.cases for precision in scope.precisions]
@@ -115,9 +115,11 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
         "made": _made(),
     }
     from bessemer.studies.layouts_page import page
+    from bessemer.studies.layouts_picture import picture
 
     write_json(folder / "layouts.json", found)
     (folder / "layouts.md").write_text(page(found))
+    (folder / "layouts.svg").write_text(picture(found))
     return {**found, "folder": str(folder)}
 
 

@@ -41,6 +41,8 @@ def page(found: dict[str, Any]) -> str:
         _about(found),
         "",
         _verdict(found),
+        "",
+        "![Largest difference of the losses from one process, for each layout and precision](layouts.svg)",
     ]
     precisions = list(dict.fromkeys(row["precision"] for row in found["rows"]))
     for case in found["cases"]:
