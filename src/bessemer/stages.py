@@ -291,14 +291,19 @@ def plan_only(recipe: Recipe, run: RunFolder) -> tuple[dict[str, Any], Recipe]:
 
 def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> tuple[dict[str, Any], Recipe]:
     """Measure a step where that is quick, plan the run, and turn train.minutes into steps."""
+    import torch
+
     from bessemer.plan import cost, dial
     from bessemer.train import device as devices
     from bessemer.train.measure import step_seconds
     from bessemer.train.recompute import base_bytes, blocks_recomputed, check_budget, memory_of
+    from bessemer.train.split import require_fit
     from bessemer.train.task import config_of
 
     config = config_of(resolved, vocabulary, labels)
     device = devices.choose(resolved.train)
+    if resolved.parallel.world > 1:
+        require_fit(resolved, config, torch.device("cuda"))  # who plans on a laptop may train elsewhere
     if not device.is_cuda:
         devices.keep_freed_memory()
     check_budget(resolved, config, device)
@@ -307,7 +312,8 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> 
 
     def planned(of: Recipe, seconds: float | None) -> cost.Plan:
         memory = memory_of(of, config, device, blocks, base)
-        return cost.plan(of, config, device=device.name, peak=peak, memory=memory, step_seconds=seconds)
+        share = cost.devices_of(of, device.is_cuda)
+        return cost.plan(of, config, device=device.name, peak=peak, memory=memory, step_seconds=seconds, devices=share)
 
     first = planned(resolved, None)
     free = 0.8 * devices.available_bytes(device)
@@ -319,11 +325,11 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> 
     quick = (
         fits
         and alone.total < free
-        and first.step_seconds * resolved.parallel.world / micro_batches < MEASURABLE_SECONDS
+        and first.step_seconds * cost.devices_of(resolved, device.is_cuda) / micro_batches < MEASURABLE_SECONDS
     )
     measured = step_seconds(resolved, config, device, MEASURE_SECONDS) if quick else None
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
-        seconds = measured or first.step_seconds
+        seconds = planned(resolved, measured).step_seconds
         full_steps = recipe.train.minutes * 60 * MINUTES_SHARE / seconds
         batches = Batches.of(resolved)
         steps = max(batches.step_of(int(full_steps * batches.full)), 1)

@@ -13,7 +13,7 @@ import pytest
 from bessemer import studies
 from bessemer.cli import run_command
 from bessemer.parallel.team import ALONE
-from bessemer.studies import layouts, layouts_page
+from bessemer.studies import layouts, layouts_page, layouts_picture
 from bessemer.studies.layouts_training import CASES, Settings, batch_of
 
 ROOT = Path(__file__).parent.parent.parent

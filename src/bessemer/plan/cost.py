@@ -222,6 +222,11 @@ class Plan:
 ASSUMED_MFU = 0.40
 
 
+def devices_of(recipe: Recipe, is_cuda: bool) -> int:
+    """Devices that a run works with: each process has a GPU of its own, those of a node share its CPU's cores."""
+    return recipe.parallel.world if is_cuda else min(recipe.cluster.nodes, recipe.parallel.world)
+
+
 def plan(
     recipe: Recipe,
     config: ModelConfig,
@@ -230,15 +235,15 @@ def plan(
     peak: float,
     memory: Memory,
     step_seconds: float | None,
+    devices: int = 1,
 ) -> Plan:
-    """Plan a resolved recipe; peak, memory: of one device. step_seconds: of a step measured on one device; None: from
-    ASSUMED_MFU of the peak. Several processes are said to take their share of it, with nothing for what they tell each other.
+    """Plan a resolved recipe; peak, memory: of one of `devices`. step_seconds: of a step measured on one device; None: from
+    ASSUMED_MFU of the peak. Several are said to take their share of it, with nothing for what processes tell each other.
     """
     steps, batch = recipe.train.steps, recipe.train.global_batch_tokens
     assert steps is not None and batch is not None, "the recipe is resolved"
     per_token = step_flops_per_token(recipe, config)
     tokens = Batches.of(recipe).tokens_before(steps)
-    devices = recipe.parallel.world
     seconds = (step_seconds if step_seconds is not None else per_token * batch / (peak * ASSUMED_MFU)) / devices
     each = f" of each of {devices:,} devices" if devices > 1 else ""
     return Plan(
@@ -258,7 +263,7 @@ def plan(
         step_seconds=seconds,
         step_seconds_from=f"{ASSUMED_MFU:.0%} of the peak{each}"
         if step_seconds is None
-        else "measured on this machine" + (f", over {devices:,} processes" if devices > 1 else ""),
+        else "measured on this machine" + (f", over {devices:,} devices" if devices > 1 else ""),
         seconds=seconds * tokens / batch,  # a smaller batch takes its part of a full step
         tokens_per_second=batch / seconds,
         mfu=per_token * batch / seconds / (peak * devices),

@@ -65,9 +65,7 @@ def _point(found: dict[str, Any], name: str, precision: str, y: float) -> list[s
     worst = max(losses)
     told = f"{name}, {precision}: {worst:.1e}" if worst else f"{name}, {precision}: equal bit for bit"
     colour = COLOURS.get(precision, INK)
-    return [
-        f'<circle cx="{_x(worst):.1f}" cy="{y:g}" r="5" fill="{colour}"><title>{escape(told)}</title></circle>'
-    ]
+    return [f'<circle cx="{_x(worst):.1f}" cy="{y:g}" r="5" fill="{colour}"><title>{escape(told)}</title></circle>']
 
 
 def _x(difference: float) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 from bessemer.checkpoint.protocol import published
 from bessemer.environment import describe
 from bessemer.parallel.team import ALONE, Team
+from bessemer.plan.cost import devices_of
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, write_json
 from bessemer.terminal import say
@@ -37,7 +38,14 @@ def train_here(
         devices.keep_freed_memory()
         devices.reset_peak_resident()
     looks = profiles.of(recipe, run.profile, device, done[-1] if done else 0) if profile and team.is_first else None
-    arguments = (recipe, run, store, device, plan["peak_flops"] * team.world, plan["memory_bytes"]["total"])
+    arguments = (
+        recipe,
+        run,
+        store,
+        device,
+        plan["peak_flops"] * devices_of(recipe, device.is_cuda),
+        plan["memory_bytes"]["total"],
+    )
     made = loop.train(*arguments, observed=looks, team=team) if looks else loop.train(*arguments, team=team)
     if looks and looks.found:
         profiles.write(looks, recipe, plan, config_of(recipe, store.vocabulary, len(store.labels)), made.recomputed)
