@@ -104,7 +104,7 @@ def watch_step(
 ) -> Moments:
     """A step of a process's part of a run, of made-up tokens, with optimizer state from a step before; real or simulated.
 
-    in_buckets: gradients lie in memory that is there from the start.
+    in_buckets: gradients lie in memory that stays from step to step, as DDP's.
     """
     ledger = Ledger()
     with ledger:
@@ -119,11 +119,14 @@ def watch_step(
             weight.grad = torch.zeros_like(weight)
         optimizer.step()
         ledger.own("optimizer", _tensors(list(optimizer.state.values())))
+        parts = [_micro_batch(recipe, config) for _ in range(_micro_batches(recipe))]
         if in_buckets:
+            for _ in range(2):  # DDP makes its buckets anew after the first step
+                engine.accumulate(parts, len(parts), 1.0)
+                optimizer.zero_grad(set_to_none=False)
             ledger.own("gradients", _gradients(trained))
         else:
             optimizer.zero_grad(set_to_none=True)
-        parts = [_micro_batch(recipe, config) for _ in range(_micro_batches(recipe))]
         ledger.mark("start")
         engine.accumulate(parts, len(parts), 1.0)
         ledger.own("gradients", _gradients(trained))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bessemer.model.attention import Documents
 from bessemer.model.transformer import Transformer
+from bessemer.parallel import data
 from bessemer.parallel.local import local
 from bessemer.parallel.numbers import clip, squares
 from bessemer.parallel.team import ALONE, Team
@@ -94,7 +95,8 @@ class TrainStep:
         valid = max(int(targets.sum()), 1)
         micro = self.settings.micro_batch or len(inputs_BT)
         factor = scale.value if self.device.arithmetic.scaled else 1.0
-        self.optimizer.zero_grad(set_to_none=True)
+        # DDP keeps memory for all gradients; without it before the last micro-batch they would lie in memory of their own too.
+        self.optimizer.zero_grad(set_to_none=not data.uses_ddp(self.team))
         inputs, targets_by = torch.split(inputs_BT, micro), torch.split(targets_BS, micro)
         starts = [None] * len(inputs) if batch.starts is None else torch.split(torch.from_numpy(batch.starts), micro)
         parts = [MicroBatch(*part) for part in zip(inputs, targets_by, starts, strict=True)]
