@@ -18,6 +18,7 @@ from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import choose
+from bessemer.train.precision import LossScale
 from bessemer.train.split import initial_weights
 from bessemer.train.step import TrainStep
 
@@ -112,6 +113,7 @@ CASES = [
         Parallel(shard=2, zero=1),
         Parallel(shard=2, zero=2),
         Parallel(shard=2, zero=3),
+        Parallel(shard=2, offload=True),
         Parallel(shard=4),
         Parallel(replicate=2, shard=2),
         Parallel(),
@@ -121,7 +123,21 @@ CASES = [
         Parallel(shard=2, tensor=2),
         Parallel(shard=2, tensor=2, pipeline=2),
     ],
-    ids=["ddp2", "zero1", "zero2", "zero3", "fsdp4", "hsdp", "group of one", "tp2", "cp2", "pp2", "fsdp2 tp2", "2x2x2"],
+    ids=[
+        "ddp2",
+        "zero1",
+        "zero2",
+        "zero3",
+        "offload",
+        "fsdp4",
+        "hsdp",
+        "group of one",
+        "tp2",
+        "cp2",
+        "pp2",
+        "fsdp2 tp2",
+        "2x2x2",
+    ],
 )
 def test_trains_as_one_process(layout: Parallel) -> None:
     alone = [trained(recipe, tied, ALONE) for recipe, tied in CASES]
@@ -134,3 +150,39 @@ def test_trains_as_one_process(layout: Parallel) -> None:
                 assert weights <= (1e-9 if exact else 1e-4)
             assert given["start"] == expected["start"]
             assert [row[3] for row in given["told"]] == [row[3] for row in expected["told"]]
+
+
+def scaled(layout: Parallel) -> list[tuple[float, bool, float]]:
+    """Ten steps in fp16 from a loss scale that is far too large: loss, whether it overflowed, the next scale."""
+    team = ALONE if layout.world == 1 else join(layout, torch.device("cpu"))
+    recipe = recipe_of("fp16").model_copy(update={"parallel": layout})
+    config = config_of()
+    model = build(config, 3) if team.is_alone else shell(config)
+    step = TrainStep(recipe, model, choose(recipe.train), 0, 2, team, initial_weights(config, 3))
+    scale, told = LossScale(value=2.0**26), []
+    for number, batch in enumerate(batches(10)):
+        found = step.gradients(part(batch, team), scale)
+        scale = found.scale
+        if not found.overflow:
+            step.update(number, found.grad_norm)
+        told.append((found.loss, found.overflow, scale.value))
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [Parallel(replicate=2), Parallel(shard=2), Parallel(pipeline=2), Parallel(tensor=2)],
+    ids=["ddp2", "zero3", "pp2", "tp2"],
+)
+def test_in_fp16_all_processes_lower_the_same_scale(layout: Parallel) -> None:
+    expected = scaled(Parallel())
+    overflows = [overflow for _, overflow, _ in expected]
+    assert overflows[0] and not all(overflows)
+    every = run_on(layout.world, scaled, layout)
+    assert all(found == every[0] for found in every)
+    # FSDP2 gathers all weights in fp16, so gradients of norms are fp16 numbers too, and may overflow one halving longer.
+    longer = int(layout.shard > 1)
+    assert expected[-1][2] / every[0][-1][2] in (1.0, 2.0**longer)
+    alike = [one[0] - other[0] for one, other in zip(expected, every[0], strict=True) if one[1] and other[1]]
+    assert len(alike) >= 3 and max(map(abs, alike)) < 5e-3
