@@ -112,6 +112,30 @@ def plan(recipe: Recipe, config: ModelConfig, parts: list[layout_memory.Part]) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_two_processes_hold_what_the_formula_of_their_zero_stage_says(zero: int) -> None:
+    """Bytes a parameter, fp32 (Rajbhandari et al. 2020, section 5, with masters divided): 4 weight, 4 gradient, 8 moments."""
+    layout = Parallel(shard=2, zero=zero) if zero else Parallel(replicate=2)  # type: ignore[arg-type]
+    config = config_of(recipe_of(layout), VOCABULARY, 0)
+    held = layout_memory.Held.of(config, parts_of(config, layout)[0], 1)
+    block, root, number = held.block, held.root, config.parameters
+    peak = {
+        0: 16 * number,
+        1: (4 + 4) * number + 12 * number / 2,  # a block's weights are given back for the buffer that adds it up
+        2: 4 * number + 16 * number / 2 + 4 * (2 * block + root / 2),
+        3: 16 * number / 2 + 4 * (root + 2 * block) + 4 * (2 * block + root / 2),
+    }[zero]
+    for moments in run_on(2, real, layout):
+        assert states(moments.between) == pytest.approx(16 * number if not zero else 12 * number / 2, rel=0.05)
+        assert states(moments.after_backward) == pytest.approx(16 * number / (2 if zero else 1), rel=0.05)
+        assert states(moments.states_peak) == pytest.approx(peak, rel=0.05)
+
+
+def states(held: dict[str, int]) -> int:
+    return sum(held[owner] for owner in ("weights", "gathered", "gradients", "optimizer"))
+
+
+@pytest.mark.slow
 def test_seven_billion_parameters_on_64_processes() -> None:
     recipe = dial.resolve(load("llama-7b-64"), 32_000)
     config = config_of(recipe, 32_000, 0)

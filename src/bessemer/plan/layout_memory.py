@@ -119,7 +119,8 @@ def state_bytes(layout: Parallel, held: Held, narrow: int, micro_batches: int) -
     # Gradients of a block and of what lies outside of blocks are whole until they are added up.
     fresh = narrow * (held.block + held.root // 2)
     if layout.zero == 1 and micro_batches > 1:
-        return kept, narrow * whole, 4 * held.all + buffer
+        # A block's weights are given back for the buffer.
+        return kept, narrow * whole, 4 * held.all + buffer - narrow * held.block
     return kept, narrow * whole, kept + buffer + fresh
 
 
