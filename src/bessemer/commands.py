@@ -75,7 +75,10 @@ def plan(given: argparse.Namespace) -> Any:
 
     session = _session(given)
     if given.simulate:
-        found = stages.simulated(session.recipe, session.run)
+        from bessemer.tokens import outlook
+        from bessemer.train import simulate
+
+        found = simulate.beside_the_plan(session.recipe, outlook.vocabulary(session.recipe, session.run.tokens))
         if not given.json:
             print_simulated(found)
         return found

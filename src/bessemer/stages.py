@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -335,32 +335,6 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> 
         steps = max(batches.step_of(int(full_steps * batches.full)), 1)
         resolved = dial.resolve(recipe, vocabulary, steps, _micro_batch_tokens(recipe), labels)
     return {**planned(resolved, measured).to_dict(), "fits": fits}, resolved
-
-
-def simulated(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
-    """What each place of a recipe's pipeline holds in a step, by the real code on tensors without memory, beside what the
-    plan says: for `bessemer plan --simulate`. On GPUs, unless the recipe names the CPU."""
-    from bessemer.parallel.stage import parts_of
-    from bessemer.plan import dial, layout_memory
-    from bessemer.tokens import outlook as known
-    from bessemer.train import simulate
-    from bessemer.train.precision import PRECISIONS
-    from bessemer.train.task import config_of
-
-    vocabulary, is_cuda = known.vocabulary(recipe, run.tokens), recipe.train.device != "cpu"
-    tokens = dial.MICRO_BATCH_TOKENS if is_cuda else dial.CPU_MICRO_BATCH_TOKENS
-    resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=tokens)
-    config = config_of(resolved, vocabulary, 0)
-    widths = PRECISIONS[simulate.precision_of(resolved, is_cuda)].widths
-    recomputed = simulate.blocks_recomputed(resolved, config)
-    rows = []
-    for part in parts_of(config, resolved.parallel):
-        found = simulate.simulate(resolved, config, part.place, is_cuda=is_cuda)
-        planned = layout_memory.memory(
-            resolved, config, [part], base=0, recomputed=recomputed, is_cuda=True, **widths
-        )  # as on a GPU: a CPU's slack is no tensor
-        rows.append({**asdict(found), "total": found.total, "planned": planned.to_dict(), "blocks": part.blocks})
-    return {"processes": resolved.parallel.world, "parameters": config.parameters, "stages": rows}
 
 
 def _on_one_process(recipe: Recipe) -> Recipe:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 from unittest import mock
@@ -31,8 +31,9 @@ from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
 from bessemer.parallel.numbers import clip
 from bessemer.parallel.pipeline import fits
+from bessemer.parallel.stage import parts_of
 from bessemer.parallel.team import AXES, Team
-from bessemer.plan import cost
+from bessemer.plan import cost, dial, layout_memory
 from bessemer.recipe import Batches, Parallel, Recipe
 from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
@@ -41,7 +42,7 @@ from bessemer.train.device import Device
 from bessemer.train.ema import WeightAverage
 from bessemer.train.engine import Engine, MicroBatch
 from bessemer.train.ledger import Ledger, total
-from bessemer.train.task import task_of
+from bessemer.train.task import config_of, task_of
 
 STATES = ("weights", "gathered", "gradients", "optimizer", "average")
 
@@ -70,6 +71,24 @@ class Simulated:
     def total(self) -> int:
         """Bytes at the peak."""
         return total(self.moments.peak)
+
+
+def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
+    """What each place of a recipe's pipeline holds in a step, beside what the plan says: for `bessemer plan --simulate`.
+
+    On GPUs, unless the recipe names the CPU; the plan's allowance for a CPU's heap is left out, since it is no tensor.
+    """
+    is_cuda = recipe.train.device != "cpu"
+    tokens = dial.MICRO_BATCH_TOKENS if is_cuda else dial.CPU_MICRO_BATCH_TOKENS
+    resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=tokens)
+    config = config_of(resolved, vocabulary, 0)
+    widths = precisions.PRECISIONS[precision_of(resolved, is_cuda)].widths
+    recomputed, rows = blocks_recomputed(resolved, config), []
+    for part in parts_of(config, resolved.parallel):
+        found = simulate(resolved, config, part.place, is_cuda=is_cuda)
+        planned = layout_memory.memory(resolved, config, [part], base=0, recomputed=recomputed, is_cuda=True, **widths)
+        rows.append({**asdict(found), "total": found.total, "planned": planned.to_dict(), "blocks": part.blocks})
+    return {"processes": resolved.parallel.world, "parameters": config.parameters, "stages": rows}
 
 
 def simulate(recipe: Recipe, config: ModelConfig, place: int = 0, *, is_cuda: bool = True) -> Simulated:
