@@ -82,7 +82,8 @@ def step_bytes(
     tied_up = tensor.layers + tensor.embedding + tensor.hidden + tensor.loss
     told["all_gather"] += (layout.tensor - 1) * tied_up.all_gather
     told["reduce_scatter"] += (layout.tensor - 1) * tied_up.reduce_scatter
-    reductions = micro_batches if parts > 1 and layout.zero > 1 and layout.pipeline == 1 else 1
+    each_time = parts > 1 and layout.zero > 1 and not (layout.pipeline > 1 and layout.schedule in ("zbv", "dualpipev"))
+    reductions = micro_batches if each_time else 1
     element = of.gathered if parts > 1 else of.gradient
     whole = tensor.gradients.all_reduce * element / of.sums * parts * reductions
     told["all_reduce"] += 2 * (layout.tensor - 1) * (tied_up.all_reduce + whole)
