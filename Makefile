@@ -12,7 +12,7 @@ demo: $(INSTALLED)
 	$(BIN)/bessemer demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

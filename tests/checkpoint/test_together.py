@@ -6,7 +6,6 @@ import gc
 import os
 import shutil
 import signal
-import socket
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -25,6 +24,7 @@ from bessemer.errors import BessemerError
 from bessemer.parallel.team import ALONE, Team, join, leave
 from bessemer.recipe import Parallel
 from tests.parallel.processes import run_on
+from tests.ports import free_port
 
 PAIR = Parallel(replicate=2)
 
@@ -173,10 +173,7 @@ def two_saves(folder: Path, team: Team) -> None:
 
 def killed_at(folder: Path, victim: int, operation: int) -> list[int]:
     """Two processes save twice; one of them dies before an operation on the file system. Returns how each ended."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    children = []
+    port, children = free_port(), []
     for rank in range(2):
         child = os.fork()
         if child == 0:

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from trainings import another, bessemer, command, differ, errors, facts, free_port, losses, together, wait_for_step
+from trainings import another, bessemer, command, differ, errors, facts, losses, together, wait_for_step
+
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 FP64 = ("--set", "train.precision=fp64")

@@ -15,7 +15,9 @@ import time
 from pathlib import Path
 
 import pytest
-from trainings import another, command, errors, free_port, together
+from trainings import another, command, errors, together
+
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 SECONDS = 10.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -81,13 +80,6 @@ def wait_for_step(run: Path, step: int) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"no step {step}")
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as own:
-        own.bind(("localhost", 0))
-        return int(own.getsockname()[1])
 
 
 def together(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,24 +12,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_port
+
 HERE = Path(__file__).parent
 
 
-def run_on(world: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120.0) -> list[Any]:
+def run_on(world: int, function: Callable[..., Any], *arguments: Any, timeout: float = 300.0) -> list[Any]:
     """Call `function(*arguments)`, a top-level function of a test module, on each of `world` processes of one group.
 
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as a launcher would; the function joins the group itself.
     Returns the results by rank. Fails with the output of the first process that failed.
     """
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
+    with tempfile.TemporaryDirectory() as folder:
+        port = free_port()
         call = Path(folder) / "call"
         call.write_bytes(pickle.dumps((function.__module__, function.__name__, arguments)))
         started = []
         for rank in range(world):
-            paths = [str(HERE), *sys.path]
+            paths = [str(HERE), str(HERE.parent.parent), *sys.path]
             environment = os.environ | {
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",

@@ -1,0 +1,20 @@
+"""Ports for processes that meet on this machine."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+
+def free_port() -> int:
+    """A port that nobody listens at, from below those that the kernel gives to connections (from 32768 on Linux): one of these
+    could be taken between being looked for and being used."""
+    draw = random.SystemRandom()
+    while True:
+        port = draw.randrange(15_000, 30_000)
+        with socket.socket() as own:
+            try:
+                own.bind(("localhost", port))
+            except OSError:
+                continue
+            return port
