@@ -185,3 +185,12 @@ def test_in_fp16_all_processes_lower_the_same_scale(layout: Parallel) -> None:
     assert expected[-1][2] / every[0][-1][2] in ((1.0, 2.0, 4.0, 8.0) if layout.shard > 1 else (1.0,))
     alike = [one[0] - other[0] for one, other in zip(expected, every[0], strict=True) if one[1] and other[1]]
     assert len(alike) >= 3 and max(map(abs, alike)) < 5e-3
+
+
+@pytest.mark.slow
+def test_compiled_and_recomputed_blocks_that_share_matrices_train_as_one_process() -> None:
+    compiled = recipe_of("fp32", recompute="full", compile="on")
+    alone = trained(recipe_of("fp32"), False, ALONE)
+    for (found,) in run_on(2, on_a_team, Parallel(tensor=2), [(compiled, False)]):
+        losses, weights = difference(alone, found)
+        assert losses <= 1e-5 and weights <= 1e-4

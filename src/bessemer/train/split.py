@@ -88,8 +88,13 @@ def build(
         stage.cut(model, held)
     tensor.split(model, team)
     context.apply(model, team)
+    # torch cannot compile a recomputation that reads DTensors (2.13): there the compiled block is what is recomputed.
+    inside = device.compile and team.size("tensor") > 1 and recipe.train.recompute == "full"
+    if inside:
+        for block in filter(None, model.blocks):
+            block.forward = torch.compile(block.forward)
     recompute.apply(model, recipe.train.recompute, recomputed)
-    if device.compile:
+    if device.compile and not inside:
         for block in filter(None, model.blocks):
             block.compile()
     narrow = device.arithmetic.autocast
