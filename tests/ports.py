@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 
 
 def free_port() -> int:
@@ -18,3 +19,16 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
+
+
+def wait_for_listener(port: int, seconds: float = 120.0) -> None:
+    """Until somebody listens at a port of this machine; nothing is said to them."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with socket.socket() as own:
+            try:
+                own.bind(("localhost", port))
+            except OSError:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"nobody listens at {port}")

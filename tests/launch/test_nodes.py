@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from trainings import another, bessemer, command, differ, errors, facts, losses, together, wait_for_step
 
-from tests.ports import free_port
+from tests.ports import free_port, wait_for_listener
 
 pytestmark = pytest.mark.slow
 FP64 = ("--set", "train.precision=fp64")
@@ -59,6 +59,7 @@ def test_a_node_that_is_lost_is_not_waited_for(made: Path, whole: str) -> None:
     given, port, run = another(made, "lost-node"), free_port(), made.parent / "runs" / "lost-node"
     more = *FP64, "--set", "parallel.replicate=2", "--set", "parallel.elastic=true"
     first = subprocess.Popen(node(given, port, *more, nodes="1:2"), stderr=subprocess.PIPE, text=True)
+    wait_for_listener(port)  # where the nodes meet is lost with the node that holds it
     second = subprocess.Popen(
         node(given, port, *more, nodes="1:2"), stderr=subprocess.PIPE, text=True, start_new_session=True
     )

@@ -88,7 +88,9 @@ def test_a_simulated_process_holds_what_a_real_one_does(layout: Parallel) -> Non
         measured: simulate.Moments = found[simulated.rank]
         for moment in ("between", "after_backward", "peak", "states_peak"):
             expected, given = getattr(measured, moment), getattr(simulated.moments, moment)
-            assert total(given) == pytest.approx(total(expected), rel=0.05), (moment, expected, given)
+            # A thread of gloo may not yet have let go of the last buffer that was added up.
+            loose = 0.1 if moment == "after_backward" else 0.05
+            assert total(given) == pytest.approx(total(expected), rel=loose), (moment, expected, given)
             for owner in ("weights", "optimizer"):
                 assert given[owner] == expected[owner], (moment, owner)
 
