@@ -43,6 +43,16 @@ def _version(package: str) -> str | None:
         return None
 
 
+def available_memory() -> int:
+    """Bytes of this machine's memory that can be had without swapping; all of it where the kernel does not say."""
+    information = Path("/proc/meminfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

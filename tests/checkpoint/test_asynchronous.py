@@ -98,7 +98,7 @@ def test_a_failure_surfaces_at_the_next_save_which_goes_on(tmp_path: Path, monke
 
 def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saver = AsyncSaver(tmp_path, keep=2)
-    monkeypatch.setattr(asynchronous, "_available", lambda: 1000)
+    monkeypatch.setattr(asynchronous, "available_memory", lambda: 1000)
     saver.save(10, state(10.0), {})
     assert published(tmp_path) == [10]
     assert not saver._buffers
@@ -106,10 +106,10 @@ def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, mo
     bad["model"]["a"][3, 3] = float("nan")
     with pytest.raises(BessemerError, match="step 20 failed"):
         saver.save(20, bad, {})
-    monkeypatch.setattr(asynchronous, "_available", lambda: 10**9)
+    monkeypatch.setattr(asynchronous, "available_memory", lambda: 10**9)
     saver.save(30, state(30.0), {})
     held = {key: buffer.data_ptr() for key, buffer in saver._buffers.items()}
-    monkeypatch.setattr(asynchronous, "_available", lambda: 1000)  # what it holds already, it need not find free
+    monkeypatch.setattr(asynchronous, "available_memory", lambda: 1000)  # what it holds already, it need not find free
     saver.save(40, state(40.0), {})
     assert {key: buffer.data_ptr() for key, buffer in saver._buffers.items()} == held
     saver.finish()

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bessemer.checkpoint.pieces import Tensors
 from bessemer.checkpoint.protocol import Prepared, Shares, prepare, publish
+from bessemer.environment import available_memory
 from bessemer.errors import BessemerError
 from bessemer.parallel import traffic
 from bessemer.parallel.team import ALONE, Team
@@ -123,7 +124,7 @@ class AsyncSaver:
             for name, tensor in named.items()
             if not _alike(self._buffers.get((part, name)), tensor)
         )
-        return MEMORY_FACTOR * missing * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= _available()
+        return MEMORY_FACTOR * missing * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= available_memory()
 
     def _copied(self, mine: Shares) -> Callable[[], Shares]:
         """Begin a copy into this process's own memory. The result waits for it, and gives it."""
@@ -159,13 +160,3 @@ def _raises(error: BessemerError) -> Callable[[], Shares]:
         raise error
 
     return give
-
-
-def _available() -> int:
-    """Free memory of this machine, bytes, without what others will take."""
-    information = Path("/proc/meminfo")
-    if information.exists():
-        for line in information.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from bessemer.checkpoint.protocol import Checkpoint, published, verify
+from bessemer.checkpoint.reading import Files
 from bessemer.errors import BessemerError, InputError
 
 
@@ -34,17 +36,22 @@ def newest(folder: Path, count: int, on_damage: Callable[[str], None] = lambda s
 
 
 @torch.no_grad()
-def mean_weights(checkpoints: list[Checkpoint]) -> dict[str, Tensor]:
-    """The mean of each weight over checkpoints of one model (Izmailov et al. 2018), summed in float64, as fp32.
+def mean_of(opened: list[Files], name: str) -> Tensor:
+    """The mean of one weight over checkpoints of one model (Izmailov et al. 2018), summed in float64, as fp32."""
+    total = opened[0].read("model", name).double()
+    for files in opened[1:]:
+        total += files.read("model", name)
+    return total.div_(len(opened)).float()
 
-    One checkpoint is in memory at a time. Raises BessemerError when the models differ.
-    """
-    sums: dict[str, Tensor] = {}
-    for checkpoint in checkpoints:
-        weights = checkpoint.tensors("model")
-        for name in sums.keys() | weights.keys() if sums else weights.keys():
-            if name not in weights or (sums and (name not in sums or sums[name].shape != weights[name].shape)):
+
+def mean_weights(checkpoints: list[Checkpoint]) -> dict[str, Tensor]:
+    """The mean of each weight. One weight of one checkpoint is in memory beside the means. Raises BessemerError when the models
+    differ."""
+    shapes = [{name: one.shape for name, one in each.contents["model"].items()} for each in checkpoints]
+    for checkpoint, found in zip(checkpoints, shapes, strict=True):
+        for name in sorted(found.keys() | shapes[0].keys()):
+            if found.get(name) != shapes[0].get(name):
                 raise BessemerError(f"{checkpoint.folder}: tensor {name} is not that of the other checkpoints")
-        for name, weight in weights.items():
-            sums[name] = sums[name].add_(weight.double()) if name in sums else weight.double()
-    return {name: total.div_(len(checkpoints)).float() for name, total in sums.items()}
+    with ExitStack() as stack:
+        opened = [stack.enter_context(checkpoint.opened()) for checkpoint in checkpoints]
+        return {name: mean_of(opened, name) for name in shapes[0]}

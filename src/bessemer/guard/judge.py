@@ -10,9 +10,7 @@ import math
 from dataclasses import asdict, dataclass
 from enum import Enum
 
-import torch
-import torch.distributed as dist
-
+from bessemer.parallel.team import ALONE, Team
 from bessemer.recipe import Guard
 
 
@@ -37,16 +35,16 @@ class GuardState:
 
 
 def judge(
-    settings: Guard, state: GuardState, loss: float, grad_norm: float, overflow: bool = False
+    settings: Guard, state: GuardState, loss: float, grad_norm: float, overflow: bool = False, team: Team = ALONE
 ) -> tuple[Verdict, GuardState]:
     """Judge a step by its loss and global gradient norm. All processes get the same verdict.
 
     overflow: fp16's loss scale was too large for the step; it is given up, and is no fault of the run.
     """
     finite = math.isfinite(loss) and math.isfinite(grad_norm)
-    if agreed(finite):
+    if not team.any(not finite):
         return Verdict.APPLY, GuardState(0, state.skipped)
-    if agreed(finite or overflow):
+    if not team.any(not (finite or overflow)):
         return Verdict.RESCALE, state
     after = GuardState(state.skips_in_a_row + 1, state.skipped + 1)
     stop = after.skips_in_a_row >= settings.skips_in_a_row
@@ -58,14 +56,3 @@ def cause(loss: float, grad_norm: float) -> str:
     if not math.isfinite(loss):
         return f"the loss is {loss}"
     return f"the gradient norm is {grad_norm} at a loss of {loss:.4f}"
-
-
-def agreed(good: bool) -> bool:
-    """Whether the flag is good on every process."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return good
-    flag = torch.tensor([0 if good else 1], dtype=torch.int32)
-    if dist.get_backend() == "nccl":
-        flag = flag.cuda()
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return int(flag.item()) == 0

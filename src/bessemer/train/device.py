@@ -13,6 +13,7 @@ from time import perf_counter
 import torch
 import torch.utils.deterministic
 
+from bessemer.environment import available_memory
 from bessemer.errors import InputError
 from bessemer.plan.cost import peak_flops
 from bessemer.recipe import Train
@@ -166,13 +167,7 @@ def available_bytes(device: Device) -> int:
     if device.is_cuda:
         unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # by torch's own allocator
         return int(torch.cuda.mem_get_info()[0]) + unused
-    information = Path("/proc/meminfo")
-    if information.exists():
-        lines = (line for line in information.read_text().splitlines() if line.startswith("MemAvailable:"))
-        found = next(lines, None)
-        if found is not None:
-            return int(found.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return available_memory()
 
 
 def reset_peak_resident() -> None:

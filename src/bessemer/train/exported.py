@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bessemer.checkpoint import Checkpoint, latest
-from bessemer.checkpoint.average import newest
+from bessemer.checkpoint.average import mean_of, newest
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.export import export
@@ -86,16 +86,10 @@ def _checkpoints(run: RunFolder, average: int) -> list[Checkpoint]:
 
 
 def _reader(checkpoints: list[Checkpoint], stack: ExitStack) -> Callable[[str], Tensor]:
-    """Gives a weight by its name, in fp32; of several checkpoints, the mean, summed in float64 as `mean_weights` sums."""
+    """Gives a weight by its name, in fp32; of several checkpoints, the mean."""
     opened = [stack.enter_context(checkpoint.opened()) for checkpoint in checkpoints]
     if len(opened) == 1:
         part = "ema" if "ema" in checkpoints[0] else "model"
         return lambda name: opened[0].read(part, name).float()
 
-    def mean(name: str) -> Tensor:
-        total = opened[0].read("model", name).double()
-        for files in opened[1:]:
-            total += files.read("model", name)
-        return total.div_(len(opened)).float()
-
-    return mean
+    return lambda name: mean_of(opened, name)

@@ -103,7 +103,7 @@ def train(
             sequences = sizes.sequences(position.step)
             gradients = step.gradients(batch, position.scale)
             verdict, guard = judge(
-                recipe.guard, position.guard, gradients.loss, gradients.grad_norm, gradients.overflow
+                recipe.guard, position.guard, gradients.loss, gradients.grad_norm, gradients.overflow, team
             )
             rate = 0.0
             if verdict is Verdict.APPLY:

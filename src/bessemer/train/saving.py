@@ -28,13 +28,10 @@ class Saver:
     def save(self, position: Position) -> None:
         """At an interval. A save that fails (a full disk) costs no training: it is recorded, and the next one tries again."""
         try:
-            tensors, facts = capture(self._step, position, self._recipe, self._store)
             if self._beside is not None:
-                self._beside.save(position.step, tensors, facts)
+                self._beside.save(position.step, *capture(self._step, position, self._recipe, self._store))
             else:
-                save(
-                    self._run.checkpoints, position.step, tensors, facts, self._recipe.checkpoint.keep, self._step.team
-                )
+                self._write(position)
         except (BessemerError, OSError) as error:
             self._failed(position, error)
 
@@ -45,6 +42,9 @@ class Saver:
                 self._beside.finish()
             except (BessemerError, OSError) as error:
                 self._failed(position, error)
+        self._write(position)
+
+    def _write(self, position: Position) -> None:
         tensors, facts = capture(self._step, position, self._recipe, self._store)
         save(self._run.checkpoints, position.step, tensors, facts, self._recipe.checkpoint.keep, self._step.team)
 
