@@ -2,8 +2,8 @@
 
 The same model, batch and optimizer, in one process, in turns whose order alternates; the ratio is the median of the ratios
 taken round by round. On a CPU the group is a gloo group, each side computes its micro-batches one after the other, and the
-ratio is one of CPU seconds, which a busy neighbour changes less than the clock. With --device cuda a third side is the same
-model inside of FSDP2 on a mesh of one GPU, and MFU is told.
+ratio is one of CPU seconds, which a busy neighbour changes less than the clock, or of the clock (--clock wall, on an idle
+machine). With --device cuda a third side is the same model inside of FSDP2 on a mesh of one GPU, and MFU is told.
 
     python benchmarks/parallel_overhead.py --json FILE
     python benchmarks/parallel_overhead.py --device cuda --json FILE
@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -68,8 +69,7 @@ def wrapped(recipe: Recipe, config: ModelConfig, device: devices.Device, team: T
     return step
 
 
-def one_step(step: TrainStep, batch: Batch, device: devices.Device) -> float:
-    clock = perf_counter if device.is_cuda else process_time
+def one_step(step: TrainStep, batch: Batch, device: devices.Device, clock: Callable[[], float]) -> float:
     devices.synchronize(device)
     started = clock()
     found = step.gradients(batch)
@@ -81,10 +81,14 @@ def one_step(step: TrainStep, batch: Batch, device: devices.Device) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--clock", choices=("cpu", "wall"), default="cpu", help="CPU seconds or the clock on the wall (idle machine)"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    clock = perf_counter if given.device == "cuda" or given.clock == "wall" else process_time
     torch.set_num_threads(given.threads)
     devices.keep_freed_memory()
     with socket.socket() as free:
@@ -106,11 +110,11 @@ def main() -> None:
     batch = Batch(0, draw.integers(0, config.vocabulary, (rows, config.sequence_length + 1)), np.zeros(rows, np.int64))
     for _ in range(3):
         for step in sides.values():
-            one_step(step, batch, device)
+            one_step(step, batch, device, clock)
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(given.rounds):
         for name in list(sides) if turn % 2 == 0 else list(reversed(sides)):
-            seconds[name].append(one_step(sides[name], batch, device))
+            seconds[name].append(one_step(sides[name], batch, device, clock))
     leave()
     flops = flops_per_token(config) * rows * config.sequence_length
     told: dict[str, dict[str, Any]] = {}
@@ -123,7 +127,7 @@ def main() -> None:
             line += f", MFU {told[name]['mfu']:.1%}"
         print(line)
     if given.json:
-        machine = describe(threads=given.threads, device=device.name)
+        machine = describe(threads=given.threads, device=device.name, clock="wall" if clock is perf_counter else "cpu")
         given.json.write_text(json.dumps({"machine": machine, "sides": told}, indent=1) + "\n")
 
 
