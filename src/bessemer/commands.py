@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.screens import demo_screen, print_plan, print_simulated, run_screen
-from bessemer.terminal import amount, coloured, say
+from bessemer.screens import demo_screen, run_screen
+from bessemer.terminal import amount, say
 
 if TYPE_CHECKING:
     from bessemer.evaluate.generation import Sampling
-    from bessemer.model.config import ModelConfig
     from bessemer.model.transformer import Transformer
     from bessemer.recipe import Recipe
     from bessemer.run import RunFolder
@@ -61,96 +59,9 @@ def tokens(given: argparse.Namespace) -> Any:
 
 
 def plan(given: argparse.Namespace) -> Any:
-    if given.corpus is not None:
-        return _plan_corpus(given)
-    if given.schedule is not None:
-        return _plan_pipeline(given)
-    if (alone := [f"--{name}" for name in PIPELINE_OPTIONS if getattr(given, name) is not None]) != []:
-        raise InputError(f"plan: {', '.join(alone)} without --schedule NAME; name one, for example --schedule 1f1b")
-    if given.recipe is None:
-        raise InputError(
-            "plan: name a recipe (`bessemer recipe` lists the shipped ones), or --corpus SIZE, or --schedule NAME"
-        )
-    from bessemer import stages
+    from bessemer import planning
 
-    session = _session(given)
-    if given.simulate:
-        from bessemer.tokens import outlook
-        from bessemer.train import simulate
-
-        found = simulate.beside_the_plan(session.recipe, outlook.vocabulary(session.recipe, session.run.tokens))
-        if not given.json:
-            print_simulated(found)
-        return found
-    plan, recipe = stages.plan_only(session.recipe, session.run)
-    if not given.json:
-        print_plan(plan, recipe)
-    return plan
-
-
-def _plan_corpus(given: argparse.Namespace) -> Any:
-    from bessemer.plan import corpus
-
-    if given.recipe is not None:
-        raise InputError("plan: a recipe and --corpus exclude each other; plan one after the other")
-    planned = corpus.plan(
-        corpus.parse_bytes(given.corpus),
-        corpus.load_rates(Path(given.rates) if given.rates else None),
-        machines=given.machines,
-        cores=given.cores,
-        memory_bytes=corpus.parse_bytes(given.memory),
-        price=given.price,
-        storage_price=given.storage_price,
-    )
-    if not given.json:
-        print(corpus.table(planned))
-    return corpus.to_dict(planned)
-
-
-PIPELINE_OPTIONS = ("stages", "microbatches", "virtual", "backward", "send", "svg")
-
-
-def _plan_pipeline(given: argparse.Namespace) -> Any:
-    from bessemer.plan import diagram, pipeline
-    from bessemer.run import write_atomic
-
-    if given.stages is None or given.microbatches is None:
-        raise InputError(
-            "plan: --schedule needs --stages N and --microbatches M, for example --stages 4 --microbatches 8"
-        )
-    if given.svg is not None and not Path(given.svg).parent.is_dir():
-        raise InputError(f"--svg: {Path(given.svg).parent}: no such folder to draw in; make it first")
-    planned = pipeline.plan(
-        given.schedule,
-        given.stages,
-        given.microbatches,
-        given.virtual,
-        backward=2.0 if given.backward is None else given.backward,
-        send=given.send or 0.0,
-        model=None if given.recipe is None else _model_of(given),
-    )
-    if given.svg is not None:
-        write_atomic(Path(given.svg), diagram.svg(planned.timetable))
-    if not given.json:
-        columns, colour = shutil.get_terminal_size((100, 24)).columns, coloured()
-        print(pipeline.table(planned, columns, colour))
-        if given.svg is not None:
-            print(f"{'drawn in':<12} {given.svg}")
-    return pipeline.to_dict(planned)
-
-
-def _model_of(given: argparse.Namespace) -> tuple[Recipe, ModelConfig]:
-    """The resolved recipe and the dimensions of its model, from the recipe alone: nothing is measured."""
-    from bessemer.model.config import ModelConfig
-    from bessemer.plan import dial
-    from bessemer.tokens import outlook
-
-    session = _session(given)
-    vocabulary = outlook.vocabulary(session.recipe, session.run.tokens)
-    labels = outlook.labels(session.recipe, session.run.tokens)
-    resolved = dial.resolve(session.recipe, vocabulary, labels=labels)
-    classes = labels if resolved.train.objective == "classify" else 0
-    return resolved, ModelConfig.of(resolved, vocabulary, labels=classes)
+    return planning.plan(given, _session)
 
 
 def train(given: argparse.Namespace) -> Any:

@@ -1,4 +1,4 @@
-"""The recipe's table about a cluster: what `bessemer launch` asks its scheduler for."""
+"""The recipe's table about a cluster: what `bessemer plan` counts with and `bessemer launch` asks its scheduler for."""
 
 from __future__ import annotations
 
@@ -14,6 +14,37 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._,|&*()\[\]-]*$"  # what partitions, accounts an
 class Cluster(Section):
     """The machines of a training on several nodes. Changes nothing of what is trained."""
 
+    device: str | None = Field(
+        None,
+        min_length=1,
+        description="Device to plan for, by its name in the catalogue (`bessemer plan --devices`), as H100; left out: this "
+        "machine's.",
+    )
+    devices: Positive | None = Field(
+        None,
+        description="Devices to plan for, all together; left out: nodes x devices_per_node, or what [parallel] comes to.",
+    )
+    devices_per_node: Positive | None = Field(None, description="Devices in a node; left out: as the catalogue has it.")
+    intra_bandwidth: float | None = Field(
+        None, gt=0, description="GB/s that a device sends to others of its node, one way; left out: the catalogue's."
+    )
+    inter_bandwidth: float | None = Field(
+        None, gt=0, description="GB/s that a device sends out of its node, one way; left out: the catalogue's."
+    )
+    storage_bandwidth: float = Field(
+        2.0, gt=0, description="GB/s that a node writes to and reads from the storage of checkpoints and tokens."
+    )
+    price: float | None = Field(
+        None, gt=0, description="Dollars for a device and hour; left out: the catalogue's, with its date."
+    )
+    failures_per_node_year: float | None = Field(
+        None, gt=0, description="Failures of a node in a year that end a training; left out: a published rate."
+    )
+    catalogue: str | None = Field(None, description="A file of your own devices, in the catalogue's form.")
+    stack: str = Field(
+        "bessemer",
+        description="Whose habits the plan assumes: bessemer, or a program that its figures were held against, as megatron-lm.",
+    )
     nodes: Positive = Field(1, description="Nodes; each runs as many of the processes of [parallel] as the others.")
     min_nodes: Positive | None = Field(
         None, description="Fewest nodes to go on with when some are lost (needs parallel.elastic); left out: all."

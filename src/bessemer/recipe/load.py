@@ -31,8 +31,10 @@ def shipped() -> dict[str, str]:
     }
 
 
-def load(reference: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed: bool = False) -> Recipe:
     """Read a recipe file, or a shipped recipe by its name, and apply `key=value` overrides.
+
+    may_be_unnamed: a recipe without [run] is named for its file, for who only asks what it would take.
 
     Relative paths of sources, tokenizer and starting weights are taken from the recipe file's folder; `run.dir` is
     taken from the working directory. Raises InputError that names the file, the line and the key.
@@ -53,15 +55,23 @@ def load(reference: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise InputError(f"{path}: no such recipe file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as a recipe: {error}") from None
-    return _from_folder(parse(text, str(path), overrides), path.resolve().parent)
+    recipe = parse(text, str(path), overrides, _name(path) if may_be_unnamed else None)
+    return _from_folder(recipe, path.resolve().parent)
 
 
-def parse(text: str, where: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Validate TOML `text`; `where` names it in errors."""
+def _name(path: Path) -> str:
+    """A name for the run of an unnamed recipe."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-") or "plan"
+
+
+def parse(text: str, where: str, overrides: Sequence[str] = (), name: str | None = None) -> Recipe:
+    """Validate TOML `text`; `where` names it in errors; name: of the run where it has no [run] table."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{where}: not valid TOML: {error}") from None
+    if name is not None and isinstance(run := values.setdefault("run", {}), dict):
+        run.setdefault("name", name)
     for override in overrides:
         _override(values, override)
     try:

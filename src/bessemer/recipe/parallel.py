@@ -14,6 +14,11 @@ PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
 class Parallel(Section):
     """How a run is split. The product of the five ways is the number of processes; 1 everywhere: one process."""
 
+    auto: bool = Field(
+        False,
+        description="Let the planner choose: the layout it predicts to be the fastest of those that fit on the devices of "
+        "[cluster], or of this machine.",
+    )
     replicate: Positive = Field(1, description="Copies of the model, each for its own part of the batch.")
     shard: Positive = Field(
         1,
@@ -51,6 +56,13 @@ class Parallel(Section):
     def data(self) -> int:
         """Processes (groups of them) that each take a part of the batch."""
         return self.replicate * self.shard
+
+    @model_validator(mode="after")
+    def _chosen_once(self) -> Self:
+        chosen = [way for way in ("replicate", "shard", "tensor", "pipeline", "context") if getattr(self, way) > 1]
+        if self.auto and chosen:
+            raise ValueError(f"auto = true chooses {chosen[0]} itself; leave one of the two out")
+        return self
 
     @model_validator(mode="after")
     def _stages_fit(self) -> Self:

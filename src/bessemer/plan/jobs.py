@@ -1,0 +1,145 @@
+"""From a recipe to the jobs that the planner counts with: its model, its cluster, and its layout where it gives one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from bessemer.errors import InputError
+from bessemer.model.config import ModelConfig
+from bessemer.plan import devices, dial
+from bessemer.plan.estimate import stacks
+from bessemer.plan.estimate.job import Cluster, Job, Layout, Precision, Recompute
+from bessemer.recipe import Batches, Recipe
+
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A recipe as the planner sees it. recipe: resolved; job: its layout, or that of one device where the planner is to choose;
+    free: what it chooses beyond the layout, where the recipe leaves it out."""
+
+    recipe: Recipe
+    job: Job
+    tokens: int
+    chooses_layout: bool
+    free: frozenset[str]
+
+    @property
+    def steps(self) -> float:
+        """Steps that the tokens come to."""
+        return self.tokens / self.job.tokens
+
+
+def goal_of(recipe: Recipe, vocabulary: int, labels: int = 0, here: devices.Device | None = None) -> Goal:
+    """What a recipe asks for. here: this machine's device, for a recipe that names none. Raises InputError where the recipe
+    names a device or a stack that is unknown, or sizes that do not go together."""
+    device = device_of(recipe, here)
+    resolved = dial.resolve(recipe, vocabulary, labels=labels)
+    classes = labels if resolved.train.objective == "classify" else 0
+    config = ModelConfig.of(resolved, vocabulary, labels=classes)
+    cluster = _cluster(recipe, device)
+    stack = stacks.find(recipe.cluster.stack)
+    batch = Batches.of(resolved).full
+    tokens = Batches.of(resolved).tokens_before(resolved.train.steps or 0)
+    job = Job(config, _layout(recipe, batch), cluster, batch, _precision(recipe, device), stack)
+    chosen = recipe.parallel.auto
+    if not chosen and job.layout.devices != cluster.devices:
+        raise InputError(_mismatch(recipe, cluster, job.layout.devices))
+    free = {name for name, value in (("micro_batch", recipe.train.micro_batch),) if value is None}
+    if "recompute" not in recipe.train.model_fields_set or recipe.train.recompute == "budget":
+        free.add("recompute")
+    return Goal(resolved, job, tokens, chosen, frozenset(free))
+
+
+def device_of(recipe: Recipe, here: devices.Device | None) -> devices.Device:
+    """The device that a recipe names, or the one at hand."""
+    if recipe.cluster.device is None:
+        if here is None:
+            raise InputError(
+                "cluster.device: which device to plan for? name one, as H100; `bessemer plan --devices` lists them"
+            )
+        return here
+    return devices.find(recipe.cluster.device, Path(recipe.cluster.catalogue) if recipe.cluster.catalogue else None)
+
+
+def _cluster(recipe: Recipe, device: devices.Device) -> Cluster:
+    """As many devices as [cluster] says, else as [parallel] has processes, or the nodes where the planner chooses the layout."""
+    given, world = recipe.cluster, recipe.parallel.world
+    counted = "nodes" in given.model_fields_set
+    per_node = given.devices_per_node or device.per_node
+    if counted and given.devices_per_node is None and not recipe.parallel.auto and world % given.nodes == 0:
+        per_node = world // given.nodes
+    count = given.devices or (given.nodes * per_node if counted or recipe.parallel.auto else world)
+    return Cluster(
+        device=device,
+        devices=count,
+        per_node=min(per_node, count),
+        intra=given.intra_bandwidth * GB if given.intra_bandwidth else device.intra,
+        inter=given.inter_bandwidth * GB if given.inter_bandwidth else device.inter,
+    )
+
+
+def _layout(recipe: Recipe, batch: int) -> Layout:
+    given = recipe.parallel
+    return Layout(
+        replicate=given.replicate,
+        shard=given.shard,
+        tensor=given.tensor,
+        pipeline=given.pipeline,
+        virtual=given.stages_each,
+        context=given.context,
+        zero=given.zero if given.shard * given.context > 1 else 0,
+        schedule=given.schedule,
+        micro_batch=recipe.train.micro_batch or _micro_batch(recipe, batch),
+        recompute=recipe.train.recompute if recipe.train.recompute in get_args(Recompute) else "full",  # type: ignore[arg-type]
+    )
+
+
+def _micro_batch(recipe: Recipe, batch: int) -> int:
+    """Sequences of a micro-batch where the recipe has none: as many as the dial lets a micro-batch hold, of those that divide
+    a part of the batch."""
+    each = batch // recipe.parallel.data
+    most = max(dial.MICRO_BATCH_TOKENS // recipe.tokens.sequence_length, 1)
+    return max((size for size in range(1, min(each, most) + 1) if each % size == 0), default=1)
+
+
+def _precision(recipe: Recipe, device: devices.Device) -> Precision:
+    """The recipe's; auto: bf16 where the device has it. Raises InputError for one that the device does not have."""
+    asked = recipe.train.precision
+    precision = "fp8" if asked == "fp8-rowwise" else asked
+    if precision == "auto":
+        return "bf16" if "bf16" in device.flops else "fp32"
+    if precision not in get_args(Precision):
+        raise InputError(
+            f"train.precision = {asked}: the planner has no rates for it; possible: {', '.join(device.flops)}"
+        )
+    if precision not in device.flops:
+        raise InputError(
+            f"train.precision = {asked}: {device.name} does not have it; possible: {', '.join(device.flops)}"
+        )
+    return precision  # type: ignore[return-value]
+
+
+def _mismatch(recipe: Recipe, cluster: Cluster, world: int) -> str:
+    layout = recipe.parallel
+    product = " x ".join(f"{getattr(layout, way)}" for way in ("replicate", "shard", "tensor", "pipeline", "context"))
+    rest = layout.tensor * layout.pipeline * layout.context
+    advice = (
+        f"shard = {cluster.devices // rest} would fill them"
+        if cluster.devices % rest == 0
+        else f"tensor x pipeline x context = {rest} does not divide them; take a divisor of {cluster.devices}"
+    )
+    return (
+        f"parallel: replicate x shard x tensor x pipeline x context = {product} = {world} processes, but [cluster] has "
+        f"{cluster.devices:,} devices ({cluster.nodes:,} nodes); {advice}, or auto = true lets the planner choose"
+    )
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return low + [number // n for n in reversed(low) if n * n != number]

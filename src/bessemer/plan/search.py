@@ -1,0 +1,174 @@
+"""All ways to split a job over its devices: those that fit in memory, ranked by predicted speed, and why the others fall out.
+
+For every way to divide the model (tensor x pipeline x context, schedule, micro-batch) the cheapest way to make it fit is taken:
+what `zero` divides and what is recomputed cost time and never memory's sake alone, so a layout that divides or recomputes more
+than it must is not looked at further. A test holds this against trying everything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from bessemer.errors import InputError
+from bessemer.model.config import ModelConfig
+from bessemer.plan.estimate.job import Job, Layout, Recompute
+from bessemer.plan.estimate.memory import Memory, fits, memory
+from bessemer.plan.estimate.step import Step, step
+from bessemer.plan.jobs import divisors
+
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # in the order of their price in time
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+CONTEXT_FROM = 16_384  # tokens of a sequence below which dividing it is not tried: one device holds it easily
+CONTEXT_MOST = 16
+STAGES_EACH = (1, 2, 4, 8)  # interleaved stages on a device
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout that fits, with what it takes."""
+
+    job: Job
+    memory: Memory
+    step: Step
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all devices together."""
+        return self.job.tokens / self.step.seconds
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A layout that does not fit even with everything recomputed. missing: bytes; part: of memory that is largest."""
+
+    layout: Layout
+    memory: Memory
+    missing: float
+    part: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """ranked: those that fit, the fastest first; rejected: those that do not, the nearest miss first; impossible: how many ways
+    to split the model cannot take, by reason."""
+
+    ranked: tuple[Candidate, ...]
+    rejected: tuple[Rejected, ...]
+    impossible: dict[str, int]
+
+    @property
+    def pareto(self) -> tuple[Candidate, ...]:
+        """Those that no other beats in both speed and free memory, the fastest first. Money goes with speed on a given cluster."""
+        front: list[Candidate] = []
+        for one in self.ranked:
+            if not front or one.memory.total < front[-1].memory.total:
+                front.append(one)
+        return tuple(front)
+
+
+def search(job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute"})) -> Found:
+    """Every layout of a job on its cluster's devices. free: of micro_batch and recompute, what may be chosen; else the job's.
+
+    Raises InputError where no layout divides the devices and the batch at all.
+    """
+    ranked: list[Candidate] = []
+    rejected: list[Rejected] = []
+    impossible: Counter[str] = Counter()
+    for split in _splits(job, impossible):
+        _weigh(job, split, free, ranked, rejected, impossible)
+    if not ranked and not rejected:
+        reasons = "; ".join(f"{reason} ({count})" for reason, count in impossible.most_common(3))
+        raise InputError(
+            f"parallel: no way to split over {job.cluster.devices:,} devices with a batch of {job.batch:,} sequences: {reasons}"
+        )
+    ranked.sort(key=lambda one: (one.step.seconds, one.memory.total))
+    rejected.sort(key=lambda one: one.missing)
+    return Found(tuple(ranked), tuple(rejected), dict(impossible))
+
+
+def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
+    """Divisions of the model, with all that is left over for the batch (`shard`)."""
+    model, cluster = job.model, job.cluster
+    most_context = CONTEXT_MOST if model.sequence_length >= CONTEXT_FROM else 1
+    for tensor in divisors(cluster.per_node):
+        if reason := tensor_refusal(model, tensor):
+            impossible[reason] += 1
+            continue
+        for context in (c for c in divisors(cluster.devices // tensor) if c <= most_context):
+            if context > 1 and model.sequence_length % (2 * context * tensor):
+                impossible["the sequence does not divide over context x tensor"] += 1
+                continue
+            for pipeline in divisors(cluster.devices // (tensor * context)):
+                if pipeline > model.layers:
+                    impossible["more pipeline stages than blocks"] += 1
+                    continue
+                data = cluster.devices // (tensor * context * pipeline)
+                if job.batch % data:
+                    impossible["the batch does not divide over shard"] += 1
+                    continue
+                for schedule, virtual in _schedules(model, pipeline):
+                    yield Layout(
+                        shard=data, tensor=tensor, pipeline=pipeline, virtual=virtual, context=context,
+                        schedule=schedule, sequence_parallel=job.layout.sequence_parallel,
+                    )  # fmt: skip
+
+
+def tensor_refusal(model: ModelConfig, tensor: int) -> str | None:
+    """Why a model cannot be divided over so many devices of a tensor group; None: it can."""
+    if model.heads % tensor or model.kv_heads % tensor:
+        return "heads or key/value heads do not divide over tensor"
+    if model.mlp_width % tensor:
+        return "the MLP's width does not divide over tensor"
+    if model.sequence_length % tensor:
+        return "the sequence does not divide over tensor"
+    return None
+
+
+def _schedules(model: ModelConfig, pipeline: int) -> Iterator[tuple[str, int]]:
+    yield "1f1b", 1
+    if pipeline > 1:
+        for virtual in STAGES_EACH[1:]:
+            if pipeline * virtual <= model.layers:
+                yield "interleaved", virtual
+
+
+def _weigh(
+    job: Job, split: Layout, free: frozenset[str], ranked: list[Candidate], rejected: list[Rejected],
+    impossible: Counter[str],
+) -> None:  # fmt: skip
+    """Add what becomes of one division of the model, for each micro-batch: the cheapest way to make it fit, or the miss."""
+    each = job.batch // split.data
+    sizes = MICRO_BATCHES if "micro_batch" in free else (job.layout.micro_batch,)
+    modes = RECOMPUTE if "recompute" in free else (job.layout.recompute,)
+    for micro_batch in sizes:
+        if each % micro_batch:
+            impossible["the micro-batch does not divide a part of the batch"] += 1
+            continue
+        count = each // micro_batch
+        if split.schedule == "interleaved" and count % split.pipeline:
+            impossible["interleaving needs a multiple of the stages as micro-batches"] += 1
+            continue
+        missed: Rejected | None = None
+        for zero in (1, 2, 3) if split.shard * split.context > 1 else (0,):
+            if zero > 1 and split.pipeline > 1 and count > split.pipeline:
+                continue  # gradients and weights would be divided and gathered anew for every micro-batch of every stage
+            fitting = None
+            for recompute in modes:
+                layout = replace(split, zero=zero, micro_batch=micro_batch, recompute=recompute)
+                one = replace(job, layout=layout)
+                held = memory(one)
+                verdict = fits(one, held)
+                if verdict.fits:
+                    fitting = Candidate(one, held, step(one))
+                    break
+                if missed is None or verdict.missing < missed.missing:
+                    missed = Rejected(layout, held, verdict.missing, verdict.part)
+            if fitting is not None:
+                ranked.append(fitting)
+                missed = None
+                if fitting.job.layout.recompute == modes[0]:
+                    break
+        if missed is not None:
+            rejected.append(missed)

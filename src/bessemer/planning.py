@@ -1,0 +1,219 @@
+"""What `bessemer plan` does: a training on this machine or on a cluster, a corpus, a pipeline."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bessemer.errors import InputError
+from bessemer.screens import print_plan, print_simulated
+from bessemer.terminal import coloured
+
+if TYPE_CHECKING:
+    from bessemer.model.config import ModelConfig
+    from bessemer.plan.jobs import Goal
+    from bessemer.recipe import Recipe
+    from bessemer.stages import Session
+
+# Of a pipeline that is drawn alone, without a training.
+PIPELINE_OPTIONS = ("stages", "microbatches", "backward", "send", "svg")
+# Short names of plan/ask.py that are flags too.
+FLAGS = (
+    "gpus", "per_node", "model", "params", "layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary", "tokens", "seq",
+    "batch", "precision", "recompute", "micro_batch", "zero", "tp", "pp", "cp", "dp", "replicate", "virtual", "price", "stack",
+    "catalogue",
+)  # fmt: skip
+BUDGETS = ("flops", "days", "money")
+Opened = Callable[[argparse.Namespace], "Session"]
+
+
+def plan(given: argparse.Namespace, session_of: Opened) -> Any:
+    """The command: which of its kinds is asked for follows from the arguments."""
+    if given.devices:
+        return _devices(given)
+    if given.corpus is not None:
+        return _corpus(given)
+    asked = _asked(given)
+    if given.schedule is not None and "gpus" not in asked:
+        return _pipeline(given, session_of)
+    if (alone := [f"--{name}" for name in PIPELINE_OPTIONS if getattr(given, name) is not None]) != []:
+        raise InputError(f"plan: {', '.join(alone)} without --schedule NAME; name one, for example --schedule 1f1b")
+    if given.simulate:
+        return _simulated(given, session_of(_named(given)))
+    if given.recipe is None or asked or given.what_if or given.search or _is_for_a_cluster(given):
+        return _on_a_cluster(given, asked)
+    return _on_this_machine(given, session_of(given))
+
+
+def _named(given: argparse.Namespace) -> argparse.Namespace:
+    if given.recipe is None:
+        raise InputError("plan: --simulate needs a recipe; `bessemer recipe` lists the shipped ones")
+    return given
+
+
+def _asked(given: argparse.Namespace) -> dict[str, str]:
+    """The flags that were given, by their short names."""
+    found = {name: getattr(given, name) for name in FLAGS if getattr(given, name) is not None}
+    if given.schedule is not None and "gpus" in found:
+        found["schedule"] = given.schedule
+    return found
+
+
+def _is_for_a_cluster(given: argparse.Namespace) -> bool:
+    """Whether the recipe names a device of the catalogue, and not the machine at hand."""
+    from bessemer.recipe import load
+
+    return load(given.recipe, given.overrides, may_be_unnamed=True).cluster.device is not None
+
+
+def _on_this_machine(given: argparse.Namespace, session: Session) -> Any:
+    from bessemer import stages
+
+    plan, recipe = stages.plan_only(session.recipe, session.run)
+    if not given.json:
+        print_plan(plan, recipe)
+    return plan
+
+
+def _simulated(given: argparse.Namespace, session: Session) -> Any:
+    from bessemer.tokens import outlook
+    from bessemer.train import simulate
+
+    found = simulate.beside_the_plan(session.recipe, outlook.vocabulary(session.recipe, session.run.tokens))
+    if not given.json:
+        print_simulated(found)
+    return found
+
+
+def _on_a_cluster(given: argparse.Namespace, asked: dict[str, str]) -> Any:
+    from bessemer.plan import ask, outcome, what_if
+    from bessemer.plan.tables import plan_table, what_if_table
+
+    recipe = _recipe_asked(given, asked)
+    if given.search and not recipe.parallel.auto:
+        recipe = ask.chosen_by_the_planner(recipe)
+    found = outcome.of(
+        _goal(recipe), budget={name: getattr(given, name) for name in BUDGETS if getattr(given, name) is not None}
+    )
+    if not given.what_if:
+        if not given.json:
+            print(plan_table(found, given.search))
+        return outcome.to_dict(found, given.search)
+    beside = [what_if.changed(recipe, changes) for changes in given.what_if]
+    several = [found, *(outcome.of(_goal(one)) for one in beside)]
+    if not given.json:
+        print(what_if_table(several, ["as asked", *given.what_if]))
+    return {
+        **outcome.to_dict(found, given.search),
+        "what_if": [
+            {"changes": changes, **outcome.to_dict(one)}
+            for changes, one in zip(given.what_if, several[1:], strict=True)
+        ],
+    }
+
+
+def _recipe_asked(given: argparse.Namespace, asked: dict[str, str]) -> Recipe:
+    """A recipe with the flags' changes, or one of the flags alone."""
+    from bessemer.plan import ask
+    from bessemer.recipe import load
+
+    if given.recipe is None:
+        return ask.recipe_of(asked, tuple(given.overrides))
+    changes = [f"{key}={value}" for key, value in ask.overrides_of(asked).items()]
+    recipe = load(given.recipe, [*changes, *given.overrides], may_be_unnamed=True)
+    return ask.filled(recipe, set(asked))
+
+
+def _goal(recipe: Recipe) -> Goal:
+    """Vocabulary and classes from the recipe alone: who plans a cluster may have none of its data."""
+    from bessemer.plan.jobs import goal_of
+    from bessemer.run import RunFolder
+    from bessemer.tokens import outlook
+
+    folder = RunFolder(recipe.run.folder).tokens
+    vocabulary = outlook.vocabulary(recipe, folder)
+    if recipe.model.vocabulary is not None and recipe.tokenizer.path is None:
+        vocabulary = min(vocabulary, recipe.model.vocabulary)
+    return goal_of(recipe, vocabulary, outlook.labels(recipe, folder))
+
+
+def _devices(given: argparse.Namespace) -> Any:
+    """The catalogue."""
+    from bessemer.plan import devices
+    from bessemer.plan.tables import devices_table
+
+    found = devices.catalogue(Path(given.catalogue) if given.catalogue else None)
+    if not given.json:
+        print(devices_table(list(found.values())))
+    return list(found.values())
+
+
+def _corpus(given: argparse.Namespace) -> Any:
+    from bessemer.plan import corpus
+
+    if given.recipe is not None:
+        raise InputError("plan: a recipe and --corpus exclude each other; plan one after the other")
+    planned = corpus.plan(
+        corpus.parse_bytes(given.corpus),
+        corpus.load_rates(Path(given.rates) if given.rates else None),
+        machines=given.machines,
+        cores=given.cores,
+        memory_bytes=corpus.parse_bytes(given.memory),
+        price=_core_price(given.price),
+        storage_price=given.storage_price,
+    )
+    if not given.json:
+        print(corpus.table(planned))
+    return corpus.to_dict(planned)
+
+
+def _core_price(text: str | None) -> float:
+    try:
+        return 0.05 if text is None else float(text)
+    except ValueError:
+        raise InputError(f"--price: {text!r} is not a price; write it like 0.05") from None
+
+
+def _pipeline(given: argparse.Namespace, session_of: Opened) -> Any:
+    from bessemer.plan import diagram, pipeline
+    from bessemer.run import write_atomic
+
+    if given.stages is None or given.microbatches is None:
+        raise InputError(
+            "plan: --schedule needs --stages N and --microbatches M, for example --stages 4 --microbatches 8"
+        )
+    if given.svg is not None and not Path(given.svg).parent.is_dir():
+        raise InputError(f"--svg: {Path(given.svg).parent}: no such folder to draw in; make it first")
+    planned = pipeline.plan(
+        given.schedule,
+        given.stages,
+        given.microbatches,
+        None if given.virtual is None else int(given.virtual),
+        backward=2.0 if given.backward is None else given.backward,
+        send=given.send or 0.0,
+        model=None if given.recipe is None else _model_of(session_of(given)),
+    )
+    if given.svg is not None:
+        write_atomic(Path(given.svg), diagram.svg(planned.timetable))
+    if not given.json:
+        columns, colour = shutil.get_terminal_size((100, 24)).columns, coloured()
+        print(pipeline.table(planned, columns, colour))
+        if given.svg is not None:
+            print(f"{'drawn in':<12} {given.svg}")
+    return pipeline.to_dict(planned)
+
+
+def _model_of(session: Session) -> tuple[Recipe, ModelConfig]:
+    """The resolved recipe and the dimensions of its model, from the recipe alone: nothing is measured."""
+    from bessemer.model.config import ModelConfig
+    from bessemer.plan import dial
+    from bessemer.tokens import outlook
+
+    vocabulary = outlook.vocabulary(session.recipe, session.run.tokens)
+    labels = outlook.labels(session.recipe, session.run.tokens)
+    resolved = dial.resolve(session.recipe, vocabulary, labels=labels)
+    classes = labels if resolved.train.objective == "classify" else 0
+    return resolved, ModelConfig.of(resolved, vocabulary, labels=classes)
