@@ -296,6 +296,7 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> 
     from bessemer.plan import cost, dial
     from bessemer.train import device as devices
     from bessemer.train.measure import step_seconds
+    from bessemer.train.planned_traffic import planned_bytes
     from bessemer.train.recompute import base_bytes, blocks_recomputed, check_budget, memory_of
     from bessemer.train.split import require_fit
     from bessemer.train.task import config_of
@@ -334,7 +335,10 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> 
         batches = Batches.of(resolved)
         steps = max(batches.step_of(int(full_steps * batches.full)), 1)
         resolved = dial.resolve(recipe, vocabulary, steps, _micro_batch_tokens(recipe), labels)
-    return {**planned(resolved, measured).to_dict(), "fits": fits}, resolved
+    told = {**planned(resolved, measured).to_dict(), "fits": fits}
+    if resolved.parallel.world > 1:
+        told["communicated_bytes"] = planned_bytes(resolved, config, device.precision, recomputed=blocks)
+    return told, resolved
 
 
 def _on_one_process(recipe: Recipe) -> Recipe:

@@ -81,6 +81,7 @@ class RunData:
     stages: list[dict[str, Any]]
     notes: list[str]
     inside: dict[str, Curves] = field(default_factory=dict)
+    sent: dict[str, float] = field(default_factory=dict)
     quality: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -124,7 +125,7 @@ def read(run: RunFolder) -> RunData:
     except tomllib.TOMLDecodeError:
         notes.append("recipe.toml is damaged; it is shown as it stands.")
         recipe = {}
-    train, validation, inside = _curves(run.metrics, notes)
+    train, validation, inside, sent = _curves(run.metrics, notes)
     stages = json_file(run.path / "stages.json")
     data = RunData(
         name=text(table(recipe.get("run")).get("name")) or run.path.resolve().name,
@@ -138,6 +139,7 @@ def read(run: RunFolder) -> RunData:
         train=train,
         validation=validation,
         inside=inside,
+        sent=sent,
         mixture=json_file(run.path / "mixture.json"),
         incidents=tables(read_json_lines(run.incidents)),
         evaluation=json_file(run.evaluation),
@@ -183,10 +185,11 @@ def text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _curves(path: Path, notes: list[str]) -> tuple[Curves, Curves, dict[str, Curves]]:
+def _curves(path: Path, notes: list[str]) -> tuple[Curves, Curves, dict[str, Curves], dict[str, float]]:
     """Curves of training, of validation and of what was watched inside the model, those by block or group of weights
-    in the place of sources. Read line by line: as objects, a long run would not fit in memory."""
-    train, validation = _Columns(TRAIN), _Columns(VALIDATION)
+    in the place of sources; and the bytes that the processes sent each other in a step, by kind, at the median. Read line by
+    line: as objects, a long run would not fit in memory."""
+    train, validation, sent = _Columns(TRAIN), _Columns(VALIDATION), _Columns(())
     inside = {name: _Columns(()) for name in INSIDE}
     damaged = 0
     for row in _lines(path):
@@ -194,6 +197,8 @@ def _curves(path: Path, notes: list[str]) -> tuple[Curves, Curves, dict[str, Cur
             damaged += 1
         elif row.get("kind") == "train":
             train.add(row, table(row.get("loss_by_source")))
+            if kinds := table(row.get("communicated_bytes")):
+                sent.add(row, kinds)
         elif row.get("kind") == "validation":
             validation.add(row, table(row.get("bits_per_byte_by_source") or row.get("accuracy_by_source")))
         elif row.get("kind") == "inside":
@@ -201,7 +206,8 @@ def _curves(path: Path, notes: list[str]) -> tuple[Curves, Curves, dict[str, Cur
                 columns.add(row, table(row.get(name)))
     if damaged:
         notes.append(f"{damaged} damaged line{'s' if damaged > 1 else ''} of metrics.jsonl left out.")
-    return train.finish(), validation.finish(), {name: columns.finish() for name, columns in inside.items()}
+    in_a_step = {kind: float(np.nanmedian(values)) for kind, values in sent.finish().by_source.items()}
+    return train.finish(), validation.finish(), {name: columns.finish() for name, columns in inside.items()}, in_a_step
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any] | None]:

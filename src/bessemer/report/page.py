@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import BessemerError
-from bessemer.report import corpus, figures, findings, quality, rows
+from bessemer.report import corpus, figures, findings, processes, quality, rows
 from bessemer.report import data as run_data
 from bessemer.report.data import RunData
 from bessemer.report.fertility import fertility
@@ -72,6 +72,7 @@ def _context(data: RunData) -> dict[str, Any]:
         "comparison": compared,
         "plan_finding": findings.plan_finding(data, compared),
         "memory": findings.memory_parts(data),
+        "processes": processes.section(data),
         "samples": rows.samples(data),
         "fill_ins": rows.fill_ins(data),
         "classes": rows.classes(data),
@@ -94,6 +95,7 @@ def _context(data: RunData) -> dict[str, Any]:
     present = {
         "curves": ("Curves", context["curves"]),
         "plan": ("Planned and measured", compared or context["memory"]),
+        "processes": ("Over several processes", context["processes"]),
         "samples": ("Samples", context["samples"]),
         "fill_ins": ("Filled in", context["fill_ins"]),
         "classes": ("Classes", context["classes"]),
