@@ -29,7 +29,8 @@ class Device:
     flops: peak rates in FLOP/s, dense, by precision; matmul: share of the peak that the best large product reaches when it is
     measured, matmul_fp8: of the fp8 peak; memory: bytes; bandwidth: bytes/s of that memory; intra, inter: bytes/s that it
     sends to others of its node and beyond, one way, where a typical node is built so; per_node: devices of such a node;
-    domain: devices that reach each other at `intra` (0: per_node); watts: of the board; price: dollars an hour, and when it
+    domain: devices that reach each other at `intra` (0: per_node); units: multiprocessors that a
+    product's tiles are spread over (0: not known); watts: of the board; price: dollars an hour, and when it
     was asked.
     """
 
@@ -47,6 +48,7 @@ class Device:
     source: str
     matmul_fp8: float | None = None
     domain: int = 0
+    units: int = 0
     also: tuple[str, ...] = ()
 
     def peak(self, precision: str) -> float:
@@ -61,7 +63,7 @@ class Device:
 
 
 REQUIRED = ("name", "flops", "memory", "bandwidth", "intra", "inter", "per_node", "watts", "source")
-OPTIONAL = ("also", "matmul", "matmul_fp8", "domain", "price", "price_date")
+OPTIONAL = ("also", "matmul", "matmul_fp8", "domain", "units", "price", "price_date")
 MATMUL_UNMEASURED = (
     0.80  # Hopper's and Ampere's lie at 0.80 to 0.87; what a user's entry is taken to have when it says nothing
 )
@@ -171,9 +173,9 @@ def _device(table: Any, where: str) -> Device:
     for key in ("matmul", "matmul_fp8"):
         if table.get(key, 0) > 1:
             raise InputError(f"{where}: {key} = {table[key]}, but it is a share of the peak, at most 1")
-    for key in ("per_node", "domain"):
+    for key in ("per_node", "domain", "units"):
         if not isinstance(table.get(key, 0), int) or table.get(key, 0) < 0:
-            raise InputError(f"{where}: {key} = {table[key]!r}, but it is a whole number of devices")
+            raise InputError(f"{where}: {key} = {table[key]!r}, but it must be a whole number, 0 or more")
     also = table.get("also", [])
     if not isinstance(also, list) or not all(isinstance(each, str) for each in also):
         raise InputError(f"{where}: also must be a list of spellings")
@@ -192,6 +194,7 @@ def _device(table: Any, where: str) -> Device:
         source=table["source"],
         matmul_fp8=table.get("matmul_fp8"),
         domain=table.get("domain", 0),
+        units=table.get("units", 0),
         also=tuple(also),
     )
 

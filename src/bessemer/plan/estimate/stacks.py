@@ -37,6 +37,9 @@ class Stack:
     fused: bool = False
     launch: float = 10e-6
     kernels: int = 30
+    flash: float = 0.45
+    balanced: bool = False
+    regather: bool = True
     tensor_overlap: float = 0.0
     data_overlap: float = 0.0
     pipeline_overlap: float = 0.0
