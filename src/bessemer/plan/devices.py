@@ -30,7 +30,8 @@ class Device:
     measured, matmul_fp8: of the fp8 peak; memory: bytes; bandwidth: bytes/s of that memory; intra, inter: bytes/s that it
     sends to others of its node and beyond, one way, where a typical node is built so; per_node: devices of such a node;
     domain: devices that reach each other at `intra` (0: per_node); units: multiprocessors that a
-    product's tiles are spread over (0: not known); watts: of the board; price: dollars an hour, and when it
+    product's tiles are spread over (0: not known); sustained: share of `matmul` that holds
+    over whole steps, with the board's power spent on everything; watts: of the board; price: dollars an hour, and when it
     was asked.
     """
 
@@ -49,6 +50,7 @@ class Device:
     matmul_fp8: float | None = None
     domain: int = 0
     units: int = 0
+    sustained: float = 1.0
     also: tuple[str, ...] = ()
 
     def peak(self, precision: str) -> float:
@@ -63,7 +65,7 @@ class Device:
 
 
 REQUIRED = ("name", "flops", "memory", "bandwidth", "intra", "inter", "per_node", "watts", "source")
-OPTIONAL = ("also", "matmul", "matmul_fp8", "domain", "units", "price", "price_date")
+OPTIONAL = ("also", "matmul", "matmul_fp8", "domain", "units", "sustained", "price", "price_date")
 MATMUL_UNMEASURED = (
     0.80  # Hopper's and Ampere's lie at 0.80 to 0.87; what a user's entry is taken to have when it says nothing
 )
@@ -167,10 +169,10 @@ def _device(table: Any, where: str) -> Device:
         raise InputError(f"{where}: flops must be TFLOP/s by precision ({', '.join(PRECISIONS)})")
     for key, value in flops.items():
         _above_zero(value, f"{where}: flops.{key}")
-    for key in ("memory", "bandwidth", "intra", "inter", "per_node", "watts", "matmul", "matmul_fp8", "price"):
+    for key in ("memory", "bandwidth", "intra", "inter", "per_node", "watts", "matmul", "matmul_fp8", "sustained", "price"):
         if key in table:
             _above_zero(table[key], f"{where}: {key}")
-    for key in ("matmul", "matmul_fp8"):
+    for key in ("matmul", "matmul_fp8", "sustained"):
         if table.get(key, 0) > 1:
             raise InputError(f"{where}: {key} = {table[key]}, but it is a share of the peak, at most 1")
     for key in ("per_node", "domain", "units"):
@@ -195,6 +197,7 @@ def _device(table: Any, where: str) -> Device:
         matmul_fp8=table.get("matmul_fp8"),
         domain=table.get("domain", 0),
         units=table.get("units", 0),
+        sustained=table.get("sustained", 1.0),
         also=tuple(also),
     )
 

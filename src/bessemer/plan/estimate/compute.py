@@ -20,7 +20,14 @@ BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # of an activati
 # Tiles that cuBLAS and CUTLASS make of a product, rows x columns, and what the inner loop reaches of the best: a tile of half
 # the size reads its operands twice as often from shared memory (CUTLASS's "Efficient GEMM" notes).
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
-DEPTH = 64  # of the inner dimension in which a tile's pipeline fills
+
+
+# FlashAttention's causal forward and backward together at long sequences and heads of 128, as a share of the peak: version 1 in
+# Triton and version 2 on an A100 (Dao 2023, figures 4 to 6: about 110 and 185 of 312 TFLOP/s; heads of 64 reach a tenth less),
+# version 3 on an H100 (Shah et al. 2024, figure 5: 550 of 989). Versions before 3 use Ampere's instructions, with which newer
+# chips reach about half of that share (ibid., section 1: 35% of an H100's peak at best).
+FLASH = {1: 0.36, 2: 0.58, 3: 0.55}
+OLD_KERNELS, AMPERE = 0.52, 400e12
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,8 @@ def product(
     Multiplying: whole tiles, whole waves of tiles over the device's units, the best of the tiles, less what a short inner
     dimension loses.
     """
-    best = device.best(precision) * physics.products
-    fill = inner / (inner + DEPTH)
+    best = device.best(precision) * device.sustained * physics.products
+    fill = inner / (inner + physics.depth)
     flops = 2.0 * batches * rows * columns * inner
     share = 0.0
     for high, wide, reach in TILES:
@@ -159,7 +166,8 @@ def attention(
     )
     if stack.attention == "flash":
         ramp = seen / (seen + 256)  # short sequences fill few blocks of a head
-        rate = device.peak(wide) * stack.flash * ramp * min(model.head_dim / 128, 1.0) ** 0.5 * physics.attention
+        old = OLD_KERNELS if stack.flash < 3 and device.peak(wide) > AMPERE else 1.0
+        rate = device.peak(wide) * FLASH[stack.flash] * old * ramp * min(model.head_dim / 128, 1.0) ** 0.2
         flops = 4.0 * tokens * seen * heads * model.head_dim
         moved = size * tokens * 4 * heads * model.head_dim / (device.bandwidth * physics.bandwidth)
         forward = max(flops / rate, moved)

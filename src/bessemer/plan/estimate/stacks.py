@@ -19,7 +19,8 @@ class Stack:
     whole (kept for the backward pass, in fp32) or chunked; fused: element-wise passes joined by a compiler.
 
     Time. launch: seconds of the host for a kernel; kernels: that a block's forward pass launches (its backward pass twice as
-    many); tensor_overlap, data_overlap, pipeline_overlap: shares of that communication that run beside computation where there
+    many); flash: FlashAttention's version (3: any that is made for the chip, cuDNN's too); balanced: pipeline stages are cut by
+    cost, the head's included, and not by number of blocks; tensor_overlap, data_overlap, pipeline_overlap: shares of that communication that run beside computation where there
     is enough of it; reduce_bytes: of a gradient on its way to others; gather_bytes: of a weight on its way; selective: what
     selective recompute computes again: attention (scores and softmax; Korthikanti et al. 2022, section 5) or every second
     product (torchtitan's per-operation checkpointing); parallel_block: attention and MLP read the same input and are summed
@@ -35,11 +36,10 @@ class Stack:
     logits: Literal["whole", "chunked"] = "whole"
     dropout: bool = False
     fused: bool = False
-    launch: float = 10e-6
+    launch: float = 36e-6
     kernels: int = 30
-    flash: float = 0.45
+    flash: Literal[1, 2, 3] = 2
     balanced: bool = False
-    regather: bool = True
     tensor_overlap: float = 0.0
     data_overlap: float = 0.0
     pipeline_overlap: float = 0.0
@@ -59,9 +59,9 @@ _STACKS = (
     # Korthikanti et al. 2022, section 6: the same with sequence parallelism and selective recompute.
     Stack("megatron-lm-2022", attention="unfused", dropout=True, fused=True),
     # Megatron-Core with --overlap-grad-reduce, --overlap-param-gather and --tp-comm-overlap (its README, "Performance").
-    Stack("megatron-core", fused=True, tensor_overlap=0.6, data_overlap=0.9, pipeline_overlap=0.5, kernels=25),
+    Stack("megatron-core", fused=True, tensor_overlap=0.6, data_overlap=0.9, pipeline_overlap=0.5, kernels=25, flash=3),
     # The same with these switches off, as they are by default.
-    Stack("megatron-core-sync", fused=True, kernels=25),
+    Stack("megatron-core-sync", fused=True, kernels=25, flash=3),
     # Megatron-DeepSpeed of BLOOM and MT-NLG: the 2021 kernels, ZeRO-1 after the backward pass.
     Stack("megatron-deepspeed", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0),
     # Jiang et al. 2024, section 3: parallel block, FlashAttention-2, all three kinds of communication beside computation.
@@ -75,14 +75,14 @@ _STACKS = (
         kernels=20,
     ),
     # nanotron's scaling_benchmarks.py: REDUCE_SCATTER with async communication, FlashAttention-2, eager, fp32 gradients.
-    Stack("nanotron", tensor_overlap=0.3, data_overlap=0.3, kernels=40),
+    Stack("nanotron", balanced=True, tensor_overlap=0.3, data_overlap=0.3, kernels=40),
     # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing.
     Stack(
         "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, data_overlap=0.9, selective="products", kernels=20
     ),
     Stack("torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, selective="products", kernels=40),
     # LLM Foundry: FSDP1, FlashAttention in Triton, amp (fp32 shards) or pure bf16.
-    Stack("fsdp", weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, reduce_bytes=2.0, kernels=35),
+    Stack("fsdp", flash=1, weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, reduce_bytes=2.0, kernels=35),
     # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model.
     Stack("deepspeed-zero3", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, data_overlap=0.5),
 )

@@ -189,8 +189,7 @@ def _pieces(
     model: ModelConfig, tensor: int, context: int, micro_batch: int, sequence_parallel: bool, recompute: str, zero: int, shard: int,
     precision: str, cluster: collectives.Cluster, stack: compute.Stack, how: Physics,
 ) -> _Pieces:  # fmt: skip
-    device = cluster.device
-    block = compute.block(model, tensor, context, micro_batch, sequence_parallel, precision, device, stack, how)
+    block = compute.block(model, tensor, context, micro_batch, sequence_parallel, precision, cluster.device, stack, how)
     again = Work()
     if recompute == "full":
         again = block.forward
@@ -218,12 +217,12 @@ def _pieces(
         (backward, each + tensor_again, 2 * turn + (turn if recompute == "full" else 0.0), gathered + scattered),
     ):
         busy = work.seconds
-        host = max(work.kernels * launch - busy - tensors, 0.0) if work.kernels * launch > busy + tensors else 0.0
+        host = max(work.kernels * launch - busy - tensors, 0.0)
         tensors -= stack.tensor_overlap * min(tensors, busy)
         turns -= CONTEXT_OVERLAP * min(turns, work.attention)
         shards -= stack.data_overlap * min(shards, busy + tensors + host)
         ways.append((busy, host, tensors, turns, shards))
-    head_forward, head_backward = compute.head(model, tensor, context, micro_batch, precision, device, stack, how)
+    head_forward, head_backward = compute.head(model, tensor, context, micro_batch, precision, cluster.device, stack, how)
     ends = collectives.reduce(near, wide)  # the head's input gradient; the embedding's output
     one, two = ways
     whole = sum(one) + sum(two)
