@@ -22,12 +22,12 @@ BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # of an activati
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
 
 
-# FlashAttention's causal forward and backward together at long sequences and heads of 128, as a share of the peak: version 1 in
-# Triton and version 2 on an A100 (Dao 2023, figures 4 to 6: about 110 and 185 of 312 TFLOP/s; heads of 64 reach a tenth less),
-# version 3 on an H100 (Shah et al. 2024, figure 5: 550 of 989). Versions before 3 use Ampere's instructions, with which newer
-# chips reach about half of that share (ibid., section 1: 35% of an H100's peak at best).
-FLASH = {1: 0.36, 2: 0.58, 3: 0.55}
-OLD_KERNELS, AMPERE = 0.52, 400e12
+# FlashAttention's causal forward and backward together at long sequences and heads of 128, over the best product: version 1 in
+# Triton and version 2 on an A100 (Dao 2023, figures 4 to 6: about 110 and 185 TFLOP/s; heads of 64 reach a tenth less),
+# version 3 on an H100 (Shah et al. 2024, figure 5: about 550). Versions before 3 use Ampere's instructions, with which newer
+# chips reach about 300 TFLOP/s (ibid., section 1: 35% of an H100's peak at best), too little to be held back by the power.
+FLASH = {1: 0.41, 2: 0.67, 3: 0.68}
+OLD_KERNELS, AMPERE = 0.56, 400e12
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,9 @@ def block(
 ) -> Block:  # fmt: skip
     """One block's work on one device, all layers alike (windows on their average).
 
-    backward: two products for each of the forward's; element-wise passes read what arrives besides what was kept.
+    backward: two products for each of the forward's; element-wise passes read what arrives besides what was kept. fp8 with a
+    scale for each tensor: each operand is read for its largest number, read again and written in 8 bits; for the weights'
+    gradients both operands once more, transposed (torchao's float8 training).
     """
     tokens = micro_batch * model.sequence_length // context
     heads, kv_heads = max(model.heads // tensor, 1), max(model.kv_heads // tensor, 1)
@@ -117,11 +119,16 @@ def block(
     kept = elementwise(model, tokens, wide + 2 * kv_heads * model.head_dim, up, mlp, tensor if sequence_parallel else 1, precision, stack)
     passes = kept / (device.bandwidth * physics.bandwidth)
     kernels = stack.kernels + (2 if tensor > 1 else 0)
+    cast = (0.0, 0.0)
+    if precision == "fp8":
+        inner, outer, weights = sum(k for k, _ in shapes), sum(n for _, n in shapes), sum(k * n for k, n in shapes)
+        cast = (5.0 * (tokens * inner + weights), 7.0 * tokens * outer + 2.0 * (tokens * inner + weights))
+    cast_forward, cast_backward = (each / (device.bandwidth * physics.bandwidth) for each in cast)
     return Block(
-        Work(forward, scores[0], passes, kernels),
-        Work(backward, scores[1], passes * BACKWARD_PASSES, kernels * BACKWARD_KERNELS),
+        Work(forward, scores[0], passes + cast_forward, kernels),
+        Work(backward, scores[1], passes * BACKWARD_PASSES + cast_backward, kernels * BACKWARD_KERNELS),
         Work(0.0, scores[0], 0.0, 6.0 if stack.attention == "unfused" else 1.0),
-        Work(forward / 2, 0.0, passes, kernels / 2),
+        Work(forward / 2, 0.0, passes + cast_forward / 2, kernels / 2),
     )
 
 
@@ -166,8 +173,9 @@ def attention(
     )
     if stack.attention == "flash":
         ramp = seen / (seen + 256)  # short sequences fill few blocks of a head
-        old = OLD_KERNELS if stack.flash < 3 and device.peak(wide) > AMPERE else 1.0
-        rate = device.peak(wide) * FLASH[stack.flash] * old * ramp * min(model.head_dim / 128, 1.0) ** 0.2
+        old = stack.flash < 3 and device.peak(wide) > AMPERE
+        rate = device.best(wide) * FLASH[stack.flash] * (OLD_KERNELS if old else device.sustained)
+        rate *= ramp * min(model.head_dim / 128, 1.0) ** 0.2
         flops = 4.0 * tokens * seen * heads * model.head_dim
         moved = size * tokens * 4 * heads * model.head_dim / (device.bandwidth * physics.bandwidth)
         forward = max(flops / rate, moved)

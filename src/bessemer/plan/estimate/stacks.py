@@ -24,7 +24,8 @@ class Stack:
     is enough of it; reduce_bytes: of a gradient on its way to others; gather_bytes: of a weight on its way; selective: what
     selective recompute computes again: attention (scores and softmax; Korthikanti et al. 2022, section 5) or every second
     product (torchtitan's per-operation checkpointing); parallel_block: attention and MLP read the same input and are summed
-    once (Wang & Komatsuzaki 2021), which halves the tensor communication.
+    once (Wang & Komatsuzaki 2021), which halves the tensor communication; scatter: when sharded gradients (ZeRO-2, 3) travel;
+    accumulate: bytes a parameter that adding a micro-batch's gradients to the sum moves, where no product does it by itself.
     """
 
     name: str
@@ -47,6 +48,8 @@ class Stack:
     gather_bytes: float = 2.0
     selective: Literal["attention", "products"] = "attention"
     parallel_block: bool = False
+    scatter: Literal["micro-batch", "step"] = "step"
+    accumulate: float = 0.0
 
 
 _STACKS = (
@@ -63,7 +66,7 @@ _STACKS = (
     # The same with these switches off, as they are by default.
     Stack("megatron-core-sync", fused=True, kernels=25, flash=3),
     # Megatron-DeepSpeed of BLOOM and MT-NLG: the 2021 kernels, ZeRO-1 after the backward pass.
-    Stack("megatron-deepspeed", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0),
+    Stack("megatron-deepspeed", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, accumulate=10.0),
     # Jiang et al. 2024, section 3: parallel block, FlashAttention-2, all three kinds of communication beside computation.
     Stack(
         "megascale",
@@ -78,13 +81,15 @@ _STACKS = (
     Stack("nanotron", balanced=True, tensor_overlap=0.3, data_overlap=0.3, kernels=40),
     # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing.
     Stack(
-        "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, data_overlap=0.9, selective="products", kernels=20
+        "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, data_overlap=0.9, selective="products", scatter="micro-batch", kernels=20
     ),
-    Stack("torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, selective="products", kernels=40),
+    Stack("torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, selective="products", scatter="micro-batch", kernels=40),
     # LLM Foundry: FSDP1, FlashAttention in Triton, amp (fp32 shards) or pure bf16.
-    Stack("fsdp", flash=1, weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, reduce_bytes=2.0, kernels=35),
+    Stack("fsdp", scatter="micro-batch", flash=1, weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, reduce_bytes=2.0, kernels=35),
     # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model.
-    Stack("deepspeed-zero3", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, data_overlap=0.5),
+    Stack("deepspeed-zero3", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, data_overlap=0.5, scatter="micro-batch"),
+    # Grattafiori et al. 2024, section 3.3.2: asynchronous pipeline transfers, gathers and scatters beside computation.
+    Stack("llama3", fused=True, data_overlap=0.9, pipeline_overlap=0.9, kernels=25, flash=3),
 )
 STACKS = {stack.name: stack for stack in _STACKS}
 

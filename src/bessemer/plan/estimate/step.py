@@ -195,7 +195,8 @@ def _pieces(
         again = block.forward
     elif recompute == "selective":
         again = block.scores if stack.selective == "attention" else block.products_again
-    backward = block.backward + again
+    added = stack.accumulate * model.block_matrix_parameters / tensor / (cluster.device.bandwidth * how.bandwidth)
+    backward = block.backward + again + Work(elementwise=added)
     launch = stack.launch * how.launch
     tokens = micro_batch * model.sequence_length // context
     wide = compute.BYTES[precision] * tokens * model.width
@@ -209,7 +210,8 @@ def _pieces(
     weights = model.block_matrix_parameters / tensor
     spread = collectives.of(cluster, shard, tensor * context, how) if zero >= 2 else None
     gathered = collectives.gather(spread, weights * stack.gather_bytes) if spread is not None and zero == 3 else 0.0
-    scattered = collectives.gather(spread, weights * stack.reduce_bytes) if spread is not None else 0.0
+    each_time = spread is not None and stack.scatter == "micro-batch"
+    scattered = collectives.gather(spread, weights * stack.reduce_bytes) if spread is not None and each_time else 0.0
     tensor_again = each if recompute == "full" else 0.0
     ways = []
     for work, tensors, turns, shards in (
@@ -280,6 +282,8 @@ def _data(job: Job, pieces: _Pieces, cut: tuple[int, ...], by_rank: list[float],
         if layout.replicate > 1:
             copies = collectives.of(job.cluster, layout.replicate, inside * layout.shard, how)
             total = collectives.reduce(copies, parameters / layout.shard * stack.reduce_bytes)
+        if stack.scatter == "step":
+            total += collectives.gather(collectives.of(job.cluster, layout.shard, inside, how), parameters * stack.reduce_bytes)
         if layout.zero == 2:  # the new weights come back with the next forward pass
             total += collectives.gather(collectives.of(job.cluster, layout.shard, inside, how), parameters * stack.gather_bytes)
     elif layout.data * layout.context > 1:
@@ -289,7 +293,7 @@ def _data(job: Job, pieces: _Pieces, cut: tuple[int, ...], by_rank: list[float],
             total = collectives.gather(ranks, parameters * stack.reduce_bytes) + collectives.gather(ranks, parameters * stack.gather_bytes)
         else:
             total = collectives.reduce(ranks, parameters * stack.reduce_bytes)
-    hidden = max(sum(backward) / layout.pipeline, 0.0)
+    hidden = sum(backward) / layout.pipeline * 1.5  # the last backward pass, and the next forward for the weights
     return total - stack.data_overlap * min(total, hidden)
 
 
