@@ -6,26 +6,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bessemer.model.config import ModelConfig
+from bessemer.plan.devices import catalogue, match
 from bessemer.plan.state_bytes import average_bytes, is_frozen, optimizer_bytes
 from bessemer.recipe import Batches, Recipe
 
-# Dense bf16 tensor-core rates without sparsity, FLOP/s (NVIDIA data sheets: A100 2021, L40S 2023, H100 2023, H200 2024,
-# B200 2025). A device that is not listed is measured.
-PEAK_FLOPS = {
-    "A100": 312e12,
-    "L40S": 362e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "H200": 989e12,
-    "B200": 2250e12,
-}
-
 
 def peak_flops(device_name: str) -> float | None:
-    """Published dense bf16 peak of a device by the name its driver gives it; None when it is not listed."""
-    fitting = [name for name in PEAK_FLOPS if all(word in device_name for word in name.split())]
-    return PEAK_FLOPS[max(fitting, key=len)] if fitting else None
+    """Published dense bf16 peak of a device by the name its driver gives it (plan/devices.toml); None when it is not listed."""
+    device = match(device_name, catalogue())
+    return device.flops.get("bf16") if device else None
 
 
 def flops_per_token(config: ModelConfig) -> float:

@@ -61,6 +61,11 @@ class Cluster:
     intra: float
     inter: float
 
+    @classmethod
+    def of(cls, device: Device, devices: int) -> Cluster:
+        """So many of a device, in nodes as they are typically built."""
+        return cls(device, devices, min(device.domain or device.per_node, devices), device.intra, device.inter)
+
     @property
     def nodes(self) -> int:
         """Nodes, the last one perhaps not full."""

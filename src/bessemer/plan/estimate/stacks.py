@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from typing import Literal
+
+from bessemer.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,15 @@ class Stack:
     weights are it); gradient_bytes: of a gradient that waits for the optimizer; moment_bytes: of the optimizer's moments, both
     together; attention: unfused (scores and probabilities are written out) or flash (they are not; Dao et al. 2022); logits:
     whole (kept for the backward pass, in fp32) or chunked; fused: element-wise passes joined by a compiler.
+
+    Time. launch: seconds of the host for a kernel; kernels: that a block's forward pass launches (its backward pass twice as
+    many); flash: FlashAttention's version (3: any that is made for the chip, cuDNN's too); balanced: pipeline stages are cut by
+    cost, the head's included, and not by number of blocks; tensor_overlap, data_overlap, pipeline_overlap: shares of that communication that run beside computation where there
+    is enough of it; reduce_bytes: of a gradient on its way to others; gather_bytes: of a weight on its way; selective: what
+    selective recompute computes again: attention (scores and softmax; Korthikanti et al. 2022, section 5) or every second
+    product (torchtitan's per-operation checkpointing); parallel_block: attention and MLP read the same input and are summed
+    once (Wang & Komatsuzaki 2021), which halves the tensor communication; scatter: when sharded gradients (ZeRO-2, 3) travel;
+    accumulate: bytes a parameter that adding a micro-batch's gradients to the sum moves, where no product does it by itself.
     """
 
     name: str
@@ -25,3 +37,67 @@ class Stack:
     logits: Literal["whole", "chunked"] = "whole"
     dropout: bool = False
     fused: bool = False
+    launch: float = 36e-6
+    kernels: int = 30
+    flash: Literal[1, 2, 3] = 2
+    balanced: bool = False
+    tensor_overlap: float = 0.0
+    data_overlap: float = 0.0
+    pipeline_overlap: float = 0.0
+    reduce_bytes: float = 4.0
+    gather_bytes: float = 2.0
+    selective: Literal["attention", "products"] = "attention"
+    parallel_block: bool = False
+    scatter: Literal["micro-batch", "step"] = "step"
+    accumulate: float = 0.0
+
+
+_STACKS = (
+    # This program: fp32 weights under autocast, FlashAttention through PyTorch, chunked loss, no master copy.
+    Stack(
+        "bessemer", weight_bytes=4.0, master_bytes=0.0, logits="chunked", fused=True, data_overlap=0.8, gather_bytes=4.0
+    ),
+    # Narayanan et al. 2021: fused softmax and bias kernels, dropout, all-reduces of both kinds after what they wait for.
+    Stack("megatron-lm-2021", attention="unfused", dropout=True, fused=True),
+    # Korthikanti et al. 2022, section 6: the same with sequence parallelism and selective recompute.
+    Stack("megatron-lm-2022", attention="unfused", dropout=True, fused=True),
+    # Megatron-Core with --overlap-grad-reduce, --overlap-param-gather and --tp-comm-overlap (its README, "Performance").
+    Stack("megatron-core", fused=True, tensor_overlap=0.6, data_overlap=0.9, pipeline_overlap=0.5, kernels=25, flash=3),
+    # The same with these switches off, as they are by default.
+    Stack("megatron-core-sync", fused=True, kernels=25, flash=3),
+    # Megatron-DeepSpeed of BLOOM and MT-NLG: the 2021 kernels, ZeRO-1 after the backward pass.
+    Stack("megatron-deepspeed", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, accumulate=10.0),
+    # Jiang et al. 2024, section 3: parallel block, FlashAttention-2, all three kinds of communication beside computation.
+    Stack(
+        "megascale",
+        fused=True,
+        parallel_block=True,
+        tensor_overlap=0.8,
+        data_overlap=0.9,
+        pipeline_overlap=0.9,
+        kernels=20,
+    ),
+    # nanotron's scaling_benchmarks.py: REDUCE_SCATTER with async communication, FlashAttention-2, eager, fp32 gradients.
+    Stack("nanotron", balanced=True, tensor_overlap=0.3, data_overlap=0.3, kernels=40),
+    # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing.
+    Stack(
+        "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, data_overlap=0.9, selective="products", scatter="micro-batch", kernels=20
+    ),
+    Stack("torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, selective="products", scatter="micro-batch", kernels=40),
+    # LLM Foundry: FSDP1, FlashAttention in Triton, amp (fp32 shards) or pure bf16.
+    Stack("fsdp", scatter="micro-batch", flash=1, weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, reduce_bytes=2.0, kernels=35),
+    # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model.
+    Stack("deepspeed-zero3", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, data_overlap=0.5, scatter="micro-batch"),
+    # Grattafiori et al. 2024, section 3.3.2: asynchronous pipeline transfers, gathers and scatters beside computation.
+    Stack("llama3", fused=True, data_overlap=0.9, pipeline_overlap=0.9, kernels=25, flash=3),
+)
+STACKS = {stack.name: stack for stack in _STACKS}
+
+
+def find(name: str) -> Stack:
+    """A stack by name. Raises InputError with the nearest names."""
+    if name not in STACKS:
+        near = difflib.get_close_matches(name.lower(), list(STACKS), n=2, cutoff=0.4)
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        raise InputError(f"stack {name!r}: not known; {meant}There are {', '.join(STACKS)}")
+    return STACKS[name]

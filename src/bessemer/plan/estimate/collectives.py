@@ -1,0 +1,77 @@
+"""What a collective takes over a cluster: bytes over the slowest link of its ring, and a hop's wait for each step of it.
+
+Ranks lie as in parallel/team.py: tensor neighbours are the closest, then context, shard, replicate, and pipeline the
+farthest. A group's members are `stride` apart; as many groups as `stride` share a node's links at the same time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, log2
+
+from bessemer.plan.estimate.job import Cluster
+from bessemer.plan.estimate.physics import Physics
+
+
+@dataclass(frozen=True)
+class Group:
+    """Members of a group, how many of them share a node, and the bytes/s that one of them moves in a ring over all."""
+
+    size: int
+    local: int
+    rate: float
+    hop: float
+    near: float
+
+    @property
+    def nodes(self) -> int:
+        return ceil(self.size / self.local)
+
+
+@lru_cache(maxsize=4096)
+def group(size: int, stride: int, cluster_per_node: int, intra: float, inter: float, physics: Physics) -> Group:
+    """A group of `size` ranks, `stride` apart.
+
+    Within a node: the device's own links. Across: the members of a node share the NICs of the devices that the group has
+    there, so that the ring over nodes is `local` NICs wide (NCCL opens a ring for each NIC), but no faster than the links
+    inside.
+    """
+    local = max(min(size, cluster_per_node // stride), 1)
+    inside = intra * physics.intra
+    if local >= size:
+        return Group(size, size, inside, physics.near, physics.near)
+    return Group(size, local, min(inside, local * inter * physics.inter), physics.far, physics.near)
+
+
+def of(cluster: Cluster, size: int, stride: int, physics: Physics) -> Group:
+    """The group on a cluster."""
+    return group(size, stride, cluster.per_node, cluster.intra, cluster.inter, physics)
+
+
+def gather(group: Group, whole: float) -> float:
+    """All-gather of `whole` bytes, or reduce-scatter of them: each member sends (n - 1) / n (Thakur et al. 2005)."""
+    if group.size == 1 or whole == 0:
+        return 0.0
+    hops = (group.nodes - 1) * group.hop / 2 + (group.local - 1) * group.near / 2 if group.nodes > 1 else (group.size - 1) * group.near / 2
+    return whole * (group.size - 1) / group.size / group.rate + hops + group.hop
+
+
+def reduce(group: Group, whole: float) -> float:
+    """All-reduce: a reduce-scatter and an all-gather where the ring is best, a tree over nodes for few bytes (NCCL)."""
+    if group.size == 1 or whole == 0:
+        return 0.0
+    ring = 2 * gather(group, whole)
+    if group.nodes == 1:
+        return ring
+    tree = 2 * whole / group.rate + 2 * log2(group.nodes) * group.hop + 2 * group.near
+    return min(ring, tree)
+
+
+def send(cluster: Cluster, stride: int, whole: float, physics: Physics) -> float:
+    """A message to the next rank along an axis: within a node if `stride` devices fit there twice, else through one NIC."""
+    if whole == 0:
+        return 0.0
+    if 2 * stride <= cluster.per_node:
+        return whole / (cluster.intra * physics.intra) + physics.near
+    return whole / (cluster.inter * physics.inter) + physics.far

@@ -1,0 +1,216 @@
+"""What the computations of a block and of the two ends of a model take on one device, by roofline.
+
+Legend: T tokens of a micro-batch on a device, W width, M MLP width, H heads, K KV heads, D head size, all as a device holds
+them after the split over tensor and context. Seconds throughout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+
+from bessemer.model.config import ModelConfig
+from bessemer.plan.cost import tokens_seen
+from bessemer.plan.devices import Device
+from bessemer.plan.estimate.physics import Physics
+from bessemer.plan.estimate.stacks import Stack
+
+BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # of an activation; fp8 products still keep 16-bit activations
+# Tiles that cuBLAS and CUTLASS make of a product, rows x columns, and what the inner loop reaches of the best: a tile of half
+# the size reads its operands twice as often from shared memory (CUTLASS's "Efficient GEMM" notes).
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
+
+
+# FlashAttention's causal forward and backward together at long sequences and heads of 128, over the best product: version 1 in
+# Triton and version 2 on an A100 (Dao 2023, figures 4 to 6: about 110 and 185 TFLOP/s; heads of 64 reach a tenth less),
+# version 3 on an H100 (Shah et al. 2024, figure 5: about 550). Versions before 3 use Ampere's instructions, with which newer
+# chips reach about 300 TFLOP/s (ibid., section 1: 35% of an H100's peak at best), too little to be held back by the power.
+FLASH = {1: 0.41, 2: 0.67, 3: 0.68}
+OLD_KERNELS, AMPERE = 0.56, 400e12
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds of a piece of work on the device by kind, and the kernels that it launches."""
+
+    products: float = 0.0
+    attention: float = 0.0
+    elementwise: float = 0.0
+    kernels: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.products + self.attention + self.elementwise
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.products + other.products,
+            self.attention + other.attention,
+            self.elementwise + other.elementwise,
+            self.kernels + other.kernels,
+        )
+
+    def times(self, factor: float) -> Work:
+        """So many times the work."""
+        return Work(self.products * factor, self.attention * factor, self.elementwise * factor, self.kernels * factor)
+
+
+@lru_cache(maxsize=65_536)
+def product(
+    rows: int, columns: int, inner: int, precision: str, device: Device, physics: Physics, batches: int = 1
+) -> float:  # fmt: skip
+    """Seconds of matrix products (rows x inner) by (inner x columns): the slower of multiplying and reading.
+
+    Multiplying: whole tiles, whole waves of tiles over the device's units, the best of the tiles, less what a short inner
+    dimension loses.
+    """
+    best = device.best(precision) * device.sustained * physics.products
+    fill = inner / (inner + physics.depth)
+    flops = 2.0 * batches * rows * columns * inner
+    share = 0.0
+    for high, wide, reach in TILES:
+        tiles = batches * ceil(rows / high) * ceil(columns / wide)
+        used = batches * rows * columns / (tiles * high * wide)
+        if device.units:
+            used *= tiles / (ceil(tiles / device.units) * device.units)
+        share = max(share, used * reach)
+    moved = BYTES[precision] * batches * (rows * inner + inner * columns + rows * columns)
+    return max(flops / (best * share * fill), moved / (device.bandwidth * physics.bandwidth)) + physics.start
+
+
+@dataclass(frozen=True)
+class Block:
+    """Forward and backward work of a block for a micro-batch, and what recompute does again of it."""
+
+    forward: Work
+    backward: Work
+    scores: Work
+    products_again: Work
+
+
+@lru_cache(maxsize=16_384)
+def block(
+    model: ModelConfig, tensor: int, context: int, micro_batch: int, sequence_parallel: bool, precision: str, device: Device,
+    stack: Stack, physics: Physics,
+) -> Block:  # fmt: skip
+    """One block's work on one device, all layers alike (windows on their average).
+
+    backward: two products for each of the forward's; element-wise passes read what arrives besides what was kept. fp8 with a
+    scale for each tensor: each operand is read for its largest number, read again and written in 8 bits; for the weights'
+    gradients both operands once more, transposed (torchao's float8 training).
+    """
+    tokens = micro_batch * model.sequence_length // context
+    heads, kv_heads = max(model.heads // tensor, 1), max(model.kv_heads // tensor, 1)
+    wide, mlp, width = heads * model.head_dim, max(model.mlp_width // tensor, 1), model.width
+    up = mlp * (2 if model.gated else 1)
+    shapes = (
+        (width, wide + 2 * kv_heads * model.head_dim),
+        (wide, width),
+        (width, up),
+        (mlp, width),
+    )
+    forward = sum(product(tokens, columns, inner, precision, device, physics) for inner, columns in shapes)
+    backward = sum(
+        product(tokens, inner, columns, precision, device, physics) + product(inner, columns, tokens, precision, device, physics)
+        for inner, columns in shapes
+    )
+    scores = attention(model, heads, kv_heads, tokens, context, precision, device, stack, physics)
+    kept = elementwise(model, tokens, wide + 2 * kv_heads * model.head_dim, up, mlp, tensor if sequence_parallel else 1, precision, stack)
+    passes = kept / (device.bandwidth * physics.bandwidth)
+    kernels = stack.kernels + (2 if tensor > 1 else 0)
+    cast = (0.0, 0.0)
+    if precision == "fp8":
+        inner, outer, weights = sum(k for k, _ in shapes), sum(n for _, n in shapes), sum(k * n for k, n in shapes)
+        cast = (5.0 * (tokens * inner + weights), 7.0 * tokens * outer + 2.0 * (tokens * inner + weights))
+    cast_forward, cast_backward = (each / (device.bandwidth * physics.bandwidth) for each in cast)
+    return Block(
+        Work(forward, scores[0], passes + cast_forward, kernels),
+        Work(backward, scores[1], passes * BACKWARD_PASSES + cast_backward, kernels * BACKWARD_KERNELS),
+        Work(0.0, scores[0], 0.0, 6.0 if stack.attention == "unfused" else 1.0),
+        Work(forward / 2, 0.0, passes + cast_forward / 2, kernels / 2),
+    )
+
+
+# Element-wise passes of a backward read the gradient besides what was kept: 3 movements for 2 (norms, activations).
+BACKWARD_PASSES = 1.6
+# Kernels of a backward pass are launched by autograd's C++ threads: twice as many at less than half the cost each.
+BACKWARD_KERNELS = 1.0
+
+
+def elementwise(
+    model: ModelConfig, tokens: int, qkv: int, up: int, mlp: int, split: int, precision: str, stack: Stack
+) -> float:  # fmt: skip
+    """Bytes that the element-wise passes of a block's forward read and write: two norms, two sums with the residual (with
+    dropout where the stack has it), positions, the activation. split: how sequence parallelism divides the first two.
+
+    Narayanan et al. 2021, section 4.2, name the kernels that are fused; unfused, each step reads and writes by itself.
+    """
+    size = BYTES[precision]
+    norm = 2 * size if stack.fused or model.norm == "layer" else 6 * size
+    residual = 3 * size + (1 if stack.dropout else 0) + (0 if stack.fused else 2 * size)
+    positions = 0 if model.positions == "learned" else 2 * size if stack.fused else 6 * size
+    layout = 2 * size if stack.attention == "unfused" else size
+    activation = size * (up + mlp) if stack.fused else size * (up + 4 * mlp)
+    return tokens * (2 * (norm + residual) * model.width / split + (positions + layout) * qkv + activation)
+
+
+def attention(
+    model: ModelConfig, heads: int, kv_heads: int, tokens: int, context: int, precision: str, device: Device, stack: Stack,
+    physics: Physics,
+) -> tuple[float, float]:  # fmt: skip
+    """Seconds of a block's attention on one device, forward and backward.
+
+    Flash (Dao 2023, section 4.1): the causal half of 4 T s H D FLOPs, 2.5 times in the backward pass, at the stack's share of
+    the peak. Unfused: the whole square; the scores are written, read by the softmax, written, dropped out, read by the second
+    product, in 16 bits; the backward pass reads and writes each again besides its own.
+    """
+    size = BYTES[precision]
+    length = model.sequence_length
+    wide = "bf16" if precision == "fp8" else precision  # attention's products stay in 16 bits
+    seen = sum(tokens_seen(model, layer) for layer in range(min(model.layers, 2 * (model.global_every or 1)))) / min(
+        model.layers, 2 * (model.global_every or 1)
+    )
+    if stack.attention == "flash":
+        ramp = seen / (seen + 256)  # short sequences fill few blocks of a head
+        old = stack.flash < 3 and device.peak(wide) > AMPERE
+        rate = device.best(wide) * FLASH[stack.flash] * (OLD_KERNELS if old else device.sustained)
+        rate *= ramp * min(model.head_dim / 128, 1.0) ** 0.2
+        flops = 4.0 * tokens * seen * heads * model.head_dim
+        moved = size * tokens * 4 * heads * model.head_dim / (device.bandwidth * physics.bandwidth)
+        forward = max(flops / rate, moved)
+        return forward + physics.start, max(2.5 * flops / rate, 2 * moved) + physics.start
+    batches = max(tokens * context // length, 1) * heads
+    rows = length // context
+    one = product(rows, length, model.head_dim, wide, device, physics, batches)
+    other = product(rows, model.head_dim, length, wide, device, physics, batches)
+    elements = float(batches) * rows * length
+    drop = 1 if stack.dropout else 0
+    soft = elements * (2 * size + drop * (2 * size + 1)) / (device.bandwidth * physics.bandwidth)
+    back = elements * (3 * size + drop * (2 * size + 1)) / (device.bandwidth * physics.bandwidth)
+    forward = (one + other) / physics.attention + soft + 3 * physics.start
+    backward = 2 * (one + other) / physics.attention + back + 4 * physics.start
+    return forward, backward
+
+
+@lru_cache(maxsize=16_384)
+def head(
+    model: ModelConfig, tensor: int, context: int, micro_batch: int, precision: str, device: Device, stack: Stack, physics: Physics
+) -> tuple[Work, Work]:  # fmt: skip
+    """The last norm, the logits and the loss, forward and backward; in fp8 too the logits stay in 16 bits.
+
+    The loss in fp32 (Shoeybi et al. 2019, section 3): cast, largest, exponential and sum each pass over the logits; fused, one
+    reads and one writes.
+    """
+    if precision == "fp8":
+        precision = "bf16"
+    tokens, columns = micro_batch * model.sequence_length // context, model.vocabulary // tensor
+    forward = product(tokens, columns, model.width, precision, device, physics)
+    backward = product(tokens, model.width, columns, precision, device, physics)
+    backward += product(model.width, columns, tokens, precision, device, physics)
+    logits = float(tokens) * columns / (device.bandwidth * physics.bandwidth)
+    passes = (6, 6) if stack.logits == "chunked" or stack.fused else (18, 14)
+    return (
+        Work(forward, 0.0, logits * passes[0], 12),
+        Work(backward, 0.0, logits * passes[1], 12),
+    )

@@ -1,0 +1,34 @@
+"""The few numbers of the step's arithmetic that no data sheet gives, each with where it is from.
+
+They are a value and travel with a job, so that a calibration replaces them (estimate/calibrated.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Physics:
+    """What devices and networks reach of what their sheets say, as shares, and what starting something costs, in seconds.
+
+    products: a training step's products, of the best that was measured of one alone; attention: the same for attention;
+    bandwidth: of the memory's, in element-wise passes; intra, inter: of a link's, in collectives; start: of the device for a
+    kernel (fill, drain); depth: of a product's inner dimension in which its pipeline fills; launch: scales the host's seconds for a kernel (Stack.launch); near, far: seconds of one hop in and
+    between nodes; step: host seconds of a step beside its blocks.
+    """
+
+    products: float = 0.93
+    attention: float = 0.55
+    bandwidth: float = 0.88
+    intra: float = 0.75
+    inter: float = 0.80
+    start: float = 20e-6
+    depth: float = 50.0
+    launch: float = 1.0
+    near: float = 9e-6
+    far: float = 12e-6
+    step: float = 5e-3
+
+
+PHYSICS = Physics()
