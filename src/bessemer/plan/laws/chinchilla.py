@@ -100,7 +100,7 @@ class LossLaw:
     def loss(self, parameters: float, tokens: float) -> float:
         """Nats a token after `tokens` tokens, each seen once."""
         by_size = self.parameter_term / _positive("parameters", parameters) ** self.alpha
-        return self.irreducible + by_size + self.token_term / _positive("tokens", tokens) ** self.beta
+        return float(self.irreducible + by_size + self.token_term / _positive("tokens", tokens) ** self.beta)
 
     @property
     def exponent(self) -> float:
