@@ -1,0 +1,244 @@
+"""Hoffmann et al. 2022 ("Chinchilla"): their three approaches, and what Besiroglu et al. 2024 found on fitting the third again.
+
+N: parameters, all of them, embeddings included; D: tokens; C: FLOPs, taken as 6 N D throughout, as both papers do. Losses are
+nats a token on the text and with the tokenizer of Hoffmann et al.: differences between plans carry over, values do not.
+
+What differs between the approaches: 1 and 2 agree with each other and with the replication on tokens and parameters growing
+alike, about 20 tokens a parameter; the published fit of 3 (parameters as C^0.46) stopped before it converged (Besiroglu et al.
+2024, section 4), and at 1e26 FLOPs asks for 92 tokens a parameter where the others ask for 16 to 26.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from bessemer.errors import InputError
+
+FLOPS_PER_PARAMETER_TOKEN = 6.0
+TOKENS_PER_PARAMETER = 20.0
+
+
+def training_flops(parameters: float, tokens: float) -> float:
+    """C = 6 N D (Kaplan et al. 2020, section 2.1): 2 forward, 4 backward, a multiply and an add counted each."""
+    return FLOPS_PER_PARAMETER_TOKEN * _positive("parameters", parameters) * _positive("tokens", tokens)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A budget divided: parameters x tokens x 6 = flops."""
+
+    parameters: float
+    tokens: float
+
+    @property
+    def flops(self) -> float:
+        """6 N D."""
+        return training_flops(self.parameters, self.tokens)
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        """D / N."""
+        return self.tokens / self.parameters
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The compute-optimal line N = coefficient x C^exponent, D = C / 6N.
+
+    interval, token_interval: 10th and 90th percentile of the exponents of N and of D, where they are known.
+    """
+
+    name: str
+    exponent: float
+    coefficient: float
+    interval: tuple[float, float] | None
+    token_interval: tuple[float, float] | None
+    source: str
+
+    @property
+    def token_exponent(self) -> float:
+        """D grows as C to this; with the other exponent it makes 1, since C = 6 N D."""
+        return 1.0 - self.exponent
+
+    def optimum(self, flops: float) -> Allocation:
+        """Parameters and tokens of the lowest loss for a budget of `flops`. Raises InputError unless it is positive."""
+        parameters = self.coefficient * _positive("flops", flops) ** self.exponent
+        return Allocation(parameters, flops / (FLOPS_PER_PARAMETER_TOKEN * parameters))
+
+    def flops_for(self, parameters: float) -> float:
+        """Budget at which a model of this size is the optimal one."""
+        return float((_positive("parameters", parameters) / self.coefficient) ** (1.0 / self.exponent))
+
+    def optimal_tokens(self, parameters: float) -> float:
+        """Tokens at which a model of this size is the best use of its FLOPs."""
+        return self.flops_for(parameters) / (FLOPS_PER_PARAMETER_TOKEN * parameters)
+
+    def optimal_parameters(self, tokens: float) -> float:
+        """The size whose optimal tokens these are."""
+        # 6 N D = C and N = k C^a give N^(1/a - 1) = 6 D k^(1/a).
+        power = FLOPS_PER_PARAMETER_TOKEN * _positive("tokens", tokens) * self.coefficient ** (1.0 / self.exponent)
+        return float(power ** (self.exponent / (1.0 - self.exponent)))
+
+
+@dataclass(frozen=True)
+class LossLaw:
+    """L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, equation 2).
+
+    errors: standard errors of E, A, B, alpha, beta where they are published.
+    """
+
+    name: str
+    irreducible: float
+    parameter_term: float
+    token_term: float
+    alpha: float
+    beta: float
+    source: str
+    errors: dict[str, float] | None = None
+
+    def loss(self, parameters: float, tokens: float) -> float:
+        """Nats a token after `tokens` tokens, each seen once."""
+        by_size = self.parameter_term / _positive("parameters", parameters) ** self.alpha
+        return float(self.irreducible + by_size + self.token_term / _positive("tokens", tokens) ** self.beta)
+
+    @property
+    def exponent(self) -> float:
+        """Of the optimal N in C: beta / (alpha + beta) (Hoffmann et al. 2022, equation 4)."""
+        return self.beta / (self.alpha + self.beta)
+
+    @property
+    def frontier(self) -> Frontier:
+        """The optimum in closed form: N = G (C/6)^a, G = (alpha A / beta B)^(1 / (alpha + beta)) (the same)."""
+        ratio = self.alpha * self.parameter_term / (self.beta * self.token_term)
+        scale = ratio ** (1.0 / (self.alpha + self.beta))
+        spread = self._exponent_spread()
+        return Frontier(
+            name=self.name,
+            exponent=self.exponent,
+            coefficient=scale * FLOPS_PER_PARAMETER_TOKEN**-self.exponent,
+            interval=None if spread is None else (self.exponent - spread, self.exponent + spread),
+            token_interval=None if spread is None else (1.0 - self.exponent - spread, 1.0 - self.exponent + spread),
+            source=self.source,
+        )
+
+    def _exponent_spread(self) -> float | None:
+        """Half the width from the 10th to the 90th percentile of the exponent, from the standard errors of alpha and beta as
+        if they were independent (their covariance is not published)."""
+        if self.errors is None:
+            return None
+        along = math.hypot(self.alpha * self.errors["beta"], self.beta * self.errors["alpha"])
+        return 1.2816 * along / (self.alpha + self.beta) ** 2
+
+    def tokens_for(self, parameters: float, loss: float) -> float:
+        """Tokens a model of this size needs for a loss; infinite when it never reaches it."""
+        left = loss - self.irreducible - self.parameter_term / _positive("parameters", parameters) ** self.alpha
+        return float((self.token_term / left) ** (1.0 / self.beta)) if left > 0 else math.inf
+
+    def cheapest(self, loss: float) -> Allocation:
+        """The fewest training FLOPs that reach a loss. Raises InputError at or below the irreducible loss.
+
+        On the optimal line alpha A / N^alpha = beta B / D^beta, so each term is a fixed share of what is above E.
+        """
+        above = loss - self.irreducible
+        if above <= 0:
+            raise InputError(
+                f"a loss of {loss:g} is not above {self.irreducible:g}, which no size or data goes below ({self.name})"
+            )
+        share = self.beta / (self.alpha + self.beta)
+        parameters = (self.parameter_term / (share * above)) ** (1.0 / self.alpha)
+        return Allocation(parameters, self.tokens_for(parameters, loss))
+
+
+def _positive(what: str, value: float) -> float:
+    if not value > 0 or math.isinf(value):
+        raise InputError(f"{what}: {value:g} is not a positive number; give one above zero")
+    return value
+
+
+def _line(small: tuple[float, float], large: tuple[float, float]) -> tuple[float, float]:
+    """Exponent and coefficient of the power law through two rows (parameters, FLOPs) of a published projection."""
+    exponent = math.log(large[0] / small[0]) / math.log(large[1] / small[1])
+    return exponent, small[0] / small[1] ** exponent
+
+
+# Tables 3 and A3 project approaches 1 and 2 to sizes from 400M to 10T; table 2 prints the exponents to two places only. The
+# lines here run through the first and the last row of each table, and the seven rows between check them.
+APPROACH_1 = Frontier(
+    "Chinchilla approach 1 (envelope of training curves)",
+    *_line((400e6, 1.92e19), (10e12, 1.30e28)),
+    interval=(0.488, 0.502),
+    token_interval=(0.501, 0.512),
+    source="Hoffmann et al. 2022, section 3.1, tables 2 and 3",
+)
+APPROACH_2 = Frontier(
+    "Chinchilla approach 2 (IsoFLOP profiles)",
+    *_line((400e6, 1.84e19), (10e12, 1.75e28)),
+    interval=(0.462, 0.534),
+    token_interval=(0.483, 0.529),
+    source="Hoffmann et al. 2022, section 3.2, tables 2 and A3",
+)
+# The unrounded constants stand in the paper's TeX source (Besiroglu et al. 2024, section 2). Rounded as in equation 10 they
+# move the optimum of 6e23 FLOPs from 41B parameters to 33B. Table A3 was made with yet others: for a given size its budgets
+# are 6% (400M) to 16% (10T) below what these give.
+APPROACH_3 = LossLaw(
+    "Chinchilla approach 3 (parametric loss, as published)",
+    irreducible=1.6934,
+    parameter_term=406.4,
+    token_term=410.7,
+    alpha=0.3392,
+    beta=0.2849,
+    source="Hoffmann et al. 2022, section 3.3 and equation 10, unrounded",
+)
+REPLICATION = LossLaw(
+    "Chinchilla approach 3 fitted again (Besiroglu 2024)",
+    irreducible=1.8172,
+    parameter_term=482.01,
+    token_term=2085.43,
+    alpha=0.3478,
+    beta=0.3658,
+    source="Besiroglu et al. 2024, table 1, on 240 runs read from figure 4 of Hoffmann et al.",
+    errors={"irreducible": 0.03, "parameter_term": 124.58, "token_term": 1293.23, "alpha": 0.02, "beta": 0.02},
+)
+RULE = Frontier(
+    "20 tokens a parameter, N = sqrt(C / 120)",
+    exponent=0.5,
+    coefficient=(FLOPS_PER_PARAMETER_TOKEN * TOKENS_PER_PARAMETER) ** -0.5,
+    interval=None,
+    token_interval=None,
+    source="the common reading of Hoffmann et al. 2022, table 3",
+)
+
+FRONTIERS: dict[str, Frontier] = {
+    "rule": RULE,
+    "approach_1": APPROACH_1,
+    "approach_2": APPROACH_2,
+    # Intervals of table 2: far too narrow for the runs there were (Besiroglu et al. 2024, abstract).
+    "approach_3": replace(APPROACH_3.frontier, interval=(0.454, 0.455), token_interval=(0.542, 0.543)),
+    "replication": REPLICATION.frontier,
+}
+"""By the name that output uses. The first is the one a verdict is given by."""
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What one law says of a budget, and of a size."""
+
+    law: str
+    source: str
+    optimum: Allocation
+    exponent: float
+    interval: tuple[float, float] | None
+
+
+def opinions(flops: float) -> dict[str, Opinion]:
+    """The optimum for a budget by every law, side by side."""
+    return {
+        key: Opinion(law.name, law.source, law.optimum(flops), law.exponent, law.interval)
+        for key, law in FRONTIERS.items()
+    }
+
+
+def optimal_tokens(parameters: float) -> dict[str, float]:
+    """The optimal tokens for a size by every law, side by side."""
+    return {key: law.optimal_tokens(parameters) for key, law in FRONTIERS.items()}

@@ -1,0 +1,257 @@
+"""The scaling laws against the figures their papers print, and against brute force where they print none."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from bessemer.errors import InputError
+from bessemer.plan.laws import kaplan, repeated
+from bessemer.plan.laws.chinchilla import (
+    APPROACH_1,
+    APPROACH_2,
+    APPROACH_3,
+    FRONTIERS,
+    REPLICATION,
+    RULE,
+    Allocation,
+    Frontier,
+    LossLaw,
+    opinions,
+    optimal_tokens,
+    training_flops,
+)
+from bessemer.plan.laws.known import known, nearest
+from bessemer.plan.laws.standing import (
+    OVERTRAINED_ABOVE,
+    UNDERTRAINED_BELOW,
+    break_even,
+    lifetime_flops,
+    lifetime_optimum,
+    overhead_of_size,
+    standing,
+    verdict,
+)
+from bessemer.plan.laws.surface import surface
+
+# Hoffmann et al. 2022, tables 3 and A3: parameters, FLOPs, tokens. The rows of 67B print a rounded size. Approach 3's 175B row
+# prints e+24, which 6 N D of its own columns makes e+25.
+TABLE_3 = [
+    (400e6, 1.92e19, 8.0e9), (1e9, 1.21e20, 20.2e9), (10e9, 1.23e22, 205.1e9), (67e9, 5.76e23, 1.5e12), (175e9, 3.85e24, 3.7e12),
+    (280e9, 9.90e24, 5.9e12), (520e9, 3.43e25, 11.0e12), (1e12, 1.27e26, 21.2e12), (10e12, 1.30e28, 216.2e12),
+]  # fmt: skip
+TABLE_A3_APPROACH_2 = [
+    (400e6, 1.84e19, 7.7e9), (1e9, 1.20e20, 20.0e9), (10e9, 1.32e22, 219.5e9), (67e9, 6.88e23, 1.7e12), (175e9, 4.54e24, 4.3e12),
+    (280e9, 1.18e25, 7.1e12), (520e9, 4.19e25, 13.4e12), (1e12, 1.59e26, 26.5e12), (10e12, 1.75e28, 292.0e12),
+]  # fmt: skip
+TABLE_A3_APPROACH_3 = [
+    (400e6, 2.21e19, 9.2e9), (1e9, 1.62e20, 27.1e9), (10e9, 2.46e22, 410.1e9), (67e9, 1.71e24, 4.1e12), (175e9, 1.26e25, 12.0e12),
+    (280e9, 3.52e25, 20.1e12), (520e9, 1.36e26, 43.5e12), (1e12, 5.65e26, 94.1e12), (10e12, 8.55e28, 1425.5e12),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", TABLE_3)
+def test_approach_1_is_table_3(row: tuple[float, float, float]) -> None:
+    parameters, flops, tokens = row
+    loose = 0.08 if parameters == 67e9 else 0.01
+    assert APPROACH_1.flops_for(parameters) == pytest.approx(flops, rel=loose)
+    assert APPROACH_1.optimal_tokens(parameters) == pytest.approx(tokens, rel=loose)
+
+
+@pytest.mark.parametrize("row", TABLE_A3_APPROACH_2)
+def test_approach_2_is_table_a3(row: tuple[float, float, float]) -> None:
+    parameters, flops, tokens = row
+    loose = 0.08 if parameters == 67e9 else 0.01
+    assert APPROACH_2.flops_for(parameters) == pytest.approx(flops, rel=loose)
+    assert APPROACH_2.optimal_tokens(parameters) == pytest.approx(tokens, rel=loose)
+
+
+@pytest.mark.parametrize("row", TABLE_A3_APPROACH_3)
+def test_approach_3_is_near_table_a3(row: tuple[float, float, float]) -> None:
+    """The table was not made with the constants that were published: sizes for a budget within 8%, tokens for a size 20%."""
+    parameters, flops, tokens = row
+    law = FRONTIERS["approach_3"]
+    assert law.optimum(flops).parameters == pytest.approx(parameters, rel=0.08)
+    assert law.optimal_tokens(parameters) == pytest.approx(tokens, rel=0.20)
+
+
+def test_exponents_are_those_of_table_2() -> None:
+    assert APPROACH_1.exponent == pytest.approx(0.50, abs=0.005)
+    assert APPROACH_2.exponent == pytest.approx(0.49, abs=0.005)
+    assert APPROACH_3.exponent == pytest.approx(0.46, abs=0.005)
+    assert REPLICATION.exponent == pytest.approx(0.5126, abs=5e-5)  # Besiroglu et al. 2024
+    for law in FRONTIERS.values():
+        assert law.exponent + law.token_exponent == 1.0
+        if law.interval is not None and law.name != FRONTIERS["approach_3"].name:
+            assert law.interval[0] <= law.exponent <= law.interval[1]
+
+
+@pytest.mark.parametrize("law", [APPROACH_3, REPLICATION])
+@pytest.mark.parametrize("flops", [1e18, 5.76e23, 1e27])
+def test_the_closed_form_is_the_lowest_of_a_grid(law: LossLaw, flops: float) -> None:
+    best = law.frontier.optimum(flops)
+    lowest = law.loss(best.parameters, best.tokens)
+    for step in range(-400, 401):
+        size = best.parameters * 10 ** (step / 200)
+        assert law.loss(size, flops / (6 * size)) >= lowest - 1e-12
+    assert best.flops == pytest.approx(flops)
+    assert law.cheapest(lowest).parameters == pytest.approx(best.parameters)
+    assert law.cheapest(lowest).tokens == pytest.approx(best.tokens)
+
+
+@pytest.mark.parametrize("law", FRONTIERS.values(), ids=FRONTIERS)
+def test_the_ways_along_a_frontier_agree(law: Frontier) -> None:
+    there = law.optimum(3e22)
+    assert law.flops_for(there.parameters) == pytest.approx(3e22)
+    assert law.optimal_tokens(there.parameters) == pytest.approx(there.tokens)
+    assert law.optimal_parameters(there.tokens) == pytest.approx(there.parameters)
+
+
+def test_textbook_figures() -> None:
+    """6e23 FLOPs are 71B parameters and 1.4T tokens by N = sqrt(C / 120); GPT-3 is 3.15e23 FLOPs, 3,640 petaflop-days."""
+    plan = RULE.optimum(6e23)
+    assert plan.parameters == pytest.approx(71e9, rel=0.01)
+    assert plan.tokens == pytest.approx(1.4e12, rel=0.02)
+    assert RULE.optimal_tokens(70e9) == pytest.approx(1.4e12)
+    gpt3 = training_flops(175e9, 300e9)
+    assert gpt3 == pytest.approx(3.15e23)
+    assert gpt3 / kaplan.PETAFLOP_DAY == pytest.approx(3640, rel=0.002)
+
+
+def test_the_laws_stand_side_by_side() -> None:
+    said = opinions(5.76e23)  # Gopher's budget: 67B by approach 1, 63B by 2, 40B by 3 (section 3.4)
+    assert said["approach_1"].optimum.parameters == pytest.approx(67e9, rel=0.03)
+    assert said["approach_2"].optimum.parameters == pytest.approx(63e9, rel=0.03)
+    assert said["approach_3"].optimum.parameters == pytest.approx(40e9, rel=0.03)
+    assert set(optimal_tokens(70e9)) == set(said) == {"rule", "approach_1", "approach_2", "approach_3", "replication"}
+
+
+def test_kaplan_as_hoffmann_take_it() -> None:
+    assert kaplan.optimum(1e21).parameters == pytest.approx(4.68e9, rel=0.002)  # Hoffmann et al. 2022, section D.4
+    # The critical batch doubles for every 13% of loss (Kaplan et al. 2020, section 5.1).
+    assert kaplan.critical_batch(2.5 * 0.87) / kaplan.critical_batch(2.5) == pytest.approx(2.0, rel=0.05)
+    assert kaplan.loss(1e30, 1e10) == pytest.approx(1.8e13**0.103 / 1e10**0.103, rel=1e-4)
+    assert kaplan.loss_of_size(8.8e13) == kaplan.loss_of_tokens(5.4e13) == 1.0
+
+
+@pytest.mark.parametrize("value", [0, -1, math.inf, math.nan])
+def test_sizes_that_are_none_are_refused(value: float) -> None:
+    for call in (
+        lambda: RULE.optimum(value),
+        lambda: RULE.optimal_tokens(value),
+        lambda: REPLICATION.loss(value, 1e9),
+        lambda: REPLICATION.loss(1e9, value),
+        lambda: standing(value, 1e9),
+    ):
+        with pytest.raises(InputError, match="is not a positive number"):
+            call()
+    with pytest.raises(InputError, match="no size or data goes below"):
+        REPLICATION.cheapest(1.8)
+
+
+def test_overhead_of_smaller_models_is_de_vries() -> None:
+    """de Vries 2023 by the rounded constants: 188% at a quarter of the size, 20% at half, 100% at the critical 30%."""
+    rounded = replace(APPROACH_3, alpha=0.34, beta=0.28)
+    assert overhead_of_size(0.25, rounded) == pytest.approx(1.88, abs=0.01)
+    assert overhead_of_size(0.5, rounded) == pytest.approx(0.20, abs=0.015)
+    assert overhead_of_size(0.3, rounded) == pytest.approx(1.0, abs=0.06)
+    assert overhead_of_size(1.0, rounded) == 0.0
+    assert overhead_of_size(0.01, rounded) == math.inf
+    # The closed form against the tokens that the loss law asks for.
+    best = REPLICATION.frontier.optimum(1e22)
+    loss = REPLICATION.loss(best.parameters, best.tokens)
+    half = Allocation(best.parameters / 2, REPLICATION.tokens_for(best.parameters / 2, loss))
+    assert half.flops / best.flops - 1 == pytest.approx(overhead_of_size(0.5))
+
+
+def test_inference_pays_for_overtraining_as_sardana_find() -> None:
+    """Sardana et al. 2024, figure 1: for the quality of a 13B model and 2T tokens served, a 7B saves 1.7e22 FLOPs, 17%."""
+    law = replace(APPROACH_3, alpha=0.336, beta=0.283)
+    plain = Allocation(13e9, law.frontier.optimal_tokens(13e9))
+    loss = law.loss(plain.parameters, plain.tokens)
+    better = lifetime_optimum(loss, 2e12, law)
+    saved = lifetime_flops(plain, 2e12) - lifetime_flops(better, 2e12)
+    assert better.parameters == pytest.approx(7e9, rel=0.02)
+    assert saved == pytest.approx(1.7e22, rel=0.02)
+    assert saved / lifetime_flops(plain, 2e12) == pytest.approx(0.17, abs=0.006)
+    even = break_even(better, plain)
+    assert even is not None and even < 2e12
+    assert lifetime_flops(better, even) == pytest.approx(lifetime_flops(plain, even))
+    assert lifetime_optimum(loss, 0.0, law).parameters == pytest.approx(13e9, rel=1e-3)
+
+
+def test_verdicts() -> None:
+    llama = standing(8.03e9, 15e12)
+    assert llama.verdict == "overtrained" and llama.break_even is not None and llama.overhead > 1
+    assert "overtrained on purpose" in llama.sentence and "tokens of inference" in llama.sentence
+    assert standing(175e9, 300e9).verdict == "undertrained" and standing(175e9, 300e9).break_even is None
+    fit = standing(70e9, 1.4e12)
+    assert fit.verdict == "optimal" and fit.ratio == pytest.approx(1.0) and fit.penalty < 0.001
+    for plan in (llama, fit):
+        assert plan.penalty >= 0 and plan.overhead >= -1e-12
+        assert REPLICATION.loss(plan.cheapest.parameters, plan.cheapest.tokens) == pytest.approx(plan.loss)
+    for ratio in (UNDERTRAINED_BELOW, OVERTRAINED_ABOVE):
+        assert verdict(ratio) == "optimal"
+        law = REPLICATION.frontier
+        assert standing(1e9, ratio * law.optimal_tokens(1e9), law).overhead == pytest.approx(0.046, abs=0.001)
+
+
+def test_repeated_tokens_are_what_their_authors_compute() -> None:
+    """The two figures of the datablations README, for the models of figure 1 (right) of Muennighoff et al. 2023."""
+    assert repeated.loss(6.34e9, 242e9, 25e9) == pytest.approx(2.2256440889984477, rel=1e-12)
+    assert repeated.loss(8.67e9, 178e9, 25e9) == pytest.approx(2.2269634075087867, rel=1e-12)
+
+
+def test_what_repetition_is_worth() -> None:
+    fresh, four, forty = (repeated.repetition(epochs * 1e9, 1e9) for epochs in (1, 4, 40))
+    assert fresh.worth == 1.0 and fresh.effective_tokens == 1e9
+    assert 0.9 < four.worth < 1.0  # "up to 4 epochs almost as good as new" (abstract)
+    assert forty.effective_tokens < forty.ceiling and forty.last_epoch_worth < 0.1
+    assert repeated.repetition(1e9, 5e9).epochs == 1.0
+    assert repeated.loss(1e8, 2e9, 2e9) == repeated.C4.loss(1e8, 2e9)
+    with pytest.raises(InputError, match="above zero"):
+        repeated.repetition(1e9, 0)
+
+
+def test_scarce_data_asks_for_fewer_parameters() -> None:
+    flops, unique = 9.3e21, 25e9
+    best, free = repeated.optimum(flops, unique), repeated.C4.frontier.optimum(flops)
+    assert best.parameters < free.parameters and best.flops == pytest.approx(flops)
+    lowest = repeated.loss(best.parameters, best.tokens, unique)
+    for step in range(-100, 101):
+        size = best.parameters * 10 ** (step / 100)
+        assert repeated.loss(size, flops / (6 * size), unique) >= lowest - 1e-9
+    assert repeated.optimum(1e19, 1e15).parameters == pytest.approx(
+        repeated.C4.frontier.optimum(1e19).parameters, rel=1e-5
+    )
+
+
+def test_known_models() -> None:
+    models = {model.name: model for model in known()}
+    assert len(models) == len(known()) > 50
+    assert models["GPT-3 175B"].tokens_per_parameter == pytest.approx(1.7, abs=0.02)  # Hoffmann et al. 2022, table 1
+    assert models["Chinchilla 70B"].standing.verdict == "optimal"
+    assert models["Gopher 280B"].standing.verdict == "undertrained"
+    assert models["Llama 3 8B"].standing.verdict == "overtrained"
+    assert models["DeepSeek-V3"].tokens_per_parameter == pytest.approx(400)
+    # FLOPs that the reports print for their runs.
+    assert models["Llama 3.1 405B"].standing.flops == pytest.approx(3.8e25, rel=0.01)
+    assert models["PaLM 540B"].standing.flops == pytest.approx(2.53e24, rel=0.01)
+    for model in known():
+        assert 1e7 < model.active <= model.parameters and 1e9 < model.tokens < 1e14
+        assert model.source and model.date[:3] == "202"
+    assert nearest(7e9, 1e12)[0].name in {"LLaMA 7B", "MPT-7B"}
+
+
+def test_surface_is_the_law_and_its_lines_lie_on_it() -> None:
+    picture = surface(1e9, 2e10, points=21, decades=1.0)
+    assert len(picture.loss) == len(picture.tokens) == 21 and len(picture.loss[0]) == len(picture.parameters) == 21
+    assert picture.loss[10][10] == pytest.approx(REPLICATION.loss(1e9, 2e10))
+    assert picture.parameters[0] == pytest.approx(1e8) and picture.tokens[-1] == pytest.approx(2e11)
+    for flops, line in picture.budgets.items():
+        for size, count in zip(line.parameters, line.tokens, strict=True):
+            assert training_flops(size, count) == pytest.approx(flops)
+    assert training_flops(1e9, 2e10) == pytest.approx(min(picture.budgets, key=lambda flops: abs(flops - 1.2e20)))
+    assert set(picture.optima) == set(FRONTIERS)
+    with pytest.raises(InputError):
+        surface(1e9, 2e10, points=1)
