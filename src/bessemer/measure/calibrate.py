@@ -23,7 +23,7 @@ from bessemer.train import device as devices
 LEAST_MINUTES = 0.05
 BUSY_SECONDS = 0.5  # to see what other programs take of the cores
 OF_COLLECTIVES, OF_DISK = 0.06, 0.06  # shares of the time
-OF_PRODUCTS, OF_HOST = 0.6, 0.1  # of the time that one way gets; the rest is attention and passes
+OF_HOST = 0.1  # of the time that one way gets
 
 
 def calibrate(minutes: float, folder: Path, kind: str = "auto", clock: Callable[[], float] = perf_counter) -> Machine:
@@ -78,12 +78,13 @@ def _with_way(
             products += kernels.products(sizes, precision, device.place, places, everywhere)
             attention += kernels.attention(sizes, precision, device.place, places, everywhere)
         passes, moved = kernels.passes(sizes, device.place, places, everywhere)
-        measure([*products, *attention, *passes], (1.0 - OF_HOST) * budget, clock, advance)
+        rounds = measure([*products, *attention, *passes], (1.0 - OF_HOST) * budget, clock, advance)
     way = Way(
-        tuple(Product(*_key(item), item.timing()) for item in products),
-        tuple(AttentionTime(*_key(item), item.timing()) for item in attention),
-        tuple(Pass(*_key(item), moved[_key(item)[0]], item.timing()) for item in passes),
+        tuple(_entry(Product, item) for item in products),
+        tuple(_entry(AttentionTime, item) for item in attention),
+        tuple(_entry(Pass, item, moved[_names(item)[0]]) for item in passes),
         Host(0.0, 0.0, 0.0, 0.0),
+        max(rounds, 1),
     )
     machine = replace(machine, ways={**machine.ways, name: way}, _rates={})
     if device.is_cuda:  # the host runs ahead of the device, so that its time is in no step that fills the device
@@ -95,8 +96,13 @@ def _with_way(
     return replace(machine, ways={**machine.ways, name: way}, _rates={})
 
 
-def _key(item: Item) -> Any:
+def _names(item: Item) -> Any:
     return item.key
+
+
+def _entry(kind: Any, item: Item, *more: int) -> Any:
+    """What is stored of an item: its key's parts in order, and its time."""
+    return kind(*_names(item), *more, item.timing())
 
 
 def busy_share(seconds: float = BUSY_SECONDS) -> float:

@@ -7,7 +7,7 @@ whose both operands stay in the cache would be timed too fast.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,15 +46,17 @@ class Sizes:
     elements: tuple[int, ...]
 
 
+SHORT_PASSES, PASSES = (1 << 13, 1 << 17, 1 << 21), (1 << 13, 1 << 16, 1 << 19, 1 << 22)
 CPU_SIZES = (  # (seconds there should be for one way, what they allow)
-    (18.0, Sizes((32, 96, 256, 512, 1024, 2048), (32, 128, 256, 512, 1024, 2048), (32, 64, 128), (1 << 13, 1 << 16, 1 << 19, 1 << 22))),
-    (4.0, Sizes((32, 128, 512, 1024), (64, 256, 1024), (32, 128), (1 << 13, 1 << 17, 1 << 21))),
-    (0.0, Sizes((32, 128), (32, 128), (32,), (1 << 13, 1 << 17))),
-)  # fmt: skip
+    (40.0, Sizes((32, 96, 256, 512, 1024, 2048), (32, 128, 256, 512, 1024, 2048), (32, 64, 128), PASSES)),
+    (8.0, Sizes((32, 128, 512, 1024), (64, 256, 1024), (32, 128), SHORT_PASSES)),
+    (0.0, Sizes((32, 128), (32, 128), (32,), SHORT_PASSES[:2])),
+)
+LARGE_PASSES = (1 << 16, 1 << 20, 1 << 24, 1 << 27)
 GPU_SIZES = (
-    (8.0, Sizes((128, 512, 1024, 2048, 4096, 8192), (512, 1024, 2048, 4096, 8192), (64, 128), (1 << 16, 1 << 20, 1 << 24, 1 << 27))),
-    (0.0, Sizes((128, 1024, 4096), (512, 2048), (64, 128), (1 << 16, 1 << 24))),
-)  # fmt: skip
+    (20.0, Sizes((128, 512, 1024, 2048, 4096, 8192), (512, 1024, 2048, 4096, 8192), (64, 128), LARGE_PASSES)),
+    (0.0, Sizes((128, 1024, 4096), (512, 2048), (64, 128), LARGE_PASSES[:3])),
+)
 
 
 def sizes_for(seconds: float, is_cuda: bool) -> Sizes:
@@ -154,7 +156,7 @@ def attention(sizes: Sizes, precision: str, device: torch.device, count: int, ev
             scope = Scope.of(Sight(), None, length, device)
 
             def work(
-                place: int, repeats: int, operands: list[Iterator[list[Tensor]]] = operands, scope: Scope = scope
+                place: int, repeats: int, operands: Sequence[Iterator[list[Tensor]]] = operands, scope: Scope = scope
             ) -> None:
                 for _ in range(repeats):
                     q, k, v, upstream = next(operands[place])
@@ -183,7 +185,7 @@ def passes(sizes: Sizes, device: torch.device, count: int, everywhere: Everywher
         for name in instances[0][0]:
             calls = [cycle([one[name] for one in copies]) for copies in instances]
 
-            def work(place: int, repeats: int, calls: list[Iterator[Callable[[], object]]] = calls) -> None:
+            def work(place: int, repeats: int, calls: Sequence[Iterator[Callable[[], object]]] = calls) -> None:
                 for _ in range(repeats):
                     next(calls[place])()
                 done(device)
@@ -209,7 +211,7 @@ def _passes(elements: int, device: torch.device) -> dict[str, Callable[[], objec
     x, weight, bias, heads_weight = leaf(rows, ROW), leaf(ROW), leaf(ROW), leaf(HEAD_ROW)
     by_head = leaf(1, elements // (4 * HEAD_ROW), 4, HEAD_ROW)
     gate_up = leaf(rows, 2 * ROW)
-    angles = torch.randn(2, by_head.shape[1], 1, HEAD_ROW // 2, device=device).unbind(0)
+    cos, sin = torch.randn(2, by_head.shape[1], 1, HEAD_ROW // 2, device=device)
     wide = a.expand(1, rows, ROW)[0]
     turned = b.view(by_head.shape)
     moments = [
@@ -234,7 +236,7 @@ def _passes(elements: int, device: torch.device) -> dict[str, Callable[[], objec
         "layer_norm": lambda: torch.autograd.grad(torch.nn.functional.layer_norm(x, (ROW,), weight, bias), (x, weight, bias), b),
         "swiglu": lambda: torch.autograd.grad(swiglu(gate_up), gate_up, b),
         "gelu": lambda: torch.autograd.grad(activate("gelu_tanh", x), x, b),
-        "rotate": lambda: torch.autograd.grad(rotate(by_head, angles), by_head, turned),
+        "rotate": lambda: torch.autograd.grad(rotate(by_head, (cos, sin)), by_head, turned),
         "softmax": softmax,
         "adamw": lambda: adamw([a], [b], moments, rule),
     }  # fmt: skip

@@ -95,12 +95,14 @@ class Host:
 @dataclass(frozen=True)
 class Way:
     """Rates of one way to use the device. whole: one operation at a time with all threads; pairs: two at a time with half of
-    the threads each, seconds of either; so a step of several micro-batches runs on a CPU (train/accumulate.py)."""
+    the threads each, seconds of either; so a step of several micro-batches runs on a CPU (train/accumulate.py). rounds: in which
+    everything was timed, at least 1; of fewer than 3 the spread says nothing."""
 
     products: tuple[Product, ...]
     attention: tuple[AttentionTime, ...]
     passes: tuple[Pass, ...]
     host: Host
+    rounds: int = 1
 
 
 @dataclass(frozen=True)
@@ -360,13 +362,13 @@ def _check(machine: Machine) -> None:
 
 def _way_to_plain(way: Way) -> dict[str, Any]:
     parts = {name: [_row(entry) for entry in getattr(way, name)] for name in ("products", "attention", "passes")}
-    return {"host": asdict(way.host), **parts}
+    return {"host": asdict(way.host), "rounds": way.rounds, **parts}
 
 
 def _way_of(found: dict[str, Any]) -> Way:
     kinds = {"products": Product, "attention": AttentionTime, "passes": Pass}
     parts = {name: tuple(_entry(kind, row) for row in found[name]) for name, kind in kinds.items()}
-    return Way(host=Host(**found["host"]), **parts)
+    return Way(host=Host(**found["host"]), rounds=int(found["rounds"]), **parts)
 
 
 def _row(entry: Any) -> list[Any]:

@@ -190,4 +190,7 @@ def update(config: ModelConfig, machine: Machine, average: bool = False) -> Part
 def _spread(whole: Parts, machine: Machine, way: str) -> float:
     """Half of the interquartile range of what was timed, weighted by where the step's seconds go."""
     found = {name: machine.spread_of(name, way) for name in ("products", "attention", "passes")}
-    return 0.5 * sum(found[name] * getattr(whole, name) for name in found) / whole.total
+    weighted = (
+        found["products"] * whole.products + found["attention"] * whole.attention + found["passes"] * whole.passes
+    )
+    return 0.5 * weighted / whole.total
