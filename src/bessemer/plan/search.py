@@ -41,12 +41,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A layout that does not fit even with everything recomputed. missing: bytes; part: of memory that is largest."""
+    """A layout that does not fit even with everything recomputed. reasons: the miss, then the largest parts of memory."""
 
     layout: Layout
     memory: Memory
-    missing: float
-    part: str
+    missing: int
+    reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Found:
 
     @property
     def pareto(self) -> tuple[Candidate, ...]:
-        """Those that no other beats in both speed and free memory, the fastest first. Money goes with speed on a given cluster."""
+        """Those that no other beats in both speed and free memory, the fastest first. On one cluster money goes with speed."""
         front: list[Candidate] = []
         for one in self.ranked:
             if not front or one.memory.total < front[-1].memory.total:
@@ -163,8 +163,8 @@ def _weigh(
                 if verdict.fits:
                     fitting = Candidate(one, held, step(one))
                     break
-                if missed is None or verdict.missing < missed.missing:
-                    missed = Rejected(layout, held, verdict.missing, verdict.part)
+                if missed is None or -verdict.free < missed.missing:
+                    missed = Rejected(layout, held, -verdict.free, verdict.reasons)
             if fitting is not None:
                 ranked.append(fitting)
                 missed = None

@@ -8,6 +8,12 @@ from typing import Literal
 
 from bessemer.errors import InputError
 
+# How blocks are cut into stages: balanced (`stage_cut.balanced`), even (what is left over to the first stages), ceiling (every
+# stage takes the larger number while there are blocks), middle (what is left over to the stages after the first), cumulative
+# (by running costs, as nanotron), ends (even, where embedding and head count as a block each: DeepSpeed's
+# type:transformer|embedding).
+Cut = Literal["balanced", "even", "ceiling", "middle", "cumulative", "ends"]
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -19,13 +25,24 @@ class Stack:
     whole (kept for the backward pass, in fp32) or chunked; fused: element-wise passes joined by a compiler.
 
     Time. launch: seconds of the host for a kernel; kernels: that a block's forward pass launches (its backward pass twice as
-    many); flash: FlashAttention's version (3: any that is made for the chip, cuDNN's too); balanced: pipeline stages are cut by
-    cost, the head's included, and not by number of blocks; tensor_overlap, data_overlap, pipeline_overlap: shares of that communication that run beside computation where there
+    many); tensor_overlap, data_overlap, pipeline_overlap: shares of that communication that run beside computation where there
     is enough of it; reduce_bytes: of a gradient on its way to others; gather_bytes: of a weight on its way; selective: what
     selective recompute computes again: attention (scores and softmax; Korthikanti et al. 2022, section 5) or every second
     product (torchtitan's per-operation checkpointing); parallel_block: attention and MLP read the same input and are summed
-    once (Wang & Komatsuzaki 2021), which halves the tensor communication; scatter: when sharded gradients (ZeRO-2, 3) travel;
-    accumulate: bytes a parameter that adding a micro-batch's gradients to the sum moves, where no product does it by itself.
+    once (Wang & Komatsuzaki 2021), which halves the tensor communication.
+
+    Memory. fully_sharded: weights are divided as they are kept, and gathered to be used (FSDP); else whole while zero < 3;
+    cut: of the blocks into stages; fresh_bytes: of each gradient as the backward pass gives it, where all of them live beside
+    those that wait; copy_bytes: of gradients copied for their exchange; step_bytes: for each weight whose moments are here,
+    that the optimizer's step takes on top; bucket_bytes: of exchange buffers of fixed size; logit_bytes: of each logit in the
+    fullest moment of the loss, all copies together; split_logit_bytes: more of them where ranks share the vocabulary;
+    loss_chunk: tokens of a chunk; unfused_gate: a gated MLP keeps its activation's result beside the product;
+    keeps_gathered: what tensor ranks gathered as a product's input waits for the backward pass; gathers_context: context ranks
+    hold the keys and values of all; pipes: what a stage holds to send and receive: one place for each way (plain), besides what
+    it sent on, of each micro-batch in flight (deepspeed), a place for the gradients of every micro-batch, and on the last
+    stage their 16-bit logits (torch.distributed.pipelining); scratch_gradients: one 16-bit gradient of each shape of matrix is
+    kept; base_bytes: device context, libraries and communicators; slack: share of what a step allocates that the allocator
+    holds on top, in blocks that nothing fits.
     """
 
     name: str
@@ -37,7 +54,7 @@ class Stack:
     logits: Literal["whole", "chunked"] = "whole"
     dropout: bool = False
     fused: bool = False
-    launch: float = 36e-6
+    launch: float = 3.6e-05
     kernels: int = 30
     flash: Literal[1, 2, 3] = 2
     balanced: bool = False
@@ -48,48 +65,43 @@ class Stack:
     gather_bytes: float = 2.0
     selective: Literal["attention", "products"] = "attention"
     parallel_block: bool = False
-    scatter: Literal["micro-batch", "step"] = "step"
+    fully_sharded: bool = False
+    cut: Cut = "even"
+    fresh_bytes: float = 0.0
+    copy_bytes: float = 0.0
+    step_bytes: float = 0.0
+    bucket_bytes: float = 0.0
+    logit_bytes: float = 10.0
+    split_logit_bytes: float = 0.0
+    loss_chunk: int = 4096
+    unfused_gate: bool = False
+    keeps_gathered: bool = False
+    gathers_context: bool = False
+    pipes: Literal["plain", "deepspeed", "torch"] = "plain"
+    scratch_gradients: bool = False
+    base_bytes: float = 1.5e9
+    slack: float = 0.05
+    scatter: Literal['micro-batch', 'step'] = 'step'
     accumulate: float = 0.0
+    context: Literal['ring', 'gather', 'exchange'] = 'gather'
 
 
 _STACKS = (
-    # This program: fp32 weights under autocast, FlashAttention through PyTorch, chunked loss, no master copy.
-    Stack(
-        "bessemer", weight_bytes=4.0, master_bytes=0.0, logits="chunked", fused=True, data_overlap=0.8, gather_bytes=4.0
-    ),
-    # Narayanan et al. 2021: fused softmax and bias kernels, dropout, all-reduces of both kinds after what they wait for.
-    Stack("megatron-lm-2021", attention="unfused", dropout=True, fused=True),
-    # Korthikanti et al. 2022, section 6: the same with sequence parallelism and selective recompute.
-    Stack("megatron-lm-2022", attention="unfused", dropout=True, fused=True),
-    # Megatron-Core with --overlap-grad-reduce, --overlap-param-gather and --tp-comm-overlap (its README, "Performance").
-    Stack("megatron-core", fused=True, tensor_overlap=0.6, data_overlap=0.9, pipeline_overlap=0.5, kernels=25, flash=3),
-    # The same with these switches off, as they are by default.
-    Stack("megatron-core-sync", fused=True, kernels=25, flash=3),
-    # Megatron-DeepSpeed of BLOOM and MT-NLG: the 2021 kernels, ZeRO-1 after the backward pass.
-    Stack("megatron-deepspeed", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, accumulate=10.0),
-    # Jiang et al. 2024, section 3: parallel block, FlashAttention-2, all three kinds of communication beside computation.
-    Stack(
-        "megascale",
-        fused=True,
-        parallel_block=True,
-        tensor_overlap=0.8,
-        data_overlap=0.9,
-        pipeline_overlap=0.9,
-        kernels=20,
-    ),
-    # nanotron's scaling_benchmarks.py: REDUCE_SCATTER with async communication, FlashAttention-2, eager, fp32 gradients.
-    Stack("nanotron", balanced=True, tensor_overlap=0.3, data_overlap=0.3, kernels=40),
-    # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing.
-    Stack(
-        "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, data_overlap=0.9, selective="products", scatter="micro-batch", kernels=20
-    ),
-    Stack("torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, selective="products", scatter="micro-batch", kernels=40),
-    # LLM Foundry: FSDP1, FlashAttention in Triton, amp (fp32 shards) or pure bf16.
-    Stack("fsdp", scatter="micro-batch", flash=1, weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, reduce_bytes=2.0, kernels=35),
-    # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model.
-    Stack("deepspeed-zero3", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, data_overlap=0.5, scatter="micro-batch"),
-    # Grattafiori et al. 2024, section 3.3.2: asynchronous pipeline transfers, gathers and scatters beside computation.
-    Stack("llama3", fused=True, data_overlap=0.9, pipeline_overlap=0.9, kernels=25, flash=3),
+    Stack('bessemer', weight_bytes=4.0, master_bytes=0.0, logits='chunked', fused=True, data_overlap=0.8, gather_bytes=4.0, fully_sharded=True, cut='balanced', keeps_gathered=True),
+    Stack('megatron-lm-2021', attention='unfused', dropout=True, fused=True),
+    Stack('megatron-lm-2022', attention='unfused', dropout=True, fused=True),
+    Stack('megatron-core', fused=True, kernels=25, flash=3, tensor_overlap=0.6, data_overlap=0.9, pipeline_overlap=0.5, logit_bytes=4.0, scratch_gradients=True),
+    Stack('megatron-core-sync', fused=True, kernels=25, flash=3, logit_bytes=4.0, scratch_gradients=True, context='exchange'),
+    Stack('megatron-deepspeed', gradient_bytes=2.0, attention='unfused', dropout=True, fused=True, reduce_bytes=2.0, cut='ceiling', step_bytes=6.0, bucket_bytes=1000000000.0, pipes='deepspeed', base_bytes=2500000000.0, accumulate=10.0),
+    Stack('megascale', fused=True, kernels=20, tensor_overlap=0.8, data_overlap=0.9, pipeline_overlap=0.9, parallel_block=True),
+    Stack('nanotron', kernels=40, balanced=True, tensor_overlap=0.3, data_overlap=0.3, cut='cumulative', copy_bytes=2.0, unfused_gate=True, keeps_gathered=True),
+    Stack('torchtitan', weight_bytes=4.0, master_bytes=0.0, fused=True, kernels=20, data_overlap=0.9, selective='products', fully_sharded=True, cut='middle', logit_bytes=14.0, split_logit_bytes=4.0, keeps_gathered=True, gathers_context=True, pipes='torch', scatter='micro-batch', context='ring'),
+    Stack('torchtitan-eager', weight_bytes=4.0, master_bytes=0.0, kernels=40, data_overlap=0.9, selective='products', fully_sharded=True, cut='middle', logit_bytes=14.0, split_logit_bytes=4.0, keeps_gathered=True, gathers_context=True, pipes='torch', scatter='micro-batch', context='ring'),
+    Stack('fsdp', weight_bytes=4.0, master_bytes=0.0, kernels=35, flash=1, data_overlap=0.9, reduce_bytes=2.0, fully_sharded=True, logit_bytes=14.0, scatter='micro-batch'),
+    Stack('deepspeed-zero3', attention='unfused', dropout=True, fused=True, data_overlap=0.5, reduce_bytes=2.0, scatter='micro-batch'),
+    Stack('llama3', fused=True, kernels=25, flash=3, data_overlap=0.9, pipeline_overlap=0.9, logit_bytes=4.0, scratch_gradients=True),
+    Stack('megatron-deepspeed-bf16', attention='unfused', dropout=True, fused=True, reduce_bytes=2.0, cut='ends', fresh_bytes=2.0, bucket_bytes=2000000000.0, pipes='deepspeed', base_bytes=2500000000.0, accumulate=10.0),
+    Stack('torchtitan-2025', weight_bytes=4.0, master_bytes=0.0, fused=True, kernels=20, data_overlap=0.9, selective='products', fully_sharded=True, cut='middle', logit_bytes=6.0, split_logit_bytes=4.0, keeps_gathered=True, gathers_context=True, pipes='torch', scatter='micro-batch', context='ring'),
 )
 STACKS = {stack.name: stack for stack in _STACKS}
 
