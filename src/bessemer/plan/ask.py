@@ -7,13 +7,13 @@ two of the recipe, and the recipe stays the one form in which a run is described
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
-from math import isfinite
+from dataclasses import dataclass
 
 from bessemer.errors import InputError
+from bessemer.model.config import ModelConfig
 from bessemer.plan import shapes
-from bessemer.recipe import Recipe, keys, parse
+from bessemer.recipe import Recipe, dump, keys, parse
 
 # Short name: the recipe's key, and how its value is read.
 PLAIN = {
@@ -46,17 +46,17 @@ PLAIN = {
 ALIASES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "dp": "shard", "sequence": "seq", "devices": "gpus"}
 OWN = ("model", "params", "gpus")  # stand for several keys
 WAYS = ("replicate", "shard", "tensor", "pipeline", "context")
-SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "": 1.0}
-EMPTY = '[run]\nname = "plan"\n'
+SIZES = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "vocabulary")
+EMPTY_RECIPE = '[run]\nname = "plan"\n[model]\ndepth = 1\n'
 DEFAULT_SEQUENCE, DEFAULT_VOCABULARY = 4096, 128_256
 
 
 def number(text: str, name: str) -> float:
-    """A number as people write it: 70e9, 70B, 1.4T, 16k. Raises InputError for what is none, or not above 0."""
-    found = re.fullmatch(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([kKmMbBgGtT]?)\s*", text)
-    value = float(found[1].replace(",", "").replace("_", "")) * SUFFIXES[found[2].lower()] if found else float("nan")
-    if not isfinite(value):
-        raise InputError(f"{name}: {text!r} is not a number; write it like 2048, 70e9, 70B or 1.4T")
+    """A number above 0 as people write it: 70e9, 70B, 1.4T, 16k. Raises InputError that names the setting."""
+    try:
+        value = shapes.count_of(text)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
     if value <= 0:
         raise InputError(f"{name}: {text} must be above 0")
     return value
@@ -70,50 +70,78 @@ def count(text: str, name: str) -> int:
     return int(value)
 
 
-def recipe_of(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> Recipe:
-    """A recipe that holds only what was asked: short names (see PLAIN, OWN) to their values, and `key=value` overrides."""
-    if "gpus" not in asked and "device" not in asked:
+@dataclass(frozen=True)
+class Asked:
+    """What is to be planned. model: a published shape with options that a recipe has no keys for; None: the recipe's."""
+
+    recipe: Recipe
+    model: ModelConfig | None = None
+
+
+def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> Asked:
+    """What short names (see PLAIN, OWN) and `key=value` overrides say without a recipe."""
+    asked = {ALIASES.get(name, name): value for name, value in asked.items()}
+    named = {override.partition("=")[0] for override in overrides}
+    if not {"gpus", "device"} & set(asked) and "cluster.device" not in named:
         raise InputError(
             "plan: on what? add --gpus 2048xH100, or --gpus 8xA100-80GB; `bessemer plan --devices` lists them"
         )
-    if not {"model", "params", "layers"} & set(asked):
+    if not {"model", "params", "layers"} & set(asked) and not any(name.startswith("model.") for name in named):
         raise InputError("plan: which model? add --params 70B, --model llama3-70b, or --layers, --width and --heads")
-    values = overrides_of({"seq": str(DEFAULT_SEQUENCE), "vocabulary": str(DEFAULT_VOCABULARY), **_shape_first(asked)})
-    if not {ALIASES.get(name, name) for name in asked} & set(WAYS):
-        values["parallel.auto"] = "true"
-    recipe = parse(EMPTY, "plan", [*(f"{key}={value}" for key, value in values.items()), *overrides])
-    return filled(recipe, {ALIASES.get(name, name) for name in asked})
+    start = {} if {"model", "params"} & set(asked) else {"vocabulary": str(DEFAULT_VOCABULARY)}
+    if not set(asked) & set(WAYS) and not any(name.startswith("parallel.") for name in named):
+        overrides = (*overrides, "parallel.auto=true")
+    if not {"seq", "model"} & set(asked):
+        start["seq"] = str(DEFAULT_SEQUENCE)
+    return with_changes(Asked(parse(EMPTY_RECIPE, "plan")), {**start, **asked}, overrides)
 
 
-def overrides_of(asked: Mapping[str, str]) -> dict[str, str]:
-    """Recipe keys and their values, as TOML writes them, for short names or recipe keys. Raises InputError for unknown ones."""
+def with_changes(of: Asked, asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> Asked:
+    """The same with other settings: short names or recipe keys to their values."""
+    asked = {ALIASES.get(name.replace("-", "_"), name.replace("-", "_")): value for name, value in asked.items()}
+    model = of.model
+    if shape := {"model", "params"} & set(asked):
+        name = shape.pop()
+        vocabulary = count(asked["vocabulary"], "vocabulary") if "vocabulary" in asked else None
+        length = count(asked["seq"], "seq") if "seq" in asked else None
+        model = shapes.model(asked[name] if name == "model" else number(asked[name], name), vocabulary, length)
+    changes = [f"{key}={value}" for key, value in overrides_of(asked, model).items()]
+    recipe = parse(dump(of.recipe), "plan", [*changes, *overrides])
+    if model is not None:
+        sizes = {key: getattr(recipe.model, key) for key in SIZES if getattr(recipe.model, key) is not None}
+        model = model.with_changes(**sizes, sequence_length=recipe.tokens.sequence_length)
+    return Asked(filled(recipe, set(asked)), model)
+
+
+def overrides_of(asked: Mapping[str, str], model: ModelConfig | None = None) -> dict[str, str]:
+    """Recipe keys and their values, as TOML writes them, for short names or recipe keys. model: what `model` or `params` stands
+    for. Raises InputError for unknown ones."""
     found: dict[str, str] = {}
-    for given, text in asked.items():
-        name = ALIASES.get(given.replace("-", "_"), given.replace("-", "_"))
+    if model is not None and {"model", "params"} & set(asked):
+        found = {f"model.{key}": str(getattr(model, key)) for key in SIZES} | {
+            "tokens.sequence_length": str(model.sequence_length)
+        }
+        found |= {"model.tie_embeddings": str(model.tie_embeddings).lower(), "model.family": '"llama"'}
+    for name, text in asked.items():
         if name in PLAIN:
             key, kind = PLAIN[name]
-            found[key] = (
+            value = (
                 f'"{text}"'
                 if kind == "word"
-                else f"{number(text, given)!r}"
+                else f"{number(text, name)!r}"
                 if kind == "number"
-                else str(count(text, given))
+                else str(count(text, name))
             )
+            found[key] = value
         elif name == "gpus":
-            found |= _gpus(text, given)
-        elif name == "model":
-            found |= _shape(shapes.by_name(text))
-        elif name == "params":
-            found |= _shape(shapes.by_parameters(number(text, given), int(asked.get("vocabulary", DEFAULT_VOCABULARY))))
-        elif given in keys():
-            found[given] = text
-        else:
+            found |= _gpus(text)
+        elif name in keys():
+            found[name] = text
+        elif name not in OWN:
             known = [*PLAIN, *ALIASES, *OWN]
-            near = difflib.get_close_matches(given, [*known, *keys()], n=2, cutoff=0.5)
-            raise InputError(
-                f"{given}: no such setting"
-                + (f"; did you mean {' or '.join(near)}?" if near else f"; possible: {', '.join(known)}")
-            )
+            near = difflib.get_close_matches(name, [*known, *keys()], n=2, cutoff=0.5)
+            meant = f"did you mean {' or '.join(near)}?" if near else f"possible: {', '.join(known)}, or a recipe key"
+            raise InputError(f"{name}: no such setting; {meant}")
     return found
 
 
@@ -136,27 +164,10 @@ def filled(recipe: Recipe, asked: set[str]) -> Recipe:
     return recipe.model_copy(update={"parallel": layout.model_copy(update=changed)})
 
 
-def _gpus(text: str, name: str) -> dict[str, str]:
+def _gpus(text: str) -> dict[str, str]:
     """2048xH100, or 1024 alone."""
     amount, _, device = text.partition("x")
-    found = {"cluster.devices": str(count(amount, name))}
-    if device:
+    found = {"cluster.devices": str(count(amount, "gpus"))}
+    if device.strip():
         found["cluster.device"] = f'"{device.strip()}"'
     return found
-
-
-def _shape_first(asked: Mapping[str, str]) -> dict[str, str]:
-    """The named shape before single dimensions, which change it."""
-    return dict(sorted(asked.items(), key=lambda item: item[0] not in ("model", "params")))
-
-
-def _shape(values: Mapping[str, object]) -> dict[str, str]:
-    shown = {True: "true", False: "false"}
-    return {
-        f"model.{key}": shown[value]
-        if isinstance(value, bool)
-        else f'"{value}"'
-        if isinstance(value, str)
-        else str(value)
-        for key, value in values.items()
-    }

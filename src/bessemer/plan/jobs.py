@@ -34,13 +34,20 @@ class Goal:
         return self.tokens / self.job.tokens
 
 
-def goal_of(recipe: Recipe, vocabulary: int, labels: int = 0, here: devices.Device | None = None) -> Goal:
-    """What a recipe asks for. here: this machine's device, for a recipe that names none. Raises InputError where the recipe
-    names a device or a stack that is unknown, or sizes that do not go together."""
+def goal_of(
+    recipe: Recipe,
+    vocabulary: int,
+    labels: int = 0,
+    *,
+    here: devices.Device | None = None,
+    model: ModelConfig | None = None,
+) -> Goal:
+    """What a recipe asks for. here: this machine's device, for a recipe that names none; model: in the place of the recipe's.
+    Raises InputError where the recipe names a device or a stack that is unknown, or sizes that do not go together."""
     device = device_of(recipe, here)
     resolved = dial.resolve(recipe, vocabulary, labels=labels)
     classes = labels if resolved.train.objective == "classify" else 0
-    config = ModelConfig.of(resolved, vocabulary, labels=classes)
+    config = model or ModelConfig.of(resolved, vocabulary, labels=classes)
     cluster = _cluster(recipe, device)
     stack = stacks.find(recipe.cluster.stack)
     batch = Batches.of(resolved).full

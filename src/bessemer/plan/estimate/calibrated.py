@@ -26,7 +26,9 @@ STEP_WIDTH = 0.03  # of a measured step's logarithm: what steps differ from one 
 AT_MOST_ONE = ("bandwidth", "intra", "inter")
 
 
-def calibrate(measured: Sequence[tuple[Job, float]], prior: Physics = PHYSICS, widths: dict[str, float] | None = None) -> Physics:
+def calibrate(
+    measured: Sequence[tuple[Job, float]], prior: Physics = PHYSICS, widths: dict[str, float] | None = None
+) -> Physics:
     """Constants with which the measured steps (job, seconds) and the prior are most likely together.
 
     Raises InputError on a step of no time.

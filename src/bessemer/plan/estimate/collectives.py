@@ -53,7 +53,11 @@ def gather(group: Group, whole: float) -> float:
     """All-gather of `whole` bytes, or reduce-scatter of them: each member sends (n - 1) / n (Thakur et al. 2005)."""
     if group.size == 1 or whole == 0:
         return 0.0
-    hops = (group.nodes - 1) * group.hop / 2 + (group.local - 1) * group.near / 2 if group.nodes > 1 else (group.size - 1) * group.near / 2
+    hops = (
+        (group.nodes - 1) * group.hop / 2 + (group.local - 1) * group.near / 2
+        if group.nodes > 1
+        else (group.size - 1) * group.near / 2
+    )
     return whole * (group.size - 1) / group.size / group.rate + hops + group.hop
 
 

@@ -90,7 +90,10 @@ def step(job: Job, physics: Physics | None = None) -> Step:
         forward = [each + exposed for each in forward]
         backward = [each + exposed for each in backward]
     through = passage(layout.schedule, ranks, virtual, m, tuple(forward), tuple(backward), 0.0)
-    by_rank = [sum(forward[s] + backward[s] for s in _stages_of(layout.schedule, rank, ranks, virtual)) for rank in range(ranks)]
+    by_rank = [
+        sum(forward[s] + backward[s] for s in _stages_of(layout.schedule, rank, ranks, virtual))
+        for rank in range(ranks)
+    ]
     slow = max(range(ranks), key=by_rank.__getitem__)
     mine = _stages_of(layout.schedule, slow, ranks, virtual)
     layers, has_head = sum(cut[s] for s in mine), len(cut) - 1 in mine
@@ -224,7 +227,9 @@ def _pieces(
         turns -= CONTEXT_OVERLAP * min(turns, work.attention)
         shards -= stack.data_overlap * min(shards, busy + tensors + host)
         ways.append((busy, host, tensors, turns, shards))
-    head_forward, head_backward = compute.head(model, tensor, context, micro_batch, precision, cluster.device, stack, how)
+    head_forward, head_backward = compute.head(
+        model, tensor, context, micro_batch, precision, cluster.device, stack, how
+    )
     ends = collectives.reduce(near, wide)  # the head's input gradient; the embedding's output
     one, two = ways
     whole = sum(one) + sum(two)
@@ -237,7 +242,9 @@ def _pieces(
     )  # fmt: skip
 
 
-CONTEXT_OVERLAP = 0.5  # ring attention sends the next keys while it computes; all-to-all and gathers do not (both are in use)
+CONTEXT_OVERLAP = (
+    0.5  # ring attention sends the next keys while it computes; all-to-all and gathers do not (both are in use)
+)
 
 
 def _send(job: Job, how: Physics) -> float:
@@ -268,7 +275,9 @@ def _fullest(job: Job, cut: tuple[int, ...]) -> float:
     return most
 
 
-def _data(job: Job, pieces: _Pieces, cut: tuple[int, ...], by_rank: list[float], backward: list[float], how: Physics) -> float:
+def _data(
+    job: Job, pieces: _Pieces, cut: tuple[int, ...], by_rank: list[float], backward: list[float], how: Physics
+) -> float:
     """Seconds that gradients on their way to other data ranks, and new weights on theirs, add to a step.
 
     ZeRO-3 and 2 scatter for each micro-batch (`_Pieces.shard`); what is left is the replicas' all-reduce of a part. Else one
@@ -283,14 +292,20 @@ def _data(job: Job, pieces: _Pieces, cut: tuple[int, ...], by_rank: list[float],
             copies = collectives.of(job.cluster, layout.replicate, inside * layout.shard, how)
             total = collectives.reduce(copies, parameters / layout.shard * stack.reduce_bytes)
         if stack.scatter == "step":
-            total += collectives.gather(collectives.of(job.cluster, layout.shard, inside, how), parameters * stack.reduce_bytes)
+            total += collectives.gather(
+                collectives.of(job.cluster, layout.shard, inside, how), parameters * stack.reduce_bytes
+            )
         if layout.zero == 2:  # the new weights come back with the next forward pass
-            total += collectives.gather(collectives.of(job.cluster, layout.shard, inside, how), parameters * stack.gather_bytes)
+            total += collectives.gather(
+                collectives.of(job.cluster, layout.shard, inside, how), parameters * stack.gather_bytes
+            )
     elif layout.data * layout.context > 1:
         # Context ranks hold the same weights: their gradients are summed with those of the data ranks.
         ranks = collectives.of(job.cluster, layout.data * layout.context, layout.tensor, how)
         if layout.zero >= 1 and layout.shard > 1:
-            total = collectives.gather(ranks, parameters * stack.reduce_bytes) + collectives.gather(ranks, parameters * stack.gather_bytes)
+            total = collectives.gather(ranks, parameters * stack.reduce_bytes) + collectives.gather(
+                ranks, parameters * stack.gather_bytes
+            )
         else:
             total = collectives.reduce(ranks, parameters * stack.reduce_bytes)
     hidden = sum(backward) / layout.pipeline * 1.5  # the last backward pass, and the next forward for the weights
@@ -308,7 +323,9 @@ def _optimizer(job: Job, cut: tuple[int, ...], how: Physics) -> float:
     held = _fullest(job, cut)
     wide = stack.master_bytes or stack.weight_bytes
     state = 2 * (stack.moment_bytes + wide) + stack.gradient_bytes + (stack.weight_bytes if stack.master_bytes else 0.0)
-    gradients = held / (share if layout.zero >= 2 else 1) * stack.gradient_bytes * 4  # norm, clip, and set to nothing again
+    gradients = (
+        held / (share if layout.zero >= 2 else 1) * stack.gradient_bytes * 4
+    )  # norm, clip, and set to nothing again
     return (held / share * state + gradients) / (job.cluster.device.bandwidth * how.bandwidth) + how.step
 
 
