@@ -14,6 +14,7 @@ from bessemer.terminal import coloured
 
 if TYPE_CHECKING:
     from bessemer.model.config import ModelConfig
+    from bessemer.plan.ask import Asked
     from bessemer.plan.jobs import Goal
     from bessemer.recipe import Recipe
     from bessemer.stages import Session
@@ -89,55 +90,53 @@ def _simulated(given: argparse.Namespace, session: Session) -> Any:
 
 
 def _on_a_cluster(given: argparse.Namespace, asked: dict[str, str]) -> Any:
-    from bessemer.plan import ask, outcome, what_if
-    from bessemer.plan.tables import plan_table, what_if_table
+    from bessemer.plan import outcome, what_if
+    from bessemer.plan.tables import plan_table, search_table, what_if_table
 
-    recipe = _recipe_asked(given, asked)
-    if given.search and not recipe.parallel.auto:
-        recipe = ask.chosen_by_the_planner(recipe)
-    found = outcome.of(
-        _goal(recipe), budget={name: getattr(given, name) for name in BUDGETS if getattr(given, name) is not None}
-    )
-    if not given.what_if:
-        if not given.json:
-            print(plan_table(found, given.search))
-        return outcome.to_dict(found, given.search)
-    beside = [what_if.changed(recipe, changes) for changes in given.what_if]
-    several = [found, *(outcome.of(_goal(one)) for one in beside)]
+    whole = _everything_asked(given, asked)
+    changed = [what_if.changed(whole, changes) for changes in given.what_if]
+    found = outcome.of(_goal(whole), searched=given.search)
+    beside = [outcome.of(_goal(one)) for one in changed]
+    curve = what_if.curve(found.goal) if given.search else ()
     if not given.json:
-        print(what_if_table(several, ["as asked", *given.what_if]))
-    return {
-        **outcome.to_dict(found, given.search),
-        "what_if": [
-            {"changes": changes, **outcome.to_dict(one)}
-            for changes, one in zip(given.what_if, several[1:], strict=True)
-        ],
-    }
+        print(what_if_table([found, *beside], ["as asked", *given.what_if]) if beside else plan_table(found))
+        if given.search and found.found is not None:
+            print("\n" + search_table(found.found, found.job.cluster.devices, curve))
+    told = outcome.to_dict(found, given.search)
+    if curve:
+        told["search"]["by_devices"] = [
+            {"devices": point.devices, "best": point.best and outcome.candidate_dict(point.best)} for point in curve
+        ]
+    if beside:
+        told["what_if"] = [
+            {"changes": changes, **outcome.to_dict(one)} for changes, one in zip(given.what_if, beside, strict=True)
+        ]
+    return told
 
 
-def _recipe_asked(given: argparse.Namespace, asked: dict[str, str]) -> Recipe:
-    """A recipe with the flags' changes, or one of the flags alone."""
+def _everything_asked(given: argparse.Namespace, asked: dict[str, str]) -> Asked:
+    """A recipe with the flags' changes, or what the flags say alone."""
     from bessemer.plan import ask
     from bessemer.recipe import load
 
     if given.recipe is None:
-        return ask.recipe_of(asked, tuple(given.overrides))
-    changes = [f"{key}={value}" for key, value in ask.overrides_of(asked).items()]
-    recipe = load(given.recipe, [*changes, *given.overrides], may_be_unnamed=True)
-    return ask.filled(recipe, set(asked))
+        return ask.alone(asked, tuple(given.overrides))
+    recipe = load(given.recipe, given.overrides, may_be_unnamed=True)
+    return ask.with_changes(ask.Asked(recipe), asked) if asked else ask.Asked(recipe)
 
 
-def _goal(recipe: Recipe) -> Goal:
+def _goal(asked: Asked) -> Goal:
     """Vocabulary and classes from the recipe alone: who plans a cluster may have none of its data."""
     from bessemer.plan.jobs import goal_of
     from bessemer.run import RunFolder
     from bessemer.tokens import outlook
 
+    recipe = asked.recipe
     folder = RunFolder(recipe.run.folder).tokens
     vocabulary = outlook.vocabulary(recipe, folder)
     if recipe.model.vocabulary is not None and recipe.tokenizer.path is None:
         vocabulary = min(vocabulary, recipe.model.vocabulary)
-    return goal_of(recipe, vocabulary, outlook.labels(recipe, folder))
+    return goal_of(recipe, vocabulary, outlook.labels(recipe, folder), model=asked.model)
 
 
 def _devices(given: argparse.Namespace) -> Any:

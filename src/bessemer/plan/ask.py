@@ -10,10 +10,12 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import tomli_w
+
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.plan import shapes
-from bessemer.recipe import Recipe, dump, keys, parse
+from bessemer.recipe import Recipe, keys, parse
 
 # Short name: the recipe's key, and how its value is read.
 PLAIN = {
@@ -47,7 +49,7 @@ ALIASES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "dp": "shard", "se
 OWN = ("model", "params", "gpus")  # stand for several keys
 WAYS = ("replicate", "shard", "tensor", "pipeline", "context")
 SIZES = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "vocabulary")
-EMPTY_RECIPE = '[run]\nname = "plan"\n[model]\ndepth = 1\n'
+EMPTY_RECIPE = '[run]\nname = "plan"\n'
 DEFAULT_SEQUENCE, DEFAULT_VOCABULARY = 4096, 128_256
 
 
@@ -93,20 +95,26 @@ def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> Asked:
         overrides = (*overrides, "parallel.auto=true")
     if not {"seq", "model"} & set(asked):
         start["seq"] = str(DEFAULT_SEQUENCE)
-    return with_changes(Asked(parse(EMPTY_RECIPE, "plan")), {**start, **asked}, overrides)
+    return _made(EMPTY_RECIPE, None, {**start, **asked}, overrides)
 
 
 def with_changes(of: Asked, asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> Asked:
     """The same with other settings: short names or recipe keys to their values."""
+    plain = of.recipe.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
+    return _made(tomli_w.dumps(plain), of.model, asked, overrides)
+
+
+def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overrides: tuple[str, ...]) -> Asked:
     asked = {ALIASES.get(name.replace("-", "_"), name.replace("-", "_")): value for name, value in asked.items()}
-    model = of.model
     if shape := {"model", "params"} & set(asked):
         name = shape.pop()
         vocabulary = count(asked["vocabulary"], "vocabulary") if "vocabulary" in asked else None
         length = count(asked["seq"], "seq") if "seq" in asked else None
         model = shapes.model(asked[name] if name == "model" else number(asked[name], name), vocabulary, length)
     changes = [f"{key}={value}" for key, value in overrides_of(asked, model).items()]
-    recipe = parse(dump(of.recipe), "plan", [*changes, *overrides])
+    if set(asked) & set(WAYS) and not any(one.startswith("parallel.auto") for one in overrides):
+        changes.append("parallel.auto=false")
+    recipe = parse(text, "plan", [*changes, *overrides])
     if model is not None:
         sizes = {key: getattr(recipe.model, key) for key in SIZES if getattr(recipe.model, key) is not None}
         model = model.with_changes(**sizes, sequence_length=recipe.tokens.sequence_length)
@@ -135,9 +143,11 @@ def overrides_of(asked: Mapping[str, str], model: ModelConfig | None = None) -> 
             found[key] = value
         elif name == "gpus":
             found |= _gpus(text)
+        elif name in OWN:
+            continue
         elif name in keys():
             found[name] = text
-        elif name not in OWN:
+        else:
             known = [*PLAIN, *ALIASES, *OWN]
             near = difflib.get_close_matches(name, [*known, *keys()], n=2, cutoff=0.5)
             meant = f"did you mean {' or '.join(near)}?" if near else f"possible: {', '.join(known)}, or a recipe key"

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
-from bessemer.plan.estimate.job import Job, Layout, Recompute
+from bessemer.plan.estimate.job import Job, Layout, Recompute, Schedule
 from bessemer.plan.estimate.memory import Memory, fits, memory
 from bessemer.plan.estimate.step import Step, step
 from bessemer.plan.jobs import divisors
@@ -108,9 +109,11 @@ def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
                 if job.batch % data:
                     impossible["the batch does not divide over shard"] += 1
                     continue
-                for schedule, virtual in _schedules(model, pipeline):
+                for (schedule, virtual), shard in product(
+                    _schedules(model, pipeline), _shards(job, data, tensor * context)
+                ):
                     yield Layout(
-                        shard=data, tensor=tensor, pipeline=pipeline, virtual=virtual, context=context,
+                        replicate=data // shard, shard=shard, tensor=tensor, pipeline=pipeline, virtual=virtual, context=context,
                         schedule=schedule, sequence_parallel=job.layout.sequence_parallel,
                     )  # fmt: skip
 
@@ -126,7 +129,14 @@ def tensor_refusal(model: ModelConfig, tensor: int) -> str | None:
     return None
 
 
-def _schedules(model: ModelConfig, pipeline: int) -> Iterator[tuple[str, int]]:
+def _shards(job: Job, data: int, inner: int) -> list[int]:
+    """Over how many of the devices that divide the batch the state is divided: all; those of a node, so that what they tell each
+    other often stays inside; none."""
+    within = job.cluster.per_node // inner if job.cluster.per_node % inner == 0 else 1
+    return sorted({data, within if data % within == 0 else data, 1}, reverse=True)
+
+
+def _schedules(model: ModelConfig, pipeline: int) -> Iterator[tuple[Schedule, int]]:
     yield "1f1b", 1
     if pipeline > 1:
         for virtual in STAGES_EACH[1:]:

@@ -1,0 +1,235 @@
+"""What a goal comes to: the layout, its memory and time, days, money, failures, and where it stands against the scaling laws."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bessemer.errors import InputError
+from bessemer.plan import failures, loading, money
+from bessemer.plan.batch import BatchOutlook, batch_outlook
+from bessemer.plan.estimate.job import Job
+from bessemer.plan.estimate.memory import Memory, Verdict, fits, memory, stages
+from bessemer.plan.estimate.step import Step, step
+from bessemer.plan.jobs import GB, Goal
+from bessemer.plan.laws import chinchilla
+from bessemer.plan.laws.known import KnownModel, nearest
+from bessemer.plan.laws.standing import Standing, standing
+from bessemer.plan.search import Candidate, Found, search
+
+SHOWN = 20  # layouts of a search that --json lists of each kind
+DAYS_A_YEAR = 365.25
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """goal: what was asked; job: with the layout that was given or found; found: the search, where there was one."""
+
+    goal: Goal
+    job: Job
+    memory: Memory
+    verdict: Verdict
+    step: Step
+    bill: money.Bill
+    running: failures.Outlook
+    save: failures.Checkpoint
+    loading: loading.Loading
+    standing: Standing
+    batch: BatchOutlook
+    known: tuple[KnownModel, ...]
+    found: Found | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of all steps, without failures."""
+        return self.goal.tokens / self.job.tokens * self.step.seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all devices together."""
+        return self.job.tokens / self.step.seconds
+
+
+def of(goal: Goal, *, searched: bool = False) -> Outcome:
+    """Work a goal out. searched: look for the best layout even where the recipe gives one.
+
+    Raises InputError where no layout fits (with the nearest miss), or the given one cannot be; one that can be and does not fit
+    in memory is worked out all the same, and said not to fit.
+    """
+    found = search(goal.job, goal.free) if goal.chooses_layout or searched else None
+    if found is not None and not found.ranked:
+        miss = found.rejected[0]
+        raise InputError(
+            f"plan: no layout of {goal.job.cluster.devices:,} x {goal.job.cluster.device.name} fits; the nearest misses by "
+            f"{-(-miss.missing // 10**9)} GB: {'; '.join(miss.reasons)}; take more devices, a smaller model, or a device with more memory"
+        )
+    best = found.ranked[0] if found is not None and goal.chooses_layout else _given(goal)
+    job = best.job
+    config, cluster, device = job.model, job.cluster, job.cluster.device
+    asked = goal.recipe.cluster
+    seconds = goal.tokens / job.tokens * best.step.seconds
+    rate = asked.failures_per_node_year
+    between = failures.mtbf(cluster.devices, rate / DAYS_A_YEAR if rate else failures.DEFAULT_RATE)
+    storage = asked.storage_bandwidth * GB * cluster.nodes
+    save = failures.checkpoint(state_bytes(job), cluster.devices, storage)
+    price = asked.price if asked.price is not None else device.price
+    running = failures.outlook(seconds, best.step.seconds, between, save)
+    return Outcome(
+        goal=goal,
+        job=job,
+        memory=best.memory,
+        verdict=fits(job, best.memory),
+        step=best.step,
+        bill=money.bill(
+            running.seconds, cluster.devices, device.watts, price=price,
+            price_date=None if asked.price is not None else device.price_date,
+        ),
+        running=running,
+        save=save,
+        loading=loading.loading(
+            job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, readers=job.layout.data, storage=storage
+        ),
+        standing=standing(config.parameters, goal.tokens),
+        batch=batch_outlook(config.parameters, goal.tokens, min(job.tokens, goal.tokens)),
+        known=nearest(config.parameters, goal.tokens),
+        found=found,
+    )  # fmt: skip
+
+
+def state_bytes(job: Job) -> float:
+    """Of a checkpoint: weights (the master copies where there are some) and moments, each once."""
+    stack = job.stack
+    return job.model.parameters * ((stack.master_bytes or stack.weight_bytes) + stack.moment_bytes)
+
+
+def _given(goal: Goal) -> Candidate:
+    """The recipe's own layout; where it leaves recompute open, as little as fits."""
+    job = goal.job
+    if "recompute" in goal.free:
+        for mode in ("none", "selective", "full"):
+            job = goal.job.with_layout(recompute=mode)
+            if fits(job, memory(job)).fits:
+                break
+    return Candidate(job, memory(job), step(job))
+
+
+def to_dict(out: Outcome, searched: bool = False) -> dict[str, Any]:
+    """Plain values, for machines. Bytes, seconds, FLOPs, dollars; shares from 0 to 1."""
+    job, time, goal = out.job, out.step, out.goal
+    config, devices = job.model, job.cluster.devices
+    per_token = time.model_flops / job.tokens
+    found: dict[str, Any] = {
+        "parameters": config.parameters,
+        "parameters_by_part": {
+            "embedding": config.embedding_parameters,
+            "non_embedding": config.parameters - config.embedding_parameters,
+        },
+        "tokens": goal.tokens,
+        "steps": goal.tokens / job.tokens,
+        "batch_tokens": job.tokens,
+        "sequence_length": config.sequence_length,
+        "device": job.cluster.device.name,
+        "devices": devices,
+        "stack": job.stack.name,
+        "precision": job.precision,
+        "flops_per_token": per_token,
+        "total_flops": per_token * goal.tokens,
+        "six_nd_flops": chinchilla.training_flops(config.parameters, goal.tokens),
+        "step_seconds": time.seconds,
+        "step_seconds_by_part": {name: getattr(time, name) for name in STEP_PARTS},
+        "tokens_per_second": out.tokens_per_second,
+        "tokens_per_second_per_device": out.tokens_per_second / devices,
+        "model_tflops_per_device": time.model_flops / time.seconds / devices / 1e12,
+        "hardware_tflops_per_device": time.hardware_flops / time.seconds / devices / 1e12,
+        "mfu": time.mfu,
+        "hfu": time.hfu,
+        "bubble": time.bubble / time.seconds,
+        "days": out.seconds / 86_400,
+        "days_with_failures": out.running.seconds / 86_400,
+        "device_hours": out.seconds / 3600 * devices,
+        "device_hours_with_failures": out.bill.device_hours,
+        "cost": None if out.bill.price is None else out.bill.price * out.seconds / 3600 * devices,
+        "cost_with_failures": out.bill.cost,
+        "price": {"dollars_per_device_hour": out.bill.price, "asked": out.bill.price_date},
+        "energy_megawatt_hours": out.bill.megawatt_hours,
+        "fits": out.verdict.fits,
+        "reasons": list(out.verdict.reasons),
+        "layout": layout_dict(job),
+        "memory_bytes_per_device": out.memory.to_dict(),
+        "memory_bytes_by_stage": [one.to_dict() for one in stages(job)],
+        "device_memory_bytes": job.cluster.device.memory,
+        "chinchilla": {
+            "optimal_tokens": out.standing.optimal_tokens,
+            "ratio": out.standing.ratio,
+            "verdict": out.standing.verdict,
+            "loss": out.standing.loss,
+            "break_even_inference_tokens": out.standing.break_even,
+            "optimal_tokens_by_law": chinchilla.optimal_tokens(config.parameters),
+        },
+        "failures": asdict(out.running),
+        "checkpoint": asdict(out.save),
+        "loading": asdict(out.loading),
+        "batch": asdict(out.batch),
+    }
+    if out.found is not None and (searched or goal.chooses_layout):
+        found["search"] = search_dict(out.found)
+    return found
+
+
+STEP_PARTS = (
+    "products",
+    "attention",
+    "elementwise",
+    "host",
+    "tensor",
+    "context",
+    "shard",
+    "data",
+    "pipeline",
+    "bubble",
+    "optimizer",
+)
+
+
+def layout_dict(job: Job) -> dict[str, Any]:
+    """A layout's ways, with what goes with them."""
+    layout = job.layout
+    names = (
+        "replicate",
+        "shard",
+        "tensor",
+        "pipeline",
+        "virtual",
+        "context",
+        "micro_batch",
+        "recompute",
+        "zero",
+        "schedule",
+    )
+    return {name: getattr(layout, name) for name in names} | {"micro_batches": job.micro_batches}
+
+
+def search_dict(of: Found) -> dict[str, Any]:
+    """The best layouts, those on the way to less memory, the nearest misses, and why others cannot be."""
+    return {
+        "fitting": len(of.ranked),
+        "best": [candidate_dict(one) for one in of.ranked[:SHOWN]],
+        "pareto": [candidate_dict(one) for one in of.pareto],
+        "too_large": len(of.rejected),
+        "nearest_misses": [
+            {"layout": asdict(miss.layout), "missing_bytes": miss.missing, "reasons": list(miss.reasons)}
+            for miss in of.rejected[:SHOWN]
+        ],
+        "impossible": of.impossible,
+    }
+
+
+def candidate_dict(one: Candidate) -> dict[str, Any]:
+    """A row of a search."""
+    return {
+        **layout_dict(one.job),
+        "step_seconds": one.step.seconds,
+        "tokens_per_second": one.tokens_per_second,
+        "mfu": one.step.mfu,
+        "memory_bytes": one.memory.total,
+    }

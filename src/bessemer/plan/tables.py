@@ -1,0 +1,185 @@
+"""A plan as a person reads it in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bessemer.plan.devices import Device
+from bessemer.plan.estimate.job import Job
+from bessemer.plan.outcome import STEP_PARTS, Outcome
+from bessemer.plan.search import Candidate, Found
+from bessemer.plan.what_if import Point
+from bessemer.terminal import amount, duration, rate, size
+
+LISTED = 10
+PART_NAMES = {"host": "waiting for launches", "shard": "sharded weights", "data": "gradients"}
+
+
+def plan_table(of: Outcome) -> str:
+    """A row for each thing that is decided or follows."""
+    job, step, config = of.job, of.step, of.job.model
+    cluster, device, goal = job.cluster, job.cluster.device, of.goal
+    parts = {name: getattr(step, name) for name in STEP_PARTS}
+    shown = sorted((name for name in parts if parts[name] > 0.005 * step.seconds), key=lambda name: -parts[name])
+    memory = of.memory.to_dict()
+    held = ", ".join(f"{name} {size(value)}" for name, value in memory.items() if name != "total" and value)
+    where = f" on stage {of.memory.place + 1} of {job.layout.pipeline}" if job.layout.pipeline > 1 else ""
+    run, bill = of.running, of.bill
+    rows = {
+        "model": f"{amount(config.parameters)} parameters ({amount(config.parameters - config.embedding_parameters)} without "
+        f"embeddings): {config.layers} layers, width {config.width:,}, {config.heads} heads ({config.kv_heads} key/value), hidden "
+        f"{config.mlp_width:,}, vocabulary {config.vocabulary:,}",
+        "training": f"{amount(goal.tokens)} tokens in {goal.tokens / job.tokens:,.0f} steps of {amount(job.tokens)}, sequences of "
+        f"{config.sequence_length:,}, {job.precision}",
+        "cluster": f"{cluster.devices:,} x {device.name}, {cluster.per_node} a node; {size(cluster.intra)}/s within, "
+        f"{size(cluster.inter)}/s out of it",
+        "layout": layout_line(job) + (f"; the fastest of {len(of.found.ranked):,} that fit" if of.found and goal.chooses_layout else ""),
+        "step": f"{step.seconds:.3g} s: " + ", ".join(f"{PART_NAMES.get(name, name)} {parts[name]:.2g}" for name in shown),
+        "speed": f"{amount(of.tokens_per_second / cluster.devices)} tokens/s a device, {amount(of.tokens_per_second)} in all; "
+        f"{rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
+        "memory": f"{size(memory['total'])} of {size(device.memory)}{where}: {held}",
+        "fits": "yes" if of.verdict.fits else "no: " + "; ".join(of.verdict.reasons),
+        "compute": f"{step.model_flops / job.tokens * goal.tokens:.3g} FLOP, {step.model_flops / job.tokens:.3g} a token (6 N D: "
+        f"{6 * config.parameters * goal.tokens:.3g})",
+        "time": f"{duration(of.seconds)}; {duration(run.seconds)} with {run.failures:,.0f} failures, one in "
+        f"{duration(run.mtbf)}, and a checkpoint every {run.every:,} steps ({duration(run.interval)}): {run.effective:.1%} effective",
+        "money": _money(of) + f"{amount(bill.device_hours)} device-hours, {bill.megawatt_hours:,.0f} MWh with cooling",
+        "scaling": of.standing.sentence,
+        "batch": f"{amount(of.batch.batch)} tokens: {of.batch.verdict}, critical about {amount(of.batch.middle_critical)}; learning rate "
+        + _range([each.value for each in of.batch.learning_rates.values()]),
+        "storage": f"tokens at {size(of.loading.rate)}/s, checkpoints of {size(of.save.bytes)} in {duration(of.save.write)}",
+        "habits of": job.stack.name,
+    }  # fmt: skip
+    return "\n".join(f"{name:<10} {value}" for name, value in rows.items())
+
+
+def _money(of: Outcome) -> str:
+    if of.bill.cost is None:
+        return "no price known (cluster.price); "
+    asked = f" ({of.bill.price_date})" if of.bill.price_date else ""
+    return f"${amount(of.bill.cost)} at ${of.bill.price:.2f} a device-hour{asked}; "
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.2g} to {max(values):.2g} by the published laws"
+
+
+def layout_line(job: Job) -> str:
+    """A layout in a line: the ways that divide something, and what goes with them."""
+    layout = job.layout
+    ways = " x ".join(
+        f"{way} {getattr(layout, way)}" for way in ("replicate", "shard", "tensor", "pipeline", "context") if getattr(layout, way) > 1
+    )  # fmt: skip
+    more = [ways or "one device"]
+    if layout.pipeline > 1:
+        more.append(layout.schedule + (f" with {layout.virtual} stages each" if layout.virtual > 1 else ""))
+    if layout.zero:
+        more.append(f"zero {layout.zero}")
+    more.append(f"{job.micro_batches} micro-batch{'es' if job.micro_batches > 1 else ''} of {layout.micro_batch}")
+    more.append(f"recompute {layout.recompute}")
+    return ", ".join(more)
+
+
+def search_table(of: Found, devices: int, curve: Sequence[Point] = ()) -> str:
+    """The fastest layouts, those that trade speed for memory, the nearest misses, and other numbers of devices."""
+    lines = [
+        f"{len(of.ranked):,} layouts fit, {len(of.rejected):,} do not.",
+        "",
+        *_layouts("fastest", of.ranked[:LISTED], devices),
+    ]
+    if len(of.pareto) > 1:
+        lines += ["", *_layouts("least memory for its speed", of.pareto[:LISTED], devices)]
+    if of.rejected:
+        lines += ["", "nearest misses"]
+        lines += [f"  {layout_line_of(miss)}: {'; '.join(miss.reasons)}" for miss in of.rejected[:3]]
+    if of.impossible:
+        lines += ["", "not possible"]
+        lines += [
+            f"  {count:>6,} {reason}" for reason, count in sorted(of.impossible.items(), key=lambda item: -item[1])
+        ]
+    if curve:
+        lines += ["", f"{'devices':>9}{'tokens/s':>10}{'a device':>10}{'MFU':>7}{'GB':>7}  layout"]
+        for point in curve:
+            best = point.best
+            if best is None:
+                lines.append(f"{point.devices:>9,}  nothing fits or divides them")
+            else:
+                speed = best.tokens_per_second
+                lines.append(
+                    f"{point.devices:>9,}{amount(speed):>10}{amount(speed / point.devices):>10}{best.step.mfu:>7.1%}"
+                    f"{best.memory.total / 1e9:>7.1f}  {layout_line(best.job)}"
+                )
+    return "\n".join(lines)
+
+
+def layout_line_of(miss: object) -> str:
+    """The ways of a layout that did not fit."""
+    layout = miss.layout  # type: ignore[attr-defined]
+    ways = ("replicate", "shard", "tensor", "pipeline", "context")
+    named = " x ".join(f"{way} {getattr(layout, way)}" for way in ways if getattr(layout, way) > 1)
+    return f"{named or 'one device'}, micro-batch {layout.micro_batch}, recompute {layout.recompute}"
+
+
+def _layouts(title: str, rows: Sequence[Candidate], devices: int) -> list[str]:
+    head = f"{title:<28}{'s a step':>9}{'a device':>10}{'MFU':>7}{'GB':>7}"
+    return [head] + [
+        f"  {_short(one.job):<26}{one.step.seconds:>9.3g}{amount(one.tokens_per_second / devices):>10}{one.step.mfu:>7.1%}"
+        f"{one.memory.total / 1e9:>7.1f}  {layout_line(one.job)}"
+        for one in rows
+    ]  # fmt: skip
+
+
+def _short(job: Job) -> str:
+    layout = job.layout
+    return f"dp{layout.data} tp{layout.tensor} pp{layout.pipeline} cp{layout.context}"
+
+
+def what_if_table(several: Sequence[Outcome], titles: Sequence[str]) -> str:
+    """Plans side by side."""
+    columns = [
+        {
+            "": title,
+            "model": amount(one.job.model.parameters),
+            "tokens": amount(one.goal.tokens),
+            "devices": f"{one.job.cluster.devices:,} x {one.job.cluster.device.name}",
+            "layout": _short(one.job) + (f" v{one.job.layout.virtual}" if one.job.layout.virtual > 1 else ""),
+            "zero, micro-batch": f"{one.job.layout.zero}, {one.job.layout.micro_batch}",
+            "recompute": one.job.layout.recompute,
+            "step": f"{one.step.seconds:.3g} s",
+            "tokens/s a device": amount(one.tokens_per_second / one.job.cluster.devices),
+            "MFU": f"{one.step.mfu:.1%}",
+            "memory": f"{size(one.memory.total)}{'' if one.verdict.fits else ' too much'}",
+            "time": duration(one.seconds),
+            "with failures": duration(one.running.seconds),
+            "device-hours": amount(one.bill.device_hours),
+            "cost": "-" if one.bill.cost is None else f"${amount(one.bill.cost)}",
+        }
+        for one, title in zip(several, titles, strict=True)
+    ]
+    widths = [max(len(value) for value in column.values()) for column in columns]
+    lines = []
+    for name in columns[0]:
+        cells = (f"{column[name]:>{width}}" for column, width in zip(columns, widths, strict=True))
+        lines.append(f"{name:<18} " + "  ".join(cells))
+    return "\n".join(lines)
+
+
+def devices_table(devices: Sequence[Device]) -> str:
+    """The catalogue."""
+    lines = [
+        f"{'device':<18}{'bf16':>9}{'fp8':>9}{'GB':>7}{'GB/s':>8}{'intra':>8}{'inter':>8}{'node':>6}{'watts':>7}{'$/h':>7}  asked"
+    ]
+    for one in devices:
+        peaks = [f"{one.flops[kind] / 1e12:.0f}" if kind in one.flops else "-" for kind in ("bf16", "fp8")]
+        price = f"{one.price:.2f}" if one.price is not None else "-"
+        lines.append(
+            f"{one.name:<18}{peaks[0]:>9}{peaks[1]:>9}{one.memory / 1e9:>7.0f}{one.bandwidth / 1e9:>8,.0f}{one.intra / 1e9:>8.0f}"
+            f"{one.inter / 1e9:>8.1f}{one.per_node:>6}{one.watts:>7.0f}{price:>7}  {one.price_date or ''}"
+        )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "TFLOP/s dense; memory, its bandwidth and links one way, GB and GB/s; sources in plan/devices.toml",
+        ]
+    )
