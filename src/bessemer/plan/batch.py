@@ -119,7 +119,7 @@ def weight_decay(parameters: float, tokens: float, batch: float, learning_rate: 
     _flops(parameters, tokens)
     if not batch > 0 or not learning_rate > 0:
         raise InputError(f"a batch of {batch:g} tokens at a rate of {learning_rate:g}: both must be above zero")
-    return batch / (learning_rate * tokens * 1.084 * (tokens / parameters) ** -0.527)
+    return float(batch / (learning_rate * tokens * 1.084 * (tokens / parameters) ** -0.527))
 
 
 def spread(advice: dict[str, Advice]) -> float:
