@@ -81,6 +81,14 @@ def test_learning_rates_for_another_batch_or_width() -> None:
     assert batch.mup_learning_rate(1e-2, 256, 4096) == pytest.approx(1e-2 / 16)
 
 
+def test_weight_decay_keeps_the_timescale() -> None:
+    """tau is about 1 at one token a parameter and 0.03 at a thousand (Bergsma et al. 2025, figure 1)."""
+    for ratio, tau in ((1, 1.084), (1000, 0.0285)):
+        decay = batch.weight_decay(1e8, ratio * 1e8, 1e5, 1e-2)
+        assert 1e5 / (1e-2 * decay * ratio * 1e8) == pytest.approx(tau, rel=0.01)
+    assert batch.weight_decay(1e8, 2e9, 2e5, 1e-2) == pytest.approx(2 * batch.weight_decay(1e8, 2e9, 1e5, 1e-2))
+
+
 def test_what_cannot_be_is_refused() -> None:
     for call in (
         lambda: batch.optimal_batches(0, 1e9),
@@ -91,6 +99,7 @@ def test_what_cannot_be_is_refused() -> None:
         lambda: batch.rescaled_learning_rate(1e-3, 1e6, 0),
         lambda: batch.rescaled_learning_rate(1e-3, 1e6, 2e6, "noise"),
         lambda: batch.mup_learning_rate(1e-3, 0, 64),
+        lambda: batch.weight_decay(1e8, 1e9, 0, 1e-3),
     ):
         with pytest.raises(InputError):
             call()

@@ -113,6 +113,15 @@ def learning_rates(parameters: float, tokens: float) -> dict[str, Advice]:
     }
 
 
+def weight_decay(parameters: float, tokens: float, batch: float, learning_rate: float) -> float:
+    """AdamW's weight decay: B / (rate D tau) with tau = 1.084 (D / N)^-0.527, the share of the run over which the weights average
+    their updates (Bergsma et al. 2025, Power Lines, section 2 and figure 1). The rate is that of muP's matrices."""
+    _flops(parameters, tokens)
+    if not batch > 0 or not learning_rate > 0:
+        raise InputError(f"a batch of {batch:g} tokens at a rate of {learning_rate:g}: both must be above zero")
+    return float(batch / (learning_rate * tokens * 1.084 * (tokens / parameters) ** -0.527))
+
+
 def spread(advice: dict[str, Advice]) -> float:
     """Largest value over smallest."""
     values = [each.value for each in advice.values()]

@@ -57,8 +57,8 @@ def bill(
         raise InputError(f"price: {price:g} dollars an hour is below zero")
     if not watts >= 0 or not 0 <= share <= 1 or not pue >= 1:
         raise InputError(
-            f"energy: {watts:g} watts, {share:g} of them drawn, PUE {pue:g}; give no watts below 0, a share from 0 to 1, a PUE of 1 "
-            "or more"
+            f"energy: {watts:g} watts, {share:g} of them drawn, PUE {pue:g}; give no watts below 0, a share from 0 to 1, "
+            "a PUE of 1 or more"
         )
     if grid is not None and not grid >= 0:
         raise InputError(f"grid: {grid:g} kg of CO2 a kWh is below zero")

@@ -2,8 +2,9 @@
 
 The rule for a number: the shape nearest a width of 64 x layers, as the dial has it, growing to 112 x layers from 1e9 to 1e10
 parameters, as the published ones do (102 to 130 from 7B on; Kaplan et al. 2020, figure 5, find a flat valley from 30 to 150),
-that has that many parameters: heads as the dial has them but a multiple of 8 from a width of 2,048 on, and from
-12 layers on an even number, so that tensor and pipeline parallelism divide them; the MLP, 8/3 of the width, takes up what is over.
+that has that many parameters. Heads are the dial's, but a multiple of 8 from a width of 2,048 on, and layers even from 12 on,
+so that tensor and pipeline parallelism divide them; the MLP, 8/3 of the width, takes up what is over. Below a width of 256,
+heads are of 32.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: 
     """The widths of a depth within the flat valley that come near a count, their MLPs adjusted to meet it."""
     found = []
     for width in _widths(layers):
-        head_dim = 64 if width <= 1024 else 128
+        head_dim = 32 if width < 256 else 64 if width <= 1024 else 128
         heads = max(width // head_dim, 1)
         shared = parameters >= SHARED_HEADS_FROM and heads % 8 == 0
         plain = ModelConfig(
@@ -153,16 +154,17 @@ def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: 
             }
         )
         a_unit = plain.with_changes(mlp_width=plain.mlp_width + 1).parameters - plain.parameters
-        over = round((parameters - plain.parameters) / a_unit / 64) * 64
+        step = 16 if width < 512 else 64  # where 64 would be several percent of the model
+        over = round((parameters - plain.parameters) / a_unit / step) * step
         if abs(over) <= MLP_SLACK * plain.mlp_width:
             found.append(plain.with_changes(mlp_width=plain.mlp_width + over))
     return found
 
 
 def _widths(layers: int) -> list[int]:
-    """Widths of whole heads: 64 elements up to a width of 1,024 and 128 beyond, eight heads at a time from 2,048 on."""
+    """Widths of whole heads, eight heads at a time from 2,048 on."""
     low, high = NARROWEST * layers, WIDEST * layers
-    steps = (*range(64, 1025, 64), *range(1152, 2048, 128), *range(2048, 32_769, 1024))
+    steps = (*range(32, 256, 32), *range(256, 1025, 64), *range(1152, 2048, 128), *range(2048, 32_769, 1024))
     return [width for width in steps if low <= width <= high]
 
 
