@@ -119,10 +119,32 @@ def _everything_asked(given: argparse.Namespace, asked: dict[str, str]) -> Asked
     from bessemer.plan import ask
     from bessemer.recipe import load
 
+    budget = {name: getattr(given, name) for name in BUDGETS if getattr(given, name) is not None}
     if given.recipe is None:
-        return ask.alone(asked, tuple(given.overrides))
+        return _proposed(asked, budget, tuple(given.overrides)) if budget else ask.alone(asked, tuple(given.overrides))
+    if budget:
+        raise InputError(f"plan: --{next(iter(budget))} proposes a model, and the recipe has one; give one of the two")
     recipe = load(given.recipe, given.overrides, may_be_unnamed=True)
     return ask.with_changes(ask.Asked(recipe), asked) if asked else ask.Asked(recipe)
+
+
+def _proposed(asked: dict[str, str], budget: dict[str, str], overrides: tuple[str, ...]) -> Asked:
+    """A budget as a model and tokens: what the rule of 20 tokens a parameter makes of it, at the speed that the plan itself
+    predicts, which is taken from one round to the next."""
+    from bessemer.plan import ask, outcome, proposal
+
+    if len(budget) > 1:
+        raise InputError(f"plan: {' and '.join(f'--{name}' for name in budget)} exclude each other; give one budget")
+    if named := {"model", "params", "layers", "tokens"} & set(asked):
+        raise InputError(f"plan: --{min(named)} and a budget exclude each other: a budget proposes model and tokens")
+    (kind, text), mfu = next(iter(budget.items())), proposal.FIRST_MFU
+    for _ in range(proposal.ROUNDS):
+        chosen = proposal.proposed(kind, text, asked, mfu)
+        whole = ask.alone(
+            {**asked, "params": repr(float(chosen.parameters)), "tokens": str(int(chosen.tokens))}, overrides
+        )
+        mfu = outcome.of(_goal(whole)).step.mfu
+    return whole
 
 
 def _goal(asked: Asked) -> Goal:

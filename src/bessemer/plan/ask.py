@@ -91,6 +91,8 @@ def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> Asked:
     if not {"model", "params", "layers"} & set(asked) and not any(name.startswith("model.") for name in named):
         raise InputError("plan: which model? add --params 70B, --model llama3-70b, or --layers, --width and --heads")
     start = {} if {"model", "params"} & set(asked) else {"vocabulary": str(DEFAULT_VOCABULARY)}
+    if "pipeline" in asked and "zero" not in asked:
+        start["zero"] = "1"  # stages keep their weights, and gradients are added up once a step
     if not set(asked) & set(WAYS) and not any(name.startswith("parallel.") for name in named):
         overrides = (*overrides, "parallel.auto=true")
     if not {"seq", "model"} & set(asked):
