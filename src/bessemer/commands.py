@@ -298,6 +298,10 @@ def _session(given: argparse.Namespace) -> Session:
     from bessemer.stages import Session
 
     recipe = load(given.recipe, given.overrides)
+    if recipe.parallel.auto:
+        from bessemer.planning import with_chosen_layout
+
+        recipe = with_chosen_layout(recipe, RunFolder(recipe.run.folder))
     return Session(recipe, RunFolder(recipe.run.folder), accept_changes=getattr(given, "accept_changes", False))
 
 

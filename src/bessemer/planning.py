@@ -15,8 +15,10 @@ from bessemer.terminal import coloured
 if TYPE_CHECKING:
     from bessemer.model.config import ModelConfig
     from bessemer.plan.ask import Asked
+    from bessemer.plan.devices import Device
     from bessemer.plan.jobs import Goal
     from bessemer.recipe import Recipe
+    from bessemer.run import RunFolder
     from bessemer.stages import Session
 
 # Of a pipeline that is drawn alone, without a training.
@@ -238,3 +240,82 @@ def _model_of(session: Session) -> tuple[Recipe, ModelConfig]:
     resolved = dial.resolve(session.recipe, vocabulary, labels=labels)
     classes = labels if resolved.train.objective == "classify" else 0
     return resolved, ModelConfig.of(resolved, vocabulary, labels=classes)
+
+
+def with_chosen_layout(recipe: Recipe, run: RunFolder) -> Recipe:
+    """A recipe whose `parallel.auto` has become the layout that the planner predicts to be the fastest; others as they are.
+
+    The same recipe gives the same layout on every process. On the CPU each node is one process, since the processes of a node
+    would share its cores. What the recipe leaves open (micro-batch, recompute) is chosen with it, but for the micro-batch of a
+    run that has begun. Raises InputError where nothing fits.
+    """
+    if not recipe.parallel.auto:
+        return recipe
+    from bessemer.plan import outcome
+    from bessemer.plan.ask import Asked
+    from bessemer.recipe import Parallel, load
+    from bessemer.train.split import require_fit
+
+    here, count = _devices_here(recipe)
+    if here is None and recipe.cluster.device is None:
+        return recipe.model_copy(update={"parallel": Parallel(shard=recipe.cluster.nodes)})
+    if run.recipe.exists() and recipe.train.micro_batch is None:
+        recipe = _with_train(recipe, micro_batch=load(run.recipe).train.micro_batch)
+    if recipe.cluster.device is None:
+        per_node = {"devices_per_node": count, "device": here.name if here else None}
+        recipe = recipe.model_copy(update={"cluster": recipe.cluster.model_copy(update=per_node)})
+    goal = _goal(Asked(recipe))
+    refusal: InputError | None = None
+    for candidate in outcome.of(goal).found_layouts:
+        layout = candidate.job.layout
+        chosen = recipe.model_copy(
+            update={
+                "parallel": recipe.parallel.model_copy(
+                    update={
+                        "auto": False, "replicate": layout.replicate, "shard": layout.shard, "tensor": layout.tensor,
+                        "pipeline": layout.pipeline, "context": layout.context, "zero": max(layout.zero, 1),
+                        "schedule": layout.schedule, "virtual": layout.virtual if layout.virtual > 1 else None,
+                    }
+                )
+            }
+        )  # fmt: skip
+        chosen = _with_train(chosen, micro_batch=layout.micro_batch)
+        if "recompute" in goal.free:
+            chosen = _with_train(chosen, recompute=layout.recompute)
+        try:
+            _require_fit(chosen, goal, require_fit)
+        except InputError as error:
+            refusal = refusal or error
+            continue
+        return chosen
+    raise refusal or InputError("parallel.auto: no layout fits; `bessemer plan RECIPE --search` says why")
+
+
+def _require_fit(recipe: Recipe, goal: Goal, require: Callable[..., None]) -> None:
+    import torch
+
+    from bessemer.plan import dial
+
+    require(dial.resolve(recipe, goal.job.model.vocabulary), goal.job.model, torch.device("cuda"))
+
+
+def _with_train(recipe: Recipe, **changes: Any) -> Recipe:
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
+
+
+def _devices_here(recipe: Recipe) -> tuple[Device | None, int]:
+    """This machine's accelerators, as the catalogue has them, and their number; None: it computes on its CPU."""
+    import torch
+
+    from bessemer.plan import devices
+
+    if recipe.train.device == "cpu" or not torch.cuda.is_available():
+        return None, 0
+    name = torch.cuda.get_device_name()
+    found = devices.match(name, devices.catalogue(Path(recipe.cluster.catalogue) if recipe.cluster.catalogue else None))
+    if found is None and recipe.cluster.device is None:
+        raise InputError(
+            f"parallel.auto: {name!r} is not in the catalogue of devices; name one with cluster.device, or add it "
+            "in a file of your own (cluster.catalogue)"
+        )
+    return found, torch.cuda.device_count()

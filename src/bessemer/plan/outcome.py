@@ -45,6 +45,11 @@ class Outcome:
         return self.goal.tokens / self.job.tokens * self.step.seconds
 
     @property
+    def found_layouts(self) -> tuple[Candidate, ...]:
+        """Those that the search found to fit, the fastest first."""
+        return () if self.found is None else self.found.ranked
+
+    @property
     def tokens_per_second(self) -> float:
         """Of all devices together."""
         return self.job.tokens / self.step.seconds

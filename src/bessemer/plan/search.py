@@ -1,8 +1,8 @@
 """All ways to split a job over its devices: those that fit in memory, ranked by predicted speed, and why the others fall out.
 
-For every way to divide the model (tensor x pipeline x context, schedule, micro-batch) the cheapest way to make it fit is taken:
-what `zero` divides and what is recomputed cost time and never memory's sake alone, so a layout that divides or recomputes more
-than it must is not looked at further. A test holds this against trying everything.
+For every way to divide the model and its state (tensor, pipeline, context, shard, zero, schedule, micro-batch) no more is
+recomputed than must be for it to fit: recomputing costs time and gives nothing but memory. State is divided over all devices that
+share the batch, over those of a node, or over none. A test holds this against trying everything.
 """
 
 from __future__ import annotations
@@ -178,7 +178,5 @@ def _weigh(
             if fitting is not None:
                 ranked.append(fitting)
                 missed = None
-                if fitting.job.layout.recompute == modes[0]:
-                    break
         if missed is not None:
             rejected.append(missed)

@@ -1,0 +1,123 @@
+"""Short names as recipe keys, changes of what was asked, budgets."""
+
+from __future__ import annotations
+
+import pytest
+
+from bessemer.errors import InputError
+from bessemer.plan import ask, outcome
+from bessemer.plan.jobs import goal_of
+from bessemer.plan.what_if import changed, curve
+from bessemer.recipe import parse
+
+
+def goal(asked: ask.Asked):  # type: ignore[no-untyped-def]
+    return goal_of(asked.recipe, asked.recipe.model.vocabulary or 32_768, model=asked.model)
+
+
+def test_numbers_as_people_write_them() -> None:
+    assert [ask.number(text, "x") for text in ("70e9", "70B", "1.4T", "16k", "2,048", "0.5")] == [
+        7e10,
+        7e10,
+        1.4e12,
+        16_000,
+        2048,
+        0.5,
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1", "0", "1e999", "7 0", "0x10"])
+def test_what_is_no_number_above_zero(text: str) -> None:
+    with pytest.raises(InputError, match="tokens"):
+        ask.number(text, "tokens")
+
+
+def test_a_published_shape_on_a_cluster() -> None:
+    found = goal(ask.alone({"model": "llama3-70b", "tokens": "2T", "gpus": "2048xH100", "tp": "8", "pp": "4"}))
+    assert found.job.model.parameters == 70_553_706_496  # of the published checkpoint
+    assert (found.job.layout.shard, found.job.layout.tensor, found.job.layout.pipeline) == (64, 8, 4)
+    assert (
+        found.job.cluster.device.name == "H100 SXM" and found.job.cluster.devices == 2048 and not found.chooses_layout
+    )
+    assert abs(found.tokens - 2e12) < found.job.tokens
+
+
+def test_without_a_layout_the_planner_chooses() -> None:
+    asked = ask.alone({"params": "7B", "gpus": "64xA100", "seq": "2048"})
+    assert asked.recipe.parallel.auto
+    out = outcome.of(goal(asked))
+    assert out.job.layout.devices == 64 and out.verdict.fits and out.found is not None
+    assert out.job is out.found.ranked[0].job
+
+
+def test_changes_keep_the_rest() -> None:
+    asked = ask.alone({"params": "7B", "gpus": "64xH100", "tp": "2", "batch": "2M"[:-1] + "097152"})
+    more = changed(asked, "gpus=128, precision=fp8")
+    assert more.recipe.cluster.devices == 128 and more.recipe.parallel.tensor == 2 and more.recipe.parallel.shard == 64
+    assert more.recipe.train.precision == "fp8" and more.recipe.train.global_batch_tokens == 2_097_152
+    assert changed(asked, "train.micro_batch=2").recipe.train.micro_batch == 2
+    assert changed(asked, "seq=8192").model.sequence_length == 8192  # type: ignore[union-attr]
+
+
+def test_a_recipe_of_dimensions_is_enough() -> None:
+    recipe = parse(
+        """
+        [model]
+        layers = 32
+        width = 4096
+        heads = 32
+        vocabulary = 50257
+        [train]
+        global_batch_tokens = 1048576
+        precision = "bf16"
+        [tokens]
+        sequence_length = 2048
+        [parallel]
+        shard = 16
+        [cluster]
+        device = "A100 80GB"
+        """,
+        "mine.toml",
+        name="mine",
+    )
+    found = goal_of(recipe, 50_257)
+    assert found.job.layout.shard == 16 and found.job.cluster.devices == 16 and found.job.cluster.per_node == 8
+    assert found.job.model.vocabulary == 50_257
+
+
+def test_the_curve_goes_through_the_plan() -> None:
+    out = outcome.of(goal(ask.alone({"params": "1B", "gpus": "32xH100"})))
+    points = {point.devices: point for point in curve(out.goal)}
+    assert sorted(points) == [8, 16, 32, 64, 128]
+    best = points[32].best
+    assert best is not None and best.step.seconds == out.step.seconds
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"params": "7B"}, "on what"),
+        ({"gpus": "8xH100"}, "which model"),
+        ({"params": "7B", "gpus": "8xH1O0"}, "did you mean"),
+        ({"params": "7B", "gpus": "0xH100"}, "gpus"),
+        ({"params": "7B", "gpus": "eightxH100"}, "gpus"),
+        ({"params": "7B", "gpus": "8"}, "which device"),
+        ({"model": "lama3-70b", "gpus": "8xH100"}, "nearest"),
+        ({"params": "7B", "gpus": "8xH100", "tp": "3"}, "does not divide 8 devices"),
+        ({"params": "7B", "gpus": "8xH100", "tokens": "-5"}, "tokens"),
+        ({"params": "7B", "gpus": "8xH100", "stack": "megatron"}, "did you mean"),
+        ({"params": "7B", "gpus": "8xA100", "precision": "fp8"}, "does not have it"),
+        ({"params": "7B", "gpus": "8xH100", "per_node": "0"}, "per_node"),
+        ({"params": "70B", "gpus": "2xH100"}, "no layout of 2 x H100 SXM fits; the nearest misses by"),
+        ({"params": "7B", "gpus": "8xH100", "colour": "red"}, "no such setting"),
+    ],
+)
+def test_wrong_input_is_said(asked: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        outcome.of(goal(ask.alone(asked)))
+
+
+@pytest.mark.parametrize("text", ["gpus", "gpus=", "=3", ""])
+def test_what_if_needs_name_and_value(text: str) -> None:
+    with pytest.raises(InputError, match="--what-if"):
+        changed(ask.alone({"params": "1B", "gpus": "8xH100"}), text)

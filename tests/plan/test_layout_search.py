@@ -1,0 +1,114 @@
+"""The search against trying everything, and the layouts it may not propose."""
+
+from __future__ import annotations
+
+from itertools import product
+from time import process_time
+
+import pytest
+
+from bessemer.errors import InputError
+from bessemer.model.config import ModelConfig
+from bessemer.plan import devices
+from bessemer.plan.estimate import stacks
+from bessemer.plan.estimate.job import Cluster, Job, Layout
+from bessemer.plan.estimate.memory import fits, memory
+from bessemer.plan.estimate.step import step
+from bessemer.plan.jobs import divisors
+from bessemer.plan.search import MICRO_BATCHES, RECOMPUTE, STAGES_EACH, search
+
+
+def job(
+    devices_count: int, batch: int = 64, *, layers: int = 8, width: int = 4096, device: str = "H100", **changes: int
+) -> Job:
+    model = ModelConfig(
+        vocabulary=32_000, layers=layers, width=width, heads=32, kv_heads=8, head_dim=width // 32, mlp_width=3 * width,
+        sequence_length=4096,
+    ).with_changes(**changes)  # fmt: skip
+    chosen = devices.find(device)
+    cluster = Cluster(chosen, devices_count, min(8, devices_count), chosen.intra, chosen.inter)
+    return Job(model, Layout(shard=devices_count), cluster, batch, "bf16", stacks.find("bessemer"))
+
+
+def everything(of: Job) -> list[Job]:
+    """Every combination of every way that divides devices and batch and that the search may propose."""
+    found = []
+    count, per_node = of.cluster.devices, of.cluster.per_node
+    for tensor, pipeline in product(divisors(per_node), divisors(count)):
+        if count % (tensor * pipeline) or pipeline > of.model.layers or of.model.kv_heads % tensor:
+            continue
+        data = count // (tensor * pipeline)
+        for shard, micro, zero, mode, virtual in product(
+            divisors(data), MICRO_BATCHES, (0, 1, 2, 3), RECOMPUTE, STAGES_EACH
+        ):
+            if (zero == 0) != (shard == 1) or of.batch % (data * micro):
+                continue
+            if virtual > 1 and (
+                pipeline == 1 or pipeline * virtual > of.model.layers or of.batch // (data * micro) % pipeline
+            ):
+                continue
+            found.append(of.with_layout(
+                replicate=data // shard, shard=shard, tensor=tensor, pipeline=pipeline, virtual=virtual, zero=zero,
+                schedule="interleaved" if virtual > 1 else "1f1b", micro_batch=micro, recompute=mode,
+            ))  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize(("count", "device", "layers"), [(8, "H100", 8), (16, "A100 40GB", 8), (16, "L40S", 12)])
+def test_nothing_that_fits_is_faster(count: int, device: str, layers: int) -> None:
+    asked = job(count, device=device, layers=layers)
+    found = search(asked)
+    best = min(step(one).seconds for one in everything(asked) if fits(one, memory(one)).fits)
+    assert found.ranked[0].step.seconds <= 1.01 * best
+
+
+def test_every_row_fits_fills_the_devices_and_is_in_order() -> None:
+    found = search(job(32, layers=16))
+    seconds = [one.step.seconds for one in found.ranked]
+    assert seconds == sorted(seconds) and len(found.ranked) > 20
+    for one in found.ranked:
+        assert one.job.layout.devices == 32 and fits(one.job, one.memory).fits
+        assert one.job.batch % (one.job.layout.data * one.job.layout.micro_batch) == 0
+    for miss in found.rejected:
+        assert miss.missing > 0 and miss.reasons
+    pareto = found.pareto
+    assert [one.step.seconds for one in pareto] == sorted(one.step.seconds for one in pareto)
+    for faster, slower in zip(pareto, pareto[1:], strict=False):
+        assert slower.memory.total < faster.memory.total
+
+
+def test_what_the_recipe_says_is_kept() -> None:
+    asked = job(16).with_layout(micro_batch=2, recompute="full")
+    for one in search(asked, free=frozenset()).ranked:
+        assert (one.job.layout.micro_batch, one.job.layout.recompute) == (2, "full")
+
+
+def test_a_model_too_large_is_told_by_how_much() -> None:
+    found = search(job(2, device="RTX 4090", layers=80, width=8192))
+    assert not found.ranked and found.rejected[0].missing > 0
+    assert "more than" in found.rejected[0].reasons[0]
+
+
+def test_a_batch_that_nothing_divides_is_refused() -> None:
+    with pytest.raises(InputError, match="no way to split over 7 devices"):
+        search(job(7, batch=5, layers=2))
+
+
+def test_seventy_billion_on_4096_takes_under_two_seconds_of_work() -> None:
+    """The promise of the command. Work, not wall time: a neighbour on the machine changes it little."""
+    model = ModelConfig(
+        vocabulary=128_256,
+        layers=80,
+        width=8192,
+        heads=64,
+        kv_heads=8,
+        head_dim=128,
+        mlp_width=28_672,
+        sequence_length=8192,
+    )
+    chosen = devices.find("H100")
+    cluster = Cluster(chosen, 4096, 8, chosen.intra, chosen.inter)
+    asked = Job(model, Layout(shard=4096), cluster, 4096, "bf16", stacks.find("bessemer"))
+    started = process_time()
+    assert len(search(asked).ranked) > 100
+    assert process_time() - started < 20  # ten times the promise: a loop that became quadratic, not a slow machine
