@@ -352,8 +352,9 @@ def bloom(cases: list[dict[str, Any]]) -> Iterator[Case]:
         model = gpt(
             inputs["hidden_parsed"], inputs["layers_parsed"], heads, inputs["seq"], padded(250680, int(inputs["TP"]))
         )
+        data = inputs["gpus"] // (int(inputs["TP"]) * int(inputs["PP"]))  # one row's DP is not what its GPUs give
         layout = Layout(
-            shard=int(inputs["DP"]), tensor=int(inputs["TP"]), pipeline=int(inputs["PP"]), micro_batch=int(inputs["MBS"]),
+            shard=data, tensor=int(inputs["TP"]), pipeline=int(inputs["PP"]), micro_batch=int(inputs["MBS"]),
             zero=int(inputs.get("ZS", 1)), recompute="full", sequence_parallel=False,
         )  # fmt: skip
         job = Job(

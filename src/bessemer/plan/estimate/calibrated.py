@@ -19,7 +19,7 @@ from bessemer.plan.estimate.step import step
 
 # How far machines and stacks differ in a constant, as a standard deviation of its logarithm.
 WIDTHS = {
-    "products": 0.15, "attention": 0.3, "bandwidth": 0.15, "intra": 0.25, "inter": 0.35, "launch": 0.7, "near": 0.5, "far": 0.7,
+    "products": 0.15, "attention": 0.3, "bandwidth": 0.15, "intra": 0.25, "inter": 0.35, "launch": 0.7, "call": 0.5, "near": 0.5, "far": 0.7,
     "step": 0.7,
 }  # fmt: skip
 STEP_WIDTH = 0.03  # of a measured step's logarithm: what steps differ from one run to another

@@ -56,6 +56,11 @@ class Work:
         return Work(self.products * factor, self.attention * factor, self.elementwise * factor, self.kernels * factor)
 
 
+# A side that is no multiple of 16 bytes keeps a product off the matrix units or makes them load number by number (NVIDIA, "Matrix
+# Multiplication Background", section 5); the plain units' 16-bit rate is a quarter of an A100's peak.
+MISALIGNED = 0.25
+
+
 @lru_cache(maxsize=65_536)
 def product(
     rows: int, columns: int, inner: int, precision: str, device: Device, physics: Physics, batches: int = 1
@@ -63,11 +68,13 @@ def product(
     """Seconds of matrix products (rows x inner) by (inner x columns): the slower of multiplying and reading.
 
     Multiplying: whole tiles, whole waves of tiles over the device's units, the best of the tiles, less what a short inner
-    dimension loses.
+    dimension and sides of odd length lose.
     """
     best = device.best(precision) * device.sustained * physics.products
     fill = inner / (inner + physics.depth)
     flops = 2.0 * batches * rows * columns * inner
+    if precision not in ("fp32", "tf32") and (inner * BYTES[precision] % 16 or columns * BYTES[precision] % 16):
+        fill *= MISALIGNED
     share = 0.0
     for high, wide, reach in TILES:
         tiles = batches * ceil(rows / high) * ceil(columns / wide)
@@ -87,6 +94,11 @@ class Block:
     backward: Work
     scores: Work
     products_again: Work
+
+
+# Bytes an element of attention's output that merging a ring step's part into the sum moves: output and part read in fp32, the
+# difference, the weighted sum and their logarithms each written and read (torch.distributed's _SDPAMerger, eager).
+MERGE = 40.0
 
 
 @lru_cache(maxsize=16_384)
@@ -117,6 +129,8 @@ def block(
     )
     scores = attention(model, heads, kv_heads, tokens, context, precision, device, stack, physics)
     kept = elementwise(model, tokens, wide + 2 * kv_heads * model.head_dim, up, mlp, tensor if sequence_parallel else 1, precision, stack)
+    if context > 1 and stack.context == "ring":
+        kept += MERGE * context * tokens * wide
     passes = kept / (device.bandwidth * physics.bandwidth)
     kernels = stack.kernels + (2 if tensor > 1 else 0)
     cast = (0.0, 0.0)

@@ -25,7 +25,9 @@ class Stack:
     selective recompute computes again: attention (scores and softmax; Korthikanti et al. 2022, section 5) or every second
     product (torchtitan's per-operation checkpointing); parallel_block: attention and MLP read the same input and are summed
     once (Wang & Komatsuzaki 2021), which halves the tensor communication; scatter: when sharded gradients (ZeRO-2, 3) travel;
-    accumulate: bytes a parameter that adding a micro-batch's gradients to the sum moves, where no product does it by itself.
+    accumulate: bytes a parameter that adding a micro-batch's gradients to the sum moves, where no product does it by itself;
+    context: ring attention (keys go round, partial results are merged; Liu et al. 2023), a gather of all keys (Grattafiori et
+    al. 2024), or an exchange of heads for tokens (DeepSpeed-Ulysses; Jacobs et al. 2023).
     """
 
     name: str
@@ -50,6 +52,7 @@ class Stack:
     parallel_block: bool = False
     scatter: Literal["micro-batch", "step"] = "step"
     accumulate: float = 0.0
+    context: Literal["ring", "gather", "exchange"] = "gather"
 
 
 _STACKS = (
@@ -64,7 +67,7 @@ _STACKS = (
     # Megatron-Core with --overlap-grad-reduce, --overlap-param-gather and --tp-comm-overlap (its README, "Performance").
     Stack("megatron-core", fused=True, tensor_overlap=0.6, data_overlap=0.9, pipeline_overlap=0.5, kernels=25, flash=3),
     # The same with these switches off, as they are by default.
-    Stack("megatron-core-sync", fused=True, kernels=25, flash=3),
+    Stack("megatron-core-sync", fused=True, kernels=25, flash=3, context="exchange"),
     # Megatron-DeepSpeed of BLOOM and MT-NLG: the 2021 kernels, ZeRO-1 after the backward pass.
     Stack("megatron-deepspeed", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, accumulate=10.0),
     # Jiang et al. 2024, section 3: parallel block, FlashAttention-2, all three kinds of communication beside computation.
@@ -78,12 +81,12 @@ _STACKS = (
         kernels=20,
     ),
     # nanotron's scaling_benchmarks.py: REDUCE_SCATTER with async communication, FlashAttention-2, eager, fp32 gradients.
-    Stack("nanotron", balanced=True, tensor_overlap=0.3, data_overlap=0.3, kernels=40),
+    Stack("nanotron", balanced=True, tensor_overlap=0.3, data_overlap=0.3, kernels=60),
     # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing.
     Stack(
-        "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, data_overlap=0.9, selective="products", scatter="micro-batch", kernels=20
+        "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, data_overlap=0.9, selective="products", context="ring", scatter="micro-batch", kernels=20
     ),
-    Stack("torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, selective="products", scatter="micro-batch", kernels=40),
+    Stack("torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, selective="products", context="ring", scatter="micro-batch", kernels=40),
     # LLM Foundry: FSDP1, FlashAttention in Triton, amp (fp32 shards) or pure bf16.
     Stack("fsdp", scatter="micro-batch", flash=1, weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, reduce_bytes=2.0, kernels=35),
     # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import log, sqrt
 
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
@@ -37,7 +38,7 @@ class Step:
     The parts are of the device whose pipeline stage is the slowest, and add up to seconds: products, attention, elementwise
     on the device; host: what the device waits for launches; tensor, context, shard (weights gathered and gradients scattered
     for each micro-batch), data (gradients and weights once a step), pipeline: communication that nothing hides; bubble: what
-    the slowest rank waits for others; optimizer: its passes and what a step does once. model_flops, hardware_flops: of all
+    the slowest rank waits for others in the pipeline; stragglers: what the mean device waits for the slowest; optimizer: its passes and what a step does once. model_flops, hardware_flops: of all
     devices; hardware: with what is recomputed. stages: for a picture of the step.
     """
 
@@ -52,6 +53,7 @@ class Step:
     data: float
     pipeline: float
     bubble: float
+    stragglers: float
     optimizer: float
     model_flops: float
     hardware_flops: float
@@ -89,7 +91,9 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     if ranks > 1:  # a stage that is not overlapped waits for what it receives: once forward, once backward
         forward = [each + exposed for each in forward]
         backward = [each + exposed for each in backward]
-    through = passage(layout.schedule, ranks, virtual, m, tuple(forward), tuple(backward), 0.0)
+    # The slowest of n alike lies sqrt(2 ln n) standard deviations behind (the maximum of n normal numbers).
+    slower = 1.0 + how.spread * sqrt(2 * log(job.cluster.devices)) if job.cluster.devices > 1 else 1.0
+    through = slower * passage(layout.schedule, ranks, virtual, m, tuple(forward), tuple(backward), 0.0)
     by_rank = [sum(forward[s] + backward[s] for s in _stages_of(layout.schedule, rank, ranks, virtual)) for rank in range(ranks)]
     slow = max(range(ranks), key=by_rank.__getitem__)
     mine = _stages_of(layout.schedule, slow, ranks, virtual)
@@ -99,12 +103,13 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     seconds = through + data + optimizer
     parts = pieces.parts(layers, has_head, m)
     pipeline = 2 * exposed * len(mine) * m if ranks > 1 else 0.0
-    bubble = through - m * by_rank[slow]
+    waiting = through - through / slower
+    bubble = through - waiting - m * by_rank[slow]
     flops = flops_per_token(model) * job.tokens
     hardware = flops + _recomputed(job)
     peak = job.cluster.device.peak(job.precision) * job.cluster.devices
     return Step(
-        seconds=seconds, **parts, data=data, pipeline=pipeline, bubble=bubble, optimizer=optimizer, model_flops=flops,
+        seconds=seconds, **parts, data=data, pipeline=pipeline, bubble=bubble, stragglers=waiting, optimizer=optimizer, model_flops=flops,
         hardware_flops=hardware, mfu=flops / seconds / peak, hfu=hardware / seconds / peak, tokens_per_second=job.tokens / seconds,
         micro_batches=m, stages=tuple(Stage(*each) for each in zip(cut, forward, backward, strict=True)),
     )  # fmt: skip
@@ -204,11 +209,17 @@ def _pieces(
     calls = 1 if stack.parallel_block else 2
     each = calls * collectives.reduce(near, wide)
     around = collectives.of(cluster, context, tensor, how)
-    # Keys and values of the others forward; backward again, and their gradients back (ring or gather alike).
-    keys = 2 * compute.BYTES[precision] * tokens * context * max(model.kv_heads // tensor, 1) * model.head_dim
-    turn = collectives.gather(around, keys)
+    if stack.context == "exchange":  # four tensors of a token's heads each way; all-to-all sends a part of each
+        one_way = 2 * (model.heads + model.kv_heads) // tensor * model.head_dim * tokens * compute.BYTES[precision]
+        turn = collectives.gather(around, one_way)
+        back = turn
+    else:  # keys and values of the others forward; backward again, and their gradients back
+        keys = 2 * compute.BYTES[precision] * tokens * context * max(model.kv_heads // tensor, 1) * model.head_dim
+        turn = collectives.gather(around, keys)
+        back = 2 * turn
     weights = model.block_matrix_parameters / tensor
-    spread = collectives.of(cluster, shard, tensor * context, how) if zero >= 2 else None
+    # Context ranks hold the same weights and share them too.
+    spread = collectives.of(cluster, shard * context, tensor, how) if zero >= 2 else None
     gathered = collectives.gather(spread, weights * stack.gather_bytes) if spread is not None and zero == 3 else 0.0
     each_time = spread is not None and stack.scatter == "micro-batch"
     scattered = collectives.gather(spread, weights * stack.reduce_bytes) if spread is not None and each_time else 0.0
@@ -216,12 +227,12 @@ def _pieces(
     ways = []
     for work, tensors, turns, shards in (
         (block.forward, each, turn, gathered),
-        (backward, each + tensor_again, 2 * turn + (turn if recompute == "full" else 0.0), gathered + scattered),
+        (backward, each + tensor_again, back + (turn if recompute == "full" else 0.0), gathered + scattered),
     ):
         busy = work.seconds
         host = max(work.kernels * launch - busy - tensors, 0.0)
         tensors -= stack.tensor_overlap * min(tensors, busy)
-        turns -= CONTEXT_OVERLAP * min(turns, work.attention)
+        turns -= (CONTEXT_OVERLAP if stack.context == "ring" else 0.0) * min(turns, work.attention)
         shards -= stack.data_overlap * min(shards, busy + tensors + host)
         ways.append((busy, host, tensors, turns, shards))
     head_forward, head_backward = compute.head(model, tensor, context, micro_batch, precision, cluster.device, stack, how)
@@ -293,7 +304,9 @@ def _data(job: Job, pieces: _Pieces, cut: tuple[int, ...], by_rank: list[float],
             total = collectives.gather(ranks, parameters * stack.reduce_bytes) + collectives.gather(ranks, parameters * stack.gather_bytes)
         else:
             total = collectives.reduce(ranks, parameters * stack.reduce_bytes)
-    hidden = sum(backward) / layout.pipeline * 1.5  # the last backward pass, and the next forward for the weights
+    # The last micro-batch's backward pass, and the next forward for the weights. With interleaving a rank's last stage is done
+    # while the other stages still have a group of p micro-batches before them.
+    hidden = sum(backward) / layout.pipeline * 1.5 * (layout.pipeline * (1 - 1 / layout.virtual) if layout.virtual > 1 else 1)
     return total - stack.data_overlap * min(total, hidden)
 
 
