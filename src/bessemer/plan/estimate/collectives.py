@@ -33,8 +33,8 @@ class Group:
 
     @property
     def hops(self) -> float:
-        """Seconds of one round: between nodes, and inside the last beside it."""
-        return (self.nodes - 1) * self.far + (self.local - 1) * self.near
+        """Seconds of a chunk's way round the ring, which passes every member (NCCL's ring over nodes)."""
+        return (self.nodes - 1) * self.far + (self.size - self.nodes) * self.near
 
 
 @lru_cache(maxsize=65_536)
@@ -56,22 +56,25 @@ def of(cluster: Cluster, size: int, stride: int, physics: Physics) -> Group:
     return group(size, stride, cluster.per_node, cluster.intra, cluster.inter, physics)
 
 
-def gather(group: Group, whole: float) -> float:
-    """All-gather of `whole` bytes, or reduce-scatter of them: each member sends (n - 1) / n (Thakur et al. 2005)."""
+def gather(group: Group, whole: float, calls: float = 1.0) -> float:
+    """All-gather of `whole` bytes, or reduce-scatter of them: each member sends (n - 1) / n (Thakur et al. 2005).
+
+    calls: into how many collectives the bytes are divided; each goes round by itself.
+    """
     if group.size == 1 or whole == 0:
         return 0.0
-    return whole * (group.size - 1) / group.size / group.rate + group.hops + group.call
+    return whole * (group.size - 1) / group.size / group.rate + calls * (group.hops + group.call)
 
 
-def reduce(group: Group, whole: float) -> float:
+def reduce(group: Group, whole: float, calls: float = 1.0) -> float:
     """All-reduce: a round of each kind where the ring is best, a tree over nodes for few bytes (NCCL)."""
     if group.size == 1 or whole == 0:
         return 0.0
-    ring = 2 * whole * (group.size - 1) / group.size / group.rate + 2 * group.hops + group.call
+    ring = 2 * whole * (group.size - 1) / group.size / group.rate + calls * (2 * group.hops + group.call)
     if group.nodes == 1:
         return ring
-    tree = 2 * whole / group.rate + 2 * log2(group.nodes) * group.far + 2 * (group.local - 1) * group.near + group.call
-    return min(ring, tree)
+    climb = 2 * log2(group.nodes) * group.far + 2 * (group.local - 1) * group.near + group.call
+    return min(ring, 2 * whole / group.rate + calls * climb)
 
 
 def send(cluster: Cluster, stride: int, whole: float, physics: Physics) -> float:

@@ -26,7 +26,9 @@ class Stack:
     product (torchtitan's per-operation checkpointing); parallel_block: attention and MLP read the same input and are summed
     once (Wang & Komatsuzaki 2021), which halves the tensor communication; scatter: when sharded gradients (ZeRO-2, 3) travel;
     accumulate: bytes a parameter that adding a micro-batch's gradients to the sum moves, where no product does it by itself;
-    context: ring attention (keys go round, partial results are merged; Liu et al. 2023), a gather of all keys (Grattafiori et
+    bucket: parameters whose gradients (weights) travel
+    together once a step (0: all); gathers: collectives in which
+    ZeRO-3 fetches a block (1: all its parameters together); fp8: one scale for a tensor or for each of its rows; context: ring attention (keys go round, partial results are merged; Liu et al. 2023), a gather of all keys (Grattafiori et
     al. 2024), or an exchange of heads for tokens (DeepSpeed-Ulysses; Jacobs et al. 2023).
     """
 
@@ -52,6 +54,9 @@ class Stack:
     parallel_block: bool = False
     scatter: Literal["micro-batch", "step"] = "step"
     accumulate: float = 0.0
+    bucket: float = 0.0
+    gathers: int = 1
+    fp8: Literal["tensor", "row"] = "tensor"
     context: Literal["ring", "gather", "exchange"] = "gather"
 
 
@@ -65,7 +70,7 @@ _STACKS = (
     # Korthikanti et al. 2022, section 6: the same with sequence parallelism and selective recompute.
     Stack("megatron-lm-2022", attention="unfused", dropout=True, fused=True),
     # Megatron-Core with --overlap-grad-reduce, --overlap-param-gather and --tp-comm-overlap (its README, "Performance").
-    Stack("megatron-core", fused=True, tensor_overlap=0.6, data_overlap=0.9, pipeline_overlap=0.5, kernels=25, flash=3),
+    Stack("megatron-core", fused=True, tensor_overlap=0.6, data_overlap=0.9, pipeline_overlap=0.5, kernels=25, flash=3, bucket=40e6),
     # The same with these switches off, as they are by default.
     Stack("megatron-core-sync", fused=True, kernels=25, flash=3, context="exchange"),
     # Megatron-DeepSpeed of BLOOM and MT-NLG: the 2021 kernels, ZeRO-1 after the backward pass.
@@ -80,8 +85,9 @@ _STACKS = (
         pipeline_overlap=0.9,
         kernels=20,
     ),
+    # In buckets of 25 MB of bf16 (torch's DistributedDataParallel).
     # nanotron's scaling_benchmarks.py: REDUCE_SCATTER with async communication, FlashAttention-2, eager, fp32 gradients.
-    Stack("nanotron", balanced=True, tensor_overlap=0.3, data_overlap=0.3, kernels=60),
+    Stack("nanotron", balanced=True, tensor_overlap=0.3, data_overlap=0.3, kernels=60, bucket=12.5e6),
     # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing.
     Stack(
         "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, data_overlap=0.9, selective="products", context="ring", scatter="micro-batch", kernels=20
@@ -90,7 +96,7 @@ _STACKS = (
     # LLM Foundry: FSDP1, FlashAttention in Triton, amp (fp32 shards) or pure bf16.
     Stack("fsdp", scatter="micro-batch", flash=1, weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, reduce_bytes=2.0, kernels=35),
     # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model.
-    Stack("deepspeed-zero3", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, data_overlap=0.5, scatter="micro-batch"),
+    Stack("deepspeed-zero3", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, data_overlap=0.5, scatter="micro-batch", gathers=12),
     # Grattafiori et al. 2024, section 3.3.2: asynchronous pipeline transfers, gathers and scatters beside computation.
     Stack("llama3", fused=True, data_overlap=0.9, pipeline_overlap=0.9, kernels=25, flash=3),
 )

@@ -205,6 +205,8 @@ def _pieces(
     launch = stack.launch * how.launch
     tokens = micro_batch * model.sequence_length // context
     wide = compute.BYTES[precision] * tokens * model.width
+    if precision == "fp8" and stack.fp8 == "tensor" and sequence_parallel:
+        wide *= 0.75  # what is gathered travels in 8 bits, what is scattered in 16
     near = collectives.of(cluster, tensor, 1, how)
     calls = 1 if stack.parallel_block else 2
     each = calls * collectives.reduce(near, wide)
@@ -220,9 +222,9 @@ def _pieces(
     weights = model.block_matrix_parameters / tensor
     # Context ranks hold the same weights and share them too.
     spread = collectives.of(cluster, shard * context, tensor, how) if zero >= 2 else None
-    gathered = collectives.gather(spread, weights * stack.gather_bytes) if spread is not None and zero == 3 else 0.0
+    gathered = collectives.gather(spread, weights * stack.gather_bytes, stack.gathers) if spread is not None and zero == 3 else 0.0
     each_time = spread is not None and stack.scatter == "micro-batch"
-    scattered = collectives.gather(spread, weights * stack.reduce_bytes) if spread is not None and each_time else 0.0
+    scattered = collectives.gather(spread, weights * stack.reduce_bytes, stack.gathers) if spread is not None and each_time else 0.0
     tensor_again = each if recompute == "full" else 0.0
     ways = []
     for work, tensors, turns, shards in (
@@ -287,6 +289,7 @@ def _data(job: Job, pieces: _Pieces, cut: tuple[int, ...], by_rank: list[float],
     """
     layout, stack = job.layout, job.stack
     parameters = _fullest(job, cut)
+    calls = max(parameters / stack.bucket, 1.0) if stack.bucket else 1.0
     inside = layout.tensor * layout.context
     total = 0.0
     if layout.zero >= 2 and layout.shard > 1:
@@ -301,9 +304,10 @@ def _data(job: Job, pieces: _Pieces, cut: tuple[int, ...], by_rank: list[float],
         # Context ranks hold the same weights: their gradients are summed with those of the data ranks.
         ranks = collectives.of(job.cluster, layout.data * layout.context, layout.tensor, how)
         if layout.zero >= 1 and layout.shard > 1:
-            total = collectives.gather(ranks, parameters * stack.reduce_bytes) + collectives.gather(ranks, parameters * stack.gather_bytes)
+            total = collectives.gather(ranks, parameters * stack.reduce_bytes, calls)
+            total += collectives.gather(ranks, parameters * stack.gather_bytes, calls)
         else:
-            total = collectives.reduce(ranks, parameters * stack.reduce_bytes)
+            total = collectives.reduce(ranks, parameters * stack.reduce_bytes, calls)
     # The last micro-batch's backward pass, and the next forward for the weights. With interleaving a rank's last stage is done
     # while the other stages still have a group of p micro-batches before them.
     hidden = sum(backward) / layout.pipeline * 1.5 * (layout.pipeline * (1 - 1 / layout.virtual) if layout.virtual > 1 else 1)
