@@ -280,7 +280,9 @@ def torchtitan(cases: list[dict[str, Any]]) -> Iterator[Case]:
             micro_batch=max(local // pipeline, 1), recompute="full" if inputs.get("ac") == "full" else
             "none" if inputs.get("ac") == "none" else "selective",
         )  # fmt: skip
-        stack = replace(stacks.find("torchtitan" if compiled else "torchtitan-eager"), fp8="row" if "rowwise" in said else "tensor")
+        stack = replace(
+            stacks.find("torchtitan" if compiled else "torchtitan-eager"), fp8="row" if "rowwise" in said else "tensor"
+        )
         for key in ("tok_s_gpu", "tok_s_gpu_vanilla", "tok_s_gpu_async"):
             if key not in seen or size is None:
                 continue

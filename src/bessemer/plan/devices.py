@@ -111,7 +111,23 @@ def match(name: str, devices: Mapping[str, Device]) -> Device | None:
 
 
 _NOISE = frozenset(
-    "nvidia amd google cloud tesla geforce instinct tensor core gpu graphics dgx hgx oam hbm hbm2 hbm2e hbm3 hbm3e gb".split()
+    [
+        "nvidia",
+        "amd",
+        "google",
+        "cloud",
+        "tesla",
+        "geforce",
+        "instinct",
+        "tensor",
+        "core",
+        "gpu",
+        "graphics",
+        "dgx",
+        "hgx",
+        "oam",
+    ]
+    + ["hbm", "hbm2", "hbm2e", "hbm3", "hbm3e", "gb"]
 )
 
 
@@ -169,7 +185,18 @@ def _device(table: Any, where: str) -> Device:
         raise InputError(f"{where}: flops must be TFLOP/s by precision ({', '.join(PRECISIONS)})")
     for key, value in flops.items():
         _above_zero(value, f"{where}: flops.{key}")
-    for key in ("memory", "bandwidth", "intra", "inter", "per_node", "watts", "matmul", "matmul_fp8", "sustained", "price"):
+    for key in (
+        "memory",
+        "bandwidth",
+        "intra",
+        "inter",
+        "per_node",
+        "watts",
+        "matmul",
+        "matmul_fp8",
+        "sustained",
+        "price",
+    ):
         if key in table:
             _above_zero(table[key], f"{where}: {key}")
     for key in ("matmul", "matmul_fp8", "sustained"):

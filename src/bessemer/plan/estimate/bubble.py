@@ -26,7 +26,9 @@ def passage(
         return micro_batches * (sum(forward) + sum(backward))
     if name in ("gpipe", "1f1b", "interleaved"):
         stages = ranks * virtual
-        by_rank = [sum(forward[stage] + backward[stage] for stage in range(rank, stages, ranks)) for rank in range(ranks)]
+        by_rank = [
+            sum(forward[stage] + backward[stage] for stage in range(rank, stages, ranks)) for rank in range(ranks)
+        ]
         slowest = max(by_rank)
         ways = (sum(by_rank) - slowest) / virtual + 2 * send * (ranks - 1)
         return micro_batches * slowest + ways
@@ -37,7 +39,10 @@ def passage(
 
 def _slowest(name: str, forward: tuple[float, ...], backward: tuple[float, ...]) -> float:
     """The slowest rank over the mean one. In a V a rank holds a stage and its mirror image."""
-    each = [forward[stage] + backward[stage] + forward[-1 - stage] + backward[-1 - stage] for stage in range(len(forward) // 2)]
+    each = [
+        forward[stage] + backward[stage] + forward[-1 - stage] + backward[-1 - stage]
+        for stage in range(len(forward) // 2)
+    ]
     return max(each) / (sum(each) / len(each))
 
 

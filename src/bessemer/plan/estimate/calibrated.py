@@ -19,14 +19,16 @@ from bessemer.plan.estimate.step import step
 
 # How far machines and stacks differ in a constant, as a standard deviation of its logarithm.
 WIDTHS = {
-    "products": 0.15, "attention": 0.3, "bandwidth": 0.15, "intra": 0.25, "inter": 0.35, "launch": 0.7, "call": 0.5, "near": 0.5, "far": 0.7,
-    "step": 0.7,
+    "products": 0.15, "attention": 0.3, "bandwidth": 0.15, "intra": 0.25, "inter": 0.35, "launch": 0.7, "call": 0.5, "near": 0.5,
+    "far": 0.7, "step": 0.7,
 }  # fmt: skip
 STEP_WIDTH = 0.03  # of a measured step's logarithm: what steps differ from one run to another
 AT_MOST_ONE = ("bandwidth", "intra", "inter")
 
 
-def calibrate(measured: Sequence[tuple[Job, float]], prior: Physics = PHYSICS, widths: dict[str, float] | None = None) -> Physics:
+def calibrate(
+    measured: Sequence[tuple[Job, float]], prior: Physics = PHYSICS, widths: dict[str, float] | None = None
+) -> Physics:
     """Constants with which the measured steps (job, seconds) and the prior are most likely together.
 
     Raises InputError on a step of no time.

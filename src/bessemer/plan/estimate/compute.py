@@ -16,7 +16,13 @@ from bessemer.plan.devices import Device
 from bessemer.plan.estimate.physics import Physics
 from bessemer.plan.estimate.stacks import Stack
 
-BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # of an activation; fp8 products still keep 16-bit activations
+BYTES = {
+    "fp32": 4,
+    "tf32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "fp8": 2,
+}  # of an activation; fp8 products still keep 16-bit activations
 # Tiles that cuBLAS and CUTLASS make of a product, rows x columns, and what the inner loop reaches of the best: a tile of half
 # the size reads its operands twice as often from shared memory (CUTLASS's "Efficient GEMM" notes).
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
@@ -127,13 +133,23 @@ def block(
     )
     forward = sum(product(tokens, columns, inner, precision, device, physics) for inner, columns in shapes)
     backward = sum(
-        product(tokens, inner, columns, precision, device, physics) + product(inner, columns, tokens, precision, device, physics)
+        product(tokens, inner, columns, precision, device, physics)
+        + product(inner, columns, tokens, precision, device, physics)
         for inner, columns in shapes
     )
     if precision == "fp8" and stack.fp8 == "row":
         forward, backward = forward / ROWS, backward / ROWS
     scores = attention(model, heads, kv_heads, tokens, context, precision, device, stack, physics)
-    kept = elementwise(model, tokens, wide + 2 * kv_heads * model.head_dim, up, mlp, tensor if sequence_parallel else 1, precision, stack)
+    kept = elementwise(
+        model,
+        tokens,
+        wide + 2 * kv_heads * model.head_dim,
+        up,
+        mlp,
+        tensor if sequence_parallel else 1,
+        precision,
+        stack,
+    )
     if context > 1 and stack.context == "ring":
         kept += MERGE * context * tokens * wide
     passes = kept / (device.bandwidth * physics.bandwidth)
@@ -212,9 +228,16 @@ def attention(
     return forward, backward
 
 
+def embedding(model: ModelConfig, tokens: int, precision: str, device: Device, physics: Physics) -> Work:
+    """Looking rows up, and adding their gradients up in fp32: a row read and written, then read twice and written."""
+    moved = tokens * model.width * (2 * BYTES[precision] + BYTES[precision] + 8)
+    return Work(0.0, 0.0, moved / (device.bandwidth * physics.bandwidth), 3)
+
+
 @lru_cache(maxsize=16_384)
 def head(
-    model: ModelConfig, tensor: int, context: int, micro_batch: int, precision: str, device: Device, stack: Stack, physics: Physics
+    model: ModelConfig, tensor: int, context: int, micro_batch: int, precision: str, device: Device, stack: Stack,
+    physics: Physics,
 ) -> tuple[Work, Work]:  # fmt: skip
     """The last norm, the logits and the loss, forward and backward; in fp8 too the logits stay in 16 bits.
 

@@ -18,18 +18,19 @@ class Stack:
     together; attention: unfused (scores and probabilities are written out) or flash (they are not; Dao et al. 2022); logits:
     whole (kept for the backward pass, in fp32) or chunked; fused: element-wise passes joined by a compiler.
 
-    Time. launch: seconds of the host for a kernel; kernels: that a block's forward pass launches (its backward pass twice as
-    many); flash: FlashAttention's version (3: any that is made for the chip, cuDNN's too); balanced: pipeline stages are cut by
-    cost, the head's included, and not by number of blocks; tensor_overlap, data_overlap, pipeline_overlap: shares of that communication that run beside computation where there
-    is enough of it; reduce_bytes: of a gradient on its way to others; gather_bytes: of a weight on its way; selective: what
-    selective recompute computes again: attention (scores and softmax; Korthikanti et al. 2022, section 5) or every second
-    product (torchtitan's per-operation checkpointing); parallel_block: attention and MLP read the same input and are summed
-    once (Wang & Komatsuzaki 2021), which halves the tensor communication; scatter: when sharded gradients (ZeRO-2, 3) travel;
-    accumulate: bytes a parameter that adding a micro-batch's gradients to the sum moves, where no product does it by itself;
-    bucket: parameters whose gradients (weights) travel
-    together once a step (0: all); gathers: collectives in which
-    ZeRO-3 fetches a block (1: all its parameters together); fp8: one scale for a tensor or for each of its rows; context: ring attention (keys go round, partial results are merged; Liu et al. 2023), a gather of all keys (Grattafiori et
-    al. 2024), or an exchange of heads for tokens (DeepSpeed-Ulysses; Jacobs et al. 2023).
+    What changes time. Computing: launch: seconds of the host for a kernel; kernels: that a block's forward pass launches, the
+    backward pass costs the host as much; flash: FlashAttention's version (3: any that is made for the chip, cuDNN's too); fp8:
+    one scale for a tensor or one for each of its rows; selective: what selective recompute computes again, attention's scores
+    (Korthikanti et al. 2022, section 5) or every second product (torchtitan's per-operation checkpointing); accumulate: bytes a
+    parameter that adding a micro-batch's gradients to the sum moves, where no product does it by itself; balanced: pipeline
+    stages are cut by cost, the head's included, and not by number of blocks; parallel_block: attention and MLP read the same
+    input and are summed once (Wang & Komatsuzaki 2021), which halves the tensor communication.
+
+    Sending: tensor_overlap, data_overlap, pipeline_overlap: shares of that communication that run beside computation where
+    there is enough of it; context: ring attention (keys go round, partial results are merged; Liu et al. 2023), a gather of all
+    keys (Grattafiori et al. 2024, section 3.3.2), or an exchange of heads for tokens (Jacobs et al. 2023); reduce_bytes: of a
+    gradient on its way; gather_bytes: of a weight on its way; scatter: when sharded gradients (ZeRO-2, 3) travel; bucket:
+    parameters that travel together in the one exchange of a step (0: all); gathers: collectives in which ZeRO-3 fetches a block.
     """
 
     name: str
@@ -41,65 +42,76 @@ class Stack:
     logits: Literal["whole", "chunked"] = "whole"
     dropout: bool = False
     fused: bool = False
-    launch: float = 36e-6
+    launch: float = 36e-6  # fitted to the single-node A100 set, whose small cases wait for the host
     kernels: int = 30
     flash: Literal[1, 2, 3] = 2
+    fp8: Literal["tensor", "row"] = "tensor"
+    selective: Literal["attention", "products"] = "attention"
+    accumulate: float = 0.0
     balanced: bool = False
+    parallel_block: bool = False
     tensor_overlap: float = 0.0
     data_overlap: float = 0.0
     pipeline_overlap: float = 0.0
+    context: Literal["ring", "gather", "exchange"] = "gather"
     reduce_bytes: float = 4.0
     gather_bytes: float = 2.0
-    selective: Literal["attention", "products"] = "attention"
-    parallel_block: bool = False
     scatter: Literal["micro-batch", "step"] = "step"
-    accumulate: float = 0.0
     bucket: float = 0.0
     gathers: int = 1
-    fp8: Literal["tensor", "row"] = "tensor"
-    context: Literal["ring", "gather", "exchange"] = "gather"
 
 
 _STACKS = (
-    # This program: fp32 weights under autocast, FlashAttention through PyTorch, chunked loss, no master copy.
+    # This program on GPUs: fp32 weights that FSDP2 gathers in 16 bits, gradients added up in fp32, compiled blocks,
+    # FlashAttention through PyTorch, keys gathered over context, chunked loss, stages cut by cost.
     Stack(
-        "bessemer", weight_bytes=4.0, master_bytes=0.0, logits="chunked", fused=True, data_overlap=0.8, gather_bytes=4.0
+        "bessemer", weight_bytes=4.0, master_bytes=0.0, logits="chunked", fused=True, kernels=20, balanced=True,
+        data_overlap=0.8, scatter="micro-batch",
     ),
     # Narayanan et al. 2021: fused softmax and bias kernels, dropout, all-reduces of both kinds after what they wait for.
     Stack("megatron-lm-2021", attention="unfused", dropout=True, fused=True),
     # Korthikanti et al. 2022, section 6: the same with sequence parallelism and selective recompute.
     Stack("megatron-lm-2022", attention="unfused", dropout=True, fused=True),
-    # Megatron-Core with --overlap-grad-reduce, --overlap-param-gather and --tp-comm-overlap (its README, "Performance").
-    Stack("megatron-core", fused=True, tensor_overlap=0.6, data_overlap=0.9, pipeline_overlap=0.5, kernels=25, flash=3, bucket=40e6),
-    # The same with these switches off, as they are by default.
+    # Megatron-Core with --overlap-grad-reduce, --overlap-param-gather and --tp-comm-overlap (its README, "Performance"); buckets
+    # as its DistributedDataParallel makes them.
+    Stack(
+        "megatron-core", fused=True, kernels=25, flash=3, tensor_overlap=0.6, data_overlap=0.9, pipeline_overlap=0.5,
+        bucket=40e6,
+    ),
+    # The same with these switches off, as they are by default, and context parallelism by exchange (cp_comm_type a2a).
     Stack("megatron-core-sync", fused=True, kernels=25, flash=3, context="exchange"),
-    # Megatron-DeepSpeed of BLOOM and MT-NLG: the 2021 kernels, ZeRO-1 after the backward pass.
+    # Megatron-DeepSpeed of BLOOM and MT-NLG: the 2021 kernels, ZeRO-1 after the backward pass, 16-bit gradients summed in fp32.
     Stack("megatron-deepspeed", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, accumulate=10.0),
     # Jiang et al. 2024, section 3: parallel block, FlashAttention-2, all three kinds of communication beside computation.
     Stack(
-        "megascale",
-        fused=True,
-        parallel_block=True,
-        tensor_overlap=0.8,
-        data_overlap=0.9,
-        pipeline_overlap=0.9,
-        kernels=20,
+        "megascale", fused=True, kernels=20, parallel_block=True, tensor_overlap=0.8, data_overlap=0.9, pipeline_overlap=0.9,
+        bucket=40e6,
     ),
-    # In buckets of 25 MB of bf16 (torch's DistributedDataParallel).
-    # nanotron's scaling_benchmarks.py: REDUCE_SCATTER with async communication, FlashAttention-2, eager, fp32 gradients.
-    Stack("nanotron", balanced=True, tensor_overlap=0.3, data_overlap=0.3, kernels=60, bucket=12.5e6),
-    # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing.
-    Stack(
-        "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, data_overlap=0.9, selective="products", context="ring", scatter="micro-batch", kernels=20
-    ),
-    Stack("torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, selective="products", context="ring", scatter="micro-batch", kernels=40),
-    # LLM Foundry: FSDP1, FlashAttention in Triton, amp (fp32 shards) or pure bf16.
-    Stack("fsdp", scatter="micro-batch", flash=1, weight_bytes=4.0, master_bytes=0.0, data_overlap=0.9, reduce_bytes=2.0, kernels=35),
-    # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model.
-    Stack("deepspeed-zero3", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, data_overlap=0.5, scatter="micro-batch", gathers=12),
     # Grattafiori et al. 2024, section 3.3.2: asynchronous pipeline transfers, gathers and scatters beside computation.
-    Stack("llama3", fused=True, data_overlap=0.9, pipeline_overlap=0.9, kernels=25, flash=3),
-)
+    Stack("llama3", fused=True, kernels=25, flash=3, data_overlap=0.9, pipeline_overlap=0.9),
+    # nanotron's scaling_benchmarks.py: REDUCE_SCATTER with async communication, FlashAttention-2, eager, fp32 gradients, which
+    # travel in torch's buckets of 25 MB of bf16. kernels, the overlaps: fitted to the 1.34B and 8.86B models of its H100 sweep.
+    Stack("nanotron", kernels=60, balanced=True, tensor_overlap=0.3, data_overlap=0.3, bucket=12.5e6),
+    # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing, FlashAttention-2.
+    Stack(
+        "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, kernels=20, selective="products", data_overlap=0.9,
+        context="ring", scatter="micro-batch",
+    ),
+    Stack(
+        "torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, kernels=40, selective="products", data_overlap=0.9,
+        context="ring", scatter="micro-batch",
+    ),
+    # LLM Foundry: FSDP1, FlashAttention in Triton, amp (fp32 shards) or pure bf16.
+    Stack(
+        "fsdp", weight_bytes=4.0, master_bytes=0.0, kernels=35, flash=1, data_overlap=0.9, reduce_bytes=2.0,
+        scatter="micro-batch",
+    ),
+    # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model: fetched parameter by parameter.
+    Stack(
+        "deepspeed-zero3", attention="unfused", dropout=True, fused=True, data_overlap=0.5, reduce_bytes=2.0,
+        scatter="micro-batch", gathers=12,
+    ),
+)  # fmt: skip
 STACKS = {stack.name: stack for stack in _STACKS}
 
 
