@@ -70,6 +70,13 @@ def llama(
     )  # fmt: skip
 
 
+def of_size(parameters: float, sequence: int, vocabulary: int = 32000) -> ModelConfig:
+    """A Llama of about so many parameters: heads of 128, 12 W^2 a block, 128 widths of layers to a width (as 7B's 32 and 4096)."""
+    width = max(round((parameters * 128 / 12) ** (1 / 3) / 128), 4) * 128
+    layers = max(round((parameters - 2 * vocabulary * width) / (12 * width**2)), 1)
+    return llama(width, layers, width // 128, width // 128, width * 8 // 3, sequence, vocabulary)
+
+
 def padded(vocabulary: int, tensor: int) -> int:
     """Megatron's rows of the embedding: a multiple of 128 for each tensor rank."""
     return -(-vocabulary // (128 * tensor)) * 128 * tensor

@@ -94,10 +94,12 @@ def product(
 
 @dataclass(frozen=True)
 class Block:
-    """Forward and backward work of a block for a micro-batch, and what recompute does again of it."""
+    """Forward and backward work of a block for a micro-batch, and what recompute does again of it: all, all that the backward
+    pass needs, the scores, or every second product."""
 
     forward: Work
     backward: Work
+    needed: Work
     scores: Work
     products_again: Work
 
@@ -132,6 +134,7 @@ def block(
         (mlp, width),
     )
     forward = sum(product(tokens, columns, inner, precision, device, physics) for inner, columns in shapes)
+    last = product(tokens, width, mlp, precision, device, physics)
     backward = sum(
         product(tokens, inner, columns, precision, device, physics)
         + product(inner, columns, tokens, precision, device, physics)
@@ -162,6 +165,7 @@ def block(
     return Block(
         Work(forward, scores[0], passes + cast_forward, kernels),
         Work(backward, scores[1], passes * BACKWARD_PASSES + cast_backward, kernels * BACKWARD_KERNELS),
+        Work(forward - (last if model.norm_position == "input" else 0.0), scores[0], passes + cast_forward, kernels),
         Work(0.0, scores[0], 0.0, 6.0 if stack.attention == "unfused" else 1.0),
         Work(forward / 2, 0.0, passes + cast_forward / 2, kernels / 2),
     )

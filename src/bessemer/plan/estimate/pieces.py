@@ -72,7 +72,7 @@ def _pieces(
     block = compute.block(model, tensor, context, micro_batch, sequence_parallel, precision, device, stack, how)
     again = Work()
     if recompute == "full":
-        again = block.forward
+        again = block.needed if stack.early_stop else block.forward
     elif recompute == "selective":
         again = block.scores if stack.selective == "attention" else block.products_again
     added = stack.accumulate * model.block_matrix_parameters / tensor / (device.bandwidth * how.bandwidth)
@@ -87,10 +87,11 @@ def _pieces(
     turn, turn_back = _context(model, tensor, context, tokens, precision, cluster, stack, how)
     gathered, scattered = _shard(model, tensor, context, zero, shard, cluster, stack, how)
     full = recompute == "full"
+    each_again = (0.5 * each if stack.early_stop else each) if full else 0.0
     ways = []
     for work, tensors, turns, shards in (
         (block.forward, each, turn, gathered),
-        (backward, each * (2 if full else 1), turn_back + (turn if full else 0.0), gathered + scattered),
+        (backward, each + each_again, turn_back + (turn if full else 0.0), gathered + scattered),
     ):
         busy = work.seconds
         host = max(work.kernels * stack.launch * how.launch - busy - tensors, 0.0)

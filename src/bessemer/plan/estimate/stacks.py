@@ -21,7 +21,8 @@ class Stack:
     What changes time. Computing: launch: seconds of the host for a kernel; kernels: that a block's forward pass launches, the
     backward pass costs the host as much; flash: FlashAttention's version (3: any that is made for the chip, cuDNN's too); fp8:
     one scale for a tensor or one for each of its rows; selective: what selective recompute computes again, attention's scores
-    (Korthikanti et al. 2022, section 5) or every second product (torchtitan's per-operation checkpointing); accumulate: bytes a
+    (Korthikanti et al. 2022, section 5) or every second product (torchtitan's per-operation checkpointing); early_stop: full recompute ends where the backward pass has what it needs,
+    before a block's last product (torch.utils.checkpoint without re-entry); accumulate: bytes a
     parameter that adding a micro-batch's gradients to the sum moves, where no product does it by itself; balanced: pipeline
     stages are cut by cost, the head's included, and not by number of blocks; parallel_block: attention and MLP read the same
     input and are summed once (Wang & Komatsuzaki 2021), which halves the tensor communication.
@@ -47,6 +48,7 @@ class Stack:
     flash: Literal[1, 2, 3] = 2
     fp8: Literal["tensor", "row"] = "tensor"
     selective: Literal["attention", "products"] = "attention"
+    early_stop: bool = False
     accumulate: float = 0.0
     balanced: bool = False
     parallel_block: bool = False
@@ -66,7 +68,7 @@ _STACKS = (
     # FlashAttention through PyTorch, keys gathered over context, chunked loss, stages cut by cost.
     Stack(
         "bessemer", weight_bytes=4.0, master_bytes=0.0, logits="chunked", fused=True, kernels=20, balanced=True,
-        data_overlap=0.8, scatter="micro-batch",
+        early_stop=True, data_overlap=0.8, scatter="micro-batch",
     ),
     # Narayanan et al. 2021: fused softmax and bias kernels, dropout, all-reduces of both kinds after what they wait for.
     Stack("megatron-lm-2021", attention="unfused", dropout=True, fused=True),
@@ -94,16 +96,16 @@ _STACKS = (
     Stack("nanotron", kernels=60, balanced=True, tensor_overlap=0.3, data_overlap=0.3, bucket=12.5e6),
     # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing, FlashAttention-2.
     Stack(
-        "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, kernels=20, selective="products", data_overlap=0.9,
+        "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, kernels=20, selective="products", early_stop=True, data_overlap=0.9,
         context="ring", scatter="micro-batch",
     ),
     Stack(
-        "torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, kernels=40, selective="products", data_overlap=0.9,
+        "torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, kernels=40, selective="products", early_stop=True, data_overlap=0.9,
         context="ring", scatter="micro-batch",
     ),
     # LLM Foundry: FSDP1, FlashAttention in Triton, amp (fp32 shards) or pure bf16.
     Stack(
-        "fsdp", weight_bytes=4.0, master_bytes=0.0, kernels=35, flash=1, data_overlap=0.9, reduce_bytes=2.0,
+        "fsdp", weight_bytes=4.0, master_bytes=0.0, kernels=35, flash=1, early_stop=True, data_overlap=0.9, reduce_bytes=2.0,
         scatter="micro-batch",
     ),
     # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model: fetched parameter by parameter.

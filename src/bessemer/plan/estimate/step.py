@@ -19,6 +19,7 @@ from bessemer.plan.estimate import collectives, compute, pieces, update
 from bessemer.plan.estimate.bubble import passage
 from bessemer.plan.estimate.job import Job
 from bessemer.plan.estimate.physics import PHYSICS, Physics
+from bessemer.plan.estimate.stacks import Stack
 from bessemer.plan.estimate.update import stages_of
 from bessemer.plan.schedules import stages_each
 
@@ -102,7 +103,7 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     data = update.data(job, cut, sum(backward) / ranks, how)
     optimizer = update.optimizer(job, cut, how)
     seconds = alone * slower + data + optimizer
-    flops, hardware = _flops(job.model), _flops(job.model) + _recomputed(job.model, layout.recompute, stack.selective)
+    flops, hardware = _flops(job.model), _flops(job.model) + _recomputed(job.model, layout.recompute, stack)
     peak = job.cluster.device.peak(job.precision) * devices * seconds / job.tokens
     return Step(
         seconds=seconds,
@@ -198,12 +199,13 @@ def _flops(model: ModelConfig) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _recomputed(model: ModelConfig, recompute: str, selective: str) -> float:
+def _recomputed(model: ModelConfig, recompute: str, stack: Stack) -> float:
     """FLOPs of a token that recompute adds."""
     if recompute == "none":
         return 0.0
     scores = 4.0 * model.heads * model.head_dim * sum(tokens_seen(model, layer) for layer in range(model.layers))
     matrices = 2.0 * model.layers * model.block_matrix_parameters
     if recompute == "full":
-        return matrices + scores
-    return scores if selective == "attention" else matrices / 2
+        stops = stack.early_stop and model.norm_position == "input"
+        return matrices + scores - (2.0 * model.layers * model.width * model.mlp_width if stops else 0.0)
+    return scores if stack.selective == "attention" else matrices / 2
