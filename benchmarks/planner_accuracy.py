@@ -155,34 +155,46 @@ def show(rows: Sequence[Errors], choices: Sequence[Regret], runs: Sequence[tuple
         for what in ("regret", "sound"):
             sizes = sorted(getattr(choice, what) for choice in choices)
             among = "all runs" if what == "regret" else "runs of at least half the best rate"
-            lines.append(f"layout regret, {len(sizes)} choices among {among}: median {median(sizes):.1%}, worst {sizes[-1]:.1%}")
+            lines.append(
+                f"layout regret, {len(sizes)} choices among {among}: median {median(sizes):.1%}, worst {sizes[-1]:.1%}"
+            )
         lines += [
             f"  {choice.group}: {choice.regret:.0%}, {choice.ours} for {choice.best}"
             for choice in sorted(choices, key=lambda choice: -choice.regret)[:5]
         ]
     if runs:
         ratios = sorted(ratio for _, ratio in runs)
-        lines.append(f"GPU-hours of {len(runs)} whole runs over a plain plan's: {ratios[0]:.2f} to {ratios[-1]:.2f}, median {median(ratios):.2f}")
+        lines.append(
+            f"GPU-hours of {len(runs)} whole runs over a plain plan's: {ratios[0]:.2f} to {ratios[-1]:.2f}, median {median(ratios):.2f}"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("folder", type=Path, help="the reference files")
-    parser.add_argument("--draws", type=int, default=5, help="draws of three cases for the error after calibration; 0: none")
+    parser.add_argument(
+        "--draws", type=int, default=5, help="draws of three cases for the error after calibration; 0: none"
+    )
     parser.add_argument("--cases", help="print every case of the sets whose name holds this")
     parser.add_argument("--json", type=Path, help="where to keep the figures")
     arguments = parser.parse_args()
     cases = planner_sets.read(arguments.folder)
     if not cases:
-        raise InputError(f"{arguments.folder}: none of the reference files is there ({', '.join(planner_sets.READERS)})")
+        raise InputError(
+            f"{arguments.folder}: none of the reference files is there ({', '.join(planner_sets.READERS)})"
+        )
     rows, choices, runs = time_errors(cases, arguments.draws), regrets(cases), hours(arguments.folder)
     print(show(rows, choices, runs))
     for case in cases if arguments.cases else ():
         if arguments.cases in case.set and case.seconds is not None and refuse(case.job) is None:
             print(f"{case.name:<64}{case.seconds:>10.3f} s{step(case.job).seconds:>10.3f} s{off(case):>+8.1%}")
     if arguments.json:
-        kept = {"time": [asdict(row) for row in rows], "regret": [asdict(choice) for choice in choices], "gpu_hours": dict(runs)}
+        kept = {
+            "time": [asdict(row) for row in rows],
+            "regret": [asdict(choice) for choice in choices],
+            "gpu_hours": dict(runs),
+        }
         arguments.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
