@@ -21,11 +21,11 @@ class Stack:
     What changes time. Computing: launch: seconds of the host for a kernel; kernels: that a block's forward pass launches, the
     backward pass costs the host as much; flash: FlashAttention's version (3: any that is made for the chip, cuDNN's too); fp8:
     one scale for a tensor or one for each of its rows; selective: what selective recompute computes again, attention's scores
-    (Korthikanti et al. 2022, section 5) or every second product (torchtitan's per-operation checkpointing); early_stop: full recompute ends where the backward pass has what it needs,
-    before a block's last product (torch.utils.checkpoint without re-entry); accumulate: bytes a
-    parameter that adding a micro-batch's gradients to the sum moves, where no product does it by itself; balanced: pipeline
-    stages are cut by cost, the head's included, and not by number of blocks; parallel_block: attention and MLP read the same
-    input and are summed once (Wang & Komatsuzaki 2021), which halves the tensor communication.
+    (Korthikanti et al. 2022, section 5) or every second product (torchtitan's per-operation checkpointing); early_stop: full
+    recompute ends where the backward pass has what it needs, before a block's last product (torch.utils.checkpoint without
+    re-entry); accumulate: bytes a parameter that adding a micro-batch's gradients to the sum moves, where no product does it by
+    itself; balanced: pipeline stages are cut by cost, the head's included, and not by number of blocks; parallel_block:
+    attention and MLP read the same input and are summed once (Wang & Komatsuzaki 2021), which halves the tensor communication.
 
     Sending: tensor_overlap, data_overlap, pipeline_overlap: shares of that communication that run beside computation where
     there is enough of it; context: ring attention (keys go round, partial results are merged; Liu et al. 2023), a gather of all
@@ -96,12 +96,12 @@ _STACKS = (
     Stack("nanotron", kernels=60, balanced=True, tensor_overlap=0.3, data_overlap=0.3, bucket=12.5e6),
     # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing, FlashAttention-2.
     Stack(
-        "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, kernels=20, selective="products", early_stop=True, data_overlap=0.9,
-        context="ring", scatter="micro-batch",
+        "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, kernels=20, selective="products", early_stop=True,
+        data_overlap=0.9, context="ring", scatter="micro-batch",
     ),
     Stack(
-        "torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, kernels=40, selective="products", early_stop=True, data_overlap=0.9,
-        context="ring", scatter="micro-batch",
+        "torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, kernels=40, selective="products", early_stop=True,
+        data_overlap=0.9, context="ring", scatter="micro-batch",
     ),
     # LLM Foundry: FSDP1, FlashAttention in Triton, amp (fp32 shards) or pure bf16.
     Stack(
