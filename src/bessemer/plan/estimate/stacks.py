@@ -28,7 +28,7 @@ class Stack:
     attention and MLP read the same input and are summed once (Wang & Komatsuzaki 2021), which halves the tensor communication.
 
     Sending: tensor_overlap, data_overlap, pipeline_overlap: shares of that communication that run beside computation where
-    there is enough of it; context: ring attention (keys go round, partial results are merged; Liu et al. 2023), a gather of all
+    there is enough of it; sharded_overlap: of the exchange of a step under ZeRO-1, where that differs; context: ring attention (keys go round, partial results are merged; Liu et al. 2023), a gather of all
     keys (Grattafiori et al. 2024, section 3.3.2), or an exchange of heads for tokens (Jacobs et al. 2023); reduce_bytes: of a
     gradient on its way; gather_bytes: of a weight on its way; scatter: when sharded gradients (ZeRO-2, 3) travel; bucket:
     parameters that travel together in the one exchange of a step (0: all); gathers: collectives in which ZeRO-3 fetches a block.
@@ -54,6 +54,7 @@ class Stack:
     parallel_block: bool = False
     tensor_overlap: float = 0.0
     data_overlap: float = 0.0
+    sharded_overlap: float | None = None
     pipeline_overlap: float = 0.0
     context: Literal["ring", "gather", "exchange"] = "gather"
     reduce_bytes: float = 4.0
@@ -93,7 +94,9 @@ _STACKS = (
     Stack("llama3", fused=True, kernels=25, flash=3, data_overlap=0.9, pipeline_overlap=0.9),
     # nanotron's scaling_benchmarks.py: REDUCE_SCATTER with async communication, FlashAttention-2, eager, fp32 gradients, which
     # travel in torch's buckets of 25 MB of bf16. kernels, the overlaps: fitted to the 1.34B and 8.86B models of its H100 sweep.
-    Stack("nanotron", kernels=60, balanced=True, tensor_overlap=0.3, data_overlap=0.3, bucket=12.5e6),
+    Stack(
+        "nanotron", kernels=60, balanced=True, tensor_overlap=0.3, data_overlap=0.75, sharded_overlap=0.0, bucket=12.5e6,
+    ),
     # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing, FlashAttention-2.
     Stack(
         "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, kernels=20, selective="products", early_stop=True,

@@ -62,7 +62,10 @@ def data(job: Job, cut: tuple[int, ...], last: float, how: Physics) -> float:
     # Beside the last backward pass, and the next forward for the weights: half as much again. With interleaving a rank's last
     # stage is done while its other stages still have a group of p micro-batches before them.
     beside = 1.5 * last * (layout.pipeline * (1 - 1 / layout.virtual) if layout.virtual > 1 else 1.0)
-    return total - stack.data_overlap * min(total, beside)
+    overlap = stack.data_overlap
+    if sharded and layout.zero == 1 and stack.sharded_overlap is not None:
+        overlap = stack.sharded_overlap
+    return total - overlap * min(total, beside)
 
 
 def optimizer(job: Job, cut: tuple[int, ...], how: Physics) -> float:
