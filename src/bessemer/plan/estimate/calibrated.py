@@ -19,10 +19,10 @@ from bessemer.plan.estimate.step import step
 
 # How far machines and stacks differ in a constant, as a standard deviation of its logarithm.
 WIDTHS = {
-    "products": 0.15, "attention": 0.3, "bandwidth": 0.15, "intra": 0.25, "inter": 0.35, "launch": 0.7, "near": 0.5, "far": 0.7,
-    "step": 0.7,
+    "products": 0.06, "attention": 0.12, "bandwidth": 0.06, "intra": 0.10, "inter": 0.15, "launch": 0.3, "call": 0.2, "near": 0.2,
+    "far": 0.3, "step": 0.3,
 }  # fmt: skip
-STEP_WIDTH = 0.03  # of a measured step's logarithm: what steps differ from one run to another
+STEP_WIDTH = 0.04  # of a measured step's logarithm: what the arithmetic itself leaves open
 AT_MOST_ONE = ("bandwidth", "intra", "inter")
 
 

@@ -16,32 +16,39 @@ from bessemer.plan.estimate.physics import Physics
 
 @dataclass(frozen=True)
 class Group:
-    """Members of a group, how many of them share a node, and the bytes/s that one of them moves in a ring over all."""
+    """Members of a group, how many of them share a node, the bytes/s that one of them moves in a ring over all, and seconds:
+    of a call before anything moves, of a hop between nodes and of one inside."""
 
     size: int
     local: int
     rate: float
-    hop: float
+    call: float
+    far: float
     near: float
 
     @property
     def nodes(self) -> int:
+        """Nodes that the group spans."""
         return ceil(self.size / self.local)
 
+    @property
+    def hops(self) -> float:
+        """Seconds of a chunk's way round the ring, which passes every member (NCCL's ring over nodes)."""
+        return (self.nodes - 1) * self.far + (self.size - self.nodes) * self.near
 
-@lru_cache(maxsize=4096)
-def group(size: int, stride: int, cluster_per_node: int, intra: float, inter: float, physics: Physics) -> Group:
+
+@lru_cache(maxsize=65_536)
+def group(size: int, stride: int, per_node: int, intra: float, inter: float, physics: Physics) -> Group:
     """A group of `size` ranks, `stride` apart.
 
     Within a node: the device's own links. Across: the members of a node share the NICs of the devices that the group has
     there, so that the ring over nodes is `local` NICs wide (NCCL opens a ring for each NIC), but no faster than the links
     inside.
     """
-    local = max(min(size, cluster_per_node // stride), 1)
+    local = max(min(size, per_node // stride), 1)
     inside = intra * physics.intra
-    if local >= size:
-        return Group(size, size, inside, physics.near, physics.near)
-    return Group(size, local, min(inside, local * inter * physics.inter), physics.far, physics.near)
+    rate = inside if local >= size else min(inside, local * inter * physics.inter)
+    return Group(size, local, rate, physics.call, physics.far, physics.near)
 
 
 def of(cluster: Cluster, size: int, stride: int, physics: Physics) -> Group:
@@ -49,27 +56,25 @@ def of(cluster: Cluster, size: int, stride: int, physics: Physics) -> Group:
     return group(size, stride, cluster.per_node, cluster.intra, cluster.inter, physics)
 
 
-def gather(group: Group, whole: float) -> float:
-    """All-gather of `whole` bytes, or reduce-scatter of them: each member sends (n - 1) / n (Thakur et al. 2005)."""
+def gather(group: Group, whole: float, calls: float = 1.0) -> float:
+    """All-gather of `whole` bytes, or reduce-scatter of them: each member sends (n - 1) / n (Thakur et al. 2005).
+
+    calls: into how many collectives the bytes are divided; each goes round by itself.
+    """
     if group.size == 1 or whole == 0:
         return 0.0
-    hops = (
-        (group.nodes - 1) * group.hop / 2 + (group.local - 1) * group.near / 2
-        if group.nodes > 1
-        else (group.size - 1) * group.near / 2
-    )
-    return whole * (group.size - 1) / group.size / group.rate + hops + group.hop
+    return whole * (group.size - 1) / group.size / group.rate + calls * (group.hops + group.call)
 
 
-def reduce(group: Group, whole: float) -> float:
-    """All-reduce: a reduce-scatter and an all-gather where the ring is best, a tree over nodes for few bytes (NCCL)."""
+def reduce(group: Group, whole: float, calls: float = 1.0) -> float:
+    """All-reduce: a round of each kind where the ring is best, a tree over nodes for few bytes (NCCL)."""
     if group.size == 1 or whole == 0:
         return 0.0
-    ring = 2 * gather(group, whole)
+    ring = 2 * whole * (group.size - 1) / group.size / group.rate + calls * (2 * group.hops + group.call)
     if group.nodes == 1:
         return ring
-    tree = 2 * whole / group.rate + 2 * log2(group.nodes) * group.hop + 2 * group.near
-    return min(ring, tree)
+    climb = 2 * log2(group.nodes) * group.far + 2 * (group.local - 1) * group.near + group.call
+    return min(ring, 2 * whole / group.rate + calls * climb)
 
 
 def send(cluster: Cluster, stride: int, whole: float, physics: Physics) -> float:
@@ -77,5 +82,5 @@ def send(cluster: Cluster, stride: int, whole: float, physics: Physics) -> float
     if whole == 0:
         return 0.0
     if 2 * stride <= cluster.per_node:
-        return whole / (cluster.intra * physics.intra) + physics.near
-    return whole / (cluster.inter * physics.inter) + physics.far
+        return whole / (cluster.intra * physics.intra) + physics.call + physics.near
+    return whole / (cluster.inter * physics.inter) + physics.call + physics.far

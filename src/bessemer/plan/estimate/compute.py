@@ -62,6 +62,11 @@ class Work:
         return Work(self.products * factor, self.attention * factor, self.elementwise * factor, self.kernels * factor)
 
 
+# A side that is no multiple of 16 bytes keeps a product off the matrix units or makes them load number by number (NVIDIA, "Matrix
+# Multiplication Background", section 5); the plain units' 16-bit rate is a quarter of an A100's peak.
+MISALIGNED = 0.25
+
+
 @lru_cache(maxsize=65_536)
 def product(
     rows: int, columns: int, inner: int, precision: str, device: Device, physics: Physics, batches: int = 1
@@ -69,11 +74,13 @@ def product(
     """Seconds of matrix products (rows x inner) by (inner x columns): the slower of multiplying and reading.
 
     Multiplying: whole tiles, whole waves of tiles over the device's units, the best of the tiles, less what a short inner
-    dimension loses.
+    dimension and sides of odd length lose.
     """
     best = device.best(precision) * device.sustained * physics.products
     fill = inner / (inner + physics.depth)
     flops = 2.0 * batches * rows * columns * inner
+    if precision not in ("fp32", "tf32") and (inner * BYTES[precision] % 16 or columns * BYTES[precision] % 16):
+        fill *= MISALIGNED
     share = 0.0
     for high, wide, reach in TILES:
         tiles = batches * ceil(rows / high) * ceil(columns / wide)
@@ -87,12 +94,22 @@ def product(
 
 @dataclass(frozen=True)
 class Block:
-    """Forward and backward work of a block for a micro-batch, and what recompute does again of it."""
+    """Forward and backward work of a block for a micro-batch, and what recompute does again of it: all, all that the backward
+    pass needs, the scores, or every second product."""
 
     forward: Work
     backward: Work
+    needed: Work
     scores: Work
     products_again: Work
+
+
+# fp8 products with a scale for each row, over those with one for a tensor: Llama 3 8B on 8 H100s makes 6,412 and 7,186 tokens/s
+# (torchtitan's commit 7a04053), half of whose time is products.
+ROWS = 0.8
+# Bytes an element of attention's output that merging a ring step's part into the sum moves: output and part read in fp32, the
+# difference, the weighted sum and their logarithms each written and read (torch.distributed's _SDPAMerger, eager).
+MERGE = 40.0
 
 
 @lru_cache(maxsize=16_384)
@@ -117,11 +134,14 @@ def block(
         (mlp, width),
     )
     forward = sum(product(tokens, columns, inner, precision, device, physics) for inner, columns in shapes)
+    last = product(tokens, width, mlp, precision, device, physics)
     backward = sum(
         product(tokens, inner, columns, precision, device, physics)
         + product(inner, columns, tokens, precision, device, physics)
         for inner, columns in shapes
     )
+    if precision == "fp8" and stack.fp8 == "row":
+        forward, backward = forward / ROWS, backward / ROWS
     scores = attention(model, heads, kv_heads, tokens, context, precision, device, stack, physics)
     kept = elementwise(
         model,
@@ -133,6 +153,8 @@ def block(
         precision,
         stack,
     )
+    if context > 1 and stack.context == "ring":
+        kept += MERGE * context * tokens * wide
     passes = kept / (device.bandwidth * physics.bandwidth)
     kernels = stack.kernels + (2 if tensor > 1 else 0)
     cast = (0.0, 0.0)
@@ -143,6 +165,7 @@ def block(
     return Block(
         Work(forward, scores[0], passes + cast_forward, kernels),
         Work(backward, scores[1], passes * BACKWARD_PASSES + cast_backward, kernels * BACKWARD_KERNELS),
+        Work(forward - (last if model.norm_position == "input" else 0.0), scores[0], passes + cast_forward, kernels),
         Work(0.0, scores[0], 0.0, 6.0 if stack.attention == "unfused" else 1.0),
         Work(forward / 2, 0.0, passes + cast_forward / 2, kernels / 2),
     )
@@ -209,9 +232,16 @@ def attention(
     return forward, backward
 
 
+def embedding(model: ModelConfig, tokens: int, precision: str, device: Device, physics: Physics) -> Work:
+    """Looking rows up, and adding their gradients up in fp32: a row read and written, then read twice and written."""
+    moved = tokens * model.width * (2 * BYTES[precision] + BYTES[precision] + 8)
+    return Work(0.0, 0.0, moved / (device.bandwidth * physics.bandwidth), 3)
+
+
 @lru_cache(maxsize=16_384)
 def head(
-    model: ModelConfig, tensor: int, context: int, micro_batch: int, precision: str, device: Device, stack: Stack, physics: Physics
+    model: ModelConfig, tensor: int, context: int, micro_batch: int, precision: str, device: Device, stack: Stack,
+    physics: Physics,
 ) -> tuple[Work, Work]:  # fmt: skip
     """The last norm, the logits and the loss, forward and backward; in fp8 too the logits stay in 16 bits.
 

@@ -1,0 +1,207 @@
+"""The planner against published measurements: how far its steps lie from them, set by set, and what its choice of layout costs.
+
+The sets are read by planner_sets.py, from a folder that is not part of this repository. Constants were fitted to the sets marked
+so; the others were not looked at for any of them. After calibration: three cases of a set are measured steps for
+estimate/calibrated.py and the others are predicted with what it finds, over several draws of the three.
+
+    python benchmarks/planner_accuracy.py FOLDER [--draws 5] [--cases SET] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+import planner_models
+import planner_sets
+from planner_sets import Case
+
+from bessemer.errors import InputError
+from bessemer.plan import devices
+from bessemer.plan.cost import flops_per_token
+from bessemer.plan.estimate import stacks
+from bessemer.plan.estimate.calibrated import calibrate
+from bessemer.plan.estimate.job import Cluster, Job, Layout
+from bessemer.plan.estimate.physics import Physics
+from bessemer.plan.estimate.step import refuse, step
+
+FITTED = {"A100 single node", "nanotron 1.34B", "nanotron 8.86B"}
+SWEEP = "nanotron"
+FEWEST = 6  # cases of a set from which three are taken for a calibration
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of a set: n cases, the signed median, the mean of the sizes, nine tenths of the cases below, the worst by name."""
+
+    set: str
+    n: int
+    median: float
+    mean_absolute: float
+    ninetieth: float
+    worst: tuple[tuple[str, float], ...]
+    fitted: bool = False
+    calibrated: float | None = None
+
+
+def errors(name: str, found: Sequence[tuple[str, float]], **more: float | bool | None) -> Errors:
+    """Of (case, predicted over measured less 1)."""
+    sizes = sorted(abs(error) for _, error in found)
+    worst = tuple(sorted(found, key=lambda each: -abs(each[1]))[:3])
+    ninetieth = sizes[-(-9 * len(sizes) // 10) - 1]
+    return Errors(name, len(found), median(error for _, error in found), fmean(sizes), ninetieth, worst, **more)
+
+
+def time_errors(cases: Iterable[Case], draws: int) -> list[Errors]:
+    """Of each set's step times; calibrated: the mean over the draws, of the cases that were not drawn."""
+    by_set: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        if case.seconds is not None and refuse(case.job) is None:
+            by_set[case.set].append(case)
+    rows = []
+    for name, members in by_set.items():
+        found = [(case.name, off(case)) for case in members]
+        after = after_calibration(members, draws) if draws and len(members) >= FEWEST else None
+        rows.append(errors(name, found, fitted=name in FITTED, calibrated=after))
+    return rows
+
+
+def off(case: Case, how: Physics | None = None) -> float:
+    """Predicted seconds over measured ones, less 1."""
+    assert case.seconds is not None
+    return step(case.job, how).seconds / case.seconds - 1
+
+
+def after_calibration(cases: Sequence[Case], draws: int) -> float:
+    """Mean absolute error of the cases left when three are drawn and calibrated to."""
+    chance, means = random.Random(0), []
+    for _ in range(draws):
+        three = chance.sample(range(len(cases)), 3)
+        how = calibrate([(cases[i].job, cases[i].seconds or 0.0) for i in three])
+        means.append(fmean(abs(off(case, how)) for i, case in enumerate(cases) if i not in three))
+    return fmean(means)
+
+
+@dataclass(frozen=True)
+class Regret:
+    """What the planner's first choice among measured layouts loses against the best of them. sound: among the runs that reached
+    half of the best one's rate."""
+
+    group: str
+    layouts: int
+    ours: str
+    best: str
+    regret: float
+    sound: float
+
+
+def regrets(cases: Iterable[Case]) -> list[Regret]:
+    """For each model and number of nodes of the sweep."""
+    groups: dict[tuple[str, int], list[tuple[float, float, str]]] = defaultdict(list)
+    for case in cases:
+        if case.set.startswith(SWEEP) and case.seconds is not None and refuse(case.job) is None:
+            groups[case.set, case.raw["nodes"]].append((step(case.job).seconds, case.seconds, case.name))
+    rows = []
+    for (name, nodes), runs in sorted(groups.items()):
+        best, ours = min(run[1] for run in runs), min(runs)
+        sound = min(run for run in runs if run[1] <= 2 * best)
+        fastest = next(run[2] for run in runs if run[1] == best)
+        rows.append(
+            Regret(f"{name}, {nodes} nodes", len(runs), ours[2], fastest, 1 - best / ours[1], 1 - best / sound[1])
+        )
+    return rows
+
+
+def hours(folder: Path) -> list[tuple[str, float]]:
+    """GPU-hours of whole runs over those of a plain plan: a band to be in, since restarts, evaluations and layouts are unknown.
+
+    The plan: ZeRO-3 over 64 devices at most and copies of these, a Llama shape of the size, four sequences of 2,048 a device,
+    selective recompute.
+    """
+    path, found = folder / "gpu_hours.json", []
+    if not path.is_file():
+        return []
+    for case in json.loads(path.read_text(encoding="utf-8"))["cases"]:
+        inputs = case["inputs"]
+        device = devices.match(inputs.get("accel") or "", devices.catalogue())
+        if not (inputs.get("params") and inputs.get("tokens") and device and case["observed"].get("accel_hours")):
+            continue
+        model = planner_models.of_size(inputs["params"], 2048)
+        count = -(-(inputs.get("n_accel") or 512) // 8) * 8
+        layout = Layout(
+            replicate=max(count // 64, 1), shard=min(count, 64), zero=3, micro_batch=4, recompute="selective"
+        )
+        job = Job(
+            model, layout, Cluster.of(device, layout.devices), 4 * layout.devices, "bf16", stacks.find("torchtitan")
+        )
+        rate = step(job).tokens_per_second / layout.devices * flops_per_token(model) / (6 * inputs["params"])
+        found.append((case["case"], case["observed"]["accel_hours"] * 3600 * rate / inputs["tokens"]))
+    return found
+
+
+def show(rows: Sequence[Errors], choices: Sequence[Regret], runs: Sequence[tuple[str, float]]) -> str:
+    """What a person reads."""
+    lines = [f"{'set':<26}{'n':>5}{'median':>9}{'mean':>8}{'90th':>8}{'after 3':>9}  worst cases"]
+    for row in rows:
+        after = f"{row.calibrated:.1%}" if row.calibrated is not None else "-"
+        worst = ", ".join(f"{name} {error:+.0%}" for name, error in row.worst)
+        mark = " *" if row.fitted else ""
+        lines.append(
+            f"{row.set + mark:<26}{row.n:>5}{row.median:>+9.1%}{row.mean_absolute:>8.1%}{row.ninetieth:>8.1%}{after:>9}  {worst}"
+        )
+    lines.append("* constants were fitted to it; after 3: mean after calibration on three of its cases, of the others")
+    if choices:
+        for what in ("regret", "sound"):
+            sizes = sorted(getattr(choice, what) for choice in choices)
+            among = "all runs" if what == "regret" else "runs of at least half the best rate"
+            lines.append(
+                f"layout regret, {len(sizes)} choices among {among}: median {median(sizes):.1%}, worst {sizes[-1]:.1%}"
+            )
+        lines += [
+            f"  {choice.group}: {choice.regret:.0%}, {choice.ours} for {choice.best}"
+            for choice in sorted(choices, key=lambda choice: -choice.regret)[:5]
+        ]
+    if runs:
+        ratios = sorted(ratio for _, ratio in runs)
+        lines.append(
+            f"GPU-hours of {len(runs)} whole runs over a plain plan's: {ratios[0]:.2f} to {ratios[-1]:.2f}, median {median(ratios):.2f}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folder", type=Path, help="the reference files")
+    parser.add_argument(
+        "--draws", type=int, default=5, help="draws of three cases for the error after calibration; 0: none"
+    )
+    parser.add_argument("--cases", help="print every case of the sets whose name holds this")
+    parser.add_argument("--json", type=Path, help="where to keep the figures")
+    arguments = parser.parse_args()
+    cases = planner_sets.read(arguments.folder)
+    if not cases:
+        raise InputError(
+            f"{arguments.folder}: none of the reference files is there ({', '.join(planner_sets.READERS)})"
+        )
+    rows, choices, runs = time_errors(cases, arguments.draws), regrets(cases), hours(arguments.folder)
+    print(show(rows, choices, runs))
+    for case in cases if arguments.cases else ():
+        if arguments.cases in case.set and case.seconds is not None and refuse(case.job) is None:
+            print(f"{case.name:<64}{case.seconds:>10.3f} s{step(case.job).seconds:>10.3f} s{off(case):>+8.1%}")
+    if arguments.json:
+        kept = {
+            "time": [asdict(row) for row in rows],
+            "regret": [asdict(choice) for choice in choices],
+            "gpu_hours": dict(runs),
+        }
+        arguments.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""A block and the two ends of a model for one micro-batch: what computes, what waits for the host, what is sent and shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from bessemer.model.config import ModelConfig
+from bessemer.plan.estimate import collectives, compute
+from bessemer.plan.estimate.compute import Work
+from bessemer.plan.estimate.job import Cluster, Job
+from bessemer.plan.estimate.physics import Physics
+from bessemer.plan.estimate.stacks import Stack
+
+CONTEXT_OVERLAP = (
+    0.5  # ring attention sends the next keys while it computes; a gather or an exchange has nothing beside it
+)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Seconds of one block and of the ends for one micro-batch; works: by kind, of both passes together."""
+
+    forward: float
+    backward: float
+    embedding: Work
+    head_forward: float
+    head_backward: float
+    block_work: Work
+    head_work: Work
+    host: float
+    tensor: float
+    context: float
+    shard: float
+    head_tensor: float
+    head_in_blocks: float
+
+    def parts(self, layers: int, has_embedding: bool, has_head: bool, m: int) -> dict[str, float]:
+        """Seconds by kind of a rank that holds so many blocks, and perhaps an end, in m micro-batches."""
+        work = self.block_work.times(layers)
+        if has_embedding:
+            work += self.embedding
+        if has_head:
+            work += self.head_work
+        return {
+            "products": m * work.products,
+            "attention": m * work.attention,
+            "elementwise": m * work.elementwise,
+            "host": m * layers * self.host,
+            "tensor": m * (layers * self.tensor + (self.head_tensor if has_head else 0.0)),
+            "context": m * layers * self.context,
+            "shard": m * layers * self.shard,
+        }
+
+
+def of(job: Job, how: Physics) -> Pieces:
+    """The pieces of a job."""
+    layout = job.layout
+    return _pieces(
+        job.model, layout.tensor, layout.context, layout.micro_batch, layout.sequence_parallel, layout.recompute, layout.zero,
+        layout.shard, job.precision, job.cluster, job.stack, how,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=16_384)
+def _pieces(
+    model: ModelConfig, tensor: int, context: int, micro_batch: int, sequence_parallel: bool, recompute: str, zero: int,
+    shard: int, precision: str, cluster: Cluster, stack: Stack, how: Physics,
+) -> Pieces:  # fmt: skip
+    """Everything that does not depend on the pipeline and the number of micro-batches."""
+    device = cluster.device
+    block = compute.block(model, tensor, context, micro_batch, sequence_parallel, precision, device, stack, how)
+    again = Work()
+    if recompute == "full":
+        again = block.needed if stack.early_stop else block.forward
+    elif recompute == "selective":
+        again = block.scores if stack.selective == "attention" else block.products_again
+    added = stack.accumulate * model.block_matrix_parameters / tensor / (device.bandwidth * how.bandwidth)
+    backward = block.backward + again + Work(elementwise=added)
+    tokens = micro_batch * model.sequence_length // context
+    wide = 1.0 * compute.BYTES[precision] * tokens * model.width
+    if precision == "fp8" and stack.fp8 == "tensor" and sequence_parallel:
+        wide *= 0.75  # what is gathered travels in 8 bits, what is scattered in 16
+    near = collectives.of(cluster, tensor, 1, how)
+    joined = collectives.reduce(near, wide)  # as a gather and a scatter too, with sequence parallelism
+    each = joined * (1 if stack.parallel_block else 2)
+    turn, turn_back = _context(model, tensor, context, tokens, precision, cluster, stack, how)
+    gathered, scattered = _shard(model, tensor, context, zero, shard, cluster, stack, how)
+    full = recompute == "full"
+    each_again = (0.5 * each if stack.early_stop else each) if full else 0.0
+    ways = []
+    for work, tensors, turns, shards in (
+        (block.forward, each, turn, gathered),
+        (backward, each + each_again, turn_back + (turn if full else 0.0), gathered + scattered),
+    ):
+        busy = work.seconds
+        host = max(work.kernels * stack.launch * how.launch - busy - tensors, 0.0)
+        tensors -= stack.tensor_overlap * min(tensors, busy)
+        turns -= (CONTEXT_OVERLAP if stack.context == "ring" else 0.0) * min(turns, work.attention)
+        shards -= stack.data_overlap * min(shards, busy + tensors + host)
+        ways.append((busy, host, tensors, turns, shards))
+    head_forward, head_backward = compute.head(model, tensor, context, micro_batch, precision, device, stack, how)
+    one, two = ways
+    head_whole = head_forward.seconds + head_backward.seconds + 2 * joined
+    return Pieces(
+        forward=sum(one),
+        backward=sum(two),
+        embedding=compute.embedding(model, tokens, precision, device, how),
+        head_forward=head_forward.seconds + joined,
+        head_backward=head_backward.seconds + joined,
+        block_work=block.forward + backward,
+        head_work=head_forward + head_backward,
+        host=one[1] + two[1],
+        tensor=one[2] + two[2],
+        context=one[3] + two[3],
+        shard=one[4] + two[4],
+        head_tensor=2 * joined,
+        head_in_blocks=round(head_whole / (sum(one) + sum(two)), 1),
+    )
+
+
+def _context(
+    model: ModelConfig, tensor: int, context: int, tokens: int, precision: str, cluster: Cluster, stack: Stack, how: Physics
+) -> tuple[float, float]:  # fmt: skip
+    """Seconds of attention's communication among context ranks in a block, forward and backward."""
+    if context == 1:
+        return 0.0, 0.0
+    around = collectives.of(cluster, context, tensor, how)
+    size, kv_heads = compute.BYTES[precision], max(model.kv_heads // tensor, 1)
+    if stack.context == "exchange":  # queries, keys, values and the output, each way
+        turn = collectives.gather(around, 2.0 * size * tokens * (model.heads // tensor + kv_heads) * model.head_dim)
+        return turn, turn
+    turn = collectives.gather(around, 2.0 * size * tokens * context * kv_heads * model.head_dim)
+    return turn, 2 * turn  # keys and values again, and their gradients back
+
+
+def _shard(
+    model: ModelConfig, tensor: int, context: int, zero: int, shard: int, cluster: Cluster, stack: Stack, how: Physics
+) -> tuple[float, float]:  # fmt: skip
+    """Seconds in which a block's weights are gathered (once for each pass) and its gradients scattered, for a micro-batch.
+
+    Context ranks hold the same weights and share them too.
+    """
+    if zero < 2 or shard == 1:
+        return 0.0, 0.0
+    spread = collectives.of(cluster, shard * context, tensor, how)
+    weights = model.block_matrix_parameters / tensor
+    gathered = collectives.gather(spread, weights * stack.gather_bytes, stack.gathers) if zero == 3 else 0.0
+    scatters = stack.scatter == "micro-batch"
+    return gathered, collectives.gather(spread, weights * stack.reduce_bytes, stack.gathers) if scatters else 0.0

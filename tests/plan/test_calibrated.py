@@ -1,0 +1,56 @@
+"""Calibration to measured steps: constants that made the steps are found again, and broken steps do not turn them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bessemer.errors import InputError
+from bessemer.model.config import ModelConfig
+from bessemer.plan import devices
+from bessemer.plan.estimate import stacks
+from bessemer.plan.estimate.calibrated import calibrate
+from bessemer.plan.estimate.job import Cluster, Job, Layout
+from bessemer.plan.estimate.physics import PHYSICS
+from bessemer.plan.estimate.step import step
+
+MODEL = ModelConfig(65_536, 24, 2048, 16, 16, 128, 5504, 4096, qk_norm="none")
+
+
+def jobs() -> list[Job]:
+    found = []
+    for layout in (Layout(shard=16, zero=3), Layout(replicate=2, tensor=8, micro_batch=4), Layout(replicate=16, micro_batch=2),
+                   Layout(replicate=4, tensor=2, pipeline=2, recompute="full")):  # fmt: skip
+        found.append(Job(MODEL, layout, Cluster.of(devices.find("A100"), 16), 128, "bf16", stacks.find("torchtitan")))
+    return found
+
+
+def test_a_slower_machine_is_found_from_three_steps_and_predicts_the_fourth() -> None:
+    truth = replace(PHYSICS, products=PHYSICS.products * 0.85, intra=PHYSICS.intra * 0.8)
+    measured = [(job, step(job, truth).seconds) for job in jobs()]
+    found = calibrate(measured[:3])
+    assert found.products < PHYSICS.products
+    before = abs(step(jobs()[3]).seconds / measured[3][1] - 1)
+    after = abs(step(jobs()[3], found).seconds / measured[3][1] - 1)
+    assert before > 0.10
+    assert after < 0.05
+
+
+def test_steps_as_predicted_change_nothing() -> None:
+    found = calibrate([(job, step(job).seconds) for job in jobs()])
+    assert found == PHYSICS
+    assert calibrate([]) == PHYSICS
+
+
+def test_one_broken_step_among_good_ones_turns_little() -> None:
+    measured = [(job, step(job).seconds) for job in jobs()]
+    measured[1] = (measured[1][0], 20 * measured[1][1])
+    found = calibrate(measured)
+    assert step(jobs()[2], found).seconds == pytest.approx(measured[2][1], rel=0.10)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_a_step_of_no_time_is_said(seconds: float) -> None:
+    with pytest.raises(InputError, match="above zero"):
+        calibrate([(jobs()[0], seconds)])
