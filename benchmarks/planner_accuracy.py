@@ -169,9 +169,8 @@ def show(rows: Sequence[Errors], choices: Sequence[Regret], runs: Sequence[tuple
         ]
     if runs:
         ratios = sorted(ratio for _, ratio in runs)
-        lines.append(
-            f"GPU-hours of {len(runs)} whole runs over a plain plan's: {ratios[0]:.2f} to {ratios[-1]:.2f}, median {median(ratios):.2f}"
-        )
+        band = f"{ratios[0]:.2f} to {ratios[-1]:.2f}, median {median(ratios):.2f}"
+        lines.append(f"GPU-hours of {len(runs)} whole runs over a plain plan's: {band}")
     return "\n".join(lines)
 
 

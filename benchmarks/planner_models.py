@@ -6,7 +6,8 @@ from typing import Any
 
 from bessemer.model.config import ModelConfig
 
-# LLM Foundry's MPT: hidden size, heads, layers; scripts/train/yamls/pretrain/mpt-*.yaml; 50,368 ids, learned positions, no biases, tied.
+# LLM Foundry's MPT: hidden size, heads, layers (scripts/train/yamls/pretrain/mpt-*.yaml); 50,368 ids, learned positions, no
+# biases, tied.
 MPT = {
     "125m": (768, 12, 12), "350m": (1024, 16, 24), "760m": (1536, 12, 24), "1b": (2048, 16, 24), "3b": (2560, 20, 32),
     "7b": (4096, 32, 32), "13b": (5120, 40, 40), "30b": (7168, 56, 48), "70b": (8192, 64, 80),

@@ -295,10 +295,8 @@ def bloom(cases: list[dict[str, Any]]) -> Iterator[Case]:
     device = devices.find("A100 SXM 80GB")
     for case in cases:
         inputs, seen = case["inputs"], case["observed"]
-        if (
-            not inputs.get("shape_consistent_with_size", True)
-            or "GBS" not in inputs
-            and "GBS" not in str(inputs["context"])
+        if not inputs.get("shape_consistent_with_size", True) or (
+            "GBS" not in inputs and "GBS" not in str(inputs["context"])
         ):
             continue
         said = re.search(r"NHEADS=(\d+)", " ".join(inputs["context"]))

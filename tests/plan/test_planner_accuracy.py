@@ -41,18 +41,19 @@ def test_every_set_keeps_its_line(accuracy: ModuleType) -> None:
     assert {name: size for name, size in kept.items() if size > LINE[name]} == {}
 
 
-def test_sound_runs_of_the_sweep_are_chosen(accuracy: ModuleType) -> None:
+def test_the_layouts_chosen_are_the_measured_best_or_near(accuracy: ModuleType) -> None:
     choices = accuracy.regrets(accuracy.planner_sets.read(FOLDER))
     if not choices:
         pytest.skip("the sweep is not among the reference files")
-    assert median(choice.regret for choice in choices) <= 0.10
+    assert median(choice.regret for choice in choices) <= 0.05
     assert median(choice.sound for choice in choices) <= 0.03
 
 
-def test_no_run_of_the_sweep_is_much_faster_than_planned(accuracy: ModuleType) -> None:
-    """Many of its rows are of broken runs, too slow by any factor; none can be far faster than the arithmetic allows."""
-    cases = [
-        case for case in accuracy.planner_sets.read(FOLDER) if case.set.startswith(accuracy.SWEEP) and case.seconds
-    ]
-    over = [case.name for case in cases if accuracy.refuse(case.job) is None and accuracy.off(case) > 0.25]
-    assert len(over) <= 0.03 * len(cases), over
+@pytest.mark.parametrize("model", ["3.57B", "80.0B"])
+def test_half_of_the_sweeps_models_that_nothing_was_fitted_to_is_met(accuracy: ModuleType, model: str) -> None:
+    """A tenth of the sweep's rows, and its 64 nodes, are of broken runs, so that a mean says little and a median more."""
+    cases = [case for case in accuracy.planner_sets.read(FOLDER) if case.set == f"{accuracy.SWEEP} {model}"]
+    sound = [case for case in cases if case.seconds and accuracy.refuse(case.job) is None and case.raw["nodes"] < 64]
+    if not sound:
+        pytest.skip("the sweep is not among the reference files")
+    assert median(abs(accuracy.off(case)) for case in sound) <= 0.25

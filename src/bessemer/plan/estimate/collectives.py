@@ -77,10 +77,15 @@ def reduce(group: Group, whole: float, calls: float = 1.0) -> float:
     return min(ring, 2 * whole / group.rate + calls * climb)
 
 
+def is_near(cluster: Cluster, stride: int) -> bool:
+    """Whether the next rank along an axis is in the same node: `stride` devices fit there twice."""
+    return 2 * stride <= cluster.per_node
+
+
 def send(cluster: Cluster, stride: int, whole: float, physics: Physics) -> float:
-    """A message to the next rank along an axis: within a node if `stride` devices fit there twice, else through one NIC."""
+    """A message to the next rank along an axis: over the links of a node, or through one NIC."""
     if whole == 0:
         return 0.0
-    if 2 * stride <= cluster.per_node:
+    if is_near(cluster, stride):
         return whole / (cluster.intra * physics.intra) + physics.call + physics.near
     return whole / (cluster.inter * physics.inter) + physics.call + physics.far

@@ -56,16 +56,17 @@ class Pieces:
 def of(job: Job, how: Physics) -> Pieces:
     """The pieces of a job."""
     layout = job.layout
+    piped = layout.pipeline > 1 and not collectives.is_near(job.cluster, layout.tensor * layout.context * layout.data)
     return _pieces(
         job.model, layout.tensor, layout.context, layout.micro_batch, layout.sequence_parallel, layout.recompute, layout.zero,
-        layout.shard, job.precision, job.cluster, job.stack, how,
+        layout.shard, piped, job.precision, job.cluster, job.stack, how,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=16_384)
 def _pieces(
     model: ModelConfig, tensor: int, context: int, micro_batch: int, sequence_parallel: bool, recompute: str, zero: int,
-    shard: int, precision: str, cluster: Cluster, stack: Stack, how: Physics,
+    shard: int, piped: bool, precision: str, cluster: Cluster, stack: Stack, how: Physics,
 ) -> Pieces:  # fmt: skip
     """Everything that does not depend on the pipeline and the number of micro-batches."""
     device = cluster.device
@@ -88,13 +89,15 @@ def _pieces(
     gathered, scattered = _shard(model, tensor, context, zero, shard, cluster, stack, how)
     full = recompute == "full"
     each_again = (0.5 * each if stack.early_stop else each) if full else 0.0
+    tangled = stack.tangled[0] * tensor ** stack.tangled[1] if piped and tensor > 1 else 0.0
+    stalled = tangled + stack.across * (near.nodes - 1)
     ways = []
     for work, tensors, turns, shards in (
         (block.forward, each, turn, gathered),
         (backward, each + each_again, turn_back + (turn if full else 0.0), gathered + scattered),
     ):
         busy = work.seconds
-        host = max(work.kernels * stack.launch * how.launch - busy - tensors, 0.0)
+        host = max((work.kernels * stack.launch + stalled) * how.launch - busy - tensors, 0.0)
         tensors -= stack.tensor_overlap * min(tensors, busy)
         turns -= (CONTEXT_OVERLAP if stack.context == "ring" else 0.0) * min(turns, work.attention)
         shards -= stack.data_overlap * min(shards, busy + tensors + host)

@@ -19,19 +19,23 @@ class Stack:
     whole (kept for the backward pass, in fp32) or chunked; fused: element-wise passes joined by a compiler.
 
     What changes time. Computing: launch: seconds of the host for a kernel; kernels: that a block's forward pass launches, the
-    backward pass costs the host as much; flash: FlashAttention's version (3: any that is made for the chip, cuDNN's too); fp8:
-    one scale for a tensor or one for each of its rows; selective: what selective recompute computes again, attention's scores
-    (Korthikanti et al. 2022, section 5) or every second product (torchtitan's per-operation checkpointing); early_stop: full
-    recompute ends where the backward pass has what it needs, before a block's last product (torch.utils.checkpoint without
-    re-entry); accumulate: bytes a parameter that adding a micro-batch's gradients to the sum moves, where no product does it by
-    itself; balanced: pipeline stages are cut by cost, the head's included, and not by number of blocks; parallel_block:
-    attention and MLP read the same input and are summed once (Wang & Komatsuzaki 2021), which halves the tensor communication.
+    backward pass costs the host as much; across: host seconds of a block's pass for each further node that a tensor group spans;
+    tangled: host seconds of a block's pass that tensor collectives add where a pipeline's transfers to other nodes stand in the
+    same queue, and the power of the tensor ranks with which they grow; flash: FlashAttention's version (3: any that is made for
+    the chip, cuDNN's too); fp8: one scale for a tensor or one for each of its rows; selective: what selective recompute
+    computes again, attention's scores (Korthikanti et al. 2022, section 5) or every second product (torchtitan's per-operation
+    checkpointing); early_stop: full recompute ends where the backward pass has what it needs, before a block's last product
+    (torch.utils.checkpoint without re-entry); accumulate: bytes a parameter that adding a micro-batch's gradients to the sum
+    moves, where no product does it by itself; balanced: pipeline stages are cut by cost, the head's included, and not by number
+    of blocks; parallel_block: attention and MLP read the same input and are summed once (Wang & Komatsuzaki 2021), which halves
+    the tensor communication.
 
     Sending: tensor_overlap, data_overlap, pipeline_overlap: shares of that communication that run beside computation where
-    there is enough of it; sharded_overlap: of the exchange of a step under ZeRO-1, where that differs; context: ring attention (keys go round, partial results are merged; Liu et al. 2023), a gather of all
-    keys (Grattafiori et al. 2024, section 3.3.2), or an exchange of heads for tokens (Jacobs et al. 2023); reduce_bytes: of a
-    gradient on its way; gather_bytes: of a weight on its way; scatter: when sharded gradients (ZeRO-2, 3) travel; bucket:
-    parameters that travel together in the one exchange of a step (0: all); gathers: collectives in which ZeRO-3 fetches a block.
+    there is enough of it; sharded_overlap: of the exchange of a step under ZeRO-1, where that differs; context: ring attention
+    (keys go round, partial results are merged; Liu et al. 2023), a gather of all keys (Grattafiori et al. 2024, section 3.3.2),
+    or an exchange of heads for tokens (Jacobs et al. 2023); reduce_bytes: of a gradient on its way; gather_bytes: of a weight on
+    its way; scatter: when sharded gradients (ZeRO-2, 3) travel; bucket: parameters that travel together in the one exchange of
+    a step (0: all); gathers: collectives in which ZeRO-3 fetches a block.
     """
 
     name: str
@@ -45,6 +49,8 @@ class Stack:
     fused: bool = False
     launch: float = 36e-6  # fitted to the single-node A100 set, whose small cases wait for the host
     kernels: int = 30
+    across: float = 0.0
+    tangled: tuple[float, float] = (0.0, 0.0)
     flash: Literal[1, 2, 3] = 2
     fp8: Literal["tensor", "row"] = "tensor"
     selective: Literal["attention", "products"] = "attention"
@@ -93,9 +99,11 @@ _STACKS = (
     # Grattafiori et al. 2024, section 3.3.2: asynchronous pipeline transfers, gathers and scatters beside computation.
     Stack("llama3", fused=True, kernels=25, flash=3, data_overlap=0.9, pipeline_overlap=0.9),
     # nanotron's scaling_benchmarks.py: REDUCE_SCATTER with async communication, FlashAttention-2, eager, fp32 gradients, which
-    # travel in torch's buckets of 25 MB of bf16. kernels, the overlaps: fitted to the 1.34B and 8.86B models of its H100 sweep.
+    # travel in torch's buckets of 25 MB of bf16. kernels, across, tangled and the overlaps: fitted to the 1.34B and 8.86B models
+    # of its H100 sweep below 64 nodes; its 3.57B and 80B models, which nothing was fitted to, show the same waits.
     Stack(
-        "nanotron", kernels=60, balanced=True, tensor_overlap=0.3, data_overlap=0.75, sharded_overlap=0.0, bucket=12.5e6,
+        "nanotron", kernels=60, across=2e-3, tangled=(0.8e-3, 1.2), balanced=True, tensor_overlap=0.3, data_overlap=0.75,
+        sharded_overlap=0.0, bucket=12.5e6,
     ),
     # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing, FlashAttention-2.
     Stack(
