@@ -1,25 +1,42 @@
 """The catalogue of devices: what each can compute, hold, move, send and cost, with the source of every figure.
 
 The figures stand in devices.toml beside this file; a user's own file of the same form adds to it or replaces entries.
+A CPU is not in it: CPUs of one name differ too much, and it is measured.
 """
 
 from __future__ import annotations
 
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from bessemer.errors import InputError
+
+CATALOGUE = Path(__file__).with_name("devices.toml")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Device:
-    """An accelerator (or a CPU).
+    """An accelerator (or a CPU). Compared by identity, so that it can be a key of a cache.
 
     flops: peak rates in FLOP/s, dense, by precision; matmul: share of the peak that the best large product reaches when it is
-    measured; memory: bytes; bandwidth: bytes/s of that memory; intra, inter: bytes/s that it sends to others of its node and
-    beyond, one way, where a typical node is built so; per_node: devices of such a node; watts: of the board; price: dollars an
-    hour, and when it was asked.
+    measured, matmul_fp8: of the fp8 peak; memory: bytes; bandwidth: bytes/s of that memory; intra, inter: bytes/s that it
+    sends to others of its node and beyond, one way, where a typical node is built so; per_node: devices of such a node;
+    domain: devices that reach each other at `intra` (0: per_node); units: multiprocessors that a
+    product's tiles are spread over (0: not known); sustained: share of `matmul` that holds
+    over whole steps, with the board's power spent on everything; watts: of the board; price: dollars an hour, and when it
+    was asked.
     """
 
     name: str
-    flops: dict[str, float]
+    flops: Mapping[str, float]
     matmul: float
     memory: float
     bandwidth: float
@@ -30,3 +47,161 @@ class Device:
     price: float | None
     price_date: str | None
     source: str
+    matmul_fp8: float | None = None
+    domain: int = 0
+    units: int = 0
+    sustained: float = 1.0
+    also: tuple[str, ...] = ()
+
+    def peak(self, precision: str) -> float:
+        """Peak in FLOP/s. Raises InputError where the device does not compute in that precision."""
+        if precision not in self.flops:
+            raise InputError(f"{self.name}: has no peak for {precision}; it computes in {', '.join(self.flops)}")
+        return self.flops[precision]
+
+    def best(self, precision: str) -> float:
+        """What the best large product reaches, in FLOP/s."""
+        return self.peak(precision) * ((self.matmul_fp8 if precision == "fp8" else None) or self.matmul)
+
+
+REQUIRED = ("name", "flops", "memory", "bandwidth", "intra", "inter", "per_node", "watts", "source")
+OPTIONAL = ("also", "matmul", "matmul_fp8", "domain", "units", "sustained", "price", "price_date")
+MATMUL_UNMEASURED = (
+    0.80  # Hopper's and Ampere's lie at 0.80 to 0.87; what a user's entry is taken to have when it says nothing
+)
+
+
+def catalogue(extra: Path | None = None) -> dict[str, Device]:
+    """All devices by name. extra: a user's file in the form of devices.toml, whose entries add or replace.
+
+    Raises InputError with file and entry on what cannot be read, is missing, unknown, or not above zero.
+    """
+    devices = dict(_own())
+    if extra is not None:
+        theirs = _read(extra)
+        devices = {**theirs, **{name: device for name, device in devices.items() if name not in theirs}}
+    return devices
+
+
+def find(name: str, extra: Path | None = None) -> Device:
+    """The device that a spelling means: its name here, its driver's name or a short one. Raises InputError with near names."""
+    devices = catalogue(extra)
+    found = match(name, devices)
+    if found is None:
+        spellings = {_plain(each): device.name for device in devices.values() for each in (device.name, *device.also)}
+        near = difflib.get_close_matches(_plain(name), list(spellings), n=3, cutoff=0.4)
+        names = list(dict.fromkeys(spellings[each] for each in near))
+        meant = f"did you mean {' or '.join(names)}?" if names else f"there are {', '.join(devices)}."
+        raise InputError(
+            f"device {name!r}: not in the catalogue; {meant} A file of your own adds devices (see plan/devices.toml)"
+        )
+    return found
+
+
+def match(name: str, devices: Mapping[str, Device]) -> Device | None:
+    """The device that a spelling fits best, the earlier of equals; None: none."""
+    said, best, most = _words(name), None, 0
+    for device in devices.values():
+        size = str(round(device.memory / 1e9))
+        for spelling in (device.name, *device.also):
+            words = _words(spelling)
+            if words <= said and said - words <= _NOISE | {size} and len(words | (said & {size})) > most:
+                best, most = device, len(words | (said & {size}))
+    return best
+
+
+_NOISE = frozenset(
+    "nvidia amd google cloud tesla geforce instinct tensor core gpu graphics dgx hgx oam hbm hbm2 hbm2e hbm3 hbm3e gb".split()
+)
+
+
+def _words(name: str) -> frozenset[str]:
+    """A spelling's words: without case and punctuation, sxm4 as sxm, 80gb as 80."""
+    words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
+    return frozenset(re.sub(r"^(sxm|pcie)\d$", r"\1", re.sub(r"^(\d+)gi?b$", r"\1", word)) for word in words)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", " ", name.lower()).strip()
+
+
+@lru_cache(maxsize=1)
+def _own() -> Mapping[str, Device]:
+    """The catalogue's own file, read once."""
+    return _read(CATALOGUE)
+
+
+def _read(path: Path) -> Mapping[str, Device]:
+    """Devices of a file, by name."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror or error}); it should be a TOML file of [[device]] tables"
+        ) from None
+    try:
+        parsed = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not TOML ({error}); see plan/devices.toml for the form") from None
+    tables = parsed.get("device")
+    if set(parsed) != {"device"} or not isinstance(tables, list):
+        raise InputError(
+            f"{path}: holds {sorted(parsed) or 'nothing'}; it should hold [[device]] tables, as plan/devices.toml"
+        )
+    devices = [_device(table, f"{path}: device {number}") for number, table in enumerate(tables, 1)]
+    return MappingProxyType({device.name: device for device in devices})
+
+
+def _device(table: Any, where: str) -> Device:
+    """One entry, checked."""
+    if not isinstance(table, dict) or not isinstance(table.get("name"), str):
+        raise InputError(f'{where}: has no name; give name = "..."')
+    where = f"{where} ({table['name']})"
+    missing = [key for key in REQUIRED if key not in table]
+    if missing:
+        raise InputError(f"{where}: lacks {', '.join(missing)}")
+    for key in table:
+        if key not in REQUIRED + OPTIONAL:
+            near = difflib.get_close_matches(key, REQUIRED + OPTIONAL, n=1)
+            raise InputError(f"{where}: {key} is not known" + (f"; did you mean {near[0]}?" if near else ""))
+    flops = table["flops"]
+    if not isinstance(flops, dict) or not flops or any(key not in PRECISIONS for key in flops):
+        raise InputError(f"{where}: flops must be TFLOP/s by precision ({', '.join(PRECISIONS)})")
+    for key, value in flops.items():
+        _above_zero(value, f"{where}: flops.{key}")
+    for key in ("memory", "bandwidth", "intra", "inter", "per_node", "watts", "matmul", "matmul_fp8", "sustained", "price"):
+        if key in table:
+            _above_zero(table[key], f"{where}: {key}")
+    for key in ("matmul", "matmul_fp8", "sustained"):
+        if table.get(key, 0) > 1:
+            raise InputError(f"{where}: {key} = {table[key]}, but it is a share of the peak, at most 1")
+    for key in ("per_node", "domain", "units"):
+        if not isinstance(table.get(key, 0), int) or table.get(key, 0) < 0:
+            raise InputError(f"{where}: {key} = {table[key]!r}, but it must be a whole number, 0 or more")
+    also = table.get("also", [])
+    if not isinstance(also, list) or not all(isinstance(each, str) for each in also):
+        raise InputError(f"{where}: also must be a list of spellings")
+    return Device(
+        name=table["name"],
+        flops=MappingProxyType({key: value * 1e12 for key, value in flops.items()}),
+        matmul=table.get("matmul", MATMUL_UNMEASURED),
+        memory=table["memory"] * 1e9,
+        bandwidth=table["bandwidth"] * 1e9,
+        intra=table["intra"] * 1e9,
+        inter=table["inter"] * 1e9,
+        per_node=table["per_node"],
+        watts=float(table["watts"]),
+        price=table.get("price"),
+        price_date=table.get("price_date"),
+        source=table["source"],
+        matmul_fp8=table.get("matmul_fp8"),
+        domain=table.get("domain", 0),
+        units=table.get("units", 0),
+        sustained=table.get("sustained", 1.0),
+        also=tuple(also),
+    )
+
+
+def _above_zero(value: Any, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise InputError(f"{what} = {value!r}, but it must be a number above zero")

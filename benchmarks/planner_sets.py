@@ -1,0 +1,457 @@
+"""The published measurements that the planner is held against, read into jobs: one reader for each set.
+
+read(folder) gives a list of Case. What a source leaves out is assumed, and the assumption stands beside the reader that
+makes it. Sets that are not dense transformers with a known layout (mixtures of experts, runs without a layout) are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bessemer.model.config import ModelConfig
+from bessemer.plan import devices
+from bessemer.plan.cost import flops_per_token
+from bessemer.plan.devices import Device
+from bessemer.plan.estimate import stacks
+from bessemer.plan.estimate.job import Cluster, Job, Layout
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Case:
+    """A published measurement. seconds: of a step; memory: bytes on the fullest device; None: not published; raw: the record."""
+
+    name: str
+    set: str
+    job: Job
+    seconds: float | None
+    memory: float | None
+    raw: dict[str, Any]
+
+
+def read(folder: Path) -> list[Case]:
+    """All cases of the files that are in the folder."""
+    return [
+        case for name, reader in READERS.items() if (folder / name).is_file() for case in reader(_load(folder / name))
+    ]
+
+
+def _load(path: Path) -> list[dict[str, Any]]:
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    rows = whole.get("rows") or whole.get("cases")
+    arch = whole.get("arch")
+    return [{**row, "arch": arch[str(row["model_b"])]} for row in rows] if arch else list(rows)
+
+
+def gpt(hidden: int, layers: int, heads: int, sequence: int, vocabulary: int, **more: Any) -> ModelConfig:
+    """Megatron's GPT: LayerNorm, biases, learned positions, an MLP of 4 widths, tied embeddings."""
+    settings: dict[str, Any] = {
+        "norm": "layer", "bias": True, "positions": "learned", "mlp": "gelu_tanh", "tie_embeddings": True, "qk_norm": "none",
+        "kv_heads": heads, "mlp_width": 4 * hidden, "head_dim": hidden // heads,
+    }  # fmt: skip
+    return ModelConfig(
+        vocabulary=vocabulary, layers=layers, width=hidden, heads=heads, sequence_length=sequence, **(settings | more)
+    )  # fmt: skip
+
+
+def llama(
+    hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, sequence: int, vocabulary: int, tied: bool = False
+) -> ModelConfig:
+    """Llama's block."""
+    return ModelConfig(
+        vocabulary=vocabulary, layers=layers, width=hidden, heads=heads, kv_heads=kv_heads, head_dim=hidden // heads,
+        mlp_width=ffn, sequence_length=sequence, tie_embeddings=tied, qk_norm="none",
+    )  # fmt: skip
+
+
+def padded(vocabulary: int, tensor: int) -> int:
+    """Megatron's rows of the embedding: a multiple of 128 for each tensor rank."""
+    return -(-vocabulary // (128 * tensor)) * 128 * tensor
+
+
+def megatron_flops(batch: int, model: ModelConfig, recompute: bool) -> float:
+    """FLOPs of a step as Narayanan et al. 2021, section 5.1, count them (attention not halved)."""
+    h, layers, s = model.width, model.layers, model.sequence_length
+    products = (96 if recompute else 72) * batch * s * layers * h**2
+    return products * (1 + s / (6 * h) + model.vocabulary / ((16 if recompute else 12) * layers * h))
+
+
+def cluster(device: Device, gpus: int, inter: float | None = None) -> Cluster:
+    """Nodes of 8, or one that is not full."""
+    return Cluster(device, gpus, min(8, gpus), device.intra, inter or device.inter)
+
+
+# --- A100, Megatron-DeepSpeed (vTrain's ground truth) ---------------------------------------------------------------------
+
+
+def step_time_a100(rows: list[dict[str, Any]]) -> Iterator[Case]:
+    """Full recompute, 1F1B, 800 Gb/s a node. ZeRO is not said: none, which takes the same time as stage 1 but for memory."""
+    device = devices.find("A100 SXM 80GB")
+    for row in rows:
+        tensor = row["tp"]
+        model = gpt(row["hidden"], row["layers"], row["heads"], row["seq"], padded(50257, tensor))
+        layout = Layout(
+            replicate=row["dp"], tensor=tensor, pipeline=row["pp"], micro_batch=row["micro_batch"], zero=0, recompute="full",
+            sequence_parallel=False,
+        )  # fmt: skip
+        job = Job(
+            model,
+            layout,
+            cluster(device, row["gpus"], 100e9 / 8),
+            row["global_batch"],
+            "fp16",
+            stacks.find("megatron-deepspeed"),
+        )
+        name = "A100 single node" if row["set"] == "single-node" else "A100 multi-node"
+        yield Case(row["case"], name, job, row["iter_time_ms"] / 1e3, None, row)
+
+
+# --- Megatron-LM: SC'21 and Megatron-Core on H100 --------------------------------------------------------------------------
+
+# Micro-batch and stages on a device of Table 1, which the paper does not print, from the authors' examples/sc21/run_table_1.sh
+# in Megatron-LM (micro-batch; layers of a virtual stage, 0: one stage a device), by layers and hidden size.
+SC21 = {
+    (24, 2304): (16, 0), (30, 3072): (16, 0), (36, 4096): (16, 0), (40, 6144): (8, 0), (48, 8192): (4, 0),
+    (60, 10240): (2, 5), (80, 12288): (2, 5), (96, 16384): (1, 3), (105, 20480): (1, 1), (128, 25600): (1, 0),
+}  # fmt: skip
+GPT_SHAPES = {174.6: (96, 12288, 96), 529.6: (105, 20480, 128)}  # layers, hidden, heads of Table 2 (its section 5.2)
+
+
+def megatron(cases: list[dict[str, Any]]) -> Iterator[Case]:
+    """SC'21 Tables 1 and 2: the printed TFLOP/s count the recomputed forward pass. Megatron-Core: model FLOPs.
+
+    Table 2's model-parallel rows: the interleaved schedule of Table 1. Megatron-Core's table prints neither micro-batch nor
+    interleaving: a micro-batch of 1, and as many stages a device as divide its layers, 7 at most.
+    """
+    for case in cases:
+        inputs, seen, name = case["inputs"], case["observed"], case["case"]
+        if name.startswith("SC21-T1") or name.startswith("SC21-T2"):
+            yield _sc21(case, name, inputs, seen)
+        elif name.startswith("MCore"):
+            model = gpt(
+                inputs["hidden"],
+                inputs["layers"],
+                inputs["heads"],
+                inputs["seq"],
+                inputs["vocab"],
+                tie_embeddings=False,
+            )
+            deep = inputs["layers"] // inputs["pp"]
+            virtual = max(v for v in range(1, 8) if deep % v == 0) if inputs["pp"] > 1 else 1
+            layout = Layout(
+                shard=inputs["dp"], tensor=inputs["tp"], pipeline=inputs["pp"], virtual=virtual, zero=1,
+                schedule="interleaved" if virtual > 1 else "1f1b", recompute="selective",
+            )  # fmt: skip
+            device = devices.find("H100 SXM")
+            job = Job(
+                model,
+                layout,
+                cluster(device, inputs["gpus"]),
+                inputs["global_batch"],
+                "bf16",
+                stacks.find("megatron-core"),
+            )
+            flops = megatron_flops(job.batch, model, False)
+            yield Case(
+                name,
+                "Megatron-Core H100",
+                job,
+                flops / (seen["model_tflops_per_gpu"] * 1e12 * inputs["gpus"]),
+                None,
+                case,
+            )
+
+
+def _sc21(case: dict[str, Any], name: str, inputs: dict[str, Any], seen: dict[str, Any]) -> Case:
+    layers, hidden, heads = GPT_SHAPES.get(inputs["params_b"]) or (inputs["layers"], inputs["hidden"], inputs["heads"])
+    zero3, tensor, pipeline = inputs.get("scheme") == "ZeRO-3", inputs["tp"], inputs["pp"]
+    model = gpt(hidden, layers, heads, inputs["seq"], inputs.get("vocab", 51200))
+    micro_batch, deep = SC21.get((layers, hidden), (1, 0))
+    virtual = layers // pipeline // deep if deep and pipeline > 1 else 1
+    data = inputs["gpus"] // (tensor * pipeline)
+    layout = Layout(
+        replicate=1 if zero3 else data, shard=data if zero3 else 1, zero=3 if zero3 else 0, tensor=tensor, pipeline=pipeline,
+        virtual=virtual, schedule="interleaved" if virtual > 1 else "1f1b", micro_batch=inputs["micro_batch"] or micro_batch,
+        recompute="full", sequence_parallel=False,
+    )  # fmt: skip
+    stack = stacks.find("deepspeed-zero3" if zero3 else "megatron-lm-2021")
+    job = Job(
+        model, layout, cluster(devices.find("A100 SXM 80GB"), inputs["gpus"]), inputs["global_batch"], "fp16", stack
+    )
+    seconds = megatron_flops(job.batch, model, True) / (seen["hw_tflops_per_gpu"] * 1e12 * inputs["gpus"])
+    table = "SC'21 Table 1" if "-T1-" in name else "SC'21 Table 2, ZeRO-3" if zero3 else "SC'21 Table 2"
+    return Case(name, table, job, seconds, None, case)
+
+
+# --- Papers: MT-NLG, MegaScale ---------------------------------------------------------------------------------------------
+
+
+def papers(cases: list[dict[str, Any]]) -> Iterator[Case]:
+    """MT-NLG: a micro-batch of 1, no interleaving (DeepSpeed's schedule). MegaScale and its Megatron-LM: a micro-batch of 1,
+    selective recompute and sequence parallelism, 200 Gb/s for each GPU, as the paper's text leaves open; where only MFU is
+    given, of FLOPs by Megatron's formula. The ablation is of variants without a size each, and is left out."""
+    for case in cases:
+        inputs, seen, name = case["inputs"], case["observed"], case["case"]
+        if name.startswith("MTNLG"):
+            model = gpt(inputs["hidden"], inputs["layers"], inputs["heads"], inputs["seq"], 51200)
+            layout = Layout(
+                shard=inputs["dp"], tensor=inputs["tp"], pipeline=inputs["pp"], recompute="full", sequence_parallel=False,
+            )  # fmt: skip
+            stack, table = stacks.find("megatron-deepspeed"), "MT-NLG"
+        elif name.startswith("MegaScale") and "tp" in inputs:
+            model = gpt(inputs["hidden"], inputs["layers"], inputs["heads"], inputs["seq"], inputs["vocab"])
+            theirs = "-MegaScale-" in name
+            layout = Layout(
+                shard=inputs["gpus"] // (inputs["tp"] * inputs["pp"]), tensor=inputs["tp"], pipeline=inputs["pp"],
+                virtual=inputs["interleave"], schedule="interleaved", recompute="selective",
+            )  # fmt: skip
+            stack, table = stacks.find("megascale" if theirs else "megatron-lm-2022"), "MegaScale"
+        else:
+            continue
+        device = devices.find("A100 SXM 80GB")
+        job = Job(model, layout, cluster(device, inputs["gpus"]), inputs["global_batch"], "bf16", stack)
+        seconds = seen.get("iter_time_s") or megatron_flops(job.batch, model, False) / (
+            seen["mfu_pct"] / 100 * device.peak("bf16") * inputs["gpus"]
+        )
+        yield Case(name, table, job, seconds, None, case)
+
+
+# --- Korthikanti et al. 2022 -----------------------------------------------------------------------------------------------
+
+
+def activation_memory(cases: list[dict[str, Any]]) -> Iterator[Case]:
+    """Table 5's step times, and the memory of figure 1 (the recompute mode that is asked for stands in the record)."""
+    for case in cases:
+        inputs, seen, name = case["inputs"], case["observed"], case["case"]
+        if "layers" not in inputs or not ({"iter_time_s", "params_opt_gib"} & set(seen)):
+            continue
+        model = gpt(inputs["hidden"], inputs["layers"], inputs["heads"], inputs["seq"], inputs["vocab"])
+        virtual = inputs["interleave"]
+        layout = Layout(
+            replicate=inputs["dp"], tensor=inputs["tp"], pipeline=inputs["pp"], virtual=virtual, zero=0,
+            schedule="interleaved" if virtual > 1 else "1f1b", micro_batch=inputs["micro_batch"],
+            recompute=inputs.get("recompute", "selective"), sequence_parallel=inputs.get("sp", True),
+        )  # fmt: skip
+        device = devices.find("A100 SXM 80GB")
+        job = Job(
+            model, layout, cluster(device, inputs["gpus"]), inputs["global_batch"], "fp16", stacks.find("megatron-lm-2022")
+        )  # fmt: skip
+        yield Case(name, "Korthikanti Table 5", job, seen.get("iter_time_s"), None, case)
+
+
+# --- torchtitan ------------------------------------------------------------------------------------------------------------
+
+LLAMA3 = {
+    "8": (4096, 32, 32, 14336),
+    "70": (8192, 80, 64, 28672),
+    "405": (16384, 126, 128, 53248),
+}  # all: 8 KV heads, 128,256 ids
+
+
+def llama3(size: str, sequence: int, layers: int | None = None) -> ModelConfig:
+    """Llama 3 (Grattafiori et al. 2024, table 3)."""
+    hidden, deep, heads, ffn = LLAMA3[size]
+    return llama(hidden, layers or deep, heads, 8, ffn, sequence, 128256)
+
+
+def torchtitan(cases: list[dict[str, Any]]) -> Iterator[Case]:
+    """The H100 with 96 GB runs at 500 W: products are taken to slow with the cube root of the power, as a chip does whose
+    voltage follows its clock. Sequences of 8,192; selective checkpointing per operation unless another is said; a pipeline
+    rank's batch is cut into as many micro-batches as there are ranks (torchtitan's default of 2024)."""
+    h100 = devices.find("H100 SXM")
+    slower = replace(h100, name="H100 SXM 96GB, 500 W", memory=96e9, bandwidth=2.4e12, watts=500, matmul=h100.matmul * (5 / 7) ** (1 / 3),
+                     matmul_fp8=(h100.matmul_fp8 or 0) * (5 / 7) ** (1 / 3))  # fmt: skip
+    for case in cases:
+        inputs, seen = case["inputs"], case["observed"]
+        said = " ".join(str(inputs.get(key, "")) for key in ("mode", "quant", "ac", "schedule")).lower()
+        device = devices.find("H200 SXM") if "H200" in inputs["gpu"] else slower
+        size = re.search(r"(\d+)B", inputs["model"])
+        pipeline, local = inputs.get("pp", 1), inputs["local_batch"]
+        compiled = bool(inputs.get("compile")) or "compile" in said
+        layout = Layout(
+            shard=inputs.get("fsdp", 1), tensor=inputs.get("tp", 1), pipeline=pipeline, context=inputs.get("cp", 1), zero=3,
+            virtual=2 if "interleaved" in said else 1, schedule="interleaved" if "interleaved" in said else "1f1b",
+            micro_batch=max(local // pipeline, 1), recompute="full" if inputs.get("ac") == "full" else
+            "none" if inputs.get("ac") == "none" else "selective",
+        )  # fmt: skip
+        stack = stacks.find("torchtitan" if compiled else "torchtitan-eager")
+        for key in ("tok_s_gpu", "tok_s_gpu_vanilla", "tok_s_gpu_async"):
+            if key not in seen or size is None:
+                continue
+            hidden = key.endswith("async") or (key == "tok_s_gpu" and "asynctp" in said)
+            used = replace(stack, tensor_overlap=ASYNC_TENSOR) if hidden else stack
+            job = Job(
+                llama3(size[1], inputs.get("seq", 8192)), layout, cluster(device, inputs["gpus"], 50e9), local * layout.data,
+                "fp8" if "fp8" in said else "bf16", used,
+            )  # fmt: skip
+            memory = seen["mem_gib"] * GIB if seen.get("mem_gib") else None
+            name = case["case"] + key.removeprefix("tok_s_gpu").replace("_", "-")
+            yield Case(name, "torchtitan", job, job.tokens / (seen[key] * inputs["gpus"]), memory, case)
+
+
+ASYNC_TENSOR = (
+    0.6  # asynchronous tensor parallelism (Wang et al. 2023): share of the tensor communication beside products
+)
+
+# --- LLM Foundry's MPT -----------------------------------------------------------------------------------------------------
+
+# hidden, heads, layers: scripts/train/yamls/pretrain/mpt-*.yaml; 50,368 ids, learned positions, no biases, tied.
+MPT = {
+    "125m": (768, 12, 12), "350m": (1024, 16, 24), "760m": (1536, 12, 24), "1b": (2048, 16, 24), "3b": (2560, 20, 32),
+    "7b": (4096, 32, 32), "13b": (5120, 40, 40), "30b": (7168, 56, 48), "70b": (8192, 64, 80),
+}  # fmt: skip
+
+
+def mpt(cases: list[dict[str, Any]]) -> Iterator[Case]:
+    """ZeRO-3 or 2 on all GPUs. H100s: 400 Gb/s for each; A100s: 200 (the README says neither)."""
+    for case in cases:
+        inputs, seen = case["inputs"], case["observed"]
+        hidden, heads, layers = MPT[inputs["model"].removeprefix("MPT-").lower()]
+        device = devices.find(inputs["gpu"])
+        layout = Layout(
+            shard=inputs["gpus"], zero={"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}[inputs["sharding"]], micro_batch=inputs["micro_batch"],
+            recompute="full" if inputs["act_ckpt"] else "none",
+        )  # fmt: skip
+        model = gpt(hidden, layers, heads, inputs["seq"], 50368, bias=False, norm_bias=False)
+        job = Job(
+            model, layout, cluster(device, inputs["gpus"], 25e9 if device.name.startswith("A100") else None), inputs["global_batch"],
+            "fp8" if "fp8" in inputs["precision"] else "bf16", stacks.find("fsdp"),
+        )  # fmt: skip
+        yield Case(
+            case["case"], f"MPT {device.name}", job, job.tokens / (seen["tok_s_gpu"] * inputs["gpus"]), None, case
+        )
+
+
+# --- BLOOM's preparation ---------------------------------------------------------------------------------------------------
+
+
+def bloom(cases: list[dict[str, Any]]) -> Iterator[Case]:
+    """64 heads where none are said ("all NHEADS=64 (above too)"), 250,880 ids, full recompute, ZeRO-1 unless ZS says otherwise.
+
+    4 links of 100 Gb/s a node (Jean Zay's Omni-Path: 4 a node). Rows without a time have none here.
+    """
+    device = devices.find("A100 SXM 80GB")
+    for case in cases:
+        inputs, seen = case["inputs"], case["observed"]
+        if (
+            not inputs.get("shape_consistent_with_size", True)
+            or "GBS" not in inputs
+            and "GBS" not in str(inputs["context"])
+        ):
+            continue
+        said = re.search(r"NHEADS=(\d+)", " ".join(inputs["context"]))
+        heads = int(inputs["NHEADS"]) if "NHEADS" in inputs else int(said[1]) if said and inputs["line"] < 500 else 64
+        batch = re.search(r"GBS=(\d+)", str(inputs["context"]))
+        global_batch = int(inputs["GBS"]) if "GBS" in inputs else int(batch[1]) if batch else 2048
+        model = gpt(
+            inputs["hidden_parsed"], inputs["layers_parsed"], heads, inputs["seq"], padded(250680, int(inputs["TP"]))
+        )
+        layout = Layout(
+            shard=int(inputs["DP"]), tensor=int(inputs["TP"]), pipeline=int(inputs["PP"]), micro_batch=int(inputs["MBS"]),
+            zero=int(inputs.get("ZS", 1)), recompute="full", sequence_parallel=False,
+        )  # fmt: skip
+        job = Job(
+            model,
+            layout,
+            cluster(device, layout.devices, 50e9 / 8),
+            global_batch,
+            "bf16",
+            stacks.find("megatron-deepspeed"),
+        )
+        memory = seen["mem_gb"] * 1e9 if seen.get("mem_gb") else None
+        # Two rows of the source have their columns swapped (the reference file's note): the same run stands right elsewhere.
+        seconds = seen.get("hw_tflops_per_gpu" if inputs["line"] in (669, 670) else "iter_time_s")
+        yield Case(case["case"], "BLOOM", job, seconds, memory, case)
+
+
+# --- B200, one node, Megatron-Core -----------------------------------------------------------------------------------------
+
+
+def b200(cases: list[dict[str, Any]]) -> Iterator[Case]:
+    """Dense models (DeepSeek's are mixtures of experts and are left out). All overlap off (the repository's repro guide)."""
+    device = devices.find("B200 SXM")
+    for case in cases:
+        inputs, seen = case["inputs"], case["observed"]
+        size = re.fullmatch(r"llama3_(\d+)b", inputs["model"])
+        if size is None:
+            continue
+        virtual = re.search(r"_v?vp(\d+)_", case["case"])
+        stages = int(virtual[1]) if virtual else 1
+        layout = Layout(
+            shard=inputs["dp"], tensor=inputs["tp"], pipeline=inputs["pp"], context=inputs.get("cp") or 1, virtual=stages, zero=1,
+            schedule="interleaved" if stages > 1 else "1f1b", micro_batch=inputs["micro_batch"],
+        )  # fmt: skip
+        batch = inputs["micro_batch_count"] * inputs["micro_batch"] * inputs["dp"]
+        job = Job(
+            llama3(size[1], inputs["seq"], inputs["layers"]), layout, cluster(device, layout.devices), batch,
+            inputs.get("precision", "bf16"), stacks.find("megatron-core-sync"),
+        )  # fmt: skip
+        yield Case(case["case"], "B200", job, seen["iter_ms"] / 1e3, seen["alloc_gib"] * GIB, case)
+
+
+# --- nanotron's sweep on H100 ----------------------------------------------------------------------------------------------
+
+
+def layouts_h100(rows: list[dict[str, Any]]) -> Iterator[Case]:
+    """Rows that failed have no time and no memory. Rows whose micro-batches do not make up the batch keep what was measured."""
+    device = devices.find("H100 SXM")
+    for row in rows:
+        shape = row["arch"]
+        model = llama(
+            shape["hidden"], shape["layers"], shape["heads"], shape["kv_heads"], shape["ffn"], 4096, 131072, shape["tied"]
+        )  # fmt: skip
+        layout = Layout(
+            replicate=1 if row["zero"] else row["dp"], shard=row["dp"] if row["zero"] else 1, zero=row["zero"], tensor=row["tp"],
+            pipeline=row["pp"], micro_batch=row["mbs"],
+        )  # fmt: skip
+        job = Job(model, layout, cluster(device, row["gpus"]), row["gbs"], "bf16", stacks.find("nanotron"))
+        rate, memory = row["tok_s_gpu"], row["mem_gb"]
+        name = f"{row['model_b']}B-{row['nodes']}n-dp{row['dp']}-tp{row['tp']}-pp{row['pp']}-mbs{row['mbs']}-zero{row['zero']}"
+        seconds = job.tokens / (rate * row["gpus"]) if row["status"] == "ok" and rate else None
+        yield Case(name, f"nanotron {row['model_b']}B", job, seconds, memory * 1e9 if memory else None, row)
+
+
+# --- Llama 3 405B ----------------------------------------------------------------------------------------------------------
+
+# Grattafiori et al. 2024, table 4: GPUs, tensor, context, pipeline, data, sequence, sequences of a data rank, TFLOP/s for each.
+LLAMA3_TABLE_4 = (
+    (8192, 8, 1, 16, 64, 8192, 32, 430.0),
+    (16384, 8, 1, 16, 128, 8192, 16, 400.0),
+    (16384, 8, 16, 16, 8, 131072, 16, 380.0),
+)
+
+
+def llama3_405b(cases: list[dict[str, Any]]) -> Iterator[Case]:
+    """Table 4 of the paper; the file itself holds its interruptions. Assumed: 7 stages a device (126 layers, 16 ranks), a
+    micro-batch of 1, no recompute, FLOPs of 6 per parameter plus attention's causal half."""
+    del cases
+    for gpus, tensor, context, pipeline, data, sequence, each, tflops in LLAMA3_TABLE_4:
+        model = llama3("405", sequence)
+        layout = Layout(
+            shard=data, tensor=tensor, context=context, pipeline=pipeline, virtual=7, schedule="interleaved", zero=2,
+        )  # fmt: skip
+        job = Job(
+            model, layout, cluster(devices.find("H100 SXM"), gpus), data * each, "bf16", stacks.find("megatron-core")
+        )
+        seconds = flops_per_token(model) * job.tokens / (tflops * 1e12 * gpus)
+        yield Case(f"Llama3-405B-{gpus}-seq{sequence}", "Llama 3 405B", job, seconds, None, {"tflops": tflops})
+
+
+READERS = {
+    "step_time_a100.json": step_time_a100,
+    "megatron.json": megatron,
+    "papers.json": papers,
+    "activation_memory.json": activation_memory,
+    "torchtitan.json": torchtitan,
+    "mpt.json": mpt,
+    "bloom.json": bloom,
+    "b200.json": b200,
+    "layouts_h100.json": layouts_h100,
+    "llama3.json": llama3_405b,
+}

@@ -1,0 +1,188 @@
+"""Memory of a device at the fullest moment of a step, by part, for any job: which stage is fullest, and whether it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bessemer.errors import InputError
+from bessemer.plan.estimate import own
+from bessemer.plan.estimate.activations import Split, backward, full, kept
+from bessemer.plan.estimate.job import Job
+from bessemer.plan.estimate.places import places, stages_each
+from bessemer.plan.estimate.state import state
+from bessemer.plan.layout_memory import Part, waiting
+from bessemer.terminal import size
+
+# Memory that a plan leaves free, as a share of the device's: what the allocator and the driver cannot give in one piece.
+RESERVE = 0.03
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a device at the fullest moment of a step, by part.
+
+    place: on the pipeline, from 0; weights: those that the products read (or that are kept divided); master: wider copies of
+    them, which count with the optimizer; moments: of the optimizer; activations: what waits for the backward passes of all
+    micro-batches in flight, and what one block's way back takes (kinds: the same by kind); logits: with the working memory of
+    the loss; buffers: gathered weights, gradients on their way, what is sent and received; slack: held by the allocator in
+    blocks that nothing fits; base: device context, libraries and communicators.
+    """
+
+    place: int
+    weights: int
+    master: int
+    gradients: int
+    moments: int
+    activations: int
+    logits: int
+    buffers: int
+    slack: int
+    base: int
+    kinds: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def optimizer(self) -> int:
+        """Moments and master copies."""
+        return self.master + self.moments
+
+    @property
+    def allocated(self) -> int:
+        """What tensors take: torch.cuda.max_memory_allocated."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.buffers
+
+    @property
+    def reserved(self) -> int:
+        """What the allocator takes of the device: torch.cuda.max_memory_reserved."""
+        return self.allocated + self.slack
+
+    @property
+    def total(self) -> int:
+        """What is gone from the device: what nvidia-smi shows."""
+        return self.reserved + self.base
+
+    def to_dict(self) -> dict[str, int]:
+        """Parts by name, and total; the optimizer's with the master copies."""
+        names = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "slack", "base", "total")
+        return {name: getattr(self, name) for name in names}
+
+
+def memory(job: Job) -> Memory:
+    """The fullest stage of a job. Raises InputError where the layout cannot be (more stages than blocks)."""
+    return max((_of(job, part) for part in _contenders(job)), key=lambda found: found.total)
+
+
+def stages(job: Job) -> list[Memory]:
+    """Each place of the pipeline, all stages on it together."""
+    return [_of(job, part) for part in places(job.model, job.layout, job.stack.cut)]
+
+
+def _contenders(job: Job) -> list[Part]:
+    """Places one of which is the fullest: of those that hold the same, the first has the most micro-batches in flight."""
+    first: dict[tuple[int, bool, bool], Part] = {}
+    for part in places(job.model, job.layout, job.stack.cut):
+        first.setdefault((part.blocks, part.has_embedding, part.has_head), part)
+    return list(first.values())
+
+
+def _of(job: Job, part: Part) -> Memory:
+    if job.stack.name == "bessemer":
+        ours = own.parts(job, part)
+        return Memory(
+            part.place, ours.weights, 0, ours.gradients, ours.moments, ours.activations, ours.logits, ours.buffers, 0, 0
+        )
+    model, layout, stack = job.model, job.layout, job.stack
+    width = 4 if job.precision in ("fp32", "tf32") else 2
+    split = Split(layout.tensor, layout.sequence_parallel, layout.context)
+    tokens = layout.micro_batch * model.sequence_length / layout.context
+    flight = waiting(layout.schedule, layout.pipeline, stages_each(layout), part.place, job.micro_batches)
+    stream = width * model.width / (layout.tensor if layout.sequence_parallel else 1)
+    kinds = {
+        kind: tokens * flight * part.blocks * each
+        for kind, each in kept(model, stack, split, width, layout.recompute).items()
+        if each
+    }
+    if part.has_embedding and stack.dropout:
+        kinds["masks"] = kinds.get("masks", 0.0) + tokens * flight * stream / width
+    if part.has_head:  # what the last norm and the output product read
+        kinds["head"] = 2 * tokens * stream
+    logits, outputs = _loss(job, part, tokens)
+    copies = stack.keeps_gathered and layout.tensor > 1 and layout.micro_batch > 1
+    working = tokens * backward(model, stack, split, width, copies=copies)
+    if stack.gathers_context and layout.context > 1:  # in the forward pass, and again on the way back
+        both = 2 * model.heads * model.head_dim / layout.tensor
+        working += 2 * width * both * layout.context * tokens
+    if layout.recompute != "none":
+        recomputed = sum(full(model, stack, split, width).values())
+        working += tokens * (recomputed - sum(kept(model, stack, split, width, layout.recompute).values()))
+    kinds["backward"] = max(working - logits, 0.0)  # the blocks' way back begins where the logits were
+    found = state(job, part)
+    buffers = found.buffers + outputs
+    if layout.pipeline > 1:  # what is received on both ways, and what was sent on
+        sent = 0.0 if stack.pipes == "plain" or part.has_head else flight
+        received = job.micro_batches if stack.pipes == "torch" and not part.has_head else 1
+        buffers += (sent + received + 1) * tokens * stream
+    activations = sum(kinds.values())
+    return Memory(
+        place=part.place,
+        weights=round(found.weights),
+        master=round(found.master),
+        gradients=round(found.gradients),
+        moments=round(found.moments),
+        activations=round(activations),
+        logits=round(logits),
+        buffers=round(buffers),
+        slack=round(stack.slack * (activations + logits + buffers)),
+        base=round(stack.base_bytes),
+        kinds={kind: round(each) for kind, each in kinds.items()},
+    )
+
+
+def _loss(job: Job, part: Part, tokens: float) -> tuple[float, float]:
+    """Bytes of the loss at its fullest moment, and of logits kept until the step is done."""
+    if not part.has_head:
+        return 0.0, 0.0
+    stack, layout = job.stack, job.layout
+    rows = -(-job.model.vocabulary // layout.tensor)
+    every = stack.pipes == "torch" and layout.pipeline > 1
+    outputs = 2.0 * tokens * rows * (job.micro_batches - 1) if every else 0.0
+    if stack.logits == "chunked":
+        return 8 * min(float(stack.loss_chunk), tokens) * rows + 4.0 * rows * job.model.width, outputs
+    each = stack.logit_bytes + (stack.split_logit_bytes if layout.tensor > 1 else 0.0)
+    whole = 2.0 * job.model.width * tokens  # of the stream: what the output product reads, gathered, and its gradient
+    gathered = (1 + (layout.micro_batch > 1)) * whole if stack.keeps_gathered and layout.tensor > 1 else 0.0
+    scratch = 2.0 * rows * job.model.width if stack.scratch_gradients else 0.0  # of the output matrix
+    return each * tokens * rows + 2 * gathered + scratch, outputs
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a job fits its device. free: bytes left, below 0 where it does not; reasons: why not, the largest part first."""
+
+    fits: bool
+    free: int
+    reasons: tuple[str, ...]
+
+
+def fits(job: Job, found: Memory) -> Verdict:
+    """Held against the device's memory less RESERVE of it."""
+    room = job.cluster.device.memory * (1 - RESERVE)
+    free = round(room - found.total)
+    if free >= 0:
+        return Verdict(True, free, ())
+    parts = {name: value for name, value in found.to_dict().items() if name != "total"}
+    largest = sorted(parts, key=lambda name: parts[name], reverse=True)
+    reasons = [f"{size(found.total)} on stage {found.place}, {size(-free)} more than the {size(round(room))} there are"]
+    reasons += [f"{name} {size(parts[name])}" for name in largest if parts[name] > 0.1 * found.total]
+    return Verdict(False, free, tuple(reasons))
+
+
+def require_possible(job: Job) -> None:
+    """Raises InputError where the layout cannot be: sizes that do not divide, or no micro-batch left for a device."""
+    layout = job.layout
+    if job.micro_batches < 1:
+        raise InputError(
+            f"batch: {job.batch} sequences are fewer than one micro-batch of {layout.micro_batch} for each of {layout.data} "
+            "parts of the batch; lower micro_batch or replicate x shard, or raise the batch"
+        )
+    if job.model.heads % layout.tensor:
+        raise InputError(f"layout.tensor: {layout.tensor} does not divide the {job.model.heads} heads")
