@@ -169,7 +169,18 @@ def _device(table: Any, where: str) -> Device:
         raise InputError(f"{where}: flops must be TFLOP/s by precision ({', '.join(PRECISIONS)})")
     for key, value in flops.items():
         _above_zero(value, f"{where}: flops.{key}")
-    for key in ("memory", "bandwidth", "intra", "inter", "per_node", "watts", "matmul", "matmul_fp8", "sustained", "price"):
+    for key in (
+        "memory",
+        "bandwidth",
+        "intra",
+        "inter",
+        "per_node",
+        "watts",
+        "matmul",
+        "matmul_fp8",
+        "sustained",
+        "price",
+    ):
         if key in table:
             _above_zero(table[key], f"{where}: {key}")
     for key in ("matmul", "matmul_fp8", "sustained"):

@@ -29,7 +29,7 @@ def stages_each(layout: Layout) -> int:
 @lru_cache(maxsize=4096)
 def _places(config: ModelConfig, pipeline: int, each: int, v_shaped: bool, cut: Cut) -> tuple[Part, ...]:
     count = pipeline * each
-    if count > config.layers:
+    if count > config.layers + 2 * (cut == "ends"):
         raise InputError(
             f"layout.pipeline: {pipeline} devices with {each} stages each are {count} stages, but the model has "
             f"{config.layers} blocks; take at most {max(config.layers // each, 1)}"
@@ -50,6 +50,9 @@ def blocks_of_stages(config: ModelConfig, count: int, cut: Cut) -> tuple[int, ..
     if cut == "ceiling":  # every stage takes the larger number while there are blocks
         most = -(-layers // count)
         return tuple(min(most, max(layers - stage * most, 0)) for stage in range(count))
+    if cut == "ends":
+        least, extra = divmod(layers + 2, count)
+        return tuple(least + (stage < extra) - (stage == 0) - (stage == count - 1) for stage in range(count))
     if cut == "middle":
         return tuple(least + (0 < stage <= extra) for stage in range(count))
     if cut == "cumulative":

@@ -10,8 +10,9 @@ from bessemer.errors import InputError
 
 # How blocks are cut into stages: balanced (`stage_cut.balanced`), even (what is left over to the first stages), ceiling (every
 # stage takes the larger number while there are blocks), middle (what is left over to the stages after the first), cumulative
-# (by running costs, as nanotron).
-Cut = Literal["balanced", "even", "ceiling", "middle", "cumulative"]
+# (by running costs, as nanotron), ends (even, where embedding and head count as a block each: DeepSpeed's
+# type:transformer|embedding).
+Cut = Literal["balanced", "even", "ceiling", "middle", "cumulative", "ends"]
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,8 @@ _STACKS = (
     Stack("megatron-core-sync", fused=True, kernels=25, scratch_gradients=True, logit_bytes=4.0),
     # Megatron-DeepSpeed of BLOOM and MT-NLG: the 2021 kernels, ZeRO-1 after the backward pass.
     # Memory: 16-bit gradients, in buckets of 5e8 (DeepSpeed's reduce_bucket_size); the step of stages 0 to 2 flattens the
-    # gradients of the weights it owns and copies them to fp32 (`stage_1_and_2.py`, step).
+    # gradients of the weights it owns and copies them to fp32 (`stage_1_and_2.py`, step). base_bytes: CUDA 11 loads every
+    # kernel, 1 to 2 GB, and ten communicators hold some hundred MB each; 4 GB is where the median error of BLOOM's set is 0.
     Stack(
         "megatron-deepspeed",
         attention="unfused",
@@ -150,9 +152,10 @@ _STACKS = (
         bucket_bytes=1e9,
         pipes="deepspeed",
         cut="ceiling",
-        base_bytes=2.5e9,
+        base_bytes=4e9,
     ),
-    # The same with DeepSpeed's BF16_Optimizer: fp32 sums beside the 16-bit gradients, which stay, and no copies in the step.
+    # The same with DeepSpeed's BF16_Optimizer: fp32 sums beside the 16-bit gradients, which stay, exchanged in flat copies of
+    # 5e8 (MEMORY_OPT_ALLREDUCE_SIZE); embedding and head count as blocks (--pp-partition-method type:transformer|embedding).
     Stack(
         "megatron-deepspeed-bf16",
         attention="unfused",
@@ -160,9 +163,10 @@ _STACKS = (
         fused=True,
         reduce_bytes=4.0,
         fresh_bytes=2.0,
+        bucket_bytes=2e9,
         pipes="deepspeed",
-        cut="ceiling",
-        base_bytes=2.5e9,
+        cut="ends",
+        base_bytes=4e9,
     ),
     # Jiang et al. 2024, section 3: parallel block, FlashAttention-2, all three kinds of communication beside computation.
     Stack(

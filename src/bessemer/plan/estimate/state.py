@@ -6,12 +6,14 @@ stage 3 the weights too; with 2 bytes a weight, 2 a gradient and 12 of optimizer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.job import Job
 from bessemer.plan.estimate.places import stages_each
+from bessemer.plan.estimate.stacks import Stack
 from bessemer.plan.layout_memory import Held, Part
 
 
@@ -31,6 +33,18 @@ def ways(job: Job) -> int:
     return job.layout.shard * job.layout.context
 
 
+def each(stack: Stack, zero: int, ranks: int) -> tuple[float, float, float, float]:
+    """Bytes for each parameter of a device's part: of weights, master copies, gradients and moments, in ZeRO's stages 0 to 3
+    over so many ranks (Rajbhandari et al. 2020, figure 1)."""
+    one, two, three = (ranks if zero >= stage else 1 for stage in (1, 2, 3))
+    return stack.weight_bytes / three, stack.master_bytes / one, stack.gradient_bytes / two, stack.moment_bytes / one
+
+
+def least_devices(parameters: float, stack: Stack, memory: float) -> int:
+    """Devices of so many bytes that hold a model's state, divided among them, and nothing else."""
+    return math.ceil(parameters * sum(each(stack, 0, 1)) / memory)
+
+
 @lru_cache(maxsize=16384)
 def held(config: ModelConfig, part: Part, tensor: int) -> Held:
     """Parameters of a place after tensor parallelism, with the tables of learned positions on the first."""
@@ -47,28 +61,26 @@ def state(job: Job, part: Part) -> State:
     own = held(job.model, part, layout.tensor)
     n = ways(job)
     wide = job.precision in ("fp32", "tf32")
-    weight, master, gradient = (
-        (4.0, 0.0, 4.0) if wide else (stack.weight_bytes, stack.master_bytes, stack.gradient_bytes)
-    )
     if stack.fully_sharded:
         return _fully_sharded(job, own, n if layout.zero else 1, 4 if wide else 2)
-    by_stage = [n if layout.zero >= stage else 1 for stage in (1, 2, 3)]
+    stack = _wide(stack) if wide else stack
+    weight, master, gradient, moment = each(stack, layout.zero, n)
     everything = own.all
     buffers = stack.bucket_bytes
     fresh = everything if layout.zero < 2 else 2 * own.block
     buffers += stack.fresh_bytes * fresh + stack.copy_bytes * everything * (layout.data > 1)
-    buffers += stack.step_bytes * everything / by_stage[0]
+    buffers += stack.step_bytes * everything / (n if layout.zero else 1)
     if layout.zero == 3 and n > 1:
-        buffers += weight * (2 * own.block + own.root)
+        buffers += stack.weight_bytes * (2 * own.block + own.root)
     if stack.scratch_gradients and not wide:
         buffers += 2.0 * scratch(job.model, part, layout.tensor)
-    return State(
-        weights=weight * everything / by_stage[2],
-        master=master * everything / by_stage[0],
-        gradients=gradient * everything / by_stage[1],
-        moments=stack.moment_bytes * everything / by_stage[0],
-        buffers=buffers,
-    )
+    return State(weight * everything, master * everything, gradient * everything, moment * everything, buffers)
+
+
+@lru_cache(maxsize=64)
+def _wide(stack: Stack) -> Stack:
+    """The same program in fp32: the weights are their own master copies."""
+    return replace(stack, weight_bytes=4.0, master_bytes=0.0, gradient_bytes=4.0, fresh_bytes=0.0)
 
 
 def scratch(config: ModelConfig, part: Part, tensor: int) -> float:
