@@ -61,13 +61,32 @@ def scores(config: ModelConfig, stack: Stack, split: Split, width: int) -> float
     return seen * (2 * width + 1 if stack.dropout else width)
 
 
+@dataclass(frozen=True)
+class Block:
+    """Bytes for each token. kept: until the block's backward pass, by kind, none of them 0; working: what that pass takes on
+    top, with what is computed again for it."""
+
+    kept: tuple[tuple[str, float], ...]
+    working: float
+
+
+@lru_cache(maxsize=16384)
+def of_a_block(
+    config: ModelConfig, stack: Stack, split: Split, width: int, recompute: Recompute, copies: bool
+) -> Block:
+    """A block in a mode of recompute; copies: see `backward`."""
+    keeps = kept(config, stack, split, width, recompute)
+    again = sum(full(config, stack, split, width).values()) - sum(keeps.values())
+    working = again + backward(config, stack, split, width, copies=copies)
+    if (
+        stack.gathers_context and split.context > 1
+    ):  # keys and values of all ranks, in the forward pass and on the way back
+        working += 4 * width * config.heads * config.head_dim / split.tensor * split.context
+    return Block(tuple((kind, each) for kind, each in keeps.items() if each), working)
+
+
 def kept(config: ModelConfig, stack: Stack, split: Split, width: int, recompute: Recompute) -> dict[str, float]:
     """Bytes that a block keeps for each token in a mode of recompute, by kind."""
-    return _kept(config, stack, split, width, recompute)
-
-
-@lru_cache(maxsize=4096)
-def _kept(config: ModelConfig, stack: Stack, split: Split, width: int, recompute: Recompute) -> dict[str, float]:
     everything = full(config, stack, split, width)
     if recompute == "none":
         return everything
@@ -87,7 +106,6 @@ def _kept(config: ModelConfig, stack: Stack, split: Split, width: int, recompute
     return {"inputs": stream + summed, "attention": attention, "scores": results, "mlp": mlp}
 
 
-@lru_cache(maxsize=4096)
 def backward(config: ModelConfig, stack: Stack, split: Split, width: int, *, copies: bool = False) -> float:
     """Bytes for each token that a block's way back takes on top of what it kept: gradients of its widest tensors.
 
