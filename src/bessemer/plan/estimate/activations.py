@@ -78,9 +78,8 @@ def of_a_block(
     keeps = kept(config, stack, split, width, recompute)
     again = sum(full(config, stack, split, width).values()) - sum(keeps.values())
     working = again + backward(config, stack, split, width, copies=copies)
-    if (
-        stack.gathers_context and split.context > 1
-    ):  # keys and values of all ranks, in the forward pass and on the way back
+    if stack.gathers_context and split.context > 1:
+        # Keys and values of all ranks, in the forward pass that is done again and on the way back.
         working += 4 * width * config.heads * config.head_dim / split.tensor * split.context
     return Block(tuple((kind, each) for kind, each in keeps.items() if each), working)
 

@@ -14,10 +14,10 @@ from bessemer.plan.estimate.state import state
 from bessemer.plan.layout_memory import Part, waiting
 from bessemer.terminal import size
 
-# A data sheet's GB are 1e9 bytes here, while the parts have nearly as many 2^30: of 80 GB some 85e9 bytes can be used (81,251
-# MiB on an A100, 81,559 on an H100, by nvidia-smi). The 6% between are a plan's reserve; this share of the data sheet's figure
-# more, for devices whose figure is the usable one.
-RESERVE = 0.0
+# Room, over the data sheet's figure. Its GB are 1e9 bytes here, while parts with HBM have nearly as many 2^30: nvidia-smi shows
+# 81,251 MiB (85.2e9 bytes) of an A100's 80 GB, 81,559 MiB of an H100's, 46,068 MiB of an L40S's 48 GB, which spends some on
+# error correction. So 4% of what an HBM part shows stay free, for the driver and for blocks that do not fit.
+ROOM = 1.02
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,9 @@ class Verdict:
 
 
 def fits(job: Job, found: Memory) -> Verdict:
-    """Held against the device's memory less RESERVE of it. Reasons name what is asked for and there, then each part that takes
+    """Held against the device's memory (see ROOM). Reasons name what is asked for and there, then each part that takes
     more than a tenth."""
-    room = job.cluster.device.memory * (1 - RESERVE)
+    room = job.cluster.device.memory * ROOM
     free = round(room - found.total)
     if free >= 0:
         return Verdict(True, free, ())

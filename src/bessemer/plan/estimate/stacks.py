@@ -119,9 +119,10 @@ _STACKS = (
         keeps_gathered=True,
     ),
     # Narayanan et al. 2021: fused softmax and bias kernels, dropout, all-reduces of both kinds after what they wait for.
-    Stack("megatron-lm-2021", attention="unfused", dropout=True, fused=True),
+    # Memory: 16-bit logits, fp32 ones that the loss works on in place, and their 16-bit gradient.
+    Stack("megatron-lm-2021", attention="unfused", dropout=True, fused=True, logit_bytes=8.0),
     # Korthikanti et al. 2022, section 6: the same with sequence parallelism and selective recompute.
-    Stack("megatron-lm-2022", attention="unfused", dropout=True, fused=True),
+    Stack("megatron-lm-2022", attention="unfused", dropout=True, fused=True, logit_bytes=8.0),
     # Megatron-Core with --overlap-grad-reduce, --overlap-param-gather and --tp-comm-overlap (its README, "Performance").
     # Memory: Transformer Engine hands autograd one empty gradient of each shape (`get_dummy_wgrad`, since 2.3), and its fused
     # cross entropy puts the gradient where the logits were.
@@ -146,6 +147,7 @@ _STACKS = (
         attention="unfused",
         dropout=True,
         fused=True,
+        logit_bytes=8.0,
         reduce_bytes=2.0,
         gradient_bytes=2.0,
         step_bytes=6.0,
@@ -161,6 +163,7 @@ _STACKS = (
         attention="unfused",
         dropout=True,
         fused=True,
+        logit_bytes=8.0,
         reduce_bytes=4.0,
         fresh_bytes=2.0,
         bucket_bytes=2e9,

@@ -101,7 +101,8 @@ def _fully_sharded(job: Job, own: Held, n: int, narrow: int) -> State:
     """
     stack, layout = job.stack, job.layout
     # In one round of an interleaved schedule a stage has all its backward passes before the device's next one begins.
-    at_once = own.all / stages_each(layout) if job.micro_batches <= layout.pipeline else own.all
+    one_round = layout.schedule == "interleaved" and job.micro_batches <= layout.pipeline
+    at_once = own.all / stages_each(layout) if one_round else own.all
     several = at_once if layout.pipeline > 1 or (job.micro_batches > 1 and layout.zero < 2) else 0.0
     buffers = 0.0
     if n > 1:
