@@ -114,7 +114,7 @@ def _of(job: Job, part: Part) -> Memory:
     waits = tokens * flight * part.blocks
     kinds = {kind: waits * each for kind, each in block.kept}
     if part.has_embedding and stack.dropout:
-        kinds["masks"] = kinds.get("masks", 0.0) + tokens * flight * stream / width
+        kinds["embedding"] = tokens * flight * stream / width  # the mask of its dropout
     if part.has_head:  # what the last norm and the output product read
         kinds["head"] = 2 * tokens * stream
     logits, outputs = _loss(job, part, tokens)
