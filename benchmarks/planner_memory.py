@@ -121,7 +121,8 @@ def pipeline(cases: list[dict[str, Any]]) -> Iterator[Row]:
         if "memory_gb" not in seen:
             continue
         model = gpt(inputs["hidden"], inputs["layers"], inputs["heads"], inputs["seq"], 51200, tie_embeddings=False)
-        stack = replace(stacks.find("megatron-lm-2022"), cut="ends")
+        stack = stacks.find("megatron-lm-2022")
+        stack = replace(stack, keeps=replace(stack.keeps, cut="ends"))
         virtual = (inputs["layers"] + 2) // inputs["pp"]
         for name, layout in (
             ("1F1B", Layout(pipeline=inputs["pp"], micro_batch=inputs["micro_batch"], zero=0)),

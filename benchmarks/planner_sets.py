@@ -280,7 +280,9 @@ def torchtitan(cases: list[dict[str, Any]]) -> Iterator[Case]:
             micro_batch=max(local // pipeline, 1), recompute="full" if inputs.get("ac") == "full" else
             "none" if inputs.get("ac") == "none" else "selective",
         )  # fmt: skip
-        stack = stacks.find("torchtitan" if compiled else "torchtitan-eager")
+        stack = replace(
+            stacks.find("torchtitan" if compiled else "torchtitan-eager"), fp8="row" if "rowwise" in said else "tensor"
+        )
         for key in ("tok_s_gpu", "tok_s_gpu_vanilla", "tok_s_gpu_async"):
             if key not in seen or size is None:
                 continue
@@ -352,8 +354,9 @@ def bloom(cases: list[dict[str, Any]]) -> Iterator[Case]:
         model = gpt(
             inputs["hidden_parsed"], inputs["layers_parsed"], heads, inputs["seq"], padded(250680, int(inputs["TP"]))
         )
+        data = inputs["gpus"] // (int(inputs["TP"]) * int(inputs["PP"]))  # one row's DP is not what its GPUs give
         layout = Layout(
-            shard=int(inputs["DP"]), tensor=int(inputs["TP"]), pipeline=int(inputs["PP"]), micro_batch=int(inputs["MBS"]),
+            shard=data, tensor=int(inputs["TP"]), pipeline=int(inputs["PP"]), micro_batch=int(inputs["MBS"]),
             zero=int(inputs.get("ZS", 1)), recompute="full", sequence_parallel=False,
         )  # fmt: skip
         job = Job(
@@ -398,6 +401,11 @@ def b200(cases: list[dict[str, Any]]) -> Iterator[Case]:
 # --- nanotron's sweep on H100 ----------------------------------------------------------------------------------------------
 
 
+# Bytes/s that a device of the sweep's cluster sends out of its node, fitted to the rows of its 1.34B and 8.86B models: half of
+# the 400 Gb/s of its sheet. The rows of 3.57B and 80B were not fitted to.
+SWEEP_INTER = 25e9
+
+
 def layouts_h100(rows: list[dict[str, Any]]) -> Iterator[Case]:
     """Rows that failed have no time and no memory. Rows whose micro-batches do not make up the batch keep what was measured."""
     device = devices.find("H100 SXM")
@@ -410,7 +418,7 @@ def layouts_h100(rows: list[dict[str, Any]]) -> Iterator[Case]:
             replicate=1 if row["zero"] else row["dp"], shard=row["dp"] if row["zero"] else 1, zero=row["zero"], tensor=row["tp"],
             pipeline=row["pp"], micro_batch=row["mbs"],
         )  # fmt: skip
-        job = Job(model, layout, cluster(device, row["gpus"]), row["gbs"], "bf16", stacks.find("nanotron"))
+        job = Job(model, layout, cluster(device, row["gpus"], SWEEP_INTER), row["gbs"], "bf16", stacks.find("nanotron"))
         rate, memory = row["tok_s_gpu"], row["mem_gb"]
         name = f"{row['model_b']}B-{row['nodes']}n-dp{row['dp']}-tp{row['tp']}-pp{row['pp']}-mbs{row['mbs']}-zero{row['zero']}"
         seconds = job.tokens / (rate * row["gpus"]) if row["status"] == "ok" and rate else None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import stacks
 from bessemer.plan.estimate.activations import Split, full, kept
+from bessemer.plan.estimate.keeps import Keeps
 from bessemer.plan.estimate.stacks import Stack
 
 TOKENS, LENGTH, WIDTH, HEADS = 96, 48, 64, 4
@@ -92,7 +93,7 @@ def kept_by_autograd(block: nn.Module) -> int:
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
 def test_a_block_keeps_what_autograd_keeps(dropout: float, mlp: str) -> None:
     config = model(mlp=mlp)
-    stack = Stack("written out", attention="unfused", dropout=dropout > 0, unfused_gate=True)
+    stack = Stack("written out", attention="unfused", dropout=dropout > 0, keeps=Keeps(unfused_gate=True))
     torch.manual_seed(0)
     # torch copies queries, keys and values that do not lie in order, once each; their products' results are not kept then
     expected = TOKENS * sum(full(config, stack, Split(), 4).values())
@@ -158,5 +159,5 @@ def test_torchtitan_keeps_every_second_product() -> None:
 def test_gathered_inputs_are_kept_whole_where_a_program_does() -> None:
     config = model()
     divided = full(config, Stack("x"), Split(4), 2)
-    whole = full(config, Stack("x", keeps_gathered=True), Split(4), 2)
+    whole = full(config, Stack("x", keeps=Keeps(gathered=True)), Split(4), 2)
     assert sum(whole.values()) - sum(divided.values()) == 2 * 2 * WIDTH * (1 - 1 / 4)

@@ -116,7 +116,7 @@ def test_a_stage_holds_the_micro_batches_its_schedule_lets_wait(name: Any, virtu
     layout = Layout(pipeline=pipeline, virtual=virtual, schedule=name, zero=0)
     schedule = generate(name, pipeline, micro_batches, virtual)
     config = model(layers=16)
-    found = stages(job(layout, Stack("even", cut="even"), config, batch=micro_batches))
+    found = stages(job(layout, Stack("even"), config, batch=micro_batches))
     one = stages(job(Layout(zero=0), Stack("even"), config, batch=1))[0].kinds["stream"] / 16
     for place, held in enumerate(found):
         planned = held.kinds["stream"] / (one * 4)

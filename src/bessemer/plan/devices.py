@@ -111,7 +111,23 @@ def match(name: str, devices: Mapping[str, Device]) -> Device | None:
 
 
 _NOISE = frozenset(
-    "nvidia amd google cloud tesla geforce instinct tensor core gpu graphics dgx hgx oam hbm hbm2 hbm2e hbm3 hbm3e gb".split()
+    [
+        "nvidia",
+        "amd",
+        "google",
+        "cloud",
+        "tesla",
+        "geforce",
+        "instinct",
+        "tensor",
+        "core",
+        "gpu",
+        "graphics",
+        "dgx",
+        "hgx",
+        "oam",
+    ]
+    + ["hbm", "hbm2", "hbm2e", "hbm3", "hbm3e", "gb"]
 )
 
 

@@ -35,10 +35,10 @@ def full(config: ModelConfig, stack: Stack, split: Split, width: int) -> dict[st
     stream = width * config.width / (split.tensor if split.sequence else 1)  # one tensor between the products
     heads, both = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
     inside = width / split.tensor
-    gathers = stack.keeps_gathered and split.tensor > 1 and split.sequence
+    gathers = stack.keeps.gathered and split.tensor > 1 and split.sequence
     read = 0.0 if gathers else stream  # a product's input, as it is kept
     hidden = config.mlp_width * (3 if config.gated else 2)
-    if config.gated and stack.unfused_gate:
+    if config.gated and stack.keeps.unfused_gate:
         hidden += config.mlp_width
     kinds = {
         "stream": 2 * stream,
@@ -78,7 +78,7 @@ def of_a_block(
     keeps = kept(config, stack, split, width, recompute)
     again = sum(full(config, stack, split, width).values()) - sum(keeps.values())
     working = again + backward(config, stack, split, width, copies=copies)
-    if stack.gathers_context and split.context > 1:
+    if stack.keeps.gathers_context and split.context > 1:
         # Keys and values of all ranks, in the forward pass that is done again and on the way back.
         working += 4 * width * config.heads * config.head_dim / split.tensor * split.context
     return Block(tuple((kind, each) for kind, each in keeps.items() if each), working)

@@ -76,12 +76,12 @@ def memory(job: Job) -> Memory:
 
 def stages(job: Job) -> list[Memory]:
     """Each place of the pipeline, all stages on it together."""
-    return [_of(job, part) for part in places(job.model, job.layout, job.stack.cut)]
+    return [_of(job, part) for part in places(job.model, job.layout, job.stack.keeps.cut)]
 
 
 def _contenders(job: Job) -> tuple[Part, ...]:
     """Places one of which is the fullest."""
-    return _unmatched(places(job.model, job.layout, job.stack.cut))
+    return _unmatched(places(job.model, job.layout, job.stack.keeps.cut))
 
 
 @lru_cache(maxsize=4096)
@@ -109,7 +109,7 @@ def _of(job: Job, part: Part) -> Memory:
     tokens = layout.micro_batch * model.sequence_length / layout.context
     flight = waiting(layout.schedule, layout.pipeline, stages_each(layout), part.place, job.micro_batches)
     stream = width * model.width / (layout.tensor if layout.sequence_parallel else 1)
-    copies = stack.keeps_gathered and layout.tensor > 1 and layout.micro_batch > 1
+    copies = stack.keeps.gathered and layout.tensor > 1 and layout.micro_batch > 1
     block = of_a_block(model, stack, split, width, layout.recompute, copies)
     waits = tokens * flight * part.blocks
     kinds = {kind: waits * each for kind, each in block.kept}
@@ -123,8 +123,8 @@ def _of(job: Job, part: Part) -> Memory:
     found = state(job, part)
     buffers = found.buffers + outputs
     if layout.pipeline > 1:  # what is received on both ways, and what was sent on
-        sent = 0.0 if stack.pipes == "plain" or part.has_head else flight
-        received = job.micro_batches if stack.pipes == "torch" and not part.has_head else 1
+        sent = 0.0 if stack.keeps.pipes == "plain" or part.has_head else flight
+        received = job.micro_batches if stack.keeps.pipes == "torch" and not part.has_head else 1
         buffers += (sent + received + 1) * tokens * stream
     activations = sum(kinds.values())
     return Memory(
@@ -136,8 +136,8 @@ def _of(job: Job, part: Part) -> Memory:
         activations=round(activations),
         logits=round(logits),
         buffers=round(buffers),
-        slack=round(stack.slack * (activations + logits + buffers)),
-        base=round(stack.base_bytes),
+        slack=round(stack.keeps.slack * (activations + logits + buffers)),
+        base=round(stack.keeps.base_bytes),
         kinds={kind: round(each) for kind, each in kinds.items()},
     )
 
@@ -148,14 +148,14 @@ def _loss(job: Job, part: Part, tokens: float) -> tuple[float, float]:
         return 0.0, 0.0
     stack, layout = job.stack, job.layout
     rows = -(-job.model.vocabulary // layout.tensor)
-    every = stack.pipes == "torch" and layout.pipeline > 1
+    every = stack.keeps.pipes == "torch" and layout.pipeline > 1
     outputs = 2.0 * tokens * rows * (job.micro_batches - 1) if every else 0.0
     if stack.logits == "chunked":
-        return 8 * min(float(stack.loss_chunk), tokens) * rows + 4.0 * rows * job.model.width, outputs
-    each = stack.logit_bytes + (stack.split_logit_bytes if layout.tensor > 1 else 0.0)
+        return 8 * min(float(stack.keeps.loss_chunk), tokens) * rows + 4.0 * rows * job.model.width, outputs
+    each = stack.keeps.logit_bytes + (stack.keeps.split_logit_bytes if layout.tensor > 1 else 0.0)
     whole = 2.0 * job.model.width * tokens  # of the stream: what the output product reads, gathered, and its gradient
-    gathered = (1 + (layout.micro_batch > 1)) * whole if stack.keeps_gathered and layout.tensor > 1 else 0.0
-    scratch = 2.0 * rows * job.model.width if stack.scratch_gradients else 0.0  # of the output matrix
+    gathered = (1 + (layout.micro_batch > 1)) * whole if stack.keeps.gathered and layout.tensor > 1 else 0.0
+    scratch = 2.0 * rows * job.model.width if stack.keeps.scratch_gradients else 0.0  # of the output matrix
     return each * tokens * rows + 2 * gathered + scratch, outputs
 
 

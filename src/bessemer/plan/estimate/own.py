@@ -45,7 +45,7 @@ def parts(job: Job, part: Part) -> Parts:
     logits = 0
     if part.has_head and not model.labels:
         rows = -(-model.vocabulary // layout.tensor)
-        logits = 8 * min(stack.loss_chunk, tokens) * rows + 4 * rows * model.width
+        logits = 8 * min(stack.keeps.loss_chunk, tokens) * rows + 4 * rows * model.width
     activations += max(working - logits, 0)
     if not uses_fsdp(layout):
         copies = max(part.blocks - recomputed, 0) * model.block_matrix_parameters // layout.tensor * narrow
@@ -75,7 +75,7 @@ def _alone(job: Job, width: int, narrow: int, recomputed: int) -> Parts:
     model, stack, recompute = job.model, job.stack, job.layout.recompute
     tokens = job.layout.micro_batch * model.sequence_length
     block, selected = kept_by_a_block(model), kept(recompute, model)
-    chunk = min(stack.loss_chunk, tokens)
+    chunk = min(stack.keeps.loss_chunk, tokens)
     logits = 0 if model.labels else 8 * chunk * model.vocabulary + 4 * model.vocabulary * model.width
     whole = model.layers - recomputed
     activations = tokens * (recomputed * selected + 2 * model.width) * width + tokens * whole * block * width

@@ -8,7 +8,7 @@ from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.plan.cost import tokens_seen
 from bessemer.plan.estimate.job import Layout
-from bessemer.plan.estimate.stacks import Cut
+from bessemer.plan.estimate.keeps import Cut
 from bessemer.plan.layout_memory import Part
 from bessemer.plan.stage_cut import balanced
 
@@ -43,7 +43,7 @@ def _places(config: ModelConfig, pipeline: int, each: int, v_shaped: bool, cut: 
 
 
 def blocks_of_stages(config: ModelConfig, count: int, cut: Cut) -> tuple[int, ...]:
-    """Blocks of each of `count` stages, as a program cuts them (see `stacks.Cut`)."""
+    """Blocks of each of `count` stages, as a program cuts them (see `keeps.Cut`)."""
     layers, (least, extra) = config.layers, divmod(config.layers, count)
     if cut == "even":  # what is left over goes to the first stages
         return tuple(least + (stage < extra) for stage in range(count))

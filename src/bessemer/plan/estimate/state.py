@@ -61,18 +61,18 @@ def state(job: Job, part: Part) -> State:
     own = held(job.model, part, layout.tensor)
     n = ways(job)
     wide = job.precision in ("fp32", "tf32")
-    if stack.fully_sharded:
+    if stack.keeps.fully_sharded:
         return _fully_sharded(job, own, n if layout.zero else 1, 4 if wide else 2)
     stack = _wide(stack) if wide else stack
     weight, master, gradient, moment = each(stack, layout.zero, n)
     everything = own.all
-    buffers = stack.bucket_bytes
+    buffers = stack.keeps.bucket_bytes
     fresh = everything if layout.zero < 2 else 2 * own.block
-    buffers += stack.fresh_bytes * fresh + stack.copy_bytes * everything * (layout.data > 1)
-    buffers += stack.step_bytes * everything / (n if layout.zero else 1)
+    buffers += stack.keeps.fresh_bytes * fresh + stack.keeps.copy_bytes * everything * (layout.data > 1)
+    buffers += stack.keeps.step_bytes * everything / (n if layout.zero else 1)
     if layout.zero == 3 and n > 1:
         buffers += stack.weight_bytes * (2 * own.block + own.root)
-    if stack.scratch_gradients and not wide:
+    if stack.keeps.scratch_gradients and not wide:
         buffers += 2.0 * scratch(job.model, part, layout.tensor)
     return State(weight * everything, master * everything, gradient * everything, moment * everything, buffers)
 
@@ -80,7 +80,9 @@ def state(job: Job, part: Part) -> State:
 @lru_cache(maxsize=64)
 def _wide(stack: Stack) -> Stack:
     """The same program in fp32: the weights are their own master copies."""
-    return replace(stack, weight_bytes=4.0, master_bytes=0.0, gradient_bytes=4.0, fresh_bytes=0.0)
+    return replace(
+        stack, weight_bytes=4.0, master_bytes=0.0, gradient_bytes=4.0, keeps=replace(stack.keeps, fresh_bytes=0.0)
+    )
 
 
 def scratch(config: ModelConfig, part: Part, tensor: int) -> float:
