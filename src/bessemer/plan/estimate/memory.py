@@ -100,14 +100,16 @@ def _unmatched(parts: tuple[Part, ...]) -> tuple[Part, ...]:
 def _of(job: Job, part: Part) -> Memory:
     if job.stack.name == "bessemer":
         ours = own.parts(job, part)
+        slack = round(job.stack.keeps.slack * (ours.activations + ours.logits + ours.buffers))
         return Memory(
-            part.place, ours.weights, 0, ours.gradients, ours.moments, ours.activations, ours.logits, ours.buffers, 0, 0
-        )
+            part.place, ours.weights, 0, ours.gradients, ours.moments, ours.activations, ours.logits, ours.buffers, slack,
+            round(job.stack.keeps.base_bytes),
+        )  # fmt: skip
     model, layout, stack = job.model, job.layout, job.stack
     width = 4 if job.precision in ("fp32", "tf32") else 2
     split = Split(layout.tensor, layout.sequence_parallel, layout.context)
     tokens = layout.micro_batch * model.sequence_length / layout.context
-    flight = waiting(layout.schedule, layout.pipeline, stages_each(layout), part.place, job.micro_batches)
+    flight = waiting(layout.schedule, layout.pipeline, stages_each(layout), part.place, max(job.micro_batches, 1))
     stream = width * model.width / (layout.tensor if layout.sequence_parallel else 1)
     copies = stack.keeps.gathered and layout.tensor > 1 and layout.micro_batch > 1
     block = of_a_block(model, stack, split, width, layout.recompute, copies)
@@ -183,12 +185,25 @@ def fits(job: Job, found: Memory) -> Verdict:
 
 
 def require_possible(job: Job) -> None:
-    """Raises InputError where the layout cannot be: sizes that do not divide, or no micro-batch left for a device."""
-    layout = job.layout
-    if job.micro_batches < 1:
+    """Raises InputError, with what to change, where the layout cannot be: sizes below 1, or that do not divide what they split.
+
+    Pipeline stages are checked where they are cut (`places.places`).
+    """
+    layout, model = job.layout, job.model
+    for name in ("replicate", "shard", "tensor", "pipeline", "virtual", "context", "micro_batch"):
+        if getattr(layout, name) < 1:
+            raise InputError(f"layout.{name}: {getattr(layout, name)}; give 1 or more")
+    for split, by, whole, of in (
+        ("tensor", layout.tensor, model.heads, "heads"),
+        ("tensor", layout.tensor, model.mlp_width, "hidden units of the MLP"),
+        ("context", layout.context, model.sequence_length, "tokens of a sequence"),
+    ):
+        if whole % by:
+            fitting = [number for number in range(1, by) if whole % number == 0]
+            raise InputError(f"layout.{split}: {by} does not divide the {whole} {of}; {fitting[-1]} would")
+    each = layout.data * layout.micro_batch
+    if job.batch < each or job.batch % each:
         raise InputError(
-            f"batch: {job.batch} sequences are fewer than one micro-batch of {layout.micro_batch} for each of {layout.data} "
-            "parts of the batch; lower micro_batch or replicate x shard, or raise the batch"
+            f"batch: {job.batch} sequences are no whole number of micro-batches of {layout.micro_batch} for each of the "
+            f"{layout.data} parts of the batch; give a multiple of {each}, or change micro_batch or replicate x shard"
         )
-    if job.model.heads % layout.tensor:
-        raise InputError(f"layout.tensor: {layout.tensor} does not divide the {job.model.heads} heads")
