@@ -175,12 +175,14 @@ def textbook() -> Iterator[Row]:
 def verdicts(cases: list[Case]) -> dict[str, dict[str, Any]]:
     """Of each set: runs that ended well and that the plan says do not fit, and failed ones that it says do.
 
-    A failed run of nanotron's sweep is out of memory or failed otherwise; of BLOOM's table a row without figures is.
+    A failed run of nanotron's sweep is out of memory or failed otherwise; of BLOOM's table a row without figures is out of
+    memory. Of the other sets every run ended well; MPT's micro-batches are as large as fits. Llama 3's own schedule, which has
+    fewer micro-batches in flight, is not one of ours.
     """
     found: dict[str, dict[str, Any]] = {}
     for case in cases:
-        which = case.set.split()[0]
-        if which not in REPORTED:
+        which = case.set.split()[0] if case.set.split()[0] in REPORTED else case.set
+        if which == "Llama 3 405B":
             continue
         into = found.setdefault(which, {"ran": 0, "ran, said not to fit": [], "failed": 0, "failed, said to fit": []})
         failed = (
@@ -188,7 +190,7 @@ def verdicts(cases: list[Case]) -> dict[str, dict[str, Any]]:
             if "status" in case.raw
             else not any(case.raw["observed"].get(key) for key in ("hw_tflops_per_gpu", "iter_time_s", "mem_gb"))
             if which == "BLOOM"
-            else case.memory is None and case.seconds is None
+            else case.seconds is None
         )
         job = as_run(case)
         try:

@@ -51,3 +51,10 @@ def test_the_mean_error_of_a_set(compared: Any, name: str, most: float) -> None:
 def test_what_ran_fits_and_what_failed_does_not(compared: Any, name: str) -> None:
     assert compared[1][name]["ran, said not to fit"] == []
     assert compared[1][name]["failed, said to fit"] == []
+
+
+def test_what_was_run_at_the_largest_micro_batch_is_said_to_fit(compared: Any) -> None:
+    """LLM Foundry's table: every row ran, most of them as full as its author could make them."""
+    ran = [found for name, found in compared[1].items() if name.startswith("MPT")]
+    wrong = sum(len(found["ran, said not to fit"]) for found in ran)
+    assert wrong <= 0.02 * sum(found["ran"] for found in ran)

@@ -90,5 +90,6 @@ KEEPS = {
     "torchtitan-eager": _TORCHTITAN,
     # As of 2025 the loss is compiled, which leaves the 16-bit logits and one fp32 block.
     "torchtitan-2025": replace(_TORCHTITAN, logit_bytes=6.0),
-    "fsdp": Keeps(fully_sharded=True, logit_bytes=14.0),
+    # LLM Foundry's fused_crossentropy (flash-attn's), its default: 16-bit logits and their gradient.
+    "fsdp": Keeps(fully_sharded=True, logit_bytes=4.0),
 }
