@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bessemer.model.config import ModelConfig
+from planner_models import MPT, gpt, llama, llama3, megatron_flops, padded
+
 from bessemer.plan import devices
 from bessemer.plan.cost import flops_per_token
 from bessemer.plan.devices import Device
@@ -47,39 +48,6 @@ def _load(path: Path) -> list[dict[str, Any]]:
     rows = whole.get("rows") or whole.get("cases")
     arch = whole.get("arch")
     return [{**row, "arch": arch[str(row["model_b"])]} for row in rows] if arch else list(rows)
-
-
-def gpt(hidden: int, layers: int, heads: int, sequence: int, vocabulary: int, **more: Any) -> ModelConfig:
-    """Megatron's GPT: LayerNorm, biases, learned positions, an MLP of 4 widths, tied embeddings."""
-    settings: dict[str, Any] = {
-        "norm": "layer", "bias": True, "positions": "learned", "mlp": "gelu_tanh", "tie_embeddings": True, "qk_norm": "none",
-        "kv_heads": heads, "mlp_width": 4 * hidden, "head_dim": hidden // heads,
-    }  # fmt: skip
-    return ModelConfig(
-        vocabulary=vocabulary, layers=layers, width=hidden, heads=heads, sequence_length=sequence, **(settings | more)
-    )  # fmt: skip
-
-
-def llama(
-    hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, sequence: int, vocabulary: int, tied: bool = False
-) -> ModelConfig:
-    """Llama's block."""
-    return ModelConfig(
-        vocabulary=vocabulary, layers=layers, width=hidden, heads=heads, kv_heads=kv_heads, head_dim=hidden // heads,
-        mlp_width=ffn, sequence_length=sequence, tie_embeddings=tied, qk_norm="none",
-    )  # fmt: skip
-
-
-def padded(vocabulary: int, tensor: int) -> int:
-    """Megatron's rows of the embedding: a multiple of 128 for each tensor rank."""
-    return -(-vocabulary // (128 * tensor)) * 128 * tensor
-
-
-def megatron_flops(batch: int, model: ModelConfig, recompute: bool) -> float:
-    """FLOPs of a step as Narayanan et al. 2021, section 5.1, count them (attention not halved)."""
-    h, layers, s = model.width, model.layers, model.sequence_length
-    products = (96 if recompute else 72) * batch * s * layers * h**2
-    return products * (1 + s / (6 * h) + model.vocabulary / ((16 if recompute else 12) * layers * h))
 
 
 def cluster(device: Device, gpus: int, inter: float | None = None) -> Cluster:
@@ -131,7 +99,7 @@ def megatron(cases: list[dict[str, Any]]) -> Iterator[Case]:
     """
     for case in cases:
         inputs, seen, name = case["inputs"], case["observed"], case["case"]
-        if name.startswith("SC21-T1") or name.startswith("SC21-T2"):
+        if name.startswith(("SC21-T1", "SC21-T2")):
             yield _sc21(case, name, inputs, seen)
         elif name.startswith("MCore"):
             model = gpt(
@@ -247,26 +215,17 @@ def activation_memory(cases: list[dict[str, Any]]) -> Iterator[Case]:
 
 # --- torchtitan ------------------------------------------------------------------------------------------------------------
 
-LLAMA3 = {
-    "8": (4096, 32, 32, 14336),
-    "70": (8192, 80, 64, 28672),
-    "405": (16384, 126, 128, 53248),
-}  # all: 8 KV heads, 128,256 ids
-
-
-def llama3(size: str, sequence: int, layers: int | None = None) -> ModelConfig:
-    """Llama 3 (Grattafiori et al. 2024, table 3)."""
-    hidden, deep, heads, ffn = LLAMA3[size]
-    return llama(hidden, layers or deep, heads, 8, ffn, sequence, 128256)
-
 
 def torchtitan(cases: list[dict[str, Any]]) -> Iterator[Case]:
     """The H100 with 96 GB runs at 500 W: products are taken to slow with the cube root of the power, as a chip does whose
     voltage follows its clock. Sequences of 8,192; selective checkpointing per operation unless another is said; a pipeline
     rank's batch is cut into as many micro-batches as there are ranks (torchtitan's default of 2024)."""
     h100 = devices.find("H100 SXM")
-    slower = replace(h100, name="H100 SXM 96GB, 500 W", memory=96e9, bandwidth=2.4e12, watts=500, matmul=h100.matmul * (5 / 7) ** (1 / 3),
-                     matmul_fp8=(h100.matmul_fp8 or 0) * (5 / 7) ** (1 / 3))  # fmt: skip
+    slowed = (5 / 7) ** (1 / 3)
+    slower = replace(
+        h100, name="H100 SXM 96GB, 500 W", memory=96e9, bandwidth=2.4e12, watts=500, matmul=h100.matmul * slowed,
+        matmul_fp8=(h100.matmul_fp8 or 0) * slowed,
+    )  # fmt: skip
     for case in cases:
         inputs, seen = case["inputs"], case["observed"]
         said = " ".join(str(inputs.get(key, "")) for key in ("mode", "quant", "ac", "schedule")).lower()
@@ -303,12 +262,6 @@ ASYNC_TENSOR = (
 
 # --- LLM Foundry's MPT -----------------------------------------------------------------------------------------------------
 
-# hidden, heads, layers: scripts/train/yamls/pretrain/mpt-*.yaml; 50,368 ids, learned positions, no biases, tied.
-MPT = {
-    "125m": (768, 12, 12), "350m": (1024, 16, 24), "760m": (1536, 12, 24), "1b": (2048, 16, 24), "3b": (2560, 20, 32),
-    "7b": (4096, 32, 32), "13b": (5120, 40, 40), "30b": (7168, 56, 48), "70b": (8192, 64, 80),
-}  # fmt: skip
-
 
 def mpt(cases: list[dict[str, Any]]) -> Iterator[Case]:
     """ZeRO-3 or 2 on all GPUs. H100s: 400 Gb/s for each; A100s: 200 (the README says neither)."""
@@ -317,13 +270,14 @@ def mpt(cases: list[dict[str, Any]]) -> Iterator[Case]:
         hidden, heads, layers = MPT[inputs["model"].removeprefix("MPT-").lower()]
         device = devices.find(inputs["gpu"])
         layout = Layout(
-            shard=inputs["gpus"], zero={"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}[inputs["sharding"]], micro_batch=inputs["micro_batch"],
-            recompute="full" if inputs["act_ckpt"] else "none",
+            shard=inputs["gpus"], zero={"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}[inputs["sharding"]],
+            micro_batch=inputs["micro_batch"], recompute="full" if inputs["act_ckpt"] else "none",
         )  # fmt: skip
         model = gpt(hidden, layers, heads, inputs["seq"], 50368, bias=False, norm_bias=False)
+        links = cluster(device, inputs["gpus"], 25e9 if device.name.startswith("A100") else None)
         job = Job(
-            model, layout, cluster(device, inputs["gpus"], 25e9 if device.name.startswith("A100") else None), inputs["global_batch"],
-            "fp8" if "fp8" in inputs["precision"] else "bf16", stacks.find("fsdp"),
+            model, layout, links, inputs["global_batch"], "fp8" if "fp8" in inputs["precision"] else "bf16",
+            stacks.find("fsdp"),
         )  # fmt: skip
         yield Case(
             case["case"], f"MPT {device.name}", job, job.tokens / (seen["tok_s_gpu"] * inputs["gpus"]), None, case

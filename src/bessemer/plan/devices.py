@@ -110,25 +110,10 @@ def match(name: str, devices: Mapping[str, Device]) -> Device | None:
     return best
 
 
-_NOISE = frozenset(
-    [
-        "nvidia",
-        "amd",
-        "google",
-        "cloud",
-        "tesla",
-        "geforce",
-        "instinct",
-        "tensor",
-        "core",
-        "gpu",
-        "graphics",
-        "dgx",
-        "hgx",
-        "oam",
-    ]
-    + ["hbm", "hbm2", "hbm2e", "hbm3", "hbm3e", "gb"]
-)
+_NOISE = frozenset({
+    "nvidia", "amd", "google", "cloud", "tesla", "geforce", "instinct", "tensor", "core", "gpu", "graphics", "dgx", "hgx", "oam",
+    "hbm", "hbm2", "hbm2e", "hbm3", "hbm3e", "gb",
+})  # fmt: skip
 
 
 def _words(name: str) -> frozenset[str]:

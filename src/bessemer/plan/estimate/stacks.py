@@ -22,13 +22,14 @@ class Stack:
     What changes time. Computing: launch: seconds of the host for a kernel; kernels: that a block's forward pass launches, the
     backward pass costs the host as much; flash: FlashAttention's version (3: any that is made for the chip, cuDNN's too); fp8:
     one scale for a tensor or one for each of its rows; selective: what selective recompute computes again, attention's scores
-    (Korthikanti et al. 2022, section 5) or every second product (torchtitan's per-operation checkpointing); accumulate: bytes a
-    parameter that adding a micro-batch's gradients to the sum moves, where no product does it by itself; balanced: pipeline
-    stages are cut by cost, the head's included, and not by number of blocks; parallel_block: attention and MLP read the same
-    input and are summed once (Wang & Komatsuzaki 2021), which halves the tensor communication.
+    (Korthikanti et al. 2022, section 5) or every second product (torchtitan's per-operation checkpointing); early_stop: full
+    recompute ends where the backward pass has what it needs, before a block's last product (torch.utils.checkpoint without
+    re-entry); accumulate: bytes a parameter that adding a micro-batch's gradients to the sum moves, where no product does it by
+    itself; balanced: pipeline stages are cut by cost, the head's included, and not by number of blocks; parallel_block:
+    attention and MLP read the same input and are summed once (Wang & Komatsuzaki 2021), which halves the tensor communication.
 
     Sending: tensor_overlap, data_overlap, pipeline_overlap: shares of that communication that run beside computation where
-    there is enough of it; context: ring attention (keys go round, partial results are merged; Liu et al. 2023), a gather of all
+    there is enough of it; sharded_overlap: of the exchange of a step under ZeRO-1, where that differs; context: ring attention (keys go round, partial results are merged; Liu et al. 2023), a gather of all
     keys (Grattafiori et al. 2024, section 3.3.2), or an exchange of heads for tokens (Jacobs et al. 2023); reduce_bytes: of a
     gradient on its way; gather_bytes: of a weight on its way; scatter: when sharded gradients (ZeRO-2, 3) travel; bucket:
     parameters that travel together in the one exchange of a step (0: all); gathers: collectives in which ZeRO-3 fetches a block.
@@ -50,11 +51,13 @@ class Stack:
     flash: Literal[1, 2, 3] = 2
     fp8: Literal["tensor", "row"] = "tensor"
     selective: Literal["attention", "products"] = "attention"
+    early_stop: bool = False
     accumulate: float = 0.0
     balanced: bool = False
     parallel_block: bool = False
     tensor_overlap: float = 0.0
     data_overlap: float = 0.0
+    sharded_overlap: float | None = None
     pipeline_overlap: float = 0.0
     context: Literal["ring", "gather", "exchange"] = "gather"
     reduce_bytes: float = 4.0
@@ -70,7 +73,7 @@ _STACKS = (
     # FlashAttention through PyTorch, keys gathered over context, chunked loss, stages cut by cost.
     Stack(
         "bessemer", weight_bytes=4.0, master_bytes=0.0, logits="chunked", fused=True, kernels=20, balanced=True,
-        data_overlap=0.8, scatter="micro-batch",
+        early_stop=True, data_overlap=0.8, scatter="micro-batch",
     ),
     # Narayanan et al. 2021: fused softmax and bias kernels, dropout, all-reduces of both kinds after what they wait for.
     Stack("megatron-lm-2021", attention="unfused", dropout=True, fused=True),
@@ -86,10 +89,9 @@ _STACKS = (
     Stack("megatron-core-sync", fused=True, kernels=25, flash=3, context="exchange"),
     # Megatron-DeepSpeed of BLOOM and MT-NLG: the 2021 kernels, ZeRO-1 after the backward pass, 16-bit gradients summed in fp32.
     Stack(
-        "megatron-deepspeed", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, accumulate=10.0, gradient_bytes=2.0
+        "megatron-deepspeed", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, gradient_bytes=2.0,
+        accumulate=10.0,
     ),
-    # The same with DeepSpeed's BF16_Optimizer, which adds 16-bit gradients up in fp32.
-    Stack("megatron-deepspeed-bf16", attention="unfused", dropout=True, fused=True, accumulate=10.0),
     # Jiang et al. 2024, section 3: parallel block, FlashAttention-2, all three kinds of communication beside computation.
     Stack(
         "megascale", fused=True, kernels=20, parallel_block=True, tensor_overlap=0.8, data_overlap=0.9, pipeline_overlap=0.9,
@@ -99,24 +101,21 @@ _STACKS = (
     Stack("llama3", fused=True, kernels=25, flash=3, data_overlap=0.9, pipeline_overlap=0.9),
     # nanotron's scaling_benchmarks.py: REDUCE_SCATTER with async communication, FlashAttention-2, eager, fp32 gradients, which
     # travel in torch's buckets of 25 MB of bf16. kernels, the overlaps: fitted to the 1.34B and 8.86B models of its H100 sweep.
-    Stack("nanotron", kernels=60, balanced=True, tensor_overlap=0.3, data_overlap=0.3, bucket=12.5e6),
+    Stack(
+        "nanotron", kernels=60, balanced=True, tensor_overlap=0.3, data_overlap=0.75, sharded_overlap=0.0, bucket=12.5e6,
+    ),
     # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing, FlashAttention-2.
     Stack(
-        "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, kernels=20, selective="products", data_overlap=0.9,
-        context="ring", scatter="micro-batch",
+        "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, kernels=20, selective="products", early_stop=True,
+        data_overlap=0.9, context="ring", scatter="micro-batch",
     ),
     Stack(
-        "torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, kernels=40, selective="products", data_overlap=0.9,
-        context="ring", scatter="micro-batch",
-    ),
-    # As of 2025: its loss is compiled too.
-    Stack(
-        "torchtitan-2025", weight_bytes=4.0, master_bytes=0.0, fused=True, kernels=20, selective="products", data_overlap=0.9,
-        context="ring", scatter="micro-batch",
+        "torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, kernels=40, selective="products", early_stop=True,
+        data_overlap=0.9, context="ring", scatter="micro-batch",
     ),
     # LLM Foundry: FSDP1, FlashAttention in Triton, amp (fp32 shards) or pure bf16.
     Stack(
-        "fsdp", weight_bytes=4.0, master_bytes=0.0, kernels=35, flash=1, data_overlap=0.9, reduce_bytes=2.0,
+        "fsdp", weight_bytes=4.0, master_bytes=0.0, kernels=35, flash=1, early_stop=True, data_overlap=0.9, reduce_bytes=2.0,
         scatter="micro-batch",
     ),
     # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model: fetched parameter by parameter.
@@ -125,7 +124,14 @@ _STACKS = (
         scatter="micro-batch", gathers=12,
     ),
 )  # fmt: skip
-STACKS = {stack.name: replace(stack, keeps=KEEPS.get(stack.name, PLAIN)) for stack in _STACKS}
+_BY_NAME = {stack.name: stack for stack in _STACKS}
+# Later versions, which differ in what they keep: DeepSpeed's BF16_Optimizer adds 16-bit gradients up in fp32; torchtitan compiles
+# its loss.
+_LATER = (
+    replace(_BY_NAME["megatron-deepspeed"], name="megatron-deepspeed-bf16", gradient_bytes=4.0, reduce_bytes=4.0),
+    replace(_BY_NAME["torchtitan"], name="torchtitan-2025"),
+)
+STACKS = {stack.name: replace(stack, keeps=KEEPS.get(stack.name, PLAIN)) for stack in (*_STACKS, *_LATER)}
 
 
 def find(name: str) -> Stack:
