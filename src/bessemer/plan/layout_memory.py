@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from bessemer.model.config import ModelConfig
 from bessemer.plan.cost import HEAP_SLACK_BYTES, HEAP_SLACK_SHARE, Memory, kept_by_a_block, loss_chunk
@@ -83,19 +84,24 @@ def ways(layout: Parallel) -> int:
 
 
 def in_flight(layout: Parallel, place: int, micro_batches: int) -> float:
-    """Micro-batches whose activations a process of the pipeline holds at the most, all of its stages together counted as one.
+    """Micro-batches whose activations a process of the pipeline holds at the most, all of its stages together counted as one."""
+    return waiting(layout.schedule, layout.pipeline, layout.stages_each, place, micro_batches)
+
+
+@lru_cache(maxsize=4096)
+def waiting(schedule: str, stages: int, virtual: int, place: int, micro_batches: int) -> float:
+    """in_flight of a place of a pipeline of so many processes, with `virtual` stages on each.
 
     All of them in GPipe (Huang et al. 2019); one for each stage from here on in 1F1B (Narayanan et al. 2021, section 2.2.1),
     with (p - 1) / (p v) as many again where v stages are interleaved (there, section 2.2.2); p in a V (Qi et al. 2024).
     """
-    stages, virtual = layout.pipeline, layout.stages_each
     if stages == 1:
         return 1.0
-    if layout.schedule == "gpipe":
+    if schedule == "gpipe":
         return float(micro_batches)
-    if layout.schedule == "1f1b":
+    if schedule == "1f1b":
         most = float(stages - place)
-    elif layout.schedule == "interleaved":
+    elif schedule == "interleaved":
         most = (2 * (stages - place - 1) + (virtual - 1) * stages + 1) / virtual
     else:
         most = stages + 0.5
@@ -141,7 +147,10 @@ def _of_part(
     weights, copies, gradients = state_bytes(layout, held, bytes_per_cast or 4, micro_batches)
     share = held.all / ways(layout) / config.parameters
     tokens = train.micro_batch * config.sequence_length // layout.context
-    activations, working = _activations(recipe, config, part, tokens, micro_batches, bytes_per_activation, recomputed)
+    activations, working = activation_bytes(
+        config, part, tokens, in_flight(layout, part.place, micro_batches), bytes_per_activation, recomputed,
+        train.recompute, layout.tensor,
+    )  # fmt: skip
     logits = 0
     if part.has_head and not config.labels:
         rows = -(-config.vocabulary // layout.tensor)
@@ -164,22 +173,22 @@ def _of_part(
     )
 
 
-def _activations(
-    recipe: Recipe, config: ModelConfig, part: Part, tokens: int, micro_batches: int, width: int, recomputed: int
-) -> tuple[int, int]:
+def activation_bytes(
+    config: ModelConfig, part: Part, tokens: int, waiting: float, width: int, recomputed: int, recompute: str, tensor: int
+) -> tuple[int, int]:  # fmt: skip
     """Bytes that the backward passes of the micro-batches in flight wait with, and what one block takes on its way back.
 
+    tokens: of a micro-batch, on this process; waiting: micro-batches in flight; width: bytes of an element.
     Between the products each process of a tensor group has its tokens' part of the residual stream, inside of them all
     tokens of its heads and hidden units (Korthikanti et al. 2022, section 4.2.2); what it gathered as their input is kept.
     """
-    layout, tensor = recipe.parallel, recipe.parallel.tensor
     again = min(recomputed, part.blocks)
     entry = config.width / tensor  # the residual stream
     gathered = 2 * config.width * (tensor > 1)
     block = kept_by_a_block(config) / tensor + gathered
-    keeps = kept_when_recomputed(recipe.train.recompute, config) / tensor
+    keeps = kept_when_recomputed(recompute, config) / tensor
     waits = again * keeps + (part.blocks - again) * block + 2 * entry
     widest = (3 if config.gated else 2) * config.mlp_width / tensor
     # Norms of narrow streams work in fp32 and keep that; gradients of the hidden units and of the stream come on the way back.
     working = (block if again else 0) * width + widest * width + 2 * entry * 6 * (width < 4) + 2 * config.width * width
-    return round(tokens * in_flight(layout, part.place, micro_batches) * waits * width), round(tokens * working)
+    return round(tokens * waiting * waits * width), round(tokens * working)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bessemer.errors import InputError
+from bessemer.plan.estimate.keeps import KEEPS, PLAIN, Keeps
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Stack:
     or an exchange of heads for tokens (Jacobs et al. 2023); reduce_bytes: of a gradient on its way; gather_bytes: of a weight on
     its way; scatter: when sharded gradients (ZeRO-2, 3) travel; bucket: parameters that travel together in the one exchange of
     a step (0: all); gathers: collectives in which ZeRO-3 fetches a block.
+
+    keeps: what changes memory alone.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Stack:
     scatter: Literal["micro-batch", "step"] = "step"
     bucket: float = 0.0
     gathers: int = 1
+    keeps: Keeps = PLAIN
 
 
 _STACKS = (
@@ -90,7 +94,10 @@ _STACKS = (
     # The same with these switches off, as they are by default, and context parallelism by exchange (cp_comm_type a2a).
     Stack("megatron-core-sync", fused=True, kernels=25, flash=3, context="exchange"),
     # Megatron-DeepSpeed of BLOOM and MT-NLG: the 2021 kernels, ZeRO-1 after the backward pass, 16-bit gradients summed in fp32.
-    Stack("megatron-deepspeed", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, accumulate=10.0),
+    Stack(
+        "megatron-deepspeed", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, gradient_bytes=2.0,
+        accumulate=10.0,
+    ),
     # Jiang et al. 2024, section 3: parallel block, FlashAttention-2, all three kinds of communication beside computation.
     Stack(
         "megascale", fused=True, kernels=20, parallel_block=True, tensor_overlap=0.8, data_overlap=0.9, pipeline_overlap=0.9,
@@ -125,7 +132,14 @@ _STACKS = (
         scatter="micro-batch", gathers=12,
     ),
 )  # fmt: skip
-STACKS = {stack.name: stack for stack in _STACKS}
+_BY_NAME = {stack.name: stack for stack in _STACKS}
+# Later versions, which differ in what they keep: DeepSpeed's BF16_Optimizer adds 16-bit gradients up in fp32; torchtitan compiles
+# its loss.
+_LATER = (
+    replace(_BY_NAME["megatron-deepspeed"], name="megatron-deepspeed-bf16", gradient_bytes=4.0, reduce_bytes=4.0),
+    replace(_BY_NAME["torchtitan"], name="torchtitan-2025"),
+)
+STACKS = {stack.name: replace(stack, keeps=KEEPS.get(stack.name, PLAIN)) for stack in (*_STACKS, *_LATER)}
 
 
 def find(name: str) -> Stack:

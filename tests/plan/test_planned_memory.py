@@ -1,0 +1,279 @@
+"""The planned memory of a job: its state, its stages, and a run of this program beside the plan it makes for itself."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bessemer.errors import InputError
+from bessemer.model.config import ModelConfig
+from bessemer.parallel.stage import parts_of
+from bessemer.plan import cost, devices, layout_memory
+from bessemer.plan.estimate import own, stacks
+from bessemer.plan.estimate.job import Cluster, Job, Layout
+from bessemer.plan.estimate.memory import fits, memory, require_possible, stages
+from bessemer.plan.estimate.places import blocks_of_stages, places
+from bessemer.plan.estimate.stacks import Stack
+from bessemer.plan.estimate.state import each, least_devices
+from bessemer.plan.schedules import generate
+from bessemer.plan.stage_cut import balanced
+from bessemer.recipe import parse
+
+GB = 1e9
+
+
+def model(**changes: object) -> ModelConfig:
+    values: dict[str, object] = dict(
+        vocabulary=32_000, layers=16, width=512, heads=8, kv_heads=4, head_dim=64, mlp_width=1536, sequence_length=1024
+    )
+    return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def job(layout: Layout, stack: str | Stack = "megatron-core", config: ModelConfig | None = None, **changes: Any) -> Job:
+    device = devices.find("H100 SXM")
+    cluster = Cluster(device, layout.devices, min(8, layout.devices), device.intra, device.inter)
+    stack = stacks.find(stack) if isinstance(stack, str) else stack
+    settings = {"batch": 8 * layout.data * layout.micro_batch, "precision": "bf16", **changes}
+    return Job(config or model(), layout, cluster, stack=stack, **settings)
+
+
+# --- state -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage", "gigabytes"),
+    # Rajbhandari et al. 2020, table 1 and figure 1, 7.5B parameters.
+    [
+        (1, 3, 120),
+        (4, 1, 52.5),
+        (4, 2, 41.25),
+        (4, 3, 30),
+        (64, 1, 31.4),
+        (64, 2, 16.6),
+        (64, 3, 1.88),
+        (1024, 3, 0.12),
+    ],
+)
+def test_zero_table_1(ranks: int, stage: int, gigabytes: float) -> None:
+    stack = Stack("zero", gradient_bytes=2.0)
+    assert 7.5 * sum(each(stack, stage, ranks)) == pytest.approx(gigabytes, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("weight", "master", "gradient", "moment", "gigabytes", "number"),
+    [(2, 0, 2, 8, 840, 11), (4, 0, 2, 8, 980, 13), (2, 4, 2, 8, 1120, 14)],
+)
+def test_the_textbook_state_of_a_70b(
+    weight: float, master: float, gradient: float, moment: float, gigabytes: float, number: int
+) -> None:
+    stack = Stack("textbook", weight_bytes=weight, master_bytes=master, gradient_bytes=gradient, moment_bytes=moment)
+    assert 70 * sum(each(stack, 0, 1)) == gigabytes
+    assert least_devices(70e9, stack, 80e9) == number
+
+
+def test_the_parts_of_a_job_hold_its_state() -> None:
+    """One device of the Megatron kind, no recompute: 2 + 4 + 4 + 8 bytes for each parameter, and what ZeRO 1 leaves of it."""
+    config = model()
+    alone = memory(job(Layout(zero=0), "megatron-core"))
+    found = (alone.weights, alone.gradients, alone.master, alone.moments, alone.optimizer)
+    assert found == pytest.approx([k * config.parameters for k in (2, 4, 4, 8, 12)], rel=1e-6)
+    divided = memory(job(Layout(shard=8, zero=1), "megatron-core"))
+    assert divided.weights == alone.weights and divided.gradients == alone.gradients
+    assert divided.optimizer == pytest.approx(alone.optimizer / 8, abs=8)
+    assert memory(job(Layout(shard=8, zero=2))).gradients == pytest.approx(alone.gradients / 8, abs=8)
+    third = memory(job(Layout(shard=8, zero=3)))
+    assert third.weights == pytest.approx(alone.weights / 8, abs=8) and third.buffers > divided.buffers
+    assert memory(job(Layout(replicate=8, zero=1))).optimizer == alone.optimizer
+
+
+def test_fp32_has_no_master_copies() -> None:
+    found = memory(job(Layout(zero=0), "megatron-core", precision="fp32"))
+    assert found.master == 0 and found.weights == pytest.approx(4 * model().parameters, rel=1e-6)
+    assert found.kinds["stream"] == 2 * memory(job(Layout(zero=0), "megatron-core")).kinds["stream"]
+
+
+def test_totals_are_the_sums_of_their_parts() -> None:
+    found = memory(job(Layout(shard=2, tensor=2, pipeline=2, recompute="full"), "torchtitan"))
+    parts = found.to_dict()
+    assert parts["total"] == sum(value for name, value in parts.items() if name != "total") == found.total
+    assert found.total - found.base == found.reserved and found.reserved - found.slack == found.allocated
+    assert sum(found.kinds.values()) == pytest.approx(found.activations, abs=len(found.kinds))
+
+
+# --- stages ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "virtual"),
+    [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zbv", 2), ("dualpipev", 2)],
+)
+def test_a_stage_holds_the_micro_batches_its_schedule_lets_wait(name: Any, virtual: int) -> None:
+    """Against the schedule's action list: forwards less backwards, at the most, all stages of a device counted as one."""
+    pipeline, micro_batches = 4, 12
+    layout = Layout(pipeline=pipeline, virtual=virtual, schedule=name, zero=0)
+    schedule = generate(name, pipeline, micro_batches, virtual)
+    config = model(layers=16)
+    found = stages(job(layout, Stack("even"), config, batch=micro_batches))
+    one = stages(job(Layout(zero=0), Stack("even"), config, batch=1))[0].kinds["stream"] / 16
+    for place, held in enumerate(found):
+        planned = held.kinds["stream"] / (one * 4)
+        assert planned == pytest.approx(schedule.held(place), abs=0.5 if virtual > 1 else 0), place
+
+
+def test_ends_hold_what_is_theirs() -> None:
+    config = model(tie_embeddings=True)
+    table = config.vocabulary * config.width
+    found = stages(job(Layout(pipeline=4, zero=0), "megatron-core", config))
+    inner = found[1].weights
+    assert [held.logits > 0 for held in found] == [False, False, False, True]
+    assert found[0].weights - inner == 2 * table and found[3].weights - inner >= 2 * table  # tied: on both
+    assert memory(job(Layout(pipeline=4, zero=0), "megatron-core", config)) == max(found, key=lambda held: held.total)
+    v = stages(job(Layout(pipeline=4, schedule="zbv", virtual=2, zero=0), "megatron-core", config))
+    assert [held.logits > 0 for held in v] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("stack", sorted(stacks.STACKS))
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe"])
+def test_the_fullest_stage_is_found(stack: str, schedule: Any) -> None:
+    for recompute in ("none", "selective", "full"):
+        given = job(
+            Layout(shard=4, tensor=2, pipeline=4, virtual=2 if schedule == "interleaved" else 1, schedule=schedule, zero=1,
+                   recompute=recompute), stack, model(layers=18),
+        )  # fmt: skip
+        assert memory(given).total == max(held.total for held in stages(given))
+
+
+def test_what_saves_memory_saves_memory() -> None:
+    base = Layout(shard=4, tensor=4, micro_batch=4)
+    for stack in ("megatron-core", "megatron-lm-2022", "torchtitan", "bessemer"):
+        alone = memory(job(base, stack)).activations
+        for change in ({"recompute": "selective"}, {"recompute": "full"}, {"micro_batch": 2}, {"context": 2}):
+            less = memory(job(replace(base, **change), stack)).activations  # type: ignore[arg-type]
+            assert less < alone or (change == {"recompute": "selective"} and stack == "megatron-core"), (stack, change)
+    split, whole = (memory(job(replace(base, sequence_parallel=on), "megatron-core")) for on in (True, False))
+    assert split.activations < whole.activations
+
+
+# --- cuts --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_fast_cut_is_the_balanced_one() -> None:
+    draw = random.Random(0)
+    for _ in range(60):
+        config = model(layers=draw.randint(2, 24), vocabulary=draw.choice([256, 8_000, 128_000, 512_000]))
+        count = draw.randint(1, config.layers)
+        block = cost.flops_per_token(config) - 6.0 * config.head_matrix_parameters
+        costs = [block / config.layers] * config.layers
+        expected = balanced(costs, 2.0 * config.width, 6.0 * config.head_matrix_parameters, count)
+        assert blocks_of_stages(config, count, "balanced") == tuple(map(len, expected)), (config.layers, count)
+
+
+@pytest.mark.parametrize(
+    ("cut", "layers", "count", "expected"),
+    [
+        ("even", 30, 4, (8, 8, 7, 7)),
+        (
+            "ceiling",
+            78,
+            12,
+            (7,) * 11 + (1,),
+        ),  # "the last stage has 1 block, while the rest have 7" (BLOOM's chronicles)
+        ("ends", 106, 12, (8, *(9,) * 10, 8)),
+        ("middle", 126, 8, (15, *(16,) * 6, 15)),
+    ],
+)
+def test_cuts_of_other_programs(cut: Any, layers: int, count: int, expected: tuple[int, ...]) -> None:
+    assert blocks_of_stages(model(layers=layers), count, cut) == expected
+
+
+@pytest.mark.parametrize("cut", ["even", "ceiling", "middle", "cumulative", "ends", "balanced"])
+def test_every_cut_deals_out_all_blocks(cut: Any) -> None:
+    for layers in (7, 16, 33, 80):
+        for count in (1, 2, 3, 7):
+            blocks = blocks_of_stages(model(layers=layers), count, cut)
+            assert len(blocks) == count and sum(blocks) == layers and min(blocks) >= 0
+
+
+def test_too_many_stages_are_refused() -> None:
+    with pytest.raises(InputError, match="16 blocks"):
+        places(model(), Layout(pipeline=32), "even")
+
+
+@pytest.mark.parametrize(
+    ("layout", "batch", "message"),
+    [
+        (Layout(shard=16), 8, "batch: 8 sequences .* multiple of 16"),
+        (Layout(shard=4, micro_batch=2), 12, "multiple of 8"),
+        (Layout(tensor=3), 8, "layout.tensor: 3 does not divide the 8 heads; 2 would"),
+        (Layout(context=48), 8, "context: 48 .* 1024 tokens of a sequence; 32 would"),
+        (Layout(shard=0), 8, "layout.shard: 0; give 1 or more"),
+    ],
+)
+def test_impossible_layouts_are_refused_with_what_to_change(layout: Layout, batch: int, message: str) -> None:
+    given = replace(job(Layout()), layout=layout, batch=batch)
+    with pytest.raises(InputError, match=message):
+        require_possible(given)
+
+
+def test_a_possible_layout_is_let_through() -> None:
+    require_possible(job(Layout(shard=4, tensor=4, context=2)))
+
+
+# --- this program ------------------------------------------------------------------------------------------------------
+
+OURS = [
+    Layout(),
+    Layout(replicate=8, zero=1),
+    Layout(shard=8, zero=1),
+    Layout(shard=8, zero=2),
+    Layout(shard=8, zero=3, recompute="full"),
+    Layout(shard=4, tensor=2, zero=3, recompute="selective", micro_batch=2),
+    Layout(replicate=2, shard=2, tensor=2, pipeline=4, zero=1),
+    Layout(shard=2, context=4, zero=3),
+    Layout(pipeline=4, virtual=2, schedule="interleaved", shard=2, zero=2, recompute="full"),
+    Layout(pipeline=4, virtual=2, schedule="zbv", zero=1),
+]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32", "fp8"])
+@pytest.mark.parametrize("layout", OURS)
+def test_this_programs_memory_is_its_own_plan(layout: Layout, precision: Any) -> None:
+    config = model(sequence_length=2048)
+    given = job(layout, "bessemer", config, precision=precision)
+    text = (
+        f'[run]\nname = "x"\n[tokens]\nsequence_length = {config.sequence_length}\n[model]\nlayers = {config.layers}\n'
+        f"width = {config.width}\nheads = {config.heads}\n[train]\nsteps = 1\nmicro_batch = {layout.micro_batch}\n"
+        f'global_batch_tokens = {given.tokens}\nprecision = "{precision}"\nrecompute = "{layout.recompute}"\n'
+    )
+    recipe = parse(text, "x").model_copy(update={"parallel": own.parallel(layout)})
+    recomputed = 0 if layout.recompute == "none" else config.layers
+    width, cast = (4, 0) if precision == "fp32" else (2, 2 if precision == "bf16" else 0)
+    if layout.devices == 1:
+        theirs = cost.memory(recipe, config, width, 0, recomputed=recomputed, bytes_per_cast=cast, is_cuda=True)
+    else:
+        theirs = layout_memory.memory(
+            recipe, config, parts_of(config, recipe.parallel), bytes_per_activation=width, bytes_per_cast=cast, base=0,
+            recomputed=recomputed, is_cuda=True,
+        )  # fmt: skip
+    ours = memory(given)
+    assert ours.allocated == theirs.total
+    named = (ours.weights, ours.gradients, ours.optimizer, ours.activations, ours.logits, ours.buffers)
+    assert named == (
+        theirs.weights, theirs.gradients, theirs.optimizer, theirs.activations, theirs.logits, theirs.casts
+    )  # fmt: skip
+
+
+# --- verdict -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_verdict_names_what_is_too_much() -> None:
+    large = model(layers=80, width=8192, heads=64, kv_heads=8, head_dim=128, mlp_width=28672, sequence_length=4096)
+    given = job(Layout(zero=0), "megatron-core", large)
+    verdict = fits(given, memory(given))
+    assert not verdict.fits and verdict.free < 0
+    assert "more than the" in verdict.reasons[0] and verdict.reasons[1].startswith("optimizer")
+    divided = job(Layout(shard=512, tensor=8, zero=3, recompute="full"), "megatron-core", large)
+    assert fits(divided, memory(divided)).fits

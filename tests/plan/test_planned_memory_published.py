@@ -1,0 +1,86 @@
+"""Planned memory beside tables that torchtitan and the Zero Bubble paper print, which stand here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+from bessemer.model.config import ModelConfig
+from bessemer.plan import devices
+from bessemer.plan.estimate import stacks
+from bessemer.plan.estimate.job import Cluster, Job, Layout
+from bessemer.plan.estimate.memory import memory
+from bessemer.plan.estimate.stacks import Stack
+
+GIB = 2**30
+LLAMA3 = {"8B": (32, 4096, 32, 14336), "70B": (80, 8192, 64, 28672), "405B": (126, 16384, 128, 53248)}
+
+# torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 to 6, and llama3-8b_h200_202506_trainy-whitefiber.md:
+# program, model, sequence, what is not 1 of the layout, and GiB of the allocator's peak on the fullest rank. The pipeline's
+# batch is cut into 8 micro-batches, the program's default of then.
+FULL: dict[str, Any] = {"recompute": "full"}
+TITAN: list[tuple[str, str, int, dict[str, Any], float]] = [
+    ("torchtitan-eager", "8B", 8192, {"shard": 8, "micro_batch": 2}, 82.4),
+    ("torchtitan", "8B", 8192, {"shard": 8, "micro_batch": 2}, 77.0),
+    ("torchtitan-eager", "8B", 8192, {"shard": 128, "micro_batch": 2}, 67.0),
+    ("torchtitan", "8B", 8192, {"shard": 128, "micro_batch": 2}, 62.0),
+    ("torchtitan", "8B", 32768, {"shard": 8, **FULL}, 83.9),
+    ("torchtitan", "8B", 65536, {"shard": 4, "context": 2, **FULL}, 84.2),
+    ("torchtitan", "8B", 131072, {"shard": 2, "context": 4, **FULL}, 84.0),
+    ("torchtitan", "8B", 262144, {"context": 8, **FULL}, 84.5),
+    ("torchtitan", "70B", 8192, {"shard": 32, "tensor": 8, "micro_batch": 16, **FULL}, 71.9),
+    ("torchtitan", "405B", 8192, {"shard": 8, "tensor": 8, "pipeline": 8, "micro_batch": 4, **FULL}, 82.5),
+    ("torchtitan", "405B", 32768, {"shard": 8, "tensor": 8, "pipeline": 8, **FULL}, 75.3),
+    ("torchtitan", "405B", 65536, {"shard": 4, "context": 2, "tensor": 8, "pipeline": 8, **FULL}, 75.9),
+    ("torchtitan", "405B", 131072, {"shard": 2, "context": 4, "tensor": 8, "pipeline": 8, **FULL}, 77.1),
+    ("torchtitan", "405B", 262144, {"context": 8, "tensor": 8, "pipeline": 8, **FULL}, 84.9),
+    ("torchtitan-2025", "8B", 8192, {"shard": 32, "micro_batch": 2}, 47.96),
+    ("torchtitan-2025", "8B", 8192, {"shard": 64, "micro_batch": 2}, 46.97),
+]
+
+# Qi et al. 2023, "Zero bubble pipeline parallelism", table 4: blocks, hidden size, heads, ranks, micro-batch, and GB of Megatron's
+# 1F1B and of its interleaved schedule with a block a stage. No ZeRO; one block fewer on the first and on the last stage.
+BUBBLE = [
+    (22, 2304, 24, 8, 6, 30, 40),
+    (30, 4096, 32, 8, 3, 39, 48),
+    (46, 5120, 40, 16, 1, 32, 39),
+    (62, 6144, 48, 32, 1, 43, 58),
+]
+
+
+def peak(model: ModelConfig, layout: Layout, stack: Stack, micro_batches: int) -> float:
+    """GiB that the allocator takes."""
+    device = devices.find("H100 SXM")
+    cluster = Cluster(device, layout.devices, 8, device.intra, device.inter)
+    batch = layout.data * layout.micro_batch * micro_batches
+    return memory(Job(model, layout, cluster, batch, "bf16", stack)).reserved / GIB
+
+
+def test_torchtitans_tables() -> None:
+    errors = []
+    for program, size, sequence, changes, measured in TITAN:
+        layers, hidden, heads, ffn = LLAMA3[size]
+        model = ModelConfig(
+            vocabulary=128256, layers=layers, width=hidden, heads=heads, kv_heads=8, head_dim=hidden // heads, mlp_width=ffn,
+            sequence_length=sequence, qk_norm="none",
+        )  # fmt: skip
+        layout = Layout(**{"zero": 3, "recompute": "selective", **changes})
+        errors.append(peak(model, layout, stacks.find(program), layout.pipeline) / measured - 1)
+    assert mean(map(abs, errors)) < 0.035 and max(map(abs, errors)) < 0.09, errors
+
+
+def test_the_pipelines_of_the_zero_bubble_paper() -> None:
+    found = stacks.find("megatron-lm-2022")
+    stack = replace(found, keeps=replace(found.keeps, cut="ends"))
+    for layers, hidden, heads, ranks, micro_batch, plain, interleaved in BUBBLE:
+        model = ModelConfig(
+            vocabulary=51200, layers=layers, width=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads,
+            mlp_width=4 * hidden, sequence_length=1024, qk_norm="none", mlp="gelu", norm="layer", bias=True,
+            positions="learned",
+        )  # fmt: skip
+        one = Layout(pipeline=ranks, micro_batch=micro_batch, zero=0)
+        several = replace(one, virtual=(layers + 2) // ranks, schedule="interleaved")
+        for layout, measured in ((one, plain), (several, interleaved)):
+            planned = peak(model, layout, stack, 3 * ranks)
+            assert abs(planned / measured - 1) < 0.04, (hidden, layout.schedule, planned, measured)

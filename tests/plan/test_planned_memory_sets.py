@@ -1,0 +1,60 @@
+"""Planned memory held to the published measurements, where the folder of reference sets is."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SETS = Path(os.environ.get("BESSEMER_REFERENCE", ROOT / "shared" / "reference" / "planner"))
+
+pytestmark = pytest.mark.skipif(
+    not (SETS / "b200.json").is_file(), reason="no reference sets; BESSEMER_REFERENCE names their folder"
+)
+
+
+@pytest.fixture(scope="module")
+def compared() -> tuple[dict[str, Any], dict[str, Any]]:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        benchmark = importlib.import_module("planner_memory")
+    finally:
+        sys.path.pop(0)
+    rows, verdicts = benchmark.compare(SETS)
+    names = {row.set for row in rows}
+    return {name: benchmark.summary([row for row in rows if row.set == name]) for name in names}, verdicts
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("torchtitan", 0.05),
+        ("B200", 0.02),
+        ("BLOOM", 0.05),
+        ("Zero Bubble table 4", 0.03),
+        ("Korthikanti figure 1", 0.005),
+        ("Korthikanti figure 7", 0.005),
+        ("ZeRO table 1", 0.005),
+        ("textbook, 70B", 0.0),
+    ],
+)
+def test_the_mean_error_of_a_set(compared: Any, name: str, most: float) -> None:
+    assert compared[0][name]["mean_absolute"] <= most, compared[0][name]
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "B200"])
+def test_what_ran_fits_and_what_failed_does_not(compared: Any, name: str) -> None:
+    assert compared[1][name]["ran, said not to fit"] == []
+    assert compared[1][name]["failed, said to fit"] == []
+
+
+def test_what_was_run_at_the_largest_micro_batch_is_said_to_fit(compared: Any) -> None:
+    """LLM Foundry's table: every row ran, most of them as full as its author could make them."""
+    ran = [found for name, found in compared[1].items() if name.startswith("MPT")]
+    wrong = sum(len(found["ran, said not to fit"]) for found in ran)
+    assert wrong <= 0.02 * sum(found["ran"] for found in ran)
