@@ -46,6 +46,11 @@ def plan(given: argparse.Namespace, session_of: Opened) -> Any:
         raise InputError(f"plan: {', '.join(alone)} without --schedule NAME; name one, for example --schedule 1f1b")
     if given.simulate:
         return _simulated(given, session_of(_named(given)))
+    if given.recipe is None and not asked:
+        raise InputError(
+            "plan: name a recipe (`bessemer recipe` lists the shipped ones), or say a model and devices, for example --params 70B "
+            "--tokens 2T --gpus 2048xH100; or --corpus SIZE, or --schedule NAME"
+        )
     if given.recipe is None or asked or given.what_if or given.search or _is_for_a_cluster(given):
         return _on_a_cluster(given, asked)
     return _on_this_machine(given, session_of(given))
