@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bessemer import __version__, commands, interrupt
+from bessemer import __version__, calibrating, commands, interrupt
 from bessemer.errors import BessemerError, Stopped
 from bessemer.terminal import QUIET
 
@@ -150,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--backward", type=float, metavar="B", help="of a stage, in its forwards (default 2)")
     plan.add_argument("--send", type=float, metavar="S", help="from a process to another, in forwards (default 0)")
     plan.add_argument("--svg", metavar="FILE", help="draw it in this file as well")
+    calibrating.add_arguments(plan)
     train = add("train", "train on the token shards; goes on from the newest checkpoint", commands.train, recipe=True)
     changes(train)
     train.add_argument(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.screens import demo_screen, print_plan, print_simulated, run_screen
+from bessemer.screens import demo_screen, planned_lines, print_plan, print_simulated, run_screen
 from bessemer.terminal import amount, coloured, say
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ def tokens(given: argparse.Namespace) -> Any:
 
 
 def plan(given: argparse.Namespace) -> Any:
+    from bessemer import calibrating
+
+    if calibrating.wanted(given):
+        return calibrating.plan(given, _session)
     if given.corpus is not None:
         return _plan_corpus(given)
     if given.schedule is not None:
@@ -82,7 +86,7 @@ def plan(given: argparse.Namespace) -> Any:
         if not given.json:
             print_simulated(found)
         return found
-    plan, recipe = stages.plan_only(session.recipe, session.run)
+    plan, recipe = stages.plan_only(session.recipe, session.run, Path(given.calibration) if given.calibration else None)
     if not given.json:
         print_plan(plan, recipe)
     return plan
@@ -343,6 +347,8 @@ def report(given: argparse.Namespace) -> Any:
     written = page.write(session.run)
     if not given.json:
         print(written)
+        if compared := planned_lines(session.run):
+            print(compared)
     return {"report": written}
 
 

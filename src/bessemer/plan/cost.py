@@ -212,6 +212,7 @@ class Plan:
     seconds: float
     tokens_per_second: float
     mfu: float
+    step_interval: tuple[float, float] | None = None  # seconds, in which a predicted step is expected
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -236,9 +237,12 @@ def plan(
     memory: Memory,
     step_seconds: float | None,
     devices: int = 1,
+    source: str = "measured on this machine",
+    interval: tuple[float, float] | None = None,
 ) -> Plan:
-    """Plan a resolved recipe; peak, memory: of one of `devices`. step_seconds: of a step measured on one device; None: from
-    ASSUMED_MFU of the peak. Several are said to take their share of it, with nothing for what processes tell each other.
+    """Plan a resolved recipe; peak, memory: of one of `devices`. step_seconds: of a step on one device, known from `source`
+    within `interval`; None: from ASSUMED_MFU of the peak. Several are said to take their share of it, with nothing for what
+    processes tell each other.
     """
     steps, batch = recipe.train.steps, recipe.train.global_batch_tokens
     assert steps is not None and batch is not None, "the recipe is resolved"
@@ -263,8 +267,9 @@ def plan(
         step_seconds=seconds,
         step_seconds_from=f"{ASSUMED_MFU:.0%} of the peak{each}"
         if step_seconds is None
-        else "measured on this machine" + (f", over {devices:,} devices" if devices > 1 else ""),
+        else source + (f", over {devices:,} devices" if devices > 1 else ""),
         seconds=seconds * tokens / batch,  # a smaller batch takes its part of a full step
         tokens_per_second=batch / seconds,
         mfu=per_token * batch / seconds / (peak * devices),
+        step_interval=None if interval is None else (interval[0] / devices, interval[1] / devices),
     )
