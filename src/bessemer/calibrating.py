@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import InputError
-from bessemer.terminal import amount, duration, rate, size
+from bessemer.terminal import duration, rate, size
 
 if TYPE_CHECKING:
     from bessemer.plan.estimate.points import MeasuredRun
