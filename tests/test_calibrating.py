@@ -45,7 +45,7 @@ class Time:
 
 def test_rounds_end_when_they_are_stable() -> None:
     time = Time()
-    items = [Item("a", time.taking(0.01)), Item("b", time.taking(1e-5))]
+    items = [Item(("a",), time.taking(0.01)), Item(("b",), time.taking(1e-5))]
     assert measure(items, 100.0, time) == ENOUGH_ROUNDS // 2
     assert items[0].timing().seconds == pytest.approx(0.01) and items[0].timing().spread == pytest.approx(0.0)
     assert items[1].repeats == 50 and items[1].timing().seconds == pytest.approx(1e-5)  # repeated for the clock's sake
@@ -53,21 +53,21 @@ def test_rounds_end_when_they_are_stable() -> None:
 
 def test_rounds_go_on_while_it_is_noisy_and_the_median_forgets_it() -> None:
     time = Time()
-    items = [Item("a", time.taking(0.01, lambda number: (1.0, 1.0, 1.0, 3.0, 1.2)[number % 5]))]
+    items = [Item(("a",), time.taking(0.01, lambda number: (1.0, 1.0, 1.0, 3.0, 1.2)[number % 5]))]
     assert measure(items, 100.0, time) == ENOUGH_ROUNDS
     assert items[0].timing().seconds == pytest.approx(0.01)
-    noisy = [Item("b", time.taking(0.01, lambda number: 1.0 + 0.1 * (number % 5)))]
+    noisy = [Item(("b",), time.taking(0.01, lambda number: 1.0 + 0.1 * (number % 5)))]
     measure(noisy, 100.0, time)
     assert noisy[0].timing().spread > 0.1
 
 
 def test_rounds_end_with_the_budget() -> None:
     time = Time()
-    items = [Item(name, time.taking(0.1)) for name in range(10)]
+    items = [Item((name,), time.taking(0.1)) for name in range(10)]
     measure(items, 7.0, time)
     assert time.now < 7.5 and all(item.seconds for item in items)
     before = time.now
-    items = [Item(name, time.taking(0.1)) for name in range(10)]
+    items = [Item((name,), time.taking(0.1)) for name in range(10)]
     measure(items, 0.0, time)
     assert all(item.seconds for item in items) and time.now - before < 4.0
 
@@ -79,8 +79,12 @@ def test_the_spread_is_the_middle_half_of_the_median() -> None:
 
 def test_the_sizes_go_with_the_time_there_is() -> None:
     for is_cuda in (False, True):
-        counts = [len(kernels.sizes_for(seconds, is_cuda).edges) for seconds in (0.0, 10.0, 1000.0)]
+        counts = [len(kernels.sizes_for(seconds, 1e11, is_cuda).edges) for seconds in (0.0, 10.0, 1e4)]
         assert counts == sorted(counts) and counts[0] < counts[-1]
+    fine, slow = kernels.sizes_for(60.0, 1e11, False), kernels.sizes_for(60.0, 1e9, False)  # beside busy neighbours
+    assert kernels.round_flops(slow) < kernels.round_flops(fine)
+    every = sum(2.0 * m * n * k for m in fine.edges for n in fine.edges for k in fine.edges)
+    assert kernels.round_flops(fine) == pytest.approx(3 * every)
 
 
 def test_fresh_memory_is_of_the_shape_and_another_each_time() -> None:

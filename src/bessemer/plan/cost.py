@@ -74,15 +74,14 @@ def recomputed_flops_per_token(recipe: Recipe, config: ModelConfig, recomputed: 
     return 2.0 * recomputed * (config.block_matrix_parameters - last) + 4 * config.heads * config.head_dim * seen
 
 
-# What one of several processes, or one with two micro-batches at a time, holds on a CPU beyond its tensors, since blocks of
-# many sizes leave holes in the heap: measured with glibc on models of 1.4M to 79M parameters and micro-batches of 256 to 1,024
-# tokens, resident memory less live tensors.
+# What one of several processes holds on a CPU beyond its tensors, since blocks of many sizes leave holes in the heap: measured
+# with glibc on models of 1.4M to 79M parameters and micro-batches of 256 to 1,024 tokens, resident memory less live tensors.
 HEAP_SLACK_BYTES = 50_000_000
 HEAP_SLACK_SHARE = 0.5  # of what a step allocates and frees: gradients, activations, logits
-# The same of a process alone, micro-batches one after the other: libraries that training loads and its threads, and the
-# share with one micro-batch a step and with several, whose gradients are made while the sum of the earlier ones is held.
-# Fitted on the runs marked so in docs/calibration.md.
-RUN_BYTES = 20_000_000
+# The same of a process alone: libraries that training loads and its threads, and the share with one micro-batch a step and
+# with several, whose gradients are made while the sum of the earlier ones is held. Two at a time do not reach their peaks
+# together, which makes up for the holes. Fitted on the runs marked so in docs/calibration.md.
+RUN_BYTES, PAIRED_BYTES = 20_000_000, 30_000_000
 SLACK_OF_ONE, SLACK_OF_SEVERAL = 0.25, 0.45
 # Logits of a chunk on a CPU: 8 MiB of fp32 stay in the last cache, where every pass over them is faster; with 8,192 ids
 # that is 256 rows. Products of fewer than 128 rows run slowly (docs/notes/cpu-step.md).
@@ -157,9 +156,10 @@ def memory(
         trained = config.classifier_parameters
         activations = tokens * (per_block + 2 * config.width) * bytes_per_activation
     activations, logits = together * activations, together * logits
-    gradients = 4 * trained * (1 if together == 1 else 1 + together)
-    transient = gradients + activations + logits
     micro_batches = (train.global_batch_tokens or tokens) // tokens
+    # Two at a time: those of each that is under way, and the sum of the ones before, where there are any.
+    gradients = 4 * trained * (1 if together == 1 else min(micro_batches, 1 + together))
+    transient = gradients + activations + logits
     return Memory(
         weights=4 * config.parameters,
         gradients=gradients,
@@ -176,7 +176,7 @@ def memory(
 def heap_slack(transient: int, micro_batches: int, together: int) -> int:
     """Bytes that a process alone holds on a CPU beyond its tensors; transient: bytes that a step allocates and frees."""
     if together > 1:
-        return HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * transient)
+        return PAIRED_BYTES
     return RUN_BYTES + int((SLACK_OF_SEVERAL if micro_batches > 1 else SLACK_OF_ONE) * transient)
 
 
