@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 from machine import describe, wait_until_idle
-from step_worker import HEADS, LAYERS, LENGTH, MLP, SEQUENCES, VOCABULARY, WIDTH, bessemer
+from planned import beside, print_beside
+from step_worker import HEADS, LAYERS, LENGTH, MLP, SEQUENCES, VOCABULARY, WIDTH, bessemer, peak_resident
 
 TOKENS = SEQUENCES * LENGTH
 Call = Callable[[], object]
@@ -154,9 +155,17 @@ def main() -> None:
             f"{share:.0%} {name}: {TOKENS / median(alone):.0f} tokens/s (best against best: {best / min(steps):.0%} of "
             f"{TOKENS / best:.0f})"
         )
+    told = beside(facts["plan"], steps, peak_resident())
+    print_beside("step", told)
     if given.json:
         machine = describe(threads=given.threads, rounds=given.rounds, cpu_time=given.cpu_time)
-        result = {"machine": machine, "tokens_per_second": TOKENS / median(steps), "ceilings": found, "products": rows}
+        result = {
+            "machine": machine,
+            "tokens_per_second": TOKENS / median(steps),
+            "ceilings": found,
+            "products": rows,
+            "planned_against_measured": told,
+        }
         given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from machine import describe, wait_until_idle
+from planned import beside, print_beside
 
 TOKENS = 16 * 256
 
@@ -115,7 +116,7 @@ def main() -> None:
             side.rounds.append(TOKENS / median(taken))
         print(f"round {number + 1}: " + ", ".join(f"{side.name} {side.rounds[-1]:.0f}" for side in sides), flush=True)
     flops = sides[0].facts["flops_per_token"]
-    rows = []
+    rows, compared = [], {}
     print(f"\nmatmul rate {peak / 1e9:.0f} GFLOP/s on {given.threads} threads; {flops / 1e6:.1f} MFLOP a token")
     print(
         f"{'side':<24} {'tokens/s':>9} {'best':>7} {'of matmul':>10} {'Bessemer / side':>16} {'peak MB':>8} {'of it':>6}"
@@ -128,6 +129,10 @@ def main() -> None:
             f"{side.name:<24} {middle:>9.0f} {best:>7.0f} {share:>10.0%} {ratio:>16.2f} {side.peak_bytes / 1e6:>8.0f} "
             f"{memory:>6.0%}"
         )
+        if "plan" in side.facts:
+            compared[side.name] = side.facts["planned_against_measured"] = beside(
+                side.facts["plan"], side.seconds, side.peak_bytes
+            )
         rows.append(
             {
                 "side": side.name, "tokens_per_second_median": middle, "tokens_per_second_best": best,
@@ -135,6 +140,8 @@ def main() -> None:
                 "bessemer_peak_over_side": memory, "rounds": side.rounds, **side.facts,
             }
         )  # fmt: skip
+    for name, told in compared.items():
+        print_beside(name, told)
     if given.json:
         machine = describe(threads=given.threads, matmul_flops=peak, rounds=given.rounds, steps=given.steps)
         given.json.write_text(json.dumps({"machine": machine, "sides": rows}, indent=1) + "\n")

@@ -73,6 +73,8 @@ def mean_context(tokens: np.ndarray) -> float:
 
 
 def bessemer(size: str, length: int, overrides: tuple[str, ...], tiny: bool) -> tuple[Step, dict[str, Any]]:
+    from planned import plan_of
+
     from bessemer.model.config import ModelConfig
     from bessemer.model.initialisation import build
     from bessemer.plan.cost import flops_per_token
@@ -103,7 +105,9 @@ def bessemer(size: str, length: int, overrides: tuple[str, ...], tiny: bool) -> 
         """
     recipe = resolve(parse(text, "benchmark", list(overrides)), vocabulary)
     config = ModelConfig.of(recipe, vocabulary)
-    step = TrainStep(recipe, build(config, 0), devices.choose(recipe.train), 0, 1)
+    device = devices.choose(recipe.train)
+    plan = plan_of(recipe, config, device)
+    step = TrainStep(recipe, build(config, 0), device, 0, 1)
     tokens = batch(size, length)
     data = Batch(0, tokens, np.zeros(len(tokens), dtype=np.int64))
     causal = flops_per_token(config)
@@ -111,6 +115,7 @@ def bessemer(size: str, length: int, overrides: tuple[str, ...], tiny: bool) -> 
     facts = {
         "parameters": config.parameters,
         "flops_causal": causal,
+        "plan": plan,
         "flops": causal - attention * ((length + 1) / 2 - mean_context(tokens)),
     }
     return lambda: step.update(0, step.gradients(data).grad_norm), facts
@@ -259,6 +264,8 @@ def main() -> None:
             sides.append((f"nanochat {name}", sys.executable, ["nanochat", size]))
         if not overrides and given.litgpt_python:
             sides.append((f"litgpt {name}", given.litgpt_python, ["litgpt", size]))
+    from planned import beside, print_beside
+
     from bessemer.plan.cost import peak_flops
 
     rows = []
@@ -282,6 +289,9 @@ def main() -> None:
             f"{name:<22} {rate:>10,.0f} {share:>6} {warm['peak_bytes'] / 1e9:>8.1f} "
             f"{cold['first_step_seconds']:>15.1f} s {warm['first_step_seconds']:>4.1f} s"
         )
+        if "plan" in warm:
+            row["planned_against_measured"] = beside(warm["plan"], warm["seconds"], warm["peak_bytes"])
+            print_beside(name, row["planned_against_measured"])
     if given.json:
         given.json.write_text(json.dumps({"machine": describe(steps=given.steps), "cases": rows}, indent=1) + "\n")
 

@@ -42,6 +42,7 @@ def timed(step: Callable[[], Any]) -> Take:
 
 def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
     import numpy as np
+    from planned import plan_of
 
     from bessemer.model.config import ModelConfig
     from bessemer.model.initialisation import build
@@ -77,7 +78,9 @@ def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
     recipe = resolve(asked, VOCABULARY, micro_batch_tokens=CPU_MICRO_BATCH_TOKENS)
     devices.keep_freed_memory()
     config = ModelConfig.of(recipe, VOCABULARY)
-    step = TrainStep(recipe, build(config, 0), devices.choose(recipe.train), 0, 1)
+    device = devices.choose(recipe.train)
+    plan = plan_of(recipe, config, device)
+    step = TrainStep(recipe, build(config, 0), device, 0, 1)
     inputs, targets = batch()
     tokens = torch.cat([inputs, targets[:, -1:]], dim=1).numpy()
     data = Batch(0, tokens, np.zeros(SEQUENCES, dtype=np.int64))
@@ -85,6 +88,7 @@ def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
         "parameters": config.parameters,
         "flops_per_token": flops_per_token(config),
         "micro_batch": recipe.train.micro_batch,
+        "plan": plan,
     }
     return timed(lambda: step.update(0, step.gradients(data).grad_norm)), facts
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from machine import describe
+from planned import beside, plan_of, print_beside
 
 from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build
@@ -56,6 +57,8 @@ def measure(model: dict[str, int], rounds: int) -> dict[str, Any]:
     recipe = resolve(asked, 8192, micro_batch_tokens=MICRO_BATCH_TOKENS if cuda else CPU_MICRO_BATCH_TOKENS)
     config, device = ModelConfig.of(recipe, 8192), devices.choose(recipe.train)
     devices.keep_freed_memory()
+    plan = plan_of(recipe, config, device)
+    devices.reset_peak_resident()
     step = TrainStep(recipe, build(config, 0), device, 0, 1)
     assert recipe.train.global_batch_tokens is not None
     sequences = recipe.train.global_batch_tokens // config.sequence_length
@@ -88,6 +91,7 @@ def measure(model: dict[str, int], rounds: int) -> dict[str, Any]:
         "look_seconds": look_seconds,
         "watch_every": every,
         "share": look_seconds / (every * step_seconds),
+        "planned_against_measured": beside(plan, plain[2:], devices.memory_in_use(device)),
     }
 
 
@@ -103,6 +107,7 @@ def main() -> None:
             f"{name:<6} step {1e3 * found['step_seconds']:.1f} ms, look {1e3 * found['look_seconds']:.1f} ms: "
             f"{found['share']:.2%} of the time at every {found['watch_every']} steps"
         )
+        print_beside(name, found["planned_against_measured"])
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -34,6 +34,7 @@ PAGES = (
     "docs/personal-data.md",
     "docs/contamination.md",
     "docs/architecture.md",
+    "docs/calibration.md",
     "docs/scale.md",
     "docs/parallel.md",
     "docs/parallel-certificate.md",

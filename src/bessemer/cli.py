@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bessemer import __version__, commands, interrupt
+from bessemer import __version__, calibrating, commands, interrupt
 from bessemer.errors import BessemerError, Stopped
 from bessemer.terminal import QUIET
 
@@ -256,6 +256,7 @@ def _plan_arguments(plan: Any, overrides: Callable[[Any], None]) -> None:
     pipeline.add_argument("--backward", type=float, metavar="B", help="of a stage, in its forwards (default 2)")
     pipeline.add_argument("--send", type=float, metavar="S", help="from a process to another, in forwards (default 0)")
     pipeline.add_argument("--svg", metavar="FILE", help="draw it in this file as well")
+    calibrating.add_arguments(plan)
 
 
 def _failed(given: argparse.Namespace, error: BessemerError) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.screens import demo_screen, run_screen
+from bessemer.screens import demo_screen, planned_lines, run_screen
 from bessemer.terminal import amount, say
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def tokens(given: argparse.Namespace) -> Any:
 
 
 def plan(given: argparse.Namespace) -> Any:
-    from bessemer import planning
+    from bessemer import calibrating, planning
 
-    return planning.plan(given, _session)
+    return calibrating.plan(given, _session) if calibrating.wanted(given) else planning.plan(given, _session)
 
 
 def train(given: argparse.Namespace) -> Any:
@@ -254,6 +254,8 @@ def report(given: argparse.Namespace) -> Any:
     written = page.write(session.run)
     if not given.json:
         print(written)
+        if compared := planned_lines(session.run):
+            print(compared)
     return {"report": written}
 
 

@@ -80,7 +80,7 @@ def _is_for_a_cluster(given: argparse.Namespace) -> bool:
 def _on_this_machine(given: argparse.Namespace, session: Session) -> Any:
     from bessemer import stages
 
-    plan, recipe = stages.plan_only(session.recipe, session.run)
+    plan, recipe = stages.plan_only(session.recipe, session.run, Path(given.calibration) if given.calibration else None)
     if not given.json:
         print_plan(plan, recipe)
     return plan

@@ -8,6 +8,7 @@
     checkpoints/       step-00001000/, latest
     metrics.jsonl      one line a step; incidents.jsonl what went wrong and what was done
     tensorboard/       the same curves as event files
+    planned_against_measured.json   the plan's step time and memory beside those of the training
     profile/           with --profile: trace.json.gz, and profile.json: where a step's time went
     evaluation.json    held-out loss, bits per byte, the 5-gram beside it, samples
     export/            the model in the Hugging Face layout

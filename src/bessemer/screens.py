@@ -24,7 +24,7 @@ def print_plan(plan: dict[str, Any], recipe: Recipe) -> None:
         "learning rate": f"{recipe.train.optimizer.learning_rate}",
         "compute": f"{plan['total_flops']:.3g} FLOP, {plan['flops_per_token']:.3g} a token",
         "time": f"{duration(plan['seconds'])}: {plan['step_seconds']:.3g} s a step ({plan['step_seconds_from']}), "
-        f"{amount(plan['tokens_per_second'])} tokens/s, MFU {plan['mfu']:.0%}",
+        f"{amount(plan['tokens_per_second'])} tokens/s, MFU {plan['mfu']:.0%}{_interval(plan)}",
         "memory": f"{size(memory['total'])}: {parts}",
         "fits": "yes" if plan["fits"] else "no: this device has less free memory than that",
     }
@@ -37,6 +37,11 @@ def print_plan(plan: dict[str, Any], recipe: Recipe) -> None:
         rows["epochs"] = ", ".join(f"{name} {turns:.2f}" for name, turns in epochs.items())
     for name, value in rows.items():
         print(f"{name:<14} {value}")
+
+
+def _interval(plan: dict[str, Any]) -> str:
+    found = plan.get("step_interval")
+    return f"; between {found[0]:.3g} and {found[1]:.3g} s a step" if found else ""
 
 
 SIMULATED_ROWS = {  # of the simulation to those of the plan
@@ -74,7 +79,17 @@ def print_simulated(found: dict[str, Any]) -> None:
     )
 
 
+def planned_lines(run: RunFolder) -> str:
+    """The plan's step time and memory beside the measured ones, where both are known."""
+    from bessemer.report import planned
+
+    told = planned.of_run(run)
+    return "\n".join(f"  {line}" for line in planned.lines(told)) if told else ""
+
+
 def run_screen(run: RunFolder) -> None:
+    if compared := planned_lines(run):
+        say(f"\n{compared}")
     say(f"\n  report  {run.report}\n  model   {run.export}\n  folder  {run.path}")
 
 
@@ -100,6 +115,7 @@ def demo_screen(run: RunFolder) -> None:
         say("  [bold]" + escape(sample["prompt"]) + "[/]" + escape(sample["text"].rstrip()).replace("\n", "\n  "))
     kind = {"masked": "MaskedLM", "classify": "SequenceClassification"}.get(found.get("objective"), "CausalLM")
     say(
+        f"\n{planned_lines(run)}"
         f"\n  report   {run.report}   open it in a browser"
         f"\n  model    {run.export}   AutoModelFor{kind}.from_pretrained({str(run.export)!r})"
         f"\n  folder   {run.path}   recipe, corpus, tokens, checkpoints, metrics"

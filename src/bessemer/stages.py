@@ -27,10 +27,11 @@ HARMLESS = (
 )  # fmt: skip
 TRAINED = (
     "recipe.toml", "plan.json", "checkpoints", "metrics.jsonl", "incidents.jsonl", "mixture.json", "tensorboard",
-    "evaluation.json", "export", "report.html", "environment.json", "profile",
+    "evaluation.json", "export", "report.html", "environment.json", "profile", "planned_against_measured.json",
 )  # fmt: skip
 MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
 MEASURABLE_SECONDS = 10.0  # micro-batches predicted to take longer are not measured
+PREDICTED = "predicted from this machine's calibration"
 MINUTES_SHARE = 0.92  # of train.minutes that goes into steps; the rest is validation and saving
 
 
@@ -175,6 +176,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     """Train to the last step, from where the run stands. profile: a few steps under the profiler, into profile/."""
     from bessemer.checkpoint.protocol import published
     from bessemer.launch import start
+    from bessemer.report import planned
     from bessemer.train import device as devices
     from bessemer.train.loop import TrainSummary
     from bessemer.train.session import train_here
@@ -188,19 +190,20 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
             made = TrainSummary(**start.train(recipe, run, profile))
         else:
             made = train_here(recipe, run, prepared.plan, profile, devices.choose(recipe.train))
-        planned = prepared.plan["memory_bytes"]["total"]
+        predicted = prepared.plan["memory_bytes"]["total"]
         if made.resumed_at == made.step:
             return None
         skipped = f", {made.skipped} updates skipped" if made.skipped else ""
         skipped += f", {made.rescaled} steps given up to lower the loss scale" if made.rescaled else ""
         scored = f", {made.bits_per_byte:.3f} bits per byte held out" if made.bits_per_byte else ""
         scored += f", {made.accuracy:.1%} right on held-out text" if made.accuracy is not None else ""
-        memory = f", {size(made.peak_memory)} at the peak ({size(planned)} predicted)"
+        memory = f", {size(made.peak_memory)} at the peak ({size(predicted)} predicted)"
         again = f", {made.recomputed} blocks recomputed" if made.recomputed else ""
         return f"{made.step:,} steps{scored}{skipped}{memory}{again}"
 
     # Whether the last checkpoint is whole is for the loop to find out; that there is one is enough to ask it.
     session.stage("train", work, current=bool(done) and done[-1] == steps and (run.path / "mixture.json").exists())
+    planned.write(run)
 
 
 def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, Any]:
@@ -278,22 +281,35 @@ def set_aside(run: RunFolder) -> Path | None:
     return place
 
 
-def plan_only(recipe: Recipe, run: RunFolder) -> tuple[dict[str, Any], Recipe]:
-    """What a recipe will take, without a run folder: for `bessemer plan`."""
+def plan_only(
+    recipe: Recipe, run: RunFolder, calibration: Path | None = None, measure: bool = True
+) -> tuple[dict[str, Any], Recipe]:
+    """What a recipe will take, without a run folder: for `bessemer plan`. calibration: a file, in the place of the user's;
+    measure: time a step where that is quick."""
     from bessemer.plan import dial
     from bessemer.tokens import outlook as known
 
     vocabulary, labels = known.vocabulary(recipe, run.tokens), known.labels(recipe, run.tokens)
     resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=_micro_batch_tokens(recipe), labels=labels)
-    told, final = _planned(recipe, resolved, vocabulary, labels)
+    told, final = _planned(recipe, resolved, vocabulary, labels, calibration, measure)
     return {**told, **known.outlook(final, run.tokens)}, final
 
 
-def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> tuple[dict[str, Any], Recipe]:
-    """Measure a step where that is quick, plan the run, and turn train.minutes into steps."""
+def _planned(
+    recipe: Recipe,
+    resolved: Recipe,
+    vocabulary: int,
+    labels: int,
+    calibration: Path | None = None,
+    measure: bool = True,
+) -> tuple[dict[str, Any], Recipe]:
+    """Measure a step where that is quick, else predict it where this machine is calibrated; plan the run, and turn
+    train.minutes into steps."""
     import torch
 
+    from bessemer.measure.known import machine_of
     from bessemer.plan import cost, dial
+    from bessemer.plan.estimate import cpu
     from bessemer.train import device as devices
     from bessemer.train.measure import step_seconds
     from bessemer.train.planned_traffic import planned_bytes
@@ -314,8 +330,19 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> 
     def planned(of: Recipe, seconds: float | None) -> cost.Plan:
         memory = memory_of(of, config, device, blocks, base)
         share = cost.devices_of(of, device.is_cuda)
-        return cost.plan(of, config, device=device.name, peak=peak, memory=memory, step_seconds=seconds, devices=share)
+        return cost.plan(
+            of,
+            config,
+            device=device.name,
+            peak=peak,
+            memory=memory,
+            step_seconds=seconds,
+            devices=share,
+            source="measured on this machine" if predicted is None else PREDICTED,
+            interval=None if predicted is None else (predicted.low, predicted.high),
+        )
 
+    predicted = None
     first = planned(resolved, None)
     free = 0.8 * devices.available_bytes(device)
     fits = first.memory_bytes["total"] < free
@@ -328,7 +355,10 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> 
         and alone.total < free
         and first.step_seconds * cost.devices_of(resolved, device.is_cuda) / micro_batches < MEASURABLE_SECONDS
     )
-    measured = step_seconds(resolved, config, device, MEASURE_SECONDS) if quick else None
+    measured = step_seconds(resolved, config, device, MEASURE_SECONDS) if quick and measure else None
+    if measured is None and not device.is_cuda and (machine := machine_of(device, calibration)) is not None:
+        predicted = None if cpu.why_not(resolved, config) else cpu.step(resolved, config, machine)
+        measured = None if predicted is None else predicted.seconds
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
         seconds = planned(resolved, measured).step_seconds
         full_steps = recipe.train.minutes * 60 * MINUTES_SHARE / seconds

@@ -67,22 +67,23 @@ def _with_way(
     advance: Callable[[float], None],
 ) -> Machine:
     """The machine with one more way measured, for about so many seconds."""
-    sizes = kernels.sizes_for(budget, device.is_cuda)
     places = 2 if name == PAIRS else 1
     precisions = ("bf16", "fp32") if device.is_cuda else ("fp32",)
     products: list[Item] = []
     attention: list[Item] = []
     began = clock()
     with kernels.places(places, max(machine.threads // places, 1), device.is_cuda) as everywhere:
+        speed = kernels.probe(precisions[0], device.place, places, everywhere, clock)
+        sizes = kernels.sizes_for((1.0 - OF_HOST) * budget / len(precisions), speed, device.is_cuda)
         for precision in precisions:
             products += kernels.products(sizes, precision, device.place, places, everywhere)
             attention += kernels.attention(sizes, precision, device.place, places, everywhere)
         passes, moved = kernels.passes(sizes, device.place, places, everywhere)
-        rounds = measure([*products, *attention, *passes], (1.0 - OF_HOST) * budget, clock, advance)
+        rounds = measure([*products, *attention, *passes], (1.0 - OF_HOST) * budget - (clock() - began), clock, advance)
     way = Way(
         tuple(_entry(Product, item) for item in products),
         tuple(_entry(AttentionTime, item) for item in attention),
-        tuple(_entry(Pass, item, moved[_names(item)[0]]) for item in passes),
+        tuple(_entry(Pass, item, moved[item.key[0]]) for item in passes),
         Host(0.0, 0.0, 0.0, 0.0),
         max(rounds, 1),
     )
@@ -96,13 +97,9 @@ def _with_way(
     return replace(machine, ways={**machine.ways, name: way}, _rates={})
 
 
-def _names(item: Item) -> Any:
-    return item.key
-
-
 def _entry(kind: Any, item: Item, *more: int) -> Any:
     """What is stored of an item: its key's parts in order, and its time."""
-    return kind(*_names(item), *more, item.timing())
+    return kind(*item.key, *more, item.timing())
 
 
 def busy_share(seconds: float = BUSY_SECONDS) -> float:

@@ -78,7 +78,7 @@ def main() -> None:
         once = max(call(3) / 3, 1e-6)
         times = budget / len(SIZES[kind]) / max(once, SHORTEST)
         rounds, repeats = team.first((int(min(max(times, 3), 50)), int(max(1, min(SHORTEST / once, 100)))))
-        item = Item(size, call, repeats)
+        item = Item((size,), call, repeats)
         item.seconds = [call(repeats) / repeats for _ in range(rounds)]
         timing = item.timing()
         rows.append((size, timing.seconds, timing.spread))

@@ -30,6 +30,7 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ARENA = 3  # operands of the largest size that the memory for fresh ones holds
 KEPT = 8  # results that are kept alive, so that the next ones lie elsewhere, as those of a step do
 COLD = 1 << 22  # elements of one operand in all its copies: 16 MiB of fp32, beyond a core's own caches
+MOST_PROBES = 1000
 ROW = 256  # elements of a row in element-wise operations over rows, about a model's width
 HEAD_ROW = 64  # of a head
 Everywhere = Callable[["Work"], Callable[[int], float]]
@@ -46,22 +47,51 @@ class Sizes:
     elements: tuple[int, ...]
 
 
-SHORT_PASSES, PASSES = (1 << 13, 1 << 17, 1 << 21), (1 << 13, 1 << 16, 1 << 19, 1 << 22)
-CPU_SIZES = (  # (seconds there should be for one way, what they allow)
-    (40.0, Sizes((32, 96, 256, 512, 1024, 2048), (32, 128, 256, 512, 1024, 2048), (32, 64, 128), PASSES)),
-    (8.0, Sizes((32, 128, 512, 1024), (64, 256, 1024), (32, 128), SHORT_PASSES)),
-    (0.0, Sizes((32, 128), (32, 128), (32,), SHORT_PASSES[:2])),
+FEW_PASSES, PASSES = (1 << 13, 1 << 17, 1 << 21), (1 << 13, 1 << 16, 1 << 19, 1 << 22)
+CPU_SIZES = (  # the finest first
+    Sizes((32, 96, 256, 512, 1024, 2048), (32, 128, 256, 512, 1024, 2048), (32, 64, 128), PASSES),
+    Sizes((32, 128, 512, 1024), (64, 256, 1024), (32, 128), FEW_PASSES),
+    Sizes((32, 128, 512), (64, 256), (32, 128), FEW_PASSES),
+    Sizes((32, 128), (32, 128), (32,), FEW_PASSES[:2]),
 )
-LARGE_PASSES = (1 << 16, 1 << 20, 1 << 24, 1 << 27)
+GPU_PASSES = (1 << 16, 1 << 20, 1 << 24, 1 << 27)
 GPU_SIZES = (
-    (20.0, Sizes((128, 512, 1024, 2048, 4096, 8192), (512, 1024, 2048, 4096, 8192), (64, 128), LARGE_PASSES)),
-    (0.0, Sizes((128, 1024, 4096), (512, 2048), (64, 128), LARGE_PASSES[:3])),
+    Sizes((128, 512, 1024, 2048, 4096, 8192), (512, 1024, 2048, 4096, 8192), (64, 128), GPU_PASSES),
+    Sizes((128, 1024, 4096), (512, 2048), (64, 128), GPU_PASSES[:3]),
 )
+ROUNDS_WANTED = 5  # that fit into the time, the two that warm up counted
+OF_PRODUCTS = 0.5  # of a round's time, about: the rest is attention and passes
+PROBE, PROBE_SECONDS = 256, 0.2  # edge of the products that tell how fast this machine is at the moment
 
 
-def sizes_for(seconds: float, is_cuda: bool) -> Sizes:
-    """The finest grid of sizes that so many seconds measure a few times over."""
-    return next(found for least, found in (GPU_SIZES if is_cuda else CPU_SIZES) if seconds >= least)
+def sizes_for(seconds: float, flops: float, is_cuda: bool) -> Sizes:
+    """The finest grid that so many seconds measure a few times over, where products run at so many FLOP/s; else the coarsest."""
+    grids = GPU_SIZES if is_cuda else CPU_SIZES
+    fitting = (one for one in grids if ROUNDS_WANTED * round_flops(one) / (OF_PRODUCTS * flops) <= seconds)
+    return next(fitting, grids[-1])
+
+
+def round_flops(sizes: Sizes) -> float:
+    """FLOPs of every product of a grid, once in each transpose."""
+    return 2.0 * len(TRANSPOSES) * sum(sizes.edges) ** 3
+
+
+def probe(
+    precision: str, device: torch.device, count: int, everywhere: Everywhere, clock: Callable[[], float]
+) -> float:
+    """FLOP/s by the wall's clock of products at every place, at the moment, neighbours included."""
+    edge = PROBE * (16 if device.type == "cuda" else 1)
+    only = next(
+        item for item in products(Sizes((edge,), (), (), ()), precision, device, count, everywhere) if "nt" in item.key
+    )
+    only.call(2)
+    began, calls = clock(), 0
+    while calls < 3 or clock() - began < PROBE_SECONDS:
+        only.call(1)
+        calls += 1
+        if calls >= MOST_PROBES:
+            break
+    return 2.0 * edge**3 * calls / max(clock() - began, 1e-9)
 
 
 @contextmanager

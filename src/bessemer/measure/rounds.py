@@ -6,10 +6,11 @@ neighbours as everything else, and a median over rounds forgets the bad ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter, thread_time
+from typing import Any
 
 from bessemer.plan.machine import Timing
 
@@ -26,7 +27,7 @@ MOST_REPEATS = 200
 class Item:
     """Something to be timed. call: does it so many times, and returns the seconds that took."""
 
-    key: Hashable
+    key: tuple[Any, ...]
     call: Callable[[int], float]
     repeats: int = 1
     seconds: list[float] = field(default_factory=list)

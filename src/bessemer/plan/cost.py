@@ -63,10 +63,15 @@ def recomputed_flops_per_token(recipe: Recipe, config: ModelConfig, recomputed: 
     return 2.0 * recomputed * (config.block_matrix_parameters - last) + 4 * config.heads * config.head_dim * seen
 
 
-# What a process holds on a CPU beyond its tensors, since blocks of many sizes leave holes in the heap: measured with glibc
-# on models of 1.4M to 79M parameters and micro-batches of 256 to 1,024 tokens, resident memory less live tensors.
+# What one of several processes holds on a CPU beyond its tensors, since blocks of many sizes leave holes in the heap: measured
+# with glibc on models of 1.4M to 79M parameters and micro-batches of 256 to 1,024 tokens, resident memory less live tensors.
 HEAP_SLACK_BYTES = 50_000_000
 HEAP_SLACK_SHARE = 0.5  # of what a step allocates and frees: gradients, activations, logits
+# The same of a process alone: libraries that training loads and its threads, and the share with one micro-batch a step and
+# with several, whose gradients are made while the sum of the earlier ones is held. Two at a time do not reach their peaks
+# together, which makes up for the holes. Fitted on the runs marked so in docs/calibration.md.
+RUN_BYTES, PAIRED_BYTES = 20_000_000, 30_000_000
+SLACK_OF_ONE, SLACK_OF_SEVERAL = 0.25, 0.45
 # Logits of a chunk on a CPU: 8 MiB of fp32 stay in the last cache, where every pass over them is faster; with 8,192 ids
 # that is 256 rows. Products of fewer than 128 rows run slowly (docs/notes/cpu-step.md).
 CACHED_LOGITS, FEWEST_ROWS = 1 << 21, 128
@@ -140,7 +145,9 @@ def memory(
         trained = config.classifier_parameters
         activations = tokens * (per_block + 2 * config.width) * bytes_per_activation
     activations, logits = together * activations, together * logits
-    gradients = 4 * trained * (1 if together == 1 else 1 + together)
+    micro_batches = (train.global_batch_tokens or tokens) // tokens
+    # Two at a time: those of each that is under way, and the sum of the ones before, where there are any.
+    gradients = 4 * trained * (1 if together == 1 else min(micro_batches, 1 + together))
     transient = gradients + activations + logits
     return Memory(
         weights=4 * config.parameters,
@@ -151,8 +158,15 @@ def memory(
         logits=logits,
         base=base,
         casts=whole * config.block_matrix_parameters * bytes_per_cast,
-        slack=0 if is_cuda else HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * transient),
+        slack=0 if is_cuda else heap_slack(transient, micro_batches, together),
     )
+
+
+def heap_slack(transient: int, micro_batches: int, together: int) -> int:
+    """Bytes that a process alone holds on a CPU beyond its tensors; transient: bytes that a step allocates and frees."""
+    if together > 1:
+        return PAIRED_BYTES
+    return RUN_BYTES + int((SLACK_OF_SEVERAL if micro_batches > 1 else SLACK_OF_ONE) * transient)
 
 
 def kept_by_a_block(config: ModelConfig) -> int:
@@ -201,6 +215,7 @@ class Plan:
     seconds: float
     tokens_per_second: float
     mfu: float
+    step_interval: tuple[float, float] | None = None  # seconds, in which a predicted step is expected
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -225,9 +240,12 @@ def plan(
     memory: Memory,
     step_seconds: float | None,
     devices: int = 1,
+    source: str = "measured on this machine",
+    interval: tuple[float, float] | None = None,
 ) -> Plan:
-    """Plan a resolved recipe; peak, memory: of one of `devices`. step_seconds: of a step measured on one device; None: from
-    ASSUMED_MFU of the peak. Several are said to take their share of it, with nothing for what processes tell each other.
+    """Plan a resolved recipe; peak, memory: of one of `devices`. step_seconds: of a step on one device, known from `source`
+    within `interval`; None: from ASSUMED_MFU of the peak. Several are said to take their share of it, with nothing for what
+    processes tell each other.
     """
     steps, batch = recipe.train.steps, recipe.train.global_batch_tokens
     assert steps is not None and batch is not None, "the recipe is resolved"
@@ -252,8 +270,9 @@ def plan(
         step_seconds=seconds,
         step_seconds_from=f"{ASSUMED_MFU:.0%} of the peak{each}"
         if step_seconds is None
-        else "measured on this machine" + (f", over {devices:,} devices" if devices > 1 else ""),
+        else source + (f", over {devices:,} devices" if devices > 1 else ""),
         seconds=seconds * tokens / batch,  # a smaller batch takes its part of a full step
         tokens_per_second=batch / seconds,
         mfu=per_token * batch / seconds / (peak * devices),
+        step_interval=None if interval is None else (interval[0] / devices, interval[1] / devices),
     )

@@ -341,9 +341,18 @@ def load_if_there(path: Path | None = None) -> Machine | None:
 
 def _check(machine: Machine) -> None:
     """Raise ValueError unless every rate is a positive number and every group of sizes a full grid."""
+    for name, least in (("threads", 1), ("memory", 1), ("seconds", 0), ("busy", 0)):
+        value = getattr(machine, name)
+        if not isinstance(value, int | float) or not (least <= value < math.inf):
+            raise ValueError(f"{name} = {value!r}")
+    for entry in machine.all_reduce:
+        if not (0 < entry.timing.seconds < math.inf and entry.size > 0 and entry.processes > 1):
+            raise ValueError(f"all_reduce: {entry.timing.seconds} s for {entry.size} bytes")
     if WHOLE not in machine.ways:
         raise ValueError(f"ways.{WHOLE} is missing")
     for name, way in machine.ways.items():
+        if not all(0 <= value < math.inf for value in asdict(way.host).values()):
+            raise ValueError(f"ways.{name}.host: a time below zero")
         for part in ("products", "attention", "passes"):
             sizes: dict[tuple[str, ...], set[tuple[int, ...]]] = {}
             for entry in getattr(way, part):

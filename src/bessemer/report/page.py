@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import BessemerError
-from bessemer.report import corpus, figures, findings, processes, quality, rows
+from bessemer.report import corpus, figures, findings, planned, processes, quality, rows
 from bessemer.report import data as run_data
 from bessemer.report.data import RunData
 from bessemer.report.fertility import fertility
@@ -27,6 +27,7 @@ def write(run: RunFolder) -> Path:
 
     Raises InputError when the folder holds nothing of a run.
     """
+    planned.write(run)
     # A lone surrogate, as a damaged excerpt may hold, cannot be written as UTF-8.
     write_atomic(run.report, render(run_data.read(run)).encode("utf-8", errors="replace"))
     return run.report

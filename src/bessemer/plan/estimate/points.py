@@ -1,0 +1,71 @@
+"""What a run measured of itself, read from its folder: the steady time of a step and the peak of memory, with their spread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any
+
+from bessemer.errors import InputError
+from bessemer.run import RunFolder, read_json_lines
+
+START_SHARE, START_STEPS = 0.1, 3  # steps left out at the start: caches, the allocator and the kernel's choices settle
+FEWEST = 3  # steps that a median is taken of
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """seconds: median of a steady step of the full batch; spread: interquartile range as a share of it; steps: that it is of;
+    batch_tokens: of such a step; memory: peak bytes of the fullest process, None where it was not recorded."""
+
+    seconds: float
+    spread: float
+    steps: int
+    batch_tokens: int
+    memory: float | None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.batch_tokens / self.seconds
+
+
+def of_run(run: RunFolder) -> MeasuredRun:
+    """What the metrics of a run say. Raises InputError for a folder without enough steps in it."""
+    rows = read_json_lines(run.metrics)
+    found = measured(rows)
+    if found is None:
+        there = f"{run.metrics} holds too few steps" if rows else f"{run.metrics} is not there"
+        raise InputError(
+            f"{run.path}: nothing to calibrate with: {there}; train {FEWEST + START_STEPS} steps or more first"
+        )
+    return found
+
+
+def measured(rows: list[dict[str, Any]]) -> MeasuredRun | None:
+    """The same from the lines of metrics.jsonl; None when there are too few steps.
+
+    Steps of a batch that is still growing, and those at the start, are left out.
+    """
+    steps = [
+        row
+        for row in rows
+        if row.get("kind") == "train" and _positive(row, "step_seconds") and _positive(row, "tokens_per_second")
+    ]
+    if not steps:
+        return None
+    sizes = [round(row["step_seconds"] * row["tokens_per_second"]) for row in steps]
+    full = max(sizes)
+    seconds = [row["step_seconds"] for row, size in zip(steps, sizes, strict=True) if size >= 0.999 * full]
+    skipped = min(max(START_STEPS, int(START_SHARE * len(seconds))), max(len(seconds) - FEWEST, 0))
+    seconds = seconds[skipped:]
+    if len(seconds) < FEWEST:
+        return None
+    low, middle, high = quantiles(seconds, n=4, method="inclusive")
+    memory = [row["memory_bytes"] for row in rows if row.get("kind") == "train" and _positive(row, "memory_bytes")]
+    memory += [row["measured"] for row in rows if row.get("kind") == "memory" and _positive(row, "measured")]
+    return MeasuredRun(median(seconds), (high - low) / middle, len(seconds), full, max(memory, default=None))
+
+
+def _positive(row: dict[str, Any], name: str) -> bool:
+    value = row.get(name)
+    return isinstance(value, int | float) and value > 0

@@ -1,0 +1,68 @@
+"""The plan of a run held against what was measured: memory and step time, side by side, with the error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bessemer.errors import BessemerError
+from bessemer.plan.estimate.points import MeasuredRun, measured
+from bessemer.run import RunFolder, read_json, read_json_lines, write_json
+from bessemer.terminal import size
+
+
+def against_measured(plan: dict[str, Any], found: MeasuredRun) -> dict[str, Any]:
+    """Planned and measured step time (seconds) and peak memory (bytes); error: of the plan, as a share of what was measured.
+
+    spread: interquartile range of the steps as a share of their median; interval: in which the plan expected a step.
+    """
+    told: dict[str, Any] = {"steps": found.steps}
+    seconds, memory = plan.get("step_seconds"), (plan.get("memory_bytes") or {}).get("total")
+    if seconds:
+        told["step_seconds"] = {
+            "planned": seconds, "measured": found.seconds, "error": seconds / found.seconds - 1.0, "spread": found.spread,
+            "interval": plan.get("step_interval"), "from": plan.get("step_seconds_from"),
+        }  # fmt: skip
+    if memory and found.memory:
+        told["memory_bytes"] = {"planned": memory, "measured": found.memory, "error": memory / found.memory - 1.0}
+    return told
+
+
+def of_run(run: RunFolder) -> dict[str, Any] | None:
+    """The same of a run folder; None when one of the two sides is not there (yet) or damaged."""
+    try:
+        plan = read_json(run.plan) if run.plan.exists() else None
+    except BessemerError:
+        return None
+    found = measured([row for row in read_json_lines(run.metrics) if isinstance(row, dict)]) if plan else None
+    return against_measured(plan, found) if isinstance(plan, dict) and found is not None else None
+
+
+def write(run: RunFolder) -> dict[str, Any] | None:
+    """Write planned_against_measured.json where both sides are there, atomically, and return what it holds."""
+    told = of_run(run)
+    if told is not None:
+        write_json(run.path / FILE, told)
+    return told
+
+
+FILE = "planned_against_measured.json"
+
+
+def lines(told: dict[str, Any]) -> list[str]:
+    """For the terminal: one line for time, one for memory, those that are known."""
+    shown = []
+    if found := told.get("step_seconds"):
+        times = (
+            f"{seconds(found['planned'])} planned, {seconds(found['measured'])} measured (median of {told['steps']:,})"
+        )
+        shown.append(f"step    {times}: {found['error']:+.1%}")
+    if found := told.get("memory_bytes"):
+        shown.append(
+            f"memory  {size(found['planned'])} planned, {size(found['measured'])} measured: {found['error']:+.1%}"
+        )
+    return shown
+
+
+def seconds(value: float) -> str:
+    """A step's time as a person reads it."""
+    return f"{1000 * value:.1f} ms" if value < 1 else f"{value:.2f} s"

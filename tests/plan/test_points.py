@@ -1,0 +1,100 @@
+"""What a run measured of itself: steady steps of the full batch, the peak of memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.calibrating import by_run
+from bessemer.errors import InputError
+from bessemer.plan.estimate.points import MeasuredRun, measured, of_run
+from bessemer.report import planned
+from bessemer.run import RunFolder
+
+
+def step(number: int, seconds: float, tokens: int = 1000, **more: Any) -> dict[str, Any]:
+    return {"kind": "train", "step": number, "step_seconds": seconds, "tokens_per_second": tokens / seconds, **more}
+
+
+def test_the_median_forgets_the_start_and_the_neighbours() -> None:
+    rows = [step(1, 9.0), step(2, 3.0), step(3, 2.0), *(step(n, 1.0) for n in range(4, 30)), step(30, 50.0)]
+    found = measured(rows)
+    assert found is not None and (found.seconds, found.spread, found.batch_tokens) == (1.0, 0.0, 1000)
+    assert found.steps == 27 and found.memory is None and found.tokens_per_second == 1000
+
+
+def test_a_batch_that_grows_counts_when_it_is_full() -> None:
+    found = measured([*(step(n, 0.1, 100) for n in range(50)), *(step(n, 1.0) for n in range(50, 60))])
+    assert found is not None and found.seconds == 1.0 and found.batch_tokens == 1000
+
+
+def test_the_spread_is_of_the_middle_half() -> None:
+    found = measured([step(n, 1.0) for n in range(3)] + [step(n, 0.8 + 0.1 * n) for n in range(5)])
+    assert found is not None and found.seconds == pytest.approx(1.0) and found.spread == pytest.approx(0.2)
+
+
+def test_memory_is_the_most_that_any_line_says() -> None:
+    rows = [step(n, 1.0, memory_bytes=100 + n) for n in range(9)] + [{"kind": "memory", "step": 9, "measured": 150}]
+    found = measured(rows)
+    assert found is not None and found.memory == 150
+
+
+def test_too_few_steps_are_said(tmp_path: Path) -> None:
+    assert measured([step(1, 1.0), step(2, 1.0)]) is None and measured([]) is None
+    assert measured([step(1, 1.0), {"kind": "train", "step_seconds": None}, step(3, 1.0), step(4, 1.0)]) is not None
+    run = RunFolder(tmp_path)
+    with pytest.raises(InputError, match="not there"):
+        of_run(run)
+    run.metrics.write_text(json.dumps(step(1, 1.0)) + "\n")
+    with pytest.raises(InputError, match="too few steps"):
+        of_run(run)
+
+
+def test_plan_and_measurement_side_by_side(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    assert planned.write(run) is None
+    run.plan.write_text(
+        json.dumps({"step_seconds": 1.1, "memory_bytes": {"total": 90}, "step_seconds_from": "a guess"})
+    )
+    assert planned.write(run) is None
+    run.metrics.write_text("".join(json.dumps(step(n, 1.0, memory_bytes=100)) + "\n" for n in range(8)))
+    told = planned.write(run)
+    assert told == json.loads((tmp_path / planned.FILE).read_text())
+    assert told is not None and told["step_seconds"]["error"] == pytest.approx(0.1)
+    assert told["memory_bytes"]["error"] == pytest.approx(-0.1)
+    assert planned.lines(told) == [
+        "step    1.10 s planned, 1.00 s measured (median of 5): +10.0%", "memory  90 B planned, 100 B measured: -10.0%",
+    ]  # fmt: skip
+    run.plan.write_text("{")
+    assert planned.of_run(run) is None
+
+
+def plan_of(seconds: float, flops: float, interval: tuple[float, float] | None = None) -> dict[str, Any]:
+    return {
+        "step_seconds": seconds, "step_interval": interval, "flops_per_token": flops, "seconds": 100 * seconds,
+        "tokens_per_second": 1000 / seconds, "mfu": 0.4, "memory_bytes": {"total": 50},
+    }  # fmt: skip
+
+
+def test_a_run_scales_another_plan_by_its_own_error() -> None:
+    found = MeasuredRun(1.2, 0.1, 20, 1000, 55.0)
+    scaled = by_run(plan_of(10.0, 5e9, (9.0, 11.0)), 2000, plan_of(1.0, 1e9, (0.9, 1.1)), 1000, found)
+    assert scaled["step_seconds"] == pytest.approx(12.0) and scaled["seconds"] == pytest.approx(1200.0)
+    low, high = scaled["step_interval"]
+    assert high - 12.0 == pytest.approx(12.0 - low) and (high - 12.0) / 12.0 == pytest.approx((0.1**2 + 0.05**2) ** 0.5)
+    assert scaled["calibrated_on"] == {
+        "step_ratio": pytest.approx(1.2),
+        "spread": 0.1,
+        "steps": 20,
+        "memory_ratio": pytest.approx(1.1),
+    }
+
+
+def test_without_a_calibration_the_time_goes_with_the_flops() -> None:
+    found = MeasuredRun(1.2, 0.0, 20, 1000, None)
+    scaled = by_run(plan_of(99.0, 5e9), 2000, plan_of(1.0, 1e9), 1000, found)
+    assert scaled["step_seconds"] == pytest.approx(1.2 * 10) and scaled["mfu"] == pytest.approx(0.4 * 99 / 12)
+    assert scaled["step_interval"][1] > 1.2 * scaled["step_seconds"] and scaled["calibrated_on"]["memory_ratio"] is None
