@@ -30,7 +30,7 @@ FLOORS = [
     ("stages",),
     ("studies",),
     ("screens",),
-    ("calibrating",),
+    ("calibrating", "planning"),
     ("processes",),
     ("commands",),
     ("cli",),

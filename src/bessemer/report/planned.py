@@ -6,6 +6,7 @@ from typing import Any
 
 from bessemer.errors import BessemerError
 from bessemer.plan.estimate.points import MeasuredRun, measured
+from bessemer.report.data import number, table
 from bessemer.run import RunFolder, read_json, read_json_lines, write_json
 from bessemer.terminal import size
 
@@ -16,7 +17,7 @@ def against_measured(plan: dict[str, Any], found: MeasuredRun) -> dict[str, Any]
     spread: interquartile range of the steps as a share of their median; interval: in which the plan expected a step.
     """
     told: dict[str, Any] = {"steps": found.steps}
-    seconds, memory = plan.get("step_seconds"), (plan.get("memory_bytes") or {}).get("total")
+    seconds, memory = number(plan.get("step_seconds")), number(table(plan.get("memory_bytes")).get("total"))
     if seconds:
         told["step_seconds"] = {
             "planned": seconds, "measured": found.seconds, "error": seconds / found.seconds - 1.0, "spread": found.spread,

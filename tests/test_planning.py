@@ -1,0 +1,156 @@
+"""`bessemer plan` for a cluster, as a person and as a machine reads it; `parallel.auto`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.planning import with_chosen_layout
+from bessemer.recipe import load
+from bessemer.run import RunFolder
+from tests.conftest import recipe_text, write_text
+
+KEYS = {
+    "parameters", "flops_per_token", "total_flops", "step_seconds", "tokens_per_second_per_device", "model_tflops_per_device",
+    "mfu", "hfu", "bubble", "days", "device_hours", "cost", "fits", "layout", "memory_bytes_per_device", "chinchilla",
+}  # fmt: skip
+LAYOUT = {"replicate", "shard", "tensor", "pipeline", "virtual", "context", "micro_batch", "recompute"}
+MEMORY = {"weights", "gradients", "optimizer", "activations", "logits", "buffers", "total"}
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run_command(["plan", "--json", *arguments]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_keys_and_what_ties_them(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(
+        capsys, "--model", "llama3-8b", "--tokens", "1T", "--batch", "4194304", "--gpus", "64xH100", "--price", "2"
+    )
+    assert set(found) >= KEYS and set(found["layout"]) >= LAYOUT and set(found["memory_bytes_per_device"]) >= MEMORY
+    assert set(found["chinchilla"]) >= {"optimal_tokens", "ratio", "verdict"}
+    assert found["parameters"] == 8_030_261_248
+    assert found["total_flops"] == pytest.approx(found["flops_per_token"] * found["tokens"])
+    layout, devices = found["layout"], found["devices"]
+    assert (
+        layout["replicate"] * layout["shard"] * layout["tensor"] * layout["pipeline"] * layout["context"]
+        == devices
+        == 64
+    )
+    seconds = found["tokens"] / 4_194_304 * found["step_seconds"]
+    assert found["days"] == pytest.approx(seconds / 86_400) and found["device_hours"] == pytest.approx(
+        seconds / 3600 * 64
+    )
+    assert found["cost"] == pytest.approx(2 * found["device_hours"])
+    assert found["tokens_per_second_per_device"] == pytest.approx(4_194_304 / found["step_seconds"] / 64)
+    assert found["mfu"] == pytest.approx(found["model_tflops_per_device"] / 989) and found["hfu"] >= found["mfu"]
+    parts = found["memory_bytes_per_device"]
+    assert parts["total"] == sum(value for name, value in parts.items() if name != "total")
+    assert sum(found["step_seconds_by_part"].values()) == pytest.approx(found["step_seconds"], rel=1e-6)
+    assert found["fits"] and found["chinchilla"]["verdict"] == "overtrained"
+
+
+def test_a_table_a_person_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["plan", "--params", "7B", "--tokens", "140B", "--gpus", "64xA100", "--search"]) == 0
+    out = capsys.readouterr().out
+    for word in ("model", "layout", "memory", "fits", "time", "money", "scaling", "fastest", "devices"):
+        assert f"\n{word}" in f"\n{out}" or f" {word}" in out
+    assert "64 x A100 SXM 80GB" in out and "compute-optimal" in out
+
+
+def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--params", "7B", "--tokens", "140B", "--gpus", "64xH100")
+    found = told(capsys, *asked, "--what-if", "gpus=128", "--what-if", "device=H200")
+    assert [one["changes"] for one in found["what_if"]] == ["gpus=128", "device=H200"]
+    assert found["what_if"][0]["devices"] == 128 and found["what_if"][0]["days"] < found["days"]
+    assert found["what_if"][1]["device"].startswith("H200")
+    assert run_command(["plan", *asked, "--what-if", "gpus=128"]) == 0
+    assert "gpus=128" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_layout_that_does_not_fit_is_worked_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "--model", "llama3-70b", "--gpus", "8xH100", "--dp", "8", "--batch", "1048576")
+    assert not found["fits"] and found["reasons"] and found["memory_bytes_per_device"]["total"] > 80e9
+
+
+@pytest.mark.parametrize("budget", [("--flops", "6e23"), ("--days", "14"), ("--money", "1M")])
+def test_a_budget_proposes_a_model(budget: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, *budget, "--gpus", "256xH100")
+    assert found["tokens"] == pytest.approx(20 * found["parameters"], rel=0.05)
+    if budget[0] == "--flops":
+        assert found["six_nd_flops"] == pytest.approx(6e23, rel=0.05)
+    elif budget[0] == "--days":
+        assert found["days"] == pytest.approx(14, rel=0.15)
+    else:
+        assert found["cost"] == pytest.approx(1e6, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name a recipe"),
+        (("--params", "7B"), "on what"),
+        (("--gpus", "8xH100"), "which model"),
+        (("--params", "7B", "--gpus", "8xH1O0"), "did you mean"),
+        (("--params", "7B", "--days", "3", "--gpus", "8xH100"), "exclude each other"),
+        (("--flops", "1", "--gpus", "8xH100"), "do not pay for one step"),
+        (("--days", "1e-11", "--gpus", "8xH100"), "too little"),
+        (("--days", "3", "--money", "5", "--gpus", "8xH100"), "give one budget"),
+        (("--days", "3"), "on what"),
+        (("--money", "1M", "--gpus", "8xTPU v4"), "price"),
+        (("demo", "--days", "3", "--gpus", "8xH100"), "the recipe has one"),
+        (("--params", "7B", "--gpus", "8xH100", "--what-if", "gpu=3"), "did you mean gpus"),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["plan", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1
+
+
+def test_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["plan", "--devices"]) == 0
+    assert "H100 SXM" in capsys.readouterr().out
+
+
+def test_a_recipe_of_dimensions_needs_no_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "my run.toml"
+    path.write_text(
+        "[model]\nlayers = 32\nwidth = 4096\nheads = 32\nvocabulary = 50257\n[tokens]\nsequence_length = 2048\n"
+        '[train]\nglobal_batch_tokens = 1048576\nprecision = "bf16"\ntokens = 1000000000\n'
+        '[parallel]\nshard = 16\nzero = 2\n[cluster]\ndevice = "A100 80GB"\n'
+    )
+    found = told(capsys, str(path))
+    assert found["devices"] == 16 and found["layout"]["zero"] == 2 and found["layout"]["shard"] == 16
+    path.write_text(path.read_text().replace("shard = 16", "shard = 16\n") + "nodes = 4\n")
+    assert run_command(["plan", str(path)]) == 0  # 4 nodes of 4 each
+    path.write_text(path.read_text() + "devices_per_node = 8\n")
+    capsys.readouterr()
+    assert run_command(["plan", str(path)]) == 2
+    assert "16 processes, but [cluster] has 32 devices" in capsys.readouterr().err
+
+
+def test_auto_becomes_a_layout_before_anything_starts(tmp_path: Path) -> None:
+    write_text(tmp_path / "text")
+    path = tmp_path / "auto.toml"
+    path.write_text(recipe_text(tmp_path) + "\n[parallel]\nauto = true\n")
+    here = load(path)
+    assert with_chosen_layout(here, RunFolder(tmp_path / "none")).parallel.world == 1  # a CPU is one process
+    planned = load(path, ("cluster.device=H100", "cluster.nodes=2", "train.device=auto", "train.global_batch_tokens=4096"))
+    chosen = with_chosen_layout(planned, RunFolder(tmp_path / "none"))
+    assert not chosen.parallel.auto and chosen.parallel.world == 16
+    assert with_chosen_layout(planned, RunFolder(tmp_path / "none")) == chosen
+
+
+def test_auto_and_a_layout_exclude_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "auto.toml"
+    path.write_text(recipe_text(tmp_path) + "\n[parallel]\nauto = true\ntensor = 2\n")
+    assert run_command(["plan", str(path)]) == 2
+    assert "auto = true chooses tensor itself" in capsys.readouterr().err
