@@ -31,6 +31,7 @@ from bessemer.plan.estimate.job import Cluster, Job, Layout
 from bessemer.plan.estimate.physics import Physics
 from bessemer.plan.estimate.step import refuse, step
 
+# Of the sweep two models were fitted to, and the network of its cluster with them; of the single node all compute constants.
 FITTED = {"A100 single node", "nanotron 1.34B", "nanotron 8.86B"}
 SWEEP = "nanotron"
 FEWEST = 6  # cases of a set from which three are taken for a calibration
