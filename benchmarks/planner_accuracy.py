@@ -1,9 +1,10 @@
 """The planner against published measurements: how far its steps lie from them, set by set, and what its choice of layout costs.
 
-The sets are read by planner_sets.py, from a folder that is not part of this repository. Constants were fitted to the sets marked
-so. The others were in view while the arithmetic was written: which terms it has, and constants rounded within what the fits leave
-open, were chosen with their errors on the screen, so that they are not blind tests. After calibration: three cases of a set are measured steps for
-estimate/calibrated.py and the others are predicted with what it finds, over several draws of the three.
+The sets are read by planner_sets.py, from a folder that is not part of this repository. Constants were fitted to the sets
+marked so. The others were in view while the arithmetic was written: which terms it has, and constants rounded within what the
+fits leave open, were chosen with their errors on the screen, so that they are not blind tests. After calibration: three cases
+of a set are measured steps for estimate/calibrated.py and the others are predicted with what it finds, over several draws of
+the three.
 
     python benchmarks/planner_accuracy.py FOLDER [--draws 5] [--cases SET] [--json FILE]
 """
