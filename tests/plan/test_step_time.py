@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from time import process_time
 from typing import Any
 
 import pytest
@@ -266,6 +267,37 @@ def test_torchtitans_table_is_met_within_ten_percent(gpus: int, stack: str, prec
     layout = Layout(shard=gpus, zero=3, micro_batch=2, recompute="selective")
     wanted = Job(LLAMA, layout, Cluster(device, gpus, 8, 450e9, 50e9), 2 * gpus, precision, stacks.find(stack))
     assert step(wanted).tokens_per_second / gpus == pytest.approx(rate, rel=0.10)
+
+
+@pytest.mark.parametrize("name", devices.catalogue())
+def test_every_device_of_the_catalogue_makes_a_step(name: str) -> None:
+    device = devices.find(name)
+    for precision in device.flops:
+        taken = step(Job(LLAMA, Layout(shard=8, zero=3), Cluster.of(device, 8), 32, precision, stacks.find("bessemer")))  # type: ignore[arg-type]
+        assert 0.02 < taken.mfu < device.matmul
+
+
+def test_a_device_without_the_precision_is_said() -> None:
+    wanted = job(device="A100", shard=8, zero=3)
+    with pytest.raises(InputError, match="no peak for fp8"):
+        step(replace(wanted, precision="fp8"))
+
+
+def test_a_layout_takes_a_fraction_of_a_millisecond() -> None:
+    """A search tries thousands in two seconds, beside their memory; generous, since machines are busy."""
+    wide = replace(LLAMA, layers=80, width=8192, heads=64, mlp_width=28_672)
+    cluster = Cluster.of(devices.find("H100"), 4096)
+    jobs = [
+        Job(wide, Layout(replicate=4096 // (s * t * p), shard=s, tensor=t, pipeline=p, zero=1, micro_batch=b, recompute=r),
+            cluster, 2048, "bf16", stacks.find("bessemer"))
+        for s in (1, 8, 64) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8) for b in (1, 2) for r in ("none", "selective", "full")
+    ]  # fmt: skip
+    jobs = [each for each in jobs if refuse(each) is None]
+    assert len(jobs) > 200
+    start = process_time()
+    for each in jobs:
+        step(each)
+    assert (process_time() - start) / len(jobs) < 1.5e-3
 
 
 def test_constants_are_of_a_value_and_another_value_changes_the_step() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import exp, log
+from statistics import pstdev
 
 from bessemer.errors import InputError
 from bessemer.plan.estimate.job import Job
@@ -39,10 +40,13 @@ def calibrate(
     if not measured:
         return prior
     of = WIDTHS if widths is None else widths
+    # Steps that disagree about the machine, one slower than planned and one faster, say little about it.
+    before = [log(step(job, prior).seconds / seconds) for job, seconds in measured]
+    width = max(STEP_WIDTH, pstdev(before))
 
     def cost(moved: dict[str, float]) -> float:
         how = apply(prior, moved)
-        misses = sum(_bounded(log(step(job, how).seconds / seconds) / STEP_WIDTH) for job, seconds in measured)
+        misses = sum(_bounded(log(step(job, how).seconds / seconds) / width) for job, seconds in measured)
         return misses + sum((move / of[name]) ** 2 for name, move in moved.items())
 
     return apply(prior, search(cost, of))

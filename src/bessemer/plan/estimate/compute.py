@@ -31,7 +31,8 @@ TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (6
 # FlashAttention's causal forward and backward together at long sequences and heads of 128, over the best product: version 1 in
 # Triton and version 2 on an A100 (Dao 2023, figures 4 to 6: about 110 and 185 TFLOP/s; heads of 64 reach a tenth less),
 # version 3 on an H100 (Shah et al. 2024, figure 5: about 550). Versions before 3 use Ampere's instructions, with which newer
-# chips reach about 300 TFLOP/s (ibid., section 1: 35% of an H100's peak at best), too little to be held back by the power.
+# chips reach about 300 TFLOP/s (ibid., section 1: 35% of an H100's peak at best), too little to be held back by the power. The
+# papers' figures are quoted from memory; version 1's share and the power of the head size were set with MPT's A100 rows in view.
 FLASH = {1: 0.41, 2: 0.67, 3: 0.68}
 OLD_KERNELS, AMPERE = 0.56, 400e12
 
