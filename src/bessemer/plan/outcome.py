@@ -192,6 +192,7 @@ STEP_PARTS = (
     "data",
     "pipeline",
     "bubble",
+    "stragglers",
     "optimizer",
 )
 

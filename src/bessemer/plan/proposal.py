@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bessemer.errors import InputError
-from bessemer.plan import ask, budget, devices
+from bessemer.plan import ask, budget, devices, shapes
 from bessemer.plan.budget import Proposal
 
 FIRST_MFU = 0.4  # before the plan has said better
@@ -29,13 +29,13 @@ def proposed(kind: str, text: str, asked: Mapping[str, str], mfu: float) -> Prop
     else:
         given = budget.from_money(amount, price, peak, mfu, count)
     sizes = {name: ask.count(asked[name], name) if name in asked else None for name in ("vocabulary", "seq", "batch")}
-    found = budget.propose(
-        given,
-        vocabulary=sizes["vocabulary"],
-        sequence_length=sizes["seq"] or ask.DEFAULT_SEQUENCE,
-        batch=sizes["batch"],
-    )
-    return found[LAW]
+    length = sizes["seq"] or ask.DEFAULT_SEQUENCE
+    try:
+        found = budget.propose(given, vocabulary=sizes["vocabulary"], sequence_length=length, batch=sizes["batch"])[LAW]
+        shapes.model(float(found.parameters), found.config.vocabulary)  # for which the plan asks by its size
+    except InputError as error:
+        raise InputError(f"--{kind} {text}: too little to train a model on: {error}") from None
+    return found
 
 
 def _devices(asked: Mapping[str, str]) -> tuple[int, devices.Device]:
