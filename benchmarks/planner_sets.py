@@ -256,11 +256,9 @@ def torchtitan(cases: list[dict[str, Any]]) -> Iterator[Case]:
             yield Case(name, "torchtitan", job, job.tokens / (seen[key] * inputs["gpus"]), memory, case)
 
 
-# Asynchronous tensor parallelism hides this share of its communication. By hand: 8% of a step of Llama 3 70B, as PyTorch's
-# announcement of 2024 is remembered (not looked up); lowered from 0.6 once torchtitan's tables were in view.
-ASYNC_TENSOR = 0.35
-    0.6  # asynchronous tensor parallelism (Wang et al. 2023): share of the tensor communication beside products
-)
+# Asynchronous tensor parallelism (Wang et al. 2023): share of its communication that runs beside products. Assumed; torchtitan's
+# own tables suggest less, and were not used for it.
+ASYNC_TENSOR = 0.6
 
 # --- LLM Foundry's MPT -----------------------------------------------------------------------------------------------------
 
@@ -381,7 +379,8 @@ def layouts_h100(rows: list[dict[str, Any]]) -> Iterator[Case]:
 
 # --- Llama 3 405B ----------------------------------------------------------------------------------------------------------
 
-# Grattafiori et al. 2024, table 4 (from memory; check against the paper): GPUs, tensor, context, pipeline, data, sequence, sequences of a data rank, TFLOP/s for each.
+# Grattafiori et al. 2024, table 4 (from memory; check against the paper): GPUs, tensor, context, pipeline, data, sequence,
+# sequences of a data rank, TFLOP/s for each.
 LLAMA3_TABLE_4 = (
     (8192, 8, 1, 16, 64, 8192, 32, 430.0),
     (16384, 8, 1, 16, 128, 8192, 16, 400.0),
