@@ -20,8 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
 
+import planner_memory
 import planner_models
 import planner_sets
+from machine import describe
 from planner_sets import Case
 
 from bessemer.errors import InputError
@@ -192,13 +194,17 @@ def main() -> None:
             f"{arguments.folder}: none of the reference files is there ({', '.join(planner_sets.READERS)})"
         )
     rows, choices, runs = time_errors(cases, arguments.draws), regrets(cases), hours(arguments.folder)
+    memory = planner_memory.kept(arguments.folder)
     print(show(rows, choices, runs))
+    print("\nmemory\n" + planner_memory.show(memory))
     for case in cases if arguments.cases else ():
         if arguments.cases in case.set and case.seconds is not None and refuse(case.job) is None:
             print(f"{case.name:<64}{case.seconds:>10.3f} s{step(case.job).seconds:>10.3f} s{off(case):>+8.1%}")
     if arguments.json:
         kept = {
+            "machine": describe(),
             "time": [asdict(row) for row in rows],
+            "memory": memory,
             "regret": [asdict(choice) for choice in choices],
             "gpu_hours": dict(runs),
         }

@@ -8,10 +8,9 @@ allocated), the allocator's peak (reserved), or all that is gone from the device
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -228,28 +227,25 @@ def compare(folder: Path) -> tuple[list[Row], dict[str, dict[str, Any]]]:
     return rows, verdicts(cases)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    rows, verdict = compare(given.folder)
+def kept(folder: Path) -> dict[str, Any]:
+    """Errors by set, and what became of the verdicts, as plain values."""
+    rows, verdict = compare(folder)
     by_set: dict[str, list[Row]] = {}
     for row in rows:
         by_set.setdefault(row.set, []).append(row)
-    summaries = {name: summary(of) for name, of in by_set.items()}
-    print(f"{'set':22} {'n':>4} {'median':>8} {'mean abs':>9} {'90 %':>7}  worst")
-    for name, found in summaries.items():
-        worst = "; ".join(f"{each['name']} {each['error']:+.1%}" for each in found["worst"])
-        line = f"{found['median_signed']:+8.1%} {found['mean_absolute']:9.1%} {found['percentile_90']:7.1%}"
-        print(f"{name:22} {found['n']:4} {line}  {worst}")
-    for name, found in verdict.items():
-        counts = {key: value if isinstance(value, int) else len(value) for key, value in found.items()}
-        print(f"fits, {name}: {counts}")
-    if given.json:
-        whole = {"sets": summaries, "fits": verdict, "rows": [asdict(row) | {"error": row.error} for row in rows]}
-        given.json.write_text(json.dumps(whole, indent=1), encoding="utf-8")
+    counts = {
+        name: {key: value if isinstance(value, int) else len(value) for key, value in found.items()}
+        for name, found in verdict.items()
+    }
+    return {"sets": {name: summary(of) for name, of in by_set.items()}, "fits": counts}
 
 
-if __name__ == "__main__":
-    main()
+def show(found: dict[str, Any]) -> str:
+    """The tables."""
+    lines = [f"{'set':22} {'n':>4} {'median':>8} {'mean abs':>9} {'90 %':>7}  worst"]
+    for name, one_set in found["sets"].items():
+        worst = "; ".join(f"{one['name']} {one['error']:+.1%}" for one in one_set["worst"])
+        figures = f"{one_set['median_signed']:+8.1%} {one_set['mean_absolute']:9.1%} {one_set['percentile_90']:7.1%}"
+        lines.append(f"{name:22} {one_set['n']:4} {figures}  {worst}")
+    lines += [f"fits, {name}: {counts}" for name, counts in found["fits"].items()]
+    return "\n".join(lines)

@@ -1,0 +1,86 @@
+"""The tables of docs/plan-accuracy.md, from the results that planner_accuracy.py keeps.
+
+    python benchmarks/planner_docs.py benchmarks/results/planner_accuracy.json docs/plan-accuracy.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+SHOWN = 2  # worst cases of a row
+
+
+def time_table(found: dict[str, Any]) -> str:
+    """Step time, a row for each set."""
+    lines = ["| set | cases | median | mean absolute | 90th percentile | calibrated | worst |", "|---|---|---|---|---|---|---|"]
+    for row in found["time"]:
+        worst = ", ".join(f"{name} {error:+.0%}" for name, error in row["worst"][:SHOWN])
+        calibrated = "" if row["calibrated"] is None else f"{row['calibrated']:.1%}"
+        name = row["set"] + (" (fitted)" if row["fitted"] else "")
+        lines.append(
+            f"| {name} | {row['n']} | {row['median']:+.1%} | {row['mean_absolute']:.1%} | {row['ninetieth']:.1%} | {calibrated} | {worst} |"
+        )
+    return "\n".join(lines)
+
+
+def memory_table(found: dict[str, Any]) -> str:
+    """Memory, a row for each set."""
+    lines = ["| set | cases | median | mean absolute | 90th percentile | worst |", "|---|---|---|---|---|---|"]
+    for name, row in found["memory"]["sets"].items():
+        worst = ", ".join(f"{one['name']} {one['error']:+.0%}" for one in row["worst"][:SHOWN])
+        figures = f"{row['median_signed']:+.1%} | {row['mean_absolute']:.1%} | {row['percentile_90']:.1%}"
+        lines.append(f"| {name} | {row['n']} | {figures} | {worst} |")
+    return "\n".join(lines)
+
+
+def fits_table(found: dict[str, Any]) -> str:
+    """Whether it fits: what ran and what failed against what was said."""
+    keys = ("ran", "ran, said not to fit", "failed", "failed, said to fit")
+    lines = [f"| set | {' | '.join(keys)} |", "|---|---|---|---|---|"]
+    lines += [f"| {name} | {' | '.join(str(row[key]) for key in keys)} |" for name, row in found["memory"]["fits"].items()]
+    return "\n".join(lines)
+
+
+def regret_table(found: dict[str, Any]) -> str:
+    """Layout regret: of all choices, and the worst of them."""
+    rows = found["regret"]
+    lines = ["| model, nodes | layouts measured | regret | among undisturbed runs |", "|---|---|---|---|"]
+    for row in rows:
+        lines.append(f"| {row['group']} | {row['layouts']} | {row['regret']:.1%} | {row['sound']:.1%} |")
+    every, good = [row["regret"] for row in rows], [row["sound"] for row in rows]
+    lines.append(f"| median of {len(rows)} | | {median(every):.1%} | {median(good):.1%} |")
+    return "\n".join(lines)
+
+
+TABLES = {"time": time_table, "memory": memory_table, "fits": fits_table, "regret": regret_table}
+
+
+def filled(page: str, found: dict[str, Any]) -> str:
+    """The page with its tables: what stands between <!-- NAME --> and <!-- /NAME -->."""
+    for name, table in TABLES.items():
+        page, times = re.subn(
+            rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
+            lambda match, table=table: f"{match[1]}{table(found)}\n{match[2]}",  # type: ignore[misc]
+            page,
+            flags=re.DOTALL,
+        )
+        assert times == 1, f"the page has no place for the table {name!r}"
+    return page
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("page", type=Path)
+    given = parser.parse_args()
+    found = json.loads(given.results.read_text(encoding="utf-8"))
+    given.page.write_text(filled(given.page.read_text(encoding="utf-8"), found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
