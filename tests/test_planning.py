@@ -143,7 +143,9 @@ def test_auto_becomes_a_layout_before_anything_starts(tmp_path: Path) -> None:
     path.write_text(recipe_text(tmp_path) + "\n[parallel]\nauto = true\n")
     here = load(path)
     assert with_chosen_layout(here, RunFolder(tmp_path / "none")).parallel.world == 1  # a CPU is one process
-    planned = load(path, ("cluster.device=H100", "cluster.nodes=2", "train.device=auto", "train.global_batch_tokens=4096"))
+    planned = load(
+        path, ("cluster.device=H100", "cluster.nodes=2", "train.device=auto", "train.global_batch_tokens=4096")
+    )
     chosen = with_chosen_layout(planned, RunFolder(tmp_path / "none"))
     assert not chosen.parallel.auto and chosen.parallel.world == 16
     assert with_chosen_layout(planned, RunFolder(tmp_path / "none")) == chosen

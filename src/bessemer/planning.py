@@ -46,7 +46,12 @@ def plan(given: argparse.Namespace, session_of: Opened) -> Any:
         raise InputError(f"plan: {', '.join(alone)} without --schedule NAME; name one, for example --schedule 1f1b")
     if given.simulate:
         return _simulated(given, session_of(_named(given)))
-    if given.recipe is None and not asked and not given.overrides and all(getattr(given, name) is None for name in BUDGETS):
+    if (
+        given.recipe is None
+        and not asked
+        and not given.overrides
+        and all(getattr(given, name) is None for name in BUDGETS)
+    ):
         raise InputError(
             "plan: name a recipe (`bessemer recipe` lists the shipped ones), or say a model and devices, for example --params 70B "
             "--tokens 2T --gpus 2048xH100; or --corpus SIZE, or --schedule NAME"

@@ -51,12 +51,19 @@ def test_without_a_layout_the_planner_chooses() -> None:
 
 
 def test_changes_keep_the_rest() -> None:
-    asked = ask.alone({"params": "7B", "gpus": "64xH100", "tp": "2", "batch": "2M"[:-1] + "097152"})
+    asked = ask.alone({"params": "7B", "gpus": "64xH100", "tp": "2", "batch": "2M"})
     more = changed(asked, "gpus=128, precision=fp8")
     assert more.recipe.cluster.devices == 128 and more.recipe.parallel.tensor == 2 and more.recipe.parallel.shard == 64
     assert more.recipe.train.precision == "fp8" and more.recipe.train.global_batch_tokens == 2_097_152
     assert changed(asked, "train.micro_batch=2").recipe.train.micro_batch == 2
     assert changed(asked, "seq=8192").model.sequence_length == 8192  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("4M", 1 << 22), ("16M", 1 << 24), ("6M", 1465 * 4096), ("8192", 8192), ("1k", 4096)]
+)
+def test_a_rounded_batch_is_whole_sequences(text: str, tokens: int) -> None:
+    assert ask.alone({"params": "1B", "gpus": "8xH100", "batch": text}).recipe.train.global_batch_tokens == tokens
 
 
 def test_a_recipe_of_dimensions_is_enough() -> None:

@@ -7,6 +7,8 @@ two of the recipe, and the recipe stays the one form in which a run is described
 from __future__ import annotations
 
 import difflib
+import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -113,6 +115,8 @@ def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overri
         vocabulary = count(asked["vocabulary"], "vocabulary") if "vocabulary" in asked else None
         length = count(asked["seq"], "seq") if "seq" in asked else None
         model = shapes.model(asked[name] if name == "model" else number(asked[name], name), vocabulary, length)
+    if "batch" in asked:
+        asked["batch"] = str(_batch(asked["batch"], _length(text, model, asked)))
     changes = [f"{key}={value}" for key, value in overrides_of(asked, model).items()]
     if set(asked) & set(WAYS) and not any(one.startswith("parallel.auto") for one in overrides):
         changes.append("parallel.auto=false")
@@ -121,6 +125,26 @@ def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overri
         sizes = {key: getattr(recipe.model, key) for key in SIZES if getattr(recipe.model, key) is not None}
         model = model.with_changes(**sizes, sequence_length=recipe.tokens.sequence_length)
     return Asked(filled(recipe, set(asked)), model)
+
+
+def _length(text: str, model: ModelConfig | None, asked: Mapping[str, str]) -> int:
+    """Tokens of a sequence."""
+    if "seq" in asked:
+        return count(asked["seq"], "seq")
+    if model is not None:
+        return model.sequence_length
+    given = tomllib.loads(text).get("tokens", {}).get("sequence_length")
+    return given if isinstance(given, int) and given > 0 else DEFAULT_SEQUENCE
+
+
+def _batch(text: str, length: int) -> int:
+    """Tokens of a batch. A rounded number (4M) is the nearest power of two of sequences, where that is within a tenth, as which it
+    is usually meant; else whole sequences. An exact one stays as it is."""
+    tokens = count(text, "batch")
+    if text.strip()[-1].isdigit():
+        return tokens
+    power = length << max(round(math.log2(tokens / length)), 0)
+    return power if abs(power / tokens - 1) < 0.1 else max(round(tokens / length), 1) * length
 
 
 def overrides_of(asked: Mapping[str, str], model: ModelConfig | None = None) -> dict[str, str]:
