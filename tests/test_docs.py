@@ -35,6 +35,8 @@ PAGES = (
     "docs/contamination.md",
     "docs/architecture.md",
     "docs/calibration.md",
+    "docs/plan.md",
+    "docs/plan-accuracy.md",
     "docs/scale.md",
     "docs/parallel.md",
     "docs/parallel-certificate.md",
