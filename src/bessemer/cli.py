@@ -212,6 +212,7 @@ def _plan_arguments(plan: Any, overrides: Callable[[Any], None]) -> None:
         model.add_argument(f"--{name}", metavar="N", help=f"model.{name.replace('-', '_')}")
     training = plan.add_argument_group("the training")
     training.add_argument("--tokens", metavar="N", help="tokens to train on, for example 2T")
+    training.add_argument("--unique", metavar="N", help="tokens that differ, where they are fewer than --tokens")
     training.add_argument("--seq", metavar="N", help="tokens of a sequence (default 4096)")
     training.add_argument("--batch", metavar="N", help="tokens of a step, for example 4M")
     training.add_argument("--precision", metavar="NAME", help="bf16, fp8, ...")

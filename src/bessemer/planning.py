@@ -102,12 +102,13 @@ def _simulated(given: argparse.Namespace, session: Session) -> Any:
 
 
 def _on_a_cluster(given: argparse.Namespace, asked: dict[str, str]) -> Any:
-    from bessemer.plan import outcome, what_if
+    from bessemer.plan import ask, outcome, what_if
     from bessemer.plan.tables import plan_table, search_table, what_if_table
 
     whole = _everything_asked(given, asked)
     changed = [what_if.changed(whole, changes) for changes in given.what_if]
-    found = outcome.of(_goal(whole), searched=given.search)
+    unique = None if given.unique is None else ask.number(given.unique, "--unique")
+    found = outcome.of(_goal(whole), searched=given.search, unique=unique)
     beside = [outcome.of(_goal(one)) for one in changed]
     curve = what_if.curve(found.goal) if given.search else ()
     if not given.json:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.cli import run_command
+from bessemer.plan import outcome
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -23,6 +24,17 @@ def test_the_tables_are_those_of_the_results() -> None:
     found = json.loads((ROOT / "benchmarks" / "results" / "planner_accuracy.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs" / "plan-accuracy.md").read_text(encoding="utf-8")
     assert made.filled(page, found) == page
+
+
+def test_the_error_bars_are_those_of_the_results() -> None:
+    """Mean of the sets' 90th percentiles, by their cases; without fitted sets and the sweep."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "planner_accuracy.json").read_text(encoding="utf-8"))
+    rows = [row for row in found["time"] if not row["fitted"] and "nanotron" not in row["set"]]
+    time = sum(row["n"] * row["ninetieth"] for row in rows) / sum(row["n"] for row in rows)
+    sets = [found["memory"]["sets"][name] for name in ("torchtitan", "BLOOM", "B200", "Zero Bubble table 4")]
+    memory = sum(row["n"] * row["percentile_90"] for row in sets) / sum(row["n"] for row in sets)
+    assert time <= outcome.TIME_ERROR < time + 0.02
+    assert memory <= outcome.MEMORY_ERROR < memory + 0.02
 
 
 def examples() -> list[tuple[str, str]]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from bessemer.plan.devices import Device
 from bessemer.plan.estimate.job import Job
-from bessemer.plan.outcome import STEP_PARTS, Outcome
+from bessemer.plan.laws import chinchilla
+from bessemer.plan.outcome import STEP_PARTS, TIME_ERROR, Outcome
 from bessemer.plan.search import Candidate, Found
 from bessemer.plan.what_if import Point
 from bessemer.terminal import amount, duration, rate, size
@@ -34,7 +35,7 @@ def plan_table(of: Outcome) -> str:
         "cluster": f"{cluster.devices:,} x {device.name}, {cluster.per_node} a node; {size(cluster.intra)}/s within, "
         f"{size(cluster.inter)}/s out of it",
         "layout": layout_line(job) + (f"; the fastest of {len(of.found.ranked):,} that fit" if of.found and goal.chooses_layout else ""),
-        "step": f"{step.seconds:.3g} s: " + ", ".join(f"{PART_NAMES.get(name, name)} {parts[name]:.2g}" for name in shown),
+        "step": f"{step.seconds:.3g} s (within {TIME_ERROR:.0%}): " + ", ".join(f"{PART_NAMES.get(name, name)} {parts[name]:.2g}" for name in shown),
         "speed": f"{amount(of.tokens_per_second / cluster.devices)} tokens/s a device, {amount(of.tokens_per_second)} in all; "
         f"{rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
         "memory": f"{size(memory['total'])} of {size(device.memory)}{where}: {held}",
@@ -44,13 +45,23 @@ def plan_table(of: Outcome) -> str:
         "time": f"{duration(of.seconds)}; {duration(run.seconds)} with {run.failures:,.0f} failures, one in "
         f"{duration(run.mtbf)}, and a checkpoint every {run.every:,} steps ({duration(run.interval)}): {run.effective:.1%} effective",
         "money": _money(of) + f"{amount(bill.device_hours)} device-hours, {bill.megawatt_hours:,.0f} MWh with cooling",
-        "scaling": of.standing.sentence,
+        "scaling": of.standing.sentence + f"; the laws ask for {_tokens_by_law(of)} tokens",
         "batch": f"{amount(of.batch.batch)} tokens: {of.batch.verdict}, critical about {amount(of.batch.middle_critical)}; learning rate "
         + _range([each.value for each in of.batch.learning_rates.values()]),
         "storage": f"tokens at {size(of.loading.rate)}/s, checkpoints of {size(of.save.bytes)} in {duration(of.save.write)}",
         "habits of": job.stack.name,
     }  # fmt: skip
+    if of.repeated is not None:
+        again = of.repeated
+        rows["repeated"] = (
+            f"each token {again.epochs:.1f} times: worth {amount(again.effective_tokens)} fresh ones, {again.worth:.0%} of a fresh one each"
+        )
     return "\n".join(f"{name:<10} {value}" for name, value in rows.items())
+
+
+def _tokens_by_law(of: Outcome) -> str:
+    asked = chinchilla.optimal_tokens(of.job.model.parameters).values()
+    return f"{amount(min(asked))} to {amount(max(asked))}"
 
 
 def _money(of: Outcome) -> str:
