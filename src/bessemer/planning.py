@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import InputError
 from bessemer.screens import print_plan, print_simulated
-from bessemer.terminal import coloured
+from bessemer.terminal import amount, coloured
 
 if TYPE_CHECKING:
     from bessemer.model.config import ModelConfig
     from bessemer.plan.ask import Asked
     from bessemer.plan.jobs import Goal
+    from bessemer.plan.outcome import Outcome
     from bessemer.recipe import Recipe
     from bessemer.stages import Session
 
@@ -93,17 +94,24 @@ def _on_a_cluster(given: argparse.Namespace, asked: dict[str, str]) -> Any:
     from bessemer.plan import outcome, what_if
     from bessemer.plan.tables import plan_table, search_table, what_if_table
 
+    page = None if given.html is None else _page(given.html)
     whole = _everything_asked(given, asked)
     changed = [what_if.changed(whole, changes) for changes in given.what_if]
     found = outcome.of(_goal(whole), searched=given.search)
     beside = [outcome.of(_goal(one)) for one in changed]
-    curve = what_if.curve(found.goal) if given.search else ()
+    curve = what_if.curve(found.goal) if given.search or page else ()
     if not given.json:
         print(what_if_table([found, *beside], ["as asked", *given.what_if]) if beside else plan_table(found))
         if given.search and found.found is not None:
             print("\n" + search_table(found.found, found.job.cluster.devices, curve))
+    if page is not None:
+        from bessemer.report import planning
+
+        planning.write(page, found, name=_title(given, found), curve=curve, beside=beside, titles=given.what_if)
+        if not given.json:
+            print(f"\n{'drawn in':<10} {page}")
     told = outcome.to_dict(found, given.search)
-    if curve:
+    if curve and given.search:
         told["search"]["by_devices"] = [
             {"devices": point.devices, "best": point.best and outcome.candidate_dict(point.best)} for point in curve
         ]
@@ -112,6 +120,19 @@ def _on_a_cluster(given: argparse.Namespace, asked: dict[str, str]) -> Any:
             {"changes": changes, **outcome.to_dict(one)} for changes, one in zip(given.what_if, beside, strict=True)
         ]
     return told
+
+
+def _page(text: str) -> Path:
+    """Where --html is to write, before anything is counted. Raises InputError."""
+    from bessemer.report.planning import writable
+
+    return writable(Path(text))
+
+
+def _title(given: argparse.Namespace, of: Outcome) -> str:
+    """Of the page: the recipe's name, or the model's."""
+    named = of.goal.recipe.run.name if given.recipe is not None else given.model
+    return named or f"{amount(of.job.model.parameters)} on {of.job.cluster.devices:,} {of.job.cluster.device.name}"
 
 
 def _everything_asked(given: argparse.Namespace, asked: dict[str, str]) -> Asked:

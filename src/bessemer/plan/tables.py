@@ -17,6 +17,11 @@ PART_NAMES = {"host": "waiting for launches", "shard": "sharded weights", "data"
 
 def plan_table(of: Outcome) -> str:
     """A row for each thing that is decided or follows."""
+    return "\n".join(f"{name:<10} {value}" for name, value in plan_rows(of).items())
+
+
+def plan_rows(of: Outcome) -> dict[str, str]:
+    """The same, by name."""
     job, step, config = of.job, of.step, of.job.model
     cluster, device, goal = job.cluster, job.cluster.device, of.goal
     parts = {name: getattr(step, name) for name in STEP_PARTS}
@@ -25,7 +30,7 @@ def plan_table(of: Outcome) -> str:
     held = ", ".join(f"{name} {size(value)}" for name, value in memory.items() if name != "total" and value)
     where = f" on stage {of.memory.place + 1} of {job.layout.pipeline}" if job.layout.pipeline > 1 else ""
     run, bill = of.running, of.bill
-    rows = {
+    return {
         "model": f"{amount(config.parameters)} parameters ({amount(config.parameters - config.embedding_parameters)} without "
         f"embeddings): {config.layers} layers, width {config.width:,}, {config.heads} heads ({config.kv_heads} key/value), hidden "
         f"{config.mlp_width:,}, vocabulary {config.vocabulary:,}",
@@ -50,7 +55,6 @@ def plan_table(of: Outcome) -> str:
         "storage": f"tokens at {size(of.loading.rate)}/s, checkpoints of {size(of.save.bytes)} in {duration(of.save.write)}",
         "habits of": job.stack.name,
     }  # fmt: skip
-    return "\n".join(f"{name:<10} {value}" for name, value in rows.items())
 
 
 def _money(of: Outcome) -> str:
@@ -134,9 +138,9 @@ def _short(job: Job) -> str:
     return f"dp{layout.data} tp{layout.tensor} pp{layout.pipeline} cp{layout.context}"
 
 
-def what_if_table(several: Sequence[Outcome], titles: Sequence[str]) -> str:
-    """Plans side by side."""
-    columns = [
+def what_if_columns(several: Sequence[Outcome], titles: Sequence[str]) -> list[dict[str, str]]:
+    """Plans side by side: a column each, its title under the empty name."""
+    return [
         {
             "": title,
             "model": amount(one.job.model.parameters),
@@ -156,6 +160,11 @@ def what_if_table(several: Sequence[Outcome], titles: Sequence[str]) -> str:
         }
         for one, title in zip(several, titles, strict=True)
     ]
+
+
+def what_if_table(several: Sequence[Outcome], titles: Sequence[str]) -> str:
+    """Plans side by side."""
+    columns = what_if_columns(several, titles)
     widths = [max(len(value) for value in column.values()) for column in columns]
     lines = []
     for name in columns[0]:
