@@ -157,7 +157,7 @@ def prepare(session: Session) -> Prepared:
         result.append(Prepared(final, told))
         memory, measured = told["memory_bytes"]["total"], told["step_seconds_from"]
         return (
-            f"{amount(told['parameters']['total'])} parameters, {told['steps']:,} steps over {amount(told['tokens'])} tokens: "
+            f"{amount(told['parameters'])} parameters, {told['steps']:,} steps over {amount(told['tokens'])} tokens: "
             f"about {duration(told['seconds'])} and {size(memory)} ({measured})"
         )
 
@@ -293,7 +293,7 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> 
     """Measure a step where that is quick, plan the run, and turn train.minutes into steps."""
     import torch
 
-    from bessemer.plan import cost, dial
+    from bessemer.plan import cost, dial, here
     from bessemer.train import device as devices
     from bessemer.train.measure import step_seconds
     from bessemer.train.planned_traffic import planned_bytes
@@ -335,7 +335,9 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> 
         batches = Batches.of(resolved)
         steps = max(batches.step_of(int(full_steps * batches.full)), 1)
         resolved = dial.resolve(recipe, vocabulary, steps, _micro_batch_tokens(recipe), labels)
-    told = {**planned(resolved, measured).to_dict(), "fits": fits}
+    final = planned(resolved, measured)
+    share = cost.devices_of(resolved, device.is_cuda)
+    told = {**final.to_dict(), "fits": fits, **here.keys(resolved, config, final, devices=share, recomputed=blocks)}
     if resolved.parallel.world > 1:
         told["communicated_bytes"] = planned_bytes(resolved, config, device.precision, recomputed=blocks)
     return told, resolved

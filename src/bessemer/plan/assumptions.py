@@ -24,69 +24,69 @@ class Assumption:
 
 def assumptions(of: Outcome) -> list[Assumption]:
     """All of a plan, in the order in which they enter."""
+    return [*_machine(of), *_program(of), *_running(of), *_laws()]
+
+
+def _machine(of: Outcome) -> list[Assumption]:
     job, asked = of.job, of.goal.recipe.cluster
-    cluster, device, stack = job.cluster, job.cluster.device, job.stack
-    wide = stack.master_bytes
-    state = f"{stack.weight_bytes:g} bytes a weight, {stack.gradient_bytes:g} a gradient, {stack.moment_bytes:g} for both moments"
-    entry = f"catalogue entry {device.name}: {device.source}"
-    linked = "recipe" if asked.intra_bandwidth or asked.inter_bandwidth else entry
-    rated = asked.failures_per_node_year
-    record = failures.RECORDS["rsc1"]
-    found = [
-        Assumption("Peak of a device", f"{rate(device.peak(job.precision))} in {job.precision}, dense", entry),
+    cluster, device = job.cluster, job.cluster.device
+    entry = f"the catalogue's entry for {device.name}"
+    peak = device.peak(job.precision)
+    links = f"{size(cluster.intra)}/s in a node of {cluster.per_node}, {size(cluster.inter)}/s out of it, one way"
+    reached = (
+        f"{PHYSICS.products:.0%} of the best product, {PHYSICS.bandwidth:.0%} of the memory's bandwidth, "
+        f"{PHYSICS.intra:.0%} and {PHYSICS.inter:.0%} of the links"
+    )
+    best = f"{device.best(job.precision) / peak:.0%} of the peak; {device.sustained:.0%} of that over whole steps"
+    return [
+        Assumption("Peak of a device", f"{rate(peak)} in {job.precision}, dense", f"{entry}: {device.source}"),
+        Assumption("Best large product", best, entry),
         Assumption(
-            "Best large product",
-            f"{device.best(job.precision) / device.peak(job.precision):.0%} of the peak; {device.sustained:.0%} of it over whole steps",
-            entry,
+            "Memory of a device", f"{size(device.memory)} at {size(device.bandwidth)}/s; {RESERVE:.0%} left free", entry
         ),
-        Assumption("Memory of a device", f"{size(device.memory)} at {size(device.bandwidth)}/s; {RESERVE:.0%} left free", entry),
-        Assumption(
-            "Links", f"{size(cluster.intra)}/s in a node of {cluster.per_node}, {size(cluster.inter)}/s out of it, one way", linked
-        ),
-        Assumption(
-            "Reached in a step",
-            f"{PHYSICS.products:.0%} of the best product, {PHYSICS.bandwidth:.0%} of the memory's bandwidth, {PHYSICS.intra:.0%} and "
-            f"{PHYSICS.inter:.0%} of the links",
-            "estimate/physics.py; docs/planner-accuracy.md holds the plan against published measurements",
-        ),
-        Assumption(
-            "Training program",
-            f"{stack.name}: {state}" + (f", {wide:g} for a wider copy of the weights" if wide else "") + f"; attention {stack.attention}",
-            "estimate/stacks.py",
-        ),
-        Assumption("FLOPs", "each product, the causal half of attention; MFU without what is recomputed", "Chowdhery et al. 2022, appendix B"),
+        Assumption("Links", links, "the recipe" if asked.intra_bandwidth or asked.inter_bandwidth else entry),
+        Assumption("Reached in a step", reached, "plan/estimate/physics.py"),
+    ]
+
+
+def _program(of: Outcome) -> list[Assumption]:
+    stack = of.job.stack
+    state = [f"{stack.weight_bytes:g} bytes a weight", f"{stack.gradient_bytes:g} a gradient"]
+    state += [f"{stack.master_bytes:g} for its wider copy"] if stack.master_bytes else []
+    state += [f"{stack.moment_bytes:g} for both moments", f"attention {stack.attention}"]
+    flops = "every product, and the causal half of attention; MFU without what is recomputed, HFU with it"
+    return [
+        Assumption("Training program", f"{stack.name}: {', '.join(state)}", "plan/estimate/stacks.py"),
+        Assumption("FLOPs", flops, "Chowdhery et al. 2022, appendix B"),
+    ]
+
+
+def _running(of: Outcome) -> list[Assumption]:
+    device, asked, bill = of.job.cluster.device, of.goal.recipe.cluster, of.bill
+    entry = f"the catalogue's entry for {device.name}"
+    rated, record = asked.failures_per_node_year, failures.RECORDS["rsc1"]
+    price = "none" if bill.price is None else f"${bill.price:.2f} a device-hour"
+    priced = f"the catalogue, asked on {bill.price_date}" if bill.price_date else "the recipe"
+    wait = f"{failures.DETECTION / 60:.0f} min until it is found, {failures.RESTART / 60:.0f} min to restart"
+    storage = f"{asked.storage_bandwidth:g} GB/s from a node; training waits for the copy to its host only"
+    energy = f"{device.watts:,.0f} W a device, {money.POWER_SHARE:.0%} of it drawn, PUE {money.PUE:g}"
+    return [
         Assumption(
             "Failures",
-            f"{rated:g} a node and year" if rated else f"{DAYS_A_YEAR * failures.DEFAULT_RATE:.2f} a node and year",
-            "recipe" if rated else f"{record.name}: {record.source}",
+            f"{rated or DAYS_A_YEAR * failures.DEFAULT_RATE:.3g} of a node in a year",
+            "the recipe" if rated else f"{record.name}: {record.source}",
         ),
-        Assumption(
-            "After a failure",
-            f"{failures.DETECTION / 60:.0f} min until it is found, {failures.RESTART / 60:.0f} min to restart",
-            "Jiang et al. 2024 (MegaScale), section 4; the restart is assumed",
-        ),
-        Assumption(
-            "Checkpoints", f"storage takes {asked.storage_bandwidth:g} GB/s from a node; training waits for the copy to its host only", "recipe"
-        ),
-        Assumption("Price", *_price(of)),
-        Assumption(
-            "Energy",
-            f"{device.watts:,.0f} W a device, {money.POWER_SHARE:.0%} of it drawn, PUE {money.PUE:g}",
-            f"{entry}; Morrison et al. 2025; OLMo 2's report, table 19",
-        ),
-        Assumption(
-            "Verdict on the tokens",
-            f"{RULE.name}; optimal from {UNDERTRAINED_BELOW:g} to {OVERTRAINED_ABOVE:g} times that",
-            RULE.source,
-        ),
-        Assumption("Predicted loss", REPLICATION.name, f"{REPLICATION.source}; for other text and tokenizers only differences carry over"),
-    ]  # fmt: skip
-    return found
+        Assumption("After a failure", wait, "Jiang et al. 2024 (MegaScale), section 4; the restart is assumed"),
+        Assumption("Storage of checkpoints", storage, "the recipe's cluster.storage_bandwidth, or its default"),
+        Assumption("Price", price, "cluster.price sets one" if bill.price is None else priced),
+        Assumption("Energy", energy, f"{entry}; Morrison et al. 2025; OLMo 2's report, table 19"),
+    ]
 
 
-def _price(of: Outcome) -> tuple[str, str]:
-    bill = of.bill
-    if bill.price is None:
-        return "none", "the catalogue has none for this device; cluster.price sets one"
-    asked = f"catalogue, asked on {bill.price_date}" if bill.price_date else "recipe"
-    return f"${bill.price:.2f} a device-hour", asked
+def _laws() -> list[Assumption]:
+    optimal = f"{RULE.name}; optimal from {UNDERTRAINED_BELOW:g} to {OVERTRAINED_ABOVE:g} times that"
+    carried = "on other text, and with another tokenizer, only differences carry over"
+    return [
+        Assumption("Verdict on the tokens", optimal, RULE.source),
+        Assumption("Predicted loss", REPLICATION.name, f"{REPLICATION.source}; {carried}"),
+    ]

@@ -165,9 +165,10 @@ def _chunk(of: Timetable, action: Action) -> int:
 
 
 def svg(of: Timetable, ranks: Sequence[int] | None = None) -> str:
-    """The picture as a file of its own, at most some 1,500 points wide where the numbers still fit. ranks: those drawn; None: all.
+    """The picture as a file of its own, at most some 1,500 points wide where the numbers still fit.
 
-    Every cell has a title with its rank, stage, micro-batch and times, which a browser shows under the pointer.
+    ranks: those that are drawn; None: all. Every cell has a title with its rank, stage, micro-batch and times, which a browser
+    shows under the pointer.
     """
     schedule, total = of.schedule, of.timesteps
     drawn = range(schedule.ranks) if ranks is None else ranks

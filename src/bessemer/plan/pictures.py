@@ -147,7 +147,7 @@ def _on_devices(of: outcome.Outcome, best: Candidate) -> dict[str, Any]:
     }
 
 
-def loss_surface(parameters: float, tokens: float, points: int = 41, decades: float = 2.0) -> dict[str, Any]:
+def loss_surface(parameters: float, tokens: float, points: int = 41, decades: float = 1.5) -> dict[str, Any]:
     """The loss around a plan, with lines of equal compute, the laws' optimal lines, and known models nearby."""
     found = surface(parameters, tokens, points=points, decades=decades)
     low, high = (found.parameters[0], found.tokens[0]), (found.parameters[-1], found.tokens[-1])

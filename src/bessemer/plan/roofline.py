@@ -41,7 +41,8 @@ def roofline(job: Job, step: Step) -> dict[str, Any]:
     up = mlp * (2 if model.gated else 1)
     qkv = wide + 2 * kv_heads * model.head_dim
     again = {"none": 0.0, "full": 1.0, "selective": 0.5 if job.stack.selective == "products" else 0.0}[layout.recompute]
-    products = [(inner, columns, layers, 3.0 + again) for inner, columns in ((model.width, qkv), (wide, model.width), (model.width, up), (mlp, model.width))]  # fmt: skip
+    shapes = ((model.width, qkv), (wide, model.width), (model.width, up), (mlp, model.width))
+    products = [(inner, columns, layers, 3.0 + again) for inner, columns in shapes]
     if has_head:
         products.append((model.width, model.vocabulary // layout.tensor, 1, 3.0))
     flops = {"products": sum(2.0 * m * n * times * tokens * k * c for k, c, n, times in products)}
@@ -73,8 +74,11 @@ def roofline(job: Job, step: Step) -> dict[str, Any]:
 
 
 def _attention(job: Job, tokens: int, heads: int, wide: int, times: int) -> tuple[float, float]:
-    """FLOPs and bytes of so many blocks' attention, forward and backward: flash (Dao 2023) counts the tokens that are seen and moves
-    only its inputs and outputs; unfused computes the whole square and writes it out."""
+    """FLOPs and bytes of so many blocks' attention, forward and backward.
+
+    Flash (Dao 2023) counts the tokens that are seen and moves only its inputs and outputs; unfused computes the whole square
+    and writes it out.
+    """
     model, layout = job.model, job.layout
     size = BYTES[job.precision]
     flash = job.stack.attention == "flash"

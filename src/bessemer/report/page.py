@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import BessemerError
-from bessemer.report import corpus, figures, findings, processes, quality, rows
+from bessemer.report import corpus, figures, findings, planning_parts, processes, quality, rows
 from bessemer.report import data as run_data
 from bessemer.report.data import RunData
 from bessemer.report.fertility import fertility
@@ -87,6 +87,7 @@ def _context(data: RunData) -> dict[str, Any]:
         "plan_finding": findings.plan_finding(data, compared),
         "memory": findings.memory_parts(data),
         "processes": processes.section(data),
+        "standing": planning_parts.section(data),
         "samples": rows.samples(data),
         "fill_ins": rows.fill_ins(data),
         "classes": rows.classes(data),
@@ -109,6 +110,7 @@ def _context(data: RunData) -> dict[str, Any]:
     present = {
         "curves": ("Curves", context["curves"]),
         "plan": ("Planned and measured", compared or context["memory"]),
+        "standing": ("Scaling laws", context["standing"]),
         "processes": ("Over several processes", context["processes"]),
         "samples": ("Samples", context["samples"]),
         "fill_ins": ("Filled in", context["fill_ins"]),
@@ -124,7 +126,8 @@ def _context(data: RunData) -> dict[str, Any]:
     }
     shown = {key: title for key, (title, content) in present.items() if content}
     corpus_figures = [figure for name in ("lengths", "near_duplicates") if (figure := context[name])]
-    drawn = [*context["curves"], *corpus_figures, *context["quality_figures"]]
+    surface = [context["standing"]["figure"]] if context["standing"] and context["standing"]["figure"] else []
+    drawn = [*context["curves"], *surface, *corpus_figures, *context["quality_figures"]]
     return {**context, "sections": shown, "figures": {figure["id"]: figure for figure in drawn}}
 
 

@@ -70,8 +70,9 @@ def roofline(of: dict[str, Any]) -> Figure | None:
             }
         )  # fmt: skip
     bottom = min(point["rate"] for point in points) / 4e12
+    x, y = log_axis("FLOPs for a byte moved", low, high), log_axis("TFLOP/s", bottom, 2.5 * peak / 1e12)
     return _figure(
-        "roofline", "Roofline", traces, log_axis("FLOPs for a byte moved", low, high), log_axis("TFLOP/s", bottom, 2.5 * peak / 1e12),
+        "roofline", "Roofline", traces, x, y,
         note=f"{of['device']}, {of['precision']}: work under the slope waits for the memory.",
     )  # fmt: skip
 
@@ -141,19 +142,22 @@ def loss_surface(of: dict[str, Any]) -> Figure | None:
         return None
     x, y = log_axis("parameters", across[0], across[-1], amount), log_axis("training tokens", up[0], up[-1], amount)
     contours: dict[str, Any] = {
-        "type": "contour", "name": "loss", "x": across, "y": up, "z": loss, "ink": "reference", "line": {"width": 1, "smoothing": 1},
-        "contours": {"coloring": "none", "showlabels": True, "labelfont": {"size": 11}}, "ncontours": 16, "showscale": False,
+        "type": "contour", "name": "loss", "x": across, "y": up, "z": loss, "ink": "reference", "line": {"width": 1},
+        "contours": {"coloring": "none", "showlabels": True, "labelfont": {"size": 11}}, "ncontours": 24, "showscale": False,
         "hovertemplate": "%{x:.3s} parameters, %{y:.3s} tokens<br>loss %{z:.3f} nats a token<extra></extra>",
     }  # fmt: skip
     traces, notes = [contours], []
     for row in tables(of.get("budgets")):
-        traces.append({**_line("equal compute", row["parameters"], row["tokens"], "rule", dash="dot", width=1.25), "showlegend": not notes, "legendgroup": "compute", "hoverinfo": "skip"})  # fmt: skip
-        if len(row["parameters"]) > 4:
-            at = len(row["parameters"]) - 2 if row["tokens"][-1] > up[0] * 1.05 else len(row["parameters"]) - 1
+        line = _line("equal compute", row["parameters"], row["tokens"], "rule", dash="dot", width=1.25)
+        traces.append({**line, "showlegend": len(traces) == 1, "legendgroup": "compute", "hoverinfo": "skip"})
+        points = zip(row["parameters"], row["tokens"], strict=True)
+        inside = [(n, d) for n, d in points if _inside(n, across, 0.9) and d < up[-1] * 0.7]
+        if len(inside) > 3:  # named near its lower end, where the other lines are far
+            n, d = inside[-1] if inside[-1][1] > up[0] * 1.3 else inside[-2]
             notes.append(
                 {
-                    "x": math.log10(row["parameters"][at]), "y": math.log10(row["tokens"][at]), "text": f"{row['flops']:.1e}",
-                    "showarrow": False, "font": {"size": 10}, "xanchor": "right" if at > len(across) / 2 else "left", "yanchor": "bottom",
+                    "x": math.log10(n), "y": math.log10(d), "text": f"{row['flops']:.1e}".replace("e+", "e"), "showarrow": False,
+                    "font": {"size": 10.5}, "xanchor": "left", "yanchor": "bottom",
                 }
             )  # fmt: skip
     for index, (name, row) in enumerate(table(of.get("optima")).items()):
@@ -178,10 +182,15 @@ def loss_surface(of: dict[str, Any]) -> Figure | None:
         )  # fmt: skip
     traces.append(_mark("this run", *here))
     figure = _figure(
-        "surface", "Predicted loss", traces, x, y, note="Nats a token; dotted: 6 N D of so many FLOPs.",
+        "surface", "Predicted loss", traces, x, y, note=f"Nats a token, by {of.get('law')}; dotted: 6 N D of so many FLOPs.",
     )  # fmt: skip
     figure["layout"]["annotations"] = notes
     return figure
+
+
+def _inside(value: float, axis: Sequence[float], share: float) -> bool:
+    """Within the first part of a logarithmic axis."""
+    return math.log(value / axis[0]) <= share * math.log(axis[-1] / axis[0])
 
 
 def checkpoints(of: dict[str, Any]) -> Figure | None:
@@ -274,8 +283,8 @@ def _span(seconds: float) -> str:
 
 
 def _line(
-    name: str, x: Sequence[float], y: Sequence[float], ink: str, *, dash: str = "solid", width: float = 1.75, markers: bool = False,
-    text: Sequence[str] | None = None, unit: str = "",
+    name: str, x: Sequence[float], y: Sequence[float], ink: str, *, dash: str = "solid", width: float = 1.75,
+    markers: bool = False, text: Sequence[str] | None = None, unit: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     told = f"{name}<br>%{{x:,.6~g}}: %{{y:,.4~g}} {unit}" + ("<br>%{text}" if text else "")
     return {
