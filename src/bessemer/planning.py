@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import InputError
-from bessemer.screens import print_plan, print_simulated
+from bessemer.screens import plan_rows, print_plan, print_simulated
 from bessemer.terminal import amount, coloured
 
 if TYPE_CHECKING:
@@ -34,11 +34,15 @@ Opened = Callable[[argparse.Namespace], "Session"]
 
 def plan(given: argparse.Namespace, session_of: Opened) -> Any:
     """The command: which of its kinds is asked for follows from the arguments."""
+    if given.html is not None and (given.devices or given.corpus is not None):
+        raise InputError("--html: a page is written of a plan of a training; leave it out with --devices and --corpus")
     if given.devices:
         return _devices(given)
     if given.corpus is not None:
         return _corpus(given)
     asked = _asked(given)
+    if given.html is not None and (given.simulate or (given.schedule is not None and "gpus" not in asked)):
+        raise InputError("--html: a page is written of a whole plan; leave it out here (--svg draws a schedule alone)")
     if given.schedule is not None and "gpus" not in asked:
         return _pipeline(given, session_of)
     if (alone := [f"--{name}" for name in PIPELINE_OPTIONS if getattr(given, name) is not None]) != []:
@@ -74,9 +78,16 @@ def _is_for_a_cluster(given: argparse.Namespace) -> bool:
 def _on_this_machine(given: argparse.Namespace, session: Session) -> Any:
     from bessemer import stages
 
+    page = None if given.html is None else _page(given.html)
     plan, recipe = stages.plan_only(session.recipe, session.run)
     if not given.json:
         print_plan(plan, recipe)
+    if page is not None:
+        from bessemer.report import planning
+
+        planning.write_here(page, plan, plan_rows(plan, recipe), name=recipe.run.name)
+        if not given.json:
+            print(f"{'drawn in':<14} {page}")
     return plan
 
 

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 
 
 def print_plan(plan: dict[str, Any], recipe: Recipe) -> None:
+    for name, value in plan_rows(plan, recipe).items():
+        print(f"{name:<14} {value}")
+
+
+def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
+    """A plan of this machine, a row for each thing."""
     memory = plan["memory_bytes"]
     parts = ", ".join(f"{name} {size(value)}" for name, value in memory.items() if name != "total" and value)
     rows = {
@@ -37,8 +43,7 @@ def print_plan(plan: dict[str, Any], recipe: Recipe) -> None:
         )
     if epochs := plan.get("epochs"):
         rows["epochs"] = ", ".join(f"{name} {turns:.2f}" for name, turns in epochs.items())
-    for name, value in rows.items():
-        print(f"{name:<14} {value}")
+    return rows
 
 
 SIMULATED_ROWS = {  # of the simulation to those of the plan

@@ -132,7 +132,7 @@ class Prepared:
 
 def prepare(session: Session) -> Prepared:
     """Resolve the recipe, hold it against the one the run folder was made with, and plan the run."""
-    from bessemer.plan import dial
+    from bessemer.plan import dial, here
     from bessemer.tokens.outlook import outlook
     from bessemer.tokens.shards import TokenStore
 
@@ -167,7 +167,7 @@ def prepare(session: Session) -> Prepared:
         assert planned is not None
         result.append(Prepared(resolved, planned))
     write_atomic(run.recipe, dump(result[0].recipe))
-    write_json(run.plan, {**result[0].plan, **outlook(result[0].recipe, run.tokens)})
+    write_json(run.plan, {**result[0].plan, **outlook(result[0].recipe, run.tokens), **here.drawn(result[0].plan)})
     return result[0]
 
 

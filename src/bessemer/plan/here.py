@@ -96,9 +96,15 @@ def scaling(recipe: Recipe, parameters: int, tokens: int) -> dict[str, Any]:
             "break_even_inference_tokens": found.break_even,
             "optimal_tokens_by_law": optimal_tokens(parameters),
             "sentence": found.sentence,
-        },
-        "pictures": {
-            "surface": pictures.loss_surface(parameters, tokens, SURFACE_POINTS),
-            "laws": pictures.laws(parameters, tokens),
-        },
+        }
     }
+
+
+def drawn(plan: dict[str, Any]) -> dict[str, Any]:
+    """What a run's report draws of a plan.json: the loss around it. Nothing where the plan has no place among the laws, or was
+    written before plans had one."""
+    (parameters, _), tokens = cost.parameters_of(plan), plan.get("tokens")
+    if not plan.get("chinchilla") or not parameters or not tokens:
+        return {}
+    surface = pictures.loss_surface(parameters, tokens, SURFACE_POINTS)
+    return {"pictures": {"surface": surface, "laws": pictures.laws(parameters, tokens)}}

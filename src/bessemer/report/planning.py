@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import InputError
+from bessemer.plan import here
 from bessemer.plan import pictures as series
 from bessemer.plan.assumptions import assumptions
 from bessemer.plan.outcome import Outcome
@@ -20,7 +21,7 @@ from bessemer.plan.what_if import Point
 from bessemer.report import page
 from bessemer.report import planning_figures as figures
 from bessemer.report import planning_parts as parts
-from bessemer.report.data import table
+from bessemer.report.data import table, text
 from bessemer.run import write_atomic
 from bessemer.terminal import amount, duration, rate, size
 
@@ -59,6 +60,24 @@ def render(
         "columns": columns,
     }
     return compose(name, facts, series.pictures(of, curve))
+
+
+def write_here(path: Path, plan: dict[str, Any], rows: dict[str, str], *, name: str) -> Path:
+    """Write the page of a plan of this machine, atomically: what its plan.json has. rows: as a person reads it."""
+    held = {part: value for part, value in table(plan.get("memory_bytes_per_device")).items() if part != "total"}
+    bar = {"name": "peak", "parts": held, "total": sum(held.values()), "fits": bool(plan.get("fits")), "own": True}
+    standing = table(plan.get("chinchilla"))
+    facts = {
+        "headline": f"{amount(plan['parameters'])} parameters on {amount(plan['tokens'])} tokens take "
+        f"{duration(plan['seconds'])} on {plan['device']}.",
+        "origin": f"step time: {plan['step_seconds_from']}",
+        "notes": [] if plan.get("fits") else ["This device has less free memory than a step takes."],
+        "facts": [{"name": key, "value": value} for key, value in rows.items()],
+        "verdict": parts.capitalised(text(standing.get("sentence"))),
+    }
+    drawn = {"memory": {"groups": [{"kind": "part", "bars": [bar]}]}, **table(here.drawn(plan).get("pictures"))}
+    write_atomic(writable(path), compose(name, facts, drawn).encode("utf-8", errors="replace"))
+    return path
 
 
 def compose(name: str, facts: dict[str, Any], drawn: dict[str, Any]) -> str:

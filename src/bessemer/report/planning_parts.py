@@ -11,7 +11,7 @@ from bessemer.terminal import amount, duration, size
 
 MEMORY_INKS = {
     "weights": "source-1", "gradients": "source-2", "optimizer": "source-3", "activations": "source-4", "logits": "source-5",
-    "buffers": "source-6", "slack": "raw", "base": "reference",
+    "buffers": "source-6", "average": "rule", "slack": "raw", "base": "reference",
 }  # fmt: skip
 STEP_INKS = {
     "forward": "raw", "backward": "reference", "products": "source-1", "attention": "source-5", "elementwise": "source-3",
@@ -54,12 +54,12 @@ def capitalised(sentence: str) -> str:
 
 
 def memory_rows(of: dict[str, Any]) -> dict[str, Any]:
-    """The bars of each group with their parts as shares of the width, and where the device's memory ends."""
+    """The bars of each group with their parts as shares of the width, and where the device's memory ends, if that is known."""
     capacity, groups = number(of.get("capacity")), tables(of.get("groups"))
-    if not capacity or not groups:
+    if not groups:
         return {}
     totals = [bar["total"] for group in groups for bar in group["bars"]]
-    width = max(min(max(totals), MOST_SHOWN * capacity), capacity) * 1.02
+    width = 1.02 * (max(min(max(totals), MOST_SHOWN * capacity), capacity) if capacity else max(totals))
     shown = []
     names: dict[str, None] = {}
     for group in groups:
@@ -83,9 +83,9 @@ def memory_rows(of: dict[str, Any]) -> dict[str, Any]:
             bar["cells"] = [size(bar["parts"].get(name, 0)) if bar["parts"].get(name) else "–" for name in columns]
     return {
         "groups": shown,
-        "capacity": size(capacity),
+        "capacity": size(capacity) if capacity else "",
         "device": text(of.get("device")),
-        "edge": 100 * capacity / width,
+        "edge": 100 * capacity / width if capacity else None,
         "columns": columns,
         "key": [{"name": name, "ink": MEMORY_INKS[name]} for name in columns],
     }
