@@ -247,6 +247,16 @@ def test_a_classifier_has_no_place_among_the_laws() -> None:
     assert here.drawn({"parameters": 10**6, "tokens": 10**8, "chinchilla": None}) == {}
 
 
+def test_a_plan_outside_of_the_fit_says_so() -> None:
+    said = [planning_parts.beyond({"here": here_}) for here_ in ([1e9, 20e9], [70e9, 1.4e12], [1e6, 1e9])]
+    assert said[0] == "" and "extrapolates" in said[1] and "means little" not in said[1] and "means little" in said[2]
+    figure = planning_figures.loss_surface(standing()["pictures"]["surface"])
+    assert figure is not None
+    lines = figure["traces"][0]["contours"]
+    assert lines["start"] < lines["end"] == 12.0  # more than a guess among all words loses is not drawn
+    assert 4 <= (lines["end"] - lines["start"]) / lines["size"] <= 13
+
+
 def test_a_surface_is_small_enough_for_a_run_folder() -> None:
     assert len(json.dumps(standing(), indent=2)) < 60_000
     assert len(loss_surface(1e6, 1e8, 21)["loss"]) == 21

@@ -116,6 +116,7 @@ def compose(name: str, facts: dict[str, Any], drawn: dict[str, Any]) -> str:
         "devices": parts.device_rows(table(drawn.get("devices"))),
         "device_figures": devices,
         "laws": parts.law_rows(drawn.get("laws")),
+        "beyond": parts.beyond(table(drawn.get("surface"))),
         "saving": parts.saving(table(drawn.get("checkpoints"))),
         "figure": found,
     }

@@ -37,6 +37,7 @@ SPANS = (
     432_000,
     864_000,
 )  # seconds
+MOST_NATS = 12.0
 WORK = {"products": "source-1", "attention": "source-2", "elementwise": "source-3"}
 
 
@@ -140,10 +141,18 @@ def loss_surface(of: dict[str, Any]) -> Figure | None:
         return None
     if len(across) < 2 or len(up) < 2 or len(here) != 2:
         return None
+    # More than a guess among all words loses (ln 128,256 = 11.8) is what the law says far below where it was fitted: not drawn.
+    every = [value for row in loss for value in row]
+    low, high = min(every), min(max(every), MOST_NATS)
+    step = _round_step((high - low) / 12) if high > low else 1.0
     x, y = log_axis("parameters", across[0], across[-1], amount), log_axis("training tokens", up[0], up[-1], amount)
     contours: dict[str, Any] = {
         "type": "contour", "name": "loss", "x": across, "y": up, "z": loss, "ink": "reference", "line": {"width": 1},
-        "contours": {"coloring": "none", "showlabels": True, "labelfont": {"size": 11}}, "ncontours": 24, "showscale": False,
+        "contours": {
+            "coloring": "none", "showlabels": True, "labelfont": {"size": 11},
+            "start": step * math.ceil(low / step), "end": high, "size": step,
+        },
+        "autocontour": False, "showscale": False,
         "hovertemplate": "%{x:.3s} parameters, %{y:.3s} tokens<br>loss %{z:.3f} nats a token<extra></extra>",
     }  # fmt: skip
     traces, notes = [contours], []
@@ -186,6 +195,12 @@ def loss_surface(of: dict[str, Any]) -> Figure | None:
     )  # fmt: skip
     figure["layout"]["annotations"] = notes
     return figure
+
+
+def _round_step(least: float) -> float:
+    """The smallest of 1, 2, 5 by powers of ten that is not less."""
+    size = 10.0 ** math.floor(math.log10(least))
+    return next(size * one for one in (1, 2, 5, 10) if size * one >= least * 0.999)
 
 
 def _inside(value: float, axis: Sequence[float], share: float) -> bool:

@@ -35,6 +35,7 @@ MEANINGS = {
 }  # fmt: skip
 # Colours of plan/diagram.py, for a file of its own, as those of the page's theme.
 THEME = {"#15191d": "ink", "#56616b": "soft", "#dde2e6": "line", "#f0f2f3": "panel", "#b8c0c7": "rule"}
+FITTED = ((70e6, 16e9), (5e9, 500e9))  # parameters and tokens of the models of Hoffmann et al. 2022
 MOST_SHOWN = 2.2  # devices' memories that a bar shows; longer ones are cut, and say so
 
 
@@ -45,7 +46,21 @@ def section(data: RunData) -> dict[str, Any] | None:
     figure = figures.loss_surface(table(drawn.get("surface")))
     laws = law_rows(drawn.get("laws"))
     sentence = capitalised(text(standing.get("sentence")))
-    return {"verdict": sentence, "figure": figure, "laws": laws} if figure or sentence or laws else None
+    if not (figure or sentence or laws):
+        return None
+    return {"verdict": sentence, "figure": figure, "laws": laws, "beyond": beyond(table(drawn.get("surface")))}
+
+
+def beyond(surface: dict[str, Any]) -> str:
+    """What to make of a plan outside of what the laws were fitted on (Hoffmann et al. 2022, abstract); within it, nothing."""
+    here = surface.get("here")
+    if not isinstance(here, list) or len(here) != 2:
+        return ""
+    if all(low <= value <= high for value, (low, high) in zip(here, FITTED, strict=True)):
+        return ""
+    small = any(value < low for value, (low, _) in zip(here, FITTED, strict=True))
+    means = "; so far below them its loss means little, and the ratio not much" if small else ""
+    return f"The laws were fitted on 70M to 16B parameters and 5B to 500B tokens: this plan extrapolates them{means}."
 
 
 def capitalised(sentence: str) -> str:

@@ -65,6 +65,7 @@
       hoverlabel: { bgcolor: ink("paper"), bordercolor: ink("rule"), font: { color: ink("ink"), size: 12 } },
       // A finger that moves over a curve scrolls the page.
       dragmode: coarse.matches ? false : "zoom",
+      annotations: (more.annotations ?? []).map((note) => ({ bgcolor: ink("paper"), borderpad: 1, ...note })),
       shapes: figure.shapes.map(({ ink: name, dash, ...shape }) => ({ ...shape, line: { color: ink(name), width: 1, dash } })),
     };
   }
