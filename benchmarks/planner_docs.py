@@ -1,6 +1,6 @@
 """The tables of docs/plan-accuracy.md, from the results that planner_accuracy.py keeps.
 
-    python benchmarks/planner_docs.py benchmarks/results/planner_accuracy.json docs/plan-accuracy.md
+python benchmarks/planner_docs.py benchmarks/results/planner_accuracy.json docs/plan-accuracy.md
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ SHOWN = 2  # worst cases of a row
 
 def time_table(found: dict[str, Any]) -> str:
     """Step time, a row for each set."""
-    lines = ["| set | cases | median | mean absolute | 90th percentile | calibrated | worst |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| set | cases | median | mean absolute | 90th percentile | calibrated | worst |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in found["time"]:
         worst = ", ".join(f"{name} {error:+.0%}" for name, error in row["worst"][:SHOWN])
         calibrated = "" if row["calibrated"] is None else f"{row['calibrated']:.1%}"
         name = row["set"] + (" (fitted)" if row["fitted"] else "")
-        lines.append(
-            f"| {name} | {row['n']} | {row['median']:+.1%} | {row['mean_absolute']:.1%} | {row['ninetieth']:.1%} | {calibrated} | {worst} |"
-        )
+        figures = f"{row['median']:+.1%} | {row['mean_absolute']:.1%} | {row['ninetieth']:.1%}"
+        lines.append(f"| {name} | {row['n']} | {figures} | {calibrated} | {worst} |")
     return "\n".join(lines)
 
 
@@ -42,7 +44,9 @@ def fits_table(found: dict[str, Any]) -> str:
     """Whether it fits: what ran and what failed against what was said."""
     keys = ("ran", "ran, said not to fit", "failed", "failed, said to fit")
     lines = [f"| set | {' | '.join(keys)} |", "|---|---|---|---|---|"]
-    lines += [f"| {name} | {' | '.join(str(row[key]) for key in keys)} |" for name, row in found["memory"]["fits"].items()]
+    lines += [
+        f"| {name} | {' | '.join(str(row[key]) for key in keys)} |" for name, row in found["memory"]["fits"].items()
+    ]
     return "\n".join(lines)
 
 

@@ -413,7 +413,7 @@ def test_plan_prints_for_people_and_machines(capsys: pytest.CaptureFixture[str])
     assert command("plan", "llama-7b", "--json") == 0
     os.environ.pop("BESSEMER_QUIET", None)
     found = json.loads(capsys.readouterr().out)
-    assert found["parameters"]["total"] == 6_738_415_616
+    assert found["parameters"] == 6_738_415_616 == sum(found["parameters_by_part"].values())
     assert found["memory_bytes"]["optimizer"] == 8 * 6_738_415_616
 
 

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import InputError
-from bessemer.screens import print_plan, print_simulated
-from bessemer.terminal import coloured
+from bessemer.screens import plan_rows, print_plan, print_simulated
+from bessemer.terminal import amount, coloured
 
 if TYPE_CHECKING:
     from bessemer.model.config import ModelConfig
     from bessemer.plan.ask import Asked
     from bessemer.plan.devices import Device
     from bessemer.plan.jobs import Goal
+    from bessemer.plan.outcome import Outcome
     from bessemer.recipe import Recipe
     from bessemer.run import RunFolder
     from bessemer.stages import Session
@@ -35,11 +36,15 @@ Opened = Callable[[argparse.Namespace], "Session"]
 
 def plan(given: argparse.Namespace, session_of: Opened) -> Any:
     """The command: which of its kinds is asked for follows from the arguments."""
+    if given.html is not None and (given.devices or given.corpus is not None):
+        raise InputError("--html: a page is written of a plan of a training; leave it out with --devices and --corpus")
     if given.devices:
         return _devices(given)
     if given.corpus is not None:
         return _corpus(given)
     asked = _asked(given)
+    if given.html is not None and (given.simulate or (given.schedule is not None and "gpus" not in asked)):
+        raise InputError("--html: a page is written of a whole plan; leave it out here (--svg draws a schedule alone)")
     if given.schedule is not None and "gpus" not in asked:
         return _pipeline(given, session_of)
     if (alone := [f"--{name}" for name in PIPELINE_OPTIONS if getattr(given, name) is not None]) != []:
@@ -53,7 +58,7 @@ def plan(given: argparse.Namespace, session_of: Opened) -> Any:
         and all(getattr(given, name) is None for name in BUDGETS)
     ):
         raise InputError(
-            "plan: name a recipe (`bessemer recipe` lists the shipped ones), or say a model and devices, for example --params 70B "
+            "plan: name a recipe (`bessemer recipe` lists the shipped ones), or say a model and devices, as --params 70B "
             "--tokens 2T --gpus 2048xH100; or --corpus SIZE, or --schedule NAME"
         )
     if given.recipe is None or asked or given.what_if or given.search or _is_for_a_cluster(given):
@@ -85,9 +90,16 @@ def _is_for_a_cluster(given: argparse.Namespace) -> bool:
 def _on_this_machine(given: argparse.Namespace, session: Session) -> Any:
     from bessemer import stages
 
+    page = None if given.html is None else _page(given.html)
     plan, recipe = stages.plan_only(session.recipe, session.run, Path(given.calibration) if given.calibration else None)
     if not given.json:
         print_plan(plan, recipe)
+    if page is not None:
+        from bessemer.report import planning
+
+        planning.write_here(page, plan, plan_rows(plan, recipe), name=recipe.run.name)
+        if not given.json:
+            print(f"{'drawn in':<14} {page}")
     return plan
 
 
@@ -105,18 +117,25 @@ def _on_a_cluster(given: argparse.Namespace, asked: dict[str, str]) -> Any:
     from bessemer.plan import ask, outcome, what_if
     from bessemer.plan.tables import plan_table, search_table, what_if_table
 
+    page = None if given.html is None else _page(given.html)
     whole = _everything_asked(given, asked)
     changed = [what_if.changed(whole, changes) for changes in given.what_if]
     unique = None if given.unique is None else ask.number(given.unique, "--unique")
     found = outcome.of(_goal(whole), searched=given.search, unique=unique)
     beside = [outcome.of(_goal(one)) for one in changed]
-    curve = what_if.curve(found.goal) if given.search else ()
+    curve = what_if.curve(found.goal) if given.search or page else ()
     if not given.json:
         print(what_if_table([found, *beside], ["as asked", *given.what_if]) if beside else plan_table(found))
         if given.search and found.found is not None:
             print("\n" + search_table(found.found, found.job.cluster.devices, curve))
+    if page is not None:
+        from bessemer.report import planning
+
+        planning.write(page, found, name=_title(given, found), curve=curve, beside=beside, titles=given.what_if)
+        if not given.json:
+            print(f"\n{'drawn in':<10} {page}")
     told = outcome.to_dict(found, given.search)
-    if curve:
+    if curve and given.search:
         told["search"]["by_devices"] = [
             {"devices": point.devices, "best": point.best and outcome.candidate_dict(point.best)} for point in curve
         ]
@@ -125,6 +144,19 @@ def _on_a_cluster(given: argparse.Namespace, asked: dict[str, str]) -> Any:
             {"changes": changes, **outcome.to_dict(one)} for changes, one in zip(given.what_if, beside, strict=True)
         ]
     return told
+
+
+def _page(text: str) -> Path:
+    """Where --html is to write, before anything is counted. Raises InputError."""
+    from bessemer.report.planning import writable
+
+    return writable(Path(text))
+
+
+def _title(given: argparse.Namespace, of: Outcome) -> str:
+    """Of the page: the recipe's name, or the model's."""
+    named = of.goal.recipe.run.name if given.recipe is not None else given.model
+    return named or f"{amount(of.job.model.parameters)} on {of.job.cluster.devices:,} {of.job.cluster.device.name}"
 
 
 def _everything_asked(given: argparse.Namespace, asked: dict[str, str]) -> Asked:

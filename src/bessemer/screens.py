@@ -12,11 +12,17 @@ if TYPE_CHECKING:
 
 
 def print_plan(plan: dict[str, Any], recipe: Recipe) -> None:
+    for name, value in plan_rows(plan, recipe).items():
+        print(f"{name:<14} {value}")
+
+
+def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
+    """A plan of this machine, a row for each thing."""
     memory = plan["memory_bytes"]
     parts = ", ".join(f"{name} {size(value)}" for name, value in memory.items() if name != "total" and value)
     rows = {
         "device": f"{plan['device']} ({rate(plan['peak_flops'])})",
-        "parameters": f"{amount(plan['parameters']['total'])} ({amount(plan['parameters']['non_embedding'])} without embeddings)",
+        "parameters": f"{amount(plan['parameters'])} ({amount(plan['parameters_by_part']['non_embedding'])} without embeddings)",
         "model": f"{recipe.model.layers} layers, width {recipe.model.width}, {recipe.model.heads} heads "
         f"({recipe.model.kv_heads} key/value), hidden {recipe.model.mlp_width}",
         "training": f"{plan['steps']:,} steps of {amount(recipe.train.global_batch_tokens or 0)} tokens = "
@@ -28,6 +34,8 @@ def print_plan(plan: dict[str, Any], recipe: Recipe) -> None:
         "memory": f"{size(memory['total'])}: {parts}",
         "fits": "yes" if plan["fits"] else "no: this device has less free memory than that",
     }
+    if standing := plan.get("chinchilla"):
+        rows["scaling"] = standing["sentence"]
     if packing := plan.get("packing"):
         rows["packing"] = (
             f"{packing['packing']}: {packing['utilisation']:.1%} of the positions have a target, "
@@ -35,8 +43,7 @@ def print_plan(plan: dict[str, Any], recipe: Recipe) -> None:
         )
     if epochs := plan.get("epochs"):
         rows["epochs"] = ", ".join(f"{name} {turns:.2f}" for name, turns in epochs.items())
-    for name, value in rows.items():
-        print(f"{name:<14} {value}")
+    return rows
 
 
 def _interval(plan: dict[str, Any]) -> str:
@@ -97,11 +104,12 @@ def demo_screen(run: RunFolder) -> None:
     """Where everything is, and what to try next."""
     from rich.markup import escape
 
+    from bessemer.plan.cost import parameters_of
     from bessemer.run import read_json
 
-    found, plan = read_json(run.evaluation), read_json(run.plan)
+    found, (parameters, _) = read_json(run.evaluation), parameters_of(read_json(run.plan))
     baseline = found["ngram"]
-    say(f"\n[bold]A {amount(plan['parameters']['total'])}-parameter model, trained from raw text on this machine.[/]")
+    say(f"\n[bold]A {amount(parameters or 0)}-parameter model, trained from raw text on this machine.[/]")
     if found["bits_per_byte"] is None and found.get("accuracy") is not None:
         say(f"It is right on {found['accuracy']:.1%} of the held-out text; the report shows where.")
     elif found["bits_per_byte"] is not None and baseline is not None:

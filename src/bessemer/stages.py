@@ -133,7 +133,7 @@ class Prepared:
 
 def prepare(session: Session) -> Prepared:
     """Resolve the recipe, hold it against the one the run folder was made with, and plan the run."""
-    from bessemer.plan import dial
+    from bessemer.plan import dial, here
     from bessemer.tokens.outlook import outlook
     from bessemer.tokens.shards import TokenStore
 
@@ -158,7 +158,7 @@ def prepare(session: Session) -> Prepared:
         result.append(Prepared(final, told))
         memory, measured = told["memory_bytes"]["total"], told["step_seconds_from"]
         return (
-            f"{amount(told['parameters']['total'])} parameters, {told['steps']:,} steps over {amount(told['tokens'])} tokens: "
+            f"{amount(told['parameters'])} parameters, {told['steps']:,} steps over {amount(told['tokens'])} tokens: "
             f"about {duration(told['seconds'])} and {size(memory)} ({measured})"
         )
 
@@ -168,7 +168,7 @@ def prepare(session: Session) -> Prepared:
         assert planned is not None
         result.append(Prepared(resolved, planned))
     write_atomic(run.recipe, dump(result[0].recipe))
-    write_json(run.plan, {**result[0].plan, **outlook(result[0].recipe, run.tokens)})
+    write_json(run.plan, {**result[0].plan, **outlook(result[0].recipe, run.tokens), **here.drawn(result[0].plan)})
     return result[0]
 
 
@@ -308,7 +308,7 @@ def _planned(
     import torch
 
     from bessemer.measure.known import machine_of
-    from bessemer.plan import cost, dial
+    from bessemer.plan import cost, dial, here
     from bessemer.plan.estimate import cpu
     from bessemer.train import device as devices
     from bessemer.train.measure import step_seconds
@@ -365,7 +365,9 @@ def _planned(
         batches = Batches.of(resolved)
         steps = max(batches.step_of(int(full_steps * batches.full)), 1)
         resolved = dial.resolve(recipe, vocabulary, steps, _micro_batch_tokens(recipe), labels)
-    told = {**planned(resolved, measured).to_dict(), "fits": fits}
+    final = planned(resolved, measured)
+    share = cost.devices_of(resolved, device.is_cuda)
+    told = {**final.to_dict(), "fits": fits, **here.keys(resolved, config, final, devices=share, recomputed=blocks)}
     if resolved.parallel.world > 1:
         told["communicated_bytes"] = planned_bytes(resolved, config, device.precision, recomputed=blocks)
     return told, resolved

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 from time import process_time
 
 import pytest
@@ -73,7 +73,7 @@ def test_every_row_fits_fills_the_devices_and_is_in_order() -> None:
         assert miss.missing > 0 and miss.reasons
     pareto = found.pareto
     assert [one.step.seconds for one in pareto] == sorted(one.step.seconds for one in pareto)
-    for faster, slower in zip(pareto, pareto[1:], strict=False):
+    for faster, slower in pairwise(pareto):
         assert slower.memory.total < faster.memory.total
 
 

@@ -202,7 +202,8 @@ class Plan:
     """What a run is said to take, before it starts."""
 
     device: str
-    parameters: dict[str, int]
+    parameters: int
+    parameters_by_part: dict[str, int]
     flops_per_token: float
     total_flops: float
     steps: int
@@ -219,6 +220,18 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def parameters_of(plan: dict[str, Any]) -> tuple[int | None, int | None]:
+    """All parameters, and those without embeddings, of a plan.json; of one written before 2026-11 too, where both stood under
+    `parameters`. None for what is missing or no number."""
+    whole = plan.get("parameters")
+    parts = whole if isinstance(whole, dict) else plan.get("parameters_by_part")
+    inner = parts.get("non_embedding") if isinstance(parts, dict) else None
+    if isinstance(whole, dict):
+        whole = whole.get("total")
+    numbers = (each if isinstance(each, int) and not isinstance(each, bool) else None for each in (whole, inner))
+    return next(numbers), next(numbers)
 
 
 # Shares of the peak that well-tuned runs reach on one device, for a plan without a measurement: published MFU of dense
@@ -255,8 +268,8 @@ def plan(
     each = f" of each of {devices:,} devices" if devices > 1 else ""
     return Plan(
         device=device,
-        parameters={
-            "total": config.parameters,
+        parameters=config.parameters,
+        parameters_by_part={
             "embedding": config.embedding_parameters,
             "non_embedding": config.parameters - config.embedding_parameters,
         },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
 from math import ceil
@@ -164,12 +164,14 @@ def _chunk(of: Timetable, action: Action) -> int:
     return action.stage // of.schedule.ranks
 
 
-def svg(of: Timetable) -> str:
+def svg(of: Timetable, ranks: Sequence[int] | None = None) -> str:
     """The picture as a file of its own, at most some 1,500 points wide where the numbers still fit.
 
-    Every cell has a title with its rank, stage, micro-batch and times, which a browser shows under the pointer.
+    ranks: those that are drawn; None: all. Every cell has a title with its rank, stage, micro-batch and times, which a browser
+    shows under the pointer.
     """
     schedule, total = of.schedule, of.timesteps
+    drawn = range(schedule.ranks) if ranks is None else ranks
     slots = [slot for row in of.slots for slot in row]
     letters = max(len(_svg_label(of, slot.action)) for slot in slots)
     shortest = min(slot.end - slot.start for slot in slots)
@@ -177,7 +179,7 @@ def svg(of: Timetable) -> str:
     if total * (needed := (7.0 * letters + 5) / shortest) < 6000:
         unit = max(unit, needed)
     left, top, row, bar = 62, 64, 32, 26
-    floor = top + row * schedule.ranks
+    floor = top + row * len(drawn)
     width, height = max(ceil(left + total * unit + 112), 640), floor + 66
     plural = "s" if schedule.virtual > 1 else ""
     title = f"{schedule.name}: {schedule.ranks} ranks x {schedule.virtual} stage{plural}, {schedule.micro_batches} micro-batches"
@@ -202,13 +204,13 @@ def svg(of: Timetable) -> str:
         out.append(
             f'<text x="{x:.1f}" y="{floor + 17}" text-anchor="middle" fill="#56616b" font-size="11">{ticked * step:g}</text>'
         )
-    for rank, cells in enumerate(of.slots):
-        y = top + row * rank + (row - bar) / 2
+    for line, rank in enumerate(drawn):
+        y = top + row * line + (row - bar) / 2
         out.append(f'<text x="{left - 10}" y="{y + 17:g}" text-anchor="end" fill="#15191d">rank {rank}</text>')
         out.append(f'<rect x="{left}" y="{y:g}" width="{total * unit:.1f}" height="{bar}" fill="#f0f2f3"/>')
         share = of.active_of[rank] / total
         out.append(f'<text x="{left + total * unit + 10:.1f}" y="{y + 17:g}" fill="#15191d">{share:.1%}</text>')
-        out += [_svg_cell(of, rank, slot, left, y, bar, unit) for slot in cells]
+        out += [_svg_cell(of, rank, slot, left, y, bar, unit) for slot in of.slots[rank]]
     out += [*_legend(of, left, floor + 44), "</svg>", ""]
     return "\n".join(out)
 

@@ -8,7 +8,7 @@ from typing import Any
 from bessemer.errors import InputError
 from bessemer.plan import failures, loading, money
 from bessemer.plan.batch import BatchOutlook, batch_outlook
-from bessemer.plan.estimate.job import Job
+from bessemer.plan.estimate.job import Cluster, Job
 from bessemer.plan.estimate.memory import Memory, Verdict, fits, memory, stages
 from bessemer.plan.estimate.step import Step, step
 from bessemer.plan.jobs import GB, Goal
@@ -72,33 +72,24 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Ou
         miss = found.rejected[0]
         raise InputError(
             f"plan: no layout of {goal.job.cluster.devices:,} x {goal.job.cluster.device.name} fits; the nearest misses by "
-            f"{-(-miss.missing // 10**9)} GB: {'; '.join(miss.reasons)}; take more devices, a smaller model, or a device with more memory"
+            f"{-(-miss.missing // 10**9)} GB: {'; '.join(miss.reasons)}; take more devices, a smaller model, or one with more memory"
         )
     best = found.ranked[0] if found is not None and goal.chooses_layout else _given(goal)
     job = best.job
-    config, cluster, device = job.model, job.cluster, job.cluster.device
-    asked = goal.recipe.cluster
-    seconds = goal.tokens / job.tokens * best.step.seconds
-    rate = asked.failures_per_node_year
-    between = failures.mtbf(cluster.devices, rate / DAYS_A_YEAR if rate else failures.DEFAULT_RATE)
-    storage = asked.storage_bandwidth * GB * cluster.nodes
-    save = failures.checkpoint(state_bytes(job), cluster.devices, storage)
-    price = asked.price if asked.price is not None else device.price
-    running = failures.outlook(seconds, best.step.seconds, between, save)
+    config, cluster = job.model, job.cluster
+    save, running, bill = run_of(goal, best)
     return Outcome(
         goal=goal,
         job=job,
         memory=best.memory,
         verdict=fits(job, best.memory),
         step=best.step,
-        bill=money.bill(
-            running.seconds, cluster.devices, device.watts, price=price,
-            price_date=None if asked.price is not None else device.price_date,
-        ),
+        bill=bill,
         running=running,
         save=save,
         loading=loading.loading(
-            job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, readers=job.layout.data, storage=storage
+            job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, readers=job.layout.data,
+            storage=storage_bandwidth(goal, cluster),
         ),
         standing=standing(config.parameters, goal.tokens),
         batch=batch_outlook(config.parameters, goal.tokens, min(job.tokens, goal.tokens)),
@@ -106,6 +97,26 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Ou
         repeated=None if unique is None else repetition(goal.tokens, unique),
         found=found,
     )  # fmt: skip
+
+
+def run_of(goal: Goal, best: Candidate) -> tuple[failures.Checkpoint, failures.Outlook, money.Bill]:
+    """A goal's tokens with a layout: what a checkpoint takes, what failures take, and what it all comes to."""
+    job, asked = best.job, goal.recipe.cluster
+    cluster, device = job.cluster, job.cluster.device
+    rate = asked.failures_per_node_year
+    between = failures.mtbf(cluster.devices, rate / DAYS_A_YEAR if rate else failures.DEFAULT_RATE)
+    save = failures.checkpoint(state_bytes(job), cluster.devices, storage_bandwidth(goal, cluster))
+    running = failures.outlook(goal.tokens / job.tokens * best.step.seconds, best.step.seconds, between, save)
+    bill = money.bill(
+        running.seconds, cluster.devices, device.watts, price=asked.price if asked.price is not None else device.price,
+        price_date=None if asked.price is not None else device.price_date,
+    )  # fmt: skip
+    return save, running, bill
+
+
+def storage_bandwidth(goal: Goal, cluster: Cluster) -> float:
+    """Bytes/s of the storage to all nodes together."""
+    return goal.recipe.cluster.storage_bandwidth * GB * cluster.nodes
 
 
 def state_bytes(job: Job) -> float:

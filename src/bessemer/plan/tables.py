@@ -13,11 +13,17 @@ from bessemer.plan.what_if import Point
 from bessemer.terminal import amount, duration, rate, size
 
 LISTED = 10
+WAYS = ("replicate", "shard", "tensor", "pipeline", "context")
 PART_NAMES = {"host": "waiting for launches", "shard": "sharded weights", "data": "gradients"}
 
 
 def plan_table(of: Outcome) -> str:
     """A row for each thing that is decided or follows."""
+    return "\n".join(f"{name:<10} {value}" for name, value in plan_rows(of).items())
+
+
+def plan_rows(of: Outcome) -> dict[str, str]:
+    """The same, by name."""
     job, step, config = of.job, of.step, of.job.model
     cluster, device, goal = job.cluster, job.cluster.device, of.goal
     parts = {name: getattr(step, name) for name in STEP_PARTS}
@@ -25,38 +31,40 @@ def plan_table(of: Outcome) -> str:
     memory = of.memory.to_dict()
     held = ", ".join(f"{name} {size(value)}" for name, value in memory.items() if name != "total" and value)
     where = f" on stage {of.memory.place + 1} of {job.layout.pipeline}" if job.layout.pipeline > 1 else ""
-    run, bill = of.running, of.bill
+    run, bill, batch = of.running, of.bill, of.batch
+    chosen = f"; the fastest of {len(of.found.ranked):,} that fit" if of.found and goal.chooses_layout else ""
+    split = ", ".join(f"{PART_NAMES.get(name, name)} {parts[name]:.2g}" for name in shown)
+    per_token = step.model_flops / job.tokens
     rows = {
         "model": f"{amount(config.parameters)} parameters ({amount(config.parameters - config.embedding_parameters)} without "
-        f"embeddings): {config.layers} layers, width {config.width:,}, {config.heads} heads ({config.kv_heads} key/value), hidden "
-        f"{config.mlp_width:,}, vocabulary {config.vocabulary:,}",
-        "training": f"{amount(goal.tokens)} tokens in {goal.tokens / job.tokens:,.0f} steps of {amount(job.tokens)}, sequences of "
-        f"{config.sequence_length:,}, {job.precision}",
+        f"embeddings): {config.layers} layers, width {config.width:,}, {config.heads} heads ({config.kv_heads} key/value), "
+        f"hidden {config.mlp_width:,}, vocabulary {config.vocabulary:,}",
+        "training": f"{amount(goal.tokens)} tokens in {goal.tokens / job.tokens:,.0f} steps of {amount(job.tokens)}, sequences "
+        f"of {config.sequence_length:,}, {job.precision}",
         "cluster": f"{cluster.devices:,} x {device.name}, {cluster.per_node} a node; {size(cluster.intra)}/s within, "
         f"{size(cluster.inter)}/s out of it",
-        "layout": layout_line(job) + (f"; the fastest of {len(of.found.ranked):,} that fit" if of.found and goal.chooses_layout else ""),
-        "step": f"{step.seconds:.3g} s (within {TIME_ERROR:.0%}): " + ", ".join(f"{PART_NAMES.get(name, name)} {parts[name]:.2g}" for name in shown),
+        "layout": layout_line(job) + chosen,
+        "step": f"{step.seconds:.3g} s (within {TIME_ERROR:.0%}): {split}",
         "speed": f"{amount(of.tokens_per_second / cluster.devices)} tokens/s a device, {amount(of.tokens_per_second)} in all; "
         f"{rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
         "memory": f"{size(memory['total'])} of {size(device.memory)}{where}: {held}",
         "fits": "yes" if of.verdict.fits else "no: " + "; ".join(of.verdict.reasons),
-        "compute": f"{step.model_flops / job.tokens * goal.tokens:.3g} FLOP, {step.model_flops / job.tokens:.3g} a token (6 N D: "
-        f"{6 * config.parameters * goal.tokens:.3g})",
-        "time": f"{duration(of.seconds)}; {duration(run.seconds)} with {run.failures:,.0f} failures, one in "
-        f"{duration(run.mtbf)}, and a checkpoint every {run.every:,} steps ({duration(run.interval)}): {run.effective:.1%} effective",
+        "compute": f"{per_token * goal.tokens:.3g} FLOP, {per_token:.3g} a token (6 N D: {6 * config.parameters * goal.tokens:.3g})",
+        "time": f"{duration(of.seconds)}; {duration(run.seconds)} with {run.failures:,.0f} failures, one in {duration(run.mtbf)}, "
+        f"and a checkpoint every {run.every:,} steps ({duration(run.interval)}): {run.effective:.1%} effective",
         "money": _money(of) + f"{amount(bill.device_hours)} device-hours, {bill.megawatt_hours:,.0f} MWh with cooling",
         "scaling": of.standing.sentence + f"; the laws ask for {_tokens_by_law(of)} tokens",
-        "batch": f"{amount(of.batch.batch)} tokens: {of.batch.verdict}, critical about {amount(of.batch.middle_critical)}; learning rate "
-        + _range([each.value for each in of.batch.learning_rates.values()]),
+        "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical about {amount(batch.middle_critical)}; learning rate "
+        + _range([each.value for each in batch.learning_rates.values()]),
         "storage": f"tokens at {size(of.loading.rate)}/s, checkpoints of {size(of.save.bytes)} in {duration(of.save.write)}",
         "habits of": job.stack.name,
-    }  # fmt: skip
+    }
     if of.repeated is not None:
         again = of.repeated
         rows["repeated"] = (
-            f"each token {again.epochs:.1f} times: worth {amount(again.effective_tokens)} fresh ones, {again.worth:.0%} of a fresh one each"
+            f"each token {again.epochs:.1f} times: worth {amount(again.effective_tokens)} fresh ones, {again.worth:.0%} of one each"
         )
-    return "\n".join(f"{name:<10} {value}" for name, value in rows.items())
+    return rows
 
 
 def _tokens_by_law(of: Outcome) -> str:
@@ -79,7 +87,7 @@ def layout_line(job: Job) -> str:
     """A layout in a line: the ways that divide something, and what goes with them."""
     layout = job.layout
     ways = " x ".join(
-        f"{way} {getattr(layout, way)}" for way in ("replicate", "shard", "tensor", "pipeline", "context") if getattr(layout, way) > 1
+        f"{way} {getattr(layout, way)}" for way in WAYS if getattr(layout, way) > 1
     )  # fmt: skip
     more = [ways or "one device"]
     if layout.pipeline > 1:
@@ -126,8 +134,7 @@ def search_table(of: Found, devices: int, curve: Sequence[Point] = ()) -> str:
 def layout_line_of(miss: object) -> str:
     """The ways of a layout that did not fit."""
     layout = miss.layout  # type: ignore[attr-defined]
-    ways = ("replicate", "shard", "tensor", "pipeline", "context")
-    named = " x ".join(f"{way} {getattr(layout, way)}" for way in ways if getattr(layout, way) > 1)
+    named = " x ".join(f"{way} {getattr(layout, way)}" for way in WAYS if getattr(layout, way) > 1)
     return f"{named or 'one device'}, micro-batch {layout.micro_batch}, recompute {layout.recompute}"
 
 
@@ -145,9 +152,9 @@ def _short(job: Job) -> str:
     return f"dp{layout.data} tp{layout.tensor} pp{layout.pipeline} cp{layout.context}"
 
 
-def what_if_table(several: Sequence[Outcome], titles: Sequence[str]) -> str:
-    """Plans side by side."""
-    columns = [
+def what_if_columns(several: Sequence[Outcome], titles: Sequence[str]) -> list[dict[str, str]]:
+    """Plans side by side: a column each, its title under the empty name."""
+    return [
         {
             "": title,
             "model": amount(one.job.model.parameters),
@@ -167,6 +174,11 @@ def what_if_table(several: Sequence[Outcome], titles: Sequence[str]) -> str:
         }
         for one, title in zip(several, titles, strict=True)
     ]
+
+
+def what_if_table(several: Sequence[Outcome], titles: Sequence[str]) -> str:
+    """Plans side by side."""
+    columns = what_if_columns(several, titles)
     widths = [max(len(value) for value in column.values()) for column in columns]
     lines = []
     for name in columns[0]:

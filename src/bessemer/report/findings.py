@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bessemer.plan.cost import parameters_of
 from bessemer.report.data import RunData, number, table
 from bessemer.terminal import amount, duration, size
 
@@ -15,7 +16,7 @@ Row = dict[str, Any]
 
 def headline(data: RunData) -> str:
     """The run in one sentence."""
-    parameters = number(table(data.plan.get("parameters")).get("total")) or number(data.export.get("parameters"))
+    parameters = parameters_of(data.plan)[0] or number(data.export.get("parameters"))
     kind = {"masked": "encoder", "classify": "classifier"}.get(data.objective, "decoder")
     subject = f"{_article(amount(parameters))} {amount(parameters)}-parameter {kind}" if parameters else f"A {kind}"
     if not len(data.train):
@@ -261,8 +262,7 @@ def _accuracy_finding(data: RunData) -> str:
 
 
 def _parameters_tile(data: RunData) -> Row | None:
-    parameters = table(data.plan.get("parameters"))
-    total, inner = number(parameters.get("total")), number(parameters.get("non_embedding"))
+    total, inner = parameters_of(data.plan)
     if total is None:
         return None
     return {
@@ -279,7 +279,7 @@ def _tokens_tile(data: RunData) -> Row | None:
         counts = [number(table(table(source).get("train")).get("tokens")) for source in sources]
         tokens = sum(count for count in counts if count)
         return {"label": "Tokens to train on", "value": amount(tokens), "note": ""} if tokens else None
-    total = number(table(data.plan.get("parameters")).get("total"))
+    total, _ = parameters_of(data.plan)
     return {
         "label": "Training tokens",
         "value": amount(tokens),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import BessemerError
-from bessemer.report import corpus, figures, findings, planned, processes, quality, rows
+from bessemer.report import corpus, figures, findings, planned, planning_parts, processes, quality, rows
 from bessemer.report import data as run_data
 from bessemer.report.data import RunData
 from bessemer.report.fertility import fertility
@@ -35,21 +35,34 @@ def write(run: RunFolder) -> Path:
 
 def render(data: RunData) -> str:
     """The page as HTML."""
+    return compose("template.html", _context(data))
+
+
+def compose(template: str, context: dict[str, Any]) -> str:
+    """A page of this folder's style, script and frame as HTML, from one of its templates.
+
+    context: what the template reads, with `figures`, by their id, where it draws any.
+    """
     try:
-        from jinja2 import Environment, StrictUndefined
+        from jinja2 import DictLoader, Environment, StrictUndefined
         from markupsafe import Markup
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise BessemerError(f"the report needs {error.name}; install it with: pip install 'bessemer[report]'") from None
 
-    context = _context(data)
     draws = bool(context["figures"])
     script = _part("script.js")
     plotly = str(get_plotlyjs()).replace("\r\n", "\n") if draws else ""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=DictLoader({name: _part(name) for name in ("frame.html", "parts.html", template)}),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     # Compact, and in the order in which the figures were built.
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    return environment.from_string(_part("template.html")).render(
+    return environment.get_template(template).render(
         **context,
         style=Markup(_part("style.css")),
         script=Markup(script),
@@ -62,6 +75,7 @@ def _context(data: RunData) -> dict[str, Any]:
     compared = findings.comparison(data)
     context: dict[str, Any] = {
         "name": data.name,
+        "kind": "run report",
         "headline": findings.headline(data),
         "origin": rows.origin(data),
         "tiles": findings.tiles(data),
@@ -74,6 +88,7 @@ def _context(data: RunData) -> dict[str, Any]:
         "plan_finding": findings.plan_finding(data, compared),
         "memory": findings.memory_parts(data),
         "processes": processes.section(data),
+        "standing": planning_parts.section(data),
         "samples": rows.samples(data),
         "fill_ins": rows.fill_ins(data),
         "classes": rows.classes(data),
@@ -96,6 +111,7 @@ def _context(data: RunData) -> dict[str, Any]:
     present = {
         "curves": ("Curves", context["curves"]),
         "plan": ("Planned and measured", compared or context["memory"]),
+        "standing": ("Scaling laws", context["standing"]),
         "processes": ("Over several processes", context["processes"]),
         "samples": ("Samples", context["samples"]),
         "fill_ins": ("Filled in", context["fill_ins"]),
@@ -111,7 +127,8 @@ def _context(data: RunData) -> dict[str, Any]:
     }
     shown = {key: title for key, (title, content) in present.items() if content}
     corpus_figures = [figure for name in ("lengths", "near_duplicates") if (figure := context[name])]
-    drawn = [*context["curves"], *corpus_figures, *context["quality_figures"]]
+    surface = [context["standing"]["figure"]] if context["standing"] and context["standing"]["figure"] else []
+    drawn = [*context["curves"], *surface, *corpus_figures, *context["quality_figures"]]
     return {**context, "sections": shown, "figures": {figure["id"]: figure for figure in drawn}}
 
 
