@@ -28,6 +28,7 @@ FLOORS = [
     ("report",),
     ("stages",),
     ("studies",),
+    ("ladder",),
     ("screens",),
     ("processes",),
     ("commands",),

@@ -363,6 +363,18 @@ def study(given: argparse.Namespace) -> Any:
     return found
 
 
+def ladder(given: argparse.Namespace) -> Any:
+    from bessemer.ladder import command, text
+
+    folder = Path(given.folder) if given.folder else None
+    asked = command.Asked(given.design, given.rungs, given.budget, given.ratio, folder, given.restart)
+    found = command.ladder(_session(given), asked)
+    if not given.json:
+        print(text.table(found))
+        say(text.ending(found))
+    return found
+
+
 def recipe(given: argparse.Namespace) -> Any:
     from bessemer import recipe as recipes
 

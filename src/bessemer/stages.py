@@ -130,8 +130,11 @@ class Prepared:
     plan: dict[str, Any]
 
 
-def prepare(session: Session) -> Prepared:
-    """Resolve the recipe, hold it against the one the run folder was made with, and plan the run."""
+def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepared:
+    """Resolve the recipe, hold it against the one the run folder was made with, and plan the run.
+
+    measure_seconds: of training steps, to say how long the run will take.
+    """
     from bessemer.plan import dial
     from bessemer.tokens.outlook import outlook
     from bessemer.tokens.shards import TokenStore
@@ -153,7 +156,7 @@ def prepare(session: Session) -> Prepared:
     result: list[Prepared] = []
 
     def work() -> str:
-        told, final = _planned(recipe, resolved, store.vocabulary, len(store.labels))
+        told, final = _planned(recipe, resolved, store.vocabulary, len(store.labels), measure_seconds)
         result.append(Prepared(final, told))
         memory, measured = told["memory_bytes"]["total"], told["step_seconds_from"]
         return (
@@ -289,7 +292,9 @@ def plan_only(recipe: Recipe, run: RunFolder) -> tuple[dict[str, Any], Recipe]:
     return {**told, **known.outlook(final, run.tokens)}, final
 
 
-def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> tuple[dict[str, Any], Recipe]:
+def _planned(
+    recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int, measure_seconds: float = MEASURE_SECONDS
+) -> tuple[dict[str, Any], Recipe]:
     """Measure a step where that is quick, plan the run, and turn train.minutes into steps."""
     import torch
 
@@ -327,7 +332,7 @@ def _planned(recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int) -> 
         and alone.total < free
         and first.step_seconds * cost.devices_of(resolved, device.is_cuda) / micro_batches < MEASURABLE_SECONDS
     )
-    measured = step_seconds(resolved, config, device, MEASURE_SECONDS) if quick else None
+    measured = step_seconds(resolved, config, device, measure_seconds) if quick else None
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
         seconds = planned(resolved, measured).step_seconds
         full_steps = recipe.train.minutes * 60 * MINUTES_SHARE / seconds

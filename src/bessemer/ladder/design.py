@@ -21,7 +21,7 @@ from bessemer.terminal import amount, duration
 Design = Literal["ratio", "isoflop"]
 DESIGNS = ("ratio", "isoflop")
 FEWEST = {"ratio": 5, "isoflop": 7}  # the law's numbers, one rung to leave out, and one for the error
-RUNGS = {"ratio": 6, "isoflop": 9}
+RUNGS = {"ratio": 6, "isoflop": 12}
 SIZE_STEP = 2.0  # at most, between the sizes of a ratio ladder
 BUDGET_STEP = 3.0  # between amounts of compute
 BUDGET_SPAN = 4.0  # between the smallest and the largest size of an amount

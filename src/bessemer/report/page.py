@@ -34,21 +34,34 @@ def write(run: RunFolder) -> Path:
 
 def render(data: RunData) -> str:
     """The page as HTML."""
+    return compose("template.html", _context(data))
+
+
+def compose(template: str, context: dict[str, Any]) -> str:
+    """A page of this folder's style, script and frame as HTML, from one of its templates.
+
+    context: what the template reads, with `figures`, by their id, where it draws any.
+    """
     try:
-        from jinja2 import Environment, StrictUndefined
+        from jinja2 import DictLoader, Environment, StrictUndefined
         from markupsafe import Markup
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise BessemerError(f"the report needs {error.name}; install it with: pip install 'bessemer[report]'") from None
 
-    context = _context(data)
     draws = bool(context["figures"])
     script = _part("script.js")
     plotly = str(get_plotlyjs()).replace("\r\n", "\n") if draws else ""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=DictLoader({name: _part(name) for name in ("frame.html", "parts.html", template)}),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     # Compact, and in the order in which the figures were built.
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    return environment.from_string(_part("template.html")).render(
+    return environment.get_template(template).render(
         **context,
         style=Markup(_part("style.css")),
         script=Markup(script),
@@ -61,6 +74,7 @@ def _context(data: RunData) -> dict[str, Any]:
     compared = findings.comparison(data)
     context: dict[str, Any] = {
         "name": data.name,
+        "kind": "run report",
         "headline": findings.headline(data),
         "origin": rows.origin(data),
         "tiles": findings.tiles(data),

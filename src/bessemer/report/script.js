@@ -36,8 +36,11 @@
     };
   }
 
+  // Only figures over steps or tokens have the page's choice of axis; the others bring theirs.
+  const ownAxes = (group) => group !== "steps" && group !== "tokens";
+
   function scale({ group, layout: { xaxis } }) {
-    if (group === "lengths" || axis === "linear") return {};
+    if (ownAxes(group) || axis === "linear") return {};
     const { clipmin, clipmax } = xaxis.autorangeoptions;
     return { type: "log", tickformat: "~s", dtick: clipmax / clipmin < 5000 ? "D2" : 1 };
   }
@@ -45,7 +48,7 @@
   function layout(figure) {
     const { xaxis, yaxis, ...more } = figure.layout;
     const legend = figure.traces.length > 1;
-    const unit = figure.group === "lengths" ? {} : { unifiedhovertitle: { text: `${figure.group === "tokens" ? "tokens" : "step"} %{x}` } };
+    const unit = ownAxes(figure.group) ? {} : { unifiedhovertitle: { text: `${figure.group === "tokens" ? "tokens" : "step"} %{x}` } };
     return {
       ...more,
       autosize: true,
@@ -54,10 +57,10 @@
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink("soft") },
       margin: { l: 76, r: 10, t: legend ? 34 : 10, b: 44 },
       xaxis: { nticks: 8, ...axisStyle({ ...xaxis, ...scale(figure), ...unit }), showgrid: false, showline: true, spikethickness: 1, spikedash: "solid", spikecolor: ink("rule") },
-      yaxis: { ...axisStyle(yaxis), nticks: 7 },
+      yaxis: { nticks: 7, ...axisStyle(yaxis) },
       showlegend: legend,
       legend: { orientation: "h", traceorder: "normal", x: 0, y: 1.02, yanchor: "bottom", font: { color: ink("ink") }, bgcolor: "rgba(0,0,0,0)" },
-      hovermode: "x unified",
+      hovermode: more.hovermode ?? "x unified",
       modebar: { bgcolor: "rgba(0,0,0,0)", color: ink("soft"), activecolor: ink("ink") },
       hoverlabel: { bgcolor: ink("paper"), bordercolor: ink("rule"), font: { color: ink("ink"), size: 12 } },
       // A finger that moves over a curve scrolls the page.
