@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bessemer.errors import InputError
 from bessemer.ladder import parabola, prepare, runs
-from bessemer.ladder.design import DESIGNS, RUNGS, Design, Rung, rungs_within
-from bessemer.ladder.fit import Fitted, Point, fitted, left_out, more_runs, optimum
+from bessemer.ladder.design import DESIGNS, RUNGS, Budget, Design, Rung, refuse_few, rungs_within
+from bessemer.ladder.fit import Fitted, Interval, Point, fitted, left_out, more_runs, optimum
 from bessemer.ladder.prepare import Ground
 from bessemer.ladder.sizes import RATE_RULES, rate_rule
+from bessemer.recipe import digest
 from bessemer.run import RunFolder, write_json
 from bessemer.stages import Session
 from bessemer.terminal import amount, duration, say, warn
@@ -42,8 +45,8 @@ def ladder(session: Session, asked: Asked) -> dict[str, Any]:
     """
     design = design_of(asked.design)
     budget = prepare.budget_of(asked.budget)
-    if asked.rungs is not None and asked.rungs < 2:
-        raise InputError(f"--rungs {asked.rungs}: a law needs several runs; leave it out, or give {RUNGS[design]}")
+    count = RUNGS[design] if asked.rungs is None else asked.rungs
+    refuse_few(design, count)
     if asked.ratio is not None and (design != "ratio" or not asked.ratio > 0):
         raise InputError(f"--ratio {asked.ratio:g}: tokens a parameter, above 0, of a ladder of --design ratio")
     folder = asked.folder or session.run.path / "ladder"
@@ -54,7 +57,7 @@ def ladder(session: Session, asked: Asked) -> dict[str, Any]:
         locks.enter_context(RunFolder(folder).writing())
         ground = prepare.ground(session, folder)
         ratio = asked.ratio or ground.planned.ratio
-        rungs, earlier, rates = _design(ground, design, asked.rungs or RUNGS[design], budget, ratio)
+        rungs, earlier, rates = _design(ground, design, count, budget, ratio)
         _say_what_comes(ground, design, rungs, rates)
         recipes = {rung.name: runs.recipe_of(ground.planned.recipe, rung, folder) for rung in [*rungs, *earlier]}
         scores = runs.train_all([(rung.name, recipes[rung.name]) for rung in rungs], ground.run.tokens)
@@ -79,16 +82,17 @@ def design_of(name: str) -> Design:
             return known  # type: ignore[return-value]
     near = difflib.get_close_matches(name, DESIGNS, 1)
     raise InputError(
-        f"--design {name}: no such design; there are {' and '.join(DESIGNS)}" + (f"; did you mean {near[0]}?" if near else "")
+        f"--design {name}: no such design; there are {' and '.join(DESIGNS)}"
+        + (f"; did you mean {near[0]}?" if near else "")
     )
 
 
 def _design(
-    ground: Ground, design: Design, count: int, budget: prepare.Budget, ratio: float
+    ground: Ground, design: Design, count: int, budget: Budget, ratio: float
 ) -> tuple[list[Rung], list[Rung], list[tuple[int, float]]]:
     """The rungs, finished ones of earlier designs of this folder, and the rates they were chosen by: as kept, or worked out."""
     protocol = prepare.protocol_of(ground, design, ratio if design == "ratio" else None)
-    key = prepare.digest(protocol, count, str(budget))
+    key = digest(protocol, count, str(budget))
     held = prepare.kept(ground.folder, key, protocol)
     if held is None:
         rates = prepare.timing(ground)
@@ -118,8 +122,8 @@ def _say_what_comes(ground: Ground, design: Design, rungs: list[Rung], rates: li
     turns = max(max(rung.tokens for rung in rungs), planned.tokens) / max(held, 1)
     if turns > REPEATS_WORTH_A_WARNING:
         warn(
-            f"the text is read up to {turns:.1f} times; the law is one of fresh tokens, and after {REPEATS_WORTH_A_WARNING} times "
-            "repeated text helps less and less (Muennighoff et al. 2023): the prediction will be too low"
+            f"the text is read up to {turns:.1f} times; the law is one of fresh tokens, and after {REPEATS_WORTH_A_WARNING} "
+            "times repeated text helps less and less (Muennighoff et al. 2023): the prediction will be too low"
         )
 
 
@@ -186,10 +190,6 @@ def result(
 
 def _law(found: Fitted, design: Design) -> dict[str, Any]:
     """The law's numbers, each with its interval."""
-    import numpy as np
-
-    from bessemer.ladder.fit import Interval
-
     powers = 2 if design == "isoflop" else 1
     names = ("A", "alpha", "B", "beta") if design == "isoflop" else ("K", "gamma")
     value, rows = found.law, found.draws.parameters
@@ -213,10 +213,6 @@ def _residual(found: Fitted, point: Point) -> float:
 def curves(found: Fitted, flops: float) -> list[dict[str, Any]]:
     """The fitted loss over compute, with its band, up to a little beyond the planned run: a ratio ladder's own line; of a
     surface its lowest loss at each amount of compute."""
-    import numpy as np
-
-    from bessemer.ladder.fit import Interval
-
     rows = []
     low = min(point.flops for point in found.points)
     each = float(np.median([point.flops / point.parameters / point.tokens for point in found.points]))
@@ -226,5 +222,4 @@ def curves(found: Fitted, flops: float) -> list[dict[str, Any]]:
         else:
             best = optimum(found, compute, each)
             rows.append({"flops": compute, **best["loss"]})
-    del Interval
     return rows

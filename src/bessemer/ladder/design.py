@@ -123,9 +123,16 @@ def parse_budget(text: str) -> Budget:
     return Budget(seconds=value * UNITS[unit or "min"])
 
 
-def rungs_of(
-    design: Design, planned: Planned, sizes: list[Size], count: int, top: float, ratio: float
-) -> list[Rung]:
+def refuse_few(design: Design, count: int) -> None:
+    """Raises InputError for fewer rungs than the design's law needs."""
+    if count < FEWEST[design]:
+        raise InputError(
+            f"--rungs {count}: a {design} ladder needs {FEWEST[design]} rungs at least: its law has "
+            f"{3 if design == 'ratio' else 5} numbers, one rung is left out to be predicted, and one shows the error"
+        )
+
+
+def rungs_of(design: Design, planned: Planned, sizes: list[Size], count: int, top: float, ratio: float) -> list[Rung]:
     """The rungs of a ladder whose largest has about `top` FLOPs, or fewer where sizes run out. ratio: tokens a parameter."""
     return _ratio(planned, sizes, count, top, ratio) if design == "ratio" else _isoflop(planned, sizes, count, top)
 
@@ -141,14 +148,8 @@ def rungs_within(
 ) -> list[Rung]:
     """The largest ladder that keeps to the budget. seconds: what a rung is said to take.
 
-    Raises InputError when there are too few rungs for the design's law, too few sizes below the planned one, or when the
-    budget is too small for them.
+    Raises InputError when there are too few sizes below the planned one, or when the budget is too small for them.
     """
-    if count < FEWEST[design]:
-        raise InputError(
-            f"--rungs {count}: a {design} ladder needs {FEWEST[design]} rungs at least: its law has "
-            f"{3 if design == 'ratio' else 5} numbers, one rung is left out to be predicted, and one shows the error"
-        )
 
     def cost(made: list[Rung]) -> float:
         return sum(rung.flops if budget.seconds is None else seconds(rung) for rung in made)
@@ -227,9 +228,7 @@ def _ratio(planned: Planned, sizes: list[Size], count: int, top: float, ratio: f
     largest = fitting[-1].parameters
     low = max(float(fitting[0].parameters), largest / SIZE_STEP ** (count - 1))
     chosen = _nearest(fitting, _spread(low, float(largest), count))
-    made = [
-        _rung(planned, size, size.flops * size.parameters * ratio, number) for number, size in enumerate(chosen)
-    ]
+    made = [_rung(planned, size, size.flops * size.parameters * ratio, number) for number, size in enumerate(chosen)]
     return [rung for rung in made if rung is not None]
 
 

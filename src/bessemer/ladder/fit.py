@@ -10,6 +10,7 @@ this gives the t interval. An interval for a run holds the law's uncertainty and
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -196,7 +197,8 @@ def more_runs(found: Fitted, parameters: float, tokens: float, flops: float) -> 
     largest = max(points, key=lambda point: point.flops)
     amounts = sorted({round(np.log(point.flops), 1) for point in points})
     factor = float(np.exp(np.clip(np.median(np.diff(amounts)), np.log(1.5), np.log(2)))) if len(amounts) > 1 else 2.0
-    candidates, scale = [], factor
+    candidates: list[tuple[float, float, float]] = []
+    scale = factor
     while largest.flops * scale <= 0.5 * flops and len(candidates) < 40:
         for point in points:
             if point.flops >= SAME_COMPUTE * largest.flops:
@@ -227,9 +229,9 @@ def more_runs(found: Fitted, parameters: float, tokens: float, flops: float) -> 
 
 def _slopes(found: Fitted, sizes: Array) -> Array:
     """(n, P) derivatives of the law's log loss by its numbers."""
-    return predicted(found.fits.parameters, np.log(sizes) - found.fits.centre)[1][0]
+    return np.asarray(predicted(found.fits.parameters, np.log(sizes) - found.fits.centre)[1][0])
 
 
 def _error(information: Array, at: Array) -> float:
     """sqrt(g' (J'J)^-1 g)."""
-    return float(np.sqrt(max(at @ np.linalg.pinv(information, rcond=1e-12, hermitian=True) @ at, 0.0)))
+    return sqrt(max(float(at @ np.linalg.pinv(information, rcond=1e-12, hermitian=True) @ at), 0.0))

@@ -25,7 +25,7 @@ def write(folder: Path, found: dict[str, Any]) -> Path:
 def render(found: dict[str, Any]) -> str:
     """The page as HTML."""
     told = text.sentences(found)
-    parts = [
+    parts: list[dict[str, Any]] = [
         {
             "id": "loss",
             "title": "Loss over compute",
@@ -36,7 +36,7 @@ def render(found: dict[str, Any]) -> str:
         {
             "id": "rungs",
             "title": "Rungs",
-            "finding": f"{text._left_out(found)}.",
+            "finding": f"{text.left_out(found)}.",
             "figures": [residuals(found)],
             "table": {"titles": text.TITLES, "rows": text.rows(found)},
         },
@@ -45,16 +45,21 @@ def render(found: dict[str, Any]) -> str:
         best = f"{told['best size']}. {told['isoFLOP']}."
         parts.insert(
             1,
-            {"id": "isoflop", "title": "IsoFLOP profiles", "finding": best, "figures": [profiles(found)], "table": None},
+            {
+                "id": "isoflop",
+                "title": "IsoFLOP profiles",
+                "finding": best,
+                "figures": [profiles(found)],
+                "table": None,
+            },
         )
-    rest = [(name, sentence) for name, sentence in told.items()]
     parts.append(
         {
             "id": "answers",
             "title": "All of it in words",
             "finding": "",
             "figures": [],
-            "table": {"titles": ("Question", "Answer"), "rows": rest},
+            "table": {"titles": ("Question", "Answer"), "rows": list(told.items())},
         }
     )
     return page(Path(found["folder"]).parent.name, "ladder", text.headline(found), tiles(found), parts)
@@ -91,7 +96,11 @@ def tiles(found: dict[str, Any]) -> list[dict[str, str]]:
     e = found["fit"]["numbers"]["E"]
     told.append({"label": "E", "value": f"{e['value']:.3f}", "note": f"{e['low']:.2f} to {e['high']:.2f}"})
     told.append(
-        {"label": "Rungs", "value": str(len(found["rungs"])), "note": f"{found['compute_share']:.0%} of the run's compute"}
+        {
+            "label": "Rungs",
+            "value": str(len(found["rungs"])),
+            "note": f"{found['compute_share']:.0%} of the run's compute",
+        }
     )
     return told
 
@@ -103,7 +112,11 @@ def loss(found: dict[str, Any]) -> Figure:
     label = "fit" if found["design"] == "ratio" else "fit, at the best size"
     traces = [
         {**line("", x, [row["low"] for row in curve], "raw", 0), "hoverinfo": "skip", "showlegend": False},
-        {**line("90% of the draws", x, [row["high"] for row in curve], "raw", 0), "fill": "tonexty", "hoverinfo": "skip"},
+        {
+            **line("90% of the draws", x, [row["high"] for row in curve], "raw", 0),
+            "fill": "tonexty",
+            "hoverinfo": "skip",
+        },
         line(label, x, [row["value"] for row in curve], "train", 2),
     ]
     groups = sorted({rung["group"] for rung in found["rungs"]}) if found["design"] == "isoflop" else [None]
@@ -123,7 +136,9 @@ def loss(found: dict[str, Any]) -> Figure:
         traces.append(_with_bar(shown, said))
     if planned["measured"] is not None:
         traces.append(
-            points("planned run, measured", [planned["flops"]], [planned["measured"]["loss"]], "good", ["measured"], "star")
+            points(
+                "planned run, measured", [planned["flops"]], [planned["measured"]["loss"]], "good", ["measured"], "star"
+            )
         )
     return figure("loss", "Held-out loss", "compute, FLOPs", "nats a token", traces, log_x=True)
 
@@ -183,7 +198,10 @@ def points(
 def _with_bar(trace: dict[str, Any], said: dict[str, float]) -> dict[str, Any]:
     """A mark with its interval."""
     above, below = [said["high"] - said["value"]], [said["value"] - said["low"]]
-    return {**trace, "error_y": {"type": "data", "symmetric": False, "array": _short(above), "arrayminus": _short(below)}}
+    return {
+        **trace,
+        "error_y": {"type": "data", "symmetric": False, "array": _short(above), "arrayminus": _short(below)},
+    }
 
 
 def _short(values: list[float]) -> list[float]:

@@ -54,7 +54,7 @@ def best_size(found: Fitted, flops: float) -> dict[str, Any] | None:
         again = _through(shaken, flops)
         if again is not None:
             drawn.append(again)
-    every: Array = np.array([row for row in drawn] or [value])
+    every: Array = np.array(drawn or [value])
     return {
         "parameters": Interval.of(value[0], every[:, 0]).to_dict() if drawn else None,
         "exponent": Interval.of(value[1], every[:, 1]).to_dict() if drawn else None,

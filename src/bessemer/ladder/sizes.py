@@ -1,8 +1,7 @@
 """Smaller models of a recipe's own shape, and the learning rate and batch of each small run.
 
-Shape: as on the depth dial, one number sets it: width goes with depth in the recipe's own proportion (within a factor of
-1.5, over which the loss hardly changes: Kaplan et al. 2020, section 3.1, figure 5), the MLP and the key/value heads with the
-width and the heads.
+Shape: as on the depth dial, one number sets it: depth goes with width in the recipe's own proportion, as near as whole
+layers allow, the MLP and the key/value heads with the width and the heads.
 
 Which parameters count as N: those that a token multiplies with, blocks and output matrix; the input embedding is looked up
 and not counted. In small models the output matrix is much of the work: leaving it out, as Kaplan et al. did, bends the curve
@@ -13,14 +12,14 @@ Porian et al. 2024, section 3.1). C is then close to 6 N D at every size, attent
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, log, sqrt
 
 from bessemer.model.config import ModelConfig
 from bessemer.plan.cost import step_flops_per_token
 from bessemer.recipe import Model, Recipe
 
-ASPECT_RANGE = 1.5
-FEWEST_HEAD_ELEMENTS = 16  # of a head that is narrower than the recipe's, where a model is
-WIDTH_STEP = 16  # of an MLP
+ASPECT_RANGE = 1.6  # no model is deeper for its width than by this factor
+WIDTH_STEP = 8
 RATE_EXPONENT, BATCH_EXPONENT = -0.1250, 0.3271  # in the FLOPs of a run (Bi et al. 2024, DeepSeek LLM, section 3.1)
 RATE_RULES = {
     "mup": "the recipe's at every width, hidden matrices and head by base_width / width (muP, Yang et al. 2022)",
@@ -49,39 +48,55 @@ def size_of(recipe: Recipe, vocabulary: int) -> Size:
 
 
 def smaller(recipe: Recipe, vocabulary: int) -> list[Size]:
-    """All models of a resolved recipe's shape that are smaller than its own, by N.
+    """All models of a resolved recipe's shape that are smaller than its own, by N: one for each width.
 
-    Depths from 1 on; widths in whole heads, of the recipe's width of a head or, below it, half of it.
+    Widths in steps of a sixteenth of the power of two below them; as many heads as are nearest to the recipe's width of a
+    head; the depth that is nearest to the recipe's proportion (of two as near, the smaller one), so that from one size to the
+    next nothing jumps but what must.
     """
     model = recipe.model
     layers, width, heads, kv_heads = model.layers, model.width, model.heads, model.kv_heads
     head_dim, mlp_width = model.head_dim, model.mlp_width
     assert layers and width and heads and kv_heads and head_dim and mlp_width, "the recipe is resolved"
     planned = size_of(recipe, vocabulary).parameters
-    narrow = head_dim // 2 if head_dim % 4 == 0 and head_dim // 2 >= FEWEST_HEAD_ELEMENTS else head_dim
-    aspect, found = width / layers, dict[int, Size]()
-    for depth in range(1, layers + 1):
-        least, most = depth * aspect / ASPECT_RANGE, depth * aspect * ASPECT_RANGE
-        for wide in range(narrow, width + 1, narrow):
-            of_head = head_dim if wide % head_dim == 0 else narrow
-            if not least <= wide <= most:
-                continue
-            count = max(round(wide * heads / width * head_dim / of_head), 1)
-            groups = max(round(count * kv_heads / heads), 1)
-            while count % groups:
-                groups -= 1
-            mlp = max(round(mlp_width * wide / width / WIDTH_STEP), 1) * WIDTH_STEP
-            made = model.model_copy(
-                update={
-                    "depth": None, "layers": depth, "width": wide, "heads": count, "kv_heads": groups,
-                    "head_dim": of_head, "mlp_width": mlp,
-                }
-            )  # fmt: skip
-            size = size_of(recipe.model_copy(update={"model": made}), vocabulary)
-            nearer = found.get(size.parameters)
-            if size.parameters < planned and (nearer is None or _bent(size, aspect) < _bent(nearer, aspect)):
-                found[size.parameters] = size
-    return [found[number] for number in sorted(found)]
+    found: list[Size] = []
+    for wide in _widths(width):
+        depth = ceil(layers * wide / width - 0.5)
+        if depth < 1 or wide / depth < width / layers / ASPECT_RANGE:
+            continue
+        inner = round(wide / width * heads * head_dim / WIDTH_STEP) * WIDTH_STEP  # of all heads together
+        count = _heads(max(inner, WIDTH_STEP), head_dim)
+        groups = max(round(count * kv_heads / heads), 1)
+        while count % groups:
+            groups -= 1
+        shape = {
+            "depth": None,
+            "layers": depth,
+            "width": wide,
+            "heads": count,
+            "kv_heads": groups,
+            "head_dim": max(inner, WIDTH_STEP) // count,
+            "mlp_width": max(round(mlp_width * wide / width / WIDTH_STEP), 1) * WIDTH_STEP,
+        }
+        size = size_of(recipe.model_copy(update={"model": model.model_copy(update=shape)}), vocabulary)
+        if size.parameters < planned:
+            found.append(size)
+    return sorted(found, key=lambda size: size.parameters)
+
+
+def _widths(below: int) -> list[int]:
+    """16, 24, 32, ... in steps of at least 8."""
+    found, wide = [], 2 * WIDTH_STEP
+    while wide < below:
+        found.append(wide)
+        wide += max(WIDTH_STEP, 1 << max(wide.bit_length() - 5, 0))
+    return found
+
+
+def _heads(inner: int, head_dim: int) -> int:
+    """The number of heads of an even width whose width is nearest, as a factor, to head_dim."""
+    fitting = [count for count in range(1, inner // 2 + 1) if inner % count == 0 and inner // count % 2 == 0]
+    return min(fitting, key=lambda count: abs(log(inner / count / head_dim)))
 
 
 def learning_rate(recipe: Recipe, flops: float, planned_flops: float) -> float:
@@ -99,17 +114,11 @@ def rate_rule(recipe: Recipe) -> str:
 
 
 def batch_tokens(recipe: Recipe, flops: float, planned_flops: float) -> int:
-    """Tokens of the global batch of a run: the depth dial's law through the recipe's own batch, whole sequences, at least 1,
-    rounded down to a power of two of them where it is below the recipe's; recipe: resolved."""
+    """Tokens of the global batch of a run: the depth dial's law through the recipe's own batch, the nearest number of whole
+    sequences by its factor, at least 1 and not above the recipe's; recipe: resolved."""
     batch, length = recipe.train.global_batch_tokens, recipe.tokens.sequence_length
     assert batch is not None, "the recipe is resolved"
     sequences = batch // length * (flops / planned_flops) ** BATCH_EXPONENT
-    if sequences >= batch // length:
-        return batch
-    return length << max(int(sequences).bit_length() - 1, 0)
-
-
-def _bent(size: Size, aspect: float) -> float:
-    """How far a size's proportion is from the recipe's, as a factor."""
-    own = (size.model.width or 1) / (size.model.layers or 1)
-    return max(own / aspect, aspect / own)
+    below = max(int(sequences), 1)
+    nearest = below + (sequences > sqrt(below * (below + 1)))
+    return int(min(nearest * length, batch))

@@ -21,24 +21,24 @@ TITLES = ("rung", "N", "D", "D/N", "C, FLOPs", "rate", "batch", "loss", "law")
 WIDTHS = (20, 7, 7, 6, 9, 8, 6, 7, 7)
 
 
-def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+def rows(found: dict[str, Any]) -> list[list[str]]:
     """The rungs, one a row."""
     told = []
     for rung in found["rungs"]:
         ratio = rung["tokens"] / rung["parameters"]
         told.append(
-            (
+            [
                 rung["name"], amount(rung["parameters"]), amount(rung["tokens"]), f"{ratio:.1f}", f"{rung['flops']:.2e}",
                 f"{rung['learning_rate']:.4g}", amount(rung["batch_tokens"]), f"{rung['loss']:.4f}",
                 f"{rung['residual']:+.2%}",
-            )
+            ]
         )  # fmt: skip
     return told
 
 
 def sentences(found: dict[str, Any]) -> dict[str, str]:
     """What was found, a sentence for each question."""
-    told = {"law": law(found), "left out": _left_out(found)}
+    told = {"law": law(found), "left out": left_out(found)}
     if found["prediction"] is not None:
         told["prediction"] = prediction(found)
     measured = found["planned"]["measured"]
@@ -46,8 +46,8 @@ def sentences(found: dict[str, Any]) -> dict[str, str]:
         said = found["prediction"]
         inside = "inside" if said["low"] <= measured["loss"] <= said["high"] else "outside"
         told["the run"] = (
-            f"trained already: {measured['loss']:.4f}, {said['value'] / measured['loss'] - 1:+.2%} off the prediction, {inside} its "
-            "interval"
+            f"trained already: {measured['loss']:.4f}, the prediction is off by {said['value'] / measured['loss'] - 1:+.2%}, "
+            f"it lies {inside} its interval"
         )
     if found["more_runs"] is not None:
         told["more runs"] = _more(found["more_runs"])
@@ -84,7 +84,7 @@ def _number(of: dict[str, float]) -> str:
     return f"{of['value']:.4g} [{of['low']:.3g}, {of['high']:.3g}]"
 
 
-def _left_out(found: dict[str, Any]) -> str:
+def left_out(found: dict[str, Any]) -> str:
     left = found["left_out"]
     if left is None:
         return "too few rungs to leave one out and fit the others: the law is untested; add rungs with --rungs"
@@ -100,8 +100,9 @@ def prediction(found: dict[str, Any]) -> str:
     """The planned run's loss."""
     planned, said = found["planned"], found["prediction"]
     return (
-        f"{said['value']:.4f} [{said['low']:.4f}, {said['high']:.4f}] nats a token for the planned {amount(planned['parameters'])} "
-        f"parameters on {amount(planned['tokens'])} tokens, {said['beyond']:.1f} times beyond the largest rung"
+        f"{said['value']:.4f} [{said['low']:.4f}, {said['high']:.4f}] nats a token for the planned "
+        f"{amount(planned['parameters'])} parameters on {amount(planned['tokens'])} tokens, {said['beyond']:.1f} times "
+        "beyond the largest rung"
     )
 
 
@@ -128,7 +129,9 @@ def _optimum(found: dict[str, Any]) -> dict[str, str]:
     }
     profile = (found["isoflop"] or {}).get("best")
     if profile is None or profile["parameters"] is None:
-        told["isoFLOP"] = "no second opinion: fewer than two amounts of compute have their best size between their smallest and largest"
+        told["isoFLOP"] = (
+            "no second opinion: of fewer than two amounts of compute the best size lies between the smallest and the largest"
+        )
     else:
         told["isoFLOP"] = (
             f"by parabolas {_amounts(profile['parameters'])} parameters, N_opt ~ C^{profile['exponent']['value']:.2f}"
