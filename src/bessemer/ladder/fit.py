@@ -134,7 +134,7 @@ def fitted(design: Design, points: tuple[Point, ...], seed: int = 0, draws: int 
     )  # fmt: skip
 
 
-def left_out(design: Design, points: tuple[Point, ...], seed: int = 0) -> dict[str, Any] | None:
+def left_out(design: Design, points: tuple[Point, ...], seed: int = 0, draws: int = DRAWS) -> dict[str, Any] | None:
     """The largest rung predicted from the smaller ones, as the planned run is from all; None where too few are left.
 
     Rungs of its own amount of compute are left out with it where enough others stay, so that it lies beyond them.
@@ -145,7 +145,7 @@ def left_out(design: Design, points: tuple[Point, ...], seed: int = 0) -> dict[s
     rest = below if len(below) >= numbers(design) + 2 else others
     if len(rest) <= numbers(design):
         return None
-    of_rest = fitted(design, rest, seed)
+    of_rest = fitted(design, rest, seed, draws)
     said = of_rest.loss(largest.parameters, largest.tokens, largest.flops)
     return {
         "name": largest.name,

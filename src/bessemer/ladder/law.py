@@ -27,6 +27,7 @@ SMALLEST = 0.01
 START_EXPONENTS = (0.1, 0.25, 0.4, 0.7, 1.2)
 ITERATIONS = 400
 SETTLED = 1e-11  # a step that lowers the objective by a smaller part of it, several times in a row, ends a fit
+DRAWN_SETTLED = 1e-6  # for fits of drawn data, of which only the spread is looked at
 PATIENCE = 6
 
 
@@ -94,7 +95,12 @@ def huber(residuals: Array, delta: float = HUBER_DELTA) -> Array:
 
 
 def fit_from(
-    starts_FP: Array, x_nT: Array, y_Fn: Array, weights_Fn: Array, delta: float = HUBER_DELTA
+    starts_FP: Array,
+    x_nT: Array,
+    y_Fn: Array,
+    weights_Fn: Array,
+    delta: float = HUBER_DELTA,
+    settled: float = SETTLED,
 ) -> tuple[Array, Array]:
     """The minima reached from `starts_FP`: (F, P) parameters and (F,) objectives.
 
@@ -131,7 +137,7 @@ def fit_from(
         gained = objective[going] - best
         moved = gained > 0
         damping[going] = np.where(moved, np.maximum(damping[going] / 5, 1e-12), np.minimum(damping[going] * 4, 1e12))
-        idle[going] = np.where(gained > SETTLED * np.maximum(objective[going], 1e-300), 0, idle[going] + 1)
+        idle[going] = np.where(gained > settled * np.maximum(objective[going], 1e-300), 0, idle[going] + 1)
         place[going], objective[going], model[going], slopes[going] = best_place, best, best_model, best_slopes
         # A fit whose damping is still low may only have stepped too far; it goes on until smaller steps fail too.
         going = going[(idle[going] < PATIENCE) | ((damping[going] < 1e4) & (idle[going] < 4 * PATIENCE))]
@@ -173,7 +179,12 @@ def refit(found: Fits, sizes_nT: Array, losses_Fn: Array, weights_Fn: Array, del
     begin[2, 1 + powers :] *= 0.6
     many = len(begin)
     places, objectives = fit_from(
-        np.tile(begin, (fits, 1)), x_nT, np.repeat(y_Fn, many, axis=0), np.repeat(weights_Fn, many, axis=0), delta
+        np.tile(begin, (fits, 1)),
+        x_nT,
+        np.repeat(y_Fn, many, axis=0),
+        np.repeat(weights_Fn, many, axis=0),
+        delta,
+        DRAWN_SETTLED,
     )
     objectives, places = objectives.reshape(fits, many), places.reshape(fits, many, -1)
     lowest, every = objectives.argmin(axis=1), np.arange(fits)

@@ -199,12 +199,14 @@ def result(
     least = np.minimum(least, most)
     given = points[0]
     start = shares.within(given, least, most)
-    proposed = shares.lowest(chosen, least, most, start, seed)
+    rows = shares.candidates(least, most, start, seed)
+    proposed = shares.lowest(chosen, rows, least, most)
     chance = np.random.default_rng([seed, 5])
     draws = [shares.drawn(one, points, DRAWS, chance) for one in chosen]
     both = np.array([given, proposed])
     said, said_draws = shares.mean_of(chosen, both), shares.mean_of(draws, both)
-    gain = Interval.of(said[0] - said[1], said_draws[:, 0] - said_draws[:, 1])
+    won = shares.gain(chosen, draws, given, proposed, rows)
+    gain = Interval.of(won.value, won.drawn)
     error = float(np.sqrt(np.mean((measured - unseen) ** 2)))
     noise = error * chance.standard_normal(DRAWS)
     by_name = dict(zip(names, proposed, strict=True))
@@ -243,7 +245,7 @@ def result(
             "most": dict(zip(names, most, strict=True)),
             "least": dict(zip(names, least, strict=True)),
         },
-        "gain": {**gain.to_dict(), "inside_noise": gain.low <= 0.0},
+        "gain": {**gain.to_dict(), "optimism": won.optimism, "inside_noise": gain.low <= 0.0},
         "verify": None,
     }
     plain: dict[str, Any] = runs.plain(told)

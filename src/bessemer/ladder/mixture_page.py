@@ -51,7 +51,8 @@ def sentences(found: dict[str, Any]) -> dict[str, str]:
         f"targets differ by {found['spread_of_targets']:.4f}",
         "given": ", ".join(f"{name} {share:.1%}" for name, share in found["given"].items()),
         "proposed": ", ".join(f"{name} {share:.1%}" for name, share in proposed["shares"].items()) + _bounds(found),
-        "gain": f"{gain['value']:+.4f} [{gain['low']:+.4f}, {gain['high']:+.4f}] nats a token: " + _verdict(found),
+        "gain": f"{gain['value']:+.4f} [{gain['low']:+.4f}, {gain['high']:+.4f}] nats a token, after "
+        f"{gain['optimism']:.4f} taken off since the best of many looks better than it is: " + _verdict(found),
     }
     if (checked := found["verify"]) is not None:
         told["verified"] = (

@@ -1,0 +1,172 @@
+"""`bessemer ladder`, whole: what it writes, that a stop anywhere changes nothing, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.run import read_json
+
+SMALL = ["--budget", "1.2e10", "--rungs", "5"]
+
+
+def ladder(wide: Path, *options: str) -> int:
+    return run_command(["ladder", str(wide / "wide.toml"), *options])
+
+
+def plain(folder: Path) -> dict[str, Any]:
+    """ladder.json without what the clock said and where it lies."""
+    found: dict[str, Any] = read_json(folder / "ladder.json")
+    for rung in found["rungs"]:
+        rung.pop("seconds")
+    return {key: value for key, value in found.items() if key not in ("folder", "predicted_seconds")}
+
+
+@pytest.fixture(scope="module")
+def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ladder that nothing stopped, in a folder of its own."""
+    from bessemer.ladder import prepare, runs
+
+    folder = tmp_path_factory.mktemp("whole") / "ladder"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "PROBE_SECONDS", 0.0)
+        patch.setattr(runs, "MEASURE_SECONDS", 0.0)
+        assert ladder(made, *SMALL, "--folder", str(folder)) == 0
+    return folder
+
+
+def test_what_a_ladder_holds(whole: Path) -> None:
+    found = read_json(whole / "ladder.json")
+    assert len(found["rungs"]) == 5
+    for rung in found["rungs"]:
+        ratio = rung["tokens"] / rung["parameters"]
+        assert ratio == pytest.approx(found["planned"]["tokens_per_parameter"], rel=0.02)
+        assert rung["flops"] == pytest.approx(rung["tokens"] * rung["flops_per_token"])
+        run = whole / "runs" / rung["name"]
+        assert (run / "recipe.toml").exists() and (run / "tokens").is_symlink()
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        last = [row for row in rows if row["kind"] == "validation"][-1]
+        assert last["loss"] == rung["loss"] and set(last["loss_by_source"]) == {"prose", "code"}
+    assert sum(rung["flops"] for rung in found["rungs"]) <= 1.2e10
+    losses = [rung["loss"] for rung in found["rungs"]]
+    assert losses[-1] < losses[0]
+    assert set(found["fit"]["numbers"]) == {"E", "K", "gamma"}
+    said = found["prediction"]
+    assert said["low"] <= said["value"] <= said["high"] < losses[0]
+    left = found["left_out"]
+    assert left["name"] == found["rungs"][-1]["name"] and left["measured"] == losses[-1]
+    assert left["error"] == pytest.approx(left["predicted"]["value"] / losses[-1] - 1)
+    assert left["covered"] == (left["predicted"]["low"] <= losses[-1] <= left["predicted"]["high"])
+    assert found["more_runs"]["of_the_same_kind"] == 15
+    assert found["learning_rate_rule"] == "dial"
+    page = (whole / "ladder.html").read_text()
+    for part in ("loss", "rungs", "answers"):
+        assert f'<section id="{part}">' in page
+    assert '"id":"residuals"' in page
+
+
+def test_the_rate_and_the_batch_are_the_dials(whole: Path) -> None:
+    """Through the recipe's own point: 0.01 and 256 tokens at its compute (Bi et al. 2024)."""
+    found = read_json(whole / "ladder.json")
+    for rung in found["rungs"]:
+        share = rung["flops"] / found["planned"]["flops"]
+        assert rung["learning_rate"] == pytest.approx(0.01 * share**-0.125, rel=0.01)
+        assert rung["batch_tokens"] / 32 == pytest.approx(8 * share**0.3271, abs=0.6, rel=0.5)
+
+
+def test_a_second_call_trains_nothing_and_finds_the_same(whole: Path, made: Path) -> None:
+    before, when = plain(whole), {path: path.stat().st_mtime_ns for path in whole.glob("runs/*/metrics.jsonl")}
+    assert ladder(made, *SMALL, "--folder", str(whole)) == 0
+    assert plain(whole) == before
+    assert {path: path.stat().st_mtime_ns for path in whole.glob("runs/*/metrics.jsonl")} == when
+
+
+def test_stopped_between_and_inside_rungs_it_ends_the_same(
+    whole: Path, wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal inside a rung exits 75 with that step saved; a kill inside a rung loses what came after its checkpoint; one
+    between rungs nothing."""
+    from bessemer.train.stop import StopSignal
+
+    steps = [0]
+
+    def asked_at(step: int, does: Any) -> Any:
+        def asked(self: StopSignal) -> str | None:
+            steps[0] += 1
+            return does() if steps[0] == step else None
+
+        return asked
+
+    def dies() -> None:
+        raise RuntimeError("killed")
+
+    folder = wide / "stopped"
+    with monkeypatch.context() as patch:
+        patch.setattr(StopSignal, "asked", asked_at(25, lambda: "SIGTERM"))
+        assert ladder(wide, *SMALL, "--folder", str(folder)) == 75
+    assert not (folder / "ladder.json").exists()
+    first = next((folder / "runs").iterdir())
+    assert (first / "checkpoints" / "latest").exists()
+    steps[0] = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(StopSignal, "asked", asked_at(150, dies))
+        with pytest.raises(RuntimeError, match="killed"):
+            ladder(wide, *SMALL, "--folder", str(folder))
+    from bessemer.ladder import runs
+
+    trained = runs._trained
+
+    def between(*given: Any) -> Any:
+        done = trained(*given)
+        raise KeyboardInterrupt
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "_trained", between)
+        assert ladder(wide, *SMALL, "--folder", str(folder)) == 75
+    assert ladder(wide, *SMALL, "--folder", str(folder)) == 0
+    assert plain(folder) == plain(whole)
+
+
+def test_isoflop_says_which_size_is_best(wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    smaller_batch = ["--set", "train.global_batch_tokens=64", "--set", "train.steps=480"]
+    given = ["--design", "isoflop", "--rungs", "7", "--budget", "1.3e10", "--json", *smaller_batch]
+    assert ladder(wide, *given) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [rung["group"] for rung in found["rungs"]] == [0, 0, 0, 1, 1, 1, 1]
+    for group in (0, 1):
+        spent = [rung["flops"] for rung in found["rungs"] if rung["group"] == group]
+        assert max(spent) / min(spent) < 1.05, "one amount of compute"
+    assert set(found["fit"]["numbers"]) == {"E", "A", "alpha", "B", "beta"}
+    best = found["optimum"]
+    assert best["parameters"]["value"] * best["tokens"]["value"] * 6 < found["planned"]["flops"] * 1.01
+    assert len(found["isoflop"]["profiles"]) == 2
+    assert Path(found["page"]).read_text().count('"id":"profiles"') == 1
+    assert ladder(wide, "--budget", "1e10", *smaller_batch) == 1, "a ladder of another design has its own folder"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--rungs", "1"], "--rungs 1: a ratio ladder needs 5 rungs"),
+        (["--rungs", "6", "--design", "isoflop"], "isoflop ladder needs 7"),
+        (["--design", "isoflops"], "no such design; there are ratio and isoflop; did you mean isoflop?"),
+        (["--budget", "1e7"], "too small; 6 rungs"),
+        (["--budget", "1s"], "too small; 6 rungs"),
+        (["--budget=-3min"], "give a time as 5min"),
+        (["--budget", "soon"], "give a time as 5min"),
+        (["--ratio", "0"], "above 0"),
+        (["--rungs", "60", "--budget", "1e12"], "no room for 60 smaller rungs"),
+        (["--target", "code"], "belong to --mixture"),
+        (["--set", "train.objective=classify", "--set", "corpus.sources.prose.label=a", "--set",
+          "corpus.sources.code.label=b"], "a classifier's loss"),
+        (["--set", "train.start=elsewhere"], "train.start gives the weights"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_told(options: list[str], words: str, wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ladder(wide, *options) == 2
+    assert words in capsys.readouterr().err
