@@ -74,7 +74,8 @@ def test_the_rate_and_the_batch_are_the_dials(whole: Path) -> None:
     found = read_json(whole / "ladder.json")
     for rung in found["rungs"]:
         share = rung["flops"] / found["planned"]["flops"]
-        assert rung["learning_rate"] == pytest.approx(0.01 * share**-0.125, rel=0.01)
+        rounded = rung["batch_tokens"] / (256 * share**0.3271)
+        assert rung["learning_rate"] == pytest.approx(0.01 * share**-0.125 * rounded**0.5, rel=0.01)
         assert rung["batch_tokens"] / 32 == pytest.approx(8 * share**0.3271, abs=0.6, rel=0.5)
 
 
@@ -132,21 +133,51 @@ def test_stopped_between_and_inside_rungs_it_ends_the_same(
     assert plain(folder) == plain(whole)
 
 
-def test_isoflop_says_which_size_is_best(wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    smaller_batch = ["--set", "train.global_batch_tokens=64", "--set", "train.steps=480"]
-    given = ["--design", "isoflop", "--rungs", "7", "--budget", "1.3e10", "--json", *smaller_batch]
+def test_isoflop_says_which_size_is_best(
+    wide: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command around runs whose losses are a law's, in place of training: the law comes back."""
+    from bessemer.ladder import runs
+    from bessemer.ladder.law import Law
+    from bessemer.model.config import ModelConfig
+    from bessemer.recipe import Recipe
+
+    law = Law(2.0, (60.0, 90.0), (0.4, 0.5))
+
+    def by_law(made: list[tuple[str, Recipe]], tokens: Path) -> dict[str, runs.Score]:
+        found = {}
+        for name, recipe in made:
+            size, steps = ModelConfig.of(recipe, 400).matrix_parameters, recipe.train.steps
+            assert steps is not None and recipe.train.global_batch_tokens is not None
+            loss = float(law.loss(size, steps * recipe.train.global_batch_tokens))
+            found[name] = runs.Score(loss, {"prose": loss, "code": loss}, 1.0)
+        return found
+
+    monkeypatch.setattr(runs, "train_all", by_law)
+    smaller_batch = ["--set", "train.global_batch_tokens=64", "--set", "train.steps=8000"]
+    given = ["--design", "isoflop", "--rungs", "10", "--budget", "3e11", "--json", *smaller_batch]
     assert ladder(wide, *given) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [rung["group"] for rung in found["rungs"]] == [0, 0, 0, 1, 1, 1, 1]
-    for group in (0, 1):
+    assert [rung["group"] for rung in found["rungs"]] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
+    for group in (0, 1, 2):
         spent = [rung["flops"] for rung in found["rungs"] if rung["group"] == group]
         assert max(spent) / min(spent) < 1.05, "one amount of compute"
-    assert set(found["fit"]["numbers"]) == {"E", "A", "alpha", "B", "beta"}
-    best = found["optimum"]
-    assert best["parameters"]["value"] * best["tokens"]["value"] * 6 < found["planned"]["flops"] * 1.01
-    assert len(found["isoflop"]["profiles"]) == 2
+    numbers = found["fit"]["numbers"]
+    assert numbers["E"]["value"] == pytest.approx(2.0, rel=1e-3)
+    assert (numbers["alpha"]["value"], numbers["beta"]["value"]) == pytest.approx((0.4, 0.5), rel=1e-3)
+    planned = found["planned"]
+    assert found["prediction"]["value"] == pytest.approx(
+        float(law.loss(planned["parameters"], planned["tokens"])), rel=1e-4
+    )
+    assert abs(found["left_out"]["error"]) < 1e-4
+    best, each = found["optimum"], planned["flops"] / planned["tokens"] / planned["parameters"]
+    size, tokens = best["parameters"]["value"], best["tokens"]["value"]
+    assert size * tokens * each == pytest.approx(planned["flops"])
+    for other in (0.8, 1.25):
+        assert law.loss(size * other, tokens / other) > law.loss(size, tokens)
     assert Path(found["page"]).read_text().count('"id":"profiles"') == 1
-    assert ladder(wide, "--budget", "1e10", *smaller_batch) == 1, "a ladder of another design has its own folder"
+    assert ladder(wide, "--budget", "4e11", *smaller_batch) == 1, "a ladder of another design has its own folder"
+    assert "cannot be held against new ones" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Smaller models of a recipe's own shape, and the learning rate and batch of each small run.
 
 Shape: as on the depth dial, one number sets it: depth goes with width in the recipe's own proportion, as near as whole
-layers allow, the MLP and the key/value heads with the width and the heads.
+layers allow, the MLP and the key/value heads with the width and the heads. Two layers at least: models of one fall off the
+line that the others lie on (Kaplan et al. 2020, section 3.2, figure 6), while the proportion matters little (figure 5).
 
 Which parameters count as N: those that a token multiplies with, blocks and output matrix; the input embedding is looked up
 and not counted. In small models the output matrix is much of the work: leaving it out, as Kaplan et al. did, bends the curve
@@ -18,12 +19,15 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan.cost import step_flops_per_token
 from bessemer.recipe import Model, Recipe
 
-ASPECT_RANGE = 1.6  # no model is deeper for its width than by this factor
+ASPECT_RANGE = 3.0  # no model is deeper for its width than by this factor
+FEWEST_LAYERS = 2
 WIDTH_STEP = 8
 RATE_EXPONENT, BATCH_EXPONENT = -0.1250, 0.3271  # in the FLOPs of a run (Bi et al. 2024, DeepSeek LLM, section 3.1)
 RATE_RULES = {
-    "mup": "the recipe's at every width, hidden matrices and head by base_width / width (muP, Yang et al. 2022)",
-    "dial": "the recipe's, times (C / C of the recipe)^-0.125, the depth dial's law through the recipe's own point",
+    "mup": "the recipe's at every width, hidden matrices and head by base_width / width (muP, Yang et al. 2022); "
+    "its batch by C^0.327",
+    "dial": "the recipe's, by (C / C of the recipe)^-0.125, its batch by ^0.327: the depth dial's laws "
+    "through the recipe's own point",
 }
 
 
@@ -61,8 +65,8 @@ def smaller(recipe: Recipe, vocabulary: int) -> list[Size]:
     planned = size_of(recipe, vocabulary).parameters
     found: list[Size] = []
     for wide in _widths(width):
-        depth = ceil(layers * wide / width - 0.5)
-        if depth < 1 or wide / depth < width / layers / ASPECT_RANGE:
+        depth = max(ceil(layers * wide / width - 0.5), min(FEWEST_LAYERS, layers))
+        if wide / depth < width / layers / ASPECT_RANGE:
             continue
         inner = round(wide / width * heads * head_dim / WIDTH_STEP) * WIDTH_STEP  # of all heads together
         count = _heads(max(inner, WIDTH_STEP), head_dim)
@@ -100,12 +104,18 @@ def _heads(inner: int, head_dim: int) -> int:
 
 
 def learning_rate(recipe: Recipe, flops: float, planned_flops: float) -> float:
-    """Of a run of so many FLOPs in all, by the rule that `rate_rule` names; recipe: resolved."""
-    peak = recipe.train.optimizer.learning_rate
-    assert peak is not None, "the recipe is resolved"
-    if rate_rule(recipe) == "mup":
-        return peak
-    return float(f"{peak * (flops / planned_flops) ** RATE_EXPONENT:.4g}")
+    """Of a run of so many FLOPs in all, by the rule that `rate_rule` names; recipe: resolved.
+
+    A batch is whole sequences, so a small run's is a little larger or smaller than the law's; the rate then goes with the
+    square root of that (Malladi et al. 2022, the square-root scaling rule of Adam), or the loss has a step where the batch
+    has one.
+    """
+    peak, batch = recipe.train.optimizer.learning_rate, recipe.train.global_batch_tokens
+    assert peak is not None and batch is not None, "the recipe is resolved"
+    by_law = batch * min((flops / planned_flops) ** BATCH_EXPONENT, 1.0)
+    rounded = sqrt(batch_tokens(recipe, flops, planned_flops) / by_law)
+    rule = (flops / planned_flops) ** RATE_EXPONENT if rate_rule(recipe) == "dial" else 1.0
+    return float(f"{peak * rule * rounded:.4g}")
 
 
 def rate_rule(recipe: Recipe) -> str:

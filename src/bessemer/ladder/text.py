@@ -73,10 +73,12 @@ def law(found: dict[str, Any]) -> str:
     """The law with the intervals of its numbers."""
     fit = found["fit"]
     numbers = ", ".join(f"{name} {_number(of)}" for name, of in fit["numbers"].items())
+    low = fit["numbers"]["E"]["value"] < 0.1 * min(rung["loss"] for rung in found["rungs"])
+    none = "; E is near 0: rungs as small as these do not show where the loss ends" if low else ""
     how = "rungs drawn with replacement" if fit["bootstrap"] == "rungs" else "losses drawn anew about the law"
     return (
         f"L = {fit['law']}: {numbers} (90% of {fit['draws']} draws; {how}); the rungs lie {fit['spread']:.2%} about it "
-        f"({fit['freedom']} degrees of freedom)"
+        f"({fit['freedom']} degrees of freedom){none}"
     )
 
 
