@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from bessemer.errors import InputError
@@ -36,7 +38,7 @@ def test_smaller_models_are_models_and_keep_the_proportion(name: str) -> None:
     model = planned.recipe.model
     assert model.width and model.layers and model.mlp_width and model.heads and model.kv_heads
     assert len(sizes) >= 10
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    for before, after in itertools.pairwise(sizes):
         assert before.parameters < after.parameters < planned.size.parameters
     for size in sizes:
         made: Recipe = planned.recipe.model_copy(update={"model": size.model})

@@ -15,7 +15,7 @@ from bessemer.ladder.law import Array
 
 
 def mixed(points: Array, weights: Array, floor: Array, scale: Array) -> Array:
-    """(n, k) losses by the law of data mixing: c_k + s_k exp(sum_i t_ik r_i) (Ye et al. 2024, equation 6)."""
+    """(n, k) losses by the law of data mixing: c_k + s_k exp(sum_i t_ik r_i) (Ye et al. 2024)."""
     return np.asarray(floor + scale * np.exp(points @ weights))
 
 

@@ -4,9 +4,9 @@
     line      L(C)    = E + K / C^gamma                   (along a fixed number of tokens a parameter)
 
 Both are fitted as section 3.3 there: the Huber loss (delta 1e-3) of the differences of log loss, with the sum of powers as a
-log-sum-exp, from several starts. Two traps of the original fit (Besiroglu et al. 2024, section 3 and appendix): the mean
-over the runs in place of their sum made the objective so small that the optimiser's absolute tolerance ended it early, and
-rounded parameters do not give back the fit. Here the stop is relative, so a factor before the objective changes nothing.
+log-sum-exp, from several starts. Two traps of the original fit (Besiroglu et al. 2024): the mean over the runs in place of
+their sum made the objective so small that the optimiser's absolute tolerance ended it early, and rounded parameters do not
+give back the fit. Here the stop is relative, so a factor before the objective changes nothing.
 
 Letters: F fits at a time, n runs, T powers (2 on a surface, 1 on a line), P = 1 + 2T parameters.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bessemer.ladder.page import Figure, figure, line, page, points
+from bessemer.ladder.page import Figure, figure, line, page, points, words
 from bessemer.run import write_atomic
 from bessemer.terminal import amount
 
@@ -91,15 +91,12 @@ def render(found: dict[str, Any]) -> str:
     told = sentences(found)
     titles = ("Proxy", *found["sources"], "Target, nats a token", "Predicted from the others")
     parts: list[dict[str, Any]] = [
-        {"id": "shares", "title": "Shares", "finding": f"Gain: {told['gain']}.", "figures": [_shares(found)], "table": None},
+        {"id": "shares", "title": "Shares", "finding": f"Gain: {told['gain']}.", "figures": [_shares(found)]},
         {
             "id": "prediction", "title": "Predicted and measured", "finding": f"{told['left out'].capitalize()}.",
             "figures": [_unseen(found), *_by_share(found)], "table": {"titles": titles, "rows": rows(found)},
         },
-        {
-            "id": "answers", "title": "All of it in words", "finding": "", "figures": [],
-            "table": {"titles": ("Question", "Answer"), "rows": list(told.items())},
-        },
+        words(told),
     ]  # fmt: skip
     gain = found["gain"]
     tiles = [

@@ -31,7 +31,6 @@ def render(found: dict[str, Any]) -> str:
             "title": "Loss over compute",
             "finding": f"{told['law']}.",
             "figures": [loss(found)],
-            "table": None,
         },
         {
             "id": "rungs",
@@ -53,20 +52,17 @@ def render(found: dict[str, Any]) -> str:
                 "table": None,
             },
         )
-    parts.append(
-        {
-            "id": "answers",
-            "title": "All of it in words",
-            "finding": "",
-            "figures": [],
-            "table": {"titles": ("Question", "Answer"), "rows": list(told.items())},
-        }
-    )
+    parts.append(words(told))
     return page(Path(found["folder"]).parent.name, "ladder", text.headline(found), tiles(found), parts)
 
 
+def words(told: dict[str, str]) -> dict[str, Any]:
+    """The part that answers question by question."""
+    return {"id": "answers", "title": "All of it in words", "finding": "", "figures": [], "words": list(told.items())}
+
+
 def page(name: str, kind: str, headline: str, tiles: list[dict[str, str]], parts: list[dict[str, Any]]) -> str:
-    """A page of parts: each with id, title, finding, figures and table, of which the last three may be empty."""
+    """A page of parts: each with id, title and finding, and figures, a table (titles, rows) or words (name, sentence)."""
     figures = {figure["id"]: figure for part in parts for figure in part["figures"]}
     return compose(
         "ladder.html",
@@ -78,7 +74,7 @@ def page(name: str, kind: str, headline: str, tiles: list[dict[str, str]], parts
             "notes": [],
             "tiles": tiles,
             "sections": {part["id"]: part["title"] for part in parts},
-            "parts": parts,
+            "parts": [{"table": None, "words": [], **part} for part in parts],
             "figures": figures,
         },
     )

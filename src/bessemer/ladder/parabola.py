@@ -1,7 +1,8 @@
 """IsoFLOP profiles: the second opinion on the best size, without a law of the loss (Hoffmann et al. 2022, section 3.2).
 
 Of each amount of compute a parabola of the loss over log N; its lowest point is the best size; a straight line through
-log N_opt over log C says what the best size of another amount is.
+log N_opt over log C says what the best size of another amount is. A parabola is only near the curve: with sizes far to both
+sides, or with the best one off their middle, its lowest point is biased, so the law's own optimum goes first.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Forms, each linear once the loss is transformed:
 
-    linear        y = a + b . r                      (RegMix's linear regression, Liu et al. 2024, section 3)
+    linear        y = a + b . r                      (RegMix's linear regression, Liu et al. 2024)
     quadratic     y = a + b . r + r' Q r
     logarithm     y = a + b . log(r + EPSILON)       a source's own share acts as its amount of data does
-    exponential   y = c + exp(a + t . r)             (Ye et al. 2024, data mixing laws, equation 6), c tried from a grid
+    exponential   y = c + exp(a + t . r)             (Ye et al. 2024, the data mixing law), c tried from a grid
 
 Letters: n runs, m sources, f features, D draws.
 """
@@ -134,7 +134,7 @@ def _back(form: Form, value: Array, floor: float) -> Array:
 
 def spread_out(given: Array, count: int, most: Array, seed: int) -> Array:
     """(count, m) mixtures to train on: the given one, each source nearly alone, and then, of draws about the given one, each
-    the farthest from those chosen (RegMix draws by a Dirichlet about the given; Liu et al. 2024, section 3.1).
+    the farthest from those chosen (RegMix draws by a Dirichlet about the given; Liu et al. 2024).
 
     most: (m,) no share above it.
     """

@@ -6,8 +6,9 @@ line that the others lie on (Kaplan et al. 2020, section 3.2, figure 6), while t
 
 Which parameters count as N: those that a token multiplies with, blocks and output matrix; the input embedding is looked up
 and not counted. In small models the output matrix is much of the work: leaving it out, as Kaplan et al. did, bends the curve
-at small sizes and is most of why they found N_opt ~ C^0.73 where Hoffmann et al. found 0.50 (Pearce and Song 2024, section 3;
-Porian et al. 2024, section 3.1). C is then close to 6 N D at every size, attention apart, which is counted exactly.
+at small sizes and is most of why they found N_opt ~ C^0.73 where Hoffmann et al. found 0.50 (Pearce and Song 2024, who
+therefore count everything; Porian et al. 2024 count as here). C is then close to 6 N D at every size, attention apart, which
+is counted exactly.
 """
 
 from __future__ import annotations
