@@ -364,30 +364,9 @@ def study(given: argparse.Namespace) -> Any:
 
 
 def ladder(given: argparse.Namespace) -> Any:
-    folder = Path(given.folder) if given.folder else None
-    if given.mixture:
-        from bessemer.ladder import mixture, mixture_page
+    from bessemer.ladder import options
 
-        if given.design is not None or given.ratio is not None:
-            raise InputError("ladder: --mixture has proxies of one size; leave out --design and --ratio")
-        proxies = mixture.AskedMixture(
-            given.target or mixture.MEAN, given.rungs, given.budget, given.verify, folder, given.restart
-        )
-        found = mixture.mixture(_session(given), proxies)
-        if not given.json:
-            print(mixture_page.table(found))
-            say(f"\n  page     {found['page']}\n  folder   {found['folder']}")
-        return found
-    from bessemer.ladder import command, text
-
-    if given.target is not None or given.verify:
-        raise InputError("ladder: --target and --verify belong to --mixture; add it, or leave them out")
-    asked = command.Asked(given.design or "ratio", given.rungs, given.budget, given.ratio, folder, given.restart)
-    found = command.ladder(_session(given), asked)
-    if not given.json:
-        print(text.table(found))
-        say(text.ending(found))
-    return found
+    return options.do(_session(given), given)
 
 
 def recipe(given: argparse.Namespace) -> Any:

@@ -20,7 +20,7 @@ from bessemer.ladder.sizes import batch_tokens, learning_rate
 from bessemer.recipe import MixturePhase, Recipe, digest
 from bessemer.run import RunFolder, write_json
 from bessemer.stages import Session
-from bessemer.terminal import amount, duration, say
+from bessemer.terminal import amount, say
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING, average_shares
 
 MEAN = "mean"
@@ -271,8 +271,3 @@ def _verified(
         "measured_gain": base - measured,
         "loss_by_source": score.by_source,
     }
-
-
-def total_seconds(found: dict[str, Any]) -> str:
-    """Of all proxies' steps."""
-    return duration(sum(row["seconds"] for row in found["proxies"]))

@@ -7,7 +7,7 @@ from typing import Any
 
 from bessemer.ladder.page import Figure, figure, line, page, points, words
 from bessemer.run import write_atomic
-from bessemer.terminal import amount
+from bessemer.terminal import amount, duration
 
 PAGE = "mixture.html"
 
@@ -77,6 +77,12 @@ def _verdict(found: dict[str, Any]) -> str:
     if found["gain"]["inside_noise"]:
         return "inside the noise, so nothing says that the proposed mixture is better than the given one"
     return "the proposed mixture is better, as far as models of this size can tell"
+
+
+def ending(found: dict[str, Any]) -> str:
+    """Where it all is."""
+    seconds = sum(row["seconds"] for row in found["proxies"])
+    return f"\n  training {duration(seconds)} in all\n  page     {found['page']}\n  folder   {found['folder']}"
 
 
 def write(folder: Path, found: dict[str, Any]) -> Path:

@@ -22,6 +22,7 @@ from bessemer.ladder.law import Array
 Form = Literal["linear", "quadratic", "logarithm", "exponential"]
 EPSILON = 0.02  # shares below it act alike: what a source teaches comes from the others too
 RIDGES = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+WIDEST = 20.0  # times the spread that was seen, at most, in a draw: of one degree of freedom some are beyond all sense
 FLOORS = (0.0, 0.5, 0.8, 0.9, 0.95)  # c, as parts of the lowest loss
 SETTINGS: tuple[tuple[Form, float], ...] = (
     ("linear", 0.0), ("quadratic", 0.0), ("logarithm", 0.0), *(("exponential", floor) for floor in FLOORS),
@@ -106,7 +107,7 @@ def drawn(found: Regression, shares_nm: Array, draws: int, chance: np.random.Gen
     Each draw's spread is the left-out error, which holds a run's noise and what the form does not bend to, times
     sqrt(nu / chi^2_nu): few runs know it badly.
     """
-    noise = found.error * np.sqrt(found.freedom / chance.chisquare(found.freedom, draws))
+    noise = found.error * np.minimum(np.sqrt(found.freedom / chance.chisquare(found.freedom, draws)), WIDEST)
     at = found.predict(shares_nm)
     losses = at + noise[:, None] * chance.standard_normal((draws, len(at)))
     design = (features(found.form, shares_nm) - found.centre) / found.scale
@@ -125,7 +126,7 @@ def _smoother(design: Array, ridge: float) -> Array:
 
 
 def _forth(form: Form, losses: Array, floor: float) -> Array:
-    return np.log(np.maximum(losses - floor, 1e-3 * losses)) if form == "exponential" else losses
+    return np.log(np.maximum(losses - floor, 1e-3 * np.abs(losses) + 1e-9)) if form == "exponential" else losses
 
 
 def _back(form: Form, value: Array, floor: float) -> Array:
