@@ -180,6 +180,27 @@ def test_isoflop_says_which_size_is_best(
     assert "cannot be held against new ones" in capsys.readouterr().err
 
 
+def test_a_planned_run_that_is_trained_is_held_against_the_prediction(whole: Path, made: Path, tmp_path: Path) -> None:
+    """Only where it is the run that was planned."""
+    from bessemer.ladder import prepare, text
+    from bessemer.plan.dial import resolve
+    from bessemer.recipe import dump, load
+    from bessemer.run import RunFolder
+
+    recipe = resolve(load(made / "wide.toml"), 400, None, 1024)
+    ground = prepare.Ground(tmp_path, RunFolder(tmp_path), None, prepare.Planned(recipe, None, 1), [], "")  # type: ignore[arg-type]
+    assert prepare.measured(ground) is None
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"kind": "validation", "step": 800, "loss": 3.25}) + "\n")
+    (tmp_path / "recipe.toml").write_text(dump(recipe))
+    assert prepare.measured(ground) == {"loss": 3.25}
+    other = resolve(load(made / "wide.toml", ["train.optimizer.learning_rate=0.02"]), 400, None, 1024)
+    (tmp_path / "recipe.toml").write_text(dump(other))
+    assert prepare.measured(ground) is None
+    found = read_json(whole / "ladder.json")
+    found["planned"]["measured"] = {"loss": 100.0}
+    assert "outside its interval" in text.sentences(found)["the run"]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

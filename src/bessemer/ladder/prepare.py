@@ -90,12 +90,26 @@ def _resolved(session: Session, store: TokenStore) -> Recipe:
 
 
 def measured(ground: Ground) -> dict[str, Any] | None:
-    """The planned run's own loss, where it has been trained to its last step already."""
-    run, steps = ground.run, ground.planned.recipe.train.steps
-    if not run.recipe.exists() or load(run.recipe).train.steps != steps:
+    """The planned run's own loss, where it has been trained to its last step already: the same model, as long, as fast, and
+    scored on the same text."""
+    run, planned = ground.run, ground.planned.recipe
+    if not run.recipe.exists() or _same(load(run.recipe)) != _same(planned):
         return None
+    steps = planned.train.steps
     found = [row for row in read_json_lines(run.metrics) if row.get("kind") == "validation" and row["step"] == steps]
     return {"loss": found[-1]["loss"]} if found else None
+
+
+def _same(recipe: Recipe) -> str:
+    train = recipe.train
+    return digest(
+        recipe.model,
+        train.steps,
+        train.global_batch_tokens,
+        train.optimizer,
+        train.schedule,
+        recipe.evaluate.max_tokens,
+    )
 
 
 def timing(ground: Ground) -> list[tuple[int, float]]:
