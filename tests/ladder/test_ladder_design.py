@@ -61,12 +61,17 @@ def test_rate_and_batch_are_the_recipes_at_its_own_compute() -> None:
     assert batch_tokens(planned.recipe, planned.flops, planned.flops) == 1024
     assert learning_rate(planned.recipe, planned.flops, planned.flops) == pytest.approx(0.01)
     assert rate_rule(planned.recipe) == "dial"
-    # A hundredth of the compute: 1024 x 0.01^0.3271 = 227 tokens, nearest to one sequence of 256; the rate 0.01 x 0.01^-0.125,
-    # by the root of 256 / 227.
-    assert batch_tokens(planned.recipe, planned.flops / 100, planned.flops) == 256
-    assert learning_rate(planned.recipe, planned.flops / 100, planned.flops) == pytest.approx(
-        0.01 * 100**0.125 * (256 / (1024 * 0.01**0.3271)) ** 0.5, rel=1e-3
-    )
+    # A fifth of the compute: 1024 x 0.2^0.3271 = 605 tokens, nearest to two sequences of 256; the rate 0.01 x 0.2^-0.125, by
+    # the root of 512 / 605. A hundredth: 227 tokens, but two sequences are the fewest.
+    for share in (0.2, 0.01):
+        assert batch_tokens(planned.recipe, planned.flops * share, planned.flops) == 512
+        assert learning_rate(planned.recipe, planned.flops * share, planned.flops) == pytest.approx(
+            0.01 * share**-0.125 * (512 / (1024 * share**0.3271)) ** 0.5, rel=1e-3
+        )
+    large = planned_of("gpt2-124m")
+    batch = large.recipe.train.global_batch_tokens
+    assert batch is not None
+    assert batch_tokens(large.recipe, large.flops * 0.01, large.flops) == pytest.approx(batch * 0.01**0.3271, rel=0.02)
 
 
 def test_with_mup_the_rate_stays() -> None:

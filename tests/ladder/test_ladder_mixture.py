@@ -92,7 +92,7 @@ def test_a_mixture_search_whole(wide: Path, capsys: pytest.CaptureFixture[str]) 
     given = ["ladder", str(wide / "wide.toml"), "--mixture", "--rungs", "5", "--budget", "1.2e9", "--verify", "--json"]
     assert run_command(given) == 0
     found = json.loads(capsys.readouterr().out)
-    keys = {"kind", "sources", "targets", "given", "proxy", "proxies", "regressions", "left_out_error", "spread_of_targets",
+    keys = {"kind", "keys", "sources", "targets", "given", "proxy", "proxies", "regressions", "left_out_error", "spread_of_targets",
             "proposed", "gain", "verify", "folder", "page"}  # fmt: skip
     assert set(found) == keys
     assert found["sources"] == ["prose", "code"] and sum(found["given"].values()) == pytest.approx(1.0)

@@ -213,6 +213,7 @@ def result(
     told = {
         "kind": "mixture",
         "sources": names,
+        "keys": _keys(ground.planned.recipe, names),
         "targets": targets,
         "given": dict(zip(names, given, strict=True)),
         "proxy": {key: value for key, value in proxy.to_dict().items() if key not in ("group", "name")},
@@ -250,6 +251,12 @@ def result(
     }
     plain: dict[str, Any] = runs.plain(told)
     return plain
+
+
+def _keys(recipe: Recipe, names: list[str]) -> dict[str, str]:
+    """The recipe key of each source's weight."""
+    corpus = {source.name for source in recipe.corpus.sources}
+    return {name: f"{'corpus' if name in corpus else 'tokens'}.sources.{name}.weight" for name in names}
 
 
 def _verified(

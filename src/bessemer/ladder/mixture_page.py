@@ -40,6 +40,8 @@ def sentences(found: dict[str, Any]) -> dict[str, str]:
     """What was found, a sentence for each question."""
     proxy, gain, proposed = found["proxy"], found["gain"], found["proposed"]
     what = ", ".join(found["targets"])
+    off = gain["optimism"]
+    off = f", after taking off the {off:.4f} by which the best of many looks better than it is" if off >= 5e-5 else ""
     told = {
         "target": f"mean of the held-out losses of {what}, nats a token, of {len(found['proxies'])} models of "
         f"{amount(proxy['parameters'])} parameters on {amount(proxy['tokens'])} tokens",
@@ -51,8 +53,7 @@ def sentences(found: dict[str, Any]) -> dict[str, str]:
         f"targets differ by {found['spread_of_targets']:.4f}",
         "given": ", ".join(f"{name} {share:.1%}" for name, share in found["given"].items()),
         "proposed": ", ".join(f"{name} {share:.1%}" for name, share in proposed["shares"].items()) + _bounds(found),
-        "gain": f"{gain['value']:+.4f} [{gain['low']:+.4f}, {gain['high']:+.4f}] nats a token, after "
-        f"{gain['optimism']:.4f} taken off since the best of many looks better than it is: " + _verdict(found),
+        "gain": f"{gain['value']:+.4f} [{gain['low']:+.4f}, {gain['high']:+.4f}] nats a token{off}: " + _verdict(found),
     }
     if (checked := found["verify"]) is not None:
         told["verified"] = (
@@ -61,7 +62,7 @@ def sentences(found: dict[str, Any]) -> dict[str, str]:
             f"{checked['measured_gain']:+.4f}"
         )
     told["to use it"] = " ".join(
-        f"--set corpus.sources.{name}.weight={share:.4f}" for name, share in proposed["shares"].items()
+        f"--set {found['keys'][name]}={share:.4f}" for name, share in proposed["shares"].items()
     )
     return told
 
