@@ -180,6 +180,33 @@ def test_isoflop_says_which_size_is_best(
     assert "cannot be held against new ones" in capsys.readouterr().err
 
 
+def test_rungs_of_an_earlier_budget_count_too(
+    wide: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bessemer.ladder import runs
+    from bessemer.recipe import Recipe
+    from bessemer.run import RunFolder
+
+    done: dict[str, runs.Score] = {}
+
+    def trained(made: list[tuple[str, Recipe]], tokens: Path) -> dict[str, runs.Score]:
+        for name, recipe in made:
+            loss = 2.0 + 40.0 / (recipe.train.steps or 1) ** 0.5
+            done[name] = runs.Score(loss, {"prose": loss, "code": loss}, 1.0)
+        return {name: done[name] for name, _ in made}
+
+    def scored(run: RunFolder, steps: int) -> runs.Score | None:
+        return done.get(run.path.name)
+
+    monkeypatch.setattr(runs, "train_all", trained)
+    monkeypatch.setattr(runs, "score", scored)
+    assert ladder(wide, *SMALL, "--json") == 0
+    first = {rung["name"] for rung in json.loads(capsys.readouterr().out)["rungs"]}
+    assert ladder(wide, "--budget", "3e10", "--rungs", "6", "--json") == 0
+    second = {rung["name"] for rung in json.loads(capsys.readouterr().out)["rungs"]}
+    assert first < second and len(second) > 6
+
+
 def test_a_planned_run_that_is_trained_is_held_against_the_prediction(whole: Path, made: Path, tmp_path: Path) -> None:
     """Only where it is the run that was planned."""
     from bessemer.ladder import prepare, text
