@@ -19,7 +19,7 @@ def wide_recipe(folder: Path) -> str:
             "layers = 2\nwidth = 32\nheads = 2\nkv_heads = 1\nmlp_width = 64",
             "layers = 4\nwidth = 96\nheads = 4\nmlp_width = 192",
         ),
-        ("steps = 24\nglobal_batch_tokens = 256", "steps = 800\nglobal_batch_tokens = 64"),
+        ("steps = 24\nglobal_batch_tokens = 256", "steps = 1600\nglobal_batch_tokens = 64"),
         ("micro_batch = 4\n", ""),
         ("[evaluate]\n", "[report]\ntensorboard = false\n\n[evaluate]\nmax_tokens = 1024\n"),
     ):

@@ -11,7 +11,7 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.run import read_json
 
-SMALL = ["--budget", "8e9", "--rungs", "5"]
+SMALL = ["--budget", "1.6e10", "--rungs", "5"]
 
 
 def ladder(wide: Path, *options: str) -> int:
@@ -51,7 +51,7 @@ def test_what_a_ladder_holds(whole: Path) -> None:
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         last = [row for row in rows if row["kind"] == "validation"][-1]
         assert last["loss"] == rung["loss"] and set(last["loss_by_source"]) == {"prose", "code"}
-    assert sum(rung["flops"] for rung in found["rungs"]) <= 8e9
+    assert sum(rung["flops"] for rung in found["rungs"]) <= 1.6e10
     losses = [rung["loss"] for rung in found["rungs"]]
     assert losses[-1] < losses[0]
     assert set(found["fit"]["numbers"]) == {"E", "K", "gamma"}
@@ -202,7 +202,7 @@ def test_rungs_of_an_earlier_budget_count_too(
     monkeypatch.setattr(runs, "score", scored)
     assert ladder(wide, *SMALL, "--json") == 0
     first = {rung["name"] for rung in json.loads(capsys.readouterr().out)["rungs"]}
-    assert ladder(wide, "--budget", "3e10", "--rungs", "6", "--json") == 0
+    assert ladder(wide, "--budget", "6e10", "--rungs", "6", "--json") == 0
     second = {rung["name"] for rung in json.loads(capsys.readouterr().out)["rungs"]}
     assert first < second and len(second) > 6
 
@@ -217,7 +217,7 @@ def test_a_planned_run_that_is_trained_is_held_against_the_prediction(whole: Pat
     recipe = resolve(load(made / "wide.toml"), 400, None, 1024)
     ground = prepare.Ground(tmp_path, RunFolder(tmp_path), None, prepare.Planned(recipe, None, 1), [], "")  # type: ignore[arg-type]
     assert prepare.measured(ground) is None
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"kind": "validation", "step": 800, "loss": 3.25}) + "\n")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"kind": "validation", "step": 1600, "loss": 3.25}) + "\n")
     (tmp_path / "recipe.toml").write_text(dump(recipe))
     assert prepare.measured(ground) == {"loss": 3.25}
     other = resolve(load(made / "wide.toml", ["train.optimizer.learning_rate=0.02"]), 400, None, 1024)

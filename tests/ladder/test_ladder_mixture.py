@@ -89,7 +89,7 @@ def test_bounds_hold() -> None:
 
 
 def test_a_mixture_search_whole(wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["ladder", str(wide / "wide.toml"), "--mixture", "--rungs", "5", "--budget", "1.2e9", "--verify", "--json"]
+    given = ["ladder", str(wide / "wide.toml"), "--mixture", "--rungs", "5", "--budget", "2.4e9", "--verify", "--json"]
     assert run_command(given) == 0
     found = json.loads(capsys.readouterr().out)
     keys = {"kind", "keys", "sources", "targets", "given", "proxy", "proxies", "regressions", "left_out_error", "spread_of_targets",
