@@ -41,6 +41,7 @@ PAGES = (
     "docs/parallel.md",
     "docs/parallel-certificate.md",
     "docs/launch.md",
+    "docs/ladder.md",
     "benchmarks/README.md",
 )
 

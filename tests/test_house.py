@@ -29,6 +29,7 @@ FLOORS = [
     ("report",),
     ("stages",),
     ("studies",),
+    ("ladder",),
     ("screens",),
     ("calibrating", "planning"),
     ("processes",),

@@ -178,6 +178,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     trace.add_argument("--text", action="store_true", help="show how the documents begin as well")
     add("report", "write report.html of a run", commands.report, run=True)
+    ladder = add("ladder", "small runs that say what a large one will reach: a scaling law on your own tokens",
+        commands.ladder, recipe=True)  # fmt: skip
+    ladder.add_argument("--design", metavar="NAME", help="ratio (default): a fixed number of tokens a "
+        "parameter; isoflop: several sizes at each of several amounts of compute")  # fmt: skip
+    ladder.add_argument("--rungs", type=int, metavar="N", help="small runs (default: 6 of ratio, 12 of isoflop)")
+    ladder.add_argument("--budget", metavar="B", help="of all together: 5min, 2h, or FLOPs as 1e15 (default 5min)")
+    ladder.add_argument("--ratio", type=float, metavar="R", help="tokens a parameter (default: the planned run's)")
+    ladder.add_argument("--mixture", action="store_true", help="look for better shares of the sources instead")
+    ladder.add_argument(
+        "--target", metavar="SOURCE", help="whose held-out loss to lower (with --mixture; default mean)"
+    )
+    ladder.add_argument("--verify", action="store_true", help="train a proxy on what is proposed (with --mixture)")
+    ladder.add_argument(
+        "--folder", metavar="DIR", help="where its runs lie (default: ladder/, or mixture/, in the run folder)"
+    )
+    ladder.add_argument("--restart", action="store_true", help="start over; what was trained is set aside")
     study = add("study", "an experiment that teaches, done here and now; without NAME: list them", commands.study)
     study.add_argument("name", nargs="?", metavar="NAME", help="the study; left out: list them")
     study.add_argument("--short", action="store_true", help="a small part of a long study, in a minute (layouts)")

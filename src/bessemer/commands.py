@@ -276,6 +276,12 @@ def study(given: argparse.Namespace) -> Any:
     return found
 
 
+def ladder(given: argparse.Namespace) -> Any:
+    from bessemer.ladder import options
+
+    return options.do(_session(given), given)
+
+
 def recipe(given: argparse.Namespace) -> Any:
     from bessemer import recipe as recipes
 

@@ -131,8 +131,11 @@ class Prepared:
     plan: dict[str, Any]
 
 
-def prepare(session: Session) -> Prepared:
-    """Resolve the recipe, hold it against the one the run folder was made with, and plan the run."""
+def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepared:
+    """Resolve the recipe, hold it against the one the run folder was made with, and plan the run.
+
+    measure_seconds: of training steps, to say how long the run will take.
+    """
     from bessemer.plan import dial, here
     from bessemer.tokens.outlook import outlook
     from bessemer.tokens.shards import TokenStore
@@ -154,7 +157,7 @@ def prepare(session: Session) -> Prepared:
     result: list[Prepared] = []
 
     def work() -> str:
-        told, final = _planned(recipe, resolved, store.vocabulary, len(store.labels))
+        told, final = _planned(recipe, resolved, store.vocabulary, len(store.labels), measure_seconds=measure_seconds)
         result.append(Prepared(final, told))
         memory, measured = told["memory_bytes"]["total"], told["step_seconds_from"]
         return (
@@ -291,7 +294,7 @@ def plan_only(
 
     vocabulary, labels = known.vocabulary(recipe, run.tokens), known.labels(recipe, run.tokens)
     resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=_micro_batch_tokens(recipe), labels=labels)
-    told, final = _planned(recipe, resolved, vocabulary, labels, calibration, measure)
+    told, final = _planned(recipe, resolved, vocabulary, labels, calibration, MEASURE_SECONDS if measure else 0.0)
     return {**told, **known.outlook(final, run.tokens)}, final
 
 
@@ -301,10 +304,10 @@ def _planned(
     vocabulary: int,
     labels: int,
     calibration: Path | None = None,
-    measure: bool = True,
+    measure_seconds: float = MEASURE_SECONDS,
 ) -> tuple[dict[str, Any], Recipe]:
-    """Measure a step where that is quick, else predict it where this machine is calibrated; plan the run, and turn
-    train.minutes into steps."""
+    """Measure steps for `measure_seconds` (0: none) where that is quick, else predict one where this machine is calibrated; plan
+    the run, and turn train.minutes into steps."""
     import torch
 
     from bessemer.measure.known import machine_of
@@ -355,7 +358,7 @@ def _planned(
         and alone.total < free
         and first.step_seconds * cost.devices_of(resolved, device.is_cuda) / micro_batches < MEASURABLE_SECONDS
     )
-    measured = step_seconds(resolved, config, device, MEASURE_SECONDS) if quick and measure else None
+    measured = step_seconds(resolved, config, device, measure_seconds) if quick and measure_seconds > 0 else None
     if measured is None and not device.is_cuda and (machine := machine_of(device, calibration)) is not None:
         predicted = None if cpu.why_not(resolved, config) else cpu.step(resolved, config, machine)
         measured = None if predicted is None else predicted.seconds

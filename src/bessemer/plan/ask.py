@@ -138,8 +138,8 @@ def _length(text: str, model: ModelConfig | None, asked: Mapping[str, str]) -> i
 
 
 def _batch(text: str, length: int) -> int:
-    """Tokens of a batch. A rounded number (4M) is the nearest power of two of sequences, where that is within a tenth, since so it
-    is usually meant; else whole sequences. An exact one stays as it is."""
+    """Tokens of a batch. A rounded number (4M) is the nearest power of two of sequences, where that is within a tenth, as it is
+    usually meant; else whole sequences. An exact one stays as it is."""
     tokens = count(text, "batch")
     if text.strip()[-1].isdigit():
         return tokens

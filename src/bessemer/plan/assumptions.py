@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bessemer.plan import failures, money
-from bessemer.plan.estimate.memory import RESERVE
+from bessemer.plan.estimate.memory import ROOM
 from bessemer.plan.estimate.physics import PHYSICS
 from bessemer.plan.laws.chinchilla import REPLICATION, RULE
 from bessemer.plan.laws.standing import OVERTRAINED_ABOVE, UNDERTRAINED_BELOW
@@ -42,7 +42,9 @@ def _machine(of: Outcome) -> list[Assumption]:
         Assumption("Peak of a device", f"{rate(peak)} in {job.precision}, dense", f"{entry}: {device.source}"),
         Assumption("Best large product", best, entry),
         Assumption(
-            "Memory of a device", f"{size(device.memory)} at {size(device.bandwidth)}/s; {RESERVE:.0%} left free", entry
+            "Memory of a device",
+            f"{size(device.memory)} at {size(device.bandwidth)}/s; {size(device.memory * ROOM)} of it taken to be usable",
+            entry,
         ),
         Assumption("Links", links, "the recipe" if asked.intra_bandwidth or asked.inter_bandwidth else entry),
         Assumption("Reached in a step", reached, "plan/estimate/physics.py"),

@@ -72,7 +72,7 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Ou
         miss = found.rejected[0]
         raise InputError(
             f"plan: no layout of {goal.job.cluster.devices:,} x {goal.job.cluster.device.name} fits; the nearest misses by "
-            f"{-(-miss.missing // 10**9)} GB: {'; '.join(miss.reasons)}; take more devices, a smaller model, or one with more memory"
+            f"{-(-miss.missing // 10**9)} GB: {'; '.join(miss.reasons)}; take more devices, larger ones, or a smaller model"
         )
     best = found.ranked[0] if found is not None and goal.chooses_layout else _given(goal)
     job = best.job

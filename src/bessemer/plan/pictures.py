@@ -12,7 +12,7 @@ from typing import Any
 from bessemer.errors import InputError
 from bessemer.plan import failures, outcome
 from bessemer.plan.estimate.job import Job, Layout
-from bessemer.plan.estimate.memory import RESERVE, Memory, fits, memory, stages
+from bessemer.plan.estimate.memory import ROOM, Memory, fits, memory, stages
 from bessemer.plan.estimate.step import Step
 from bessemer.plan.laws import chinchilla
 from bessemer.plan.laws.known import known
@@ -62,7 +62,7 @@ def memory_bars(job: Job) -> dict[str, Any]:
         bars = [_bar(f"stage {one.place + 1}", job, one, one is fullest) for one in found]
         groups.append({"kind": "pipeline stage", "bars": bars})
     device = job.cluster.device
-    return {"capacity": device.memory, "room": device.memory * (1 - RESERVE), "device": device.name, "groups": groups}
+    return {"capacity": device.memory, "room": device.memory * ROOM, "device": device.name, "groups": groups}
 
 
 def _with_zero(job: Job, zero: int) -> Job:

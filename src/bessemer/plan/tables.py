@@ -49,9 +49,10 @@ def plan_rows(of: Outcome) -> dict[str, str]:
         f"{rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
         "memory": f"{size(memory['total'])} of {size(device.memory)}{where}: {held}",
         "fits": "yes" if of.verdict.fits else "no: " + "; ".join(of.verdict.reasons),
-        "compute": f"{per_token * goal.tokens:.3g} FLOP, {per_token:.3g} a token (6 N D: {6 * config.parameters * goal.tokens:.3g})",
-        "time": f"{duration(of.seconds)}; {duration(run.seconds)} with {run.failures:,.0f} failures, one in {duration(run.mtbf)}, "
-        f"and a checkpoint every {run.every:,} steps ({duration(run.interval)}): {run.effective:.1%} effective",
+        "compute": f"{per_token * goal.tokens:.3g} FLOP, {per_token:.3g} a token (6 N D: "
+        f"{6 * config.parameters * goal.tokens:.3g})",
+        "time": f"{duration(of.seconds)}; {duration(run.seconds)} with {run.failures:,.0f} failures, one in "
+        f"{duration(run.mtbf)}, and a checkpoint every {run.every:,} steps ({duration(run.interval)}): {run.effective:.1%} effective",
         "money": _money(of) + f"{amount(bill.device_hours)} device-hours, {bill.megawatt_hours:,.0f} MWh with cooling",
         "scaling": of.standing.sentence + f"; the laws ask for {_tokens_by_law(of)} tokens",
         "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical about {amount(batch.middle_critical)}; learning rate "
@@ -62,7 +63,7 @@ def plan_rows(of: Outcome) -> dict[str, str]:
     if of.repeated is not None:
         again = of.repeated
         rows["repeated"] = (
-            f"each token {again.epochs:.1f} times: worth {amount(again.effective_tokens)} fresh ones, {again.worth:.0%} of one each"
+            f"each token {again.epochs:.1f} times: worth {amount(again.effective_tokens)} new ones, {again.worth:.0%} of one each"
         )
     return rows
 

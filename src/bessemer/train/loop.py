@@ -248,6 +248,7 @@ def _validate(step: TrainStep, parts: list[HeldOut], log: Log, position: Positio
         position.step,
         tokens=sizes.tokens_before(position.step),
         loss=found.loss,
+        loss_by_source=found.loss_by_source,
         **found.scores(),
         seconds=perf_counter() - started,
     )

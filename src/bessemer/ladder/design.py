@@ -1,0 +1,250 @@
+"""Which small runs a ladder has: sizes and tokens, chosen so that all of them together take what they may.
+
+ratio     one model after another, each with the same number of tokens a parameter (the planned run's, where none is given):
+          the planned run then lies on the line through them, and a law in C alone, of three numbers, predicts it.
+isoflop   several sizes at each of several amounts of compute (Hoffmann et al. 2022, section 3.2): also says which size is
+          best for an amount, but the law has five numbers and needs more runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import exp, log, sqrt
+from typing import Any, Literal
+
+from bessemer.errors import InputError
+from bessemer.ladder.sizes import Size, batch_tokens, learning_rate
+from bessemer.recipe import Recipe
+from bessemer.terminal import amount, duration
+
+Design = Literal["ratio", "isoflop"]
+DESIGNS = ("ratio", "isoflop")
+FEWEST = {"ratio": 5, "isoflop": 7}  # the law's numbers, one rung to leave out, and one for the error
+RUNGS = {"ratio": 6, "isoflop": 12}
+SIZE_STEP = 2.0  # at most, between the sizes of a ratio ladder
+BUDGET_STEP = 3.0  # between amounts of compute
+BUDGET_SPAN = 4.0  # between the smallest and the largest size of an amount
+TOKENS_PER_PARAMETER = 20.0  # Hoffmann et al. 2022, table 3: about it an isoflop ladder's sizes lie
+LARGEST_SHARE = 0.25  # of the planned compute, for the largest rung: beyond, the run itself is nearly as cheap
+FEWEST_STEPS = 40
+LEAST_SHARE = 1e-9
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A run of the ladder. group: number of its amount of compute; batch: tokens a step."""
+
+    name: str
+    group: int
+    size: Size
+    batch: int
+    steps: int
+    learning_rate: float
+
+    @property
+    def tokens(self) -> int:
+        """D."""
+        return self.batch * self.steps
+
+    @property
+    def flops(self) -> float:
+        """C, of the whole run."""
+        return self.tokens * self.size.flops
+
+    def to_dict(self) -> dict[str, Any]:
+        """What design.json keeps of it, and what is told of it."""
+        model = self.size.model
+        shape = {key: getattr(model, key) for key in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width")}
+        return {
+            "name": self.name, "group": self.group, "parameters": self.size.parameters, "tokens": self.tokens,
+            "flops": self.flops, "steps": self.steps, "batch_tokens": self.batch,
+            "learning_rate": self.learning_rate, "model": shape, "flops_per_token": self.size.flops,
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, kept: dict[str, Any], recipe: Recipe) -> Rung:
+        """The rung that design.json keeps; recipe: resolved."""
+        model = recipe.model.model_copy(update={"depth": None, **kept["model"]})
+        size = Size(model, kept["parameters"], kept["flops_per_token"])
+        return cls(
+            kept["name"], kept["group"], size, kept["batch_tokens"], kept["steps"], kept["learning_rate"]
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The run that is to be predicted. recipe: resolved; flops: of the whole run."""
+
+    recipe: Recipe
+    size: Size
+    tokens: int
+
+    @property
+    def flops(self) -> float:
+        return self.tokens * self.size.flops
+
+    @property
+    def ratio(self) -> float:
+        """Tokens a parameter."""
+        return self.tokens / self.size.parameters
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What all rungs together may take: seconds on this machine, or FLOPs."""
+
+    seconds: float | None = None
+    flops: float | None = None
+
+    def __str__(self) -> str:
+        return duration(self.seconds) if self.seconds is not None else f"{self.flops:.3g} FLOPs"
+
+
+UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "hours": 3600.0, "minutes": 60.0}
+
+
+def parse_budget(text: str) -> Budget:
+    """`5`, `5min`, `2h`: time on this machine, in minutes where no unit stands; `1e15`, `1e15flops`: FLOPs.
+
+    A bare number from a million on is FLOPs. Raises InputError for what is neither, or not above 0.
+    """
+    plain = text.strip().lower()
+    number = plain.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit = plain[len(number) :].strip()
+    try:
+        value = float(number)
+    except ValueError:
+        value = float("nan")
+    if not (0 < value < float("inf")) or (unit and unit not in UNITS and unit not in ("flop", "flops")):
+        raise InputError(f"--budget {text}: give a time as 5min or 2h, or FLOPs as 1e15")
+    if unit in ("flop", "flops") or (not unit and value >= 1e6):
+        return Budget(flops=value)
+    return Budget(seconds=value * UNITS[unit or "min"])
+
+
+def refuse_few(design: Design, count: int) -> None:
+    """Raises InputError for fewer rungs than the design's law needs."""
+    if count < FEWEST[design]:
+        raise InputError(
+            f"--rungs {count}: a {design} ladder needs {FEWEST[design]} rungs at least: its law has "
+            f"{3 if design == 'ratio' else 5} numbers, one rung is left out to be predicted, and one shows the error"
+        )
+
+
+def rungs_of(design: Design, planned: Planned, sizes: list[Size], count: int, top: float, ratio: float) -> list[Rung]:
+    """The rungs of a ladder whose largest has about `top` FLOPs, or fewer where sizes run out. ratio: tokens a parameter."""
+    return _ratio(planned, sizes, count, top, ratio) if design == "ratio" else _isoflop(planned, sizes, count, top)
+
+
+def rungs_within(
+    design: Design,
+    planned: Planned,
+    sizes: list[Size],
+    count: int,
+    budget: Budget,
+    ratio: float,
+    seconds: Callable[[Rung], float],
+) -> list[Rung]:
+    """The largest ladder that keeps to the budget. seconds: what a rung is said to take.
+
+    Raises InputError when there are too few sizes below the planned one, or when the budget is too small for them.
+    """
+
+    def cost(made: list[Rung]) -> float:
+        return sum(rung.flops if budget.seconds is None else seconds(rung) for rung in made)
+
+    def made_with(share: float) -> list[Rung]:
+        return rungs_of(design, planned, sizes, count, planned.flops * share, ratio)
+
+    allowed = budget.flops if budget.seconds is None else budget.seconds
+    assert allowed is not None
+    least = _smallest_whole(made_with, count)
+    if least is None:
+        raise InputError(
+            f"the planned model of {amount(planned.size.parameters)} parameters and {amount(planned.tokens)} tokens leaves no "
+            f"room for {count} smaller rungs of {FEWEST_STEPS} steps or more; plan a larger run (model.depth, train.steps), or "
+            "ask for fewer with --rungs"
+        )
+    if cost(made_with(least)) > allowed:
+        needed = cost(made_with(least))
+        what = f"{needed:.2g} FLOPs" if budget.seconds is None else duration(needed)
+        raise InputError(
+            f"--budget {budget}: too small; {count} rungs of {FEWEST_STEPS} steps or more take about {what} on the smallest "
+            "models of this shape; give more, or ask for fewer with --rungs"
+        )
+    low, high = log(least), log(LARGEST_SHARE)
+    if cost(made_with(LARGEST_SHARE)) <= allowed:
+        return made_with(LARGEST_SHARE)
+    for _ in range(30):
+        middle = 0.5 * (low + high)
+        made = made_with(exp(middle))
+        if len(made) == count and cost(made) <= allowed:
+            low = middle
+        else:
+            high = middle
+    return made_with(exp(low))
+
+
+def _smallest_whole(made_with: Callable[[float], list[Rung]], count: int) -> float | None:
+    """The smallest share of the planned compute, by factors of 1.25, whose ladder has all its rungs."""
+    share, found = LARGEST_SHARE, None
+    while share > LEAST_SHARE and len(made_with(share)) == count:
+        found, share = share, share / 1.25
+    return found
+
+
+def _rung(planned: Planned, size: Size, flops: float, group: int) -> Rung | None:
+    """A run of a size with about so many FLOPs; None where that is too few steps."""
+    batch = batch_tokens(planned.recipe, flops, planned.flops)
+    steps = round(flops / size.flops / batch)
+    if steps < FEWEST_STEPS:
+        return None
+    rate = learning_rate(planned.recipe, flops, planned.flops)
+    return Rung(f"{size.name}-{steps * batch}", group, size, batch, steps, rate)
+
+
+def _nearest(sizes: list[Size], wanted: list[float]) -> list[Size]:
+    """For each wanted N, ascending, the nearest size that is not taken."""
+    free, found = list(sizes), []
+    for parameters in wanted:
+        if not free:
+            break
+        chosen = min(free, key=lambda size: abs(log(size.parameters / parameters)))
+        free.remove(chosen)
+        found.append(chosen)
+    return sorted(found, key=lambda size: size.parameters)
+
+
+def _spread(low: float, high: float, count: int) -> list[float]:
+    """`count` numbers from low to high, each the same factor from the one before."""
+    return [low * (high / low) ** (number / max(count - 1, 1)) for number in range(count)]
+
+
+def _ratio(planned: Planned, sizes: list[Size], count: int, top: float, ratio: float) -> list[Rung]:
+    fitting = [size for size in sizes if size.flops * size.parameters * ratio <= top * 1.0001]
+    if not fitting:
+        return []
+    largest = fitting[-1].parameters
+    low = max(float(fitting[0].parameters), largest / SIZE_STEP ** (count - 1))
+    chosen = _nearest(fitting, _spread(low, float(largest), count))
+    made = [_rung(planned, size, size.flops * size.parameters * ratio, number) for number, size in enumerate(chosen)]
+    return [rung for rung in made if rung is not None]
+
+
+def _isoflop(planned: Planned, sizes: list[Size], count: int, top: float) -> list[Rung]:
+    levels = max(2, min(count // 3, 3 if count < 16 else 4))
+    made = []
+    for level in range(levels):  # from the largest amount on, which gets the runs that do not divide evenly
+        each = count // levels + (level < count % levels)
+        flops = top / BUDGET_STEP**level
+        middle = sqrt(flops / (6 * TOKENS_PER_PARAMETER))
+        low, high = middle / sqrt(BUDGET_SPAN), middle * sqrt(BUDGET_SPAN)
+        smallest, largest = float(sizes[0].parameters), float(sizes[-1].parameters)
+        if low < smallest:
+            low, high = smallest, min(smallest * BUDGET_SPAN, largest)
+        elif high > largest:
+            low, high = max(largest / BUDGET_SPAN, smallest), largest
+        chosen = _nearest(sizes, _spread(low, high, each))
+        made += [_rung(planned, size, flops, levels - 1 - level) for size in chosen]
+    return sorted((rung for rung in made if rung is not None), key=lambda rung: (rung.group, rung.size.parameters))

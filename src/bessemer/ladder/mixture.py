@@ -1,0 +1,280 @@
+"""`bessemer ladder --mixture`: small proxies on different shares of the sources, and the shares that they say are best."""
+
+from __future__ import annotations
+
+import difflib
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bessemer.errors import InputError
+from bessemer.ladder import prepare, runs, shares
+from bessemer.ladder.design import FEWEST_STEPS, LARGEST_SHARE, Budget, Rung
+from bessemer.ladder.fit import Interval
+from bessemer.ladder.law import Array
+from bessemer.ladder.prepare import Ground
+from bessemer.ladder.sizes import batch_tokens, learning_rate
+from bessemer.recipe import MixturePhase, Recipe, digest
+from bessemer.run import RunFolder, write_json
+from bessemer.stages import Session
+from bessemer.terminal import amount, say
+from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING, average_shares
+
+MEAN = "mean"
+FEWEST_RUNS = 5
+DRAWS = 400
+FEWEST_PER_PARAMETER = 5.0  # tokens, of a proxy: with fewer it has not begun to tell sources apart
+
+
+@dataclass(frozen=True)
+class AskedMixture:
+    """The options. target: a source, or mean; rungs: proxies, None for 4 a source and at least 8; verify: train a proxy on
+    what is proposed."""
+
+    target: str = MEAN
+    rungs: int | None = None
+    budget: str | None = None
+    verify: bool = False
+    folder: Path | None = None
+    restart: bool = False
+
+
+def mixture(session: Session, asked: AskedMixture) -> dict[str, Any]:
+    """Train proxies, fit the loss over the shares, propose a mixture. Writes mixture.json and mixture.html.
+
+    Goes on where it was stopped. Raises InputError for a recipe of one source, an unknown target, too few runs.
+    """
+    budget = prepare.budget_of(asked.budget)
+    names = list(session.recipe.source_weights)
+    if len(names) < 2:
+        raise InputError(
+            f"ladder --mixture: the recipe has {'one source' if names else 'no source'}{f' ({names[0]})' if names else ''}; "
+            "shares need two or more in [[corpus.sources]] or [[tokens.sources]]"
+        )
+    count = asked.rungs or max(8, 4 * len(names))
+    fewest = max(FEWEST_RUNS, len(names) + 2)
+    if count < fewest:
+        raise InputError(f"--rungs {count}: {len(names)} sources need {fewest} proxies or more")
+    folder = asked.folder or session.run.path / "mixture"
+    with ExitStack() as locks:
+        locks.enter_context(session.run.writing())
+        if asked.restart:
+            prepare.set_aside(folder)
+        locks.enter_context(RunFolder(folder).writing())
+        ground = prepare.ground(session, folder)
+        targets = _targets(asked.target, ground)
+        proxy, points = _design(ground, names, count, budget)
+        tokens = amount(proxy.tokens)
+        say(
+            f"{len(points)} proxies of {amount(proxy.size.parameters)} parameters on {tokens} tokens each, "
+            f"on {len(names)} sources: {len(points) * proxy.flops / ground.planned.flops:.0%} of the planned compute"
+        )
+        made = [(f"{number:02d}-{proxy.name}", point) for number, point in enumerate(points)]
+        recipes = [(name, proxy_recipe(ground, proxy, name, names, point)) for name, point in made]
+        scores = runs.train_all(recipes, ground.run.tokens)
+        found = result(ground, names, targets, proxy, points, [scores[name] for name, _ in made])
+        if asked.verify:
+            found["verify"] = _verified(ground, names, targets, proxy, found, scores[made[0][0]])
+        found["folder"] = str(folder)
+        write_json(folder / "mixture.json", found)
+        from bessemer.ladder import mixture_page
+
+        found["page"] = str(mixture_page.write(folder, found))
+    return found
+
+
+def given_shares(ground: Ground, names: list[str]) -> Array:
+    """(m,) the recipe's own shares of the tokens, on average over its run."""
+    recipe, store = ground.planned.recipe, ground.store
+    sizes = {name: store.split(name, "train").num_tokens for name in store.sources}
+    parts = average_shares(recipe, sizes)
+    total = dict.fromkeys(names, 0.0)
+    for name, share in parts.items():
+        total[recipe.parts[name].source] += share
+    return np.array([total[name] for name in names])
+
+
+def available(ground: Ground, names: list[str]) -> Array:
+    """(m,) tokens to train on, by source."""
+    total = dict.fromkeys(names, 0)
+    for name in ground.store.sources:
+        total[ground.planned.recipe.parts[name].source] += ground.store.split(name, "train").num_tokens
+    return np.array([total[name] for name in names], dtype=np.float64)
+
+
+def most_shares(ground: Ground, names: list[str], tokens: int) -> Array:
+    """(m,) the largest share of so many tokens that reads no source more than four times (Muennighoff et al. 2023)."""
+    most = np.minimum(REPEATS_WORTH_A_WARNING * available(ground, names) / tokens, 1.0)
+    if most.sum() < 1.0:  # the run reads everything more often than that
+        most = most / most.sum()
+    return np.asarray(most)
+
+
+def _targets(asked: str, ground: Ground) -> list[str]:
+    """The stored sources whose held-out losses are averaged."""
+    with_text = [name for name in ground.store.sources if ground.store.split(name, "heldout").num_tokens > 1]
+    if asked == MEAN:
+        return with_text
+    if asked in with_text:
+        return [asked]
+    near = difflib.get_close_matches(asked, [*with_text, MEAN], 1)
+    raise InputError(
+        f"--target {asked}: no source of that name with held-out text; there are {', '.join([*with_text, MEAN])}"
+        + (f"; did you mean {near[0]}?" if near else "")
+    )
+
+
+def _design(ground: Ground, names: list[str], count: int, budget: Budget) -> tuple[Rung, Array]:
+    """The proxy's size and length, and the shares of each: as kept, or worked out and kept."""
+    protocol = prepare.protocol_of(ground, "mixture", names, count, str(budget))
+    held = prepare.kept(ground.folder, protocol, protocol)
+    if held is None:
+        proxy = _proxy(ground, count, budget)
+        points = shares.spread_out(
+            given_shares(ground, names), count, most_shares(ground, names, proxy.tokens), ground.planned.recipe.run.seed
+        )
+        held = prepare.keep(ground.folder, protocol, protocol, [proxy.to_dict()], points=points.round(6).tolist())
+    return Rung.of(held.rungs[0], ground.planned.recipe), np.array(held.more["points"])
+
+
+def _proxy(ground: Ground, count: int, budget: Budget) -> Rung:
+    """The largest proxy of which `count` keep to the budget; InputError where not even the smallest does."""
+    planned, seconds = ground.planned, None
+    if budget.seconds is not None:
+        seconds = prepare.seconds_by(ground, prepare.timing(ground))
+    each = (budget.flops or budget.seconds or 0.0) / count
+    ratio = max(planned.ratio, FEWEST_PER_PARAMETER)
+    best: Rung | None = None
+    for size in ground.sizes:
+        flops = min(size.flops * size.parameters * ratio, LARGEST_SHARE * planned.flops)
+        batch = batch_tokens(planned.recipe, flops, planned.flops)
+        steps = round(flops / size.flops / batch)
+        rate = learning_rate(planned.recipe, flops, planned.flops)
+        rung = Rung(size.name, 0, size, batch, steps, rate)
+        cost = seconds(rung) if seconds is not None else rung.flops
+        if cost > each:
+            if best is None:  # the smallest model, for fewer tokens
+                fewer = replace(rung, steps=int(steps * each / cost))
+                best = fewer if fewer.steps >= FEWEST_STEPS else None
+            break
+        if steps >= FEWEST_STEPS:
+            best = rung
+    if best is None:
+        raise InputError(
+            f"--budget {budget}: too small for {count} proxies of {FEWEST_STEPS} steps or more, or the planned run is; give "
+            "more, or ask for fewer with --rungs"
+        )
+    return best
+
+
+def proxy_recipe(ground: Ground, proxy: Rung, name: str, names: list[str], point: Array) -> Recipe:
+    """The recipe of a proxy on the shares of `point` throughout."""
+    made = runs.recipe_of(ground.planned.recipe, replace(proxy, name=name), ground.folder)
+    weights = {source: round(float(share), 6) for source, share in zip(names, point, strict=True)}
+    phase = MixturePhase.model_validate({"from": 0.0, "weights": weights})
+    tokens = made.tokens.model_copy(update={"schedule": (phase,), "max_epochs": None})
+    sources = tuple(source.model_copy(update={"max_epochs": None}) for source in made.corpus.sources)
+    corpus = made.corpus.model_copy(update={"sources": sources})
+    return made.model_copy(update={"tokens": tokens, "corpus": corpus})
+
+
+def result(
+    ground: Ground, names: list[str], targets: list[str], proxy: Rung, points: Array, scores: list[runs.Score]
+) -> dict[str, Any]:
+    """What mixture.json holds: plain values."""
+    seed = ground.planned.recipe.run.seed
+    losses = {name: np.array([score.by_source[name] for score in scores]) for name in scores[0].by_source}
+    models = {name: shares.choose(points, losses[name]) for name in targets}
+    chosen = list(models.values())
+    measured = np.mean([losses[name] for name in targets], axis=0)
+    unseen = np.mean([shares.left_out(models[name], points, losses[name]) for name in targets], axis=0)
+    available_most = most_shares(ground, names, ground.planned.tokens)
+    least = points.min(axis=0)
+    most = np.minimum(points.max(axis=0), available_most)
+    if most.sum() < 1.0:
+        most = available_most
+    least = np.minimum(least, most)
+    given = points[0]
+    start = shares.within(given, least, most)
+    rows = shares.candidates(least, most, start, seed)
+    proposed = shares.lowest(chosen, rows, least, most)
+    chance = np.random.default_rng([seed, 5])
+    draws = [shares.drawn(one, points, DRAWS, chance) for one in chosen]
+    both = np.array([given, proposed])
+    said, said_draws = shares.mean_of(chosen, both), shares.mean_of(draws, both)
+    won = shares.gain(chosen, draws, given, proposed, rows)
+    gain = Interval.of(won.value, won.drawn)
+    error = float(np.sqrt(np.mean((measured - unseen) ** 2)))
+    noise = error * chance.standard_normal(DRAWS)
+    by_name = dict(zip(names, proposed, strict=True))
+    told = {
+        "kind": "mixture",
+        "sources": names,
+        "keys": _keys(ground.planned.recipe, names),
+        "targets": targets,
+        "given": dict(zip(names, given, strict=True)),
+        "proxy": {key: value for key, value in proxy.to_dict().items() if key not in ("group", "name")},
+        "proxies": [
+            {
+                "shares": dict(zip(names, point, strict=True)),
+                "loss_by_source": score.by_source,
+                "loss": score.loss,
+                "target": measured[number],
+                "predicted_unseen": unseen[number],
+                "seconds": score.seconds,
+            }
+            for number, (point, score) in enumerate(zip(points, scores, strict=True))
+        ],
+        "regressions": {
+            name: {"form": one.form, "ridge": one.ridge, "floor": one.floor, "left_out_error": one.error}
+            for name, one in models.items()
+        },
+        "left_out_error": error,
+        "spread_of_targets": float(measured.std()),
+        "proposed": {
+            "shares": by_name,
+            "target": Interval.of(said[1], said_draws[:, 1] + noise).to_dict(),
+            "given_target": Interval.of(said[0], said_draws[:, 0] + noise).to_dict(),
+            "at_bound": [
+                name
+                for name, share, low, high in zip(names, proposed, least, most, strict=True)
+                if min(share - low, high - share) < 1e-3
+            ],
+            "most": dict(zip(names, most, strict=True)),
+            "least": dict(zip(names, least, strict=True)),
+        },
+        "gain": {**gain.to_dict(), "optimism": won.optimism, "inside_noise": gain.low <= 0.0},
+        "verify": None,
+    }
+    plain: dict[str, Any] = runs.plain(told)
+    return plain
+
+
+def _keys(recipe: Recipe, names: list[str]) -> dict[str, str]:
+    """The recipe key of each source's weight."""
+    corpus = {source.name for source in recipe.corpus.sources}
+    return {name: f"{'corpus' if name in corpus else 'tokens'}.sources.{name}.weight" for name in names}
+
+
+def _verified(
+    ground: Ground, names: list[str], targets: list[str], proxy: Rung, found: dict[str, Any], given: runs.Score
+) -> dict[str, Any]:
+    """One proxy on the proposed shares: predicted against measured."""
+    point = np.array([found["proposed"]["shares"][name] for name in names])
+    name = f"verify-{digest(point.round(6).tolist())[:8]}"
+    recipe = proxy_recipe(ground, proxy, name, names, point)
+    score = runs.train_all([(name, recipe)], ground.run.tokens)[name]
+    measured = float(np.mean([score.by_source[target] for target in targets]))
+    base = float(np.mean([given.by_source[target] for target in targets]))
+    said = Interval(**found["proposed"]["target"])
+    return {
+        "predicted": said.value,
+        "measured": measured,
+        "error": said.value / measured - 1,
+        "covered": said.covers(measured),
+        "measured_gain": base - measured,
+        "loss_by_source": score.by_source,
+    }

@@ -1,0 +1,51 @@
+"""A recipe whose model is wide enough to have smaller ones, and the tokens of it, made once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bessemer.cli import run_command
+from tests.conftest import recipe_text, write_text
+
+
+def wide_recipe(folder: Path) -> str:
+    """The small recipe of all tests with a wider model; its whole training would take some seconds."""
+    text = recipe_text(folder)
+    for old, new in (
+        (
+            "layers = 2\nwidth = 32\nheads = 2\nkv_heads = 1\nmlp_width = 64",
+            "layers = 4\nwidth = 96\nheads = 4\nmlp_width = 192",
+        ),
+        ("steps = 24\nglobal_batch_tokens = 256", "steps = 1600\nglobal_batch_tokens = 64"),
+        ("micro_batch = 4\n", ""),
+        ("[evaluate]\n", "[report]\ntensorboard = false\n\n[evaluate]\nmax_tokens = 1024\n"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with text, wide.toml and a run that has its tokens."""
+    folder = tmp_path_factory.mktemp("ladder")
+    write_text(folder / "text")
+    (folder / "wide.toml").write_text(wide_recipe(folder))
+    assert run_command(["corpus", str(folder / "wide.toml")]) == 0
+    assert run_command(["tokens", str(folder / "wide.toml")]) == 0
+    return folder
+
+
+@pytest.fixture
+def wide(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, and no time spent on how fast this machine is."""
+    from bessemer.ladder import prepare, runs
+
+    monkeypatch.setattr(prepare, "PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "MEASURE_SECONDS", 0.0)
+    shutil.copytree(made / "runs", tmp_path / "runs")
+    (tmp_path / "wide.toml").write_text(wide_recipe(made).replace(f'"{made / "runs"}"', f'"{tmp_path / "runs"}"'))
+    return tmp_path
