@@ -52,7 +52,8 @@ def plan_rows(of: Outcome) -> dict[str, str]:
         "compute": f"{per_token * goal.tokens:.3g} FLOP, {per_token:.3g} a token (6 N D: "
         f"{6 * config.parameters * goal.tokens:.3g})",
         "time": f"{duration(of.seconds)}; {duration(run.seconds)} with {run.failures:,.0f} failures, one in "
-        f"{duration(run.mtbf)}, and a checkpoint every {run.every:,} steps ({duration(run.interval)}): {run.effective:.1%} effective",
+        f"{duration(run.mtbf)}, and a checkpoint every {run.every:,} steps ({duration(run.interval)}): "
+        f"{run.effective:.1%} effective",
         "money": _money(of) + f"{amount(bill.device_hours)} device-hours, {bill.megawatt_hours:,.0f} MWh with cooling",
         "scaling": of.standing.sentence + f"; the laws ask for {_tokens_by_law(of)} tokens",
         "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical about {amount(batch.middle_critical)}; learning rate "
