@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 MINUTES = 2.0
 OPTIONS = ("minutes", "disk")  # that only --calibrate has a use for
-# Of a step's time carried from one model to another of the same machine: by FLOPs alone the share of the peak is taken to stay,
-# which between the models of docs/calibration.md it does within so much; through a calibration the prediction's own error stays.
+# Of a step's time carried from one model to another of the same machine: by FLOPs alone the share of the peak is taken to stay, for
+# which so much is a judgement and not a measurement; through a calibration the prediction's own error stays.
 BY_FLOPS = 0.3
 
 
@@ -95,7 +95,8 @@ def table(machine: Machine) -> list[str]:
     for way in machine.ways:
         sizes = sorted({entry.m for entry in machine.ways[way].products})
         rates = ", ".join(f"{n} {rate(machine.matmul_rate(n, n, n, precision, way=way))}" for n in sizes)
-        shown.append(("products" if way == WHOLE else "two at once", f"{precision}, n x n x n: {rates}"))
+        each = "" if way == WHOLE else " each"
+        shown.append(("products" if way == WHOLE else "two at once", f"{precision}, n x n x n: {rates}{each}"))
     sizes = sorted({entry.length for entry in machine.ways[WHOLE].attention})
     width = max(entry.head_dim for entry in machine.ways[WHOLE].attention)
     grid = {(entry.length, entry.head_dim): entry.rate for entry in machine.ways[WHOLE].attention}

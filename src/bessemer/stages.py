@@ -361,7 +361,8 @@ def _planned(
     measured = step_seconds(resolved, config, device, measure_seconds) if quick and measure_seconds > 0 else None
     if measured is None and not device.is_cuda and (machine := machine_of(device, calibration)) is not None:
         predicted = None if cpu.why_not(resolved, config) else cpu.step(resolved, config, machine)
-        measured = None if predicted is None else predicted.seconds
+        if predicted is not None:
+            measured, peak = predicted.seconds, max(peak, machine.peak("fp32"))  # a busy moment must not be the peak
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
         seconds = planned(resolved, measured).step_seconds
         full_steps = recipe.train.minutes * 60 * MINUTES_SHARE / seconds

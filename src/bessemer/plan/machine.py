@@ -201,9 +201,14 @@ class Machine:
         return tuple(dict.fromkeys(entry.precision for entry in self.ways[WHOLE].products))
 
     def peak(self, precision: str) -> float:
-        """FLOP/s of the fastest product measured in a precision."""
+        """FLOP/s of the fastest product measured in a precision; of two at a time, both together."""
         self._grid(WHOLE, "products", (precision, "nt"))
-        return max(entry.rate for entry in self.ways[WHOLE].products if entry.precision == precision)
+        return max(
+            entry.rate * (2 if name == PAIRS else 1)
+            for name, way in self.ways.items()
+            for entry in way.products
+            if entry.precision == precision
+        )
 
     def device(self) -> Device:
         """The machine as an entry of the device catalogue: the fastest product measured stands as its peak."""
