@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 MINUTES = 2.0
 OPTIONS = ("minutes", "disk")  # that only --calibrate has a use for
-# Of a step's time carried from one model to another of the same machine: by FLOPs alone the share of the peak is taken to stay, for
-# which so much is a judgement and not a measurement; through a calibration the prediction's own error stays.
+# Of a step's time carried from one model to another of the same machine: by FLOPs alone the share of the peak is taken to stay,
+# for which so much is a judgement and not a measurement; through a calibration the prediction's own error stays.
 BY_FLOPS = 0.3
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.plan import failures, loading, money
+from bessemer.plan import failures, loading, money, textbook
 from bessemer.plan.batch import BatchOutlook, batch_outlook
 from bessemer.plan.estimate.job import Cluster, Job
 from bessemer.plan.estimate.memory import Memory, Verdict, fits, memory, stages
@@ -158,6 +158,8 @@ def to_dict(out: Outcome, searched: bool = False) -> dict[str, Any]:
         "flops_per_token": per_token,
         "total_flops": per_token * goal.tokens,
         "six_nd_flops": chinchilla.training_flops(config.parameters, goal.tokens),
+        "petaflop_days": textbook.petaflop_days(per_token * goal.tokens),
+        "model_state": [asdict(state) for state in textbook.states(config.parameters, job.cluster.device.memory)],
         "step_seconds": time.seconds,
         "step_seconds_error": TIME_ERROR,
         "step_seconds_by_part": {name: getattr(time, name) for name in STEP_PARTS},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bessemer.plan import textbook
 from bessemer.plan.devices import Device
 from bessemer.plan.estimate.job import Job
 from bessemer.plan.laws import chinchilla
@@ -48,6 +49,10 @@ def plan_rows(of: Outcome) -> dict[str, str]:
         "speed": f"{amount(of.tokens_per_second / cluster.devices)} tokens/s a device, {amount(of.tokens_per_second)} in all; "
         f"{rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
         "memory": f"{size(memory['total'])} of {size(device.memory)}{where}: {held}",
+        "state": "; ".join(
+            f"{size(each.bytes)} ({each.devices} devices) with {each.assumes}"
+            for each in textbook.states(config.parameters, device.memory)
+        ),
         "fits": "yes" if of.verdict.fits else "no: " + "; ".join(of.verdict.reasons),
         "compute": f"{per_token * goal.tokens:.3g} FLOP, {per_token:.3g} a token (6 N D: "
         f"{6 * config.parameters * goal.tokens:.3g})",
