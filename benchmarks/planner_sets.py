@@ -379,8 +379,8 @@ def layouts_h100(rows: list[dict[str, Any]]) -> Iterator[Case]:
 
 # --- Llama 3 405B ----------------------------------------------------------------------------------------------------------
 
-# Grattafiori et al. 2024, table 4 (from memory; check against the paper): GPUs, tensor, context, pipeline, data, sequence,
-# sequences of a data rank, TFLOP/s for each.
+# Grattafiori et al. 2024, table 4: GPUs, tensor, context, pipeline, data, sequence, sequences of a data rank, TFLOP/s for each.
+# The text that was read prints 4 data ranks in the last row, which make neither its 16,384 GPUs nor its 16M tokens: 8 do.
 LLAMA3_TABLE_4 = (
     (8192, 8, 1, 16, 64, 8192, 32, 430.0),
     (16384, 8, 1, 16, 128, 8192, 16, 400.0),

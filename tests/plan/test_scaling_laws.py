@@ -243,6 +243,30 @@ def test_known_models() -> None:
     assert nearest(7e9, 1e12)[0].name in {"LLaMA 7B", "MPT-7B"}
 
 
+def test_known_models_tokens_are_those_seen() -> None:
+    models = {model.name: model for model in known()}
+    assert models["OPT 175B"].tokens == 3e11  # of a corpus of 1.8e11, gone over 1.67 times (Meta's OPT chronicles)
+    assert models["Pythia 12B"].tokens == 143_000 * 2_097_152
+    assert models["GPT-NeoX 20B"].tokens == pytest.approx(150_000 * 1538 * 2048, rel=2e-3)
+    assert models["Cerebras-GPT 111M"].tokens == pytest.approx(9037 * 120 * 2048, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "hidden", "feed", "values", "vocabulary"),
+    [("Llama 2 70B", 80, 8192, 28672, 1024, 2 * 32000), ("Llama 3.1 405B", 126, 16384, 53248, 1024, 2 * 128256),
+     ("Llama 3.2 1B", 16, 2048, 8192, 512, 128256), ("SmolLM3 3B", 36, 2048, 11008, 512, 128256),
+     ("SmolLM2 135M", 30, 576, 1536, 192, 49152), ("DeepSeek LLM 67B", 95, 8192, 22016, 1024, 2 * 102400),
+     ("Yi 34B", 60, 7168, 20480, 1024, 2 * 64000), ("OLMo 2 7B", 32, 4096, 11008, 4096, 2 * 100352)],
+)  # fmt: skip
+def test_known_models_parameters_are_those_of_their_shape(
+    name: str, layers: int, hidden: int, feed: int, values: int, vocabulary: int
+) -> None:
+    """Gated feed-forwards and grouped queries, of keys and values `values` wide; vocabulary twice where it is not shared."""
+    block = 2 * hidden**2 + 2 * hidden * values + 3 * hidden * feed + 2 * hidden
+    model = next(model for model in known() if model.name == name)
+    assert model.parameters == pytest.approx(layers * block + vocabulary * hidden + hidden, rel=1e-3)
+
+
 def test_surface_is_the_law_and_its_lines_lie_on_it() -> None:
     picture = surface(1e9, 2e10, points=21, decades=1.0)
     assert len(picture.loss) == len(picture.tokens) == 21 and len(picture.loss[0]) == len(picture.parameters) == 21

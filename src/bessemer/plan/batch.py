@@ -40,13 +40,13 @@ def optimal_batches(parameters: float, tokens: float) -> dict[str, Advice]:
             "0.58 D^0.571",
             0.58 * tokens**0.571,
             "Li et al. 2025, Step Law",
-            "60M to 1B parameters, 2B to 100B tokens, AdamW, cosine schedule",
+            "0.06B to 1B parameters, up to 100B tokens, AdamW, cosine schedule to a rate of 1e-5",
         ),
         "moonlight": Advice(
             "0.0065 C^0.4138",
             0.0065 * flops**0.4138,
-            "a power law through Liu et al. 2025, Moonlight, table 2",
-            "0.4B to 1.5B parameters, 9B to 39B tokens, AdamW",
+            "Liu et al. 2025, Moonlight, appendix B, table 9",
+            "AdamW; its models: 0.4B to 1.5B parameters, 9B to 39B tokens",
         ),
         "power_lines": Advice(
             "0.0306 D^0.383 sequences of 2,048",
@@ -72,15 +72,17 @@ def critical_batches(parameters: float, tokens: float, loss: float | None = None
             "up to 1.5B parameters on WebText2, Adam",
         ),
         # In millions of tokens: only so does it meet the two other fits of the same paper, 93.20 N^0.47 along 20 tokens a
-        # parameter and 621.341 N^0.087 at 3.072B tokens (N in millions; sections 3.2 and 3.3).
+        # parameter (22.91 20^0.47 = 93.7) and 621.341 N^0.087 at 3.072B tokens (N in millions; sections 3.2 and 3.3).
         "zhang": Advice(
             "22.91 (D / 1e6)^0.47 sequences of 512",
             22.91 * (tokens / 1e6) ** 0.47 * 512,
             "Zhang et al. 2024, How does critical batch size scale, section 3.3",
             "85M to 1.2B parameters on C4, Adam, constant learning rate, averaged weights",
         ),
+        # Of the fewest tokens that reach the loss; the planned ones stand for them, which are close to it well under the critical
+        # batch (a plan at it has twice as many, hence a batch 1.4 times too large).
         "power_lines": Advice(
-            "0.0471 D^0.462 sequences of 2,048",
+            "0.0471 D_min^0.462 sequences of 2,048",
             0.0471 * tokens**0.462 * 2048,
             "Bergsma et al. 2025, Power Lines, figure 1",
             "0.1B to 3.3B parameters, 20 tokens a parameter and more, AdamW, muP",
@@ -102,13 +104,13 @@ def learning_rates(parameters: float, tokens: float) -> dict[str, Advice]:
             "1.79 N^-0.713 D^0.307",
             1.79 * parameters**-0.713 * tokens**0.307,
             "Li et al. 2025, Step Law",
-            "60M to 1B parameters, 2B to 100B tokens, AdamW, cosine schedule",
+            "0.06B to 1B parameters, up to 100B tokens, AdamW, cosine schedule to a rate of 1e-5",
         ),
         "moonlight": Advice(
             "0.0127 C^-0.057",
             0.0127 * flops**-0.057,
-            "a power law through Liu et al. 2025, Moonlight, table 2",
-            "0.4B to 1.5B parameters, 9B to 39B tokens, AdamW; Muon takes the same when its updates are scaled",
+            "Liu et al. 2025, Moonlight, appendix B, table 9",
+            "AdamW; its models: 0.4B to 1.5B parameters, 9B to 39B tokens; Muon takes the same when its updates are scaled",
         ),
     }
 

@@ -28,11 +28,13 @@ BYTES = {
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
 
 
-# FlashAttention's causal forward and backward together at long sequences and heads of 128, over the best product: version 1 in
-# Triton and version 2 on an A100 (Dao 2023, figures 4 to 6: about 110 and 185 TFLOP/s; heads of 64 reach a tenth less),
-# version 3 on an H100 (Shah et al. 2024, figure 5: about 550). Versions before 3 use Ampere's instructions, with which newer
-# chips reach about 300 TFLOP/s (ibid., section 1: 35% of an H100's peak at best), too little to be held back by the power. The
-# papers' figures are quoted from memory; version 1's share and the power of the head size were set with MPT's A100 rows in view.
+# FlashAttention's causal forward and backward together at long sequences and heads of 128, over the best product. Version 2 on
+# an A100: 182 TFLOP/s at 8,192 tokens and 189 at 16,384 (Dao-AILab/flash-attention's README, its A100 figure; heads of 64 reach a
+# tenth less: 165 and 171). Version 3 on an H100: forward 602 and 616 at those lengths (its H100 figure), both passes assumed to
+# reach 540. Versions before 3 use Ampere's instructions, with which an H100 reaches 294 to 328 TFLOP/s (its H100 figure of
+# version 2; 35% of the peak at best, Shah et al. 2024, abstract), too little to be held back by the power. Version 1's share is
+# no published figure (its A100 figure has 80 TFLOP/s, which is 0.30): it and the power of the head size were set with MPT's A100
+# rows in view.
 FLASH = {1: 0.41, 2: 0.67, 3: 0.68}
 OLD_KERNELS, AMPERE = 0.56, 400e12
 
