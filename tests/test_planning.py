@@ -137,6 +137,16 @@ def test_a_recipe_of_dimensions_needs_no_corpus(tmp_path: Path, capsys: pytest.C
     assert "16 processes, but [cluster] has 32 devices" in capsys.readouterr().err
 
 
+def test_devices_without_a_layout_are_given_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        "[model]\nlayers = 32\nwidth = 4096\nheads = 32\nvocabulary = 50257\n[tokens]\nsequence_length = 2048\n"
+        '[train]\nglobal_batch_tokens = 1048576\ntokens = 1000000000\n[cluster]\ndevice = "H100"\ndevices = 64\n'
+    )
+    found = told(capsys, str(path))
+    assert found["devices"] == 64 and found["search"]["fitting"] > 10 and found["fits"]
+
+
 def test_auto_becomes_a_layout_before_anything_starts(tmp_path: Path) -> None:
     write_text(tmp_path / "text")
     path = tmp_path / "auto.toml"
