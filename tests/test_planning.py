@@ -145,6 +145,8 @@ def test_devices_without_a_layout_are_given_one(tmp_path: Path, capsys: pytest.C
     )
     found = told(capsys, str(path))
     assert found["devices"] == 64 and found["search"]["fitting"] > 10 and found["fits"]
+    assert told(capsys, str(path), "--gpus", "32xH200")["search"]["fitting"] > 10
+    assert told(capsys, str(path), "--gpus", "32xH200", "--tp", "4")["layout"]["shard"] == 8
 
 
 def test_auto_becomes_a_layout_before_anything_starts(tmp_path: Path) -> None:

@@ -170,8 +170,9 @@ def _everything_asked(given: argparse.Namespace, asked: dict[str, str]) -> Asked
     if budget:
         raise InputError(f"plan: --{next(iter(budget))} proposes a model, and the recipe has one; give one of the two")
     recipe = load(given.recipe, given.overrides, may_be_unnamed=True)
-    counted = {"devices", "nodes"} & recipe.cluster.model_fields_set
-    if "parallel" not in recipe.model_fields_set and counted and not set(asked) & {*ask.WAYS, *ask.ALIASES}:
+    counted = "gpus" in asked or {"devices", "nodes"} & recipe.cluster.model_fields_set
+    split = {ask.ALIASES.get(name, name) for name in asked} & set(ask.WAYS)
+    if "parallel" not in recipe.model_fields_set and counted and not split:
         asked = {**asked, "parallel.auto": "true"}  # devices and no layout: the planner's
     return ask.with_changes(ask.Asked(recipe), asked) if asked else ask.Asked(recipe)
 
