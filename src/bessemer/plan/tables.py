@@ -50,7 +50,7 @@ def plan_rows(of: Outcome) -> dict[str, str]:
         f"{rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
         "memory": f"{size(memory['total'])} of {size(device.memory)}{where}: {held}",
         "state": "; ".join(
-            f"{size(each.bytes)} ({each.devices} devices) with {each.assumes}"
+            f"{size(each.bytes)} ({each.devices:,} device{'s' * (each.devices > 1)}) with {each.assumes}"
             for each in textbook.states(config.parameters, device.memory)
         ),
         "fits": "yes" if of.verdict.fits else "no: " + "; ".join(of.verdict.reasons),
