@@ -31,8 +31,9 @@ TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (6
 # FlashAttention's causal forward and backward together at long sequences and heads of 128, over the best product: version 1 in
 # Triton and version 2 on an A100 (Dao 2023, figures 4 to 6: about 110 and 185 TFLOP/s; heads of 64 reach a tenth less),
 # version 3 on an H100 (Shah et al. 2024, figure 5: about 550). Versions before 3 use Ampere's instructions, with which newer
-# chips reach about 300 TFLOP/s (ibid., section 1: 35% of an H100's peak at best), too little to be held back by the power. The
-# papers' figures are quoted from memory; version 1's share and the power of the head size were set with MPT's A100 rows in view.
+# chips reach about 300 TFLOP/s (ibid., figures 5 and 6: 335 forward and 322 backward by themselves at 16k; PyTorch's own build
+# 288 to 304 forward, pytorch/benchmark's pull request 2296), too little to be held back by the power. The A100's figures are
+# quoted from memory; version 1's share and the power of the head size were set with MPT's A100 rows in view.
 FLASH = {1: 0.41, 2: 0.67, 3: 0.68}
 OLD_KERNELS, AMPERE = 0.56, 400e12
 
@@ -120,9 +121,7 @@ def block(
 ) -> Block:  # fmt: skip
     """One block's work on one device, all layers alike (windows on their average).
 
-    backward: two products for each of the forward's; element-wise passes read what arrives besides what was kept. fp8 with a
-    scale for each tensor: each operand is read for its largest number, read again and written in 8 bits; for the weights'
-    gradients both operands once more, transposed (torchao's float8 training).
+    backward: two products for each of the forward's; element-wise passes read what arrives besides what was kept.
     """
     tokens = micro_batch * model.sequence_length // context
     heads, kv_heads = max(model.heads // tensor, 1), max(model.kv_heads // tensor, 1)
@@ -160,8 +159,7 @@ def block(
     kernels = stack.kernels + (2 if tensor > 1 else 0)
     cast = (0.0, 0.0)
     if precision == "fp8":
-        inner, outer, weights = sum(k for k, _ in shapes), sum(n for _, n in shapes), sum(k * n for k, n in shapes)
-        cast = (5.0 * (tokens * inner + weights), 7.0 * tokens * outer + 2.0 * (tokens * inner + weights))
+        cast = casts(tokens, shapes, width, tensor if sequence_parallel else 1, stack.fp8)
     cast_forward, cast_backward = (each / (device.bandwidth * physics.bandwidth) for each in cast)
     return Block(
         Work(forward, scores[0], passes + cast_forward, kernels),
@@ -169,6 +167,27 @@ def block(
         Work(forward - (last if model.norm_position == "input" else 0.0), scores[0], passes + cast_forward, kernels),
         Work(0.0, scores[0], 0.0, 6.0 if stack.attention == "unfused" else 1.0),
         Work(forward / 2, 0.0, passes + cast_forward / 2, kernels / 2),
+    )
+
+
+def casts(
+    tokens: int, shapes: tuple[tuple[int, int], ...], width: int, split: int, scales: str
+) -> tuple[float, float]:  # fmt: skip
+    """Bytes that casting a block's operands to 8 bits moves, forward and backward (torchao's float8_linear.py). shapes: the inner
+    and outer size of its four products; split: over how many tensor ranks sequence parallelism divides what is W wide.
+
+    Each operand is read for its largest number, read again and written. A scale for each tensor: once, on a rank's own tokens,
+    since what is gathered is cast before; for the weights' gradients both operands are transposed in 8 bits. A scale for each
+    row: every operand twice from 16 bits, along either side, and what is gathered only after it (torchtitan's parallelize_llama.py
+    gathers 8 bits for tensor scales alone).
+    """
+    inner, outer, weights = sum(k for k, _ in shapes), sum(n for _, n in shapes), sum(k * n for k, n in shapes)
+    if scales == "row":
+        return 5.0 * (tokens * inner + weights), 10.0 * tokens * outer + 5.0 * (tokens * inner + weights)
+    elsewhere = 2 * (width - width / split)  # of the two products that read, and of the two that write, what is W wide
+    return (
+        5.0 * (tokens * (inner - elsewhere) + weights),
+        5.0 * tokens * (outer - elsewhere) + 2.0 * tokens * (outer + inner) + 2.0 * weights,
     )
 
 

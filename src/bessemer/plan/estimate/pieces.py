@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from bessemer.model.config import ModelConfig
@@ -80,25 +80,44 @@ def _pieces(
     backward = block.backward + again + Work(elementwise=added)
     tokens = micro_batch * model.sequence_length // context
     wide = 1.0 * compute.BYTES[precision] * tokens * model.width
-    if precision == "fp8" and stack.fp8 == "tensor" and sequence_parallel:
-        wide *= 0.75  # what is gathered travels in 8 bits, what is scattered in 16
+    # What is gathered travels in 8 bits where it is cast before, what is scattered in 16.
+    narrow = precision == "fp8" and stack.fp8 == "tensor" and sequence_parallel
     near = collectives.of(cluster, tensor, 1, how)
-    joined = collectives.reduce(near, wide)  # as a gather and a scatter too, with sequence parallelism
+    joined = collectives.reduce(
+        near, wide * (0.75 if narrow else 1.0)
+    )  # a gather and a scatter with sequence parallelism
     each = joined * (1 if stack.parallel_block else 2)
+    gathers = 1 / 3 if narrow else 0.5  # of that
+    again_share = _tensor_again(stack, recompute, sequence_parallel, gathers)
+    hides, hides_back = _hidden(precision, stack, gathers)
+    if stack.copies and sequence_parallel and tensor > 1 and micro_batch > 1:
+        share = 1.0 if stack.tensor_overlap else 0.0
+        moved = (
+            2
+            * (1 if stack.parallel_block else 2)
+            * wide
+            * (1.5 if narrow else 2.0)
+            / (device.bandwidth * how.bandwidth)
+        )
+        block = replace(block, forward=block.forward + Work(elementwise=moved * (1 - share * hides)))
+        backward += Work(elementwise=moved * (1 - share * hides_back + again_share * (1 - share * hides)))
     turn, turn_back = _context(model, tensor, context, tokens, precision, cluster, stack, how)
     gathered, scattered = _shard(model, tensor, context, zero, shard, cluster, stack, how)
     full = recompute == "full"
-    each_again = (0.5 * each if stack.early_stop else each) if full else 0.0
+    each_again = again_share * each
     tangled = stack.tangled[0] * tensor ** stack.tangled[1] if piped and tensor > 1 else 0.0
     stalled = tangled + stack.across * (near.nodes - 1)
     ways = []
-    for work, tensors, turns, shards in (
-        (block.forward, each, turn, gathered),
-        (backward, each + each_again, turn_back + (turn if full else 0.0), gathered + scattered),
-    ):
+    for work, tensors, hidden, turns, shards in (
+        (block.forward, each, hides * each, turn, gathered),
+        (
+            backward, each + each_again, hides_back * each + hides * each_again, turn_back + (turn if full else 0.0),
+            gathered + scattered,
+        ),
+    ):  # fmt: skip
         busy = work.seconds
         host = max((work.kernels * stack.launch + stalled) * how.launch - busy - tensors, 0.0)
-        tensors -= stack.tensor_overlap * min(tensors, busy)
+        tensors -= stack.tensor_overlap * min(hidden, busy)
         turns -= (CONTEXT_OVERLAP if stack.context == "ring" else 0.0) * min(turns, work.attention)
         shards -= stack.data_overlap * min(shards, busy + tensors + host)
         ways.append((busy, host, tensors, turns, shards))
@@ -122,6 +141,31 @@ def _pieces(
     )
 
 
+def _tensor_again(stack: Stack, recompute: str, sequence_parallel: bool, gathers: float) -> float:
+    """Share of a block's forward tensor communication that recompute does again. gathers: the share of the gathers.
+
+    Full: all, or, where it stops early, all but the last sum. Every second product: with sequence parallelism the gathers, which
+    are not in the list of what is saved, as the scatters are (torchtitan's activation checkpointing, _save_list).
+    """
+    if recompute == "full":
+        last = (1 - gathers) / 2 if sequence_parallel else 0.5
+        return 1.0 - (last if stack.early_stop else 0.0)
+    return gathers if recompute == "selective" and stack.selective == "products" and sequence_parallel else 0.0
+
+
+def _hidden(precision: str, stack: Stack, gathers: float) -> tuple[float, float]:
+    """Shares of a block's tensor communication, forward and backward, that have a product to be paired with. gathers: their share.
+
+    PyTorch's micro-pipelining (torch/_inductor/fx_passes/micro_pipeline_tp.py) pairs a gather with the products that read it, but
+    none that have a scale for each row (pytorch issue 149990), and a scatter with the one product that it sums: backward, where
+    queries', keys' and values' products (or both of a gated MLP) are added first, there is none.
+    """
+    if stack.paired == "all":
+        return 1.0, 1.0
+    found = 0.0 if precision == "fp8" and stack.fp8 == "row" else gathers
+    return found + 1 - gathers, found
+
+
 def _context(
     model: ModelConfig, tensor: int, context: int, tokens: int, precision: str, cluster: Cluster, stack: Stack, how: Physics
 ) -> tuple[float, float]:  # fmt: skip
@@ -133,6 +177,8 @@ def _context(
     if stack.context == "exchange":  # queries, keys, values and the output, each way
         turn = collectives.gather(around, 2.0 * size * tokens * (model.heads // tensor + kv_heads) * model.head_dim)
         return turn, turn
+    if stack.repeats_keys:
+        kv_heads = max(model.heads // tensor, 1)
     turn = collectives.gather(around, 2.0 * size * tokens * context * kv_heads * model.head_dim)
     return turn, 2 * turn  # keys and values again, and their gradients back
 

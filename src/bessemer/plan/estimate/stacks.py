@@ -29,12 +29,15 @@ class Stack:
     (torch.utils.checkpoint without re-entry); accumulate: bytes a parameter that adding a micro-batch's gradients to the sum
     moves, where no product does it by itself; balanced: pipeline stages are cut by cost, the head's included, and not by number
     of blocks; parallel_block: attention and MLP read the same input and are summed once (Wang & Komatsuzaki 2021), which halves
-    the tensor communication.
+    the tensor communication; copies: what a tensor rank gathers along the sequence is copied into place, and what it scatters laid
+    out before, where a micro-batch has more than one sequence (torch.distributed._functional_collectives: chunk and cat); paired: whether all of
+    it can hide, or what PyTorch's micro-pipelining finds.
 
     Sending: tensor_overlap, data_overlap, pipeline_overlap: shares of that communication that run beside computation where
     there is enough of it; sharded_overlap: of the exchange of a step under ZeRO-1, where that differs; context: ring attention
     (keys go round, partial results are merged; Liu et al. 2023), a gather of all keys (Grattafiori et al. 2024, section 3.3.2),
-    or an exchange of heads for tokens (Jacobs et al. 2023); reduce_bytes: of a gradient on its way; gather_bytes: of a weight on
+    or an exchange of heads for tokens (Jacobs et al. 2023); repeats_keys: keys and values are repeated for every query head
+    before they travel; reduce_bytes: of a gradient on its way; gather_bytes: of a weight on
     its way; scatter: when sharded gradients (ZeRO-2, 3) travel; bucket: parameters that travel together in the one exchange of
     a step (0: all); gathers: collectives in which ZeRO-3 fetches a block.
 
@@ -61,11 +64,14 @@ class Stack:
     accumulate: float = 0.0
     balanced: bool = False
     parallel_block: bool = False
+    copies: bool = False
+    paired: Literal["all", "torch"] = "all"
     tensor_overlap: float = 0.0
     data_overlap: float = 0.0
     sharded_overlap: float | None = None
     pipeline_overlap: float = 0.0
     context: Literal["ring", "gather", "exchange"] = "gather"
+    repeats_keys: bool = False
     reduce_bytes: float = 4.0
     gather_bytes: float = 2.0
     scatter: Literal["micro-batch", "step"] = "step"
@@ -113,23 +119,27 @@ _STACKS = (
         "nanotron", kernels=60, across=2e-3, tangled=(0.8e-3, 1.2), balanced=True, tensor_overlap=0.3, data_overlap=0.75,
         sharded_overlap=0.0, bucket=12.5e6,
     ),
-    # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing, FlashAttention-2.
+    # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing, FlashAttention-2, keys repeated
+    # (its models/llama/model.py, repeat_kv).
     Stack(
         "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, kernels=20, selective="products", early_stop=True,
-        data_overlap=0.9, context="ring", scatter="micro-batch",
+        data_overlap=0.9, context="ring", repeats_keys=True, copies=True, paired="torch",
+        scatter="micro-batch",
     ),
     Stack(
         "torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, kernels=40, selective="products", early_stop=True,
-        data_overlap=0.9, context="ring", scatter="micro-batch",
+        data_overlap=0.9, context="ring", repeats_keys=True, copies=True, paired="torch",
+        scatter="micro-batch",
     ),
     # LLM Foundry: FSDP1, FlashAttention in Triton, amp (fp32 shards) or pure bf16.
     Stack(
         "fsdp", weight_bytes=4.0, master_bytes=0.0, kernels=35, flash=1, early_stop=True, data_overlap=0.9, reduce_bytes=2.0,
         scatter="micro-batch",
     ),
-    # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model: fetched parameter by parameter.
+    # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model: fetched parameter by parameter, and waited for:
+    # each gather synchronised the device before the next (DeepSpeed pull request 1188 of June 2021, which removed it).
     Stack(
-        "deepspeed-zero3", attention="unfused", dropout=True, fused=True, data_overlap=0.5, reduce_bytes=2.0,
+        "deepspeed-zero3", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0,
         scatter="micro-batch", gathers=12,
     ),
 )  # fmt: skip
