@@ -80,41 +80,32 @@ def _pieces(
     backward = block.backward + again + Work(elementwise=added)
     tokens = micro_batch * model.sequence_length // context
     wide = 1.0 * compute.BYTES[precision] * tokens * model.width
-    # What is gathered travels in 8 bits where it is cast before, what is scattered in 16.
+    # With sequence parallelism an all-reduce is a gather and a scatter; what is gathered travels in 8 bits if it is cast before.
     narrow = precision == "fp8" and stack.fp8 == "tensor" and sequence_parallel
+    gathers = 1 / 3 if narrow else 0.5  # of the tensor communication
+    pairs = 1 if stack.parallel_block else 2
     near = collectives.of(cluster, tensor, 1, how)
-    joined = collectives.reduce(
-        near, wide * (0.75 if narrow else 1.0)
-    )  # a gather and a scatter with sequence parallelism
-    each = joined * (1 if stack.parallel_block else 2)
-    gathers = 1 / 3 if narrow else 0.5  # of that
-    again_share = _tensor_again(stack, recompute, sequence_parallel, gathers)
+    joined = collectives.reduce(near, wide * (0.75 if narrow else 1.0))
+    each = joined * pairs
+    repeated = _tensor_again(stack, recompute, sequence_parallel, gathers)
+    each_again = repeated * each
     hides, hides_back = _hidden(precision, stack, gathers)
     if stack.copies and sequence_parallel and tensor > 1 and micro_batch > 1:
-        share = 1.0 if stack.tensor_overlap else 0.0
-        moved = (
-            2
-            * (1 if stack.parallel_block else 2)
-            * wide
-            * (1.5 if narrow else 2.0)
-            / (device.bandwidth * how.bandwidth)
-        )
-        block = replace(block, forward=block.forward + Work(elementwise=moved * (1 - share * hides)))
-        backward += Work(elementwise=moved * (1 - share * hides_back + again_share * (1 - share * hides)))
+        # Read and written; what is paired with a product is produced where it belongs.
+        moved = 2 * pairs * wide * (1.5 if narrow else 2.0) / (device.bandwidth * how.bandwidth)
+        left, left_back = (1 - hides, 1 - hides_back) if stack.tensor_overlap else (1.0, 1.0)
+        block = replace(block, forward=block.forward + Work(elementwise=moved * left))
+        backward += Work(elementwise=moved * (left_back + repeated * left))
     turn, turn_back = _context(model, tensor, context, tokens, precision, cluster, stack, how)
     gathered, scattered = _shard(model, tensor, context, zero, shard, cluster, stack, how)
-    full = recompute == "full"
-    each_again = again_share * each
+    turn_all_back = turn_back + (turn if recompute == "full" else 0.0)
     tangled = stack.tangled[0] * tensor ** stack.tangled[1] if piped and tensor > 1 else 0.0
     stalled = tangled + stack.across * (near.nodes - 1)
     ways = []
     for work, tensors, hidden, turns, shards in (
         (block.forward, each, hides * each, turn, gathered),
-        (
-            backward, each + each_again, hides_back * each + hides * each_again, turn_back + (turn if full else 0.0),
-            gathered + scattered,
-        ),
-    ):  # fmt: skip
+        (backward, each + each_again, hides_back * each + hides * each_again, turn_all_back, gathered + scattered),
+    ):
         busy = work.seconds
         host = max((work.kernels * stack.launch + stalled) * how.launch - busy - tensors, 0.0)
         tensors -= stack.tensor_overlap * min(hidden, busy)
@@ -154,7 +145,7 @@ def _tensor_again(stack: Stack, recompute: str, sequence_parallel: bool, gathers
 
 
 def _hidden(precision: str, stack: Stack, gathers: float) -> tuple[float, float]:
-    """Shares of a block's tensor communication, forward and backward, that have a product to be paired with. gathers: their share.
+    """Shares of a block's tensor communication, forward and backward, that are paired with a product. gathers: their share.
 
     PyTorch's micro-pipelining (torch/_inductor/fx_passes/micro_pipeline_tp.py) pairs a gather with the products that read it, but
     none that have a scale for each row (pytorch issue 149990), and a scatter with the one product that it sums: backward, where
@@ -195,5 +186,6 @@ def _shard(
     spread = collectives.of(cluster, shard * context, tensor, how)
     weights = model.block_matrix_parameters / tensor
     gathered = collectives.gather(spread, weights * stack.gather_bytes, stack.gathers) if zero == 3 else 0.0
-    scatters = stack.scatter == "micro-batch"
-    return gathered, collectives.gather(spread, weights * stack.reduce_bytes, stack.gathers) if scatters else 0.0
+    if stack.scatter == "step":
+        return gathered, 0.0
+    return gathered, collectives.summed(spread, weights * stack.reduce_bytes, stack.gathers, stack.sums)
