@@ -86,6 +86,20 @@ def test_a_ring_carries_keys_for_all_query_heads_where_they_are_repeated() -> No
     assert repeated - once == pytest.approx(3 * each)
 
 
+def test_zero_three_of_2021_fetches_three_times_part_by_part_and_hides_nothing() -> None:
+    """4 matrices for each of 3 passes and 12 gradients for a block, each a list of 64 views of 8 us, beside the ring."""
+    split = Layout(shard=64, zero=3, recompute="full", sequence_parallel=False)
+    wanted = Job(LLAMA, split, Cluster.of(H100, 64), 64, "bf16", stacks.find("deepspeed-zero3"))
+    ring = collectives.of(wanted.cluster, 64, 1, PHYSICS)
+    whole = 2.0 * LLAMA.block_matrix_parameters  # bytes in 16 bits, of weights and of gradients
+    calls = 3 * 4 + 12
+    expected = 4 * whole * 63 / 64 / ring.rate + calls * (ring.hops + ring.call + 64 * 8e-6)
+    assert pieces.of(wanted, PHYSICS).shard == pytest.approx(expected)
+    kept = replace(wanted, layout=replace(split, recompute="none"))  # nothing is computed again: 2 passes
+    less = whole * 63 / 64 / ring.rate + 4 * (ring.hops + ring.call + 64 * 8e-6)
+    assert pieces.of(kept, PHYSICS).shard == pytest.approx(expected - less)
+
+
 def test_deepspeeds_zero_one_sums_gradients_on_every_rank() -> None:
     """An all-reduce and a gather: 3 times the gradients' way round instead of 2, beside the hops."""
     stack = stacks.find("megatron-deepspeed")

@@ -98,13 +98,14 @@ def _pieces(
         backward += Work(elementwise=moved * (left_back + repeated * left))
     turn, turn_back = _context(model, tensor, context, tokens, precision, cluster, stack, how)
     gathered, scattered = _shard(model, tensor, context, zero, shard, cluster, stack, how)
+    shards_back = gathered * (2 if stack.regathers and recompute == "full" else 1) + scattered
     turn_all_back = turn_back + (turn if recompute == "full" else 0.0)
     tangled = stack.tangled[0] * tensor ** stack.tangled[1] if piped and tensor > 1 else 0.0
     stalled = tangled + stack.across * (near.nodes - 1)
     ways = []
     for work, tensors, hidden, turns, shards in (
         (block.forward, each, hides * each, turn, gathered),
-        (backward, each + each_again, hides_back * each + hides * each_again, turn_all_back, gathered + scattered),
+        (backward, each + each_again, hides_back * each + hides * each_again, turn_all_back, shards_back),
     ):
         busy = work.seconds
         host = max((work.kernels * stack.launch + stalled) * how.launch - busy - tensors, 0.0)
@@ -177,7 +178,7 @@ def _context(
 def _shard(
     model: ModelConfig, tensor: int, context: int, zero: int, shard: int, cluster: Cluster, stack: Stack, how: Physics
 ) -> tuple[float, float]:  # fmt: skip
-    """Seconds in which a block's weights are gathered (once for each pass) and its gradients scattered, for a micro-batch.
+    """Seconds in which a block's weights are gathered for a pass and its gradients scattered, for a micro-batch.
 
     Context ranks hold the same weights and share them too.
     """
@@ -185,7 +186,13 @@ def _shard(
         return 0.0, 0.0
     spread = collectives.of(cluster, shard * context, tensor, how)
     weights = model.block_matrix_parameters / tensor
-    gathered = collectives.gather(spread, weights * stack.gather_bytes, stack.gathers) if zero == 3 else 0.0
-    if stack.scatter == "step":
-        return gathered, 0.0
-    return gathered, collectives.summed(spread, weights * stack.reduce_bytes, stack.gathers, stack.sums)
+    parts = spread.size * stack.listed
+    gathered = scattered = 0.0
+    if zero == 3:
+        gathered = collectives.gather(spread, weights * stack.gather_bytes, stack.gathers) + stack.gathers * parts
+    if stack.scatter == "micro-batch":
+        scattered = (
+            collectives.summed(spread, weights * stack.reduce_bytes, stack.scatters, stack.sums)
+            + stack.scatters * parts
+        )
+    return gathered, scattered

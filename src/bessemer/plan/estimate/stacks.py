@@ -39,8 +39,9 @@ class Stack:
     exchange of heads for tokens (Jacobs et al. 2023); repeats_keys: keys and values are repeated for every query head before they
     travel; reduce_bytes: of a gradient on its way; gather_bytes: of a weight on its way; scatter: when sharded gradients
     (ZeRO-2, 3) travel; sums: whether a rank receives its shard of the summed gradients, or all of them and keeps its own;
-    bucket: parameters that travel together in the one exchange of a step (0: all); gathers: collectives in which ZeRO-3 fetches
-    a block.
+    bucket: parameters that travel together in the one exchange of a step (0: all); gathers, scatters: collectives in which ZeRO-3
+    fetches a block and sends its gradients; regathers: full recompute and the backward pass fetch it each for itself; listed:
+    seconds for each rank's part, where a collective is handed a list of them and copies them one by one.
 
     keeps: what changes memory alone.
     """
@@ -79,6 +80,9 @@ class Stack:
     sums: Literal["scatter", "all"] = "scatter"
     bucket: float = 0.0
     gathers: int = 1
+    scatters: int = 1
+    regathers: bool = False
+    listed: float = 0.0
     keeps: Keeps = PLAIN
 
 
@@ -102,7 +106,7 @@ _STACKS = (
     # The same with these switches off, as they are by default, and context parallelism by exchange (cp_comm_type a2a).
     Stack("megatron-core-sync", fused=True, kernels=25, flash=3, context="exchange"),
     # Megatron-DeepSpeed of BLOOM and MT-NLG: the 2021 kernels, ZeRO-1 after the backward pass, 16-bit gradients added up in fp32
-    # and summed on all ranks before each keeps its part (DeepSpeed pull request 971 of April 2021, issue 5758).
+    # and summed on all ranks before each keeps its part (DeepSpeed's stage_1_and_2.py of February 2022, allreduce_bucket).
     Stack(
         "megatron-deepspeed", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, gradient_bytes=2.0,
         accumulate=10.0, sums="all",
@@ -139,11 +143,14 @@ _STACKS = (
         "fsdp", weight_bytes=4.0, master_bytes=0.0, kernels=35, flash=1, early_stop=True, data_overlap=0.9, reduce_bytes=2.0,
         scatter="micro-batch",
     ),
-    # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model: fetched parameter by parameter, and waited for:
-    # each gather synchronised the device before the next (DeepSpeed pull request 1188 of June 2021, which removed it).
+    # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model, as DeepSpeed's partition_parameters.py of March
+    # 2021 has it: the 4 matrices are fetched one by one (vectors stay, below stage3_param_persistence_threshold), all streams of
+    # the device synchronised before each, so that nothing hides (pull request 1188 removed it in June); the gradients of all 12
+    # tensors are scattered; each collective takes a list of one view for each rank, which torch copies one by one: 5 us of a
+    # launch and 3 of a view, assumed. Recompute fetches for itself (Rajbhandari et al. 2021, section 4.1: 3 loads).
     Stack(
-        "deepspeed-zero3", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0,
-        scatter="micro-batch", gathers=12,
+        "deepspeed-zero3", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, scatter="micro-batch", gathers=4,
+        scatters=12, regathers=True, listed=8e-6,
     ),
 )  # fmt: skip
 _BY_NAME = {stack.name: stack for stack in _STACKS}
