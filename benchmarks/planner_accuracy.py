@@ -35,8 +35,9 @@ from bessemer.plan.estimate.job import Cluster, Job, Layout
 from bessemer.plan.estimate.physics import Physics
 from bessemer.plan.estimate.step import refuse, step
 
-# Of the sweep two models were fitted to, and the network of its cluster with them; of the single node all compute constants.
-FITTED = {"A100 single node", "nanotron 1.34B", "nanotron 8.86B"}
+# Of the sweep two models were fitted to, and the network of its cluster with them; of the single node all compute constants; of
+# MPT's A100 rows the rate of FlashAttention's first version.
+FITTED = {"A100 single node", "MPT A100 SXM 80GB", "MPT A100 SXM 40GB", "nanotron 1.34B", "nanotron 8.86B"}
 SWEEP = "nanotron"
 FEWEST = 6  # cases of a set from which three are taken for a calibration
 

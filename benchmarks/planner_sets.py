@@ -20,6 +20,7 @@ from bessemer.plan.cost import flops_per_token
 from bessemer.plan.devices import Device
 from bessemer.plan.estimate import stacks
 from bessemer.plan.estimate.job import Cluster, Job, Layout
+from bessemer.plan.estimate.physics import PHYSICS
 
 GIB = 2**30
 
@@ -287,10 +288,16 @@ def mpt(cases: list[dict[str, Any]]) -> Iterator[Case]:
 # --- BLOOM's preparation ---------------------------------------------------------------------------------------------------
 
 
+# Bytes/s that a device sends out of its node on Jean Zay, 8 of them sharing 4 Omni-Path links of 100 Gb/s: BigScience measured an
+# all-reduce between two nodes at 135 Gb/s (bigscience's experiments/README.md), and one of its A100 nodes, in the run's own
+# environment, at 41 over one ring of two channels (experiments/bandwidth/all_reduce_bench-a100-n4.txt).
+JEAN_ZAY = 135e9 / 8 / 8
+
+
 def bloom(cases: list[dict[str, Any]]) -> Iterator[Case]:
     """64 heads where none are said ("all NHEADS=64 (above too)"), 250,880 ids, full recompute, ZeRO-1 unless ZS says otherwise.
 
-    4 links of 100 Gb/s a node (Jean Zay's Omni-Path: 4 a node). Rows without a time have none here.
+    Rows without a time have none here.
     """
     device = devices.find("A100 SXM 80GB")
     for case in cases:
@@ -314,7 +321,7 @@ def bloom(cases: list[dict[str, Any]]) -> Iterator[Case]:
         job = Job(
             model,
             layout,
-            cluster(device, layout.devices, 50e9 / 8),
+            cluster(device, layout.devices, JEAN_ZAY / PHYSICS.inter),
             global_batch,
             "bf16",
             stacks.find("megatron-deepspeed"),

@@ -18,9 +18,10 @@ pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="the reference files
 
 # Mean absolute error that each set must keep to; the benchmark says what was fitted and what was only in view.
 LINE = {
-    "A100 single node": 0.10, "A100 multi-node": 0.10, "SC'21 Table 1": 0.10, "SC'21 Table 2": 0.10, "Korthikanti Table 5": 0.10,
-    "MegaScale": 0.10, "Llama 3 405B": 0.10, "Megatron-Core H100": 0.12, "MPT H100 SXM": 0.10, "MPT A100 SXM 80GB": 0.10,
-    "MPT A100 SXM 40GB": 0.10, "B200": 0.12, "torchtitan": 0.22, "BLOOM": 0.20,
+    "A100 single node": 0.10, "A100 multi-node": 0.10, "SC'21 Table 1": 0.10, "SC'21 Table 2": 0.10,
+    "SC'21 Table 2, ZeRO-3": 0.15, "Korthikanti Table 5": 0.10, "MegaScale": 0.10, "Llama 3 405B": 0.10,
+    "Megatron-Core H100": 0.12, "MPT H100 SXM": 0.10, "MPT A100 SXM 80GB": 0.10, "MPT A100 SXM 40GB": 0.10, "B200": 0.12,
+    "torchtitan": 0.16, "BLOOM": 0.12,
 }  # fmt: skip
 
 

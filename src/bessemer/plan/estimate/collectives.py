@@ -77,6 +77,11 @@ def reduce(group: Group, whole: float, calls: float = 1.0) -> float:
     return min(ring, 2 * whole / group.rate + calls * climb)
 
 
+def summed(group: Group, whole: float, calls: float, sums: str) -> float:
+    """Gradients of which each member keeps its shard: a reduce-scatter, or (sums: "all") an all-reduce."""
+    return reduce(group, whole, calls) if sums == "all" else gather(group, whole, calls)
+
+
 def is_near(cluster: Cluster, stride: int) -> bool:
     """Whether the next rank along an axis is in the same node: `stride` devices fit there twice."""
     return 2 * stride <= cluster.per_node

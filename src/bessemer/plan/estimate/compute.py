@@ -29,12 +29,12 @@ TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (6
 
 
 # FlashAttention's causal forward and backward together at long sequences and heads of 128, over the best product. Version 2 on
-# an A100: 182 TFLOP/s at 8,192 tokens and 189 at 16,384 (Dao-AILab/flash-attention's README, its A100 figure; heads of 64 reach a
-# tenth less: 165 and 171). Version 3 on an H100: forward 602 and 616 at those lengths (its H100 figure), both passes assumed to
-# reach 540. Versions before 3 use Ampere's instructions, with which an H100 reaches 294 to 328 TFLOP/s (its H100 figure of
-# version 2; 35% of the peak at best, Shah et al. 2024, abstract), too little to be held back by the power. Version 1's share is
-# no published figure (its A100 figure has 80 TFLOP/s, which is 0.30): it and the power of the head size were set with MPT's A100
-# rows in view.
+# an A100: 182 TFLOP/s at 8,192 tokens and 189 at 16,384 (Dao-AILab/flash-attention's README, its A100 figure; heads of 64 reach
+# a tenth less: 165 and 171). Version 3 on an H100: forward 602 and 616 at those lengths (its H100 figure), both passes assumed
+# to reach 540. Versions before 3 use Ampere's instructions, with which an H100 reaches 294 to 328 TFLOP/s (its H100 figure of
+# version 2; PyTorch's own build 288 to 304 forward, pytorch/benchmark's pull request 2296), too little to be held back by the
+# power. Version 1's share is no published figure (its A100 figure has 80 TFLOP/s, which is 0.30): it and the power of the head
+# size were set with MPT's A100 rows in view.
 FLASH = {1: 0.41, 2: 0.67, 3: 0.68}
 OLD_KERNELS, AMPERE = 0.56, 400e12
 
@@ -107,9 +107,9 @@ class Block:
     products_again: Work
 
 
-# fp8 products with a scale for each row, over those with one for a tensor: Llama 3 8B on 8 H100s makes 6,412 and 7,186 tokens/s
-# (torchtitan's commit 7a04053), half of whose time is products.
-ROWS = 0.8
+# fp8 products with a scale for each row, over those with one for a tensor: set so that Llama 3 8B on 8 H100s makes 0.886 of the
+# tokens, casts included; torchtitan's commit 7a04053 has 6,412 of 7,186 a second, torchao's training benchmarks 6,768 of 7,690.
+ROWS = 0.83
 # Bytes an element of attention's output that merging a ring step's part into the sum moves: output and part read in fp32, the
 # difference, the weighted sum and their logarithms each written and read (torch.distributed's _SDPAMerger, eager).
 MERGE = 40.0
@@ -122,9 +122,7 @@ def block(
 ) -> Block:  # fmt: skip
     """One block's work on one device, all layers alike (windows on their average).
 
-    backward: two products for each of the forward's; element-wise passes read what arrives besides what was kept. fp8 with a
-    scale for each tensor: each operand is read for its largest number, read again and written in 8 bits; for the weights'
-    gradients both operands once more, transposed (torchao's float8 training).
+    backward: two products for each of the forward's; element-wise passes read what arrives besides what was kept.
     """
     tokens = micro_batch * model.sequence_length // context
     heads, kv_heads = max(model.heads // tensor, 1), max(model.kv_heads // tensor, 1)
@@ -162,8 +160,7 @@ def block(
     kernels = stack.kernels + (2 if tensor > 1 else 0)
     cast = (0.0, 0.0)
     if precision == "fp8":
-        inner, outer, weights = sum(k for k, _ in shapes), sum(n for _, n in shapes), sum(k * n for k, n in shapes)
-        cast = (5.0 * (tokens * inner + weights), 7.0 * tokens * outer + 2.0 * (tokens * inner + weights))
+        cast = casts(tokens, shapes, width, tensor if sequence_parallel else 1, stack.fp8)
     cast_forward, cast_backward = (each / (device.bandwidth * physics.bandwidth) for each in cast)
     return Block(
         Work(forward, scores[0], passes + cast_forward, kernels),
@@ -171,6 +168,27 @@ def block(
         Work(forward - (last if model.norm_position == "input" else 0.0), scores[0], passes + cast_forward, kernels),
         Work(0.0, scores[0], 0.0, 6.0 if stack.attention == "unfused" else 1.0),
         Work(forward / 2, 0.0, passes + cast_forward / 2, kernels / 2),
+    )
+
+
+def casts(
+    tokens: int, shapes: tuple[tuple[int, int], ...], width: int, split: int, scales: str
+) -> tuple[float, float]:  # fmt: skip
+    """Bytes that casting a block's operands to 8 bits moves, forward and backward (torchao's float8_linear.py). shapes: the inner
+    and outer size of its four products; split: over how many tensor ranks sequence parallelism divides what is W wide.
+
+    Each operand is read for its largest number, read again and written. A scale for each tensor: once, on a rank's own tokens,
+    since what is gathered is cast before; for the weights' gradients both operands are transposed in 8 bits. A scale for each
+    row: every operand twice from 16 bits, along either side, and what is gathered only after it (torchtitan's
+    parallelize_llama.py gathers 8 bits for tensor scales alone).
+    """
+    inner, outer, weights = sum(k for k, _ in shapes), sum(n for _, n in shapes), sum(k * n for k, n in shapes)
+    if scales == "row":
+        return 5.0 * (tokens * inner + weights), 10.0 * tokens * outer + 5.0 * (tokens * inner + weights)
+    elsewhere = 2 * (width - width / split)  # of the two products that read, and of the two that write, what is W wide
+    return (
+        5.0 * (tokens * (inner - elsewhere) + weights),
+        5.0 * tokens * (outer - elsewhere) + 2.0 * tokens * (outer + inner) + 2.0 * weights,
     )
 
 

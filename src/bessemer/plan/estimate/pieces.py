@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from bessemer.model.config import ModelConfig
@@ -80,25 +80,36 @@ def _pieces(
     backward = block.backward + again + Work(elementwise=added)
     tokens = micro_batch * model.sequence_length // context
     wide = 1.0 * compute.BYTES[precision] * tokens * model.width
-    if precision == "fp8" and stack.fp8 == "tensor" and sequence_parallel:
-        wide *= 0.75  # what is gathered travels in 8 bits, what is scattered in 16
+    # With sequence parallelism an all-reduce is a gather and a scatter; what is gathered travels in 8 bits if it is cast before.
+    narrow = precision == "fp8" and stack.fp8 == "tensor" and sequence_parallel
+    gathers = 1 / 3 if narrow else 0.5  # of the tensor communication
+    pairs = 1 if stack.parallel_block else 2
     near = collectives.of(cluster, tensor, 1, how)
-    joined = collectives.reduce(near, wide)  # as a gather and a scatter too, with sequence parallelism
-    each = joined * (1 if stack.parallel_block else 2)
+    joined = collectives.reduce(near, wide * (0.75 if narrow else 1.0))
+    each = joined * pairs
+    repeated = _tensor_again(stack, recompute, sequence_parallel, gathers)
+    each_again = repeated * each
+    hides, hides_back = _hidden(precision, stack, gathers)
+    if stack.copies and sequence_parallel and tensor > 1 and micro_batch > 1:
+        # Read and written; what is paired with a product is produced where it belongs.
+        moved = 2 * pairs * wide * (1.5 if narrow else 2.0) / (device.bandwidth * how.bandwidth)
+        left, left_back = (1 - hides, 1 - hides_back) if stack.tensor_overlap else (1.0, 1.0)
+        block = replace(block, forward=block.forward + Work(elementwise=moved * left))
+        backward += Work(elementwise=moved * (left_back + repeated * left))
     turn, turn_back = _context(model, tensor, context, tokens, precision, cluster, stack, how)
     gathered, scattered = _shard(model, tensor, context, zero, shard, cluster, stack, how)
-    full = recompute == "full"
-    each_again = (0.5 * each if stack.early_stop else each) if full else 0.0
+    shards_back = gathered * (2 if stack.regathers and recompute == "full" else 1) + scattered
+    turn_all_back = turn_back + (turn if recompute == "full" else 0.0)
     tangled = stack.tangled[0] * tensor ** stack.tangled[1] if piped and tensor > 1 else 0.0
     stalled = tangled + stack.across * (near.nodes - 1)
     ways = []
-    for work, tensors, turns, shards in (
-        (block.forward, each, turn, gathered),
-        (backward, each + each_again, turn_back + (turn if full else 0.0), gathered + scattered),
+    for work, tensors, hidden, turns, shards in (
+        (block.forward, each, hides * each, turn, gathered),
+        (backward, each + each_again, hides_back * each + hides * each_again, turn_all_back, shards_back),
     ):
         busy = work.seconds
         host = max((work.kernels * stack.launch + stalled) * how.launch - busy - tensors, 0.0)
-        tensors -= stack.tensor_overlap * min(tensors, busy)
+        tensors -= stack.tensor_overlap * min(hidden, busy)
         turns -= (CONTEXT_OVERLAP if stack.context == "ring" else 0.0) * min(turns, work.attention)
         shards -= stack.data_overlap * min(shards, busy + tensors + host)
         ways.append((busy, host, tensors, turns, shards))
@@ -122,6 +133,31 @@ def _pieces(
     )
 
 
+def _tensor_again(stack: Stack, recompute: str, sequence_parallel: bool, gathers: float) -> float:
+    """Share of a block's forward tensor communication that recompute does again. gathers: the share of the gathers.
+
+    Full: all, or, where it stops early, all but the last sum. Every second product: with sequence parallelism the gathers, which
+    are not in the list of what is saved, as the scatters are (torchtitan's activation checkpointing, _save_list).
+    """
+    if recompute == "full":
+        last = (1 - gathers) / 2 if sequence_parallel else 0.5
+        return 1.0 - (last if stack.early_stop else 0.0)
+    return gathers if recompute == "selective" and stack.selective == "products" and sequence_parallel else 0.0
+
+
+def _hidden(precision: str, stack: Stack, gathers: float) -> tuple[float, float]:
+    """Shares of a block's tensor communication, forward and backward, that are paired with a product. gathers: their share.
+
+    PyTorch's micro-pipelining (torch/_inductor/fx_passes/micro_pipeline_tp.py) pairs a gather with the products that read it, but
+    none that have a scale for each row (pytorch issue 149990), and a scatter with the one product that it sums: backward, where
+    queries', keys' and values' products (or both of a gated MLP) are added first, there is none.
+    """
+    if stack.paired == "all":
+        return 1.0, 1.0
+    found = 0.0 if precision == "fp8" and stack.fp8 == "row" else gathers
+    return found + 1 - gathers, found
+
+
 def _context(
     model: ModelConfig, tensor: int, context: int, tokens: int, precision: str, cluster: Cluster, stack: Stack, how: Physics
 ) -> tuple[float, float]:  # fmt: skip
@@ -133,6 +169,8 @@ def _context(
     if stack.context == "exchange":  # queries, keys, values and the output, each way
         turn = collectives.gather(around, 2.0 * size * tokens * (model.heads // tensor + kv_heads) * model.head_dim)
         return turn, turn
+    if stack.repeats_keys:
+        kv_heads = max(model.heads // tensor, 1)
     turn = collectives.gather(around, 2.0 * size * tokens * context * kv_heads * model.head_dim)
     return turn, 2 * turn  # keys and values again, and their gradients back
 
@@ -140,7 +178,7 @@ def _context(
 def _shard(
     model: ModelConfig, tensor: int, context: int, zero: int, shard: int, cluster: Cluster, stack: Stack, how: Physics
 ) -> tuple[float, float]:  # fmt: skip
-    """Seconds in which a block's weights are gathered (once for each pass) and its gradients scattered, for a micro-batch.
+    """Seconds in which a block's weights are gathered for a pass and its gradients scattered, for a micro-batch.
 
     Context ranks hold the same weights and share them too.
     """
@@ -148,6 +186,13 @@ def _shard(
         return 0.0, 0.0
     spread = collectives.of(cluster, shard * context, tensor, how)
     weights = model.block_matrix_parameters / tensor
-    gathered = collectives.gather(spread, weights * stack.gather_bytes, stack.gathers) if zero == 3 else 0.0
-    scatters = stack.scatter == "micro-batch"
-    return gathered, collectives.gather(spread, weights * stack.reduce_bytes, stack.gathers) if scatters else 0.0
+    parts = spread.size * stack.listed
+    gathered = scattered = 0.0
+    if zero == 3:
+        gathered = collectives.gather(spread, weights * stack.gather_bytes, stack.gathers) + stack.gathers * parts
+    if stack.scatter == "micro-batch":
+        scattered = (
+            collectives.summed(spread, weights * stack.reduce_bytes, stack.scatters, stack.sums)
+            + stack.scatters * parts
+        )
+    return gathered, scattered

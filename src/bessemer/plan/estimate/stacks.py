@@ -29,14 +29,19 @@ class Stack:
     (torch.utils.checkpoint without re-entry); accumulate: bytes a parameter that adding a micro-batch's gradients to the sum
     moves, where no product does it by itself; balanced: pipeline stages are cut by cost, the head's included, and not by number
     of blocks; parallel_block: attention and MLP read the same input and are summed once (Wang & Komatsuzaki 2021), which halves
-    the tensor communication.
+    the tensor communication; copies: what a tensor rank gathers along the sequence is copied into place, and what it scatters is
+    laid out before, where a micro-batch has more than one sequence (torch/distributed/_functional_collectives.py: chunk, cat).
 
     Sending: tensor_overlap, data_overlap, pipeline_overlap: shares of that communication that run beside computation where
-    there is enough of it; sharded_overlap: of the exchange of a step under ZeRO-1, where that differs; context: ring attention
-    (keys go round, partial results are merged; Liu et al. 2023), a gather of all keys (Grattafiori et al. 2024, section 3.3.2),
-    or an exchange of heads for tokens (Jacobs et al. 2023); reduce_bytes: of a gradient on its way; gather_bytes: of a weight on
-    its way; scatter: when sharded gradients (ZeRO-2, 3) travel; bucket: parameters that travel together in the one exchange of
-    a step (0: all); gathers: collectives in which ZeRO-3 fetches a block.
+    there is enough of it; paired: which of the tensor communication that is, all or what PyTorch's micro-pipelining finds a
+    product for; sharded_overlap: of the exchange of a step under ZeRO-1, where that differs; context: ring attention (keys go
+    round, partial results are merged; Liu et al. 2023), a gather of all keys (Grattafiori et al. 2024, section 3.3.2), or an
+    exchange of heads for tokens (Jacobs et al. 2023); repeats_keys: keys and values are repeated for every query head before they
+    travel; reduce_bytes: of a gradient on its way; gather_bytes: of a weight on its way; scatter: when sharded gradients
+    (ZeRO-2, 3) travel; sums: whether a rank receives its shard of the summed gradients, or all of them and keeps its own;
+    bucket: parameters that travel together in the one exchange of a step (0: all); gathers, scatters: collectives in which ZeRO-3
+    fetches a block and sends its gradients; regathers: full recompute and the backward pass fetch it each for itself; listed:
+    seconds for each rank's part, where a collective is handed a list of them and copies them one by one.
 
     keeps: what changes memory alone.
     """
@@ -61,16 +66,23 @@ class Stack:
     accumulate: float = 0.0
     balanced: bool = False
     parallel_block: bool = False
+    copies: bool = False
     tensor_overlap: float = 0.0
+    paired: Literal["all", "torch"] = "all"
     data_overlap: float = 0.0
     sharded_overlap: float | None = None
     pipeline_overlap: float = 0.0
     context: Literal["ring", "gather", "exchange"] = "gather"
+    repeats_keys: bool = False
     reduce_bytes: float = 4.0
     gather_bytes: float = 2.0
     scatter: Literal["micro-batch", "step"] = "step"
+    sums: Literal["scatter", "all"] = "scatter"
     bucket: float = 0.0
     gathers: int = 1
+    scatters: int = 1
+    regathers: bool = False
+    listed: float = 0.0
     keeps: Keeps = PLAIN
 
 
@@ -93,10 +105,11 @@ _STACKS = (
     ),
     # The same with these switches off, as they are by default, and context parallelism by exchange (cp_comm_type a2a).
     Stack("megatron-core-sync", fused=True, kernels=25, flash=3, context="exchange"),
-    # Megatron-DeepSpeed of BLOOM and MT-NLG: the 2021 kernels, ZeRO-1 after the backward pass, 16-bit gradients summed in fp32.
+    # Megatron-DeepSpeed of BLOOM and MT-NLG: the 2021 kernels, ZeRO-1 after the backward pass, 16-bit gradients added up in fp32
+    # and summed on all ranks before each keeps its part (DeepSpeed's stage_1_and_2.py of February 2022, allreduce_bucket).
     Stack(
         "megatron-deepspeed", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, gradient_bytes=2.0,
-        accumulate=10.0,
+        accumulate=10.0, sums="all",
     ),
     # Jiang et al. 2024, section 3: parallel block, FlashAttention-2, all three kinds of communication beside computation.
     Stack(
@@ -113,24 +126,31 @@ _STACKS = (
         "nanotron", kernels=60, across=2e-3, tangled=(0.8e-3, 1.2), balanced=True, tensor_overlap=0.3, data_overlap=0.75,
         sharded_overlap=0.0, bucket=12.5e6,
     ),
-    # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing, FlashAttention-2.
+    # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing, FlashAttention-2, keys
+    # repeated (its models/llama/model.py, repeat_kv).
     Stack(
         "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, kernels=20, selective="products", early_stop=True,
-        data_overlap=0.9, context="ring", scatter="micro-batch",
+        data_overlap=0.9, context="ring", repeats_keys=True, copies=True, paired="torch",
+        scatter="micro-batch",
     ),
     Stack(
         "torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, kernels=40, selective="products", early_stop=True,
-        data_overlap=0.9, context="ring", scatter="micro-batch",
+        data_overlap=0.9, context="ring", repeats_keys=True, copies=True, paired="torch",
+        scatter="micro-batch",
     ),
     # LLM Foundry: FSDP1, FlashAttention in Triton, amp (fp32 shards) or pure bf16.
     Stack(
         "fsdp", weight_bytes=4.0, master_bytes=0.0, kernels=35, flash=1, early_stop=True, data_overlap=0.9, reduce_bytes=2.0,
         scatter="micro-batch",
     ),
-    # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model: fetched parameter by parameter.
+    # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model, as DeepSpeed's partition_parameters.py of March
+    # 2021 has it: the 4 matrices are fetched one by one (vectors stay, below stage3_param_persistence_threshold), all streams of
+    # the device synchronised before each, so that nothing hides (pull request 1188 removed it in June); the gradients of all 12
+    # tensors are scattered; each collective takes a list of one view for each rank, which torch copies one by one: 5 us of a
+    # launch and 3 of a view, assumed. Recompute fetches for itself (Rajbhandari et al. 2021, section 4.1: 3 loads).
     Stack(
-        "deepspeed-zero3", attention="unfused", dropout=True, fused=True, data_overlap=0.5, reduce_bytes=2.0,
-        scatter="micro-batch", gathers=12,
+        "deepspeed-zero3", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, scatter="micro-batch", gathers=4,
+        scatters=12, regathers=True, listed=8e-6,
     ),
 )  # fmt: skip
 _BY_NAME = {stack.name: stack for stack in _STACKS}

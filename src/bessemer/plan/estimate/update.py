@@ -38,8 +38,8 @@ def data(job: Job, cut: tuple[int, ...], last: float, how: Physics) -> float:
     """Seconds that gradients on their way to other data ranks, and new weights on theirs, add to a step.
 
     last: seconds of one micro-batch's backward pass on a rank, beside which they travel. Where sharded gradients go for each
-    micro-batch (`pieces`) only the replicas' all-reduce of a part is left. Else one all-reduce, or a scatter and a gather
-    (ZeRO-1, 2), of all gradients.
+    micro-batch (`pieces`) only the replicas' all-reduce of a part is left. Else one all-reduce, or a scatter (or, by the
+    stack's habit, an all-reduce) and a gather (ZeRO-1, 2), of all gradients.
     """
     layout, stack = job.layout, job.stack
     parameters = fullest(job, cut)
@@ -54,7 +54,7 @@ def data(job: Job, cut: tuple[int, ...], last: float, how: Physics) -> float:
         total = collectives.reduce(ranks, gradients, calls)
     else:
         if layout.zero == 1 or stack.scatter == "step":
-            total += collectives.gather(ranks, gradients, calls)
+            total += collectives.summed(ranks, gradients, calls, stack.sums)
         if layout.zero < 3:
             total += collectives.gather(ranks, weights, calls)
         copies = collectives.of(job.cluster, layout.replicate, inside * layout.shard, how)

@@ -1,0 +1,115 @@
+"""What PyTorch's and DeepSpeed's own habits add to a step, against arithmetic by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bessemer.model.config import ModelConfig
+from bessemer.plan import devices
+from bessemer.plan.estimate import collectives, pieces, stacks
+from bessemer.plan.estimate.compute import casts
+from bessemer.plan.estimate.job import Cluster, Job, Layout
+from bessemer.plan.estimate.physics import PHYSICS
+from bessemer.plan.estimate.step import step
+
+H100 = devices.find("H100")
+LLAMA = ModelConfig(128_256, 32, 4096, 32, 8, 128, 14_336, 8192, qk_norm="none")
+SUMS: tuple[Any, Any] = ("scatter", "all")
+TOKENS, WIDTH = 2 * 8192, 4096
+
+
+def job(precision: Any = "bf16", changes: dict[str, Any] | None = None, micro_batch: int = 2, **layout: Any) -> Job:
+    layout = {"tensor": 8, "recompute": "none", "zero": 0, **layout}
+    wanted = Layout(micro_batch=micro_batch, **layout)
+    stack = replace(stacks.find("torchtitan"), **(changes or {}))
+    return Job(LLAMA, wanted, Cluster.of(H100, wanted.devices), micro_batch * wanted.data, precision, stack)
+
+
+def pair() -> float:
+    """Seconds of a gather and a scatter of one activation in 16 bits among 8 ranks of a node."""
+    return collectives.reduce(collectives.of(Cluster.of(H100, 8), 8, 1, PHYSICS), 2.0 * TOKENS * WIDTH)
+
+
+def tensor(wanted: Job) -> float:
+    return pieces.of(wanted, PHYSICS).tensor
+
+
+def test_selective_recompute_gathers_again_but_does_not_scatter_again() -> None:
+    """torchtitan's list of what is saved has reduce_scatter and not all_gather: 2 of a block's 4 collectives, once more."""
+    assert tensor(job()) == pytest.approx(4 * pair())
+    assert tensor(job(recompute="selective")) == pytest.approx(5 * pair())
+    # Full: all but the scatter after the last product.
+    assert tensor(job(recompute="full")) == pytest.approx(5.5 * pair())
+    assert tensor(job(recompute="full", changes={"early_stop": False})) == pytest.approx(6 * pair())
+    # Without sequence parallelism an all-reduce has no gather by itself.
+    assert tensor(job(recompute="selective", sequence_parallel=False)) == pytest.approx(4 * pair())
+    assert tensor(job(recompute="full", sequence_parallel=False)) == pytest.approx(5 * pair())
+
+
+def test_what_pytorch_pairs_with_products_is_less_than_all() -> None:
+    """Forward everything, backward the gathers: 3 of 4 pairs' halves; with a scale for each row the forward scatters alone."""
+    shows = {"tensor_overlap": 1.0}
+    assert tensor(job(changes={**shows, "paired": "all"})) == pytest.approx(0.0, abs=1e-12)
+    assert tensor(job(changes=shows)) == pytest.approx(1 * pair())
+    assert tensor(job("fp8", {**shows, "fp8": "row"})) == pytest.approx(3 * pair())
+
+
+def test_sequences_gathered_together_are_copied_into_place() -> None:
+    bytes_ = 2 * 4 * 2 * (2.0 * TOKENS * WIDTH)  # both passes, 4 collectives, read and written
+    added = step(job()).elementwise - step(job(changes={"copies": False})).elementwise
+    assert added == pytest.approx(32 * bytes_ / (H100.bandwidth * PHYSICS.bandwidth))
+    one = step(job(micro_batch=1)).elementwise
+    assert one == step(job(micro_batch=1, changes={"copies": False})).elementwise  # one sequence is in place
+
+
+def test_casts_move_what_torchao_reads_and_writes() -> None:
+    """10 tokens, 8 wide, products (8, 6), (4, 8), (8, 12), (6, 8) on 2 ranks: inner 26, outer 34, weights 224."""
+    shapes = ((8, 6), (4, 8), (8, 12), (6, 8))
+    assert casts(10, shapes, 8, 1, "tensor") == (5 * (260 + 224), 5 * 340 + 2 * (340 + 260) + 2 * 224)
+    # Cast on 2 ranks each before it is gathered: 8 less of what is read, and of gradients.
+    assert casts(10, shapes, 8, 2, "tensor") == (5 * (180 + 224), 5 * 260 + 2 * (340 + 260) + 2 * 224)
+    # Rows: input, weight and gradient are cast along both sides, after the gather.
+    for split in (1, 2):
+        assert casts(10, shapes, 8, split, "row") == (5 * (260 + 224), 10 * 340 + 5 * (260 + 224))
+
+
+def test_a_ring_carries_keys_for_all_query_heads_where_they_are_repeated() -> None:
+    """Llama 3 8B has 4 query heads to a key; the ring's time beside its start is of bytes."""
+    layout = {"tensor": 1, "context": 8, "micro_batch": 1}
+    repeated = pieces._context(LLAMA, 1, 8, 1024, "bf16", Cluster.of(H100, 8), job(**layout).stack, PHYSICS)[0]
+    plain = replace(job(**layout).stack, repeats_keys=False)
+    once = pieces._context(LLAMA, 1, 8, 1024, "bf16", Cluster.of(H100, 8), plain, PHYSICS)[0]
+    each = 2 * 2 * 8192 * 1024 * 7 / 8 / (H100.intra * PHYSICS.intra)  # keys and values of 8 heads of 128, in 16 bits
+    assert repeated - once == pytest.approx(3 * each)
+
+
+def test_zero_three_of_2021_fetches_three_times_part_by_part_and_hides_nothing() -> None:
+    """4 matrices for each of 3 passes and 12 gradients for a block, each a list of 64 views of 8 us, beside the ring."""
+    split = Layout(shard=64, zero=3, recompute="full", sequence_parallel=False)
+    wanted = Job(LLAMA, split, Cluster.of(H100, 64), 64, "bf16", stacks.find("deepspeed-zero3"))
+    ring = collectives.of(wanted.cluster, 64, 1, PHYSICS)
+    whole = 2.0 * LLAMA.block_matrix_parameters  # bytes in 16 bits, of weights and of gradients
+    calls = 3 * 4 + 12
+    expected = 4 * whole * 63 / 64 / ring.rate + calls * (ring.hops + ring.call + 64 * 8e-6)
+    assert pieces.of(wanted, PHYSICS).shard == pytest.approx(expected)
+    kept = replace(wanted, layout=replace(split, recompute="none"))  # nothing is computed again: 2 passes
+    less = whole * 63 / 64 / ring.rate + 4 * (ring.hops + ring.call + 64 * 8e-6)
+    assert pieces.of(kept, PHYSICS).shard == pytest.approx(expected - less)
+
+
+def test_deepspeeds_zero_one_sums_gradients_on_every_rank() -> None:
+    """An all-reduce and a gather: 3 times the gradients' way round instead of 2, beside the hops."""
+    stack = stacks.find("megatron-deepspeed")
+    assert stack.sums == "all"
+    ring = collectives.of(Cluster.of(H100, 64), 8, 8, PHYSICS)
+    far = 7 / 8 / ring.rate
+    assert collectives.summed(ring, 1e9, 1, "scatter") == pytest.approx(1e9 * far + ring.hops + ring.call)
+    assert collectives.summed(ring, 1e9, 1, "all") == pytest.approx(2e9 * far + 2 * ring.hops + ring.call)
+    split = Layout(shard=8, tensor=8, zero=1, recompute="full")
+    own, every = (
+        step(Job(LLAMA, split, Cluster.of(H100, 64), 8, "bf16", replace(stack, sums=sums))).data for sums in SUMS
+    )
+    assert every / own == pytest.approx(1.5, rel=0.01)
