@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SETS = Path(os.environ.get("BESSEMER_REFERENCE", ROOT / "shared" / "reference" / "planner"))
+SETS = Path(os.environ.get("BESSEMER_REFERENCE") or ROOT.parent / "shared" / "reference" / "planner")
 
 pytestmark = pytest.mark.skipif(
     not (SETS / "b200.json").is_file(), reason="no reference sets; BESSEMER_REFERENCE names their folder"

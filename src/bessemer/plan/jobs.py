@@ -52,7 +52,9 @@ def goal_of(
     stack = stacks.find(recipe.cluster.stack)
     batch = Batches.of(resolved).full
     tokens = Batches.of(resolved).tokens_before(resolved.train.steps or 0)
-    job = Job(config, _layout(recipe, batch), cluster, batch, _precision(recipe, device), stack)
+    job = Job(
+        config, _layout(recipe, batch, stack.sequence_parallel), cluster, batch, _precision(recipe, device), stack
+    )
     chosen = recipe.parallel.auto
     if not chosen and job.layout.devices != cluster.devices:
         raise InputError(_mismatch(recipe, cluster, job.layout.devices))
@@ -90,7 +92,7 @@ def _cluster(recipe: Recipe, device: devices.Device) -> Cluster:
     )
 
 
-def _layout(recipe: Recipe, batch: int) -> Layout:
+def _layout(recipe: Recipe, batch: int, sequence_parallel: bool) -> Layout:
     given = recipe.parallel
     return Layout(
         replicate=given.replicate,
@@ -102,6 +104,7 @@ def _layout(recipe: Recipe, batch: int) -> Layout:
         zero=given.zero if given.shard * given.context > 1 else 0,
         schedule=given.schedule,
         micro_batch=recipe.train.micro_batch or _micro_batch(recipe, batch),
+        sequence_parallel=sequence_parallel,
         recompute=recipe.train.recompute if recipe.train.recompute in get_args(Recompute) else "full",  # type: ignore[arg-type]
     )
 

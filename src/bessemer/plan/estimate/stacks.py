@@ -30,7 +30,8 @@ class Stack:
     moves, where no product does it by itself; balanced: pipeline stages are cut by cost, the head's included, and not by number
     of blocks; parallel_block: attention and MLP read the same input and are summed once (Wang & Komatsuzaki 2021), which halves
     the tensor communication; copies: what a tensor rank gathers along the sequence is copied into place, and what it scatters is
-    laid out before, where a micro-batch has more than one sequence (torch/distributed/_functional_collectives.py: chunk, cat).
+    laid out before, where a micro-batch has more than one sequence (torch/distributed/_functional_collectives.py: chunk, cat);
+    sequence_parallel: whether a recipe's layout divides the tokens between the products (not before Korthikanti et al. 2022).
 
     Sending: tensor_overlap, data_overlap, pipeline_overlap: shares of that communication that run beside computation where
     there is enough of it; paired: which of the tensor communication that is, all or what PyTorch's micro-pipelining finds a
@@ -66,6 +67,7 @@ class Stack:
     accumulate: float = 0.0
     balanced: bool = False
     parallel_block: bool = False
+    sequence_parallel: bool = True
     copies: bool = False
     tensor_overlap: float = 0.0
     paired: Literal["all", "torch"] = "all"
@@ -94,7 +96,7 @@ _STACKS = (
         early_stop=True, data_overlap=0.8, scatter="micro-batch",
     ),
     # Narayanan et al. 2021: fused softmax and bias kernels, dropout, all-reduces of both kinds after what they wait for.
-    Stack("megatron-lm-2021", attention="unfused", dropout=True, fused=True),
+    Stack("megatron-lm-2021", attention="unfused", dropout=True, fused=True, sequence_parallel=False),
     # Korthikanti et al. 2022, section 6: the same with sequence parallelism and selective recompute.
     Stack("megatron-lm-2022", attention="unfused", dropout=True, fused=True),
     # Megatron-Core with --overlap-grad-reduce, --overlap-param-gather and --tp-comm-overlap (its README, "Performance"); buckets
@@ -109,6 +111,7 @@ _STACKS = (
     # and summed on all ranks before each keeps its part (DeepSpeed's stage_1_and_2.py of February 2022, allreduce_bucket).
     Stack(
         "megatron-deepspeed", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, gradient_bytes=2.0,
+        sequence_parallel=False,
         accumulate=10.0, sums="all",
     ),
     # Jiang et al. 2024, section 3: parallel block, FlashAttention-2, all three kinds of communication beside computation.
@@ -149,7 +152,8 @@ _STACKS = (
     # tensors are scattered; each collective takes a list of one view for each rank, which torch copies one by one: 5 us of a
     # launch and 3 of a view, assumed. Recompute fetches for itself (Rajbhandari et al. 2021, section 4.1: 3 loads).
     Stack(
-        "deepspeed-zero3", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, scatter="micro-batch", gathers=4,
+        "deepspeed-zero3", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0,
+        sequence_parallel=False, scatter="micro-batch", gathers=4,
         scatters=12, regathers=True, listed=8e-6,
     ),
 )  # fmt: skip
