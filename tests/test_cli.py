@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from bessemer import logfile
 from bessemer.cli import run_command
 from bessemer.run import read_json_lines
 from tests.conftest import recipe_text, write_text
@@ -298,11 +301,26 @@ def test_a_full_disk_costs_no_training(
         calls.append(path)
         return usage._replace(free=10 if len(calls) <= 2 else usage.free)
 
+    append, refused = logfile._append_whole, []
+
+    def full(path: Path, data: bytes) -> None:
+        refused.append(path.name)
+        if refused.count(path.name) <= (1 if path.name == "incidents.jsonl" else 20):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(path, data)
+
     monkeypatch.setattr(shutil, "disk_usage", scarce)
+    monkeypatch.setattr(logfile, "_append_whole", full)
     sets = ("--set", f"run.dir={runs}", "--set", f"checkpoint.asynchronous={beside}")
     assert command("train", recipe_file, *sets) == 0
-    assert "0 MB free" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "0 MB free" in said
+    assert said.count("No space left on device") == 3  # once for each log
     assert [row["what"] for row in read_json_lines(runs / "small" / "incidents.jsonl")] == ["checkpoint_failed"] * 2
+    rows = [row["step"] for row in read_json_lines(runs / "small" / "metrics.jsonl") if row["kind"] == "train"]
+    assert rows == list(range(1, 25))
+    events = EventAccumulator(str(runs / "small" / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == rows
 
 
 def test_rebuilt_tokens_are_refused_by_a_resume(

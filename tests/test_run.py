@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import subprocess
@@ -7,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bessemer.errors import BessemerError, InputError
+from bessemer.logfile import LogFile, json_line
 from bessemer.run import (
     RunFolder,
-    append_json_line,
     mark_stage,
     read_json,
     read_json_lines,
@@ -78,9 +79,8 @@ def test_a_stage_is_current_while_its_inputs_and_files_are_the_same(tmp_path: Pa
 
 def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
-    append_json_line(path, {"a": 1})
-    append_json_line(path, {"a": "ü"})
-    with open(path, "ab") as file:
+    with open(path, "wb") as file:
+        file.write(json_line({"a": 1}) + json_line({"a": "ü"}))
         file.write(b'{"a": 3')
     assert read_json_lines(path) == [{"a": 1}, {"a": "ü"}]
 
@@ -92,3 +92,33 @@ def test_damaged_json_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         read_json(tmp_path / "y.json")
     assert json.loads('{"ok": 1}')
+
+
+def test_a_log_on_a_full_disk_waits_and_is_then_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    room, write = [10], os.write
+
+    def scarce(file: int, data: memoryview) -> int:
+        taken = min(len(data), room[0])
+        room[0] -= taken
+        if not taken:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[:taken])
+
+    monkeypatch.setattr(os, "write", scarce)
+    path = tmp_path / "new" / "log.jsonl"
+    with LogFile(path) as log:
+        for number in range(4):  # 9 bytes each: the second does not fit, the file keeps whole entries only
+            log.append(json_line({"n": number}))
+        assert read_json_lines(path) == [{"n": 0}]
+        assert path.stat().st_size == 9
+        room[0] = 1000
+        log.append(json_line({"n": 4}))
+        assert read_json_lines(path) == [{"n": number} for number in range(5)]
+        room[0] = 0
+        log.append(json_line({"n": 5}))
+    said = capsys.readouterr().err
+    assert said.count("No space left on device") == 2
+    assert "its last 1 entries could not be written and are lost" in said
+    LogFile(tmp_path / "new" / "log.jsonl" / "beneath").append(b"a file is in the place of the folder")

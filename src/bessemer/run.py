@@ -151,13 +151,6 @@ def read_json(path: Path) -> Any:
         raise BessemerError(f"{path}: damaged: {error}") from None
 
 
-def append_json_line(path: Path, value: Any) -> None:
-    """Append one JSON line in one write, so that a reader never sees half a line."""
-    line = json.dumps(value, ensure_ascii=False, default=str) + "\n"
-    with open(path, "ab", buffering=0) as file:
-        file.write(line.encode())
-
-
 def read_json_lines(path: Path) -> list[Any]:
     """All whole lines of a JSON-lines file; a line cut short by a kill is left out."""
     if not path.exists():

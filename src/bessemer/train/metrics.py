@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from bessemer.run import RunFolder, append_json_line, read_json_lines, write_atomic
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from bessemer.logfile import LogFile, json_line
+from bessemer.run import RunFolder, read_json_lines, write_atomic
+from bessemer.train.tensorboard import EventFile
 
 
 class MetricsLog:
@@ -22,34 +23,29 @@ class MetricsLog:
     """
 
     def __init__(self, run: RunFolder, resumed_at: int, tensorboard: bool) -> None:
-        self._path = run.metrics
         _rewind(run.metrics, resumed_at)
-        self._board: SummaryWriter | None = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(run.tensorboard), purge_step=resumed_at + 1 if resumed_at else None)
+        self._lines = LogFile(run.metrics)
+        self._board = EventFile(run.tensorboard, resumed_at) if tensorboard else None
+        self._files = ExitStack()
 
     def __enter__(self) -> Self:
+        self._files.enter_context(self._lines)
+        if self._board is not None:
+            self._files.enter_context(self._board.file)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._board is not None:
-            self._board.close()
+        self._files.close()
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """One line. Values that are not finite are written as null: JSON has no NaN, and readers choke on it."""
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        append_json_line(self._path, {"kind": kind, "step": step, **_finite(values), "time": now})
+        now = datetime.now(UTC)
+        row = {"kind": kind, "step": step, **_finite(values), "time": now.isoformat(timespec="milliseconds")}
+        self._lines.append(json_line(row))
         if self._board is not None:
-            for name, value in values.items():
-                if isinstance(value, dict):
-                    for key, inner in value.items():
-                        self._board.add_scalar(f"{kind}/{name}/{key}", inner, step)
-                else:
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
+            self._board.write(step, dict(_scalars(kind, values)), now.timestamp())
 
 
 class NoLog:
@@ -75,6 +71,15 @@ def _rewind(path: Path, step: int) -> None:
     kept = [row for row in rows if row.get("step", 0) <= step]
     if len(kept) != len(rows) or (path.exists() and not path.read_bytes().endswith(b"\n")):
         write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+
+
+def _scalars(name: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Numbers by their names as TensorBoard shows them: kind/name, or kind/name/key."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _scalars(f"{name}/{key}", value)
+        elif isinstance(value, int | float):
+            yield f"{name}/{key}", float(value)
 
 
 def _finite(value: Any) -> Any:

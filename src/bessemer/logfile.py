@@ -1,0 +1,80 @@
+"""Append-only logs of a run. A log that cannot be written never stops the run: it is reported once and kept in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bessemer.terminal import warn
+
+MAX_UNWRITTEN = 100_000  # entries kept in memory while the file cannot be written; the oldest go first
+
+
+def json_line(value: Any) -> bytes:
+    """One value as a line of a JSON-lines file."""
+    return (json.dumps(value, ensure_ascii=False, default=str) + "\n").encode()
+
+
+class LogFile:
+    """Appends entries to a file, each as a whole: a reader never sees half of one.
+
+    While the disk is full, or the file cannot be written for another reason, entries wait in memory and each `append` tries
+    again; the person is told at the first failure, and at the end when entries were lost.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._unwritten: deque[bytes] = deque(maxlen=MAX_UNWRITTEN)
+        self._failing = False
+
+    def append(self, entry: bytes) -> None:
+        """Append an entry, after those that could not be written before it."""
+        self._unwritten.append(entry)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            _append_whole(self.path, b"".join(self._unwritten))
+        except OSError as error:
+            if not self._failing:
+                warn(
+                    f"{self.path}: cannot be written ({error.strerror or error}); training goes on, and what belongs there "
+                    "is written as soon as it can be"
+                )
+            self._failing = True
+        else:
+            self._unwritten.clear()
+            self._failing = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._unwritten:
+            self._flush()
+        if self._unwritten:
+            warn(f"{self.path}: its last {len(self._unwritten):,} entries could not be written and are lost")
+
+
+def _append_whole(path: Path, data: bytes) -> None:
+    """Append all of the data or nothing of it. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        before, rest = os.fstat(file).st_size, memoryview(data)
+        try:
+            while rest:  # a disk that fills up takes a part
+                rest = rest[os.write(file, rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(file, before)
+            raise
+    finally:
+        os.close(file)
