@@ -1,5 +1,6 @@
 """Pages as browsers and crawls give them: charsets, menus, lists, code."""
 
+import subprocess
 import sys
 import time
 
@@ -53,8 +54,67 @@ def test_deeply_nested_html_is_refused_quickly(page: str) -> None:
     assert time.perf_counter() - started < 1
 
 
-def test_long_flat_html_is_not_deep() -> None:
-    assert webpage.html_depth("<p>a<br><li>b</li>" * 2000 + "<div><b>x</b></div>" * 2000) <= 3
+ARTICLE = "<main><p>" + "The council voted on the new bridge on Monday. " * 20 + "</p></main>"
+
+NOT_NESTED = {
+    "script": "<script>var t = '" + "<div><span>" * 1500 + "'; if (a<b && c<d) {}</script>",
+    "style and title": "<title>" + "<b>" * 900 + "</title><style>" + "<i>" * 900 + "</style>",
+    "comment": "<!-- " + "<div>" * 5000 + " -->",
+    "svg": "<svg viewBox='0 0 9 9'><g>" + "<path d='M0 0'/><use href='#a'/>" * 4000 + "</g></svg>",
+    "math": "<math>" + "<mspace/>" * 4000 + "</math>",
+    "attribute": "<div data-t='" + "<div>" * 5000 + "'></div>",
+    "closed by the next": "<a name=x>" * 700 + "<p>a<br><li>b</li>" * 700 + "<div><b>x</b></div>" * 700,
+    "textarea never closed later": "<textarea>" + "<div>" * 5000 + "</TextArea >",
+}
+
+
+@pytest.mark.parametrize("engine", ["resiliparse", "trafilatura"])
+@pytest.mark.parametrize("what", NOT_NESTED)
+def test_depth_is_that_of_the_parsed_tree(what: str, engine: str) -> None:
+    pytest.importorskip(engine)
+    page = f"<!doctype html><html><head></head><body>{NOT_NESTED[what]}{ARTICLE}</body></html>"
+    assert "voted on the new bridge" in webpage.page_text(page, Extract(engine=engine, max_html_bytes=1 << 20))
+
+
+def test_the_depth_limit_is_exact_where_a_page_is_measured() -> None:
+    for depth, fits in ((508, True), (509, False)):  # with html, body, main and p
+        page = "<svg>" + "<path/>" * 600 + "</svg>" + "<div>" * depth + ARTICLE
+        if fits:
+            assert "voted" in webpage.page_text(page, PLAIN)
+        else:
+            with pytest.raises(NotText, match="nested deeper than 512"):
+                webpage.page_text(page, PLAIN)
+
+
+PATHOLOGICAL = (
+    "'<div>' * 100_000", "'<b>' * 100_000", "'<table><tr><td>' * 100_000", "'<svg>' * 100_000", "'<ul><li>' * 100_000",
+    "'<b><div></b>' * 100_000", "''.join(f'<font c={i}>' for i in range(50_000)) + '<p>x' * 2000", "'<!--' * 100_000",
+    "'<p>' + ''.join(f'<font c={i}>' for i in range(500)) + '</p><p>x' * 100_000", "'<a b=\"' * 100_000",
+    "'<script>' * 100_000", "'<svg><desc><template>' * 100_000", "'<'  * 100_000", "'<a href=x>' * 20_000",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["resiliparse", "trafilatura"])
+def test_pathological_nesting_neither_crashes_nor_hangs(engine: str) -> None:
+    """In a process of its own: a crash of the parser would end the tests with it."""
+    pytest.importorskip(engine)
+    program = f"""
+from bessemer.corpus import webpage
+from bessemer.corpus.extract import NotText
+from bessemer.recipe import Extract
+for page in ({", ".join(PATHOLOGICAL)}):
+    try:
+        webpage.page_text(page + "text", Extract(engine={engine!r}))
+    except NotText as error:
+        print("refused", error)
+    else:
+        print("read")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) == len(PATHOLOGICAL)
+    assert "refused" in done.stdout.splitlines()[0]
 
 
 FULL = """<!doctype html><html><head><title>Sorting</title><style>p{color:red}</style></head><body>
@@ -157,7 +217,7 @@ def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     [
         "<ul><li>a <a href=x>b</a> words words</ul>" * 50_000,
         "<ul>" + "<li>aaa<a href=x>b</a>" * 100_000,
-        "<ul><li>a" * 400 + "x" * 500_000,
+        "<ul><li>a" * 250 + "x" * 500_000,
         "<p " + "a=1 " * 500_000 + ">x",
     ],
     ids=["many lists", "many links", "deep lists", "many attributes"],

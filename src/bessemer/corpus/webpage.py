@@ -12,15 +12,11 @@ import codecs
 import re
 from typing import TYPE_CHECKING, Any
 
-from bessemer.corpus.extract import NotText
+from bessemer.corpus import nesting
 from bessemer.errors import InputError
 
 if TYPE_CHECKING:
     from bessemer.recipe import Extract
-
-MAX_HTML_DEPTH = 512
-"""Deepest nesting of elements that is parsed; browsers flatten beyond 512 as well (Blink, WebKit). The
-parser's time grows with the square of the depth: 1.7 s at 10,000 and 223 s at 100,000 elements."""
 
 MAX_HTML_BYTES = {"resiliparse": 8 << 20, "trafilatura": 256 << 10}
 """Longest page by engine: about a second of work. Common Crawl cuts pages at 5 MiB."""
@@ -53,12 +49,6 @@ _SUPERSETS = {"iso8859-1": "cp1252", "iso8859-9": "cp1254", "gb2312": "gb18030",
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _LEADS = bytes(range(0xC2, 0xF5))
 """Bytes with which a character of more than one byte begins in UTF-8."""
-_TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9-]{0,40}")
-_UNNESTED = frozenset({
-    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track",
-    "wbr", "p", "li", "dt", "dd", "option", "tr", "td", "th", "tbody", "thead", "tfoot",
-})  # fmt: skip
-"""Elements that end by themselves, so that opening many of them nests nothing."""
 _FRAMES = frozenset({"nav", "header", "footer", "aside"})
 
 
@@ -120,8 +110,11 @@ def _detected(raw: bytes) -> str | None:
 
 def page_text(html: str, settings: Extract) -> str:
     """The text of a page, as [corpus.extract] wants it. Raises NotText for pages that cannot be parsed."""
-    if html_depth(html) > MAX_HTML_DEPTH:
-        raise NotText(f"HTML nested deeper than {MAX_HTML_DEPTH} elements")
+    limit = nesting.MAX_DEPTH[settings.engine]
+    if nesting.may_nest_deeply(html, limit):
+        from resiliparse.parse.html import HTMLTree
+
+        nesting.check_tree(HTMLTree.parse(html), limit)
     if settings.engine == "trafilatura":
         return _by_trafilatura(html, settings.main_content)
     return _by_resiliparse(html, settings.main_content, settings.max_list_link_share)
@@ -203,29 +196,3 @@ def _by_trafilatura(html: str, main_content: bool) -> str:
     if not main_content:
         return str(trafilatura.html2txt(html) or "")
     return str(trafilatura.extract(html, include_comments=False, include_tables=True) or "")
-
-
-def html_depth(html: str) -> int:
-    """An upper bound of the nesting of elements; 0 when the page has too few to nest deeply."""
-    if html.count("<") - html.count("</") <= MAX_HTML_DEPTH:
-        return 0
-    depth = deepest = 0
-    numbers: dict[str, int] = {}  # by tag: above zero where an element begins, below where it ends, 0 if none nests
-    names: dict[str, int] = {}
-    unclosed = [0]
-    for tag in _TAG.findall(html):
-        number = numbers.get(tag)
-        if number is None:
-            name = tag.lstrip("</").lower()
-            if name not in names:
-                names[name] = 0 if name in _UNNESTED else len(unclosed)
-                unclosed.append(0)
-            number = numbers[tag] = names[name] * (-1 if tag[1] == "/" else 1)
-        if number > 0:
-            unclosed[number] += 1
-            depth += 1
-            deepest = depth if depth > deepest else deepest  # max() takes three times as long
-        elif number and unclosed[-number]:  # a parser ignores an end tag that closes nothing
-            unclosed[-number] -= 1
-            depth -= 1
-    return deepest
