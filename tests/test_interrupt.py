@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +27,14 @@ def test_a_swallowed_interrupt_is_remembered() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
         interrupt.ASKED.clear()
+
+
+def test_the_signal_that_the_command_received_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command passes every signal on to its processes as SIGUSR1."""
+    monkeypatch.setenv(interrupt.NODE, str(tmp_path))
+    assert interrupt.signal_name(signal.SIGUSR1) == "SIGUSR1"
+    with pytest.raises(KeyboardInterrupt):
+        interrupt.stop(signal.SIGTERM, None)
+    interrupt.name_signal(tmp_path)
+    assert interrupt.signal_name(signal.SIGUSR1) == "SIGTERM"
+    assert interrupt.signal_name(signal.SIGINT) == "SIGINT"

@@ -1,17 +1,24 @@
-"""The wish to stop, which a library may swallow: an exception raised by a signal ends where somebody catches all."""
+"""Remember SIGINT and SIGTERM in a flag, because a broad `except` in a library can swallow KeyboardInterrupt."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any, NoReturn
 
 ASKED = threading.Event()
+NODE = "BESSEMER_NODE"  # folder of the command that started this process; unset where another launcher did
+SIGNAL_FILE = "signal"  # in there: the signal that reached the command, which passes all of them on as SIGUSR1
+
+_last: list[str] = []
 
 
 def listen() -> None:
     """From here on SIGINT and SIGTERM raise KeyboardInterrupt, and are remembered. Training has handlers of its own."""
     ASKED.clear()
+    _last.clear()
     if threading.current_thread() is threading.main_thread():  # only there may handlers be set
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
@@ -23,6 +30,24 @@ def check() -> None:
         raise KeyboardInterrupt
 
 
+def stop(number: int, frame: Any) -> NoReturn:
+    """A signal handler: remember the signal, and raise KeyboardInterrupt."""
+    _last[:] = [signal.Signals(number).name]
+    raise KeyboardInterrupt
+
+
+def name_signal(place: Path) -> None:
+    """Write which signal was received into the folder that the processes of this command look in."""
+    (place / SIGNAL_FILE).write_text(_last[0] if _last else "SIGINT")
+
+
+def signal_name(number: int) -> str:
+    """Name of a stop signal: SIGUSR1 from our own command stands for the one that the command received."""
+    place = os.environ.get(NODE)
+    path = Path(place) / SIGNAL_FILE if place and number == signal.SIGUSR1 else None
+    return path.read_text() if path is not None and path.exists() else signal.Signals(number).name
+
+
 def _interrupt(number: int, frame: Any) -> NoReturn:
     ASKED.set()
-    raise KeyboardInterrupt
+    stop(number, frame)

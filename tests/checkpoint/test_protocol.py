@@ -94,6 +94,17 @@ def test_with_none_whole_it_refuses_and_never_starts_at_zero(folder: Path) -> No
     assert latest(folder.parent / "nothing") is None
 
 
+def test_checkpoints_that_are_gone_are_missed(folder: Path) -> None:
+    said: list[str] = []
+    shutil.rmtree(folder / "step-00000030")
+    assert latest(folder, said.append).step == 20  # type: ignore[union-attr]
+    assert "names step-00000030, which is gone" in said[0]
+    for step in (10, 20):
+        shutil.rmtree(folder / f"step-{step:08d}")
+    with pytest.raises(BessemerError, match="`latest` names step-00000030, but no checkpoint folder is there"):
+        latest(folder)
+
+
 def test_values_that_are_not_finite_are_not_saved(folder: Path) -> None:
     for bad in (float("nan"), float("inf")):
         state = tensors()

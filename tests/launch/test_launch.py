@@ -84,6 +84,7 @@ def test_a_stop_saves_and_the_same_command_goes_on(made: Path) -> None:
         _, said = process.communicate(timeout=240)
         assert process.returncode == 75, said
         assert "everything is saved" in said
+        assert "stopped by SIGTERM" in said, "the signal that the command received, not the one it passes on"
     assert bessemer("train", *stopped, *layout).returncode == 0
     assert losses(made, "stopped") == losses(made, "whole")
     assert facts(made, "stopped")["weights"] == facts(made, "whole")["weights"]

@@ -13,7 +13,8 @@ def shares(schedule: Schedule, steps: int) -> list[float]:
 def test_cosine_by_hand() -> None:
     found = shares(Schedule(kind="cosine", warmup_steps=4, final_share=0.1), 24)
     assert found[:4] == pytest.approx([1 / 5, 2 / 5, 3 / 5, 4 / 5])
-    assert found[4:] == pytest.approx([0.1 + 0.9 * (1 + math.cos(math.pi * (k + 1) / 20)) / 2 for k in range(20)])
+    assert found[4:] == pytest.approx([0.1 + 0.9 * (1 + math.cos(math.pi * k / 19)) / 2 for k in range(20)])
+    assert found[4] == 1.0, "the peak is reached"
     assert found[-1] == pytest.approx(0.1)
 
 
@@ -35,7 +36,8 @@ def test_any_length_ends_at_the_final_share(kind: str, steps: int) -> None:
 def test_linear_by_hand() -> None:
     found = shares(Schedule(kind="linear", warmup_steps=2, final_share=0.2), 10)
     assert found[:2] == pytest.approx([1 / 3, 2 / 3])
-    assert found[2:] == pytest.approx([1 - 0.8 * k / 8 for k in range(1, 9)])
+    assert found[2:] == pytest.approx([1 - 0.8 * k / 7 for k in range(8)])
+    assert found[2] == 1.0, "the peak is reached"
 
 
 def test_inverse_sqrt_by_hand() -> None:
@@ -54,7 +56,8 @@ def test_constant_stays() -> None:
 def test_rewarming_multiplies_the_schedule(kind: str) -> None:
     plain = shares(Schedule(kind=kind, warmup_steps=3), 40)
     found = shares(Schedule(kind=kind, warmup_steps=3, rewarm_at=10, rewarm_steps=5, rewarm_from=0.2), 40)
-    factors = [1.0] * 10 + [0.2, 0.36, 0.52, 0.68, 0.84] + [1.0] * 25
+    # rewarm_at counts steps as the metrics do, from 1: step 10 is the tenth update.
+    factors = [1.0] * 9 + [0.2, 0.36, 0.52, 0.68, 0.84] + [1.0] * 26
     assert found == pytest.approx([share * factor for share, factor in zip(plain, factors, strict=True)])
 
 

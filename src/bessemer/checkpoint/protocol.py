@@ -167,10 +167,24 @@ def publish(
 def latest(folder: Path, on_damage: Any = None, team: Team = ALONE) -> Checkpoint | None:
     """The newest checkpoint that verifies; None when there is none at all. Every process of the team calls it.
 
-    on_damage: called with a sentence for each checkpoint that is passed over. Raises BessemerError when checkpoints
-    exist but none is whole.
+    on_damage: called with a sentence for each checkpoint that is passed over or missing. Raises BessemerError when
+    checkpoints exist but none is whole, and when `latest` names one but all are gone.
     """
-    steps: list[int] = exchange(team, lambda: None, lambda ready: [published(folder)] * len(ready))
+
+    def listed(ready: list[None]) -> list[tuple[list[int], str | None]]:
+        return [(published(folder), _named(folder))] * len(ready)
+
+    steps, named = exchange(team, lambda: None, listed)
+    if named is not None and named not in {f"step-{step:08d}" for step in steps}:
+        if not steps:
+            raise BessemerError(
+                f"{folder}: `{LATEST}` names {named}, but no checkpoint folder is there; put them back, or start over with "
+                "--restart (what is left of the old training is set aside, not removed)"
+            )
+        if on_damage is not None:
+            on_damage(
+                f"{folder}: `{LATEST}` names {named}, which is gone; falling back to the newest checkpoint that is there"
+            )
     for step in reversed(steps):
         try:
             return verify(folder / f"step-{step:08d}", team)
@@ -221,6 +235,12 @@ def published(folder: Path) -> list[int]:
         return []
     names = (re.fullmatch(r"step-(\d+)", path.name) for path in folder.iterdir() if path.is_dir())
     return sorted(int(name[1]) for name in names if name)
+
+
+def _named(folder: Path) -> str | None:
+    """The checkpoint that `latest` names; None where there is no such file."""
+    path = folder / LATEST
+    return path.read_text().strip() if path.is_file() else None
 
 
 def _share(files: dict[str, dict[str, Any]], team: Team) -> list[str]:

@@ -8,6 +8,7 @@ In a folder of the node, made by the command that started its processes ($BESSEM
 outcome.json   how it ended, with the summary of a training that was done
 said.json      the same, from the one process of all nodes whose node is to say it to the person
 N.pid          who to ask to stop
+signal         the signal that the command received and passes on as SIGUSR1
 N.error        the last unexpected failure of a process, with its traceback
 lost.json      of the agent: the local ranks that ended by themselves when the group could not be brought back
 """
@@ -24,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import BessemerError, InputError, Stopped
+from bessemer.interrupt import NODE as NODE
 from bessemer.run import RunFolder
 
 FAILURES: dict[str, type[BessemerError]] = {"stopped": Stopped, "input": InputError, "failed": BessemerError}
-NODE = "BESSEMER_NODE"  # folder of this node's command; unset where another launcher started the process
 
 
 class SaidElsewhere(BessemerError):

@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import bessemer
+from bessemer import interrupt
 from bessemer.errors import BessemerError, Stopped
 from bessemer.launch import outcome
 from bessemer.launch.agent import Order
@@ -189,10 +189,7 @@ def _environment(processes: int, place: Path, slots: Sequence[int]) -> dict[str,
 def _stop_signals() -> Iterator[None]:
     """SIGUSR1, which schedulers send before the time limit, asks for a stop as Ctrl-C and SIGTERM do."""
 
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
+    before = signal.signal(signal.SIGUSR1, interrupt.stop)
     try:
         yield
     finally:
@@ -203,6 +200,7 @@ def _stop(place: Path, agent: subprocess.Popen[bytes]) -> None:
     """Ask the members to finish their step and save; a second Ctrl-C ends them at once."""
     repeated = (signal.SIGUSR1, signal.SIGTERM)  # by schedulers
     before = [signal.signal(number, signal.SIG_IGN) for number in repeated]
+    interrupt.name_signal(place)
     deadline = time.monotonic() + STOP_SECONDS
     try:
         while agent.poll() is None and time.monotonic() < deadline:

@@ -99,7 +99,10 @@ class Schedule(Section):
     decay_share: Share = Field(0.2, description="Share of all steps in the decay phase (wsd).")
     final_share: Share = Field(0.1, description="The learning rate at the last step, as a share of the peak.")
     rewarm_at: int | None = Field(
-        None, ge=1, description="Step from which the learning rate is warmed up once more; left out: not at all."
+        None,
+        ge=1,
+        description="Step, as metrics.jsonl counts them, at which the learning rate falls to rewarm_from and is warmed up once "
+        "more; left out: not at all.",
     )
     rewarm_steps: Positive = Field(100, description="Steps over which it comes back to the schedule.")
     rewarm_from: Share = Field(0.1, description="Share of the schedule's rate with which it begins.")

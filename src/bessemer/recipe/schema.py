@@ -83,7 +83,7 @@ class Train(Section):
         ge=0,
         lt=1,
         description="Decay of an exponential moving average of the weights, which validation, samples and export then use; "
-        "0: none.",
+        "at update n (from 0) at most (1 + n) / (10 + n), so that it leaves the initial weights behind; 0: none.",
     )
     z_loss: float = Field(
         0.0, ge=0, description="Weight of the square of the log partition function (PaLM, section 5); 0: off."

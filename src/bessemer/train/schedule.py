@@ -11,7 +11,7 @@ def learning_rate_share(schedule: Schedule, step: int, steps: int) -> float:
     """Share of the peak learning rate for the update number `step` (0-based) of `steps`.
 
     Warmup rises linearly and reaches 1 at update `warmup_steps`; where there is an end, the last update has
-    `final_share`. cosine: half a cosine from warmup to the end (Loshchilov and Hutter 2017). linear: a line. wsd:
+    `final_share`. cosine: half a cosine between the two (Loshchilov and Hutter 2017). linear: a line. wsd:
     constant, then linear over the last `decay_share` of the steps (Hu et al. 2024; linear decay after Hägele et al.
     2024). inverse_sqrt: the root of warmup / step (Vaswani et al. 2017, section 5.3), not below `final_share`.
     constant: 1. Where the schedule re-warms, its rate is multiplied with `rewarm_share`.
@@ -21,13 +21,14 @@ def learning_rate_share(schedule: Schedule, step: int, steps: int) -> float:
 
 
 def rewarm_share(step: int, at: int | None, steps: int, first: float) -> float:
-    """What the rate is multiplied with around a re-warming: `first` at update `at`, a line back to 1 at `at + steps`.
+    """Factor on the rate around a re-warm-up: `first` at step `at`, a line back to 1 at step `at + steps`.
 
-    For continued pretraining and after a rollback; 1 before `at`, and everywhere when there is none.
+    step: number of the update (0-based); at: the step as it is logged (1-based), None where there is none. For continued
+    pretraining and longer training; 1 before `at`.
     """
-    if at is None or not at <= step < at + steps:
+    if at is None or not at <= step + 1 < at + steps:
         return 1.0
-    return first + (1.0 - first) * (step - at) / steps
+    return first + (1.0 - first) * (step + 1 - at) / steps
 
 
 def batch_factor(optimizer: Optimizer, batch_tokens: int) -> float:
@@ -50,9 +51,12 @@ def _share(schedule: Schedule, step: int, steps: int) -> float:
         return 1.0
     if schedule.kind == "inverse_sqrt":
         return max(math.sqrt((warmup + 1) / (step + 1)), schedule.final_share)
-    start = schedule.decay_start(steps) if schedule.kind == "wsd" else warmup
-    if step < start:
-        return 1.0
-    progress = min((step - start + 1) / max(steps - start, 1), 1.0)
+    if schedule.kind == "wsd":
+        start = schedule.decay_start(steps)
+        if step < start:
+            return 1.0
+        progress = min((step - start + 1) / max(steps - start, 1), 1.0)
+    else:  # the peak at update `warmup`, the final share at the last
+        progress = 1.0 if step >= steps - 1 else (step - warmup) / (steps - 1 - warmup)
     shape = (1 + math.cos(math.pi * progress)) / 2 if schedule.kind == "cosine" else 1.0 - progress
     return schedule.final_share + (1.0 - schedule.final_share) * shape

@@ -7,6 +7,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from bessemer import interrupt
 from bessemer.parallel.team import ALONE, Team
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # USR1: what schedulers send before the time limit
@@ -43,4 +44,4 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.requested = signal.Signals(number).name
+        self.requested = interrupt.signal_name(number)
