@@ -336,3 +336,19 @@ def test_recipes_with_foreign_tokens_that_cannot_be(
     recipe.write_text(recipe.read_text().replace(*change))
     with pytest.raises(InputError, match=why):
         load(recipe)
+
+
+def test_two_seeds_of_a_run_hold_out_the_same_text(prepared: Path) -> None:
+    recipe, run = recipe_of(prepared, prepared, "run.seed=3")
+    other, _ = recipe_of(prepared, prepared, "run.seed=4")
+    assert build.inputs_digest(other, run) == build.inputs_digest(recipe, run)
+    split, _ = recipe_of(prepared, prepared, "tokens.seed=4")
+    assert build.inputs_digest(split, run) != build.inputs_digest(recipe, run)
+
+
+def test_the_split_follows_its_own_seed(prepared: Path, here: Path) -> None:
+    wanted = hashes(prepared / "runs" / "small" / "tokens")
+    for keys, same in ((("run.seed=4",), True), (("tokens.seed=4",), False)):
+        recipe, run = recipe_of(prepared, here, *keys)
+        build.build(recipe, run)
+        assert (hashes(run.tokens) == wanted) is same

@@ -32,7 +32,7 @@ class Run(Section):
 
     name: str = Field(description="Name of the run; its folder is DIR/NAME.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     dir: str = Field("runs", description="Folder that holds run folders.")
-    seed: int = Field(0, ge=0, description="Seed of everything random: initial weights, order of the data, samples.")
+    seed: int = Field(0, ge=0, description="Seed of the training: initial weights, order of the data, samples.")
 
     @property
     def folder(self) -> Path:

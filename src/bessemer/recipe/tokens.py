@@ -21,6 +21,12 @@ class Tokens(Section):
         lt=1.0,
         description="Share of the documents kept out of training for validation, chosen by the hash of their identity.",
     )
+    seed: int = Field(
+        0,
+        ge=0,
+        description="Seed of the held-out split and of the tokenizer's sample; apart from run.seed, so that runs of two "
+        "seeds are scored on the same text.",
+    )
     document_mask: bool = Field(
         False,
         description="Attention stays within a document and positions start at 0 in each one.",

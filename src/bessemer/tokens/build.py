@@ -90,7 +90,7 @@ def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
             if not Path(path).exists():
                 raise InputError(f"tokenizer.{key}: {path}: no such file")
             read.append(hashlib.sha256(Path(path).read_bytes()).hexdigest())
-    shape = [recipe.tokens.held_out, recipe.tokens.shard_tokens, recipe.run.seed, mask_token(recipe)]
+    shape = [recipe.tokens.held_out, recipe.tokens.shard_tokens, recipe.tokens.seed, mask_token(recipe)]
     mixed = mixed_by(recipe) if options.sample == "mixture" else None
     theirs = [[source.name, source.format, foreign.facts(source)] for source in recipe.tokens.sources]
     tokens = recipe.tokens  # concatenated, any length is read from the same shards
@@ -220,7 +220,7 @@ def _write_shards(
         ("this run", *recipe.tokenizer.compare),
         (token_bytes == 1, *(other.token_bytes() == 1 for other in others)),
         recipe.tokenizer.fertility_bytes / max(text_bytes, 1),
-        recipe.run.seed,
+        recipe.tokens.seed,
     )
     encoder = Encoder(tokenizer, token_bytes, gauge, others)
     number_of = {label: number for number, label in enumerate(labels)}
@@ -231,7 +231,7 @@ def _write_shards(
         items = batches(_items(recipe, corpus, tokenizer, done.documents))
         for batch, made in in_order(items, encoder, recipe.tokens.workers or _cores()):
             for item, ids, num_bytes in zip(batch, made.ids, made.num_bytes, strict=True):
-                held_out = is_held_out(item.identity, recipe.run.seed, recipe.tokens.held_out)
+                held_out = is_held_out(item.identity, recipe.tokens.seed, recipe.tokens.held_out)
                 label = number_of.get(item.label, NO_LABEL) if isinstance(item, Document) else NO_LABEL
                 writers[item.source, SPLITS[held_out]].add(item.identity, ids, num_bytes, label)
             done.add(made, batch)

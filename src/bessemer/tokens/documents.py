@@ -105,7 +105,7 @@ def bytes_of_sources(corpus: Path) -> dict[str, int]:
 def training_sample(recipe: Recipe, corpus: Path) -> Iterator[str]:
     """Text to train a tokenizer on: documents chosen by the hash of their identity until the budget fits; no held-out one."""
     shares = sample_shares(recipe, bytes_of_sources(corpus))
-    seed, held_out = recipe.run.seed, recipe.tokens.held_out
+    seed, held_out = recipe.tokens.seed, recipe.tokens.held_out
     for document in documents(corpus):
         if is_held_out(document.identity, seed, held_out):
             continue
