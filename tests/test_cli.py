@@ -204,10 +204,10 @@ def test_another_recipe_in_the_same_folder_is_refused(
     whole: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = f"run.dir={whole}"
-    assert command("train", recipe_file, "--set", here, "--set", "train.steps=30") == 1
+    assert command("train", recipe_file, "--set", here, "--set", "train.z_loss=0.1") == 1
     said = capsys.readouterr().err
     assert "holds a run of another recipe (" in said
-    assert "train.steps: 24 -> 30" in said
+    assert "train.z_loss: 0.0 -> 0.1" in said
     assert "--accept-changes" in said
     assert command("run", recipe_file, "--set", here, "--set", "corpus.rules.min_characters=21") == 1
     assert "its checkpoints were trained on the old one" in capsys.readouterr().err
@@ -218,7 +218,10 @@ def test_another_recipe_in_the_same_folder_is_refused(
 def test_changes_can_be_accepted_and_runs_started_over(whole: Path, recipe_file: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "runs")
     here = ["--set", f"run.dir={tmp_path / 'runs'}"]
-    assert command("train", recipe_file, *here, "--set", "train.steps=30", "--accept-changes") == 0
+    assert (
+        command("train", recipe_file, *here, "--set", "train.z_loss=0.1", "--set", "train.steps=30", "--accept-changes")
+        == 0
+    )
     folder = tmp_path / "runs" / "small"
     assert trained(folder)[1][:24] == trained(whole / "small")[1]
     assert read_json_lines(folder / "incidents.jsonl")[-1]["what"] == "recipe_changed"

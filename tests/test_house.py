@@ -27,6 +27,7 @@ FLOORS = [
     ("measure",),
     ("evaluate",),
     ("report",),
+    ("previous", "longer"),
     ("stages",),
     ("studies",),
     ("ladder",),

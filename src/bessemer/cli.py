@@ -81,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(do=do)
         command.add_argument("--json", action="store_true", help="print one JSON value for machines, nothing else")
         if recipe:
-            command.add_argument("recipe", help="a recipe file, or the name of a shipped one (`bessemer recipe`)")
+            command.add_argument(
+                "recipe", help="a recipe file, the name of a shipped one (`bessemer recipe`), or a run folder"
+            )
         if run:
             command.add_argument("run", help="a run folder, or the recipe of a run")
         if recipe or run or name == "demo":

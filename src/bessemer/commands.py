@@ -101,7 +101,7 @@ def _profile(given: argparse.Namespace, session: Session) -> Any:
     if session.told[-1]["skipped"]:
         raise InputError(
             f"{session.run.path}: trained to its last step already, so there was no step to profile; "
-            "add --restart, or more steps with --set train.steps=N --accept-changes"
+            "add --restart, or train longer with --set train.steps=N"
         )
     found = read_json(session.run.profile / "profile.json")
     if not given.json:
@@ -305,6 +305,11 @@ def _session(given: argparse.Namespace) -> Session:
     from bessemer.run import RunFolder
     from bessemer.stages import Session
 
+    if Path(given.recipe).is_dir():
+        given.run = given.recipe
+        session = _existing(given)
+        session.accept_changes = getattr(given, "accept_changes", False)
+        return session
     recipe = load(given.recipe, given.overrides)
     if recipe.parallel.auto:
         from bessemer.planning import with_chosen_layout
@@ -331,7 +336,15 @@ def _existing(given: argparse.Namespace) -> Session:
     run = RunFolder(folder)
     if not run.recipe.exists():
         raise InputError(f"{folder}: not a run folder (it has no recipe.toml)")
-    return Session(load(run.recipe, given.overrides), run)
+    return Session(_in_folder(load(run.recipe, given.overrides), folder), run)
+
+
+def _in_folder(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe of a run folder, which may have been moved or renamed since."""
+    if recipe.run.folder.resolve() == folder.resolve():
+        return recipe
+    here = {"name": folder.resolve().name, "dir": str(folder.resolve().parent)}
+    return recipe.model_copy(update={"run": recipe.run.model_copy(update=here)})
 
 
 def _trained(given: argparse.Namespace) -> tuple[Session, Recipe]:
@@ -345,7 +358,7 @@ def _trained(given: argparse.Namespace) -> tuple[Session, Recipe]:
 
 
 def _restart(given: argparse.Namespace, session: Session) -> None:
-    from bessemer.stages import set_aside
+    from bessemer.previous import set_aside
 
     if given.restart and (place := set_aside(session.run)) is not None:
         say(f"what was trained before is in {place}")

@@ -173,6 +173,23 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def link_tree(source: Path, target: Path) -> None:
+    """Copy a folder by hard links, so that it outlives `source` and takes no space; by content where that is impossible.
+
+    For files that are replaced and never written to in place: a link would see the change.
+    """
+
+    def link(file: str, place: str) -> None:
+        try:
+            os.link(file, place)
+        except FileNotFoundError:
+            raise
+        except OSError:  # another file system, or one without hard links
+            shutil.copy2(file, place)
+
+    shutil.copytree(source, target, copy_function=link)
+
+
 @contextmanager
 def staging(folder: Path) -> Iterator[Path]:
     """A temporary folder that takes the place of `folder` when the block ends well, and vanishes when it does not."""

@@ -6,7 +6,6 @@ passes from one to the next lies in the folder.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,10 +23,6 @@ HARMLESS = (
     "run.name", "run.dir", "report.", "evaluate.", "export.", "checkpoint.", "guard.", "parallel.", "cluster.",
     "train.log_every", "train.validate_every", "train.recompute", "train.memory_budget", "train.watch_every",
     "corpus.engine", "corpus.address", "corpus.workers", "tokens.workers",
-)  # fmt: skip
-TRAINED = (
-    "recipe.toml", "plan.json", "checkpoints", "metrics.jsonl", "incidents.jsonl", "mixture.json", "tensorboard",
-    "evaluation.json", "export", "report.html", "environment.json", "profile", "planned_against_measured.json",
 )  # fmt: skip
 MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
 MEASURABLE_SECONDS = 10.0  # micro-batches predicted to take longer are not measured
@@ -136,23 +131,32 @@ def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepa
 
     measure_seconds: of training steps, to say how long the run will take.
     """
+    from bessemer import longer
     from bessemer.plan import dial, here
+    from bessemer.tokens.ledger import reader
     from bessemer.tokens.outlook import outlook
     from bessemer.tokens.shards import TokenStore
 
     run, recipe = session.run, session.recipe
-    store = TokenStore.open(run.tokens)
+    store, done = TokenStore.open(run.tokens), longer.checkpoints_of(run)
     stored = load(run.recipe) if run.recipe.exists() else None
     planned = read_json(run.plan) if stored is not None and run.plan.exists() else None
-    if (
-        recipe.train.micro_batch is None and stored is not None
-    ):  # another device would choose another, with other rounding
-        recipe = _with_micro_batch(recipe, stored.train.micro_batch)
-    resolved = dial.resolve(
-        recipe, store.vocabulary, _steps_of(recipe, stored), _micro_batch_tokens(recipe), len(store.labels)
-    )
-    if stored is not None and (run.checkpoints / "latest").exists():
+    if stored is not None and done:
+        recipe = longer.keep_derived(recipe, stored, done[-1])
+    elif stored is not None and recipe.train.micro_batch is None:  # another device would choose another
+        recipe = _with_train(recipe, micro_batch=stored.train.micro_batch)
+    timed = longer.steps_of_minutes(recipe, stored, run, 60 * MINUTES_SHARE)
+    resolved = dial.resolve(recipe, store.vocabulary, timed, _micro_batch_tokens(recipe), len(store.labels))
+    extension = None
+    if stored is not None and done:
+        extension = longer.extension(stored, resolved, run, done, session.accept_changes)
+        if extension is not None:
+            orders = reader(stored, store).mixture, reader(resolved, store).mixture
+            samples = Batches.of(stored).before(extension.start)
+            longer.require_same_order(*orders, samples, run, session.accept_changes)
         _refuse_other_recipe(session, stored, resolved)
+        resolved = resolved if extension is None else extension.applied(resolved)
+        recipe = _with_train(recipe, steps=resolved.train.steps)
     same = stored is not None and digest(stored.train, stored.model) == digest(resolved.train, resolved.model)
     result: list[Prepared] = []
 
@@ -170,6 +174,8 @@ def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepa
     if current:
         assert planned is not None
         result.append(Prepared(resolved, planned))
+    if extension is not None:
+        extension.begin(run, resolved.train.schedule.kind)
     write_atomic(run.recipe, dump(result[0].recipe))
     write_json(run.plan, {**result[0].plan, **outlook(result[0].recipe, run.tokens), **here.drawn(result[0].plan)})
     return result[0]
@@ -269,19 +275,6 @@ def report(session: Session) -> None:
     from bessemer.report import page
 
     session.stage("report", lambda: str(page.write(session.run)))
-
-
-def set_aside(run: RunFolder) -> Path | None:
-    """Move what training made into previous-N/, so that the run starts over and nothing is lost."""
-    there = [run.path / name for name in TRAINED if (run.path / name).exists()]
-    if not there:
-        return None
-    number = 1 + len(list(run.path.glob("previous-*")))
-    place = run.path / f"previous-{number}"
-    place.mkdir()
-    for path in there:
-        os.rename(path, place / path.name)
-    return place
 
 
 def plan_only(
@@ -388,16 +381,8 @@ def _micro_batch_tokens(recipe: Recipe) -> int:
     return dial.MICRO_BATCH_TOKENS if devices.choose(recipe.train).is_cuda else dial.CPU_MICRO_BATCH_TOKENS
 
 
-def _with_micro_batch(recipe: Recipe, micro_batch: int | None) -> Recipe:
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"micro_batch": micro_batch})})
-
-
-def _steps_of(recipe: Recipe, stored: Recipe | None) -> int | None:
-    """A run that was given minutes keeps the steps they came to the first time."""
-    same_minutes = (
-        stored is not None and recipe.train.minutes is not None and stored.train.minutes == recipe.train.minutes
-    )
-    return stored.train.steps if same_minutes and stored is not None else None
+def _with_train(recipe: Recipe, **changes: Any) -> Recipe:
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
 
 
 def _refuse_to_rebuild(session: Session, folder: Path, why: str) -> None:
@@ -410,20 +395,24 @@ def _refuse_to_rebuild(session: Session, folder: Path, why: str) -> None:
 
 
 def _refuse_other_recipe(session: Session, stored: Recipe, resolved: Recipe) -> None:
-    changed = [line for line in differences(stored, resolved) if not line.startswith(HARMLESS)]
+    from bessemer.longer import HORIZON
+
+    lines = [line for line in differences(stored, resolved) if not line.startswith(HARMLESS)]
+    changed = [line for line in lines if not line.startswith(HORIZON)]
     if changed and not session.accept_changes:
         raise BessemerError(
             f"{session.run.path}: holds a run of another recipe ({'; '.join(changed[:4])}{'; ...' if len(changed) > 4 else ''}). "
             "Give the new run a name of its own with --set run.name=NAME, go on under the changed recipe with "
             "--accept-changes, or start over with --restart"
         )
-    if changed:
+    if lines:
         from bessemer.checkpoint.protocol import published
         from bessemer.guard.incidents import record
 
         record(
             session.run.incidents, step=published(session.run.checkpoints)[-1], what="recipe_changed",
-            cause="; ".join(changed), action="went on, as asked with --accept-changes",
+            cause="; ".join(lines),
+            action="went on, as asked with --accept-changes" if changed else "went on under the new number of steps",
         )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: 
     ]
     assert sent[0] and min(sent[0].values()) > 0 and sent == [sent[0]] * 6
     assert not any("communicated_bytes" in row for row in metrics(made, "alone"))
-    more = "--set", "train.steps=9", "--accept-changes"
+    more = "--set", "train.steps=9"
     on = bessemer("train", *given, "--set", "parallel.replicate=2", *more)
     assert on.returncode == 0, on.stderr
     assert bessemer("train", *alone, *more).returncode == 0

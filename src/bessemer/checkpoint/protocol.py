@@ -73,16 +73,24 @@ class Prepared:
         return self.folder / f"{self.target.name}.tmp"
 
 
-def save(folder: Path, step: int, tensors: Tensors, facts: dict[str, Any], keep: int, team: Team = ALONE) -> Checkpoint:
+def save(
+    folder: Path,
+    step: int,
+    tensors: Tensors,
+    facts: dict[str, Any],
+    keep: int,
+    team: Team = ALONE,
+    branch: int | None = None,
+) -> Checkpoint:
     """Write and publish a checkpoint of `step`; every process of the team calls it.
 
     tensors: part -> name -> tensor, or DTensor of any layout; a name that several processes give is one tensor, so what
     differs between them needs names of its own. facts: plain values for the manifest, those of the first process;
-    keep: verified checkpoints that remain.
+    keep: verified checkpoints that remain; branch: beside them, the newest one at or before this step.
     Raises BessemerError when the state is not finite, the disk is too full, or what was written does not verify, on
     every process; whatever happens, the checkpoints that were there before stay.
     """
-    return publish(prepare(folder, step, tensors, team), facts, keep, team)
+    return publish(prepare(folder, step, tensors, team), facts, keep, team, branch=branch)
 
 
 def prepare(folder: Path, step: int, tensors: Tensors, team: Team = ALONE) -> Prepared:
@@ -116,6 +124,7 @@ def publish(
     keep: int,
     team: Team = ALONE,
     values: Callable[[], Shares] | None = None,
+    branch: int | None = None,
 ) -> Checkpoint:
     """Write what was prepared, and publish it. Raises as `save`, on every process.
 
@@ -150,7 +159,7 @@ def publish(
         os.rename(staged, target)
         sync_folder(prepared.folder)
         write_atomic(prepared.folder / LATEST, target.name)
-        _retain(prepared.folder, prepared.step, keep)
+        _retain(prepared.folder, prepared.step, keep, branch)
         return ready
 
     try:
@@ -243,6 +252,14 @@ def _named(folder: Path) -> str | None:
     return path.read_text().strip() if path.is_file() else None
 
 
+def drop_newer(folder: Path, step: int) -> None:
+    """Make the checkpoint of `step` the newest: those after it are removed."""
+    write_atomic(folder / LATEST, f"step-{step:08d}")
+    for newer in reversed(published(folder)):
+        if newer > step:
+            shutil.rmtree(folder / f"step-{newer:08d}")
+
+
 def _share(files: dict[str, dict[str, Any]], team: Team) -> list[str]:
     """The files that this process verifies: the largest first, each to whom has least.
 
@@ -258,10 +275,13 @@ def _share(files: dict[str, dict[str, Any]], team: Team) -> list[str]:
     return shares[team.rank]
 
 
-def _retain(folder: Path, newest: int, keep: int) -> None:
-    """Remove what is older than the `keep` newest; never the one just verified, nor half-written leftovers of others."""
+def _retain(folder: Path, newest: int, keep: int, branch: int | None) -> None:
+    """Remove what is older than the `keep` newest; never the one just verified, nor the newest up to `branch`."""
     steps = [step for step in published(folder) if step <= newest]
+    kept = max((step for step in steps if branch is not None and step <= branch), default=None)
     for step in steps[: max(len(steps) - keep, 0)]:
+        if step == kept:
+            continue
         shutil.rmtree(folder / f"step-{step:08d}")
     for leftover in folder.glob("step-*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)

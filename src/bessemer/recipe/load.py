@@ -20,6 +20,8 @@ from bessemer.errors import InputError
 from bessemer.recipe.quality import Quality
 from bessemer.recipe.schema import Recipe
 
+HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
+
 
 def shipped() -> dict[str, str]:
     """Recipes that come with Bessemer: name to TOML text."""
@@ -74,6 +76,7 @@ def parse(text: str, where: str, overrides: Sequence[str] = (), name: str | None
         run.setdefault("name", name)
     for override in overrides:
         _override(values, override)
+    _one_horizon(values, overrides)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
@@ -201,6 +204,16 @@ def _override(values: dict[str, Any], override: str) -> None:
     if not isinstance(place, dict):
         raise InputError(f"--set {override}: {'.'.join(tables)} is not a table")
     place[last] = value
+
+
+def _one_horizon(values: dict[str, Any], overrides: Sequence[str]) -> None:
+    """An override of one of train.steps, tokens and minutes takes the place of the others that the recipe has."""
+    keys = {override.partition("=")[0].strip() for override in overrides}
+    chosen = [name for name in HORIZON if f"train.{name}" in keys]
+    if chosen and isinstance(train := values.get("train"), dict):
+        for name in HORIZON:
+            if name not in chosen:
+                train.pop(name, None)
 
 
 def _entry(place: Any, name: str, key: str, path: list[str]) -> Any:

@@ -119,7 +119,7 @@ def train(
             if position.step % (recipe.train.validate_every or steps) == 0 or last:
                 scored = _validate(step, validation, log, position, sizes)
             asked = stop.asked()
-            if position.step % (recipe.checkpoint.every or steps) == 0 and not last and asked is None:
+            if saver.is_due(position.step) and not last and asked is None:
                 saver.save(position)
             advance(
                 sequences * sizes.length,

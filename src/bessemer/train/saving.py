@@ -21,9 +21,18 @@ class Saver:
 
     def __init__(self, recipe: Recipe, run: RunFolder, step: TrainStep, store: TokenStore) -> None:
         self._recipe, self._run, self._step, self._store = recipe, run, step, store
-        asked = recipe.checkpoint.asynchronous
+        asked, steps = recipe.checkpoint.asynchronous, recipe.train.steps
+        assert steps is not None, "the recipe is resolved"
+        schedule = recipe.train.schedule
+        # Where a longer run of the same recipe parts from this one: saved, and kept whatever comes after it.
+        self._branch = schedule.decay_start(steps) if schedule.kind == "wsd" else None
+        self._every = recipe.checkpoint.every or steps
         beside = step.device.is_cuda if asked is None else asked
-        self._beside = AsyncSaver(run.checkpoints, recipe.checkpoint.keep, step.team) if beside else None
+        self._beside = AsyncSaver(run.checkpoints, recipe.checkpoint.keep, step.team, self._branch) if beside else None
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is saved after so many steps."""
+        return step % self._every == 0 or step == self._branch
 
     def save(self, position: Position) -> None:
         """At an interval. A save that fails (a full disk) costs no training: it is recorded, and the next one tries again."""
@@ -46,7 +55,8 @@ class Saver:
 
     def _write(self, position: Position) -> None:
         tensors, facts = capture(self._step, position, self._recipe, self._store)
-        save(self._run.checkpoints, position.step, tensors, facts, self._recipe.checkpoint.keep, self._step.team)
+        keep, team = self._recipe.checkpoint.keep, self._step.team
+        save(self._run.checkpoints, position.step, tensors, facts, keep, team, self._branch)
 
     def _failed(self, position: Position, error: Exception) -> None:
         warn(f"{error}; training goes on, the next checkpoint tries again")

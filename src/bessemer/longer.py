@@ -1,0 +1,207 @@
+"""Train a run longer than it was planned: which checkpoint it goes on from, and under which schedule.
+
+constant, inverse_sqrt   from the newest checkpoint. The rate does not depend on the number of steps, so the run becomes what
+                         it would be had it been planned longer from the start, bit for bit.
+wsd                      the same, from the newest checkpoint at or before the start of the decay, which retention keeps (Hu
+                         et al. 2024, MiniCPM: train on from the stable phase, decay anew). The old decay is redone.
+cosine, linear           re-planned: their rate depends on the number of steps from the first one on, so what is trained
+                         cannot become the longer run. The rate is warmed up from where it stands to the longer run's curve
+                         and follows it (Gupta et al. 2023, Ibrahim et al. 2024: re-warm, then decay again).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from bessemer import previous
+from bessemer.checkpoint.protocol import published, verify
+from bessemer.errors import BessemerError, InputError
+from bessemer.recipe import Batches, Recipe, Schedule
+from bessemer.run import RunFolder, read_json_lines
+from bessemer.terminal import say
+from bessemer.tokens.mixture import Mixture
+from bessemer.train.schedule import learning_rate_share
+
+# Keys that say how long a run is: what changes with them is decided here, and not refused as another recipe.
+HORIZON = ("train.steps", "train.tokens", "train.minutes")
+PACE_ROWS = 200  # steps of metrics.jsonl, from the end, whose median time is the run's pace
+
+
+@dataclass(frozen=True)
+class Extension:
+    """How a run goes on under another number of steps. start: step of the checkpoint it goes on from; newest: the newest one;
+    planned: steps it had; steps: that it will have; rewarm: the schedule re-warms at step start + 1, from this share of its
+    rate; None: the steps before are as those of the longer run."""
+
+    start: int
+    newest: int
+    planned: int
+    steps: int
+    rewarm: float | None
+
+    def applied(self, recipe: Recipe) -> Recipe:
+        """The resolved recipe with the re-warm-up."""
+        if self.rewarm is None:
+            return recipe
+        train = recipe.train
+        keys = {
+            "rewarm_at": self.start + 1,
+            "rewarm_steps": max(train.schedule.warmup_steps or 0, 1),
+            "rewarm_from": self.rewarm,
+        }
+        schedule = train.schedule.model_copy(update=keys)
+        return recipe.model_copy(update={"train": train.model_copy(update={"schedule": schedule})})
+
+    def begin(self, run: RunFolder, kind: str) -> None:
+        """Say what is done, set aside what another result takes the place of, and go back to `start`."""
+        redone = self.newest - self.start
+        say(
+            f"  {self.planned:,} planned steps become {self.steps:,}, from the checkpoint of step {self.start:,}"
+            + (f" on; the {redone:,} steps after it are done again without the decay" if redone else " on")
+        )
+        if self.rewarm is None:
+            say(f"  {kind}: the weights will be those of a run planned for {self.steps:,} steps from the start")
+        else:
+            say(
+                f"  {kind}: the learning rate is warmed up to that of a run of {self.steps:,} steps, beginning at step "
+                f"{self.start + 1:,} with {self.rewarm:.0%} of it; the weights will not be those of such a run"
+            )
+        if redone or (run.path / "mixture.json").exists():
+            say(f"  what was trained and made before is in {previous.copy_aside(run, self.newest)}")
+            previous.drop_results(run, self.start)
+
+
+def extension(stored: Recipe, wanted: Recipe, run: RunFolder, done: list[int], accept: bool) -> Extension | None:
+    """How a run of `stored`, which has the checkpoints `done`, goes on under the steps of `wanted`; None: as planned.
+
+    accept: changes that lose something are accepted. Raises InputError for fewer steps than are done or, unless accepted,
+    than are planned; BessemerError where the checkpoint before the decay is gone.
+    """
+    planned, steps = stored.train.steps, wanted.train.steps
+    assert planned is not None and steps is not None, "the recipes are resolved"
+    if planned == steps:
+        return None
+    newest, schedule = done[-1], stored.train.schedule
+    if steps < newest or (steps < planned and not accept):
+        raise InputError(
+            f"train.steps: {run.path} is planned for {planned:,} steps and {newest:,} of them are done, but the recipe asks for "
+            f"{steps:,}. Give more steps (train.steps, tokens or minutes) to train longer"
+            + ("" if steps < newest else ", or add --accept-changes to end sooner")
+            + ", give the new run a name of its own with --set run.name=NAME, or start over with --restart"
+        )
+    start = _exact_start(schedule, run, done, planned, steps)
+    if start is not None:
+        return Extension(start, newest, planned, steps, None)
+    if schedule.kind == "wsd" and not accept:
+        raise BessemerError(
+            f"train.steps: {run.path} has no whole checkpoint left from before its decay, which began after step "
+            f"{schedule.decay_start(planned):,} (there are those of steps {', '.join(map(str, done))}), so it cannot become "
+            f"a run of {steps:,} steps. With --accept-changes it goes on from step {newest:,}, and the learning rate is warmed "
+            "up again; with --restart it starts over"
+        )
+    if schedule.rewarm_at is not None and schedule.rewarm_at > newest + 1:
+        raise InputError(
+            f"train.schedule.rewarm_at: {schedule.rewarm_at} lies ahead of step {newest:,}, where a longer {schedule.kind} "
+            "schedule has to be warmed up again; train past it first, or start over with --restart"
+        )
+    unwarmed = wanted.train.schedule.model_copy(update={"rewarm_at": None})
+    before = learning_rate_share(schedule, min(newest, planned - 1), planned)
+    after = learning_rate_share(unwarmed, newest, steps)
+    return Extension(newest, newest, planned, steps, min(before / after, 1.0) if after else 1.0)
+
+
+def _exact_start(schedule: Schedule, run: RunFolder, done: list[int], planned: int, steps: int) -> int | None:
+    """The newest whole checkpoint whose steps are those of a run of `steps` steps too."""
+    if schedule.kind in ("constant", "inverse_sqrt"):
+        return done[-1]
+    if schedule.kind == "wsd":
+        last = min(schedule.decay_start(planned), schedule.decay_start(steps))
+    else:  # the same up to the peak; who is past it has nothing to go back to that is worth it
+        last = min(schedule.warmup_steps or 0, planned, steps)
+        done = done[-1:]
+    for step in reversed(done):
+        if step <= last:
+            try:
+                return verify(run.checkpoints / f"step-{step:08d}").step
+            except BessemerError:
+                continue
+    return None
+
+
+def require_same_order(old: Mixture, new: Mixture, samples: int, run: RunFolder, accept: bool) -> None:
+    """Refuse to go on where the first `samples` samples of the longer run are others than those that were read."""
+    if accept or _begun(old, samples) == _begun(new, samples):
+        return
+    raise BessemerError(
+        f"{run.path}: the shares of its sources (max_epochs, tokens.schedule) are planned over the whole run, so with another "
+        "number of steps other samples would have been read until now: some may repeat early. --accept-changes goes on "
+        "nevertheless; --restart starts over"
+    )
+
+
+def _begun(mixture: Mixture, samples: int) -> object:
+    phases = tuple(phase for phase in mixture.phases if phase.first < samples)
+    return mixture.names, mixture.sequences, mixture.seed, phases
+
+
+def keep_derived(asked: Recipe, stored: Recipe, done: int) -> Recipe:
+    """A recipe with what it leaves to be derived as the run has it, which has checkpoints up to step `done`.
+
+    The rules may come to something else for another number of steps, another device or by a later version.
+    """
+    train, old = asked.train, stored.train
+    same_length = asked.tokens.sequence_length == stored.tokens.sequence_length
+    changed: dict[str, object] = {"validate_every": train.validate_every or old.validate_every}
+    if train.global_batch_tokens is None and same_length:
+        changed["global_batch_tokens"] = old.global_batch_tokens
+    if train.micro_batch is None and same_length:
+        changed["micro_batch"] = old.micro_batch
+    if train.steps is None and train.tokens is None and train.minutes is None:
+        changed["steps"] = old.steps
+    optimizer = train.optimizer
+    if optimizer.kind == old.optimizer.kind:
+        rates = {
+            "learning_rate": optimizer.learning_rate or old.optimizer.learning_rate,
+            "betas": optimizer.betas or old.optimizer.betas,
+        }
+        changed["optimizer"] = optimizer.model_copy(update=rates)
+    changed["schedule"] = _kept_schedule(train.schedule, old.schedule, done)
+    checkpoint = asked.checkpoint.model_copy(update={"every": asked.checkpoint.every or stored.checkpoint.every})
+    return asked.model_copy(update={"train": train.model_copy(update=changed), "checkpoint": checkpoint})
+
+
+def _kept_schedule(asked: Schedule, stored: Schedule, done: int) -> Schedule:
+    keys: dict[str, object] = {
+        "warmup_steps": stored.warmup_steps if asked.warmup_steps is None else asked.warmup_steps
+    }
+    is_over = asked.rewarm_at is None or asked.rewarm_at + asked.rewarm_steps <= done + 1
+    if stored.rewarm_at is not None and stored.rewarm_at <= done + 1 and is_over:  # written by an extension, perhaps
+        keys |= {key: getattr(stored, key) for key in ("rewarm_at", "rewarm_steps", "rewarm_from")}
+    return asked.model_copy(update=keys)
+
+
+def checkpoints_of(run: RunFolder) -> list[int]:
+    """Steps of the run's checkpoints. Raises BessemerError when it was trained and has none: it would start at step 0."""
+    done = published(run.checkpoints)
+    if not done and ((run.checkpoints / "latest").exists() or (run.path / "mixture.json").exists()):
+        raise BessemerError(
+            f"{run.checkpoints}: this run was trained, but no checkpoint is there; put them back, or start over with --restart "
+            "(what is left of the training is set aside, not removed)"
+        )
+    return done
+
+
+def steps_of_minutes(asked: Recipe, stored: Recipe | None, run: RunFolder, seconds: float) -> int | None:
+    """Steps of a run that has been planned before and is given minutes, of which so many seconds each go into steps: those
+    planned where the minutes are the same, else by the median step of the training so far. None: they are to be measured."""
+    minutes = asked.train.minutes
+    if stored is None or minutes is None or asked.train.steps is not None:
+        return None
+    if stored.train.minutes == minutes:
+        return stored.train.steps
+    times = [row["step_seconds"] for row in read_json_lines(run.metrics) if row.get("kind") == "train"]
+    if not times:
+        return None
+    batches = Batches.of(stored)
+    return max(batches.step_of(int(minutes * seconds / median(times[-PACE_ROWS:]) * batches.full)), 1)

@@ -1,0 +1,72 @@
+"""Earlier results of a run folder: set aside in previous-N/ before a training takes their place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from bessemer.checkpoint.protocol import drop_newer
+from bessemer.run import RunFolder, link_tree, sync_folder
+
+# What follows from the last step of a training and is made again when it goes on.
+RESULTS = (
+    "mixture.json", "evaluation.json", "export", "report.html", "profile", "planned_against_measured.json",
+)  # fmt: skip
+# What a training that goes on keeps writing to.
+TRAINED = (
+    "recipe.toml", "plan.json", "metrics.jsonl", "incidents.jsonl", "tensorboard", "environment.json", *RESULTS,
+)  # fmt: skip
+CHECKPOINTS = "checkpoints"
+
+
+def set_aside(run: RunFolder) -> Path | None:
+    """Move what training made into previous-N/, so that the run starts over and nothing is lost."""
+    there = [run.path / name for name in (*TRAINED, CHECKPOINTS) if (run.path / name).exists()]
+    if not there:
+        return None
+    place = _place(run)
+    place.mkdir()
+    for path in there:
+        os.rename(path, place / path.name)
+    return place
+
+
+def copy_aside(run: RunFolder, newest: int) -> Path:
+    """Copy the result of a training that will go on, with its checkpoint of step `newest`, into previous-N/.
+
+    The copy appears as a whole or not at all. Files that are replaced and never written to in place are hard links.
+    """
+    place = _place(run)
+    staged = place.with_name(f".{place.name}.tmp")
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir()
+    for name in (*TRAINED, f"{CHECKPOINTS}/step-{newest:08d}"):
+        source, target = run.path / name, staged / name
+        if source.is_dir():
+            link_tree(source, target)
+        elif source.exists():
+            shutil.copy2(source, target)  # metrics and incidents are appended to
+    (staged / CHECKPOINTS / "latest").write_text(f"step-{newest:08d}")
+    os.rename(staged, place)
+    sync_folder(run.path)
+    return place
+
+
+def drop_results(run: RunFolder, step: int) -> None:
+    """Remove the checkpoints after `step` and what was made from the last one; `copy_aside` has kept it."""
+    drop_newer(run.checkpoints, step)
+    for name in RESULTS:
+        path = run.path / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _place(run: RunFolder) -> Path:
+    """The next previous-N."""
+    numbers = [
+        int(path.name.removeprefix("previous-")) for path in run.path.glob("previous-*") if path.name[9:].isdigit()
+    ]
+    return run.path / f"previous-{max(numbers, default=0) + 1}"
