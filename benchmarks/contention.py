@@ -20,7 +20,7 @@ from machine import describe
 WORKER = """
 import json, sys, time
 import numpy as np
-from bessemer.model.config import ModelConfig
+from bessemer.model.of_recipe import model_config
 from bessemer.model.initialisation import build
 from bessemer.plan.dial import resolve
 from bessemer.recipe import load
@@ -29,7 +29,7 @@ from bessemer.train import device as devices
 from bessemer.train.step import TrainStep
 
 recipe = resolve(load("demo"), 2048, 1000)
-config = ModelConfig.of(recipe, 2048)
+config = model_config(recipe, 2048)
 devices.keep_freed_memory()
 step = TrainStep(recipe, build(config, 0), devices.choose(recipe.train), 0, 1)
 batch = Batch(0, np.random.default_rng(0).integers(0, 2048, (4, 257)), np.zeros(4, dtype=np.int64))

@@ -75,8 +75,8 @@ def mean_context(tokens: np.ndarray) -> float:
 def bessemer(size: str, length: int, overrides: tuple[str, ...], tiny: bool) -> tuple[Step, dict[str, Any]]:
     from planned import plan_of
 
-    from bessemer.model.config import ModelConfig
     from bessemer.model.initialisation import build
+    from bessemer.model.of_recipe import model_config
     from bessemer.plan.cost import flops_per_token
     from bessemer.plan.dial import resolve
     from bessemer.recipe import parse
@@ -104,7 +104,7 @@ def bessemer(size: str, length: int, overrides: tuple[str, ...], tiny: bool) -> 
         global_batch_tokens = {micro * passes * length}
         """
     recipe = resolve(parse(text, "benchmark", list(overrides)), vocabulary)
-    config = ModelConfig.of(recipe, vocabulary)
+    config = model_config(recipe, vocabulary)
     device = devices.choose(recipe.train)
     plan = plan_of(recipe, config, device)
     step = TrainStep(recipe, build(config, 0), device, 0, 1)

@@ -44,8 +44,8 @@ def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
     import numpy as np
     from planned import plan_of
 
-    from bessemer.model.config import ModelConfig
     from bessemer.model.initialisation import build
+    from bessemer.model.of_recipe import model_config
     from bessemer.plan.cost import flops_per_token
     from bessemer.plan.dial import CPU_MICRO_BATCH_TOKENS, resolve
     from bessemer.recipe import parse
@@ -77,7 +77,7 @@ def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
     )
     recipe = resolve(asked, VOCABULARY, micro_batch_tokens=CPU_MICRO_BATCH_TOKENS)
     devices.keep_freed_memory()
-    config = ModelConfig.of(recipe, VOCABULARY)
+    config = model_config(recipe, VOCABULARY)
     device = devices.choose(recipe.train)
     plan = plan_of(recipe, config, device)
     step = TrainStep(recipe, build(config, 0), device, 0, 1)

@@ -19,8 +19,8 @@ import torch
 from machine import describe
 from planned import beside, plan_of, print_beside
 
-from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build
+from bessemer.model.of_recipe import model_config
 from bessemer.plan.dial import CPU_MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS, resolve
 from bessemer.recipe import parse
 from bessemer.run import RunFolder
@@ -55,7 +55,7 @@ def measure(model: dict[str, int], rounds: int) -> dict[str, Any]:
     )
     cuda = torch.cuda.is_available()
     recipe = resolve(asked, 8192, micro_batch_tokens=MICRO_BATCH_TOKENS if cuda else CPU_MICRO_BATCH_TOKENS)
-    config, device = ModelConfig.of(recipe, 8192), devices.choose(recipe.train)
+    config, device = model_config(recipe, 8192), devices.choose(recipe.train)
     devices.keep_freed_memory()
     plan = plan_of(recipe, config, device)
     devices.reset_peak_resident()

@@ -117,10 +117,10 @@ def test_the_host_is_what_no_operation_accounts_for() -> None:
     made = of(whole=flat(passes=1e9))
     seconds = {}
     for depth in host.DEPTHS:
-        from bessemer.model.config import ModelConfig
+        from bessemer.model.of_recipe import model_config
         from bessemer.plan.estimate import cpu
 
-        config = ModelConfig.of(host.tiny(depth, 1), host.VOCABULARY)
+        config = model_config(host.tiny(depth, 1), host.VOCABULARY)
         once = cpu.micro_batch(config, host.LENGTH, host.LENGTH, made, WHOLE)
         seconds[WHOLE, depth, "gradients"] = once.total + depth * 3e-4 + 7e-4
         seconds[WHOLE, depth, "update"] = cpu.update(config, made).total + depth * 2e-5 + 9e-5

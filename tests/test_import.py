@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer.model.config import FAMILIES
 from bessemer.model.huggingface.export import export
+from bessemer.model.huggingface.families import FAMILIES
 from bessemer.run import read_json_lines, write_json
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.conftest import recipe_text, write_text
@@ -28,7 +28,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = Tokenizer.train([path.read_text() for path in sorted((folder / "text").rglob("*.*"))], 400, END)
     (folder / "tokenizer.json").write_text(tokenizer.to_json())
     model = stirred(
-        config(**{**FAMILIES["gpt2"], "kv_heads": 4, "head_dim": 8, "vocabulary": 401, "sequence_length": 64})
+        config(**{**FAMILIES["gpt2"].options, "kv_heads": 4, "head_dim": 8, "vocabulary": 401, "sequence_length": 64})
     )
     sample = torch.randint(0, 400, (1, 24), generator=torch.Generator().manual_seed(0))
     export(model, folder / "tokenizer.json", tokenizer.end_of_text, folder / "theirs", sample, [])

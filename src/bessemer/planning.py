@@ -278,7 +278,7 @@ def _pipeline(given: argparse.Namespace, session_of: Opened) -> Any:
 
 def _model_of(session: Session) -> tuple[Recipe, ModelConfig]:
     """The resolved recipe and the dimensions of its model, from the recipe alone: nothing is measured."""
-    from bessemer.model.config import ModelConfig
+    from bessemer.model.of_recipe import model_config
     from bessemer.plan import dial
     from bessemer.tokens import outlook
 
@@ -286,7 +286,7 @@ def _model_of(session: Session) -> tuple[Recipe, ModelConfig]:
     labels = outlook.labels(session.recipe, session.run.tokens)
     resolved = dial.resolve(session.recipe, vocabulary, labels=labels)
     classes = labels if resolved.train.objective == "classify" else 0
-    return resolved, ModelConfig.of(resolved, vocabulary, labels=classes)
+    return resolved, model_config(resolved, vocabulary, labels=classes)
 
 
 def with_chosen_layout(recipe: Recipe, run: RunFolder) -> Recipe:

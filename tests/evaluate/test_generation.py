@@ -3,13 +3,13 @@ import torch
 
 from bessemer.errors import InputError
 from bessemer.evaluate.generation import Sampling, choose, generate
-from bessemer.model.config import FAMILIES
+from bessemer.model.huggingface.families import FAMILIES
 from tests.model.samples import config, stirred
 
 VARIANTS = {
     "qwen3": {},
-    "olmo2": {**FAMILIES["olmo2"], "head_dim": 8},
-    "gpt2": {**FAMILIES["gpt2"], "kv_heads": 4, "head_dim": 8},
+    "olmo2": {**FAMILIES["olmo2"].options, "head_dim": 8},
+    "gpt2": {**FAMILIES["gpt2"].options, "kv_heads": 4, "head_dim": 8},
     "windowed": {"window": 5, "global_every": 2},
     "soft caps": {"attention_soft_cap": 2.0, "logit_soft_cap": 3.0},
 }
@@ -84,6 +84,6 @@ def test_wrong_settings_are_refused() -> None:
 
 
 def test_an_encoder_does_not_continue_texts() -> None:
-    model = stirred(config(**FAMILIES["bert"] | {"kv_heads": 4, "head_dim": 8}))
+    model = stirred(config(**FAMILIES["bert"].options | {"kv_heads": 4, "head_dim": 8}))
     with pytest.raises(InputError, match="encoder"):
         next(generate(model, [1], max_tokens=1, sampling=Sampling()))

@@ -139,7 +139,7 @@ def test_isoflop_says_which_size_is_best(
     """The command around runs whose losses are a law's, in place of training: the law comes back."""
     from bessemer.ladder import runs
     from bessemer.ladder.law import Law
-    from bessemer.model.config import ModelConfig
+    from bessemer.model.of_recipe import model_config
     from bessemer.recipe import Recipe
 
     law = Law(2.0, (60.0, 90.0), (0.4, 0.5))
@@ -147,7 +147,7 @@ def test_isoflop_says_which_size_is_best(
     def by_law(made: list[tuple[str, Recipe]], tokens: Path) -> dict[str, runs.Score]:
         found = {}
         for name, recipe in made:
-            size, steps = ModelConfig.of(recipe, 400).matrix_parameters, recipe.train.steps
+            size, steps = model_config(recipe, 400).matrix_parameters, recipe.train.steps
             assert steps is not None and recipe.train.global_batch_tokens is not None
             loss = float(law.loss(size, steps * recipe.train.global_batch_tokens))
             found[name] = runs.Score(loss, {"prose": loss, "code": loss}, 1.0)

@@ -18,7 +18,7 @@ from bessemer.ladder.design import (
     rungs_within,
 )
 from bessemer.ladder.sizes import batch_tokens, learning_rate, rate_rule, size_of, smaller
-from bessemer.model.config import ModelConfig
+from bessemer.model.of_recipe import model_config
 from bessemer.plan.cost import flops_per_token
 from bessemer.plan.dial import resolve
 from bessemer.recipe import Recipe, load
@@ -42,7 +42,7 @@ def test_smaller_models_are_models_and_keep_the_proportion(name: str) -> None:
         assert before.parameters < after.parameters < planned.size.parameters
     for size in sizes:
         made: Recipe = planned.recipe.model_copy(update={"model": size.model})
-        config = ModelConfig.of(made, 32_768)  # which refuses what cannot be
+        config = model_config(made, 32_768)  # which refuses what cannot be
         assert config.layers >= 2 and config.heads % config.kv_heads == 0 and config.head_dim % 2 == 0
         # Blocks by hand: queries and output, keys and values, and the products of the MLP; and the output matrix.
         inner, pairs = config.heads * config.head_dim, config.kv_heads * config.head_dim

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.model.config import FAMILIES
 from bessemer.model.huggingface import export as exporting
 from bessemer.model.huggingface.export import export
+from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.weights import parts
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.model.samples import config, stirred
@@ -38,7 +38,7 @@ def test_an_export_is_held_against_transformers(tokenizer: tuple[Path, Tokenizer
 
 def test_an_encoder_is_exported_as_one(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
     path, made = tokenizer
-    options = FAMILIES["modernbert"] | {"kv_heads": 4, "head_dim": 8, "window": 8}
+    options = FAMILIES["modernbert"].options | {"kv_heads": 4, "head_dim": 8, "window": 8}
     model = stirred(config(vocabulary=300, **options))
     sample = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
     check = export(model, path, made.end_of_text, tmp_path / "export", sample, [])

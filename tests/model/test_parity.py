@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bessemer.model.config import FAMILIES, ModelConfig, RopeScaling
+from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import to_hugging_face
 from bessemer.model.huggingface.export import write_weights
+from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.read import read_model
 from bessemer.model.huggingface.weights import parts
 from bessemer.model.transformer import Transformer
@@ -28,33 +29,15 @@ TOLERANCE = {"fp32": 1e-4, "fp64": 1e-9}
 LENGTH = 24
 
 MODELS: dict[str, dict[str, Any]] = {
-    "Llama 2": {"family": "llama", "kv_heads": 4},
-    "Llama 3": {
-        "family": "llama", "rope_theta": 500_000.0, "norm_eps": 1e-5,
-        "rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 8),
-    },
-    "Llama, positions stretched linearly": {"family": "llama", "rope_scaling": RopeScaling("linear", 4.0)},
-    "Llama, tied, one key/value head": {"family": "llama", "tie_embeddings": True, "kv_heads": 1},
-    "Qwen3": {"family": "qwen3", "rope_theta": 1e6},
-    "Qwen3, tied, wide heads": {"family": "qwen3", "tie_embeddings": True, "head_dim": 24},
-    "Qwen3, sliding window": {"family": "qwen3", "window": 7, "global_every": 2, "layers": 3},
-    "OLMo-2": {"family": "olmo2", "head_dim": 8},
-    "GPT-2": {"family": "gpt2", "kv_heads": 4, "head_dim": 8},
-    "BERT": {"family": "bert", "kv_heads": 4, "head_dim": 8},
-    "ModernBERT": {"family": "modernbert", "kv_heads": 4, "head_dim": 8, "window": 8, "layers": 4},
-    "Llama, classifier": {"family": "llama", "labels": 5},
-    "GPT-2, classifier": {"family": "gpt2", "kv_heads": 4, "head_dim": 8, "labels": 5},
-    "BERT, classifier": {"family": "bert", "kv_heads": 4, "head_dim": 8, "labels": 5, "pooling": "first"},
-    "ModernBERT, classifier": {
-        "family": "modernbert", "kv_heads": 4, "head_dim": 8, "window": 8, "layers": 4, "labels": 5,
-        "pooling": "mean",
-    },
-}  # fmt: skip
+    name: {"family": family.name, **changes}
+    for family in FAMILIES.values()
+    for name, changes in family.examples.items()
+}
 
 
 def made(name: str) -> ModelConfig:
     changes = dict(MODELS[name])
-    return config(**{**FAMILIES[changes.pop("family")], **changes})
+    return config(**{**FAMILIES[changes.pop("family")].options, **changes})
 
 
 def their_class(wanted: ModelConfig) -> Any:

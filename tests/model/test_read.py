@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bessemer.errors import InputError
-from bessemer.model.config import FAMILIES
 from bessemer.model.huggingface.config import read_config, recipe_keys, to_hugging_face
 from bessemer.model.huggingface.export import write_weights
+from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.read import read_model
 from bessemer.run import write_json
 from tests.model.samples import config, stirred
@@ -112,7 +112,9 @@ def test_a_new_classifier_takes_the_blocks_and_leaves_the_head(folder: Path) -> 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_a_folder_says_the_keys_of_its_recipe(family: str, tmp_path: Path) -> None:
-    wanted = config(**FAMILIES[family] | ({"head_dim": 8, "kv_heads": 4} if family not in ("llama", "qwen3") else {}))
+    wanted = config(
+        **FAMILIES[family].options | ({"head_dim": 8, "kv_heads": 4} if family not in ("llama", "qwen3") else {})
+    )
     write_json(tmp_path / "config.json", to_hugging_face(wanted, 0))
     assert read_config(tmp_path)[0] == family
     keys = recipe_keys(tmp_path)

@@ -12,8 +12,8 @@ from safetensors import safe_open
 
 from bessemer.checkpoint import save
 from bessemer.errors import BessemerError
-from bessemer.model.config import FAMILIES
 from bessemer.model.huggingface import export as exporting
+from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.stream import stream
 from bessemer.model.initialisation import shell
 from bessemer.tokens.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("family", ["qwen3", "olmo2", "gpt2", "bert", "modernbert"])
 def test_a_streamed_export_is_the_same(family: str, tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:
     path, made = tokenizer
-    wanted = config(vocabulary=300, **FAMILIES[family], **({} if family == "qwen3" else {"kv_heads": 4, "head_dim": 8}))  # fmt: skip
+    wanted = config(vocabulary=300, **FAMILIES[family].options, **({} if family == "qwen3" else {"kv_heads": 4, "head_dim": 8}))  # fmt: skip
     model = stirred(wanted)
     (tmp_path / "whole").mkdir()
     exporting.write_weights(model, tmp_path / "whole")

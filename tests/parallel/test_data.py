@@ -11,6 +11,7 @@ from processes import run_on
 
 from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build, shell
+from bessemer.model.of_recipe import model_config
 from bessemer.parallel.numbers import fingerprint
 from bessemer.parallel.team import ALONE, Team, join
 from bessemer.parallel.tied import owned_parameters
@@ -45,7 +46,7 @@ def config_of(tied: bool = False) -> ModelConfig:
     model = given.model.model_copy(
         update={"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "mlp_width": 64, "tie_embeddings": tied}
     )
-    return ModelConfig.of(given.model_copy(update={"model": model}), VOCABULARY)
+    return model_config(given.model_copy(update={"model": model}), VOCABULARY)
 
 
 def batches(count: int) -> list[Batch]:

@@ -18,7 +18,8 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.errors import InputError
-from bessemer.model.config import FAMILIES, ModelConfig
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.initialisation import build, initial, shell
 from bessemer.model.product import linear
 from bessemer.parallel import pipeline
@@ -39,7 +40,7 @@ NEEDS_213 = pytest.mark.skipif(not HAS_213, reason="zbv and dualpipev hang on gl
 
 
 def config_for(family: str, layers: int, labels: int = 0) -> ModelConfig:
-    options: dict[str, Any] = {"kv_heads": 2, **FAMILIES[family]}
+    options: dict[str, Any] = {"kv_heads": 2, **FAMILIES[family].options}
     if family == "modernbert":
         options["window"] = 6
     return ModelConfig(

@@ -13,7 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from bessemer.errors import InputError
-from bessemer.model.config import FAMILIES, ModelConfig
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.initialisation import shell
 from bessemer.model.transformer import Transformer
 from bessemer.parallel.exchange import Share, scatter_tokens
@@ -48,7 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def config_of(case: dict[str, Any]) -> ModelConfig:
     changes = {name: value for name, value in case.items() if name not in ("family", "terms", "recompute")}
-    return config(**{**FAMILIES[case["family"]], "heads": 4, "kv_heads": 4, "head_dim": 8, **changes})
+    return config(**{**FAMILIES[case["family"]].options, "heads": 4, "kv_heads": 4, "head_dim": 8, **changes})
 
 
 def task_of(case: dict[str, Any], wanted: ModelConfig) -> Task:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bessemer.model.config import ModelConfig
+from bessemer.model.of_recipe import model_config
 from bessemer.plan.communication_step import Bytes, held, step_bytes
 from bessemer.plan.dial import resolve
 from bessemer.recipe import Parallel, parse
@@ -23,7 +24,7 @@ def config_of(tied: bool = False) -> ModelConfig:
     mlp_width = 96
     tie_embeddings = {str(tied).lower()}
     """
-    return ModelConfig.of(resolve(parse(text, "test"), VOCABULARY), VOCABULARY)
+    return model_config(resolve(parse(text, "test"), VOCABULARY), VOCABULARY)
 
 
 def test_one_process_tells_nobody_anything() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bessemer.model.config import ModelConfig
+from bessemer.model.of_recipe import model_config
 from bessemer.plan.cost import flops_per_token
 from bessemer.plan.dial import resolve
 from bessemer.plan.estimate import cpu
@@ -59,7 +60,7 @@ def recipe(micro: int = 2, batch: int = 2048, more: str = "", model: str = "") -
 
 
 def config(asked: Recipe) -> ModelConfig:
-    return ModelConfig.of(asked, 1000)
+    return model_config(asked, 1000)
 
 
 @pytest.mark.parametrize("micro", [1, 2, 8])

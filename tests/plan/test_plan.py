@@ -2,8 +2,10 @@ import pytest
 import torch
 
 from bessemer.model import product
-from bessemer.model.config import FAMILIES, ModelConfig
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.initialisation import build
+from bessemer.model.of_recipe import model_config
 from bessemer.model.transformer import Transformer
 from bessemer.plan import cost, dial
 from bessemer.recipe import load, parse
@@ -32,7 +34,7 @@ def test_parameters_are_counted_exactly(changes: dict[str, object]) -> None:
 )
 def test_shipped_sizes_are_the_published_ones(name: str, vocabulary: int, millions: float) -> None:
     resolved = dial.resolve(load(name), vocabulary)
-    assert ModelConfig.of(resolved, vocabulary).parameters / 1e6 == pytest.approx(millions, rel=1e-3)
+    assert model_config(resolved, vocabulary).parameters / 1e6 == pytest.approx(millions, rel=1e-3)
 
 
 def test_flops_are_those_of_the_matrix_products(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +60,7 @@ def test_flops_are_those_of_the_matrix_products(monkeypatch: pytest.MonkeyPatch)
         {"kv_heads": 2},
         {"qk_norm": "none"},
         {"layers": 1},
-        *(FAMILIES[name] for name in ("olmo2", "gpt2", "modernbert")),
+        *(FAMILIES[name].options for name in ("olmo2", "gpt2", "modernbert")),
     ],
 )
 def test_activations_are_what_autograd_keeps(changes: dict[str, object]) -> None:
@@ -88,7 +90,7 @@ def test_the_dial_derives_everything_and_every_part_can_be_overridden() -> None:
         width, batch, steps = recipe.model.width, recipe.train.global_batch_tokens, recipe.train.steps
         assert width == 64 * recipe.model.layers
         assert recipe.model.heads * recipe.model.head_dim == width
-        parameters = ModelConfig.of(recipe, 32_768).parameters
+        parameters = model_config(recipe, 32_768).parameters
         assert batch * steps / parameters == pytest.approx(20, rel=0.01)
         assert batch % recipe.tokens.sequence_length == 0
     assert large.train.optimizer.learning_rate < small.train.optimizer.learning_rate

@@ -7,6 +7,7 @@ import pytest
 
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
+from bessemer.model.of_recipe import model_config
 from bessemer.plan import cost, dial, stage_cut
 from bessemer.plan.stage_cut import Costs, balanced, stage_costs
 from bessemer.recipe import Recipe, load
@@ -55,7 +56,7 @@ def test_too_few_blocks_are_refused() -> None:
 
 def resolved(name: str, vocabulary: int, *overrides: str) -> tuple[Recipe, ModelConfig]:
     recipe = dial.resolve(load(name, list(overrides)), vocabulary)
-    return recipe, ModelConfig.of(recipe, vocabulary)
+    return recipe, model_config(recipe, vocabulary)
 
 
 @pytest.mark.parametrize("recomputed", [0, 5])

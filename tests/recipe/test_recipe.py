@@ -53,10 +53,10 @@ def test_what_is_wrong_is_said_in_a_line(text: str, complaint: str) -> None:
 
 
 def test_the_encoders_are_the_families_that_see_both_sides() -> None:
-    from bessemer.model.config import FAMILIES
-    from bessemer.recipe.objective import ENCODERS
+    from bessemer.model.huggingface.families import FAMILIES
+    from bessemer.recipe.families import ENCODERS
 
-    assert set(ENCODERS) == {name for name, options in FAMILIES.items() if not options.get("causal", True)}
+    assert set(ENCODERS) == {name for name, family in FAMILIES.items() if not family.options.get("causal", True)}
 
 
 def test_several_mistakes_are_several_lines() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bessemer.model.config import ModelConfig
+from bessemer.model.of_recipe import model_config
 from bessemer.plan.cost import recomputed_flops_per_token
 from bessemer.plan.dial import resolve
 from bessemer.recipe import load
@@ -108,7 +108,7 @@ def test_a_profile_adds_up_and_leaves_a_trace(recipe_file: Path, tmp_path: Path)
     products = names.count("aten::mm") + names.count("mkldnn::_linear_pointwise")
     assert products >= 3 * 4 * 2 * 2 * 3
     recipe = resolve(load(recipe_file, ["train.recompute=full"]), 400)
-    config = ModelConfig.of(recipe, 400)
+    config = model_config(recipe, 400)
     again = recomputed_flops_per_token(recipe, config, 2)
     result = profile.write(looks, recipe, {"peak_flops": 1e10, "flops_per_token": 1e5}, config, 2)
     assert json.loads((tmp_path / "profile" / "profile.json").read_text()) == result

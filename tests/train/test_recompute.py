@@ -14,15 +14,15 @@ from torch.utils._pytree import tree_leaves
 from bessemer.errors import InputError
 from bessemer.model import product
 from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.initialisation import build
 from bessemer.plan import cost
 from bessemer.recipe import Recipe, load, parse
+from bessemer.recipe.families import ENCODERS
 from bessemer.train import precision as precisions
 from bessemer.train import recompute
 from bessemer.train.device import choose
 from tests.train.test_step import batch, step_of
-
-FAMILIES = ["qwen3", "llama", "olmo2", "gpt2", "bert", "modernbert"]
 
 
 class Storages(TorchDispatchMode):
@@ -76,7 +76,7 @@ def test_losses_and_gradients_are_bit_for_bit_those_without(
     recipe_file: Path, family: str, precision: str, mode: str
 ) -> None:
     shared = [f"train.precision={precision}", f"model.family={family}", "tokens.document_mask=true"]
-    encoder = family in ("bert", "modernbert")
+    encoder = family in ENCODERS
     if family in ("gpt2", "bert"):
         shared.append("model.kv_heads=2")
     if encoder:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, log, sqrt
 
-from bessemer.model.config import ModelConfig
+from bessemer.model.of_recipe import model_config
 from bessemer.plan.cost import step_flops_per_token
 from bessemer.recipe import Model, Recipe
 
@@ -51,7 +51,7 @@ class Size:
 
 def size_of(recipe: Recipe, vocabulary: int) -> Size:
     """The size of a resolved recipe's model."""
-    config = ModelConfig.of(recipe, vocabulary)
+    config = model_config(recipe, vocabulary)
     return Size(recipe.model, config.matrix_parameters, step_flops_per_token(recipe, config))
 
 

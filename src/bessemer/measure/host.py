@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from bessemer.measure.rounds import Item, timed, timer_of
-from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build
+from bessemer.model.of_recipe import model_config
 from bessemer.plan.dial import resolve
 from bessemer.plan.estimate import cpu
 from bessemer.plan.machine import PAIRS, WHOLE, Host, Machine
@@ -50,7 +50,7 @@ def steps(way: str, threads: int) -> list[Item]:
     for depth in DEPTHS:
         recipe = tiny(depth, MICRO_BATCHES[way])
         chosen = devices.choose(recipe.train)
-        config = ModelConfig.of(recipe, VOCABULARY)
+        config = model_config(recipe, VOCABULARY)
         step = TrainStep(recipe, build(config, 0), chosen, 0, 1)
         batch = step.task.made_up(np.random.default_rng(0), MICRO_BATCHES[way], config)
         step.gradients(batch)
@@ -77,7 +77,7 @@ def host_of(seconds: dict[tuple[str, int, str], float], way: str, machine: Machi
     """What of the timed steps no product, attention or pass of the machine accounts for; seconds: by the items' keys."""
     rest: dict[tuple[int, str], float] = {}
     for depth in DEPTHS:
-        config = ModelConfig.of(tiny(depth, MICRO_BATCHES[way]), VOCABULARY)
+        config = model_config(tiny(depth, MICRO_BATCHES[way]), VOCABULARY)
         turns = MICRO_BATCHES[way] / (2 if way == PAIRS else 1)
         whole = cpu.micro_batch(config, LENGTH, LENGTH, machine, way)
         once = seconds[way, depth, "gradients"] / turns - (whole.total - whole.host)

@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from bessemer.errors import InputError
-from bessemer.recipe import Recipe
 
 QkNorm = Literal["none", "head", "full"]
-
-# What makes a family: the options in which it differs from Qwen3's block, which ModelConfig has as its defaults. A
-# model is its options, not its family; the family is a name for a set of them that `transformers` knows too.
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3": {},
-    "llama": {"qk_norm": "none"},
-    "olmo2": {"qk_norm": "full", "norm_position": "output"},
-    "gpt2": {
-        "qk_norm": "none", "norm": "layer", "positions": "learned", "mlp": "gelu_tanh", "bias": True,
-        "norm_eps": 1e-5, "tie_embeddings": True,
-    },
-    "bert": {
-        "qk_norm": "none", "norm": "layer", "norm_position": "residual", "positions": "learned", "mlp": "gelu",
-        "bias": True, "causal": False, "embedding_norm": True, "token_types": 2, "head_transform": True,
-        "head_bias": True, "norm_eps": 1e-12, "tie_embeddings": True,
-    },
-    "modernbert": {
-        "qk_norm": "none", "norm": "layer", "norm_bias": False, "mlp": "geglu", "causal": False,
-        "embedding_norm": True, "first_norm": False, "head_transform": True, "head_bias": True, "window": 128,
-        "global_every": 3, "rope_theta": 160_000.0, "window_rope_theta": 10_000.0, "norm_eps": 1e-5,
-        "tie_embeddings": True,
-    },
-}  # fmt: skip
 
 
 def swiglu_width(width: int) -> int:
@@ -64,10 +40,13 @@ class ModelConfig:
     causal: each token sees the earlier ones, else all; norm_position: before a sublayer (input), after it (output) or
     after its sum with the residual (residual); qk_norm: none, over each head, or over all heads at once (full);
     window: tokens a windowed layer sees, itself included (causal), or in all to both sides (bidirectional); 0: all;
-    global_every: every so many layers, from the first, one has no window; 0: all layers have it; soft caps: c tanh(x/c)
+    global_every: every so many layers, from the first, one has no window; 0: all layers have it; global_layers: further
+    layers without one, counted from 0; soft caps: c tanh(x/c)
     of the scores and of the logits; 0: off; first_norm: whether the first block normalises what its attention reads;
     head_transform: a dense layer, GELU and norm between the blocks and the output matrix; labels: classes of a
-    classifier in the output matrix's stead; 0: a language model; pooling: the token a classifier reads, or the mean.
+    classifier in the output matrix's stead; 0: a language model; pooling: the token a classifier reads, or the mean;
+    bias: of every projection; qkv_bias: of queries, keys and values alone; family: the one it came from, which an export
+    prefers where several have these options.
     """
 
     vocabulary: int
@@ -87,12 +66,14 @@ class ModelConfig:
     first_norm: bool = True
     qk_norm: QkNorm = "head"
     bias: bool = False
+    qkv_bias: bool = False
     mlp: Literal["swiglu", "geglu", "gelu", "gelu_tanh"] = "swiglu"
     positions: Literal["rotary", "learned"] = "rotary"
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
     window: int = 0
     global_every: int = 0
+    global_layers: tuple[int, ...] = ()
     window_rope_theta: float | None = None
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
@@ -103,38 +84,7 @@ class ModelConfig:
     head_bias: bool = False
     labels: int = 0
     pooling: Literal["first", "last", "mean"] = "last"
-
-    @classmethod
-    def of(cls, recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfig:
-        """The model of a resolved recipe (every dimension given) with a tokenizer's vocabulary.
-
-        labels: classes of a classifier; 0: a language model.
-        """
-        model = recipe.model
-        if model.layers is None or model.width is None or model.heads is None:
-            raise InputError("model: the dimensions are not derived yet; resolve the recipe first")
-        if model.vocabulary is not None and model.vocabulary < vocabulary:
-            raise InputError(
-                f"model.vocabulary: {model.vocabulary} rows are too few for the tokenizer's {vocabulary} ids"
-                + ("; is tokenizer.path the tokenizer of model.from?" if model.from_ is not None else "")
-            )
-        chosen = model.model_dump(exclude_none=True)
-        options = {field.name for field in fields(cls)} - {"rope_scaling"}
-        settings = FAMILIES[model.family] | {key: value for key, value in chosen.items() if key in options}
-        if model.rope_scaling is not None:
-            settings["rope_scaling"] = RopeScaling(**model.rope_scaling.model_dump())
-        config = cls(
-            **{
-                "vocabulary": vocabulary,
-                "sequence_length": recipe.tokens.sequence_length,
-                "kv_heads": model.heads,
-                "head_dim": model.width // model.heads,
-                "mlp_width": default_mlp_width(model.width, settings.get("mlp", "swiglu")),
-                "labels": labels,
-                **settings,
-            }
-        )
-        return config if labels == 0 or config.causal else config.with_changes(pooling="first")
+    family: str | None = field(default=None, compare=False)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
@@ -143,7 +93,8 @@ class ModelConfig:
         if unknown:
             raise InputError(f"model configuration: {unknown[0]!r} is unknown to this version")
         scaling = values.get("rope_scaling")
-        return cls(**{**values, "rope_scaling": RopeScaling(**scaling) if scaling else None})
+        read = {"rope_scaling": RopeScaling(**scaling) if scaling else None}
+        return cls(**{**values, **read, "global_layers": tuple(values.get("global_layers", ()))})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for checkpoints."""
@@ -170,7 +121,8 @@ class ModelConfig:
 
     def window_of(self, layer: int) -> int:
         """Tokens that a layer's attention sees; 0: all."""
-        return 0 if self.global_every and layer % self.global_every == 0 else self.window
+        every = self.global_every
+        return 0 if layer in self.global_layers or (every and layer % every == 0) else self.window
 
     def rope_theta_of(self, layer: int) -> float:
         """Base of a layer's rotary positions."""
@@ -182,6 +134,12 @@ class ModelConfig:
         """Parameters of one block that are in matrices: queries, keys, values, output, gate, up, down."""
         attention = self.width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return attention + (3 if self.gated else 2) * self.width * self.mlp_width
+
+    @property
+    def joint_bias_parameters(self) -> int:
+        """Parameters of one block that are in the biases of its joint projections: queries, keys, values; gate, up."""
+        queries_keys_values = (self.heads + 2 * self.kv_heads) * self.head_dim if self.bias or self.qkv_bias else 0
+        return queries_keys_values + (2 * self.mlp_width if self.bias and self.gated else 0)
 
     @property
     def embedding_parameters(self) -> int:
@@ -201,10 +159,9 @@ class ModelConfig:
         """All parameters; a tied matrix counts once."""
         norm = self.width * (2 if self.norm == "layer" and self.norm_bias else 1)
         qk = {"none": 0, "head": 2 * self.head_dim, "full": (self.heads + self.kv_heads) * self.head_dim}[self.qk_norm]
-        projections = (
-            (self.heads + 2 * self.kv_heads) * self.head_dim + 2 * self.width + self.mlp_width * (1 + self.gated)
-        )
-        block = self.block_matrix_parameters + 2 * norm + qk + (projections if self.bias else 0)
+        block = self.block_matrix_parameters + 2 * norm + qk + self.joint_bias_parameters
+        if self.bias:  # of the two projections into the residual stream, and of the MLP that is not gated
+            block += 2 * self.width + (0 if self.gated else self.mlp_width)
         norms = -norm * (not self.first_norm) + norm * (self.norm_position != "residual") + norm * self.embedding_norm
         head = self.classifier_parameters
         if not self.labels:

@@ -1,7 +1,7 @@
 """The transformer: blocks of attention and MLP between an embedding and a head.
 
 One implementation, decoder and encoder alike; its options (`ModelConfig`) cover what `transformers` knows as Llama,
-Qwen3, OLMo-2, GPT-2, BERT and ModernBERT. Weights that share an input are one parameter, whose leading dimensions say
+its families (huggingface/families). Weights that share an input are one parameter, whose leading dimensions say
 what is what, so that it is one product and can still be cut by head, decayed and exported part by part.
 
 Shapes: B sequences, T tokens, D width, H query heads, G key/value heads, R = H / G, K width of a head, F hidden
@@ -42,7 +42,7 @@ class Attention(nn.Module):
         super().__init__()
         self.queries = config.heads // config.kv_heads
         self.qkv = nn.Parameter(torch.empty(config.kv_heads, self.queries + 2, config.head_dim, config.width))
-        self.qkv_bias = nn.Parameter(torch.empty(self.qkv.shape[:3])) if config.bias else None
+        self.qkv_bias = nn.Parameter(torch.empty(self.qkv.shape[:3])) if config.bias or config.qkv_bias else None
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=config.bias)
         self.norm_all_heads = config.qk_norm == "full"
         widths = {"none": (0, 0), "head": (config.head_dim,) * 2,

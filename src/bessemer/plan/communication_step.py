@@ -36,8 +36,7 @@ class Held:
 
 def held(config: ModelConfig, layout: Parallel) -> Held:
     """What one process of a tensor group has; a tied matrix counts twice where two stages have it."""
-    projections = (config.heads + 2 * config.kv_heads) * config.head_dim + (2 * config.mlp_width if config.gated else 0)
-    cut = config.layers * (config.block_matrix_parameters + (projections if config.bias else 0))
+    cut = config.layers * (config.block_matrix_parameters + config.joint_bias_parameters)
     matrices = 1 if config.tie_embeddings or config.labels else 2
     tables = matrices * config.vocabulary * config.width
     outside = config.parameters - config.layers * _block(config)

@@ -90,8 +90,7 @@ def tensor_bytes(
 
 def _whole_parameters(config: ModelConfig) -> int:
     """Parameters that every process of a group has in full and each has a summand of the gradient of."""
-    biases = (config.heads + 2 * config.kv_heads) * config.head_dim + (2 * config.mlp_width if config.gated else 0)
-    block = config.block_matrix_parameters + (biases if config.bias else 0)
+    block = config.block_matrix_parameters + config.joint_bias_parameters
     matrices = 1 if config.tie_embeddings or config.labels else 2
     cut = config.layers * block + config.vocabulary * config.width * matrices
     return config.parameters - cut - config.classifier_parameters

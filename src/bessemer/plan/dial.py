@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.model.config import FAMILIES, ModelConfig, default_mlp_width
+from bessemer.model.config import default_mlp_width
 from bessemer.model.huggingface.config import recipe_keys
+from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.of_recipe import model_config
 from bessemer.plan.cost import flops_per_token
 from bessemer.recipe import Batches, Model, Recipe
 from bessemer.recipe.model import RopeScaling
@@ -51,7 +53,7 @@ def resolve(
     model = _dimensions(recipe.model)
     length = recipe.tokens.sequence_length
     classes = labels if recipe.train.objective == "classify" else 0
-    config = ModelConfig.of(recipe.model_copy(update={"model": model}), vocabulary, labels=classes)
+    config = model_config(recipe.model_copy(update={"model": model}), vocabulary, labels=classes)
     train = recipe.train
     horizon = train.tokens or TOKENS_PER_PARAMETER * config.parameters
     if train.steps is not None and train.global_batch_tokens is not None:
@@ -117,7 +119,8 @@ def _dimensions(model: Model) -> Model:
             "heads": heads,
             "kv_heads": model.kv_heads or heads,
             "head_dim": head_dim,
-            "mlp_width": model.mlp_width or default_mlp_width(width, FAMILIES[model.family].get("mlp", "swiglu")),
+            "mlp_width": model.mlp_width
+            or default_mlp_width(width, FAMILIES[model.family].options.get("mlp", "swiglu")),
         }
     )
 

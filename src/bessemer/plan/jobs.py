@@ -9,6 +9,7 @@ from typing import get_args
 
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
+from bessemer.model.of_recipe import model_config
 from bessemer.plan import devices, dial
 from bessemer.plan.estimate import stacks
 from bessemer.plan.estimate.job import Cluster, Job, Layout, Precision, Recompute
@@ -47,7 +48,7 @@ def goal_of(
     device = device_of(recipe, here)
     resolved = dial.resolve(recipe, vocabulary, labels=labels)
     classes = labels if resolved.train.objective == "classify" else 0
-    config = model or ModelConfig.of(resolved, vocabulary, labels=classes)
+    config = model or model_config(resolved, vocabulary, labels=classes)
     cluster = _cluster(recipe, device)
     stack = stacks.find(recipe.cluster.stack)
     batch = Batches.of(resolved).full

@@ -19,7 +19,8 @@ from importlib import resources
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.model.config import FAMILIES, ModelConfig, default_mlp_width
+from bessemer.model.config import ModelConfig, default_mlp_width
+from bessemer.model.huggingface.families import FAMILIES
 
 ASPECT, LARGE_ASPECT = 64, 112
 NARROWEST, WIDEST = 24, 150
@@ -51,7 +52,7 @@ def shapes() -> dict[str, Shape]:
     text = resources.files(__package__).joinpath("shapes.toml").read_text(encoding="utf-8")
     found: dict[str, Shape] = {}
     for group in tomllib.loads(text)["group"]:
-        options: dict[str, Any] = {**FAMILIES[group.pop("like")], **group}
+        options: dict[str, Any] = {**FAMILIES[group.pop("like")].options, **group}
         rows, source = options.pop("rows"), options.pop("source")
         for name, layers, width, heads, kv_heads, head_dim, mlp_width, parameters in rows:
             sizes = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
@@ -141,7 +142,7 @@ def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: 
         shared = parameters >= SHARED_HEADS_FROM and heads % 8 == 0
         plain = ModelConfig(
             **{
-                **FAMILIES[family],
+                **FAMILIES[family].options,
                 "vocabulary": vocabulary,
                 "sequence_length": sequence_length,
                 "layers": layers,
@@ -149,8 +150,8 @@ def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: 
                 "heads": heads,
                 "kv_heads": 8 if shared else heads,
                 "head_dim": head_dim,
-                "mlp_width": default_mlp_width(width, FAMILIES[family].get("mlp", "swiglu")),
-                "tie_embeddings": FAMILIES[family].get("tie_embeddings", False) or parameters < 4e9,
+                "mlp_width": default_mlp_width(width, FAMILIES[family].options.get("mlp", "swiglu")),
+                "tie_embeddings": FAMILIES[family].options.get("tie_embeddings", False) or parameters < 4e9,
             }
         )
         a_unit = plain.with_changes(mlp_width=plain.mlp_width + 1).parameters - plain.parameters

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from bessemer.recipe.families import FamilyName
 from bessemer.recipe.section import Positive, Section
 
 
@@ -36,11 +37,10 @@ class RopeScaling(Section):
 class Model(Section):
     """The transformer: `depth` alone, explicit dimensions, or `from` a folder. Options left out are the family's."""
 
-    family: Literal["qwen3", "llama", "olmo2", "gpt2", "bert", "modernbert"] = Field(
+    family: FamilyName = Field(
         "qwen3",
-        description="The kind of block: qwen3 (RMSNorm, SwiGLU, rotary positions, QK-norm), llama (the same without "
-        "QK-norm), olmo2 (norms after the sublayers, QK-norm over all heads), gpt2 (LayerNorm, GELU, learned positions, "
-        "biases), or the encoders bert and modernbert (GeGLU, windowed attention).",
+        description="The kind of block, named for the models that have it: qwen3 is RMSNorm, SwiGLU, rotary positions and "
+        "QK-norm; docs/models.md has a table of all. Masked language models need an encoder: bert, modernbert.",
     )
     from_: str | None = Field(
         None,
@@ -92,6 +92,9 @@ class Model(Section):
     global_every: int | None = Field(
         None, ge=0, description="Every so many layers, from the first, one sees everything; 0: all have the window."
     )
+    global_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, strict=False, description="Further layers that see everything, counted from 0."
+    )
     attention_soft_cap: float | None = Field(
         None, ge=0, description="Attention scores are c*tanh(score/c) with this c; 0: off."
     )
@@ -123,6 +126,7 @@ class Model(Section):
         head_dim = self.head_dim or (self.width // self.heads if self.width and self.heads else None)
         if head_dim is not None and head_dim % 2 and self.family not in ("gpt2", "bert"):
             raise ValueError(f"the width of a head is {head_dim}, but rotary positions need an even one")
-        if self.global_every and self.window == 0:
-            raise ValueError(f"global_every = {self.global_every} has no meaning without a window; give window as well")
+        for key in ("global_every", "global_layers"):
+            if getattr(self, key) and self.window == 0:
+                raise ValueError(f"{key} = {getattr(self, key)} has no meaning without a window; give window as well")
         return self

@@ -8,8 +8,6 @@ from pydantic import Field
 
 from bessemer.recipe.section import Section
 
-ENCODERS = ("bert", "modernbert")  # the families whose attention is bidirectional (model/config.py, FAMILIES)
-
 
 class Masking(Section):
     """Which tokens are hidden, and behind what (objective masked)."""

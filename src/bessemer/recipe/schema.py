@@ -17,8 +17,9 @@ from pydantic import Field, model_validator
 
 from bessemer.recipe.cluster import Cluster
 from bessemer.recipe.corpus import Corpus
+from bessemer.recipe.families import DECODERS, ENCODERS
 from bessemer.recipe.model import Model
-from bessemer.recipe.objective import ENCODERS, Classify, Masking
+from bessemer.recipe.objective import Classify, Masking
 from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
 from bessemer.recipe.parallel import Parallel
 from bessemer.recipe.parts import Part
@@ -221,11 +222,10 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:
         objective, family = self.train.objective, self.model.family
-        decoders = "qwen3, llama, olmo2 or gpt2"
         if self.model.from_ is None and objective == "causal" and family in ENCODERS:
             raise ValueError(
                 f"train.objective = causal needs a decoder, but model.family = {family} sees both sides; set "
-                f"train.objective = masked, or model.family to {decoders}"
+                f"train.objective = masked, or model.family to one of {', '.join(DECODERS)}"
             )
         if self.model.from_ is None and objective == "masked" and family not in ENCODERS:
             raise ValueError(

@@ -206,7 +206,7 @@ def _ended(started: list[subprocess.Popen[bytes]]) -> list[int | None]:
 
 
 def _row(scope: Scope, folder: Path, name: str, case: str, precision: str, failure: str | None) -> dict[str, Any]:
-    from bessemer.model.config import ModelConfig
+    from bessemer.model.of_recipe import model_config
     from bessemer.studies import text
     from bessemer.train.planned_traffic import planned_bytes
 
@@ -232,7 +232,7 @@ def _row(scope: Scope, folder: Path, name: str, case: str, precision: str, failu
         "last_loss": mine["losses"][-1],
         "seconds": mine["seconds"],
         "sent": mine["sent"],
-        "planned": planned_bytes(recipe, ModelConfig.of(recipe, text.VOCABULARY), precision, mine["targets"][-1]),
+        "planned": planned_bytes(recipe, model_config(recipe, text.VOCABULARY), precision, mine["targets"][-1]),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bessemer.model.config import ModelConfig
+from bessemer.model.of_recipe import model_config
 from bessemer.plan.communication_step import Bytes, step_bytes
 from bessemer.recipe import Recipe
 from bessemer.studies import text
@@ -13,7 +13,7 @@ from bessemer.train.precision import PRECISIONS
 
 def planned(recipe: Recipe, targets: int) -> dict[str, int] | None:
     """Bytes of a step by kind, of all processes; None where there is no formula. targets: of the global batch."""
-    train, layout, config = recipe.train, recipe.parallel, ModelConfig.of(recipe, text.VOCABULARY)
+    train, layout, config = recipe.train, recipe.parallel, model_config(recipe, text.VOCABULARY)
     assert train.global_batch_tokens is not None and train.micro_batch is not None, "the recipe is resolved"
     arithmetic = PRECISIONS[train.precision]
     weights = arithmetic.weights.itemsize

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from bessemer.checkpoint import save
-from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build, shell
+from bessemer.model.of_recipe import model_config
 from bessemer.parallel import traffic
 from bessemer.parallel.team import ALONE, Team, in_group, join, leave
 from bessemer.parallel.tied import owned_parameters
@@ -129,7 +129,7 @@ def train(asked: Settings, layout: Parallel, case: Case, precision: str, team: T
     processes together send in a step, by kind (of the last step), and the name of the saved checkpoint's folder.
     """
     recipe = recipe_of(asked, layout, case, precision)
-    config = ModelConfig.of(recipe, text.VOCABULARY)
+    config = model_config(recipe, text.VOCABULARY)
     model = build(config, SEED) if team.is_alone else shell(config)
     device = devices.choose(recipe.train)
     step = TrainStep(recipe, model, device, text.END_OF_TEXT, 1, team, initial_weights(config, SEED))

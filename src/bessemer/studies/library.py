@@ -17,6 +17,7 @@ import numpy.typing as npt
 from bessemer.corpus import pipeline
 from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build
+from bessemer.model.of_recipe import model_config
 from bessemer.plan.dial import resolve
 from bessemer.recipe import Recipe, parse
 from bessemer.run import RunFolder
@@ -113,7 +114,7 @@ class Settings:
 
         A classifier reads the mean over the text, so that no kind has a place made for it.
         """
-        config = ModelConfig.of(self.recipe("causal", "qwen3"), vocabulary).with_changes(causal=causal)
+        config = model_config(self.recipe("causal", "qwen3"), vocabulary).with_changes(causal=causal)
         if not labels:
             return config
         return config.with_changes(labels=labels, pooling="mean", sequence_length=self.snippet)

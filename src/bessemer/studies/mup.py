@@ -12,8 +12,8 @@ from math import inf, isfinite, log2
 from time import perf_counter
 from typing import Any
 
-from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build
+from bessemer.model.of_recipe import model_config
 from bessemer.plan.dial import resolve
 from bessemer.recipe import parse
 from bessemer.studies import text
@@ -160,7 +160,7 @@ def _trained(asked: Settings, width: int, rate: float, base_width: int | None) -
         ),
         text.VOCABULARY,
     )
-    config = ModelConfig.of(recipe, text.VOCABULARY)
+    config = model_config(recipe, text.VOCABULARY)
     step = TrainStep(recipe, build(config, 0), devices.choose(recipe.train), text.END_OF_TEXT, 1)
     for number in range(asked.steps):
         found = step.gradients(text.batch(number, asked.sequences, asked.length, asked.max_bytes))

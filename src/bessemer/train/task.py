@@ -18,6 +18,7 @@ from bessemer.errors import InputError
 from bessemer.model.attention import Documents
 from bessemer.model.config import ModelConfig
 from bessemer.model.elementwise import widened
+from bessemer.model.of_recipe import model_config
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe, Train
 from bessemer.tokens.held_out import HeldOut
@@ -98,8 +99,8 @@ def task_of(recipe: Recipe, config: ModelConfig, end_of_text: int) -> Task:
 def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
     """The model that a resolved recipe trains; labels: classes of its corpus."""
     if recipe.train.objective != "classify":
-        return ModelConfig.of(recipe, vocabulary)
-    config = ModelConfig.of(recipe, vocabulary, labels=labels)
+        return model_config(recipe, vocabulary)
+    config = model_config(recipe, vocabulary, labels=labels)
     pooling = recipe.train.classify.pooling
     return config if pooling is None else config.with_changes(pooling=pooling)
 

@@ -140,12 +140,12 @@ def write_weights(
     cut = [0]  # how many tensors each file has
     held = total = 0
     for part in parts(model):
-        if held and held + part.view.nbytes > (shard_bytes or SHARD_BYTES):
+        if held and held + part.nbytes > (shard_bytes or SHARD_BYTES):
             cut.append(0)
             held = 0
         cut[-1] += 1
-        held += part.view.nbytes
-        total += part.view.nbytes
+        held += part.nbytes
+        total += part.nbytes
     coming, index = parts(model, value), dict[str, str]()
     for number, count in enumerate(cut, start=1):
         name = f"model-{number:05d}-of-{len(cut):05d}.safetensors" if len(cut) > 1 else "model.safetensors"

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.config import read_config
+from bessemer.model.huggingface.config import family_of, read_config
+from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.huggingface.family import Tensors
 from bessemer.model.huggingface.weights import Part, parts
 from bessemer.model.transformer import Transformer
 
-# Tensors that a folder may hold and no model reads: buffers of older versions, copies of tied matrices, and heads for
-# tasks other than ours.
+# Buffers of older versions, which a folder may hold and no model reads.
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".position_ids")
-_OTHER_HEADS = ("cls.seq_relationship.", "bert.pooler.")
-_TIED = ("lm_head.weight", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "decoder.weight")
+_HEADS = ("head.", "classifier.")  # of our parameters
 
 
 def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -> Transformer:
@@ -36,12 +36,13 @@ def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -
     wanted = own if config is None else config
     model = build(wanted, seed)
     new_head = wanted.labels > 0 and wanted.labels != own.labels
-    found = _Tensors(folder)
+    tensors = FAMILIES[family_of(wanted)].tensors
+    found = _Folder(folder, tensors.base)
     expected = {part.name: part for part in parts(model)}
-    optional = set() if not new_head else {name for name in expected if _is_head(name)}
+    optional = {name for name, part in expected.items() if new_head and part.ours.startswith(_HEADS)}
     absent = [name for name in expected if found.name_of(name) is None and name not in optional]
     known = {found.name_of(name) for name in expected}
-    extra = [name for name in found.names if name not in known and not _may_be_left(name, wanted, new_head)]
+    extra = [name for name in found.names if name not in known and not _may_be_left(name, tensors, wanted, new_head)]
     if absent:
         near = difflib.get_close_matches(absent[0], extra, n=1)
         raise InputError(
@@ -61,7 +62,7 @@ def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -
     return model
 
 
-def _take(folder: Path, found: _Tensors, name: str, part: Part) -> None:
+def _take(folder: Path, found: _Folder, name: str, part: Part) -> None:
     if found.shape(name) != part.shape:
         raise InputError(
             f"{folder}: tensor {name} is {list(found.shape(name))}, config.json makes it {list(part.shape)}"
@@ -73,22 +74,27 @@ def _take(folder: Path, found: _Tensors, name: str, part: Part) -> None:
     part.take(tensor.float())
 
 
-def _is_head(name: str) -> bool:
-    return name.startswith(("score.", "classifier.", "head.", "bert.pooler."))
-
-
-def _may_be_left(name: str, config: ModelConfig, new_head: bool) -> bool:
-    if name.endswith(_BUFFERS) or name.startswith(_OTHER_HEADS):
+def _may_be_left(name: str, tensors: Tensors, config: ModelConfig, new_head: bool) -> bool:
+    """Whether a tensor that no part of the model takes is none of its own: a buffer, a tied copy, another head."""
+    if name.endswith(_BUFFERS) or name.startswith(tensors.unread):
         return True
-    if name in _TIED and (config.tie_embeddings or config.labels):
+    tied = config.tie_embeddings or config.labels
+    outputs = [
+        theirs.removesuffix(".weight") + ".weight" for theirs, ours in tensors.outer if ours in ("head", "head.weight")
+    ]
+    if tied and name in outputs:
         return True
-    return new_head and name.startswith(("cls.", "head.", "decoder.", "lm_head.", "score.", "classifier."))
+    heads = tuple(theirs for theirs, ours in tensors.outer if f"{ours}.".startswith(_HEADS))
+    return new_head and name.startswith(heads)
 
 
-class _Tensors:
-    """The tensors of a folder's safetensors files, by name, read one at a time."""
+class _Folder:
+    """The tensors of a folder's safetensors files, by name, read one at a time.
 
-    def __init__(self, folder: Path) -> None:
+    base: prefix that the names lack where the folder was saved from a model without its head.
+    """
+
+    def __init__(self, folder: Path, base: str) -> None:
         from safetensors import SafetensorError, safe_open
 
         index = folder / "model.safetensors.index.json"
@@ -102,6 +108,7 @@ class _Tensors:
                 f"{folder}: has no model.safetensors"
                 + (f", only {others[0]}, a pickle, which could run code; convert it to safetensors" if others else "")
             )
+        self._base = base
         self._opened: dict[str, Any] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         for file in files:
@@ -121,8 +128,7 @@ class _Tensors:
 
     def name_of(self, name: str) -> str | None:
         """The name a tensor goes by here: some folders leave out the outer prefix, older ones say gamma and beta."""
-        inner = name.partition(".")[2] if name.startswith(("model.", "transformer.", "bert.")) else name
-        for candidate in (name, inner):
+        for candidate in (name, name.removeprefix(self._base)):
             if candidate in self._shapes:
                 return candidate
             older = candidate.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")

@@ -147,8 +147,8 @@ def block(config: ModelConfig, tokens: int, machine: Machine, way: str) -> Parts
     moved += [("swiglu" if config.mlp == "swiglu" else "gelu", tokens * config.mlp_width)]
     if config.mlp == "geglu":
         moved += [("add", tokens * config.mlp_width)] * 2
-    if config.bias:
-        moved += [("square", tokens * sum(outputs for outputs, _ in shapes(config).values()))]  # sums of gradients
+    biased = shapes(config) if config.bias else ["qkv"] if config.qkv_bias else []
+    moved += [("square", tokens * shapes(config)[name][0]) for name in biased]  # sums of gradients
     passes = sum(machine.pass_seconds(name, elements, way=way) for name, elements in moved)
     return Parts(products, attention, passes, machine.ways[way].host.block)
 

@@ -1,0 +1,72 @@
+"""GPT-2: LayerNorm, learned positions, biases, one key/value head for each query head."""
+
+from __future__ import annotations
+
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.family import (
+    Family,
+    Tensors,
+    heads_fill_the_width,
+    no_window,
+    one_kv_head_a_query_head,
+)
+
+_SUMMARY = "belongs to a head for choosing among answers, which is not read"
+
+
+def _obstacles(config: ModelConfig) -> list[str]:
+    return one_kv_head_a_query_head(config) + heads_fill_the_width(config) + no_window(config)
+
+
+FAMILY = Family(
+    name="gpt2",
+    title="GPT-2",
+    summary=("LayerNorm, before", "learned", "GELU", "biases, tied"),
+    architecture="GPT2LMHeadModel",
+    classifier="GPT2ForSequenceClassification",
+    options={
+        "qk_norm": "none", "norm": "layer", "positions": "learned", "mlp": "gelu_tanh", "bias": True,
+        "norm_eps": 1e-5, "tie_embeddings": True,
+    },
+    keys={
+        "vocabulary": "vocab_size", "layers": "n_layer", "width": "n_embd", "heads": "n_head", "mlp_width": "n_inner",
+        "max_positions": "n_positions", "norm_eps": "layer_norm_epsilon", "tie_embeddings": "tie_word_embeddings",
+    },
+    defaults={"norm_eps": 1e-5, "tie_embeddings": True},
+    tensors=Tensors(
+        outer=(
+            ("transformer.wte", "embedding"),
+            ("transformer.wpe", "position_embedding"),
+            ("transformer.ln_f", "norm"),
+            ("score", "classifier"),
+            ("lm_head", "head"),
+        ),
+        prefix="transformer.h.{}",
+        block=(
+            ("attn.c_attn", "attention.qkv"),
+            ("attn.c_proj", "attention.out"),
+            ("mlp.c_fc", "mlp.up"),
+            ("mlp.c_proj", "mlp.down"),
+            ("ln_1", "attention_norm"),
+            ("ln_2", "mlp_norm"),
+        ),
+        transposed=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
+        base="transformer.",
+    ),
+    fixed={
+        "activation_function": "gelu_new", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    dropout=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    harmless={
+        "n_ctx": "an older name of n_positions, which transformers reads",
+        "reorder_and_upcast_attn": "the order and precision of the same products",
+        **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+                         "summary_first_dropout"), _SUMMARY),
+    },
+    obstacles=_obstacles,
+    examples={
+        "GPT-2": {"kv_heads": 4, "head_dim": 8},
+        "GPT-2, classifier": {"kv_heads": 4, "head_dim": 8, "labels": 5},
+    },
+)  # fmt: skip

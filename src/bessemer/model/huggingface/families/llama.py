@@ -1,0 +1,78 @@
+"""Llama, and what every decoder of its lineage shares: names of settings and tensors."""
+
+from __future__ import annotations
+
+from bessemer.model.config import ModelConfig, RopeScaling
+from bessemer.model.huggingface.family import Family, Tensors, Values, no_window
+from bessemer.model.huggingface.rope import KEYS as ROPE_KEYS
+from bessemer.model.huggingface.rope import read_rotary, write_rotary
+from bessemer.model.huggingface.settings import Settings
+
+NAMES = {
+    "vocabulary": "vocab_size", "layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "mlp_width": "intermediate_size",
+    "max_positions": "max_position_embeddings", "norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings",
+}  # fmt: skip
+
+
+def tensors(attention_norm: str = "input_layernorm", mlp_norm: str = "post_attention_layernorm") -> Tensors:
+    """The tensors of Llama's lineage; the arguments name a block's two norms."""
+    return Tensors(
+        outer=(
+            ("model.embed_tokens", "embedding"),
+            ("model.norm", "norm"),
+            ("score", "classifier"),
+            ("lm_head", "head"),
+        ),
+        prefix="model.layers.{}",
+        block=(
+            ("self_attn.q_proj", "attention.qkv:q"),
+            ("self_attn.k_proj", "attention.qkv:k"),
+            ("self_attn.v_proj", "attention.qkv:v"),
+            ("self_attn.o_proj", "attention.out"),
+            ("self_attn.q_norm", "attention.q_norm"),
+            ("self_attn.k_norm", "attention.k_norm"),
+            ("mlp.gate_proj", "mlp.gate_up:gate"),
+            ("mlp.up_proj", "mlp.gate_up:up"),
+            ("mlp.down_proj", "mlp.down"),
+            (attention_norm, "attention_norm"),
+            (mlp_norm, "mlp_norm"),
+        ),
+    )
+
+
+def read(settings: Settings, values: Values) -> Values:
+    """Rotary positions."""
+    return read_rotary(settings, values["max_positions"])
+
+
+def write(config: ModelConfig) -> Values:
+    """Rotary positions."""
+    return write_rotary(config)
+
+
+FAMILY = Family(
+    name="llama",
+    title="Llama",
+    summary=("RMSNorm, before", "rotary", "SwiGLU", ""),
+    architecture="LlamaForCausalLM",
+    classifier="LlamaForSequenceClassification",
+    options={"qk_norm": "none"},
+    keys=NAMES,
+    defaults={"tie_embeddings": False, "norm_eps": 1e-6},
+    tensors=tensors(),
+    fixed={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    dropout=("attention_dropout",),
+    harmless={"pretraining_tp": "cuts products into pieces whose sum is the same"},
+    reads=ROPE_KEYS,
+    read=read,
+    write=write,
+    obstacles=no_window,
+    examples={
+        "Llama 2": {"kv_heads": 4},
+        "Llama 3": {"rope_theta": 500_000.0, "norm_eps": 1e-5, "rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 8)},
+        "Llama, positions stretched linearly": {"rope_scaling": RopeScaling("linear", 4.0)},
+        "Llama, tied, one key/value head": {"tie_embeddings": True, "kv_heads": 1},
+        "Llama, classifier": {"labels": 5},
+    },
+)

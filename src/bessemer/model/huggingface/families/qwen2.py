@@ -1,0 +1,30 @@
+"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values, and windows from some layer on."""
+
+from __future__ import annotations
+
+from bessemer.model.huggingface.families import llama, qwen3
+from bessemer.model.huggingface.family import Family, one_rope_base
+from bessemer.model.huggingface.rope import KEYS as ROPE_KEYS
+
+FAMILY = Family(
+    name="qwen2",
+    title="Qwen2",
+    summary=("RMSNorm, before", "rotary", "SwiGLU", "biases on queries, keys and values"),
+    architecture="Qwen2ForCausalLM",
+    classifier="Qwen2ForSequenceClassification",
+    options={"qk_norm": "none", "qkv_bias": True},
+    keys=llama.NAMES,
+    defaults={"tie_embeddings": False, "norm_eps": 1e-6, "kv_heads": 32},
+    tensors=llama.tensors(),
+    fixed={"hidden_act": "silu"},
+    dropout=("attention_dropout",),
+    reads=(*ROPE_KEYS, *qwen3.WINDOW_KEYS),
+    read=qwen3.read,
+    write=qwen3.write,
+    obstacles=one_rope_base,
+    examples={
+        "Qwen2": {"rope_theta": 1e6, "tie_embeddings": True},
+        "Qwen2, windows from the third layer on": {"window": 7, "layers": 4, "global_layers": (0, 1)},
+        "Qwen2, classifier": {"labels": 5},
+    },
+)

@@ -1,0 +1,9 @@
+"""The model families by name: the one list. Each name is a file of model/huggingface/families, which says what it is."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+FamilyName = Literal["qwen3", "qwen2", "llama", "mistral", "olmo2", "gpt2", "bert", "modernbert"]
+ENCODERS = ("bert", "modernbert")  # attention sees both sides; objective masked
+DECODERS = tuple(name for name in get_args(FamilyName) if name not in ENCODERS)

@@ -1,0 +1,57 @@
+"""The families' lists held against the installed `transformers`, and the table of the docs made from them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.huggingface.family import Family
+from bessemer.model.huggingface.keys import FIXED, HARMLESS, UNDERSTOOD
+
+transformers = pytest.importorskip("transformers")
+DOCS = Path(__file__).parents[2] / "docs" / "models.md"
+each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
+
+
+def their_defaults(family: Family) -> dict[str, Any]:
+    return dict(transformers.AutoConfig.for_model(family.name).to_dict())
+
+
+@each_family
+def test_every_key_of_transformers_is_understood_or_known_to_be_harmless(family: Family) -> None:
+    known = family.understood | UNDERSTOOD | set(family.harmless) | set(HARMLESS) | set(FIXED)
+    assert set(their_defaults(family)) <= known
+
+
+@each_family
+def test_defaults_are_those_of_transformers(family: Family) -> None:
+    theirs = their_defaults(family)
+    for ours, default in family.defaults.items():
+        assert default == theirs[family.keys[ours]], ours
+    for key, fixed in family.fixed.items():
+        assert theirs.get(key, fixed) == fixed, key
+    assert not set(family.harmless) & family.understood
+
+
+@each_family
+def test_classes_exist(family: Family) -> None:
+    assert hasattr(transformers, family.architecture) and hasattr(transformers, family.classifier)
+
+
+def test_the_table_of_the_docs_is_that_of_the_families() -> None:
+    lines = ["| family | norm | positions | MLP | besides | exported as |", "|---|---|---|---|---|---|"]
+    for name, family in FAMILIES.items():
+        label = f"`{name}`" + (" (default)" if name == "qwen3" else "")
+        lines.append("| " + " | ".join((label, *family.summary, family.title)).replace("|  |", "| |") + " |")
+    text = DOCS.read_text(encoding="utf-8")
+    found = re.search(r"\| family \|.*?(?=\n\n)", text, re.DOTALL)
+    assert found is not None
+    if os.environ.get("BESSEMER_WRITE_DOCS"):
+        DOCS.write_text(text.replace(found[0], "\n".join(lines)), encoding="utf-8")
+    else:
+        assert found[0].splitlines() == lines, "BESSEMER_WRITE_DOCS=1 writes it anew"
