@@ -97,8 +97,8 @@ class ModelConfig:
         return cls(**{**values, **read, "global_layers": tuple(values.get("global_layers", ()))})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for checkpoints."""
-        return asdict(self)
+        """Plain values, as JSON has them, for checkpoints."""
+        return asdict(self) | {"global_layers": list(self.global_layers)}
 
     def with_changes(self, **changes: Any) -> ModelConfig:
         """The same model but for `changes`."""

@@ -20,8 +20,10 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.train.step import TrainStep
 
 HEADS = ("head.", "classifier.")  # what belongs to an objective, and is new where that differs
-# Options that may differ: they are the head's, or say how long the sequences are.
-OF_THE_HEAD = {"labels", "pooling", "sequence_length", "max_positions", "head_transform", "head_bias", "logit_soft_cap"}
+# Options that may differ: they are the head's, say how long the sequences are, or are a name.
+OF_THE_HEAD = {
+    "labels", "pooling", "sequence_length", "max_positions", "head_transform", "head_bias", "logit_soft_cap", "family",
+}  # fmt: skip
 
 
 def starting_model(recipe: Recipe, config: ModelConfig) -> Transformer:

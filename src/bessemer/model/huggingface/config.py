@@ -109,7 +109,7 @@ def recipe_keys(folder: Path) -> dict[str, Any]:
         "tie_embeddings", "window", "global_every", "global_layers", "rope_theta", "window_rope_theta", "rope_scaling",
         "norm_eps",
     )  # fmt: skip
-    values = config.to_dict()
+    values = config.to_dict() | {"global_layers": config.global_layers or None}
     return {"family": family, **{key: values[key] for key in keys}}
 
 
