@@ -47,7 +47,7 @@ def test_line_ends_change_nothing() -> None:
 def test_nothing_is_no_language(text: str) -> None:
     found = identify(text, ON)
     assert (found.code, found.score) == ("", 0.0)
-    assert verdict(found, ON) == ("language_unsure", "no language with a score of 0.00")
+    assert verdict(found, ON) == ("language_unsure", "no language with a score of 0.00 (limit 0.65)")
 
 
 def test_verdicts() -> None:
@@ -58,13 +58,13 @@ def test_verdicts() -> None:
     )
     assert verdict(german, Language(identify=True, allowed=["en", "de"])) is None
     doubtful = language.Language("de", 0.64)
-    assert verdict(doubtful, ON) == ("language_unsure", "de with a score of 0.64")
+    assert verdict(doubtful, ON) == ("language_unsure", "de with a score of 0.64 (limit 0.65)")
     assert verdict(doubtful, Language(identify=True, min_score=0.0)) is None
     assert verdict(language.Language("de", 0.65), ON) is None
     switching = language.Language("de", 1.0, switches=2)
     assert verdict(switching, WINDOWS) is None
     assert verdict(switching, Language(identify=True, windows=5, max_switches=1)) == (
-        "language_switches", "2 changes of language",
+        "language_switches", "2 (limit 1) changes of language",
     )  # fmt: skip
     assert verdict(switching, Language(identify=True, windows=5, max_switches=2)) is None
 

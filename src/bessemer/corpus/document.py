@@ -28,7 +28,7 @@ REASONS = {
     "empty": "no text is left after extraction",
     "too_short": "fewer characters than corpus.rules.min_characters",
     "too_long": "more characters than corpus.rules.max_characters",
-    "long_lines": "mean line longer than corpus.rules.max_mean_line_length",
+    "long_lines": "minified code or data, or a mean line longer than corpus.rules.max_mean_line_length",
     "not_text": "too few letters and digits, or no text a person wrote",
     "repetitive": "too few distinct lines",
     "language_unsure": "its language scores below corpus.language.min_score",

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bessemer.corpus.rules.findings import against
 from bessemer.errors import InputError
 from bessemer.recipe.parts import language_part
 
@@ -63,11 +64,14 @@ def identify(text: str, settings: Settings) -> Language:
 def verdict(found: Language, settings: Settings) -> tuple[str, str] | None:
     """The reason and the measured value for which a document is rejected; None when it is kept."""
     if found.score < settings.min_score:
-        return "language_unsure", f"{found.code or 'no language'} with a score of {found.score:.2f}"
+        return (
+            "language_unsure",
+            f"{found.code or 'no language'} with a score of {against(found.score, settings.min_score)}",
+        )
     if settings.allowed and found.code not in settings.allowed:
         return "language_other", f"{found.code} with a score of {found.score:.2f}"
     if settings.max_switches is not None and found.switches > settings.max_switches:
-        return "language_switches", f"{found.switches} changes of language"
+        return "language_switches", f"{against(found.switches, settings.max_switches)} changes of language"
     return None
 
 

@@ -49,7 +49,7 @@ from bessemer.recipe import Corpus, Recipe, digest
 from bessemer.run import RunFolder, mark_stage, read_json, staging, write_atomic, write_json
 from bessemer.terminal import progress
 
-VERSION = 3
+VERSION = 4
 """Goes up when the same sources would give other documents, or the folder another layout."""
 
 

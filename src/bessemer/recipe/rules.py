@@ -209,10 +209,11 @@ class Rules(Section):
 
     min_characters: int = Field(200, ge=0, description="Shorter documents are rejected (too_short).")
     max_characters: Positive = Field(1_000_000, description="Longer documents are rejected (too_long).")
-    max_mean_line_length: float = Field(
-        1000.0,
+    max_mean_line_length: float | None = Field(
+        None,
         gt=0,
-        description="Documents with a longer mean line are rejected (long_lines): minified code, data blobs.",
+        description="Documents with a longer mean line are rejected (long_lines). Unset: those with a mean line over 1,000 "
+        "characters that look like minified code or data; prose on one line is kept.",
     )
     min_alphanumeric_share: Share = Field(
         0.25,

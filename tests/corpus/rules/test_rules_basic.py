@@ -1,9 +1,16 @@
+import base64
+import importlib.util
+import json
+import random
 import time
+from pathlib import Path
 
 import pytest
 
 from bessemer.corpus.rules import alphanumeric_share, judge
+from bessemer.corpus.rules.findings import against
 from bessemer.recipe import Rules
+from tests.corpus.language_samples import DECLARATION
 
 RULES = Rules()
 LINE = "a line of text that says something number {}\n"
@@ -19,7 +26,8 @@ GOOD = "".join(LINE.format(number) for number in range(20))
         ("short", "too_short"),
         ("x" * 199, "too_short"),
         ("ab cd " * 200_000, "too_long"),
-        ("word " * 300, "long_lines"),
+        ("word " * 300, None),
+        ("0.125 17 3e-5 " * 300, "long_lines"),
         ("+-*/ {}()\n" * 50, "not_text"),
         ("+–—“” …€\n" * 50, "not_text"),
         ("the same line again\n" * 50, "repetitive"),
@@ -33,7 +41,7 @@ def test_judge(text: str, reason: str | None) -> None:
 def test_limits_are_those_of_the_recipe() -> None:
     assert judge("x" * 200, RULES.model_copy(update={"min_characters": 201})) == (
         "too_short",
-        "200 characters",
+        "200 (limit 201) characters",
     )
     assert judge("x" * 200, RULES) is None
     assert judge(GOOD, RULES.model_copy(update={"max_characters": len(GOOD) - 1})) is not None
@@ -41,9 +49,92 @@ def test_limits_are_those_of_the_recipe() -> None:
 
 
 def test_empty_lines_do_not_hide_long_ones() -> None:
-    verdict = judge("word " * 3000 + "\n" * 10_000 + "x", RULES)
+    verdict = judge("word " * 3000 + "\n" * 10_000 + "x", Rules(max_mean_line_length=1000))
     assert verdict is not None
     assert verdict[0] == "long_lines"
+
+
+def test_a_limit_of_the_recipe_holds_for_every_document() -> None:
+    prose = "The boat came late because the wind had turned. " * 40
+    assert judge(prose, RULES) is None
+    rules = Rules(max_mean_line_length=1000)
+    assert judge(prose, rules) == ("long_lines", f"mean line of {len(prose)} (limit 1000) characters")
+    assert judge("x" * 200, Rules(max_mean_line_length=199.9999)) == (
+        "long_lines",
+        "mean line of 200 (limit 199.9999) characters",
+    )
+    assert judge("0.125 17 3e-5 " * 300, Rules(max_mean_line_length=1e9)) is None
+
+
+THAI = "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกันในเกียรติศักดิ์และสิทธิ ต่างมีเหตุผลและมโนธรรม และควรปฏิบัติต่อกันด้วยเจตนารมณ์แห่งภราดรภาพ "
+"""Article 1 of the Universal Declaration of Human Rights."""
+
+
+@pytest.mark.parametrize("language", [*DECLARATION, "th", "technical"])
+def test_prose_on_one_line_is_kept(language: str) -> None:
+    technical = (
+        "Call open(path, mode='rb') first (see https://docs.example.org/3/library/functions.html#open, section 4.2.1), "
+        "and check that errno is 0; on 64-bit machines since 1998 the limit is 2147483647 bytes, or about 2 GB. "
+        "When the file is on a disk of another machine, wait until the lock is free before you read the first block, "
+        "and close it again even if an exception was raised: the with statement does both for you. "
+    )
+    text = {**DECLARATION, "th": THAI, "technical": technical}[language].replace("\n", " ")
+    line = " ".join([text] * (2400 // len(text) + 1))
+    assert judge(line, RULES) is None
+    assert judge(line.replace(" ", "\u3000"), RULES) is None
+
+
+def _machine_made() -> dict[str, str]:
+    rng = random.Random(3)
+    data = rng.randbytes(6000)
+    records = [{"id": n, "name": f"item {n}", "price": rng.random(), "tags": ["new", "sale"]} for n in range(90)]
+    script = "".join(f"function f{n}(a,b){{return a[{n}]!==b?void 0:(t.q=null,e&&e(a,{n}))}}" for n in range(60))
+    return {
+        "json": json.dumps(records),
+        "minified": script,
+        "styles": "".join(f".c{n}>a:hover{{color:#{n:03x};margin:0 {n}px}}" for n in range(120)),
+        "svg": "<path d='" + " ".join(f"M{rng.random():.2f},{n} L{n}" for n in range(300)) + "'/>",
+        "base64": base64.b64encode(data).decode(),
+        "base85": base64.b85encode(data).decode(),
+        "hexadecimal": data.hex(" "),
+        "hashes": " ".join(rng.randbytes(32).hex() for _ in range(60)),
+        "genome": "".join(rng.choice("ACGT") for _ in range(5000)),
+        "table": " ".join(f"{rng.gauss(0, 1):.4f}" for _ in range(800)),
+        "addresses": " ".join(f"https://example.com/shop/item{n}?id={n * 7919}&page={n}" for n in range(80)),
+    }
+
+
+@pytest.mark.parametrize(("name", "text"), _machine_made().items())
+def test_minified_code_and_data_on_one_line_are_rejected(name: str, text: str) -> None:
+    verdict = judge(text, RULES)
+    assert verdict is not None
+    assert verdict[0] == "long_lines"
+    assert "minified code or data" in verdict[1]
+
+
+def test_scripts_that_packages_ship_minified_are_rejected() -> None:
+    package = importlib.util.find_spec("plotly")
+    assert package is not None
+    assert package.origin is not None
+    for path in (Path(package.origin).parent / "package_data").rglob("*.min.js"):
+        verdict = judge(path.read_text(encoding="utf-8")[:900_000], RULES)
+        assert verdict is not None
+        assert verdict[0] == "long_lines"
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "shown"),
+    [
+        (0.79999, 0.8, "0.79999 (limit 0.8)"),
+        (0.8000001, 0.8, "0.8000001 (limit 0.8)"),
+        (0.5, 0.8, "0.50 (limit 0.8)"),
+        (7, 50, "7 (limit 50)"),
+        (1_000_001, 1_000_000, "1000001 (limit 1000000)"),
+        (0.799, 0.795, "0.80 (limit 0.795)"),
+    ],
+)
+def test_a_rounded_value_stays_on_its_side_of_the_limit(value: float, limit: float, shown: str) -> None:
+    assert against(value, limit) == shown
 
 
 def test_alphanumeric_share_agrees_over_scripts() -> None:

@@ -8,7 +8,7 @@ rules' length once more. A document is rejected by the first rule that it breaks
 from __future__ import annotations
 
 from bessemer.corpus.rules.basic import judge
-from bessemer.corpus.rules.findings import Finding, Judgement
+from bessemer.corpus.rules.findings import Finding, Judgement, against
 from bessemer.errors import InputError
 from bessemer.recipe.rules import Rules
 
@@ -38,7 +38,7 @@ def apply(text: str, rules: Rules, language: str = "en") -> Judgement:
         if not edited or edited.isspace():
             finding = Finding("empty", "no line is left")
         elif len(edited) < rules.min_characters:
-            finding = Finding("too_short", f"{len(edited)} characters are left")
+            finding = Finding("too_short", f"{against(len(edited), rules.min_characters)} characters are left")
     if finding is not None:
         return Judgement(text, *finding)
     return Judgement(edited, None, "")

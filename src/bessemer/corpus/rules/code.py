@@ -9,7 +9,7 @@ import re
 from bessemer.corpus.rules import spans
 from bessemer.corpus.rules.characters import table
 from bessemer.corpus.rules.counts import Statistics
-from bessemer.corpus.rules.findings import Finding
+from bessemer.corpus.rules.findings import Finding, against
 from bessemer.recipe.rules import Code
 
 XML_WITHIN = 100
@@ -28,21 +28,25 @@ def judge(statistics: Statistics, settings: Code) -> Finding | None:
     characters = statistics.characters
     num_lines = characters.line_feeds + 1
     if num_lines > settings.max_lines:
-        return Finding("code.lines", f"{num_lines} lines")
+        return Finding("code.lines", f"{against(num_lines, settings.max_lines)} lines")
     if settings.reject_xml and "<?xml version=" in text[:XML_WITHIN]:
         return Finding("code.xml", "")
     if statistics.lines.longest > settings.max_line_length:
-        return Finding("code.line_length", f"a line of {statistics.lines.longest} characters")
+        return Finding(
+            "code.line_length", f"a line of {against(statistics.lines.longest, settings.max_line_length)} characters"
+        )
     mean = (characters.total + 1) / num_lines - 1
     if mean > settings.max_mean_line_length:
-        return Finding("code.mean_line_length", f"mean line of {mean:.0f} characters")
-    total = max(characters.total, 1)
-    if characters.alphanumeric / total < settings.min_alphanumeric_share:
         return Finding(
-            "code.alphanumeric", f"{characters.alphanumeric / total:.2f} of the characters are letters or digits"
+            "code.mean_line_length", f"mean line of {against(mean, settings.max_mean_line_length, 0)} characters"
         )
-    if characters.alphabetic / total < settings.min_alphabetic_share:
-        return Finding("code.alphabetic", f"{characters.alphabetic / total:.2f} of the characters are letters")
+    total = max(characters.total, 1)
+    if (share := characters.alphanumeric / total) < settings.min_alphanumeric_share:
+        shown = against(share, settings.min_alphanumeric_share)
+        return Finding("code.alphanumeric", f"{shown} of the characters are letters or digits")
+    if (share := characters.alphabetic / total) < settings.min_alphabetic_share:
+        shown = against(share, settings.min_alphabetic_share)
+        return Finding("code.alphabetic", f"{shown} of the characters are letters")
     if settings.reject_generated:
         head = "\n".join(text.split("\n", settings.generated_lines)[: settings.generated_lines]).lower()
         marker = next((marker for marker in settings.generated_markers if marker.lower() in head), None)
@@ -50,9 +54,13 @@ def judge(statistics: Statistics, settings: Code) -> Finding | None:
             return Finding("code.generated", marker)
     longest, encoded = spans.encoded_runs(statistics.codes, table(), settings.min_encoded_run)
     if longest > settings.max_encoded_run:
-        return Finding("code.encoded", f"{longest} characters of encoded data in a row")
+        return Finding(
+            "code.encoded", f"{against(longest, settings.max_encoded_run)} characters of encoded data in a row"
+        )
     if encoded / total > settings.max_encoded_share:
-        return Finding("code.encoded", f"{encoded / total:.2f} of the characters are encoded data")
+        return Finding(
+            "code.encoded", f"{against(encoded / total, settings.max_encoded_share)} of the characters are encoded data"
+        )
     return None
 
 

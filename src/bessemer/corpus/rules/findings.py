@@ -75,6 +75,22 @@ class Finding(NamedTuple):
     """The measured value."""
 
 
+def against(value: float, limit: float, digits: int = 2) -> str:
+    """A measured value and the limit that it breaks, as "0.796 (limit 0.8)": with `digits` after the point, or as many
+    more as it takes to show on which side of the limit it lies."""
+    if not isinstance(value, float):  # a count
+        return f"{value} (limit {limit:.12g})"
+    shown = f"{value:.{digits}f}"
+    while (
+        value != limit
+        and digits < 17
+        and (float(shown) < limit, float(shown) > limit) != (value < limit, value > limit)
+    ):
+        digits += 1
+        shown = f"{value:.{digits}f}"
+    return f"{shown} (limit {limit:.12g})"
+
+
 class Judgement(NamedTuple):
     """What the rules make of a document."""
 

@@ -7,7 +7,7 @@ score of 0.65 belongs to the language step.
 from __future__ import annotations
 
 from bessemer.corpus.rules.counts import Statistics
-from bessemer.corpus.rules.findings import Finding
+from bessemer.corpus.rules.findings import Finding, against
 from bessemer.recipe.rules import FineWeb
 
 
@@ -18,20 +18,24 @@ def judge(statistics: Statistics, settings: FineWeb) -> Finding | None:
         return Finding("fineweb.terminal_lines", "no line that is not blank")
     share = lines.terminal / lines.total
     if share < settings.min_terminal_line_share:
-        return Finding("fineweb.terminal_lines", f"{share:.2f} of the lines end in punctuation")
+        return Finding(
+            "fineweb.terminal_lines",
+            f"{against(share, settings.min_terminal_line_share)} of the lines end in punctuation",
+        )
     share = lines.short / lines.total
     if share > settings.max_short_line_share:
+        shown = against(share, settings.max_short_line_share)
         return Finding(
-            "fineweb.short_lines",
-            f"{share:.2f} of the lines have at most {settings.short_line_characters} characters",
+            "fineweb.short_lines", f"{shown} of the lines have at most {settings.short_line_characters} characters"
         )
     line_feeds = statistics.text.count("\n")
     share = lines.duplicate_characters / max(len(statistics.codes) - line_feeds, 1)
     if share > settings.max_duplicate_character_share:
         return Finding(
-            "fineweb.duplicate_characters", f"{share:.3f} of the characters stand in lines that stood before"
+            "fineweb.duplicate_characters",
+            f"{against(share, settings.max_duplicate_character_share, 3)} of the characters stand in lines that stood before",
         )
     share = line_feeds / max(statistics.words.total, 1)
     if share > settings.max_line_feeds_per_word:
-        return Finding("fineweb.line_feeds", f"{share:.2f} line feeds per word")
+        return Finding("fineweb.line_feeds", f"{against(share, settings.max_line_feeds_per_word)} line feeds per word")
     return None

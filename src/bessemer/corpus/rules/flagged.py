@@ -10,7 +10,7 @@ import re
 from functools import cache
 from typing import Any
 
-from bessemer.corpus.rules.findings import Finding
+from bessemer.corpus.rules.findings import Finding, against
 from bessemer.corpus.rules.lists import entries, language_file
 from bessemer.errors import InputError
 from bessemer.recipe.rules import Flagged
@@ -33,7 +33,7 @@ def judge(text: str, name: str, settings: Flagged, language: str) -> Finding | N
     if settings.classifier is not None:
         score = _score(settings.classifier, settings.label or "", name, text)
         if score > settings.threshold:
-            return Finding(f"{name}.classifier", f"score {score:.2f}")
+            return Finding(f"{name}.classifier", f"score {against(score, settings.threshold)}")
     return None
 
 
@@ -50,7 +50,9 @@ def _judge_words(text: str, name: str, settings: Flagged, path: str, language: s
         words = WORD.findall(small)
         number, of = _count(words, _phrases(file, key)), max(len(words), 1)
     if number > settings.max_words and number / of > settings.max_share:
-        return Finding(f"{name}.words", f"{number} flagged words, {number / of:.4f} of the text")
+        return Finding(
+            f"{name}.words", f"{number} flagged words, {against(number / of, settings.max_share, 4)} of the text"
+        )
     return None
 
 

@@ -7,7 +7,7 @@ splitting; the order of the rules is its order too, so that reasons can be compa
 from __future__ import annotations
 
 from bessemer.corpus.rules.counts import STOP_WORDS, Statistics
-from bessemer.corpus.rules.findings import Finding
+from bessemer.corpus.rules.findings import Finding, against
 from bessemer.recipe.rules import GopherQuality, GopherRepetition
 
 
@@ -15,30 +15,51 @@ def quality(statistics: Statistics, settings: GopherQuality) -> Finding | None:
     """Length, mean word, symbols, bullets, ellipses, letters and stop words."""
     words = statistics.words if settings.stop_words == STOP_WORDS else statistics.words_with(settings.stop_words)
     if words.proper < settings.min_words:
-        return Finding("gopher_quality.few_words", f"{words.proper} words")
+        return Finding("gopher_quality.few_words", f"{against(words.proper, settings.min_words)} words")
     if words.proper > settings.max_words:
-        return Finding("gopher_quality.many_words", f"{words.proper} words")
+        return Finding("gopher_quality.many_words", f"{against(words.proper, settings.max_words)} words")
     mean = words.proper_characters / max(words.proper, 1)
     if mean < settings.min_mean_word_length:
-        return Finding("gopher_quality.short_words", f"mean word of {mean:.2f} characters")
+        return Finding(
+            "gopher_quality.short_words", f"mean word of {against(mean, settings.min_mean_word_length)} characters"
+        )
     if mean > settings.max_mean_word_length:
-        return Finding("gopher_quality.long_words", f"mean word of {mean:.2f} characters")
+        return Finding(
+            "gopher_quality.long_words", f"mean word of {against(mean, settings.max_mean_word_length)} characters"
+        )
     num_words = max(words.total, 1)
     characters = statistics.characters
     if characters.hashes / num_words > settings.max_hashes_per_word:
-        return Finding("gopher_quality.hashes", f"{characters.hashes / num_words:.3f} signs # per word")
+        return Finding(
+            "gopher_quality.hashes",
+            f"{against(characters.hashes / num_words, settings.max_hashes_per_word, 3)} signs # per word",
+        )
     if characters.ellipses / num_words > settings.max_ellipses_per_word:
-        return Finding("gopher_quality.ellipses", f"{characters.ellipses / num_words:.3f} ellipses per word")
+        return Finding(
+            "gopher_quality.ellipses",
+            f"{against(characters.ellipses / num_words, settings.max_ellipses_per_word, 3)} ellipses per word",
+        )
     lines, bullets, ellipses = statistics.bullets_and_ellipses
     if bullets / max(lines, 1) > settings.max_bullet_line_share:
-        return Finding("gopher_quality.bullet_lines", f"{bullets / lines:.2f} of the lines begin with a bullet")
+        return Finding(
+            "gopher_quality.bullet_lines",
+            f"{against(bullets / lines, settings.max_bullet_line_share)} of the lines begin with a bullet",
+        )
     if ellipses / max(lines, 1) > settings.max_ellipsis_line_share:
-        return Finding("gopher_quality.ellipsis_lines", f"{ellipses / lines:.2f} of the lines end with an ellipsis")
+        return Finding(
+            "gopher_quality.ellipsis_lines",
+            f"{against(ellipses / lines, settings.max_ellipsis_line_share)} of the lines end with an ellipsis",
+        )
     alphabetic = words.alphabetic / (num_words if settings.marks_are_words else max(words.proper, 1))
     if alphabetic < settings.min_alphabetic_word_share:
-        return Finding("gopher_quality.alphabetic_words", f"{alphabetic:.2f} of the words have a letter")
+        return Finding(
+            "gopher_quality.alphabetic_words",
+            f"{against(alphabetic, settings.min_alphabetic_word_share)} of the words have a letter",
+        )
     if words.stop_words < settings.min_stop_words:
-        return Finding("gopher_quality.stop_words", f"{words.stop_words} different stop words")
+        return Finding(
+            "gopher_quality.stop_words", f"{against(words.stop_words, settings.min_stop_words)} different stop words"
+        )
     return None
 
 
@@ -60,7 +81,7 @@ def repetition(statistics: Statistics, settings: GopherRepetition) -> Finding | 
         if share > limit:
             what = name.partition("_")[0]
             of = "characters stand in" if name.endswith("characters") else f"{what} are"
-            return Finding(f"gopher_repetition.{name}", f"{share:.2f} of the {of} {what} that stood before")
+            return Finding(f"gopher_repetition.{name}", f"{against(share, limit)} of the {of} {what} that stood before")
     for n, limit in (
         (2, settings.max_top_2gram_share),
         (3, settings.max_top_3gram_share),
@@ -68,7 +89,9 @@ def repetition(statistics: Statistics, settings: GopherRepetition) -> Finding | 
     ):
         share = statistics.top_ngram_characters(n) / total
         if share > limit:
-            return Finding(f"gopher_repetition.top_{n}gram", f"{share:.2f} of the text is one run of {n} words")
+            return Finding(
+                f"gopher_repetition.top_{n}gram", f"{against(share, limit)} of the text is one run of {n} words"
+            )
     for n, limit in (
         (5, settings.max_duplicate_5gram_share),
         (6, settings.max_duplicate_6gram_share),
@@ -80,6 +103,7 @@ def repetition(statistics: Statistics, settings: GopherRepetition) -> Finding | 
         share = statistics.repeated_ngram_characters(n) / total
         if share > limit:
             return Finding(
-                f"gopher_repetition.duplicate_{n}grams", f"{share:.2f} of the text in repeated runs of {n} words"
+                f"gopher_repetition.duplicate_{n}grams",
+                f"{against(share, limit)} of the text in repeated runs of {n} words",
             )
     return None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 from bessemer.corpus.rules.counts import Repeats, Statistics
-from bessemer.corpus.rules.findings import Finding
+from bessemer.corpus.rules.findings import Finding, against
 from bessemer.recipe.rules import Nemo
 
 URL = re.compile(r"https?://[A-Za-z0-9$\-_@.&+/:=?#~!*(),%]+")
@@ -30,11 +30,11 @@ def judge(statistics: Statistics, settings: Nemo) -> Finding | None:
         ("brackets", found.brackets, settings.max_bracket_share),
     ):
         if number / total > limit:
-            return Finding(f"nemo.{name}", f"{number / total:.2f} of the characters")
+            return Finding(f"nemo.{name}", f"{against(number / total, limit)} of the characters")
     paragraphs = statistics.text.split("\n\n")
     share = _boilerplate(paragraphs)
     if share > settings.max_boilerplate_share:
-        return Finding("nemo.boilerplate", f"{share:.2f} of the paragraphs")
+        return Finding("nemo.boilerplate", f"{against(share, settings.max_boilerplate_share)} of the paragraphs")
     lines = statistics.lines
     if lines.total == 0:
         return Finding("nemo.lines", "no line that is not blank")
@@ -51,10 +51,13 @@ def judge(statistics: Statistics, settings: Nemo) -> Finding | None:
         ),
     ):
         if distinct / max(of, 1) < limit:
-            return Finding(f"nemo.{name}", f"{distinct / max(of, 1):.2f} distinct")
+            return Finding(f"nemo.{name}", f"{against(distinct / max(of, 1), limit)} distinct")
     unmarked = 1 - lines.marked / lines.total
     if unmarked > settings.max_unmarked_line_share:
-        return Finding("nemo.unmarked_lines", f"{unmarked:.2f} of the lines have no closing mark")
+        return Finding(
+            "nemo.unmarked_lines",
+            f"{against(unmarked, settings.max_unmarked_line_share)} of the lines have no closing mark",
+        )
     return None
 
 

@@ -12,7 +12,7 @@ import re
 from bessemer.corpus.rules import spans
 from bessemer.corpus.rules.characters import table
 from bessemer.corpus.rules.counts import Statistics
-from bessemer.corpus.rules.findings import Finding
+from bessemer.corpus.rules.findings import Finding, against
 from bessemer.recipe.rules import RefinedWeb
 
 COUNTED = (
@@ -59,7 +59,9 @@ def edit(statistics: Statistics, settings: RefinedWeb) -> tuple[Statistics, Find
     before, after = len(text.split()), len(edited.split())
     removed = (before - after) / max(before, 1)
     if removed > settings.max_removed_word_share:
-        return statistics, Finding("refinedweb.removed_words", f"{removed:.2f} of the words are removed")
+        return statistics, Finding(
+            "refinedweb.removed_words", f"{against(removed, settings.max_removed_word_share)} of the words are removed"
+        )
     return (statistics if edited == text else Statistics(edited)), None
 
 
