@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from bessemer import recipe as recipes
 from bessemer.errors import InputError
 from bessemer.plan import dial
+from bessemer.recipe.keys import OTHER_NAMES, nearest
 
 SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'
 
@@ -16,7 +17,7 @@ SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'
         (SMALL + "[train]\nstep = 3\n", "my.toml:7: train.step: unknown key; did you mean train.steps?"),
         (SMALL + "[train]\nlearning_rate = 0.1\n", "my.toml:7: train.learning_rate: unknown key; did you mean train.optimizer.learning_rate?"),
         (SMALL + "[trian]\nsteps = 3\n", "my.toml:6: trian: unknown key; did you mean train?"),
-        (SMALL + "[train]\nsteps = '3'\n", "my.toml:7: train.steps: input should be a valid integer, got '3'"),
+        (SMALL + "[train]\nsteps = '3'\n", "my.toml:7: train.steps: should be a whole number, got '3'"),
         (SMALL + "[train]\nsteps = 0\n", "my.toml:7: train.steps: input should be greater than 0, got 0"),
         (SMALL + "[train]\nprecision = 'fp7'\n", "my.toml:7: train.precision: input should be 'auto', 'fp32', 'tf32', 'bf16', 'fp16', 'fp8', 'fp8-rowwise' or 'fp64', got 'fp7'"),
         (SMALL + "[train]\nsteps = 3\ntokens = 9\n", "tokens and steps exclude each other"),
@@ -42,7 +43,7 @@ SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'
         (SMALL + "[train.masking]\nshare = 0.0\n", "train.masking.share: input should be greater than 0"),
         (SMALL + "[tokenizer]\nmask_token = '<|endoftext|>'\n", "mask_token and end_of_text are both"),
         (SMALL + "from = 'hf:m'\n[train]\nstart = 'runs/a'\n", "train.start and model.from both give the starting weights"),
-        (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "txt"\npaths = ["a"]\n', "corpus.sources.format"),
+        (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "txt"\npaths = ["a"]\n', "my.toml:8: corpus.sources.a.format: input should be"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_a_line(text: str, complaint: str) -> None:
@@ -86,12 +87,73 @@ def test_overrides() -> None:
     assert recipe.train.optimizer.learning_rate == 1e-3
     for bad, complaint in [
         ("train.steps", "write it as key=value"),
-        ("train.step=5", "--set: train.step: unknown key; did you mean train.steps?"),
+        ("train.step=5", "--set train.step=5: unknown key; did you mean train.steps?"),
         ("corpus.sources.b.weight=1", "no corpus.sources is named 'b'; there are: a"),
         ("run.name.x=1", "run.name is not a table"),
     ]:
         with pytest.raises(InputError, match=complaint.replace("?", r"\?")):
             recipes.parse(text, "x", [bad])
+
+
+WIDE = '[run]\nname = "x"\n\n[model]\nlayers = 2\nwidth = 32\nheads = 2\n\n[train]\ntokens = 900\n'
+SOURCES = "".join(f'\n[[corpus.sources]]\nname = "{name}"\nformat = "text"\npaths = ["a"]\n' for name in "ab")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["evaluate.prompts=a"], """--set evaluate.prompts=a: should be a list, as ["a", "b"], got 'a'"""),
+        (["model=3"], "--set model=3: should be a table of keys, got 3"),
+        (["model.from=x"], "--set model.from=x: is not written as it should be (hf:FOLDER starts from the weights"),
+        (["train.ema=0.5", "model.heads=3"], "--set model.heads=3: model: heads = 3 does not divide width = 32; give"),
+        (["train.ema=0.5", "model.heads=3", "model.kv_heads=2"], "--set model.heads=3 --set model.kv_heads=2: model: kv_heads"),
+        (["run.seed=2", "corpus.sources.b.weight=a"], "--set corpus.sources.b.weight=a: should be a number, got 'a'"),
+        (["corpus.sources.b.weight=1"], "--set corpus.sources.b.weight=1: corpus: source 'a' has no weight"),
+        (["run.seed=2", "train.objective=masked"], "--set train.objective=masked: train.objective = masked needs an encoder"),
+        (["tokens.schedule=[{from=0.1}]"], "--set tokens.schedule=[{from=0.1}]: tokens.schedule.weights: missing"),
+        (["train.steps=5", "train.minutes=1", "train.tokens=9"], "--set train.steps=5 --set train.tokens=9: train: tokens and steps"),
+    ],
+)  # fmt: skip
+def test_what_an_override_breaks_is_said_of_the_override(overrides: list[str], complaint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        recipes.parse(WIDE + SOURCES, "my.toml", overrides)
+    assert complaint in str(caught.value)
+    assert "my.toml" not in str(caught.value)
+
+
+def test_what_the_file_breaks_is_said_of_the_file_under_overrides_too() -> None:
+    wrong = WIDE + SOURCES + 'weight = "a"\n'  # of the second source
+    with pytest.raises(InputError) as caught:
+        recipes.parse(wrong, "my.toml", ["run.seed=a"])
+    assert "my.toml:21: corpus.sources.b.weight: should be a number, got 'a'" in str(caught.value)
+    assert "--set run.seed=a: should be a whole number, got 'a'" in str(caught.value)
+    with pytest.raises(InputError, match=r"my.toml:19: corpus.sources.b.format: input should be"):
+        recipes.parse(WIDE + SOURCES.replace('"b"\nformat = "text"', '"b"\nformat = "x"'), "my.toml")
+
+
+def test_a_horizon_by_override_takes_the_place_of_the_file_s() -> None:
+    for key in ("steps", "minutes", "tokens"):
+        train = recipes.parse(WIDE, "my.toml", [f"train.{key}=7"]).train
+        assert [train.steps, train.minutes, train.tokens].count(None) == 2
+        assert getattr(train, key) == 7
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("train.stepz", "train.steps"), ("trian.steps", "train.steps"), ("model.head", "model.heads"), ("model.vocab", "model.vocabulary"),
+        ("train.batch_size", "train.global_batch_tokens"), ("train.lr", "train.optimizer.learning_rate"),
+        ("optimizer.learning_rate", "train.optimizer.learning_rate"), ("train.warmup", "train.schedule.warmup_steps"),
+        ("model.dropuot_path", None), ("model.colour", None), ("train.batch", "train.batch_ramp"), ("corpus.source", "corpus.sources"),
+        ("model.n_layer", "model.layers"), ("train.adam", None),
+    ],
+)  # fmt: skip
+def test_the_nearest_key_is_near_or_none(key: str, near: str | None) -> None:
+    assert nearest(key, list(recipes.keys())) == near
+
+
+def test_names_of_other_programs_lead_to_keys() -> None:
+    assert set(OTHER_NAMES.values()) <= set(recipes.keys())
 
 
 def test_every_key_says_what_it_means() -> None:

@@ -5,8 +5,9 @@ from bessemer.recipe.contamination import Contamination, EvaluationSet
 from bessemer.recipe.corpus import Corpus, Source
 from bessemer.recipe.dedup import Dedup, Paragraphs, Substrings
 from bessemer.recipe.extract import Extract
+from bessemer.recipe.keys import explain, keys
 from bessemer.recipe.language import Language
-from bessemer.recipe.load import differences, digest, dump, explain, keys, load, parse, shipped
+from bessemer.recipe.load import differences, digest, dump, load, parse, shipped
 from bessemer.recipe.mixture import MixturePhase
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import Classify, Masking

@@ -1,8 +1,8 @@
-"""Reads, overrides, explains and writes recipes; says what is wrong with one in a line a person can act on."""
+"""Reads, overrides and writes recipes."""
 
 from __future__ import annotations
 
-import difflib
+import copy
 import hashlib
 import json
 import re
@@ -10,13 +10,14 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
 from bessemer.errors import InputError
+from bessemer.recipe.complaints import complaints
+from bessemer.recipe.keys import nearest
 from bessemer.recipe.quality import Quality
 from bessemer.recipe.schema import Recipe
 
@@ -45,7 +46,7 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
     if path.suffix != ".toml" and not path.exists():
         texts = shipped()
         if str(reference) not in texts:
-            near = _nearest(str(reference), list(texts))
+            near = nearest(str(reference), list(texts))
             raise InputError(
                 f"{reference}: no such recipe file and no shipped recipe of that name"
                 + (f"; did you mean {near}?" if near else f"; shipped: {', '.join(texts)}")
@@ -74,13 +75,14 @@ def parse(text: str, where: str, overrides: Sequence[str] = (), name: str | None
         raise InputError(f"{where}: not valid TOML: {error}") from None
     if name is not None and isinstance(run := values.setdefault("run", {}), dict):
         run.setdefault("name", name)
+    file = copy.deepcopy(values)
     for override in overrides:
         _override(values, override)
     _one_horizon(values, overrides)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        raise InputError("\n".join(_complaints(error, text, where, overrides))) from None
+        raise InputError("\n".join(complaints(error, values, file, text, where, overrides))) from None
 
 
 def dump(recipe: Recipe) -> str:
@@ -102,27 +104,6 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
     ]
-
-
-def keys() -> dict[str, FieldInfo]:
-    """Every key of the recipe by its dotted name, tables included (`corpus.sources.name` for table arrays)."""
-    return dict(_fields(Recipe, ""))
-
-
-def explain(key: str) -> str:
-    """What a key means: its type, its default and the sentence that documents it; a table lists its keys."""
-    known = keys()
-    if key not in known:
-        raise InputError(f"{key}: no such recipe key" + _did_you_mean(key, list(known)))
-    info = known[key]
-    inner = [name for name in known if name.startswith(key + ".") and "." not in name[len(key) + 1 :]]
-    if inner:
-        lines = [f"[{key}]  {info.description}", ""]
-        width = max(len(name) for name in inner)
-        lines += [f"  {name:<{width}}  {known[name].description}" for name in inner]
-        return "\n".join(lines)
-    default = "required" if info.is_required() else _shown_default(info)
-    return f"{key}\n  type     {_shown_type(info)}\n  default  {default}\n  {info.description}"
 
 
 def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
@@ -229,80 +210,6 @@ def _entry(place: Any, name: str, key: str, path: list[str]) -> Any:
     return place.setdefault(name, {})
 
 
-def _complaints(error: ValidationError, text: str, where: str, overrides: Sequence[str]) -> Iterator[str]:
-    known = list(keys())
-    for item in error.errors(include_url=False):
-        location = [str(part) for part in item["loc"] if not isinstance(part, int)]
-        key = ".".join(location)
-        overridden = any(override.partition("=")[0].strip() == key for override in overrides)
-        line = None if overridden else _line_of(text, location)
-        place = "--set" if overridden else f"{where}:{line}" if line else where
-        if item["type"] == "extra_forbidden":
-            yield f"{place}: {key}: unknown key{_did_you_mean(key, known)}"
-        elif item["type"] == "missing":
-            yield f"{place}: {key}: missing; {keys()[key].description if key in known else 'it is required'}"
-        elif item["type"] == "value_error":
-            yield f"{place}: {key + ': ' if key else ''}{item['ctx']['error']}"
-        else:
-            yield f"{place}: {key}: {item['msg'][0].lower()}{item['msg'][1:]}, got {item['input']!r}"
-
-
-def _line_of(text: str, location: list[str]) -> int | None:
-    """The line in which a key stands, found by its table header and its name."""
-    if not location:
-        return None
-    header, name = ".".join(location[:-1]), location[-1]
-    table = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        opened = re.match(r"\s*\[\[?\s*([^\]]+?)\s*\]\]?", line)
-        if opened:
-            table = opened[1].replace(" ", "")
-            if table == ".".join(location):
-                return number
-        key = re.match(r"\s*([A-Za-z0-9_.\-]+)\s*=", line)
-        if key and (f"{table}.{key[1]}".lstrip(".") == f"{header}.{name}".lstrip(".")):
-            return number
-    return None
-
-
-def _did_you_mean(key: str, known: list[str]) -> str:
-    near = _nearest(key, known)
-    return f"; did you mean {near}?" if near else "; `bessemer recipe --explain` lists the keys"
-
-
-def _nearest(key: str, known: list[str]) -> str | None:
-    """The nearest valid name: by the whole dotted key, else a key of that last name in another table."""
-    table, _, last = key.rpartition(".")
-    siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == table}
-    close = difflib.get_close_matches(last, list(siblings), n=1, cutoff=0.6)
-    if close:
-        return siblings[close[0]]
-    elsewhere = [name for name in known if name.rpartition(".")[2] == last]
-    if elsewhere:
-        return elsewhere[0]
-    whole = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    if whole:
-        return whole[0]
-    lasts = {name.rpartition(".")[2]: name for name in known}
-    close = difflib.get_close_matches(last, list(lasts), n=1, cutoff=0.75)
-    return lasts[close[0]] if close else None
-
-
-def _fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
-    for field, info in section.model_fields.items():
-        name = info.alias or field
-        yield prefix + name, info
-        inner = _section_of(info.annotation)
-        if inner is not None:
-            yield from _fields(inner, f"{prefix}{name}.")
-
-
-def _section_of(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for part in get_args(annotation) if (found := _section_of(part))), None)
-
-
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -312,13 +219,3 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, f"{prefix}.{inner.get('name', index)}")
     else:
         yield prefix, value
-
-
-def _shown_default(info: FieldInfo) -> str:
-    value = info.get_default(call_default_factory=True)
-    return "derived, or none" if value is None else json.dumps(value)
-
-
-def _shown_type(info: FieldInfo) -> str:
-    shown = info.annotation.__name__ if isinstance(info.annotation, type) else str(info.annotation)
-    return shown.replace("typing.", "").replace(" | None", "").replace("NoneType", "none")

@@ -1,0 +1,107 @@
+"""The keys of a recipe: all of them by name, what each means, and the one that somebody meant."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from bessemer.errors import InputError
+from bessemer.recipe.schema import Recipe
+
+# How other programs call them (transformers, nanoGPT, Megatron-LM, torchtitan), by the last part of the name.
+OTHER_NAMES = {
+    "lr": "train.optimizer.learning_rate", "max_lr": "train.optimizer.learning_rate", "grad_clip": "train.optimizer.clip_norm",
+    "max_grad_norm": "train.optimizer.clip_norm", "batch_size": "train.global_batch_tokens",
+    "global_batch_size": "train.global_batch_tokens", "per_device_train_batch_size": "train.micro_batch",
+    "micro_batch_size": "train.micro_batch", "max_steps": "train.steps", "max_iters": "train.steps",
+    "seq_len": "tokens.sequence_length", "seq_length": "tokens.sequence_length", "block_size": "tokens.sequence_length",
+    "context_length": "tokens.sequence_length", "vocab_size": "tokenizer.vocabulary", "hidden_size": "model.width",
+    "n_embd": "model.width", "dim": "model.width", "n_layer": "model.layers", "n_layers": "model.layers",
+    "num_layers": "model.layers", "num_hidden_layers": "model.layers", "n_head": "model.heads", "n_heads": "model.heads",
+    "num_attention_heads": "model.heads", "num_key_value_heads": "model.kv_heads", "intermediate_size": "model.mlp_width",
+    "ffn_hidden_size": "model.mlp_width", "dtype": "train.precision", "activation_checkpointing": "train.recompute",
+    "gradient_checkpointing": "train.recompute", "save_steps": "checkpoint.every", "eval_steps": "train.validate_every",
+}  # fmt: skip
+ALIKE = 0.75  # similarity (difflib) from which one name is taken for a misspelling of another
+
+
+def keys() -> dict[str, FieldInfo]:
+    """Every key of the recipe by its dotted name, tables included (`corpus.sources.name` for table arrays)."""
+    return dict(_fields(Recipe, ""))
+
+
+def explain(key: str) -> str:
+    """What a key means: its type, its default and the sentence that documents it; a table lists its keys."""
+    known = keys()
+    if key not in known:
+        raise InputError(f"{key}: no such recipe key" + did_you_mean(key, list(known)))
+    info = known[key]
+    inner = [name for name in known if name.startswith(key + ".") and "." not in name[len(key) + 1 :]]
+    if inner:
+        lines = [f"[{key}]  {info.description}", ""]
+        width = max(len(name) for name in inner)
+        lines += [f"  {name:<{width}}  {known[name].description}" for name in inner]
+        return "\n".join(lines)
+    default = "required" if info.is_required() else _shown_default(info)
+    return f"{key}\n  type     {_shown_type(info)}\n  default  {default}\n  {info.description}"
+
+
+def did_you_mean(key: str, known: Sequence[str]) -> str:
+    """The end of a sentence about an unknown key: the one that was meant, or where all of them are listed."""
+    near = nearest(key, known)
+    return f"; did you mean {near}?" if near else "; `bessemer recipe --explain` lists the keys"
+
+
+def nearest(key: str, known: Sequence[str]) -> str | None:
+    """The name that a wrong one stands for: misspelt, in another table, or as other programs call it; None: no idea."""
+    table, _, last = key.rpartition(".")
+    siblings = [name for name in known if name.rpartition(".")[0] == table]
+    if near := _misspelt(last, siblings):
+        return near
+    if OTHER_NAMES.get(last) in known:
+        return OTHER_NAMES[last]
+    by_table = sorted(known, key=lambda name: _similarity(table, name.rpartition(".")[0]), reverse=True)
+    same = [name for name in by_table if name.rpartition(".")[2] == last]
+    return same[0] if same else _misspelt(last, by_table)
+
+
+def _misspelt(last: str, names: Sequence[str]) -> str | None:
+    """The name whose last part is alike, or begins with the one that was written."""
+    longer = [name for name in names if len(last) >= 4 and name.rpartition(".")[2].startswith(last)]
+    scored = [(_similarity(last, name.rpartition(".")[2]), name) for name in names]
+    best = max(scored, key=lambda pair: pair[0], default=(0.0, ""))
+    return best[1] if best[0] >= ALIKE else next(iter(longer), None)
+
+
+def _similarity(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def _fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    for field, info in section.model_fields.items():
+        name = info.alias or field
+        yield prefix + name, info
+        inner = _section_of(info.annotation)
+        if inner is not None:
+            yield from _fields(inner, f"{prefix}{name}.")
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _section_of(part))), None)
+
+
+def _shown_default(info: FieldInfo) -> str:
+    value = info.get_default(call_default_factory=True)
+    return "derived, or none" if value is None else json.dumps(value)
+
+
+def _shown_type(info: FieldInfo) -> str:
+    shown = info.annotation.__name__ if isinstance(info.annotation, type) else str(info.annotation)
+    return shown.replace("typing.", "").replace(" | None", "").replace("NoneType", "none")
