@@ -28,7 +28,7 @@ FLOORS = [
     ("evaluate",),
     ("report",),
     ("previous", "longer"),
-    ("stages",),
+    ("stages", "preflight"),
     ("studies",),
     ("ladder",),
     ("screens",),

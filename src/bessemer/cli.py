@@ -12,7 +12,7 @@ from typing import Any
 
 from bessemer import __version__, calibrating, commands, interrupt
 from bessemer.errors import BessemerError, Stopped
-from bessemer.terminal import QUIET
+from bessemer.terminal import QUIET, silence_libraries
 
 EPILOG = """\
 Start here:  bessemer demo            a model trained on the text already on this machine, in minutes
@@ -45,6 +45,7 @@ def run_command(arguments: Sequence[str]) -> int:
     # when another process is there too: 3.7 times slower steps beside one busy process with GNU OpenMP's default, 2.1
     # times with a short spin (benchmarks/contention.py). It has to be set before torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    silence_libraries()
     interrupt.listen()
     try:
         result = given.do(given)

@@ -29,9 +29,10 @@ def demo(given: argparse.Namespace) -> Any:
 
 
 def run(given: argparse.Namespace, finish: Callable[[RunFolder], None] | None = None) -> Any:
-    from bessemer import stages
+    from bessemer import preflight, stages
 
     session = _session(given)
+    preflight.check(session.recipe, session.run, given.recipe)
     with session.run.writing():
         _restart(given, session)
         say(f"[bold]bessemer[/] {given.recipe} -> {session.run.path}")
@@ -67,13 +68,14 @@ def plan(given: argparse.Namespace) -> Any:
 def train(given: argparse.Namespace) -> Any:
     if given.profile:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's own lines; read when torch is loaded
-    from bessemer import processes, stages
+    from bessemer import preflight, processes, stages
 
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         processes.train_as_member(given, _session)
     if given.nnodes is not None:
         return processes.train_on_node(given, _session)
     session = _session(given)
+    preflight.check(session.recipe, session.run, given.recipe)
     with session.run.writing():
         _restart(given, session)
         stages.train(session, stages.prepare(session), given.profile)
@@ -320,22 +322,25 @@ def _session(given: argparse.Namespace) -> Session:
 
 def _existing(given: argparse.Namespace) -> Session:
     """The run that an argument names: by its folder, or by its recipe."""
-    from bessemer.recipe import load
+    from bessemer.recipe import load, shipped
     from bessemer.run import RunFolder
     from bessemer.stages import Session
 
     folder = Path(given.run)
     if not folder.is_dir():
+        if not folder.exists() and folder.suffix != ".toml" and given.run not in shipped():
+            raise InputError(f"{folder}: no such run folder or recipe{_runs_beside(folder)}")
         given.recipe = given.run
         session = _session(given)
         if not session.run.path.is_dir():
+            sets = "".join(f" --set {override}" for override in given.overrides)
             raise InputError(
-                f"{session.run.path}: this run does not exist yet; make it with `bessemer run {given.run}`"
+                f"{session.run.path}: this run does not exist yet; make it with `bessemer run {given.run}{sets}`"
             )
         return session
     run = RunFolder(folder)
     if not run.recipe.exists():
-        raise InputError(f"{folder}: not a run folder (it has no recipe.toml)")
+        raise InputError(f"{folder}: not a run folder (it has no recipe.toml){_runs_beside(folder / 'x')}")
     return Session(_in_folder(load(run.recipe, given.overrides), folder), run)
 
 
@@ -345,6 +350,15 @@ def _in_folder(recipe: Recipe, folder: Path) -> Recipe:
         return recipe
     here = {"name": folder.resolve().name, "dir": str(folder.resolve().parent)}
     return recipe.model_copy(update={"run": recipe.run.model_copy(update=here)})
+
+
+def _runs_beside(folder: Path) -> str:
+    """The end of a sentence about a run folder that is not there: the runs in the same folder, or in runs/."""
+    for parent in dict.fromkeys((folder.parent, Path("runs"))):
+        found = sorted(str(path.parent) for path in parent.glob("*/recipe.toml"))
+        if found:
+            return f"; there are {', '.join(found[:6])}{', ...' if len(found) > 6 else ''}"
+    return ""
 
 
 def _trained(given: argparse.Namespace) -> tuple[Session, Recipe]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from bessemer import interrupt
+from bessemer import interrupt, preflight
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Batches, Parallel, Recipe, differences, digest, dump, load
 from bessemer.run import RunFolder, read_json, stage_is_current, write_atomic, write_json
@@ -362,6 +362,7 @@ def _planned(
         batches = Batches.of(resolved)
         steps = max(batches.step_of(int(full_steps * batches.full)), 1)
         resolved = dial.resolve(recipe, vocabulary, steps, _micro_batch_tokens(recipe), labels)
+        preflight.require_warmup(resolved)
     final = planned(resolved, measured)
     share = cost.devices_of(resolved, device.is_cuda)
     told = {**final.to_dict(), "fits": fits, **here.keys(resolved, config, final, devices=share, recomputed=blocks)}

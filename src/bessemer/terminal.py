@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -44,6 +45,14 @@ def warn(line: str) -> None:
     from rich.markup import escape
 
     console().print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
+
+
+def silence_libraries() -> None:
+    """Keep what libraries warn their own developers of (deprecations, torch's hints) off the screen, unless Python was asked
+    for warnings (-W, PYTHONWARNINGS)."""
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"torch(\.|$)")
 
 
 @contextmanager

@@ -41,6 +41,7 @@ def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: 
     more = "--set", "train.steps=9"
     on = bessemer("train", *given, "--set", "parallel.replicate=2", *more)
     assert on.returncode == 0, on.stderr
+    assert "Warning" not in on.stderr, "torch's hints to its developers"
     assert bessemer("train", *alone, *more).returncode == 0
     one, two = losses(made, "alone"), losses(made, "shards")
     assert one.keys() == two.keys() == set(range(1, 10))

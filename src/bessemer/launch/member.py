@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from bessemer.errors import BessemerError, Stopped
 from bessemer.launch import outcome
 from bessemer.run import RunFolder
-from bessemer.terminal import QUIET
+from bessemer.terminal import QUIET, silence_libraries
 
 POLL_SECONDS = 0.3
 LAST_WORD_SECONDS = (
@@ -82,6 +82,7 @@ class Member:
         if self.rank:
             os.environ[QUIET] = "1"
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        silence_libraries()
         # Until the loop listens for itself: a launcher that gives up on the group sends SIGTERM, the command SIGUSR1.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGUSR1, _stop)

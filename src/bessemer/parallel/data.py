@@ -8,6 +8,7 @@ divides its loss by the targets of the whole batch.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -66,7 +67,9 @@ def shard(root: nn.Module, blocks: list[nn.Module], team: Team, narrow: torch.dt
 def copy(root: nn.Module, device: torch.device) -> DistributedDataParallel:
     """DDP around `root`: gradients are added up while the backward pass goes on."""
     ids = [device.index or 0] if device.type == "cuda" else None
-    wrapped = DistributedDataParallel(root, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+    has_new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # torch 2.13
+    buffers: dict[str, Any] = {"forward_sync_buffers" if has_new_name else "broadcast_buffers": False}
+    wrapped = DistributedDataParallel(root, device_ids=ids, gradient_as_bucket_view=True, **buffers)
     wrapped.register_comm_hook(None, _sum)  # type: ignore[arg-type]
     return wrapped
 

@@ -30,7 +30,7 @@ from bessemer.tokens.fertility import Gauge
 from bessemer.tokens.packing import facts, packed_for, write_packs
 from bessemer.tokens.patterns import pattern_of
 from bessemer.tokens.shards import NO_LABEL, TokenStore, token_dtype
-from bessemer.tokens.tokenizer import Tokenizer, Way
+from bessemer.tokens.tokenizer import Tokenizer, Way, mask_token
 from bessemer.tokens.usable import refuse_unusable
 from bessemer.tokens.writer import ShardWriter
 
@@ -106,11 +106,6 @@ def mixed_by(recipe: Recipe) -> Any:
     phases = [phase.model_dump() for phase in tokens.schedule]
     decay = recipe.train.schedule.decay_share if any(phase.from_ == "decay" for phase in tokens.schedule) else None
     return [weights, tokens.temperature, phases, decay]
-
-
-def mask_token(recipe: Recipe) -> str | None:
-    """The mask token that a recipe's tokenizer must have; None when nothing is masked."""
-    return recipe.tokenizer.mask_token if recipe.train.objective == "masked" else None
 
 
 def build(recipe: Recipe, run: RunFolder) -> TokensSummary:

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.errors import InputError
+from bessemer.recipe import Recipe
 from bessemer.tokens import engine
 from bessemer.tokens.patterns import GPT4
 from bessemer.tokens.pieces import byte_alphabet, changes, kind_of, prefix_of, token_pieces
@@ -39,6 +40,11 @@ Way = Literal["compiled", "tiktoken", "library"]
 LONG_CHARACTERS = 1_000_000  # longer texts do not go through tiktoken
 SPACES_CHARACTERS = 50_000  # nor such with a longer run of white space: its regex engine overflows at about a million
 BATCH_TEXTS = 64  # texts that a thread takes at one time
+
+
+def mask_token(recipe: Recipe) -> str | None:
+    """The mask token that a recipe's tokenizer must have; None when nothing is masked."""
+    return recipe.tokenizer.mask_token if recipe.train.objective == "masked" else None
 
 
 class Tokenizer:

@@ -1,0 +1,87 @@
+"""What can be seen of a run before its corpus is read, and would end it hours later: checked in the first second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bessemer.errors import InputError
+from bessemer.plan import dial
+from bessemer.recipe import Batches, Recipe
+from bessemer.run import RunFolder
+from bessemer.terminal import warn
+from bessemer.tokens import outlook
+from bessemer.tokens.tokenizer import Tokenizer, mask_token
+
+HOPELESS_RATE, HIGH_RATE = 1.0, 0.1  # of a step: matrices start with a standard deviation near 0.02
+
+
+def check(recipe: Recipe, run: RunFolder, reference: str) -> None:
+    """Raise InputError for a recipe that cannot be trained as it is. reference: the file or name that it was loaded from."""
+    _one_horizon(recipe, run, reference)
+    _tokenizer(recipe)
+    has_begun = (run.checkpoints / "latest").exists()
+    if recipe.train.start is not None and not has_begun:
+        _start(recipe, RunFolder(Path(recipe.train.start)))
+    labels = outlook.labels(recipe, run.tokens)
+    resolved = dial.resolve(recipe, outlook.vocabulary(recipe, run.tokens), labels=labels)
+    _learning_rate(resolved)
+    if not has_begun and (recipe.train.minutes is None or recipe.train.steps is not None):
+        require_warmup(resolved)
+
+
+def require_warmup(resolved: Recipe) -> None:
+    """Raise InputError when the warmup of a resolved recipe is longer than the run."""
+    warmup, steps = resolved.train.schedule.warmup_steps or 0, resolved.train.steps or 0
+    if warmup > steps:
+        raise InputError(
+            f"train.schedule.warmup_steps = {warmup} is more than the {steps} steps of the run, so the learning rate would "
+            "never reach train.optimizer.learning_rate; leave it out (2% of the steps), or train for more steps"
+        )
+
+
+def _one_horizon(recipe: Recipe, run: RunFolder, reference: str) -> None:
+    """The recipe that a run folder keeps has both: the minutes that were asked for and the steps that they came to."""
+    kept = Path(reference).resolve() in (run.recipe.resolve(), run.path.resolve())
+    if recipe.train.steps is not None and recipe.train.minutes is not None and not kept:
+        raise InputError(
+            f"{reference}: train.steps = {recipe.train.steps} and train.minutes = {recipe.train.minutes:g} exclude each other; "
+            "give one of them"
+        )
+
+
+def _learning_rate(resolved: Recipe) -> None:
+    """Raise InputError for a rate that moves every weight by more than it is worth; warn of one that is rarely right."""
+    optimizer = resolved.train.optimizer
+    matrices = optimizer.muon_rate if optimizer.kind == "muon" else 1.0
+    tokens, reference = Batches.of(resolved).full * resolved.tokens.sequence_length, optimizer.reference_batch_tokens
+    scaled = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[optimizer.batch_scaling]
+    peak = (
+        (optimizer.learning_rate or 0.0)
+        * max(matrices, optimizer.embedding_rate)
+        * (tokens / (reference or tokens)) ** scaled
+    )
+    if peak <= HIGH_RATE:
+        return
+    keys = {"muon_rate": matrices, "embedding_rate": optimizer.embedding_rate, "batch_scaling": 1.0 + scaled}
+    factors = "".join(f", times {name}" for name, factor in keys.items() if factor != 1.0)
+    what = f"train.optimizer.learning_rate = {optimizer.learning_rate:g}{factors}"
+    if peak >= HOPELESS_RATE:
+        raise InputError(
+            f"{what}: each step would move weights, which begin near 0.02, by about {peak:g}, and the loss cannot fall; rates "
+            "that work lie between 1e-5 and 1e-2, and the depth dial derives one when the key is left out"
+        )
+    warn(f"{what} is far above the rates that usually work (1e-5 to 1e-2)")
+
+
+def _tokenizer(recipe: Recipe) -> None:
+    """A tokenizer that is loaded must have the tokens that the objective needs."""
+    if recipe.tokenizer.path is not None:
+        Tokenizer.load(Path(recipe.tokenizer.path), recipe.tokenizer.end_of_text, mask_token(recipe))
+
+
+def _start(recipe: Recipe, start: RunFolder) -> None:
+    """The run that this one starts from is there, and has been trained."""
+    if not start.path.is_dir():
+        raise InputError(f"train.start: {start.path}: no such run folder; name the folder of a trained run")
+    if not (start.checkpoints / "latest").exists():
+        raise InputError(f"train.start: {start.path}: no checkpoint there; name the folder of a trained run")
