@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.corpus.files import find
+from bessemer.corpus.files import by_format, find
 from bessemer.errors import InputError
 from bessemer.recipe import Source
 
@@ -33,6 +33,21 @@ def test_folders_are_read_recursively_by_suffix(data: Path) -> None:
 def test_a_file_named_in_full_is_taken_whatever_its_suffix(data: Path) -> None:
     touch(data, "a.log", "b.log")
     assert names(source(data / "a.log")) == ["a.log"]
+
+
+def test_without_a_format_the_ending_tells(data: Path) -> None:
+    touch(data, "a.TXT", "b.py", "c.xml", "dewiki-1-pages-articles.xml.bz2", "d.png", "e.jsonl.gz", "novel")
+    of = Source.model_validate({"name": "s", "paths": [str(data), str(data / "novel")]})
+    kinds = {kind: [Path(file.path).name for file in files] for kind, files in by_format(of, find(of)).items()}
+    assert kinds == {
+        "code": ["b.py"],
+        "jsonl": ["e.jsonl.gz"],
+        "mediawiki": ["dewiki-1-pages-articles.xml.bz2"],
+        "text": ["a.TXT", "novel"],
+    }
+    nothing = Source.model_validate({"name": "s", "paths": [str(data / "*.png")]})
+    with pytest.raises(InputError, match="no file of a known ending there"):
+        find(nothing)
 
 
 def test_globs(data: Path) -> None:

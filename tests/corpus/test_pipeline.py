@@ -80,6 +80,18 @@ def test_every_format(data: Path, build) -> None:
     assert found["descriptions", "data/METADATA"]["text"] == texts["about"]
     assert statistics["totals"]["documents_kept"] == len(documents) == 8
 
+    # Without a format, each file is read by its ending; what no ending tells is left out of a folder.
+    (data / "a.png").write_bytes(b"\x89PNG")
+    (data / "settings.xml").write_text("<a/>")
+    mixed = {"name": "mixed", "paths": [str(data)]}
+    again, rejected, statistics = build(recipe(mixed))
+    assert rejected == [] and statistics["sources"][0]["format"] == "by ending"
+    assert {row["path"]: row["text"] for row in again} == {
+        path: row["text"] for (name, path), row in found.items() if name != "descriptions"
+    }
+    few, _, _ = build(recipe({**mixed, "max_bytes": 3000}))
+    assert {row["path"] for row in few} < {row["path"] for row in again}
+
 
 ELSEWHERE = {
     "step_failed",

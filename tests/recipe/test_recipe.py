@@ -25,7 +25,7 @@ SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'
         ('[run]\nname = "x"\n[model]\nlayers = 2\nwidth = 30\nheads = 4\n', "heads = 4 does not divide width = 30"),
         ('[run]\nname = "x"\n[model]\nlayers = 2\nwidth = 32\nheads = 4\nkv_heads = 3\n', "kv_heads = 3 does not divide heads = 4; possible: [1, 2, 4]"),
         ('[run]\nname = "x"\n[model]\nlayers = 2\n', "width is missing"),
-        ('[run]\nname = "x"\n', "model: missing"),
+        ('[run]\nname = "x"\n[model]\nwidth = 64\n', "or none of them; layers is missing"),
         ('[run]\nname = "../x"\n[model]\ndepth = 1\n', "my.toml:2: run.name"),
         (SMALL + "[tokens]\nsequence_length = 100\n[train]\nglobal_batch_tokens = 250\n", "the nearest are 200 and 300"),
         (SMALL + "[tokens]\nsequence_length = 10\n[train]\nglobal_batch_tokens = 60\nmicro_batch = 4\n", "possible: [1, 2, 3, 6]"),

@@ -103,7 +103,7 @@ def normalise_text(record: Record, settings: Settings, tally: Tally) -> None:
 def identify_language(record: Record, settings: Settings, tally: Tally) -> None:
     """Which language it is in, and whether that is wanted."""
     of = settings.corpus.language
-    if not language.wanted(settings.sources[record.source].format, of):
+    if not language.wanted(record.format, of):
         return
     found = language.identify(record.text, of)
     record.language = found.code
@@ -150,7 +150,7 @@ def judge_address(record: Record, settings: Settings, tally: Tally) -> None:
 def judge_text(record: Record, settings: Settings, tally: Tally) -> None:
     """The rules on the text, some of which take lines out of it."""
     of = settings.corpus
-    code = record.language if language.wanted(settings.sources[record.source].format, of.language) else None
+    code = record.language if language.wanted(record.format, of.language) else None
     judged = apply(record.text, settings.rules_for(code), record.language or "en")
     if judged.reason is not None:
         record.reject(judged.reason, judged.detail)

@@ -64,6 +64,8 @@ class Record:
     label: str = ""
     """The class a person gave it; "" for none."""
     source: str = ""
+    format: str = ""
+    """Of the file that it was read from."""
     language: str = ""
     """ISO 639 code, where a step looked for it."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from bessemer.corpus import storage
 from bessemer.errors import InputError
 from bessemer.recipe import Source
+from bessemer.recipe.corpus import Format
 
 CODE_SUFFIXES = (
     ".py", ".pyi", ".pyx", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cu", ".cuh", ".cs", ".java",
@@ -40,6 +41,13 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
 }
 """What is taken from a folder, by format. `descriptions` is the prose that installed packages carry;
 not their .txt files, which are licences, word lists and tables of data."""
+
+GUESSED: tuple[Format, ...] = ("jsonl", "parquet", "warc", "html", "text", "code")
+"""Formats that a file's ending tells, for a source without a format. An .xml file may be anything: it is read as a dump
+only where it is named like one."""
+
+DUMP = re.compile(r"-pages-(articles|meta)[^/]{0,80}\.xml[^/]{0,40}$")
+"""How Wikipedia names its dumps."""
 
 DUMP_PART = re.compile(r"\.xml-p\d{1,12}p\d{1,12}(-[a-z]{1,20})?(\.bz2|\.gz|\.zst)?$")
 """How Wikipedia names the parts of a dump: after the pages they hold."""
@@ -68,10 +76,27 @@ class File:
     """A hash of the content, from stores that have one instead of a time."""
 
 
+def guessed_format(name: str) -> Format | None:
+    """The format that a file's name tells; None where it tells none."""
+    if DUMP.search(name) or DUMP_PART.search(name):
+        return "mediawiki"
+    return next((kind for kind in GUESSED if name.lower().endswith(SUFFIXES[kind])), None)
+
+
+def by_format(source: Source, files: list[File]) -> dict[Format, list[File]]:
+    """The files of a source by their format: the source's, else what their names tell, else plain text."""
+    if source.format is not None:
+        return {source.format: files}
+    found: dict[Format, list[File]] = {}
+    for file in files:
+        found.setdefault(guessed_format(file.path) or "text", []).append(file)
+    return {kind: found[kind] for kind in sorted(found)}
+
+
 def find(source: Source) -> list[File]:
     """The files of a source, sorted by name; an InputError when a path is wrong or holds nothing of the
     format."""
-    wanted = source.suffixes or SUFFIXES[source.format]
+    wanted = _suffixes(source)
     found: dict[str, File] = {}
     base = _common_folder([path for path in source.paths if not path.startswith(PLACEHOLDER)])
     for pattern in source.paths:
@@ -87,18 +112,28 @@ def find(source: Source) -> list[File]:
                 _add(found, File(entry.path, entry.path, entry.size, entry.mtime_ns, entry.etag))
         if not matched:
             raise InputError(
-                f"corpus.sources.{source.name}: {pattern}: no file of format {source.format} there; "
+                f"corpus.sources.{source.name}: {pattern}: no file of {f'format {source.format}' if source.format else 'a known ending'} there; "
                 f"looked for {_shown(wanted)}; change paths, format or suffixes"
             )
     return [found[name] for name in sorted(found)]
+
+
+def _suffixes(source: Source) -> tuple[str, ...]:
+    if source.suffixes is not None:
+        return source.suffixes
+    return SUFFIXES[source.format] if source.format else sum((SUFFIXES[kind] for kind in GUESSED), ())
 
 
 def _is_wanted(source: Source, name: str, suffixes: tuple[str, ...]) -> bool:
     """Whether a file found below one of the paths is of the source's format, and not left out."""
     if source.exclude and any(fnmatchcase(part, pattern) for part in name.split("/") for pattern in source.exclude):
         return False
-    is_part = source.format == "mediawiki" and source.suffixes is None and DUMP_PART.search(name) is not None
-    return is_part or name.endswith(suffixes)
+    if source.suffixes is None:
+        if source.format is None:
+            return guessed_format(name) is not None
+        if source.format == "mediawiki" and DUMP_PART.search(name) is not None:
+            return True
+    return name.endswith(suffixes)
 
 
 def _add(found: dict[str, File], file: File) -> None:

@@ -224,7 +224,7 @@ def _chunks(partition: Partition, settings: Settings, counts: Counts) -> Iterato
         for piece, record in read(unit, settings.corpus.rules, settings.corpus.extract):
             if engine.STOP.is_set():
                 raise Stopped("corpus: stopped")
-            record.source = unit.source
+            record.source, record.format = unit.source, unit.format
             clean_record(record, settings, counts.tally)
             counts.add(record)
             rows.add(_row(record, piece.name, settings.corpus))

@@ -39,7 +39,7 @@ from bessemer.corpus.partition import (
     write_context,
 )
 from bessemer.corpus.publish import assemble, bucket_receipt, bucket_tasks
-from bessemer.corpus.statistics import Funnel, reasons, totals
+from bessemer.corpus.statistics import BY_ENDING, Funnel, reasons, totals
 from bessemer.corpus.units import Unit, plan
 from bessemer.corpus.webpage import check_engine
 from bessemer.corpus.whole import Found, judge_whole
@@ -266,7 +266,7 @@ def _publish(
     for source in corpus.sources:
         mine = [one for one in partitions if one.source == source.name]
         files = {piece.name for one in mine for unit in one.units for piece in unit.pieces}
-        funnel = funnels[source.name] = Funnel(source.name, source.format, files=len(files))
+        funnel = funnels[source.name] = Funnel(source.name, source.format or BY_ENDING, files=len(files))
         for task in buckets:
             if task["source"] == source.name:
                 found = bucket_receipt(task)

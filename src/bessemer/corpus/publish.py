@@ -16,7 +16,7 @@ from bessemer.corpus import index
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
 from bessemer.corpus.partition import context
 from bessemer.corpus.passed import bucket_rows, buckets_of
-from bessemer.corpus.statistics import KEPT_EXAMPLES, Funnel
+from bessemer.corpus.statistics import BY_ENDING, KEPT_EXAMPLES, Funnel
 from bessemer.corpus.whole import Decided, with_new_texts
 from bessemer.corpus.work import made, receipt
 from bessemer.recipe import Corpus, digest
@@ -132,7 +132,7 @@ def publish_bucket(task: dict[str, Any]) -> dict[str, Any]:
     with made(bucket_folder(task), _inputs(task), facts) as folder:
         table = bucket_rows(work, task, READ)
         decided = Decided.load(work, settings.corpus)
-        funnel = Funnel(source.name, source.format, files=0, documents_in=table.num_rows)
+        funnel = Funnel(source.name, source.format or BY_ENDING, files=0, documents_in=table.num_rows)
         documents = PartWriter(folder / "documents", COLUMNS, "text")
         rejected = PartWriter(folder / "rejected", REJECTED_COLUMNS, "text")
         kept = _split(table, task, decided, funnel, settings.corpus, documents, rejected)

@@ -28,6 +28,9 @@ class Rejected:
     """Each {identity, path, excerpt, detail}."""
 
 
+BY_ENDING = "by ending"  # what a source without a format has in its place
+
+
 @dataclass
 class Funnel:
     """The documents of one source on their way in; of one bucket of them, or of several put together."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bessemer.corpus import storage
-from bessemer.corpus.files import File, access
+from bessemer.corpus.files import File, access, by_format
 from bessemer.corpus.inflate import COMPRESSIONS, MAX_EXPANSION, Damaged, Member, inflate
 from bessemer.corpus.tables import MAX_RECORD_BYTES
 from bessemer.errors import InputError
@@ -96,22 +96,33 @@ class Unit:
 
 
 def plan(source: Source, files: list[File], spool: Path, first: int, stop: threading.Event) -> list[Unit]:
-    """The units of a source, numbered from `first`. What cannot be entered in its middle (compressed JSONL, large
-    archives packed as a whole) is unpacked into `spool` on the way."""
+    """The units of a source, numbered from `first`, format by format. What cannot be entered in its middle (compressed
+    JSONL, large archives packed as a whole) is unpacked into `spool` on the way."""
+    total, units = sum(file.size for file in files), list[Unit]()
+    for kind, mine in by_format(source, files).items():
+        part = source.model_copy(update={"format": kind})
+        if source.max_bytes is not None and len(mine) < len(files):  # each format gives its part of the budget
+            share = sum(file.size for file in mine) / max(total, 1)
+            part = part.model_copy(update={"max_bytes": max(round(source.max_bytes * share), 1)})
+        units += _plan(part, kind, mine, spool, first + len(units), stop)
+    return units
+
+
+def _plan(source: Source, kind: str, files: list[File], spool: Path, first: int, stop: threading.Event) -> list[Unit]:
     budget = source.max_bytes
     reach = access(source)
     stamps = {file.path: f"{file.size} {file.mtime_ns}" for file in files if file.mtime_ns}
-    if source.format in ("jsonl", "warc", "mediawiki"):
-        whole = [file for file in files if _is_packed_as_a_whole(file, source.format, reach)]
+    if kind in ("jsonl", "warc", "mediawiki"):
+        whole = [file for file in files if _is_packed_as_a_whole(file, kind, reach)]
         rest = [file for file in files if file not in whole] if whole else files
         pieces = [piece for file in rest for piece in _ranges(file, budget)]
         if budget:
             pieces = _choose(pieces, budget)
             whole.sort(key=lambda file: _order(file.name, 0))
         room = budget - sum(piece.size for piece in pieces) if budget else None
-        pieces += _expand_all(whole, source.format, spool / source.name, room, stop, reach)
+        pieces += _expand_all(whole, kind, spool / source.name, room, stop, reach)
     else:
-        if source.format == "parquet":
+        if kind == "parquet":
             pieces = [piece for file in files for piece in _row_groups(file, source)]
         else:
             pieces = [Piece(file.path, file.name, 0, file.size, file.size) for file in files]
@@ -119,12 +130,12 @@ def plan(source: Source, files: list[File], spool: Path, first: int, stop: threa
             pieces = _choose(pieces, budget)
     pieces = [replace(piece, stamp=stamps.get(piece.path, "")) for piece in pieces]
     pieces.sort(key=lambda piece: (piece.name, piece.offset, piece.start))
-    bundles = _bundles(pieces, alone=source.format in ("jsonl", "parquet", "warc", "mediawiki"))
+    bundles = _bundles(pieces, alone=kind in ("jsonl", "parquet", "warc", "mediawiki"))
     return [
         Unit(
             number,
             source.name,
-            source.format,
+            kind,
             source.text_key,
             tuple(bundle),
             source.label or "",

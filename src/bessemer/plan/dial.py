@@ -104,7 +104,11 @@ def _dimensions(model: Model) -> Model:
     if model.from_ is not None:
         return _imported(model, Path(model.from_.removeprefix("hf:")))
     depth = model.depth or model.layers
-    assert depth is not None, "the schema lets no model through without depth or layers"
+    if depth is None:
+        raise InputError(
+            "model: the recipe says no size, and nothing here says how much text there is; give model.depth, or build the "
+            "corpus first with `bessemer corpus RECIPE`"
+        )
     width = model.width or 64 * depth
     if model.heads is not None:
         heads = model.heads

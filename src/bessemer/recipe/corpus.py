@@ -26,11 +26,12 @@ class Source(Section):
     name: str = Field(
         description="Name of the source; used in shard names, metrics and reports.", pattern=r"^[a-z0-9][a-z0-9-]*$"
     )
-    format: Format = Field(
+    format: Format | None = Field(
+        None,
         description="What the files are: text (one document a file), code (one document a file, licence header kept), "
         "html (main content extracted), warc (the HTML pages of a crawl), mediawiki (the articles of an XML dump), "
         "jsonl or parquet (one document a record), "
-        "descriptions (the long description in a Python package's METADATA file)."
+        "descriptions (the long description in a Python package's METADATA file); left out: each file's by its ending.",
     )
     paths: tuple[str, ...] = Field(
         strict=False,
@@ -81,7 +82,7 @@ class Source(Section):
     def _one_label(self) -> Self:
         if self.label is not None and self.label_key is not None:
             raise ValueError("label and label_key exclude each other: one class for the source, or one a record")
-        if self.label_key is not None and self.format not in ("jsonl", "parquet"):
+        if self.label_key is not None and self.format not in ("jsonl", "parquet", None):
             raise ValueError(f"label_key: files of format {self.format} have no fields; give label, one a source")
         return self
 

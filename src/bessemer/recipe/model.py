@@ -35,7 +35,10 @@ class RopeScaling(Section):
 
 
 class Model(Section):
-    """The transformer: `depth` alone, explicit dimensions, or `from` a folder. Options left out are the family's."""
+    """The transformer: `depth` alone, explicit dimensions, `from` a folder, or a size that follows from the corpus.
+
+    Options left out are the family's.
+    """
 
     family: FamilyName = Field(
         "qwen3",
@@ -108,14 +111,21 @@ class Model(Section):
     )
     norm_eps: float | None = Field(None, gt=0, description="Epsilon of every norm; left out: the family's.")
 
+    @property
+    def has_size(self) -> bool:
+        """Whether the recipe says how large the model is; else it follows from the corpus and the machine."""
+        return self.from_ is not None or any(
+            value is not None for value in (self.depth, self.layers, self.width, self.heads)
+        )
+
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if self.depth is not None and self.layers is not None and self.depth != self.layers:
             raise ValueError(f"depth = {self.depth} and layers = {self.layers} disagree; give one of them")
-        if self.depth is None and self.from_ is None:
+        if self.depth is None and self.from_ is None and self.has_size:
             missing = [key for key in ("layers", "width", "heads") if getattr(self, key) is None]
             if missing:
-                raise ValueError(f"needs depth, or layers, width and heads; {missing[0]} is missing")
+                raise ValueError(f"needs depth, or layers, width and heads, or none of them; {missing[0]} is missing")
         if self.heads is not None and self.kv_heads is not None and self.heads % self.kv_heads:
             near = [k for k in range(1, self.heads + 1) if self.heads % k == 0]
             raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}; possible: {near}")

@@ -30,7 +30,7 @@ def band_part(name: str, band: int) -> str:
     return name if band < 0 else f"{name}-q{band + 1}"
 
 
-def parts_of(name: str, format_: str, language: Language, quality: Quality) -> dict[str, Part]:
+def parts_of(name: str, format_: str | None, language: Language, quality: Quality) -> dict[str, Part]:
     """Every part that a source of this name and format can have, by name. Its own name stands for what falls into no
     other."""
     names = [name]

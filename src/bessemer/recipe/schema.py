@@ -209,7 +209,7 @@ class Recipe(Section):
     corpus: Corpus = Field(default_factory=Corpus, description="Raw sources to clean documents.")
     tokenizer: Tokenizer = Field(default_factory=Tokenizer, description="Text to token ids.")
     tokens: Tokens = Field(default_factory=Tokens, description="Documents to token shards and sequences.")
-    model: Model = Field(description="The transformer.")
+    model: Model = Field(default_factory=Model, description="The transformer.")
     train: Train = Field(default_factory=Train, description="The step and the loop.")
     parallel: Parallel = Field(default_factory=Parallel, description="How the run is split over processes.")
     cluster: Cluster = Field(default_factory=Cluster, description="Machines of a training on several nodes.")
