@@ -97,6 +97,7 @@ def find(source: Source) -> list[File]:
     """The files of a source, sorted by name; an InputError when a path is wrong or holds nothing of the
     format."""
     wanted = _suffixes(source)
+    kind = f"format {source.format}" if source.format else "a known ending"
     found: dict[str, File] = {}
     base = _common_folder([path for path in source.paths if not path.startswith(PLACEHOLDER)])
     for pattern in source.paths:
@@ -112,7 +113,7 @@ def find(source: Source) -> list[File]:
                 _add(found, File(entry.path, entry.path, entry.size, entry.mtime_ns, entry.etag))
         if not matched:
             raise InputError(
-                f"corpus.sources.{source.name}: {pattern}: no file of {f'format {source.format}' if source.format else 'a known ending'} there; "
+                f"corpus.sources.{source.name}: {pattern}: no file of {kind} there; "
                 f"looked for {_shown(wanted)}; change paths, format or suffixes"
             )
     return [found[name] for name in sorted(found)]
