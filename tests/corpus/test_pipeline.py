@@ -116,7 +116,7 @@ def test_every_reason_and_the_counts_add_up(data: Path, build) -> None:
         "empty.txt": b" \n",
         "short.txt": b"too short",
         "long.txt": prose(2, 3000).encode(),
-        "lines.txt": prose(3, 1000).replace("\n", " ").encode(),
+        "lines.txt": b"0.125 3e-5;" * 300,
         "symbols.txt": b"+-*/ ()[]\n" * 40,
         "repeats.txt": b"the same line again\n" * 40,
         "latin.txt": prose(4).encode() + b"\xe9",
@@ -241,7 +241,7 @@ def test_file_names_that_are_not_utf8(data: Path, build) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "format", "message"),
     [
-        ("a.txt", "short", "text", r"none of its 1 documents is left .* too_short 1 \(5 characters\)"),
+        ("a.txt", "short", "text", r"none of its 1 documents is left .* too_short 1 \(5 \(limit 200\) characters\)"),
         ("a.jsonl", '{"body": "x"}\n', "jsonl", "bad_record 1 \\(no field 'text'; there are: body\\)"),
         ("a.jsonl", "", "jsonl", "none of its 0 documents is left .* the files are empty"),
         ("a.parquet", "not parquet", "parquet", r"unreadable 1 \(not a Parquet file"),
@@ -357,12 +357,12 @@ def test_tables_of_the_steps_reach_the_statistics(data: Path, build, monkeypatch
 def test_what_is_kept_of_rejected_documents(data: Path, build, keep: str) -> None:
     (data / "a.txt").write_text(prose(1))
     (data / "copy.txt").write_text(prose(1))
-    (data / "long.txt").write_text("long words " * 200)
+    (data / "long.txt").write_text("0.25, 3e-5; " * 200)
     of = recipe(source(data))
     of = of.model_copy(update={"corpus": of.corpus.model_copy(update={"keep_rejected": keep})})
     _, rejected, _ = build(of)
     found = {row["reason"]: (row["excerpt"], row["text"]) for row in rejected}
-    long = ("long words " * 200).strip()
+    long = ("0.25, 3e-5; " * 200).strip()
     whole = {"exact_duplicate": prose(1), "long_lines": long}
     assert found == {
         reason: ("" if keep == "none" else text[:300], text if keep == "text" else "") for reason, text in whole.items()
