@@ -25,7 +25,9 @@ def test_the_short_list_meets_its_target_and_the_formula(tmp_path: Path, capsys:
     assert run_command(arguments) == 0
     shown = capsys.readouterr().out
     found = json.loads((tmp_path / "s" / "layouts.json").read_text())
-    assert [row["layout"] for row in found["rows"]] == list(layouts.SHORT)
+    assert [(row["layout"], row["case"]) for row in found["rows"]] == [
+        (layout, case) for layout in layouts.SHORT for case in ("hard", "dropout")
+    ]
     for row in found["rows"]:
         assert row["loss"] <= 1e-12 and row["weight"] <= 1e-12, row
         assert row["sent"] == row["planned"], row

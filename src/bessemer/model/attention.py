@@ -14,7 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from bessemer.model.dropout import DropoutMasks
+from bessemer.model.elementwise import widened
+
 SOFT_CAP_CHUNK = 128  # queries whose scores are held at one time where no fused kernel knows soft caps
+DROPPED_SCORES = 1 << 22  # scores that are held at one time where attention weights are dropped, if 16 queries fit
 OFFSET_CHUNK = 256  # queries under one mask where some keys come before the first of them: fastest of 64 to 2,048
 
 
@@ -82,6 +86,11 @@ class Documents:
             return (Piece(slice(0, batch), slice(0, length), slice(0, length)),)
         return tuple(Piece(slice(row, row + 1), slice(start, end), slice(start, end)) for row, start, end in self.spans)
 
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """(start, end) in the sequence of the tokens at hand, in order."""
+        return ((0, self.number_BT.shape[1]),)
+
     def block_mask(self, sight: Sight) -> Any:
         """FlexAttention's mask: what the sight allows within each document."""
         from torch.nn.attention.flex_attention import create_block_mask
@@ -147,11 +156,16 @@ class Scope:
         return cls(sight, documents, _block_mask(sight, length, device))
 
 
-def attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Scope) -> Tensor:
+def attention(
+    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Scope, masks: DropoutMasks | None = None
+) -> Tensor:
     """Softmax attention within each document, over what the scope's sight allows. Returns (B, H, T, K).
 
     The scope's documents may say that the queries are only some of a sequence's tokens; keys and values are of all.
+    masks: which attention weights are dropped.
     """
+    if masks is not None and masks.rates.attention:
+        return _dropping(q_BHTK, k_BGTK, v_BGTK, scope, masks)
     if scope.block_mask is not None:
         return _flex(q_BHTK, k_BGTK, v_BGTK, scope)
     if scope.documents is not None:
@@ -242,11 +256,62 @@ def _masked(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, allowed_CT: Tensor, 
 
 
 def _soft_capped(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, allowed_CT: Tensor, soft_cap: float) -> Tensor:
-    repeats = q_BHCK.shape[1] // k_BGTK.shape[1]
-    k_BHTK, v_BHTK = (x.repeat_interleave(repeats, dim=1) for x in (k_BGTK, v_BGTK))
-    scores = q_BHCK @ k_BHTK.transpose(2, 3) * q_BHCK.shape[-1] ** -0.5
-    scores = torch.tanh(scores / soft_cap) * soft_cap
-    return scores.masked_fill(~allowed_CT, -torch.inf).softmax(dim=-1) @ v_BHTK
+    v_BHTK = v_BGTK.repeat_interleave(q_BHCK.shape[1] // k_BGTK.shape[1], dim=1)
+    return _weights(q_BHCK, k_BGTK, allowed_CT, soft_cap) @ v_BHTK
+
+
+def dropping_chunk(batch: int, heads: int, length: int) -> int:
+    """Queries whose scores are held at one time where attention weights are dropped."""
+    return min(max(DROPPED_SCORES // (batch * heads * length), 16), length)
+
+
+def _dropping(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Scope, masks: DropoutMasks) -> Tensor:
+    """Attention with weights dropped after the softmax, which no fused kernel does by masks that one gives it.
+
+    Some queries at a time, whose scores are recomputed in the backward pass, never kept.
+    """
+    sight, documents, length = scope.sight, scope.documents, k_BGTK.shape[2]
+    chunk = dropping_chunk(q_BHTK.shape[0], q_BHTK.shape[1], length)
+    parts, here = [], 0
+    for low, high in ((0, length),) if documents is None else documents.ranges:
+        for start in range(low, high, chunk):
+            end = min(start + chunk, high)
+            first = max(start - sight.back, 0) if sight.window else 0
+            last = min(end + sight.ahead, length) if sight.window or sight.causal else length
+            queries, keys = slice(here + start - low, here + end - low), slice(first, last)
+            part: Tensor = checkpoint(  # type: ignore[no-untyped-call]
+                _dropped_chunk, q_BHTK[:, :, queries], k_BGTK[:, :, keys], v_BGTK[:, :, keys], scope, masks, queries,
+                start, first, use_reentrant=False, preserve_rng_state=False,
+            )  # fmt: skip
+            parts.append(part)
+        here += high - low
+    return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
+
+
+def _dropped_chunk(
+    q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, scope: Scope, masks: DropoutMasks, queries: slice, start: int,
+    first: int,
+) -> Tensor:  # fmt: skip
+    """Attention of the queries at start, start + 1, ... of the sequence over the keys at first, first + 1, ...; queries: the
+    same among the tokens at hand."""
+    end, last, sight = start + q_BHCK.shape[2], first + k_BGNK.shape[2], scope.sight
+    index = torch.arange(max(end, last), device=q_BHCK.device)
+    allowed = sight.allows(index[start:end, None], index[first:last])
+    if scope.documents is not None:
+        number_BT = scope.documents.number_BT
+        allowed = allowed & (number_BT[:, None, start:end, None] == number_BT[:, None, None, first:last])
+    p_BHCN = _weights(q_BHCK, k_BGNK, allowed, sight.soft_cap)
+    repeats = q_BHCK.shape[1] // v_BGNK.shape[1]
+    return masks.attention(p_BHCN, queries, first) @ v_BGNK.repeat_interleave(repeats, dim=1)
+
+
+def _weights(q_BHCK: Tensor, k_BGNK: Tensor, allowed: Tensor, soft_cap: float) -> Tensor:
+    """The attention weights themselves, (B, H, C, N): the softmax of the scores, in fp32 (fp64 for fp64) inside."""
+    k_BHNK = k_BGNK.repeat_interleave(q_BHCK.shape[1] // k_BGNK.shape[1], dim=1)
+    scores = q_BHCK @ k_BHNK.transpose(2, 3) * q_BHCK.shape[-1] ** -0.5
+    if soft_cap:
+        scores = torch.tanh(scores / soft_cap) * soft_cap
+    return widened(scores.masked_fill(~allowed, -torch.inf)).softmax(dim=-1).to(q_BHCK.dtype)
 
 
 def _flex(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Scope) -> Tensor:

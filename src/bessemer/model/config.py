@@ -119,6 +119,12 @@ class ModelConfig:
         """Whether the transform before a classifier is BERT's: tanh and no norm."""
         return self.labels > 0 and self.norm_position == "residual"
 
+    @property
+    def inner_dropout(self) -> bool:
+        """Whether dropout is placed as in ModernBERT, whose block is the one without a first norm: on the MLP's hidden
+        units, and on the attention's output by the attention's rate; else on the outputs of both."""
+        return not self.first_norm
+
     def window_of(self, layer: int) -> int:
         """Tokens that a layer's attention sees; 0: all."""
         every = self.global_every

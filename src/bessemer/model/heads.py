@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bessemer.model.config import ModelConfig
+from bessemer.model.dropout import DropoutMasks
 from bessemer.model.parts import activate, norm
 
 
@@ -76,7 +77,7 @@ class Classifier(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.labels, config.width))
         self.bias = nn.Parameter(torch.empty(config.labels)) if config.head_bias else None
 
-    def forward(self, hidden_BTD: Tensor, lengths_B: Tensor) -> Tensor:
+    def forward(self, hidden_BTD: Tensor, lengths_B: Tensor, masks: DropoutMasks | None = None) -> Tensor:
         """(B, L). lengths_B: tokens of each text; what follows is padding."""
         if self.pooling == "first":
             pooled_BD = hidden_BTD[:, 0]
@@ -85,4 +86,7 @@ class Classifier(nn.Module):
         else:
             inside_BT = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device) < lengths_B[:, None]
             pooled_BD = (hidden_BTD * inside_BT[..., None]).sum(dim=1) / lengths_B[:, None]
-        return F.linear(self.transform(pooled_BD), self.weight, self.bias)
+        read_BD = self.transform(pooled_BD)
+        if masks is not None:
+            read_BD = masks.classifier(read_BD)
+        return F.linear(read_BD, self.weight, self.bias)

@@ -11,6 +11,7 @@ width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from bessemer.model.attention import Documents, Scope, Sight, attention, cached_attention
 from bessemer.model.cache import Cache, LayerCache
 from bessemer.model.config import ModelConfig
+from bessemer.model.dropout import DropoutMasks
 from bessemer.model.elementwise import by_head, rotate, swiglu
 from bessemer.model.heads import Classifier, LanguageHead
 from bessemer.model.parts import RMSNorm, activate, norm
@@ -25,7 +27,8 @@ from bessemer.model.product import linear
 from bessemer.model.rotary import rotations
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x, weight, bias) to x @ weight.T + bias
-Attend = Callable[[Tensor, Tensor, Tensor, Scope], Tensor]  # (queries, keys, values, scope) to what they see
+# (queries, keys, values, scope, what is dropped) to what they see
+Attend = Callable[[Tensor, Tensor, Tensor, Scope, DropoutMasks | None], Tensor]
 
 
 class Attention(nn.Module):
@@ -50,11 +53,12 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (RMSNorm(width, config.norm_eps) if width else nn.Identity() for width in widths)
 
     def forward(
-        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: Scope, cache: LayerCache | None = None
-    ) -> Tensor:
+        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: Scope, cache: LayerCache | None = None,
+        masks: DropoutMasks | None = None,
+    ) -> Tensor:  # fmt: skip
         q_BHTK, k_BGTK, v_BGTK = self.queries_keys_values(x_BTD, rotation)
         if cache is None:
-            attended_BHTK = self.attend(q_BHTK, k_BGTK, v_BGTK, scope)
+            attended_BHTK = self.attend(q_BHTK, k_BGTK, v_BGTK, scope, masks)
         else:
             attended_BHTK = cached_attention(q_BHTK, *cache.append(k_BGTK, v_BGTK), scope.sight)
         return self.product(attended_BHTK.transpose(1, 2).flatten(2), self.out.weight, self.out.bias)
@@ -89,10 +93,13 @@ class GatedMLP(nn.Module):
         self.gate_up_bias = nn.Parameter(torch.empty(2, config.mlp_width)) if config.bias else None
         self.down = nn.Linear(config.mlp_width, config.width, bias=config.bias)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
+        """masks: given where hidden units are dropped."""
         bias = None if self.gate_up_bias is None else self.gate_up_bias.flatten()
-        joined_BTF = self.product(x_BTD, self.gate_up.flatten(0, 1), bias)
-        return self.product(self._gated(joined_BTF), self.down.weight, self.down.bias)
+        hidden_BTF = self._gated(self.product(x_BTD, self.gate_up.flatten(0, 1), bias))
+        if masks is not None:
+            hidden_BTF = masks.hidden_units(hidden_BTF)
+        return self.product(hidden_BTF, self.down.weight, self.down.bias)
 
     def _gated(self, gate_up_BTF: Tensor) -> Tensor:
         if self.activation == "silu":
@@ -112,8 +119,11 @@ class MLP(nn.Module):
         self.up = nn.Linear(config.width, config.mlp_width, bias=config.bias)
         self.down = nn.Linear(config.mlp_width, config.width, bias=config.bias)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
+        """masks: given where hidden units are dropped."""
         hidden_BTF = activate(self.activation, self.product(x_BTD, self.up.weight, self.up.bias))
+        if masks is not None:
+            hidden_BTF = masks.hidden_units(hidden_BTF)
         return self.product(hidden_BTF, self.down.weight, self.down.bias)
 
 
@@ -128,22 +138,33 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.mlp_norm = norm(config)
         self.mlp = GatedMLP(config) if config.gated else MLP(config)
-        self.norm_position = config.norm_position
+        self.norm_position, self.inner_dropout = config.norm_position, config.inner_dropout
 
     def forward(
-        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: Scope, cache: LayerCache | None = None
-    ) -> Tensor:
+        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: Scope, cache: LayerCache | None = None,
+        masks: DropoutMasks | None = None,
+    ) -> Tensor:  # fmt: skip
         after: Tensor
+        inner = masks if self.inner_dropout else None
         if self.norm_position == "input":
-            x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rotation, scope, cache)
-            after = x_BTD + self.mlp(self.mlp_norm(x_BTD))
+            attended_BTD = self.attention(self.attention_norm(x_BTD), rotation, scope, cache, masks)
+            x_BTD = x_BTD + self._dropped(attended_BTD, "attention", masks)
+            after = x_BTD + self._dropped(self.mlp(self.mlp_norm(x_BTD), inner), "mlp", masks)
         elif self.norm_position == "output":
-            x_BTD = x_BTD + self.attention_norm(self.attention(x_BTD, rotation, scope, cache))
-            after = x_BTD + self.mlp_norm(self.mlp(x_BTD))
+            attended_BTD = self.attention_norm(self.attention(x_BTD, rotation, scope, cache, masks))
+            x_BTD = x_BTD + self._dropped(attended_BTD, "attention", masks)
+            after = x_BTD + self._dropped(self.mlp_norm(self.mlp(x_BTD, inner)), "mlp", masks)
         else:
-            x_BTD = self.attention_norm(x_BTD + self.attention(x_BTD, rotation, scope, cache))
-            after = self.mlp_norm(x_BTD + self.mlp(x_BTD))
+            attended_BTD = self.attention(x_BTD, rotation, scope, cache, masks)
+            x_BTD = self.attention_norm(x_BTD + self._dropped(attended_BTD, "attention", masks))
+            after = self.mlp_norm(x_BTD + self._dropped(self.mlp(x_BTD, inner), "mlp", masks))
         return after
+
+    def _dropped(self, x_BTD: Tensor, site: Literal["attention", "mlp"], masks: DropoutMasks | None) -> Tensor:
+        """What is added to the residual stream, with elements dropped."""
+        if masks is None or (self.inner_dropout and site == "mlp"):
+            return x_BTD
+        return masks.stream(x_BTD, site, masks.rates.attention if self.inner_dropout else masks.rates.hidden)
 
 
 class Transformer(nn.Module):
@@ -177,19 +198,28 @@ class Transformer(nn.Module):
         ]
         self.thetas = [config.rope_theta_of(layer) for layer in range(config.layers)]
 
-    def forward(self, tokens_BT: Tensor, documents: Documents | None = None, cache: Cache | None = None) -> Tensor:
-        """Hidden states after the last norm, (B, T, D). With a cache, tokens_BT are those that follow what it holds."""
+    def forward(
+        self, tokens_BT: Tensor, documents: Documents | None = None, cache: Cache | None = None,
+        masks: DropoutMasks | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Hidden states after the last norm, (B, T, D). With a cache, tokens_BT are those that follow what it holds.
+
+        masks: what is dropped, in training; None: nothing.
+        """
         length, device = tokens_BT.shape[1], tokens_BT.device
         first = 0 if cache is None else cache.length
         positions = torch.arange(first, first + length, device=device) if documents is None else documents.position_BT
-        hidden: Tensor = self.norm(self.through(self.embed(tokens_BT, positions), positions, documents, cache))
+        hidden: Tensor = self.norm(
+            self.through(self.embed(tokens_BT, positions, masks), positions, documents, cache, masks)
+        )
         if cache is not None:
             cache.length += length
         return hidden
 
     def through(
-        self, x_BTD: Tensor, positions: Tensor, documents: Documents | None, cache: Cache | None = None
-    ) -> Tensor:
+        self, x_BTD: Tensor, positions: Tensor, documents: Documents | None, cache: Cache | None = None,
+        masks: DropoutMasks | None = None,
+    ) -> Tensor:  # fmt: skip
         """The residual stream after the blocks. A block that is None lies elsewhere and is passed over.
 
         positions: (T,) or (B, T), each token's place in its document.
@@ -206,7 +236,8 @@ class Transformer(nn.Module):
             if block is None:
                 continue
             layer_cache = None if cache is None else cache.layers[layer]
-            x_BTD = block(x_BTD, rotary[self.thetas[layer]], scopes[self.sights[layer]], layer_cache)
+            rotation, scope = rotary[self.thetas[layer]], scopes[self.sights[layer]]
+            x_BTD = block(x_BTD, rotation, scope, layer_cache, None if masks is None else masks.of_layer(layer))
         return x_BTD
 
     def use_product(self, product: Product) -> None:
@@ -223,7 +254,7 @@ class Transformer(nn.Module):
         """Logits of every position, (B, T, V): for evaluation and generation of short texts."""
         return self.head.logits(self(tokens_BT, documents, cache))
 
-    def embed(self, tokens_BT: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, tokens_BT: Tensor, positions: Tensor, masks: DropoutMasks | None = None) -> Tensor:
         """Token, position and type embeddings (all tokens are of type 0), summed and normalised."""
         x_BTD = self.embedding(tokens_BT)
         if torch.is_autocast_enabled(x_BTD.device.type):
@@ -233,4 +264,4 @@ class Transformer(nn.Module):
         if self.config.positions == "learned":
             x_BTD = x_BTD + self.position_embedding(positions).to(x_BTD.dtype)
         embedded: Tensor = self.embedding_norm(x_BTD)
-        return embedded
+        return embedded if masks is None else masks.stream(embedded, "embedding", masks.rates.hidden)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,9 @@ from torch import Tensor
 from bessemer.errors import InputError
 from bessemer.model.attention import Documents, Piece, Scope, Sight, attention
 from bessemer.model.config import ModelConfig
+from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer
+from bessemer.parallel.exchange import require_tokens
 from bessemer.parallel.team import Team
 from bessemer.recipe import Parallel
 
@@ -99,6 +101,10 @@ class LocalDocuments(Documents):
             piece for row, spans in enumerate(by_row) for piece in _pieces_of(slice(row, row + 1), spans, self.cut)
         )
 
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        return self.cut.ranges
+
     def block_mask(self, sight: Sight) -> Any:
         """FlexAttention's mask of the queries here over all keys: what the sight allows within each document."""
         from torch.nn.attention.flex_attention import create_block_mask
@@ -130,23 +136,39 @@ def _pieces_of(rows: slice, spans: Any, cut: Cut) -> Iterator[Piece]:
 
 @dataclass(frozen=True)
 class Share:
-    """What a process computes of a micro-batch: its tokens' inputs and targets (B, S), and their documents."""
+    """What a process computes of a micro-batch: its tokens' inputs and targets (B, S), their documents, and what dropout
+    drops there."""
 
     inputs_BS: Tensor
     targets_BS: Tensor
     documents: Documents | None
+    masks: DropoutMasks | None = None
 
 
-def share(team: Team, inputs_BT: Tensor, targets_BT: Tensor, documents: Documents | None) -> Share:
+def share(
+    team: Team, inputs_BT: Tensor, targets_BT: Tensor, documents: Documents | None, masks: DropoutMasks | None = None
+) -> Share:
     """This process's share of a micro-batch of whole sequences, all of it where the context is not split.
 
-    documents: of the whole sequences, as the task gives them. Raises InputError when the length does not divide.
+    documents, masks: of the whole sequences. Raises InputError when the length does not divide.
     """
     if team.size("context") == 1:
-        return Share(inputs_BT, targets_BT, documents)
+        return Share(inputs_BT, targets_BT, documents, _masks_here(team, masks))
     cut = Cut.of(team, inputs_BT.shape[1])
     local = LocalDocuments.seen_from(cut, documents, len(inputs_BT), inputs_BT.device)
-    return Share(cut.take(inputs_BT), cut.take(targets_BT), local)
+    if masks is not None:
+        masks = replace(masks, token_BT=cut.take(masks.token_BT))
+    return Share(cut.take(inputs_BT), cut.take(targets_BT), local, _masks_here(team, masks))
+
+
+def _masks_here(team: Team, masks: DropoutMasks | None) -> DropoutMasks | None:
+    """The same for a process of a tensor group, which has a part of the heads, of the hidden units, and, between the
+    products, of the tokens."""
+    if masks is None:
+        return None
+    ways, place = team.size("tensor"), team.place("tensor")
+    require_tokens(masks.token_BT.shape[1], ways)
+    return replace(masks, stream_BS=masks.token_BT.chunk(ways, dim=1)[place], part=place)
 
 
 def apply(model: Transformer, team: Team) -> None:
@@ -160,12 +182,15 @@ def apply(model: Transformer, team: Team) -> None:
     model.use_attention(functools.partial(attend, group=team.group("context")))
 
 
-def attend(q_BHSK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scope: Scope, *, group: dist.ProcessGroup) -> Tensor:
+def attend(
+    q_BHSK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scope: Scope, masks: DropoutMasks | None = None, *,
+    group: dist.ProcessGroup,
+) -> Tensor:  # fmt: skip
     """What the queries here see of the whole sequences, (B, H, S, K). Keys and values are those of the tokens here."""
     documents = scope.documents
     assert isinstance(documents, LocalDocuments), "a split context needs the shares that `share` gives"
     k_BGTK, v_BGTK = gathered(k_BGSK, v_BGSK, documents.cut, group)
-    return attention(q_BHSK, k_BGTK, v_BGTK, scope)
+    return attention(q_BHSK, k_BGTK, v_BGTK, scope, masks)
 
 
 def gathered(k_BGSK: Tensor, v_BGSK: Tensor, cut: Cut, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:

@@ -206,6 +206,7 @@ class Pipeline:
         inputs_BT: Tensor,
         targets_BS: Tensor,
         starts_BT: Tensor | None = None,
+        dropout_B: Tensor | None = None,
         *,
         micro_batches: int,
         divisor: int,
@@ -215,8 +216,9 @@ class Pipeline:
         """Put the gradients of sum(losses) / divisor * factor into the `.grad` of this process's parameters, None before.
 
         All processes of a pipeline give the same batch, on the device; its rows are divided evenly. tokens: of the hidden
-        states between stages, when not those of inputs_BT. Returns what was found of each micro-batch, in order, on the
-        process that has the last stage, nothing elsewhere. Raises InputError when the batch does not divide or the schedule
+        states between stages, when not those of inputs_BT; dropout_B: as of a
+        MicroBatch. Returns what was found of each micro-batch, in order, on the process that has the last stage, nothing
+        elsewhere. Raises InputError when the batch does not divide or the schedule
         cannot run so many micro-batches.
         """
         rows, left = divmod(len(inputs_BT), micro_batches)
@@ -232,9 +234,9 @@ class Pipeline:
             )
         for stage in self.stages:
             stage.divisor, stage.factor, stage.found = divisor, factor, []
-        batch = {"inputs_BT": inputs_BT, "targets_BS": targets_BS} | (
-            {} if starts_BT is None else {"starts_BT": starts_BT}
-        )
+        batch = {"inputs_BT": inputs_BT, "targets_BS": targets_BS}
+        batch |= {} if starts_BT is None else {"starts_BT": starts_BT}
+        batch |= {} if dropout_B is None else {"dropout_B": dropout_B}
         self.schedules[of].step(inputs_BT, target=targets_BS, return_outputs=False, **batch)
         sum_tied_gradients(self.model, self.tie)
         return [found for stage in self.stages for found in stage.found]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bessemer.errors import InputError
 from bessemer.model.attention import Documents
 from bessemer.model.config import ModelConfig
+from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer
 from bessemer.parallel.context import Share
 from bessemer.plan.cost import tokens_seen
@@ -28,7 +29,8 @@ V_SHAPED = ("zbv", "dualpipev")
 BEFORE_BLOCKS = ("embedding", "position_embedding", "type_embedding", "embedding_norm")
 AFTER_BLOCKS = ("norm", "head", "classifier")
 
-Reading = Callable[[Tensor, Tensor, Tensor | None], Share]  # of (inputs_BT, targets_BS, starts_BT)
+# of (inputs_BT, targets_BS, starts_BT, dropout_B)
+Reading = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Share]
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,10 @@ class Objective(Protocol):
 
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None: ...
 
-    def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Any:
+    def loss(
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor,
+        masks: DropoutMasks | None = None,
+    ) -> Any:  # fmt: skip
         """An outcome: total, nats_B, correct_B."""
         ...
 
@@ -185,7 +190,8 @@ class Stage(nn.Module):
     """What one stage computes of a micro-batch: what FSDP2 and DDP wrap, and what the schedule runs.
 
     model: `part_of` the stage. autocast: what forward runs inside of; a schedule must not run inside of it, for its
-    backward passes would too. share: (inputs_BT, targets_BS, starts_BT) of whole sequences to what this process computes of them.
+    backward passes would too. share: (inputs_BT, targets_BS, starts_BT,
+    dropout_B) of whole sequences to what this process computes of them.
 
     divisor, factor: what the last stage divides and multiplies its sum of losses by. found: one a micro-batch, in order.
     """
@@ -216,6 +222,7 @@ class Stage(nn.Module):
         inputs_BT: Tensor,
         targets_BS: Tensor,
         starts_BT: Tensor | None = None,
+        dropout_B: Tensor | None = None,
         scored: bool = False,
     ) -> Any:
         """x: the tokens (B, T) on the first stage, else the hidden states (B, T, D) of the stage before.
@@ -224,22 +231,24 @@ class Stage(nn.Module):
         / divisor x factor, in fp32 (fp64 for fp64), or with `scored` what the task's `score` gives.
         """
         with self.autocast():
-            mine = self.share(inputs_BT, targets_BS, starts_BT)
+            mine = self.share(inputs_BT, targets_BS, starts_BT, dropout_B)
             inputs_BT, targets_BS, documents = mine.inputs_BS, mine.targets_BS, mine.documents
             if documents is None:
                 positions = torch.arange(inputs_BT.shape[1], device=inputs_BT.device)
             else:
                 positions = documents.position_BT
-            x_BTD = self.model.embed(inputs_BT, positions) if self.span.has_embedding else x
-            x_BTD = self.model.through(x_BTD, positions, documents)
+            x_BTD = self.model.embed(inputs_BT, positions, mine.masks) if self.span.has_embedding else x
+            x_BTD = self.model.through(x_BTD, positions, documents, masks=mine.masks)
             if not self.span.has_head:
                 return x_BTD.contiguous()
             hidden_BTD: Tensor = self.model.norm(x_BTD)
             if scored:
                 return self.task.score(self.model, hidden_BTD, inputs_BT, targets_BS)
-            outcome = self.task.loss(self.model, hidden_BTD, inputs_BT, targets_BS)
+            outcome = self.task.loss(self.model, hidden_BTD, inputs_BT, targets_BS, mine.masks)
         self.found.append(Found(outcome.total.detach(), outcome.nats_B.detach(), outcome.correct_B))
         return (outcome.total / self.divisor * self.factor).to(torch.promote_types(hidden_BTD.dtype, torch.float32))
 
-    def _whole_sequences(self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None) -> Share:
+    def _whole_sequences(
+        self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, dropout_B: Tensor | None
+    ) -> Share:
         return Share(inputs_BT, targets_BS, self.task.documents(inputs_BT, starts_BT))

@@ -11,7 +11,7 @@ from bessemer.recipe.load import differences, digest, dump, load, parse, shipped
 from bessemer.recipe.mixture import MixturePhase
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import Classify, Masking
-from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
+from bessemer.recipe.optimization import BatchRamp, Dropout, Optimizer, Schedule
 from bessemer.recipe.parallel import Parallel, PipelineSchedule
 from bessemer.recipe.personal import PersonalData
 from bessemer.recipe.quality import Quality
@@ -29,7 +29,7 @@ from bessemer.recipe.tokens import Tokens
 from bessemer.recipe.work import Work
 
 __all__ = [
-    "BatchRamp", "Batches", "Checkpoint", "Classify", "Contamination", "Corpus", "Dedup", "Evaluate", "EvaluationSet",
+    "BatchRamp", "Batches", "Checkpoint", "Classify", "Contamination", "Corpus", "Dedup", "Dropout", "Evaluate", "EvaluationSet",
     "Extract", "Guard", "Language", "Masking", "MixturePhase", "Model", "Optimizer", "Paragraphs", "Parallel", "PersonalData",
     "PipelineSchedule",
     "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "Substrings", "TokenSource", "Tokenizer", "Tokens",

@@ -9,6 +9,33 @@ from pydantic import Field, field_validator, model_validator
 from bessemer.recipe.section import Positive, Section, Share
 
 
+class Dropout(Section):
+    """How much is dropped in training (Srivastava et al. 2014), and nowhere else; each a share of 1. All 0: no dropout."""
+
+    hidden: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share dropped of the embeddings and of what attention and MLP add to the residual stream, where BERT "
+        "and GPT-2 drop; in modernbert of the embeddings and of the MLP's hidden units. BERT's and GPT-2's papers: 0.1.",
+    )
+    attention: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of the attention weights dropped, after the softmax; in modernbert also of what attention adds "
+        "to the residual stream. Attention is then computed without a fused kernel, which takes longer.",
+    )
+    classifier: float = Field(
+        0.0, ge=0, lt=1, description="Share dropped of what a classifier's output matrix reads (objective classify)."
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is dropped."""
+        return bool(self.hidden or self.attention or self.classifier)
+
+
 class Optimizer(Section):
     """How gradients become updates."""
 

@@ -20,7 +20,7 @@ from bessemer.recipe.corpus import Corpus
 from bessemer.recipe.families import DECODERS, ENCODERS
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import Classify, Masking
-from bessemer.recipe.optimization import BatchRamp, Optimizer, Schedule
+from bessemer.recipe.optimization import BatchRamp, Dropout, Optimizer, Schedule
 from bessemer.recipe.parallel import Parallel
 from bessemer.recipe.parts import Part
 from bessemer.recipe.section import Positive, Section, Words
@@ -96,6 +96,9 @@ class Train(Section):
         description="Share of the target's probability spread evenly over the vocabulary (Szegedy et al. 2016); the "
         "reported loss stays the plain cross-entropy.",
     )
+    dropout: Dropout = Field(
+        default_factory=Dropout, description="What is dropped at random in training; by default nothing."
+    )
     loss_chunk: Positive = Field(
         4096, description="Tokens whose logits are held at one time, at the most; a CPU holds what fits its cache."
     )
@@ -139,6 +142,11 @@ class Train(Section):
             raise ValueError(f"tokens and {other} exclude each other; give one of them")
         if self.objective == "classify" and self.z_loss:
             raise ValueError("z_loss has no meaning for a classifier; leave it out, or choose another objective")
+        if self.objective != "classify" and self.dropout.classifier:
+            raise ValueError(
+                f"dropout.classifier = {self.dropout.classifier} has no effect with objective = {self.objective!r}; it needs "
+                "objective = 'classify'"
+            )
         if self.memory_budget is not None and self.recompute != "budget":
             raise ValueError(
                 f"memory_budget has no effect with recompute = {self.recompute!r}; use recompute = 'budget'"

@@ -66,14 +66,14 @@ class Scope:
     """What is run: names of LAYOUTS, CASES and PRECISIONS."""
 
     layouts: tuple[str, ...] = tuple(LAYOUTS)
-    cases: tuple[str, ...] = tuple(CASES)
+    cases: tuple[str, ...] = ("plain", "hard")
     precisions: tuple[str, ...] = PRECISIONS
     settings: Settings = field(default_factory=Settings)
 
 
 def run(short: bool = False, folder: Path | None = None) -> dict[str, Any]:
     """The study, in `folder`; short: five layouts in fp64, for a few steps."""
-    scope = Scope(SHORT, ("hard",), ("fp64",), Settings(steps=6)) if short else Scope()
+    scope = Scope(SHORT, ("hard", "dropout"), ("fp64",), Settings(steps=6)) if short else Scope()
     return certify(scope, folder or FOLDER.with_name("study-layouts-short" if short else "study-layouts"))
 
 

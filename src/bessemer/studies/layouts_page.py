@@ -11,15 +11,16 @@ WORDS = {
     "hard": "Packed documents of 1 to 40 tokens, attention within documents, the last token of each without a target, a third of "
     "the sequences padded; one matrix for embedding and head; gradients accumulated over two micro-batches, with a pipeline over "
     "micro-batches of one sequence",
+    "dropout": "As hard, with a tenth of the embeddings, of the attention weights and of what attention and MLP give dropped",
 }
 
 
 def table(found: dict[str, Any]) -> str:
     """For a terminal."""
     lines = [_about(found), ""]
-    lines.append(f"{'layout':<20}{'case':<7}{'':<6}{'loss':>9}{'weights':>10}  bytes a step (formula)")
+    lines.append(f"{'layout':<20}{'case':<9}{'':<6}{'loss':>9}{'weights':>10}  bytes a step (formula)")
     for row in found["rows"]:
-        place = f"{row['layout']:<20}{row['case']:<7}{row['precision']:<6}"
+        place = f"{row['layout']:<20}{row['case']:<9}{row['precision']:<6}"
         if "why" in row:
             lines.append(f"{place}  {row['why']}")
         else:

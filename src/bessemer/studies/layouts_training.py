@@ -42,16 +42,19 @@ LONGEST = 40  # tokens of a ragged document; the shortest has one
 class Case:
     """What is trained besides the layout. accumulated: two micro-batches where there is no pipeline, and of one sequence each
     where there is, else one, or of two sequences each; ragged: several documents of unequal lengths in a sequence, the last
-    token of each without a target, and padding; tied: one matrix for embedding and head."""
+    token of each without a target, and padding; tied: one matrix for embedding and head; dropout: share dropped of everything
+    that can be."""
 
     accumulated: bool = False
     ragged: bool = False
     tied: bool = False
+    dropout: float = 0.0
 
 
 CASES = {
     "plain": Case(),
     "hard": Case(accumulated=True, ragged=True, tied=True),
+    "dropout": Case(accumulated=True, ragged=True, tied=True, dropout=0.1),
 }
 
 
@@ -92,6 +95,8 @@ def recipe_of(asked: Settings, layout: Parallel, case: Case, precision: str) -> 
             micro_batch = {micro}
             precision = "{precision}"
             compile = "off"
+            dropout.hidden = {case.dropout}
+            dropout.attention = {case.dropout}
             [train.optimizer]
             learning_rate = {asked.learning_rate}
             [train.schedule]

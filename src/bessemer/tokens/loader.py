@@ -46,6 +46,10 @@ class Batch:
         """(sequences, sequence_length) ids that the model reads."""
         return self.tokens if self.targets is not None else self.tokens[:, :-1]
 
+    def samples(self, rank: int, world: int) -> npt.NDArray[np.int64]:
+        """(sequences,) number of each sequence in the run's order, for the part `rank` of `world`."""
+        return self.first + rank + world * np.arange(len(self.tokens), dtype=np.int64)
+
     @property
     def wanted(self) -> npt.NDArray[np.int64]:
         """What it should predict: (sequences, sequence_length), or (sequences, 1) for a class."""

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
 from bessemer.parallel.context import share, whole
 from bessemer.parallel.pipeline import Pipeline
 from bessemer.parallel.team import ALONE, Team
 from bessemer.parallel.tensor import finish_gradients
+from bessemer.recipe import Dropout
 from bessemer.train import precision as precisions
 from bessemer.train.accumulate import accumulate, concurrent
 from bessemer.train.device import Device
@@ -25,16 +27,27 @@ from bessemer.train.task import Outcome, Task
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward and backward pass reads, on the CPU."""
+    """What one forward and backward pass reads, on the CPU. dropout_B: the key of each sequence's dropout masks
+    (`model.dropout.sequence_keys`); None: nothing is dropped."""
 
     inputs_BT: Tensor
     targets_BS: Tensor
     starts_BT: Tensor | None
+    dropout_B: Tensor | None = None
 
-    def on(self, place: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+    def split(self, rows: int) -> list[MicroBatch]:
+        """Micro-batches of so many sequences each, in order; the last one of what is left."""
+        parts = [slice(first, first + rows) for first in range(0, len(self.inputs_BT), rows)]
+        starts, keys = ([None if x is None else x[part] for part in parts] for x in (self.starts_BT, self.dropout_B))
+        return [
+            MicroBatch(self.inputs_BT[part], self.targets_BS[part], *extras)
+            for part, *extras in zip(parts, starts, keys, strict=True)
+        ]
+
+    def on(self, place: torch.device) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """On the device."""
-        starts = None if self.starts_BT is None else self.starts_BT.to(place, non_blocking=True)
-        return self.inputs_BT.to(place, non_blocking=True), self.targets_BS.to(place, non_blocking=True), starts
+        starts, keys = (None if x is None else x.to(place, non_blocking=True) for x in (self.starts_BT, self.dropout_B))
+        return self.inputs_BT.to(place, non_blocking=True), self.targets_BS.to(place, non_blocking=True), starts, keys
 
 
 class Engine(Protocol):
@@ -55,22 +68,24 @@ class Engine(Protocol):
 class ModelWithLoss(nn.Module):
     """Token ids and targets to the loss: what DDP and FSDP2 wrap, since the loss reads the head's weights too."""
 
-    def __init__(self, model: Transformer, task: Task, device: Device, team: Team = ALONE) -> None:
+    def __init__(self, model: Transformer, task: Task, device: Device, dropout: Dropout, team: Team = ALONE) -> None:
         super().__init__()
-        self.model, self.task, self.device, self.team = model, task, device, team
+        self.model, self.task, self.device, self.dropout, self.team = model, task, device, dropout, team
 
     def forward(
-        self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, scored: bool = False
-    ) -> tuple[Tensor | None, ...]:
+        self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, dropout_B: Tensor | None = None,
+        scored: bool = False,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
         """(total, nats_B, correct_B) of an Outcome, or with `scored` what Task.score gives: hooks of FSDP2 look for tensors
         in plain tuples only."""
         with precisions.autocast(self.device.arithmetic, self.device.place):
-            mine = share(self.team, inputs_BT, targets_BS, self.task.documents(inputs_BT, starts_BT))
-            hidden_BTD = self.model(mine.inputs_BS, mine.documents)
+            masks = None if dropout_B is None else DropoutMasks.of(self.dropout, dropout_B, inputs_BT.shape[1])
+            mine = share(self.team, inputs_BT, targets_BS, self.task.documents(inputs_BT, starts_BT), masks)
+            hidden_BTD = self.model(mine.inputs_BS, mine.documents, masks=mine.masks)
             inputs_BT, targets_BS = mine.inputs_BS, mine.targets_BS
             if scored:
                 return self.task.score(self.model, hidden_BTD, inputs_BT, targets_BS)
-            found = self.task.loss(self.model, hidden_BTD, inputs_BT, targets_BS)
+            found = self.task.loss(self.model, hidden_BTD, inputs_BT, targets_BS, mine.masks)
         return found.total, found.nats_B, found.correct_B
 
 
@@ -126,10 +141,12 @@ class Pipelined:
 
     def accumulate(self, parts: Sequence[MicroBatch], divisor: int, factor: float) -> list[Outcome]:
         starts = [part.starts_BT for part in parts if part.starts_BT is not None]
+        keys = [part.dropout_B for part in parts if part.dropout_B is not None]
         batch = MicroBatch(
             torch.cat([part.inputs_BT for part in parts]),
             torch.cat([part.targets_BS for part in parts]),
             torch.cat(starts) if starts else None,
+            torch.cat(keys) if keys else None,
         )
         found = self.pipeline.accumulate(
             *batch.on(self.device.place), micro_batches=len(parts), divisor=divisor, factor=factor,
@@ -139,7 +156,7 @@ class Pipelined:
         return [Outcome(one.total, one.nats_B, one.correct_B) for one in found]
 
     def score(self, part: MicroBatch) -> tuple[Tensor, Tensor | None]:
-        found = self.pipeline.score([part.on(self.device.place)], self._tokens(part))
+        found = self.pipeline.score([part.on(self.device.place)[:3]], self._tokens(part))
         scored = _of_whole_sequences(self.team, *found[0]) if found else None
         nats_BS, predicted_BS = self.team.from_last_stage(scored)
         return nats_BS, predicted_BS

@@ -87,7 +87,7 @@ class Masker:
 
     def batch(self, batch: Batch, rank: int = 0, world: int = 1) -> Batch:
         """A batch of sequences as inputs and targets, (B, T)."""
-        samples = range(batch.first + rank, batch.first + rank + world * len(batch.tokens), world)
+        samples = batch.samples(rank, world).tolist()
         pairs = [self.hide(ids_T, sample) for ids_T, sample in zip(batch.inputs, samples, strict=True)]
         return replace(
             batch, tokens=np.stack([pair[0] for pair in pairs]), targets=np.stack([pair[1] for pair in pairs])

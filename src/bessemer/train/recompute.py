@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from bessemer.errors import InputError
 from bessemer.model.cache import LayerCache
 from bessemer.model.config import ModelConfig
+from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer
 from bessemer.parallel.stage import parts_of
 from bessemer.plan import cost, layout_memory
@@ -109,12 +110,14 @@ Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManage
 def _recomputed(forward: Callable[..., Tensor], contexts: Contexts | None) -> Callable[..., Tensor]:
     options: dict[str, Any] = {} if contexts is None else {"context_fn": contexts}
 
-    def around(x_BTD: Tensor, rotation: Any, scope: Any, cache: LayerCache | None = None) -> Tensor:
+    def around(
+        x_BTD: Tensor, rotation: Any, scope: Any, cache: LayerCache | None = None, masks: DropoutMasks | None = None
+    ) -> Tensor:
         if cache is not None or not torch.is_grad_enabled():
-            return forward(x_BTD, rotation, scope, cache)
-        # Blocks draw no random numbers, so there is no generator's state to keep.
+            return forward(x_BTD, rotation, scope, cache, masks)
+        # Blocks draw no random numbers (dropout's are a function of its keys), so there is no generator's state to keep.
         kept: Tensor = checkpoint(  # type: ignore[no-untyped-call]
-            forward, x_BTD, rotation, scope, use_reentrant=False, preserve_rng_state=False, **options
+            forward, x_BTD, rotation, scope, None, masks, use_reentrant=False, preserve_rng_state=False, **options
         )
         return kept
 

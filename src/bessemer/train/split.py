@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
+from bessemer.model.dropout import DropoutMasks
 from bessemer.model.initialisation import initial, shell
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import context, data, stage, tensor, tied
@@ -100,7 +101,7 @@ def build(
     narrow = device.arithmetic.autocast
     if held:
         return model, _pipelined(recipe, model, held, team, task, device, weights, memory)
-    root: nn.Module = ModelWithLoss(model, task, device, team)
+    root: nn.Module = ModelWithLoss(model, task, device, recipe.train.dropout, team)
     if data.uses_fsdp(team):
         data.shard(root, list(model.blocks), team, narrow)
     with memory:
@@ -117,8 +118,12 @@ def _pipelined(
     """The stages of this process, each wrapped by itself."""
     arithmetic, place = device.arithmetic, device.place
 
-    def read(inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None) -> context.Share:
-        return context.share(team, inputs_BT, targets_BS, task.documents(inputs_BT, starts_BT))
+    def read(
+        inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, dropout_B: Tensor | None
+    ) -> context.Share:
+        rates, length = recipe.train.dropout, inputs_BT.shape[1]
+        masks = None if dropout_B is None else DropoutMasks.of(rates, dropout_B, length)
+        return context.share(team, inputs_BT, targets_BS, task.documents(inputs_BT, starts_BT), masks)
 
     autocast = functools.partial(precisions.autocast, arithmetic, place)
     stages = [Stage(stage.part_of(model, span), span, task, autocast, read) for span in held]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bessemer.model.attention import Documents
+from bessemer.model.dropout import sequence_keys
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
 from bessemer.parallel.local import local
@@ -18,6 +19,7 @@ from bessemer.parallel.team import ALONE, Team
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Batches, Recipe
 from bessemer.tokens.loader import Batch
+from bessemer.tokens.order import key_of
 from bessemer.train import fp8, recompute, split
 from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
@@ -73,11 +75,12 @@ class TrainStep:
             if device.compile:
                 for block in self.model.blocks:
                     block.compile()
-            self.engine = OneProcess(ModelWithLoss(self.model, self.task, device))
+            self.engine = OneProcess(ModelWithLoss(self.model, self.task, device, recipe.train.dropout))
         else:
             given = weights or split.weights_of(model)
             self.model, self.engine = split.build(recipe, config, team, self.task, device, self.recomputed, given)
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
+        self.dropout_key = key_of("dropout", recipe.run.seed)
         self.average = WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None
 
     def gradients(self, batch: Batch, scale: LossScale = FIRST_SCALE) -> Gradients:
@@ -88,19 +91,15 @@ class TrainStep:
         The sum of the losses is divided by the valid targets of the whole batch, never of a micro-batch or of a process's
         part, so the gradient does not depend on how the batch is cut.
         """
-        inputs_BT, targets_BS = torch.from_numpy(batch.inputs), torch.from_numpy(batch.wanted)
+        targets_BS = torch.from_numpy(batch.wanted)
         source, counted = torch.from_numpy(batch.source), (targets_BS >= 0).sum(dim=1)
         targets = torch.zeros(self.num_sources, dtype=torch.int64).index_add_(0, source, counted)
         targets = self.team.sum_of_parts(targets)
         valid = max(int(targets.sum()), 1)
-        micro = self.settings.micro_batch or len(inputs_BT)
         factor = scale.value if self.device.arithmetic.scaled else 1.0
         # DDP keeps memory for all gradients; without it before the last micro-batch they would lie in memory of their own too.
         self.optimizer.zero_grad(set_to_none=not data.uses_ddp(self.team))
-        inputs, targets_by = torch.split(inputs_BT, micro), torch.split(targets_BS, micro)
-        starts = [None] * len(inputs) if batch.starts is None else torch.split(torch.from_numpy(batch.starts), micro)
-        parts = [MicroBatch(*part) for part in zip(inputs, targets_by, starts, strict=True)]
-        done = self.engine.accumulate(parts, valid, factor)
+        done = self.engine.accumulate(self._micro_batches(batch), valid, factor)
         nats = torch.zeros(self.num_sources, dtype=torch.float64)
         total, correct, scored = 0.0, 0.0, 0
         if done:
@@ -131,6 +130,15 @@ class TrainStep:
             overflow = scale.can_fall and not math.isfinite(norm)
             scale = scale.after(math.isfinite(norm))
         return Gradients(mean, norm, nats.tolist(), targets.tolist(), accuracy, scale, overflow)
+
+    def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
+        dropout_B = None
+        if self.settings.dropout.is_on:
+            samples_B = torch.from_numpy(batch.samples(self.team.data_rank, self.team.layout.data))
+            dropout_B = sequence_keys(self.dropout_key, samples_B)
+        starts_BT = None if batch.starts is None else torch.from_numpy(batch.starts)
+        whole = MicroBatch(torch.from_numpy(batch.inputs), torch.from_numpy(batch.wanted), starts_BT, dropout_B)
+        return whole.split(self.settings.micro_batch or len(whole.inputs_BT))
 
     def update(self, step: int, grad_norm: float) -> float:
         """Clip to the global norm and take the optimizer step number `step` (0-based). Returns the learning rate."""

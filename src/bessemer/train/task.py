@@ -17,6 +17,7 @@ from torch import Tensor
 from bessemer.errors import InputError
 from bessemer.model.attention import Documents
 from bessemer.model.config import ModelConfig
+from bessemer.model.dropout import DropoutMasks
 from bessemer.model.elementwise import widened
 from bessemer.model.of_recipe import model_config
 from bessemer.model.transformer import Transformer
@@ -68,8 +69,11 @@ class Task(Protocol):
         begin."""
         ...
 
-    def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:
-        """Cross-entropy over the targets that count (>= 0), with the recipe's extras."""
+    def loss(
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor,
+        masks: DropoutMasks | None = None,
+    ) -> Outcome:  # fmt: skip
+        """Cross-entropy over the targets that count (>= 0), with the recipe's extras. masks: what dropout drops."""
         ...
 
     def score(
@@ -147,7 +151,10 @@ class Causal:
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
         return documents_in(inputs_BT, starts_BT, self.end_of_text) if self.document_mask else None
 
-    def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:
+    def loss(
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor,
+        masks: DropoutMasks | None = None,
+    ) -> Outcome:  # fmt: skip
         loss = language_loss(model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), self.settings, scored=False)
         return Outcome(loss.total, loss.nats_N.view(targets_BS.shape).sum(dim=1))
 
@@ -185,7 +192,10 @@ class Masked:
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
         return documents_in(inputs_BT, starts_BT, self.end_of_text) if self.document_mask else None
 
-    def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:
+    def loss(
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor,
+        masks: DropoutMasks | None = None,
+    ) -> Outcome:  # fmt: skip
         total, nats_BS = self._losses(model, hidden_BTD, targets_BS, scored=False)
         return Outcome(total, nats_BS.sum(dim=1))
 
@@ -238,8 +248,11 @@ class Classify:
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
         return Documents.padded(self._lengths(inputs_BT), inputs_BT.shape[1])
 
-    def loss(self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor) -> Outcome:
-        logits_BL = widened(model.classifier(hidden_BTD, self._lengths(inputs_BT)))
+    def loss(
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor,
+        masks: DropoutMasks | None = None,
+    ) -> Outcome:  # fmt: skip
+        logits_BL = widened(model.classifier(hidden_BTD, self._lengths(inputs_BT), masks))
         nats_B = F.cross_entropy(logits_BL, targets_BS[:, 0], reduction="none", ignore_index=-1)
         correct_B = logits_BL.argmax(dim=1) == targets_BS[:, 0]
         return Outcome(nats_B.sum(), nats_B.detach(), correct_B)

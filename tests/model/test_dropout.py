@@ -1,0 +1,245 @@
+"""Dropout: the statistics of its masks, where it is placed (against transformers), and what it leaves as it is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bessemer.model.attention import Documents, Scope, Sight, attention
+from bessemer.model.config import FAMILIES
+from bessemer.model.dropout import DropoutMasks, dropped, mixed, sequence_keys
+from bessemer.model.huggingface.config import to_hugging_face
+from bessemer.model.huggingface.export import write_weights
+from bessemer.recipe import Dropout
+from tests.model.float64 import Float64
+from tests.model.samples import config, stirred
+
+RATE = 0.1
+
+
+def keys(seed: int, first: int, count: int) -> Tensor:
+    return sequence_keys(seed, torch.arange(first, first + count))
+
+
+def masks_of(rates: Dropout, rows: int, length: int, seed: int = 3) -> DropoutMasks:
+    return DropoutMasks.of(rates, keys(seed, 0, rows), length)
+
+
+def correlation(first: Tensor, second: Tensor) -> float:
+    """In units of its standard deviation under independence."""
+    a, b = first.double().flatten() - RATE, second.double().flatten() - RATE
+    return float((a * b).sum() / (RATE * (1 - RATE)) / len(a) ** 0.5)
+
+
+def test_splitmix_is_the_published_one() -> None:
+    """The first outputs of the reference implementation for the seed 1234567."""
+    found = [int(mixed(torch.tensor(1234567), number)) % 2**64 for number in range(3)]
+    assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert int(mixed(torch.tensor(1234567), torch.tensor(2))) % 2**64 == found[2]
+
+
+def test_the_rate_and_the_spread_are_those_of_independent_draws() -> None:
+    tokens, width = 4096, 512
+    token_T = mixed(keys(0, 5, 1), torch.arange(tokens))
+    mask = dropped(token_T, torch.arange(width, dtype=torch.int32), RATE).double()
+    deviation = (RATE * (1 - RATE)) ** 0.5
+    assert abs(float(mask.mean()) - RATE) < 4 * deviation / (tokens * width) ** 0.5
+    for dim in (0, 1):  # by feature and by token: the means vary as those of independent draws do
+        means = (mask.mean(dim=dim) - RATE) / (deviation / mask.shape[dim] ** 0.5)
+        assert abs(float(means.var()) - 1) < 5 * (2 / len(means)) ** 0.5
+        assert float(means.abs().max()) < 5
+
+
+def test_masks_are_independent_of_each_other() -> None:
+    """Of neighbouring features, positions, samples, layers, sites, heads and seeds."""
+    rates, index = Dropout(hidden=RATE, attention=RATE), torch.arange(256, dtype=torch.int32)
+    masks = masks_of(rates, 4, 256)
+
+    def at(token_BT: Tensor) -> Tensor:
+        return dropped(token_BT, index, RATE)
+
+    base = at(masks.token_BT)
+    others = {
+        "feature": (base[..., :-1], base[..., 1:]),
+        "position": (base[:, :-1], base[:, 1:]),
+        "sample": (base[:-1], base[1:]),
+        "layer": (at(masks.of_layer(0).token_BT), at(masks.of_layer(1).token_BT)),
+        "embedding and layer": (base, at(masks.of_layer(0).token_BT)),
+        "seed": (base, at(masks_of(rates, 4, 256, seed=4).token_BT)),
+    }
+    ones = torch.ones(4, 256, 256)
+    sites = [masks.stream(ones, site, RATE) == 0 for site in ("embedding", "attention", "mlp")]
+    sites += [masks.hidden_units(ones) == 0, masks.attention(ones[:, None], slice(0, 256), 0)[:, 0] == 0]
+    others |= {f"sites {n}, {m}": (sites[n], sites[m]) for n in range(5) for m in range(n)}
+    weights = masks.attention(torch.ones(4, 2, 256, 256), slice(0, 256), 0) == 0
+    others |= {"head": (weights[:, 0], weights[:, 1]), "query and key": (weights, weights.transpose(2, 3))}
+    off_diagonal = ~torch.eye(256, dtype=torch.bool).expand(weights.shape)
+    others["query and key"] = tuple(part[off_diagonal] for part in others["query and key"])  # type: ignore[assignment]
+    far = {name: found for name, pair in others.items() if abs(found := correlation(*pair)) > 5}
+    assert not far
+
+
+def test_a_part_of_the_heads_and_units_drops_what_the_whole_drops_there() -> None:
+    """A process of a tensor group, and a block of queries or keys."""
+    masks = masks_of(Dropout(hidden=RATE, attention=RATE), 2, 24)
+    units, scores = torch.ones(2, 24, 64), torch.ones(2, 4, 24, 24)
+    second = replace(masks, part=1)
+    assert torch.equal(second.hidden_units(units[..., 32:]), masks.hidden_units(units)[..., 32:])
+    whole = masks.attention(scores, slice(0, 24), 0)
+    assert torch.equal(second.attention(scores[:, :2], slice(0, 24), 0), whole[:, 2:])
+    assert torch.equal(masks.attention(scores[:, :, 8:, 5:], slice(8, 24), 5), whole[:, :, 8:, 5:])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [0, 10])
+@pytest.mark.parametrize("soft_cap", [0.0, 2.0])
+@pytest.mark.parametrize("packed", [True, False])
+def test_attention_equals_the_formula(
+    causal: bool, window: int, soft_cap: float, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """softmax, then the mask; in several blocks of queries, with fewer key heads, gradients included."""
+    from bessemer.model import attention as module
+
+    monkeypatch.setattr(module, "dropping_chunk", lambda *sizes: 7)
+    length, draw = 24, torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(2, heads, length, 8, generator=draw, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)
+    )
+    tokens = torch.randint(0, 5, (2, length), generator=draw)
+    documents = Documents.of(tokens, 0) if packed else None
+    sight, masks = Sight(causal, window, soft_cap), masks_of(Dropout(attention=0.3), 2, length)
+    found = attention(q, k, v, Scope.of(sight, documents, length, q.device), masks)
+    index = torch.arange(length)
+    allowed = sight.allows(index[:, None], index).expand(2, length, length)
+    if documents is not None:
+        allowed = allowed & (documents.number_BT[:, :, None] == documents.number_BT[:, None, :])
+    scores = q @ k.repeat_interleave(2, 1).transpose(2, 3) / 8**0.5
+    scores = soft_cap * torch.tanh(scores / soft_cap) if soft_cap else scores
+    weights = scores.masked_fill(~allowed[:, None], -torch.inf).softmax(-1)
+    factor = masks.attention(torch.ones_like(weights), slice(0, length), 0)
+    wanted = (weights * factor) @ v.repeat_interleave(2, 1)
+    assert torch.allclose(found, wanted, atol=1e-13, rtol=0)
+    gradient = torch.randn(found.shape, generator=draw, dtype=torch.float64)
+    for one, other in zip(*(torch.autograd.grad(x, (q, k, v), gradient) for x in (found, wanted)), strict=True):
+        assert torch.allclose(one, other, atol=1e-12, rtol=0)
+
+
+def test_attention_averages_to_that_without_dropout() -> None:
+    """Over many samples, in float64: the mean lies within its own standard error."""
+    draws, length = 4000, 6
+    draw = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, 1, length, 4, generator=draw, dtype=torch.float64) for _ in range(3))
+    scope, masks = Scope.of(Sight(), None, length, q.device), masks_of(Dropout(attention=0.4), draws, length)
+    several = attention(*(x.expand(draws, -1, -1, -1) for x in (q, k, v)), scope, masks)
+    error = several.std(dim=0) / draws**0.5
+    away = (several.mean(dim=0) - attention(q, k, v, scope)[0]).abs() / error
+    assert float(away.max()) < 4.5
+    assert float(error.min()) > 0, "it drops something"
+
+
+THEIR_RATES: dict[str, dict[str, Any]] = {
+    "gpt2": {"embd_pdrop": 0.1, "resid_pdrop": 0.1, "attn_pdrop": 0.2},
+    "bert": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2, "classifier_dropout": 0.3},
+    "modernbert": {
+        "embedding_dropout": 0.1, "mlp_dropout": 0.1, "attention_dropout": 0.2, "classifier_dropout": 0.3,
+    },
+    "llama": {"attention_dropout": 0.2},
+    "qwen3": {"attention_dropout": 0.2},
+    "olmo2": {"attention_dropout": 0.2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "labels"),
+    [("gpt2", 0), ("bert", 0), ("bert", 5), ("modernbert", 0), ("modernbert", 5), ("llama", 0), ("qwen3", 0), ("olmo2", 0)],
+)  # fmt: skip
+def test_it_drops_where_transformers_drops(
+    family: str, labels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers' model in train mode, whose dropout is replaced: the n-th call of its forward pass gets the n-th mask of
+    ours, at the same rate. Equal logits and gradients then say that the placement is the same."""
+    import transformers
+
+    wanted = config(
+        **{**FAMILIES[family], "heads": 4, "kv_heads": 4, "head_dim": 8, "labels": labels},
+        **({"pooling": "first"} if labels else {}),
+    )
+    model = stirred(wanted)
+    written = to_hugging_face(wanted, 0) | THEIR_RATES[family]
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    write_weights(model, tmp_path)
+    kind = getattr(transformers, written["architectures"][0])
+    with Float64():  # tables of rotary positions are made when a model is
+        theirs = kind.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="eager").train()
+    rows, length = 3, wanted.sequence_length
+    tokens = torch.randint(1, wanted.vocabulary, (rows, length), generator=torch.Generator().manual_seed(2))
+    decoder = family in ("llama", "qwen3", "olmo2")  # whose own configuration knows dropout of attention weights only
+    rates = Dropout(hidden=0.0 if decoder else 0.1, attention=0.2, classifier=0.3 if labels else 0.0)
+    masks = masks_of(rates, rows, length)
+    queue: list[tuple[float, Any]] = []
+    if not decoder:
+        queue.append((0.1, lambda x: masks.stream(x, "embedding", 0.1)))
+    for layer in range(wanted.layers):
+        of = masks.of_layer(layer)
+        queue.append((0.2, lambda x, of=of: of.attention(x, slice(0, length), 0)))
+        if family == "modernbert":
+            queue += [
+                (0.2, lambda x, of=of: of.stream(x, "attention", 0.2)),
+                (0.1, lambda x, of=of: of.hidden_units(x)),
+            ]
+        elif not decoder:
+            queue += [(0.1, lambda x, of=of, site=site: of.stream(x, site, 0.1)) for site in ("attention", "mlp")]
+    if labels:
+        queue.append((0.3, masks.classifier))
+
+    def replaced(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        assert training
+        if p == 0:
+            return x
+        rate, drop = queue.pop(0)
+        assert rate == p
+        found: Tensor = drop(x)
+        return found
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", replaced)
+    with Float64():
+        expected = theirs(tokens, attention_mask=torch.ones_like(tokens)).logits
+    assert not queue, "it drops as often"
+    ours = model.double()
+    hidden = ours(tokens, masks=masks)
+    lengths = torch.full((rows,), length)
+    found = ours.classifier(hidden, lengths, masks) if labels else ours.head.logits(hidden)
+    assert float((found - expected).detach().abs().max()) < 1e-10
+    with torch.no_grad():
+        plain = ours.classifier(ours(tokens), lengths) if labels else ours.logits(tokens)
+    assert float((plain - found.detach()).abs().max()) > 1e-2, "dropout changes the logits"
+    (one,) = torch.autograd.grad(found.square().sum(), ours.embedding.weight)
+    (other,) = torch.autograd.grad(expected.square().sum(), theirs.get_input_embeddings().weight)
+    assert float((one - other).abs().max()) < 1e-10 * float(other.abs().max())
+
+
+@pytest.mark.parametrize("family", ["gpt2", pytest.param("modernbert", marks=pytest.mark.slow)])
+def test_compiled_blocks_drop_the_same(family: str) -> None:
+    """Each layer without a compilation of its own."""
+    wanted = config(**{**FAMILIES[family], "heads": 4, "kv_heads": 4, "head_dim": 8, "layers": 3})
+    model = stirred(wanted).double()
+    tokens = torch.randint(
+        1, wanted.vocabulary, (2, wanted.sequence_length), generator=torch.Generator().manual_seed(2)
+    )
+    masks = masks_of(Dropout(hidden=0.1, attention=0.2), 2, wanted.sequence_length)
+    expected = model(tokens, masks=masks)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for block in model.blocks:
+        block.compile(backend="aot_eager", fullgraph=True)
+    found = model(tokens, masks=masks)
+    again = model(tokens, masks=masks_of(masks.rates, 2, wanted.sequence_length, seed=9))
+    assert torch.allclose(found, expected, atol=1e-11)
+    assert not torch.allclose(again, expected, atol=1e-3)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2

@@ -1,0 +1,84 @@
+"""Dropout in a training step: what the step computes does not depend on how it is cut or on what is recomputed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bessemer.tokens.loader import Batch
+from bessemer.train.engine import MicroBatch
+from bessemer.train.step import TrainStep
+from tests.train.test_step import batch, gradient, step_of
+
+DROPOUT = ("train.dropout.hidden=0.1", "train.dropout.attention=0.2")
+FP64 = ("train.precision=fp64", "train.compile=off")
+
+
+def found(step: TrainStep, data: Batch) -> tuple[float, torch.Tensor]:
+    loss = step.gradients(data).loss
+    return loss, gradient(step)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_the_masks_do_not_depend_on_micro_batch_or_recompute(recipe_file: Path, family: str) -> None:
+    common = (*DROPOUT, *FP64, f"model.family={family}", *(("model.kv_heads=2",) if family == "gpt2" else ()))
+    data = batch()
+    loss, wanted = found(step_of(recipe_file, *common, "train.micro_batch=8"), data)
+    for micro in (1, 2, 4):
+        other, cut = found(step_of(recipe_file, *common, f"train.micro_batch={micro}"), data)
+        assert abs(other - loss) < 1e-12
+        assert float((cut - wanted).abs().max()) < 1e-12
+    for mode in ("selective", "full"):
+        assert found(step_of(recipe_file, *common, "train.micro_batch=8", f"train.recompute={mode}"), data)[0] == loss
+        again = found(step_of(recipe_file, *common, "train.micro_batch=8", f"train.recompute={mode}"), data)[1]
+        assert torch.equal(again, wanted), mode
+    without, _ = found(step_of(recipe_file, *common[2:], "train.micro_batch=8"), data)
+    assert abs(without - loss) > 1e-3, "dropout does something"
+
+
+def test_masks_belong_to_the_sample(recipe_file: Path) -> None:
+    """The two halves of a batch, as two processes have them, give the gradient of the whole; another step has other masks."""
+    step, data = step_of(recipe_file, *DROPOUT, *FP64, "train.micro_batch=8"), batch()
+    loss, wanted = found(step, data)
+    later, _ = found(step, replace(data, first=8))
+    seeded, _ = found(step_of(recipe_file, *DROPOUT, *FP64, "train.micro_batch=8", "run.seed=9"), data)
+    assert abs(later - loss) > 1e-4 and abs(seeded - loss) > 1e-4
+    assert data.samples(1, 2).tolist() == [1, 3, 5, 7, 9, 11, 13, 15]
+    assert replace(data, first=8).samples(0, 1).tolist() == list(range(8, 16))
+    halves = [
+        replace(data, first=rank, tokens=data.tokens[rank : rank + 1], source=data.source[rank : rank + 1])
+        for rank in range(8)
+    ]
+    parts = [found(step, half) for half in halves]
+    assert abs(sum(part[0] for part in parts) / 8 - loss) < 1e-12
+    assert float((torch.stack([part[1] for part in parts]).mean(dim=0) - wanted).abs().max()) < 1e-12
+
+
+def test_scores_are_without_dropout(recipe_file: Path) -> None:
+    data = batch()
+    part = MicroBatch(torch.from_numpy(data.inputs), torch.from_numpy(data.wanted), None)
+    with torch.no_grad():
+        one, other = (step_of(recipe_file, *FP64, *more).engine.score(part)[0] for more in (DROPOUT, ()))
+    assert torch.equal(one, other)
+
+
+def test_a_classifier_drops_what_its_matrix_reads(recipe_file: Path) -> None:
+    """In expectation the logits stay: their mean over many samples is that without dropout, within its standard error."""
+    from bessemer.model.dropout import DropoutMasks, sequence_keys
+    from bessemer.recipe import Dropout
+    from tests.model.samples import config, stirred
+
+    model, draws = stirred(config(labels=5, pooling="mean")).double(), 4000
+    hidden = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    lengths = torch.tensor([6])
+    masks = DropoutMasks.of(Dropout(classifier=0.3), sequence_keys(1, torch.arange(draws)), 6)
+    with torch.no_grad():
+        several = model.classifier(hidden.expand(draws, -1, -1), lengths.expand(draws), masks)
+        plain = model.classifier(hidden, lengths)[0]
+    error = several.std(dim=0) / draws**0.5
+    assert float(((several.mean(dim=0) - plain) / error).abs().max()) < 4.5
+    assert np.isfinite(error.numpy()).all() and float(error.min()) > 0
