@@ -17,12 +17,19 @@ from statistics import median
 from bessemer import previous
 from bessemer.checkpoint.protocol import published, verify
 from bessemer.errors import BessemerError, InputError
-from bessemer.recipe import Batches, Recipe, Schedule
+from bessemer.guard.incidents import record
+from bessemer.recipe import Batches, Recipe, Schedule, differences
 from bessemer.run import RunFolder, read_json_lines
 from bessemer.terminal import say
 from bessemer.tokens.mixture import Mixture
 from bessemer.train.schedule import learning_rate_share
 
+# Keys that change neither the data nor the weights: a run may go on under other values of them.
+HARMLESS = (
+    "run.name", "run.dir", "report.", "evaluate.", "export.", "checkpoint.", "guard.", "parallel.", "cluster.",
+    "train.log_every", "train.validate_every", "train.recompute", "train.memory_budget", "train.watch_every",
+    "corpus.engine", "corpus.address", "corpus.workers", "tokens.workers",
+)  # fmt: skip
 # Keys that say how long a run is: what changes with them is decided here, and not refused as another recipe.
 HORIZON = ("train.steps", "train.tokens", "train.minutes")
 PACE_ROWS = 200  # steps of metrics.jsonl, from the end, whose median time is the run's pace
@@ -145,6 +152,27 @@ def _begun(mixture: Mixture, samples: int) -> object:
     return mixture.names, mixture.sequences, mixture.seed, phases
 
 
+def refuse_other_recipe(stored: Recipe, wanted: Recipe, run: RunFolder, has_micro_batch: bool, accept: bool) -> None:
+    """Refuse to go on under a recipe that trains otherwise, unless accepted; what changes is recorded.
+
+    has_micro_batch: whether the recipe gives one; else it follows the layout.
+    """
+    may_change = HARMLESS if has_micro_batch else (*HARMLESS, "train.micro_batch")
+    lines = [line for line in differences(stored, wanted) if not line.startswith(may_change)]
+    changed = [line for line in lines if not line.startswith(HORIZON)]
+    if changed and not accept:
+        raise BessemerError(
+            f"{run.path}: holds a run of another recipe ({'; '.join(changed[:4])}{'; ...' if len(changed) > 4 else ''}). "
+            "Give the new run a name of its own with --set run.name=NAME, go on under the changed recipe with "
+            "--accept-changes, or start over with --restart"
+        )
+    if lines:
+        record(
+            run.incidents, step=published(run.checkpoints)[-1], what="recipe_changed", cause="; ".join(lines),
+            action="went on, as asked with --accept-changes" if changed else "went on under the new number of steps",
+        )  # fmt: skip
+
+
 def keep_derived(asked: Recipe, stored: Recipe, done: int) -> Recipe:
     """A recipe with what it leaves to be derived as the run has it, which has checkpoints up to step `done`.
 
@@ -156,7 +184,7 @@ def keep_derived(asked: Recipe, stored: Recipe, done: int) -> Recipe:
     if train.global_batch_tokens is None and same_length:
         changed["global_batch_tokens"] = old.global_batch_tokens
     if train.micro_batch is None and same_length:
-        changed["micro_batch"] = old.micro_batch
+        changed["micro_batch"] = kept_micro_batch(asked, stored)
     if train.steps is None and train.tokens is None and train.minutes is None:
         changed["steps"] = old.steps
     optimizer = train.optimizer
@@ -169,6 +197,14 @@ def keep_derived(asked: Recipe, stored: Recipe, done: int) -> Recipe:
     changed["schedule"] = _kept_schedule(train.schedule, old.schedule, done)
     checkpoint = asked.checkpoint.model_copy(update={"every": asked.checkpoint.every or stored.checkpoint.every})
     return asked.model_copy(update={"train": train.model_copy(update=changed), "checkpoint": checkpoint})
+
+
+def kept_micro_batch(asked: Recipe, stored: Recipe) -> int | None:
+    """The micro-batch that a run has, since another rounds otherwise; None where the layout asked for needs another."""
+    micro, batch, layout = stored.train.micro_batch, stored.train.global_batch_tokens, asked.parallel
+    assert micro is not None and batch is not None, "the recipe is resolved"
+    each, rest = divmod(batch // stored.tokens.sequence_length, layout.data * micro)
+    return micro if not rest and layout.fits_micro_batches(each) else None
 
 
 def _kept_schedule(asked: Schedule, stored: Schedule, done: int) -> Schedule:

@@ -187,7 +187,7 @@ def link_tree(source: Path, target: Path) -> None:
         except OSError:  # another file system, or one without hard links
             shutil.copy2(file, place)
 
-    shutil.copytree(source, target, copy_function=link)
+    shutil.copytree(source, target, copy_function=link, dirs_exist_ok=True)
 
 
 @contextmanager

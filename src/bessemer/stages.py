@@ -14,16 +14,11 @@ from typing import Any
 
 from bessemer import interrupt, preflight
 from bessemer.errors import BessemerError, InputError
-from bessemer.recipe import Batches, Parallel, Recipe, differences, digest, dump, load
+from bessemer.recipe import Batches, Parallel, Recipe, digest, dump, load
 from bessemer.run import RunFolder, read_json, stage_is_current, write_atomic, write_json
+from bessemer.sharing import built_once
 from bessemer.terminal import amount, duration, say, size
 
-# Keys that change neither the data nor the weights: a run may go on under other values of them.
-HARMLESS = (
-    "run.name", "run.dir", "report.", "evaluate.", "export.", "checkpoint.", "guard.", "parallel.", "cluster.",
-    "train.log_every", "train.validate_every", "train.recompute", "train.memory_budget", "train.watch_every",
-    "corpus.engine", "corpus.address", "corpus.workers", "tokens.workers",
-)  # fmt: skip
 MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
 MEASURABLE_SECONDS = 10.0  # micro-batches predicted to take longer are not measured
 PREDICTED = "predicted from this machine's calibration"
@@ -64,6 +59,10 @@ class Session:
 
 def run_all(session: Session) -> None:
     """Every stage of a recipe."""
+    if session.recipe.parallel.world > 1:
+        from bessemer.train.split import require_layout
+
+        require_layout(session.recipe, session.run.tokens, _micro_batch_tokens(session.recipe))
     if session.recipe.corpus.sources or not session.recipe.tokens.sources:
         corpus(session)
     tokens(session)
@@ -90,7 +89,11 @@ def corpus(session: Session) -> None:
         )
 
     def work() -> str:
-        done = pipeline.build(session.recipe, session.run)
+        with built_once(session.run.corpus, inputs) as other:
+            if other is not None:
+                close_work(session.run)
+                return f"shared with {other}, which was made of the same sources"
+            done = pipeline.build(session.recipe, session.run)
         names = ", ".join(session.recipe.corpus.sources[n].name for n in range(len(session.recipe.corpus.sources)))
         return f"{done.documents_kept:,} of {done.documents_in:,} documents kept, {size(done.bytes_kept)} ({names})"
 
@@ -101,14 +104,18 @@ def tokens(session: Session) -> None:
     """Clean documents to a tokenizer and token shards."""
     from bessemer.tokens import build
 
-    current = stage_is_current(session.run.tokens, build.inputs_digest(session.recipe, session.run))
+    inputs = build.inputs_digest(session.recipe, session.run)
+    current = stage_is_current(session.run.tokens, inputs)
     if not current:
         _refuse_to_rebuild(
             session, session.run.tokens, "the corpus or the tokenizer has changed since the tokens were written"
         )
 
     def work() -> str:
-        done = build.build(session.recipe, session.run)
+        with built_once(session.run.tokens, inputs) as other:
+            if other is not None:
+                return f"shared with {other}, which was made of the same corpus"
+            done = build.build(session.recipe, session.run)
         facts = done.manifest["tokenizer"]
         return (
             f"{amount(done.train_tokens)} tokens to train on, {amount(done.held_out_tokens)} held out; vocabulary "
@@ -144,7 +151,7 @@ def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepa
     if stored is not None and done:
         recipe = longer.keep_derived(recipe, stored, done[-1])
     elif stored is not None and recipe.train.micro_batch is None:  # another device would choose another
-        recipe = _with_train(recipe, micro_batch=stored.train.micro_batch)
+        recipe = _with_train(recipe, micro_batch=longer.kept_micro_batch(recipe, stored))
     timed = longer.steps_of_minutes(recipe, stored, run, 60 * MINUTES_SHARE)
     resolved = dial.resolve(recipe, store.vocabulary, timed, _micro_batch_tokens(recipe), len(store.labels))
     extension = None
@@ -154,7 +161,8 @@ def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepa
             orders = reader(stored, store).mixture, reader(resolved, store).mixture
             samples = Batches.of(stored).before(extension.start)
             longer.require_same_order(*orders, samples, run, session.accept_changes)
-        _refuse_other_recipe(session, stored, resolved)
+        has_micro_batch = session.recipe.train.micro_batch is not None
+        longer.refuse_other_recipe(stored, resolved, run, has_micro_batch, session.accept_changes)
         resolved = resolved if extension is None else extension.applied(resolved)
         recipe = _with_train(recipe, steps=resolved.train.steps)
     same = stored is not None and digest(stored.train, stored.model) == digest(resolved.train, resolved.model)
@@ -393,28 +401,6 @@ def _refuse_to_rebuild(session: Session, folder: Path, why: str) -> None:
             f"{session.run.path}: {why}, but its checkpoints were trained on the old one. Give the new run a name of its own "
             "with --set run.name=NAME, or start this one over with --restart (what was trained is set aside, not removed)"
         )
-
-
-def _refuse_other_recipe(session: Session, stored: Recipe, resolved: Recipe) -> None:
-    from bessemer.longer import HORIZON
-
-    lines = [line for line in differences(stored, resolved) if not line.startswith(HARMLESS)]
-    changed = [line for line in lines if not line.startswith(HORIZON)]
-    if changed and not session.accept_changes:
-        raise BessemerError(
-            f"{session.run.path}: holds a run of another recipe ({'; '.join(changed[:4])}{'; ...' if len(changed) > 4 else ''}). "
-            "Give the new run a name of its own with --set run.name=NAME, go on under the changed recipe with "
-            "--accept-changes, or start over with --restart"
-        )
-    if lines:
-        from bessemer.checkpoint.protocol import published
-        from bessemer.guard.incidents import record
-
-        record(
-            session.run.incidents, step=published(session.run.checkpoints)[-1], what="recipe_changed",
-            cause="; ".join(lines),
-            action="went on, as asked with --accept-changes" if changed else "went on under the new number of steps",
-        )  # fmt: skip
 
 
 def _stage_inputs(folder: Path) -> Any:

@@ -108,3 +108,33 @@ def test_a_layout_that_does_not_fit_is_one_clear_error(made: Path, keys: tuple[s
     assert len(errors) == 1 and says in errors[0], done.stderr
     assert "Traceback" not in done.stderr
     assert time.monotonic() - started < 60
+
+
+def test_the_documented_command_for_two_processes_runs_with_what_is_derived(made: Path) -> None:
+    """docs/parallel.md: a run of one process that is done, then the same run, then a new one, on two; 4 sequences a step."""
+    small = made.parent / "four.toml"
+    text = (
+        made.read_text()
+        .replace("micro_batch = 1\n", "")
+        .replace("global_batch_tokens = 256", "global_batch_tokens = 128")
+    )
+    small.write_text(text.replace("steps = 12", "steps = 2"))
+    alone, two = another(small, "four-alone"), another(small, "four-two")
+    assert bessemer("train", *alone).returncode == 0
+    # Another layout of the run needs another micro-batch, which the recipe leaves open.
+    done = bessemer("train", *alone, "--set", "parallel.replicate=2", "--set", "train.steps=3")
+    assert done.returncode == 0, done.stderr
+    done = bessemer("train", *two, "--set", "parallel.shard=2")
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_cannot_work_is_refused_before_any_text_is_read(made: Path, tmp_path: Path) -> None:
+    given = str(made), "--set", f"run.dir={tmp_path / 'runs'}"
+    for keys, says in (
+        (("parallel.replicate=2", "train.micro_batch=8"), "train.micro_batch may be 1, 2, 4"),
+        (("parallel.tensor=3",), "cannot be divided by 3 processes"),
+    ):
+        done = bessemer("run", *given, *(part for key in keys for part in ("--set", key)))
+        assert done.returncode == 2 and says in done.stderr, done.stderr
+        assert "corpus" not in done.stderr
+        assert not list((tmp_path / "runs").glob("*/corpus*")) and not list((tmp_path / "runs").glob("*/*/"))

@@ -179,3 +179,28 @@ def test_the_dial_counts_no_output_matrix_for_a_classifier() -> None:
         dial.resolve(parse(text.format(objective=name), "x"), 65_536, labels=2) for name in ("classify", "causal")
     )
     assert texts.train.optimizer.learning_rate > words.train.optimizer.learning_rate
+
+
+@pytest.mark.parametrize(
+    ("keys", "batch", "micro"),
+    [
+        ("", 8, 8),
+        ("replicate=2", 8, 4),
+        ("shard=8", 8, 1),
+        ("replicate=2\npipeline=2", 8, 2),
+        ("pipeline=4\nschedule='dualpipev'", 8, 1),
+    ],
+)
+def test_a_derived_micro_batch_fits_the_layout(keys: str, batch: int, micro: int) -> None:
+    text = f'[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\nlayers=4\nwidth=256\nheads=4\n[train]\nglobal_batch_tokens={128 * batch}\n[parallel]\n{keys}\n'
+    made = dial.resolve(parse(text, "t"), 512)
+    assert made.train.micro_batch == micro
+
+
+def test_a_derived_batch_fits_the_layout_and_is_else_what_it_was() -> None:
+    text = '[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\ndepth=2\n[parallel]\nreplicate={}\n'
+    alone, two, three = (dial.resolve(parse(text.format(n), "t"), 512).train for n in (1, 2, 3))
+    assert alone.global_batch_tokens == two.global_batch_tokens
+    sequences = (three.global_batch_tokens or 0) // 128
+    assert sequences % (3 * (three.micro_batch or 0)) == 0
+    assert 0 <= sequences - (alone.global_batch_tokens or 0) // 128 < 3

@@ -44,25 +44,15 @@ def require_schedule(layout: Parallel, device: torch.device) -> None:
 
 def require_micro_batches(layout: Parallel, count: int) -> None:
     """Raise InputError, with the nearest numbers that fit, when a schedule cannot run so many micro-batches a step."""
-    if fits(layout, count):
+    if layout.fits_micro_batches(count):
         return
-    below = next((n for n in range(count - 1, 0, -1) if fits(layout, n)), None)
-    above = next(n for n in range(count + 1, count + 2 * layout.pipeline + 1) if fits(layout, n))
+    below = next((n for n in range(count - 1, 0, -1) if layout.fits_micro_batches(n)), None)
+    above = next(n for n in range(count + 1, count + 2 * layout.pipeline + 1) if layout.fits_micro_batches(n))
     nearest = f"{above}" if below is None else f"{below} or {above}"
     raise InputError(
         f"parallel.schedule: {layout.schedule} over {layout.pipeline} processes cannot run {count} micro-batches a step (of "
         f"each part of the batch), but {nearest}; change train.micro_batch or train.global_batch_tokens, or take gpipe"
     )
-
-
-def fits(layout: Parallel, count: int) -> bool:
-    """Whether the layout's schedule can run so many micro-batches a step."""
-    processes = layout.pipeline
-    if layout.schedule == "gpipe" or processes == 1:
-        return count >= 1
-    if layout.schedule == "interleaved":  # in rounds of equal size, at least one for each process in each
-        return count >= processes and count % (count // processes) == 0
-    return count >= (2 * processes if layout.schedule == "dualpipev" else processes)
 
 
 @dataclass(frozen=True)

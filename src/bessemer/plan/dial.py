@@ -23,7 +23,7 @@ from bessemer.model.huggingface.config import recipe_keys
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.of_recipe import model_config
 from bessemer.plan.cost import flops_per_token
-from bessemer.recipe import Batches, Model, Recipe
+from bessemer.recipe import Batches, Model, Parallel, Recipe
 from bessemer.recipe.model import RopeScaling
 
 TOKENS_PER_PARAMETER = 20
@@ -59,7 +59,8 @@ def resolve(
     if train.steps is not None and train.global_batch_tokens is not None:
         horizon = train.steps * train.global_batch_tokens  # but for a ramp, which is short beside it
     flops = flops_per_token(config) * horizon
-    batch = train.global_batch_tokens or _batch(flops, length)
+    layout = recipe.parallel
+    batch = train.global_batch_tokens or _batch(flops, length, layout)
     sequences = batch // length
     if train.batch_ramp is not None and train.batch_ramp.start_tokens > batch:
         raise InputError(
@@ -67,7 +68,7 @@ def resolve(
             "it should grow to; lower it, or give train.global_batch_tokens"
         )
     first = sequences if train.batch_ramp is None else math.gcd(sequences, train.batch_ramp.start_tokens // length)
-    micro = train.micro_batch or _micro_batch(first, length, micro_batch_tokens)
+    micro = train.micro_batch or _micro_batch(first, length, micro_batch_tokens, layout)
     batches = Batches.of(_with(recipe, global_batch_tokens=batch, micro_batch=micro))
     steps = train.steps or measured_steps or batches.steps_for(math.ceil(horizon / length))
     warmup = train.schedule.warmup_steps
@@ -145,11 +146,20 @@ def _learning_rate(flops: float) -> float:
     return float(f"{0.3118 * flops**-0.1250:.4g}")
 
 
-def _batch(flops: float, length: int) -> int:
-    return length << max(round(math.log2(0.2920 * flops**0.3271 / length)), 0)
+def _batch(flops: float, length: int, layout: Parallel) -> int:
+    """A power of two of sequences; more where the layout's parts do not divide it or its pipeline would lack micro-batches."""
+    sequences = 1 << max(round(math.log2(0.2920 * flops**0.3271 / length)), 0)
+    sequences = max(sequences, layout.data * layout.min_micro_batches)
+    return length * -(-sequences // layout.data) * layout.data
 
 
-def _micro_batch(sequences: int, length: int, tokens: int) -> int:
-    """The largest divisor of the batch's sequences that holds at most `tokens` tokens."""
-    fitting = [size for size in range(1, sequences + 1) if sequences % size == 0 and size * length <= tokens]
+def _micro_batch(sequences: int, length: int, tokens: int, layout: Parallel) -> int:
+    """The largest divisor of a part's sequences of the batch that holds at most `tokens` tokens and leaves the pipeline its
+    micro-batches."""
+    each = max(sequences // layout.data, 1)
+    fitting = [
+        size
+        for size in range(1, each + 1)
+        if each % size == 0 and size * length <= tokens and layout.fits_micro_batches(each // size)
+    ]
     return max(fitting, default=1)

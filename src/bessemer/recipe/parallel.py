@@ -79,3 +79,40 @@ class Parallel(Section):
     def stages_each(self) -> int:
         """Pipeline stages on each process."""
         return self.virtual or (2 if self.schedule in ("interleaved", "zbv", "dualpipev") and self.pipeline > 1 else 1)
+
+    def fits_micro_batches(self, count: int) -> bool:
+        """Whether the pipeline schedule can run so many micro-batches a step."""
+        if self.schedule == "gpipe" or self.pipeline == 1:
+            return count >= 1
+        if self.schedule == "interleaved":  # in rounds of equal size, at least one for each process in each
+            return count >= self.pipeline and count % (count // self.pipeline) == 0
+        return count >= self.min_micro_batches
+
+    @property
+    def min_micro_batches(self) -> int:
+        """The smallest number of micro-batches a step that every part of the batch needs."""
+        if self.schedule == "gpipe" or self.pipeline == 1:
+            return 1
+        return self.pipeline * (2 if self.schedule == "dualpipev" else 1)
+
+    def batch_complaint(self, sequences: int, micro_batch: int | None, sequence_length: int) -> str | None:
+        """Why a global batch cannot be divided among the parts of the batch, with what would do; None: it can."""
+        size = micro_batch or 1
+        if sequences % (self.data * size) == 0:
+            return None
+        parts = f"{self.data} parts of the batch (replicate x shard)"
+        of = f"the {sequences} sequences of a global batch"
+        if sequences % self.data:
+            unit = self.data * sequence_length
+            low = max(sequences // self.data, 1) * unit
+            divisors = [n for n in range(1, min(sequences, 4096) + 1) if sequences % n == 0]
+            return (
+                f"parallel: {parts} do not divide {of}; train.global_batch_tokens may be {low} or {low + unit}, or the parts "
+                f"{', '.join(map(str, divisors[:12]))}"
+            )
+        each = sequences // self.data
+        fits = ", ".join(str(n) for n in range(1, each + 1) if each % n == 0)
+        return (
+            f"parallel: {parts} with train.micro_batch = {size} do not divide {of}; train.micro_batch may be {fits}, or left "
+            "out: it is then chosen to fit"
+        )

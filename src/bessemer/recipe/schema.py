@@ -338,6 +338,10 @@ class Recipe(Section):
                 f"train.micro_batch = {micro} does not divide the {ramp.start_tokens // length} sequences of the first "
                 "batch of train.batch_ramp"
             )
+        if batch is not None and self.parallel.data > 1:
+            complaint = self.parallel.batch_complaint(batch // length, micro, length)
+            if complaint is not None:
+                raise ValueError(complaint)
         if batch is not None and micro is not None and (batch // length) % micro:
             raise ValueError(
                 f"train.micro_batch = {micro} does not divide the {batch // length} sequences of a global batch; "

@@ -65,6 +65,15 @@ def choose(train: Train, local_rank: int = 0) -> Device:
     return Device(place, name, chosen(train.precision, place, name), compiled)
 
 
+def require_devices(device: Device, processes: int) -> None:
+    """Raise InputError when this machine has fewer GPUs than so many processes of its own need."""
+    if device.is_cuda and processes > torch.cuda.device_count():
+        raise InputError(
+            f"parallel: {processes} processes, but this machine has {torch.cuda.device_count()} GPUs; split the run over at most "
+            "as many, start it on several machines (`bessemer launch`), or set train.device = cpu"
+        )
+
+
 def cpu_name() -> str:
     """The processor's name and the threads torch uses on it."""
     name = platform.processor() or platform.machine()

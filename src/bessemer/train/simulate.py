@@ -30,7 +30,6 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
 from bessemer.parallel.numbers import clip
-from bessemer.parallel.pipeline import fits
 from bessemer.parallel.stage import parts_of
 from bessemer.parallel.team import AXES, Team
 from bessemer.plan import cost, dial, layout_memory
@@ -230,7 +229,11 @@ def _micro_batches(recipe: Recipe) -> int:
     if layout.pipeline == 1:
         return min(every, 2)
     enough = range(2 * layout.pipeline * layout.stages_each, every)
-    return every if layout.schedule == "gpipe" else next((count for count in enough if fits(layout, count)), every)
+    return (
+        every
+        if layout.schedule == "gpipe"
+        else next((count for count in enough if layout.fits_micro_batches(count)), every)
+    )
 
 
 def _micro_batch(recipe: Recipe, config: ModelConfig) -> MicroBatch:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +23,15 @@ from bessemer.parallel.local import put
 from bessemer.parallel.pipeline import Pipeline, require_micro_batches, require_schedule
 from bessemer.parallel.stage import Span, Stage, spans
 from bessemer.parallel.team import Team
+from bessemer.plan import dial
 from bessemer.recipe import Batches, Recipe
+from bessemer.tokens import outlook
+from bessemer.train import device as devices
 from bessemer.train import precision as precisions
 from bessemer.train import recompute
 from bessemer.train.device import Device
 from bessemer.train.engine import DataParallel, Engine, ModelWithLoss, Pipelined
-from bessemer.train.task import Task
+from bessemer.train.task import Task, config_of
 
 Weights = Callable[[str, torch.Size], Tensor]  # (name, shape) of a whole tensor to its values, on the CPU
 
@@ -37,15 +41,8 @@ def require_fit(recipe: Recipe, config: ModelConfig, place: torch.device) -> Non
     layout, train, length = recipe.parallel, recipe.train, recipe.tokens.sequence_length
     assert train.global_batch_tokens is not None and train.micro_batch is not None, "the recipe is resolved"
     sequences = train.global_batch_tokens // length
-    if sequences % (layout.data * train.micro_batch):
-        fits = [n for n in range(1, sequences // layout.data + 1) if sequences % (layout.data * n) == 0]
-        possible = f"train.micro_batch may be {', '.join(map(str, fits[:12]))}" if fits else (
-            f"a global batch of a multiple of {layout.data * length} tokens would do"
-        )  # fmt: skip
-        raise InputError(
-            f"parallel: {layout.data} parts of the batch (replicate x shard) with train.micro_batch = {train.micro_batch} do "
-            f"not divide the {sequences} sequences of a global batch; {possible}"
-        )
+    if complaint := layout.batch_complaint(sequences, train.micro_batch, length):
+        raise InputError(complaint)
     if layout.world > 1 and train.optimizer.state == "8bit":
         raise InputError(
             "train.optimizer.state: 8bit keeps scales of 256 neighbouring elements, which no cut respects; with several "
@@ -66,6 +63,18 @@ def require_fit(recipe: Recipe, config: ModelConfig, place: torch.device) -> Non
         batches = Batches.of(recipe)
         for step in range(batches.ramp_steps + 1):
             require_micro_batches(layout, batches.sequences(step) // layout.data // train.micro_batch)
+
+
+def require_layout(recipe: Recipe, tokens: Path, micro_batch_tokens: int) -> None:
+    """Raise InputError when a recipe's layout cannot train it on this machine, before anything is built for it.
+
+    tokens: the run's folder of them, which need not be there yet; micro_batch_tokens: as `dial.resolve`.
+    """
+    vocabulary, labels = outlook.vocabulary(recipe, tokens), outlook.labels(recipe, tokens)
+    resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=micro_batch_tokens, labels=labels)
+    device = devices.choose(recipe.train)
+    devices.require_devices(device, recipe.parallel.world)
+    require_fit(resolved, config_of(resolved, vocabulary, labels), device.place)
 
 
 def build(
