@@ -80,6 +80,17 @@ def test_a_run_has_everything_where_it_belongs(whole: Path) -> None:
     assert not [path for path in folder.rglob("*") if path.name.endswith(".tmp")]
 
 
+def test_an_export_writes_what_generate_writes(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = whole / "small"
+    pipe = pytest.importorskip("transformers").pipeline("text-generation", model=str(run / "export"))
+    for prompt in ("def ", "The "):
+        capsys.readouterr()
+        assert command("generate", run, prompt, "--temperature", "0", "--max-tokens", "12", "--json") == 0
+        wanted = json.loads(capsys.readouterr().out)["text"]
+        found = pipe(prompt, max_new_tokens=12, do_sample=False, return_full_text=False)
+        assert found[0]["generated_text"] == wanted
+
+
 def test_a_second_run_skips_everything(whole: Path, recipe_file: Path) -> None:
     before = trained(whole / "small")
     done = bessemer("run", recipe_file, "--set", f"run.dir={whole}", "--json")

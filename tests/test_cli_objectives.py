@@ -99,6 +99,30 @@ def test_a_classifier_started_from_it_tells_the_classes_apart(place: Path) -> No
     assert json.loads((folder / "export" / "config.json").read_text())["id2label"] == {"0": "code", "1": "prose"}
 
 
+def test_an_exported_classifier_says_what_evaluate_counted(place: Path) -> None:
+    """Every held-out text through `pipeline` with default arguments: the same table of right and wrong."""
+    from bessemer.tokens.labelled import Texts
+    from bessemer.tokens.shards import TokenStore
+    from bessemer.tokens.tokenizer import Tokenizer
+
+    folder = place / "runs" / "classes"
+    pipe = pytest.importorskip("transformers").pipeline("text-classification", model=str(folder / "export"))
+    store = TokenStore.open(folder / "tokens")
+    tokenizer = Tokenizer.load(store.folder / "tokenizer.json", "<|endoftext|>")
+    confusion = [[0] * len(store.labels) for _ in store.labels]
+    for name in store.sources:
+        split = store.split(name, "heldout")
+        texts = Texts(split, store.end_of_text)
+        rows = [
+            split.shards[0].tokens[start : start + size]
+            for start, size in zip(texts.starts, texts.lengths, strict=True)
+        ]
+        found = pipe([tokenizer.decode(row.tolist()) for row in rows], truncation=True, batch_size=8)
+        for label, one in zip(texts.labels.tolist(), found, strict=True):
+            confusion[label][store.labels.index(one["label"])] += 1
+    assert confusion == json.loads((folder / "evaluation.json").read_text())["confusion"]
+
+
 def test_trace_knows_a_classifiers_texts(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = place / "runs" / "classes"
     assert command("trace", folder, "--step", "3", "--json") == 0

@@ -133,8 +133,7 @@ def generate(given: argparse.Namespace) -> Any:
     sampling = _sampling(given)
     store, tokenizer, model = _opened(given)
     prompt = sys.stdin.read() if given.prompt == "-" else given.prompt
-    prefix = store.manifest["tokenizer"].get("prefix")
-    text = complete(model, tokenizer, prompt, given.max_tokens, sampling, prefix)
+    text = complete(model, tokenizer, prompt, given.max_tokens, sampling, store.framing, store.ends)
     if not given.json:
         print(prompt + text)
     return {"prompt": prompt, "text": text}
@@ -146,7 +145,7 @@ def chat(given: argparse.Namespace) -> Any:
     sampling = _sampling(given)
     store, tokenizer, model = _opened(given)
     template = Template.choose(given.template, store.folder, tokenizer)
-    chat = Chat(model, tokenizer, template, sampling, given.system)
+    chat = Chat(model, tokenizer, template, sampling, given.system, store.ends)
     shown = not given.json
     if shown and sys.stdin.isatty():
         print("Write a message and press Enter; an empty line or Ctrl-D ends the conversation.")

@@ -2,6 +2,7 @@
 
     recipe.toml        the recipe with every derived value filled in
     environment.json   versions, device, git state
+    source/            an imported model's own files, without its weights
     corpus/            clean documents (Parquet), rejected/, statistics.json
     tokens/            token shards, tokenizer.json, manifest.json
     plan.json          what the run was said to take
@@ -49,6 +50,10 @@ class RunFolder:
     @property
     def environment(self) -> Path:
         return self.path / "environment.json"
+
+    @property
+    def source(self) -> Path:
+        return self.path / "source"
 
     @property
     def corpus(self) -> Path:

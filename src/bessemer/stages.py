@@ -19,6 +19,7 @@ from bessemer.run import RunFolder, read_json, stage_is_current, write_atomic, w
 from bessemer.sharing import built_once
 from bessemer.terminal import amount, duration, say, size
 
+EXPORT_FORMAT = 2  # of what an export holds; another one is written anew
 MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
 MEASURABLE_SECONDS = 10.0  # micro-batches predicted to take longer are not measured
 PREDICTED = "predicted from this machine's calibration"
@@ -261,7 +262,8 @@ def export(session: Session, recipe: Recipe, folder: Path, average: int = 1) -> 
     from bessemer.checkpoint.protocol import published
 
     run = session.run
-    inputs = digest(published(run.checkpoints)[-average:], _stage_inputs(run.tokens), recipe.export.stream)
+    options = recipe.export.model_dump(exclude={"hf"})
+    inputs = digest(EXPORT_FORMAT, published(run.checkpoints)[-average:], _stage_inputs(run.tokens), options)
     record = folder / "bessemer.json"
     current = record.exists() and read_json(record).get("inputs") == inputs
 

@@ -45,7 +45,7 @@ def test_generation_ends_before_the_end_of_text() -> None:
     model = stirred(config())
     found = list(generate(model, [1], max_tokens=20, sampling=Sampling()))
     ending = found[3]
-    stopped = list(generate(model, [1], max_tokens=20, sampling=Sampling(), end_of_text=ending))
+    stopped = list(generate(model, [1], max_tokens=20, sampling=Sampling(), ends=(ending,)))
     assert stopped == found[: found.index(ending)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,10 @@ class Chat:
         template: Template,
         sampling: Sampling,
         system: str | None = None,
+        ends: Collection[int] = (),
     ) -> None:
+        """ends: ids at which a reply ends beside the template's stops; left out: end-of-text."""
+        self.ends = ends or (tokenizer.end_of_text,)
         self.model, self.tokenizer, self.template, self.sampling = model, tokenizer, template, sampling
         self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
 
@@ -54,7 +57,7 @@ class Chat:
         stops = self.template.stops
         for token in generate(
             self.model, prompt, max_tokens=min(max_tokens, room - len(prompt)), sampling=self.sampling,
-            end_of_text=self.tokenizer.end_of_text,
+            ends=self.ends,
         ):  # fmt: skip
             if self.tokenizer.special.get(token) in stops:
                 break

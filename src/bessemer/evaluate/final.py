@@ -4,6 +4,7 @@ masked one with hidden words filled in, for a classifier class by class."""
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from time import perf_counter
 from typing import Any
 
@@ -19,6 +20,7 @@ from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, write_json
 from bessemer.terminal import progress
+from bessemer.tokens.framing import Framing
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.restored import Restored
@@ -117,17 +119,21 @@ def complete(
     prompt: str,
     max_tokens: int,
     sampling: Sampling,
-    prefix: list[int] | None = None,
+    framing: Framing | None = None,
+    ends: Collection[int] = (),
 ) -> str:
-    """The continuation of a prompt. prefix: ids before it; left out: end-of-text, since a document begins after one."""
+    """The continuation of a prompt, in which special tokens stand for themselves.
+
+    framing: ids before it, left out: end-of-text, after which a document begins; ends: ids to stop at, left out: end-of-text.
+    """
     require_writer(model.config)
-    ids = tokenizer.encode(prompt)
+    ids = tokenizer.encode_marked(prompt)
     if any(token >= model.config.vocabulary for token in ids):
         raise InputError("the prompt has tokens the model does not know; is this the run's own tokenizer?")
-    before = [tokenizer.end_of_text] if prefix is None else prefix
+    before = (tokenizer.end_of_text,) if framing is None else framing.before
     new = generate(
         model, [*before, *ids] or [tokenizer.end_of_text], max_tokens=max_tokens, sampling=sampling,
-        end_of_text=tokenizer.end_of_text,
+        ends=ends or (tokenizer.end_of_text,),
     )  # fmt: skip
     return tokenizer.decode([*ids, *new])[len(tokenizer.decode(ids)) :]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -37,9 +37,9 @@ class Sampling:
 
 @torch.no_grad()
 def generate(
-    model: Transformer, prompt: list[int], *, max_tokens: int, sampling: Sampling, end_of_text: int | None = None
+    model: Transformer, prompt: list[int], *, max_tokens: int, sampling: Sampling, ends: Collection[int] = ()
 ) -> Iterator[int]:
-    """Continue `prompt`; yields one token at a time, ends before `end_of_text`.
+    """Continue `prompt`; yields one token at a time, stops before one of `ends`.
 
     Keys and values of what was read are kept, so a token costs one token's computation. When the positions the model
     knows are used up, it goes on with the later half of them as its context, read anew.
@@ -58,7 +58,7 @@ def generate(
             cache, unread = _fresh(model, device), held
         hidden_1TD = model(torch.tensor([unread], device=device), cache=cache)
         token = choose(model.head.logits(hidden_1TD[0, -1]).float().cpu(), sampling, generator)
-        if token == end_of_text:
+        if token in ends:
             return
         held.append(token)
         unread = [token]

@@ -203,6 +203,10 @@ class Export(Section):
     """What leaves the run."""
 
     hf: bool = Field(True, description="`bessemer run` ends with a checked export to the Hugging Face layout.")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None,
+        description="Of the exported weights, to which they are rounded; left out: float32, or what an imported model came in.",
+    )
     stream: bool | None = Field(
         None,
         description="Export tensor by tensor, and read each back, without loading the model to compare logits; left out: where "

@@ -27,6 +27,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.run import read_json
+from bessemer.tokens.framing import Framing
 
 MAGIC = b"BSMRIDX1"
 IDENTITY_BYTES = 16
@@ -202,6 +203,18 @@ class TokenStore:
         """Id of the token that stands where one is hidden; None where the tokenizer was not asked for one."""
         found = self.manifest["tokenizer"].get("mask_token")
         return None if found is None else int(found)
+
+    @property
+    def framing(self) -> Framing:
+        """What the model is used with around a text: end-of-text first, or what an imported tokenizer adds."""
+        facts = self.manifest["tokenizer"]
+        before = facts.get("prefix")
+        return Framing(tuple([self.end_of_text] if before is None else before), tuple(facts.get("suffix", ())))
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Ids at which generation ends: end-of-text, or what an imported model names."""
+        return tuple(self.manifest["tokenizer"].get("ends", (self.end_of_text,)))
 
     @property
     def counts_bytes(self) -> bool:

@@ -163,8 +163,15 @@ class Tokenizer:
 
     @property
     def sha256(self) -> str:
-        """Hash of the tokenizer.json."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """Hash of the tokenizer.json without its post-processor, which adds tokens around a text and changes none of it: an
+        exported tokenizer is the one that the run was trained with."""
+        text = self.to_json()
+        if self._description.get("post_processor") is not None:
+            from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+            bare = {**self._description, "post_processor": None}
+            text = str(HuggingFaceTokenizer.from_str(json.dumps(bare)).to_str(pretty=True))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def require(self, tokens: Sequence[str], key: str) -> None:
         """Raises InputError when one of these is not a special token; key: of the recipe's tokenizer table."""
@@ -190,13 +197,6 @@ class Tokenizer:
         return {
             number: token.content for number, token in self._inner.get_added_tokens_decoder().items() if token.special
         }
-
-    @property
-    def prefix(self) -> list[int]:
-        """Ids that the tokenizer itself puts before every text, such as a beginning-of-text token."""
-        ids = list(self._inner.encode("a", add_special_tokens=True).ids)
-        plain = list(self._inner.encode("a", add_special_tokens=False).ids)
-        return ids[: len(ids) - len(plain)] if ids[len(ids) - len(plain) :] == plain else []
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of each text, end-of-text appended, in order, by the tokenizer's way; threads may call it side by side."""

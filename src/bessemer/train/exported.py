@@ -14,6 +14,7 @@ from bessemer.checkpoint.average import mean_of, newest
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.export import export
+from bessemer.model.huggingface.files import DTYPES, Beside
 from bessemer.model.huggingface.stream import stream
 from bessemer.model.initialisation import shell
 from bessemer.recipe import Recipe
@@ -40,11 +41,12 @@ def export_trained(recipe: Recipe, run: RunFolder, folder: Path, average: int = 
     device, store = choose(settings), TokenStore.open(run.tokens)
     checkpoints = _checkpoints(run, average)
     config = ModelConfig.from_dict(checkpoints[0].facts["model"])
+    beside = _beside(recipe, run, store, config)
     streams = recipe.export.stream
     if streams is None:
         streams = MODELS_IN_MEMORY * 4 * config.parameters > available_bytes(device)
     if streams:
-        return _streamed(store, config, checkpoints, folder)
+        return _streamed(beside, config, checkpoints, folder)
     model = open_trained(recipe, run, store, device, average).step.model
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
     if store.sources:
@@ -56,23 +58,25 @@ def export_trained(recipe: Recipe, run: RunFolder, folder: Path, average: int = 
         sample, texts = torch.from_numpy(sequences), [(text, tokenizer.encode(text)) for text in rows]
     else:
         sample, texts = gate_inputs(model, tokenizer)
-    labels = tuple(store.labels) if config.labels else ()
-    check = export(
-        model, store.folder / "tokenizer.json", store.end_of_text, folder, sample, texts, mask_token=store.mask_token,
-        labels=labels,
-    )  # fmt: skip
+    check = export(model, beside, folder, sample, texts)
     greedy = f", {check.greedy_tokens_equal} greedy tokens equal" if check.greedy_tokens_equal else ""
     return f"{check.architecture} in {folder}: transformers' logits differ by {check.logits_max_difference:.1e}{greedy}"
 
 
-def _streamed(store: TokenStore, config: ModelConfig, checkpoints: list[Checkpoint], folder: Path) -> str:
+def _beside(recipe: Recipe, run: RunFolder, store: TokenStore, config: ModelConfig) -> Beside:
+    """What goes into the export with the weights; an imported model's own files where the run has them."""
+    source = run.source if (run.source / "config.json").exists() else None
+    labels = tuple(store.labels) if config.labels else ()
+    dtype = DTYPES.get(recipe.export.dtype or "")
+    return Beside(
+        store.folder / "tokenizer.json", store.end_of_text, store.framing, store.mask_token, labels, source, dtype
+    )
+
+
+def _streamed(beside: Beside, config: ModelConfig, checkpoints: list[Checkpoint], folder: Path) -> str:
     with ExitStack() as stack:
         read = _reader(checkpoints, stack)
-        labels = tuple(store.labels) if config.labels else ()
-        check = stream(
-            shell(config), read, store.folder / "tokenizer.json", store.end_of_text, folder,
-            mask_token=store.mask_token, labels=labels,
-        )  # fmt: skip
+        check = stream(shell(config), read, beside, folder)
     return f"{check.tensors} tensors in {folder}, each read back and equal; {check.logits}"
 
 

@@ -14,7 +14,8 @@ from bessemer.checkpoint import save
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import read_config, recipe_keys
-from bessemer.model.huggingface.export import ExportCheck, verify
+from bessemer.model.huggingface.files import keep_files
+from bessemer.model.huggingface.gate import ExportCheck, quiet_transformers, their_framing, verify
 from bessemer.model.huggingface.read import read_model
 from bessemer.model.transformer import Transformer
 from bessemer.plan import dial
@@ -47,16 +48,22 @@ def import_model(source: Path, run: RunFolder, name: str, directory: str) -> Exp
             "rows; is this the model's own tokenizer?"
         )
     check = check_import(source, model, tokenizer)
+    framing = their_framing(quiet_transformers().AutoTokenizer.from_pretrained(source))
+    with staging(run.source) as staged:
+        keep_files(source, staged)
     with staging(run.tokens) as staged:
-        write_atomic(staged / "tokenizer.json", tokenizer.to_json())
-        for extra in ("chat_template.jinja", "tokenizer_config.json", "generation_config.json"):
+        shutil.copyfile(source / "tokenizer.json", staged / "tokenizer.json")
+        for extra in ("chat_template.jinja", "tokenizer_config.json"):  # what `bessemer chat` reads
             if (source / extra).exists():
                 shutil.copyfile(source / extra, staged / extra)
         facts = {
             "vocabulary": tokenizer.vocabulary, "end_of_text": tokenizer.end_of_text, "sha256": tokenizer.sha256,
-            "prefix": tokenizer.prefix, "trained": False,
+            "mask_token": tokenizer.mask_token, "prefix": framing.before, "suffix": framing.after,
+            "ends": _ends(source, tokenizer), "trained": False,
         }  # fmt: skip
-        write_json(staged / "manifest.json", {"format": 1, "tokenizer": facts, "sources": {}, "files": {}})
+        labels = _labels(source, config)
+        manifest = {"format": 1, "tokenizer": facts, "labels": labels, "sources": {}, "files": {}}
+        write_json(staged / "manifest.json", manifest)
     recipe = _recipe(source, run, name, directory, tokenizer)
     write_atomic(run.recipe, dump(recipe))
     _save(recipe, run, model, tokenizer)
@@ -85,17 +92,34 @@ def read_tokenizer(source: Path) -> Tokenizer:
         raise InputError(
             f"{path}: not there; write it once with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
-    return Tokenizer.load(path, _end_of_text(source, path))
+    return Tokenizer.load(path, _end_of_text(source, path), _mask_token(source))
+
+
+def _labels(source: Path, config: ModelConfig) -> list[str]:
+    """Names of a classifier's classes, in the order of their numbers."""
+    names = _json(source / "config.json").get("id2label") or {}
+    return [str(names.get(str(number), f"LABEL_{number}")) for number in range(config.labels)]
+
+
+def _named(source: Path, key: str) -> str | None:
+    """A special token that tokenizer_config.json names."""
+    named = _json(source / "tokenizer_config.json").get(key)
+    content = named.get("content") if isinstance(named, dict) else named
+    return str(content) if content else None
+
+
+def _mask_token(source: Path) -> str | None:
+    """The mask token, where the vocabulary has the one that is named."""
+    added = {token["content"] for token in _json(source / "tokenizer.json").get("added_tokens", [])}
+    named = _named(source, "mask_token")
+    return named if named in added else None
 
 
 def _end_of_text(source: Path, path: Path) -> str:
     """The token a text ends with: the tokenizer's, else the model's, else what separates texts for an encoder."""
-    settings = _json(source / "tokenizer_config.json")
     for key in ("eos_token", "sep_token"):
-        named = settings.get(key)
-        content = named.get("content") if isinstance(named, dict) else named
-        if content:
-            return str(content)
+        if content := _named(source, key):
+            return content
     ended = _json(source / "generation_config.json").get("eos_token_id") or _json(source / "config.json").get(
         "eos_token_id"
     )
@@ -104,6 +128,15 @@ def _end_of_text(source: Path, path: Path) -> str:
     if number not in added:
         raise InputError(f"{source / 'tokenizer_config.json'}: names no eos_token; add it")
     return str(added[number])
+
+
+def _ends(source: Path, tokenizer: Tokenizer) -> list[int]:
+    """The ids at which `transformers` ends generation with this folder."""
+    for name in ("generation_config.json", "config.json"):
+        found = _json(source / name).get("eos_token_id")
+        if found is not None:
+            return [int(number) for number in found] if isinstance(found, list) else [int(found)]
+    return [tokenizer.end_of_text]
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -116,12 +149,17 @@ def _recipe(source: Path, run: RunFolder, name: str, directory: str, tokenizer: 
 
     keys = {key: value for key, value in recipe_keys(source).items() if value is not None}
     config = read_config(source)[1]
+    objective = "classify" if config.labels else "causal" if config.causal else "masked"
+    mask = _mask_token(source)
     values = {
         "run": {"name": name, "dir": directory},
-        "tokenizer": {"path": str(run.tokens / "tokenizer.json"), "end_of_text": tokenizer.end_of_text_token},
+        "tokenizer": {
+            "path": str(run.tokens / "tokenizer.json"), "end_of_text": tokenizer.end_of_text_token,
+            **({} if mask is None else {"mask_token": mask}),
+        },
         "tokens": {"sequence_length": config.positions_length},
         "model": keys,
-        "train": {"steps": 1, "global_batch_tokens": config.positions_length, "micro_batch": 1,
+        "train": {"objective": objective, "steps": 1, "global_batch_tokens": config.positions_length, "micro_batch": 1,
                   "optimizer": {"learning_rate": 1e-5}},
     }  # fmt: skip
     return dial.resolve(parse(tomli_w.dumps(values), f"import of {source}"), config.vocabulary)

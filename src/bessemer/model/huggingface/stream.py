@@ -11,10 +11,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from bessemer.errors import BessemerError
-from bessemer.model.huggingface.export import SHARD_BYTES, write_settings, write_weights
+from bessemer.model.huggingface.export import SHARD_BYTES, write_weights
+from bessemer.model.huggingface.files import Beside, record, write_files
 from bessemer.model.huggingface.weights import Value, parts
 from bessemer.model.transformer import Transformer
-from bessemer.run import read_json, staging, write_json
+from bessemer.run import read_json, staging
 
 INDEX = "model.safetensors.index.json"
 
@@ -32,21 +33,18 @@ class StreamCheck:
 def stream(
     model: Transformer,
     read: Callable[[str], Tensor],
-    tokenizer_json: Path,
-    end_of_text: int,
+    beside: Beside,
     folder: Path,
-    *,
-    mask_token: int | None = None,
-    labels: tuple[str, ...] = (),
     shard_bytes: int = SHARD_BYTES,
 ) -> StreamCheck:
     """Write a model to `folder` as its family's model, without ever holding more of it than one file.
 
     model: without memory for its weights (`initialisation.shell`); read: gives the whole values of one named parameter,
-    `lambda name: files.read("model", name)` of a checkpoint; shard_bytes: of a file, at the most, where no single tensor
-    is larger. Each file is read back and every tensor compared with a second reading of `read`, under its name, in the
-    order of the index. That `transformers` computes the same logits from the same tensors is what the gate of `export`
-    shows, on any model of the family that fits. Raises BessemerError, and leaves `folder` as it was, when a tensor differs.
+    `lambda name: files.read("model", name)` of a checkpoint; beside: what lies beside the weights; shard_bytes: of a file,
+    at the most, where no single tensor is larger. Each file is read back and every tensor compared with a second reading
+    of `read`, under its name, in the order of the index. That `transformers` computes the same logits from the same
+    tensors is what the gate of `export` shows, on any model of the family that fits. Raises BessemerError, and leaves
+    `folder` as it was, when a tensor differs.
     """
     name_of = {parameter: name for name, parameter in model.named_parameters()}
 
@@ -58,22 +56,21 @@ def stream(
         return found.to(parameter.dtype)
 
     with staging(folder) as staged:
-        write_weights(model, staged, value, shard_bytes)
-        write_settings(model, tokenizer_json, end_of_text, staged, mask_token, labels)
-        check = StreamCheck(model.config.parameters, _compared(model, value, staged))
-        files = {file.name: file.stat().st_size for file in sorted(staged.iterdir())}
-        write_json(staged / "bessemer.json", {**check.__dict__, "files": files})
+        write_weights(model, staged, value, shard_bytes, beside.dtype_of)
+        write_files(model.config, beside, staged)
+        check = StreamCheck(model.config.parameters, _compared(model, value, beside, staged))
+        record(staged, check.__dict__)
     return check
 
 
-def _compared(model: Transformer, value: Value, folder: Path) -> int:
+def _compared(model: Transformer, value: Value, beside: Beside, folder: Path) -> int:
     """Number of tensors, each of which was equal to what it was made from when it was read back."""
     index = folder / INDEX
     file_of = read_json(index)["weight_map"] if index.exists() else {}
     count = 0
     for part in parts(model, value):
         with safe_open(folder / file_of.get(part.name, "model.safetensors"), framework="pt") as file:
-            if not torch.equal(file.get_tensor(part.name), part.theirs()):
+            if not torch.equal(file.get_tensor(part.name), part.theirs().to(beside.dtype_of(part.name))):
                 raise BessemerError(f"export: tensor {part.name} is not the same after reading it back")
         count += 1
     return count

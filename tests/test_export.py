@@ -1,0 +1,153 @@
+"""An export in ordinary use: `transformers` with default arguments, from text, does what our own commands do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bessemer.errors import BessemerError
+from bessemer.evaluate.final import complete
+from bessemer.evaluate.generation import Sampling
+from bessemer.model.huggingface import files
+from bessemer.model.huggingface.export import export
+from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.huggingface.files import Beside
+from bessemer.model.transformer import Transformer
+from bessemer.recipe import Train
+from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.train.task import Classify
+from tests.conftest import WORDS
+from tests.model.samples import config, stirred
+
+transformers = pytest.importorskip("transformers")
+END, MASK = "<|endoftext|>", "<|mask|>"
+LENGTH = 24
+PROMPTS = ["The time is", "They", "what its about than into them can only"]
+# Longer than the model reads, empty, and everything between.
+TEXTS = ["", "a", *(" ".join(WORDS[start : start + 3 * start]) for start in range(1, 12)), "naïve Straße 東京"]
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "llama": {},
+    "qwen2": {},
+    "mistral": {"window": 16},
+    "olmo2": {"head_dim": 8},
+    "gpt2": {"kv_heads": 4, "head_dim": 8},
+    "bert": {"kv_heads": 4, "head_dim": 8},
+    "modernbert": {"kv_heads": 4, "head_dim": 8, "window": 8},
+}
+DECODERS = ["qwen3", "llama", "qwen2", "mistral", "olmo2", "gpt2"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train([" ".join(WORDS) * 20, Path(__file__).read_text()], 340, END, MASK)
+
+
+def exported(family: str, tokenizer: Tokenizer, folder: Path, **changes: Any) -> tuple[Transformer, Path]:
+    """A model of random weights and its export."""
+    wanted = {**FAMILIES[family].options, **MODELS[family], "vocabulary": 340, "sequence_length": LENGTH, **changes}
+    model = stirred(config(**wanted))
+    (folder / "tokenizer.json").write_text(tokenizer.to_json())
+    sample = torch.randint(2, 340, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+    texts = [(text, tokenizer.encode(text)) for text in TEXTS[1:]]
+    labels = tuple(f"class {number}" for number in range(model.config.labels))
+    encoder = not model.config.causal
+    mask_token = tokenizer.mask_token if encoder else None
+    beside = Beside(folder / "tokenizer.json", tokenizer.end_of_text, mask_token=mask_token, labels=labels)
+    export(model, beside, folder / "out", sample, texts)
+    return model.eval(), folder / "out"
+
+
+@pytest.mark.parametrize("family", list(MODELS))
+def test_ids_are_those_the_model_was_trained_on(family: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    _, folder = exported(family, tokenizer, tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    for text in TEXTS:
+        ids = [tokenizer.end_of_text, *tokenizer.encode(text)]
+        assert theirs(text)["input_ids"] == ids
+        assert theirs.decode(ids, skip_special_tokens=True) == text
+    assert (theirs.bos_token, theirs.eos_token, theirs.pad_token) == (END, END, END)
+    # Saved and loaded again, as a fine-tuning elsewhere does.
+    theirs.save_pretrained(tmp_path / "saved")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert again("They had")["input_ids"] == theirs("They had")["input_ids"]
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_greedy_text_is_that_of_generate(family: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model, folder = exported(family, tokenizer, tmp_path, sequence_length=64)
+    ours = [complete(model, tokenizer, prompt, 8, Sampling()) for prompt in PROMPTS]
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    read = transformers.AutoTokenizer.from_pretrained(folder)
+    for prompt, wanted in zip(PROMPTS, ours, strict=True):
+        ids = read(prompt, return_tensors="pt")
+        out = loaded.generate(**ids, max_new_tokens=8, do_sample=False)[0, ids["input_ids"].shape[1] :]
+        assert read.decode(out, skip_special_tokens=True) == wanted
+    pipe = transformers.pipeline("text-generation", model=str(folder))
+    options = {"max_new_tokens": 8, "do_sample": False, "return_full_text": False}
+    assert [row[0]["generated_text"] for row in pipe(PROMPTS, **options)] == ours
+    # Prompts of unequal length in one batch: padded on the left, so that each row ends with its prompt.
+    assert [row[0]["generated_text"] for row in pipe(PROMPTS, batch_size=3, **options)] == ours
+
+
+@pytest.mark.parametrize("family", list(MODELS))
+def test_classes_are_those_of_evaluate(family: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    encoder = family in ("bert", "modernbert")
+    model, folder = exported(family, tokenizer, tmp_path, labels=5, pooling="first" if encoder else "last")
+    rows = torch.full((len(TEXTS), LENGTH), tokenizer.end_of_text)
+    for row, text in zip(rows, TEXTS, strict=True):
+        ids = tokenizer.encode(text)[: LENGTH - 1]
+        row[1 : 1 + len(ids)] = torch.tensor(ids)
+    task = Classify(Train(), tokenizer.end_of_text)
+    with torch.no_grad():
+        hidden = model(rows, task.documents(rows))
+        wanted = model.classifier(hidden, task._lengths(rows)).softmax(1)
+    pipe = transformers.pipeline("text-classification", model=str(folder), truncation=True, top_k=None)
+    for found in (pipe(TEXTS), pipe(TEXTS, batch_size=len(TEXTS))):
+        scores = [{row["label"]: row["score"] for row in rows} for rows in found]
+        for row, probabilities in zip(scores, wanted.tolist(), strict=True):
+            assert [row[f"class {number}"] for number in range(5)] == pytest.approx(probabilities, abs=1e-6)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_hidden_words_are_filled_in_as_here(family: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model, folder = exported(family, tokenizer, tmp_path)
+    text = f"They had {MASK} of"
+    ids = torch.tensor([[tokenizer.end_of_text, *tokenizer.encode_marked(text)]])
+    with torch.no_grad():
+        logits = model.logits(ids)[0, ids[0].tolist().index(tokenizer.mask_token or -1)]
+    best = logits.softmax(0).topk(5)
+    found = transformers.pipeline("fill-mask", model=str(folder))(text)
+    assert [row["token"] for row in found] == best.indices.tolist()
+    assert [row["score"] for row in found] == pytest.approx(best.values.tolist(), abs=1e-6)
+
+
+def test_a_chat_template_begins_with_one_end_of_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    _, folder = exported("llama", tokenizer, tmp_path)
+    read = transformers.AutoTokenizer.from_pretrained(folder)
+    read.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    found = read.apply_chat_template([{"role": "user", "content": "They had"}], return_dict=False)
+    assert found == [tokenizer.end_of_text, *tokenizer.encode("user: They had\n")]
+
+
+def test_the_gate_works_from_text(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these exports has equal logits on equal ids, and is wrong in use."""
+    written = files.write_json
+    spoiled: dict[str, Any] = {}
+
+    def spoil(path: Path, value: Any) -> None:
+        written(path, {**value, **spoiled.get(path.name, {})})
+
+    monkeypatch.setattr(files, "write_json", spoil)
+    spoiled = {"tokenizer.json": {"post_processor": None}, "tokenizer_config.json": {"add_bos_token": False}}
+    with pytest.raises(
+        BessemerError, match=r"other ids for the text that begins 'a': \[\d+\] at position 0, here \[0, \d+\]"
+    ):
+        exported("qwen3", tokenizer, tmp_path)
+    spoiled = {"tokenizer_config.json": {"padding_side": "left"}}
+    with pytest.raises(BessemerError, match="the scores of a batch of texts differ by"):
+        exported("bert", tokenizer, tmp_path, labels=3, pooling="first")
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]

@@ -1,0 +1,160 @@
+"""Import, then export: the folder that comes out is the one that went in, file by file and key by key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bessemer.cli import run_command
+from bessemer.tokens.tokenizer import Tokenizer
+from tests.conftest import WORDS
+
+transformers = pytest.importorskip("transformers")
+
+SPECIAL = ["<|end|>", "<s>", "<pad>", "<mask>", "<|eot|>", "[CLS]", "[SEP]"]  # ids 0 to 6
+TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|eot|>{% endfor %}"
+SMALL = {
+    "vocab_size": 341,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+TOKENS = {"bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 2}
+DECODER = {**SMALL, **TOKENS, "num_key_value_heads": 2, "max_position_embeddings": 96}
+NAMES = {"id2label": {0: "spam", 1: "ham", 2: "eggs"}, "label2id": {"spam": 0, "ham": 1, "eggs": 2}}
+FOLDERS: dict[str, dict[str, Any]] = {
+    # bos before each text, a list of eos ids, a chat template beside, bfloat16
+    "llama": {
+        "class": "LlamaForCausalLM", "config": {**DECODER, "eos_token_id": [0, 4], "rope_theta": 5e5, "tie_word_embeddings": True},
+        "frame": (1, None), "dtype": torch.bfloat16, "template": "file",
+        "generation": {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.3, "eos_token_id": [0, 4], "bos_token_id": 1},
+    },
+    # nothing before a text, the template in tokenizer_config.json, some tensors in float32
+    "qwen3": {
+        "class": "Qwen3ForCausalLM", "config": {**DECODER, "head_dim": 16}, "frame": (None, None), "dtype": torch.bfloat16,
+        "template": "settings", "mixed": True, "generation": {"do_sample": True, "top_k": 20, "eos_token_id": [4, 0]},
+    },
+    "gpt2": {
+        "class": "GPT2LMHeadModel",
+        "config": {**TOKENS, "vocab_size": 341, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96, "summary_type": "mean",
+                   "task_specific_params": {"text-generation": {"max_length": 50}}},
+        "frame": (None, None), "generation": {"max_length": 40},
+    },
+    "bert": {
+        "class": "BertForMaskedLM", "config": {**SMALL, "max_position_embeddings": 96, "pad_token_id": 2, "hidden_dropout_prob": 0.3},
+        "frame": (5, 6),
+    },
+    "modernbert classifier": {
+        "class": "ModernBertForSequenceClassification",
+        "config": {**SMALL, **NAMES, "max_position_embeddings": 96, "pad_token_id": 2, "bos_token_id": 5, "eos_token_id": 6, "cls_token_id": 5,
+                   "sep_token_id": 6, "local_attention": 8, "classifier_pooling": "mean", "problem_type": "single_label_classification"},
+        "frame": (5, 6), "dtype": torch.float16,
+    },
+}  # fmt: skip
+OURS = {"bessemer.json"}  # what was checked
+WEIGHTS = {"model.safetensors"}
+
+
+def made(name: str, folder: Path) -> None:
+    """A folder as `transformers` saves it, with what a user of the hub adds to it."""
+    about = FOLDERS[name]
+    kind = getattr(transformers, about["class"])
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**about["config"])).to(about.get("dtype", torch.float32))
+    if about.get("mixed"):
+        model.model.norm.float()
+    if "generation" in about:
+        model.generation_config = transformers.GenerationConfig(**about["generation"])
+    model.save_pretrained(folder)
+    plain = Tokenizer.train([" ".join(WORDS) * 20], 330, SPECIAL[0], special_tokens=SPECIAL[1:])
+    inner = plain._inner
+    before, after = about["frame"]
+    if before is not None:
+        from tokenizers.processors import TemplateProcessing
+
+        ends = [(SPECIAL[number], number) for number in (before, after) if number is not None]
+        inner.post_processor = TemplateProcessing(
+            single=f"{SPECIAL[before]} $A" + (f" {SPECIAL[after]}" if after else ""),
+            pair=f"{SPECIAL[before]} $A {SPECIAL[before]} $B",
+            special_tokens=ends,
+        )
+    tokens = {"bos_token": "<s>", "eos_token": "<|end|>", "pad_token": "<pad>", "mask_token": "<mask>"}
+    tokens |= {"cls_token": "[CLS]", "sep_token": "[SEP]"} if after else {}
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, model_max_length=77, truncation_side="left", **tokens
+    )
+    tokenizer.add_tokens(["<tool>", "<|user|>"])
+    tokenizer.save_pretrained(folder)
+    if about.get("template") == "file":
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+    if about.get("template") == "settings":
+        path = folder / "tokenizer_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": TEMPLATE}))
+    (folder / "LICENSE").write_text("all rights reserved\n")
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# Theirs\n")
+
+
+def round_trip(folder: Path, *options: str) -> Path:
+    assert run_command(["import", str(folder / "in"), "--dir", str(folder / "runs"), "--name", "again"]) == 0
+    assert run_command(["export", str(folder / "runs/again"), str(folder / "out"), *options]) == 0
+    return folder / "out"
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", list(FOLDERS))
+def test_nothing_is_lost(name: str, tmp_path: Path) -> None:
+    made(name, tmp_path / "in")
+    out = round_trip(tmp_path)
+    before = {path.name for path in (tmp_path / "in").iterdir()}
+    assert {path.name for path in out.iterdir()} == before | OURS
+    for file in sorted(before - WEIGHTS):
+        raw, again = ((folder / file).read_bytes() for folder in (tmp_path / "in", out))
+        if file.endswith(".json"):  # key by key, so that a failure names the key
+            for key, value in json.loads(raw).items():
+                assert json.loads(again)[key] == value, f"{file}: {key}"
+        assert again == raw, file
+    theirs, ours = tensors(tmp_path / "in"), tensors(out)
+    assert theirs.keys() == ours.keys()
+    for tensor, value in theirs.items():
+        assert ours[tensor].dtype == value.dtype, tensor
+        assert torch.equal(ours[tensor], value), tensor
+
+
+def test_another_dtype_is_written_where_asked(tmp_path: Path) -> None:
+    made("llama", tmp_path / "in")
+    out = round_trip(tmp_path, "--set", "export.dtype=float16")
+    theirs, ours = tensors(tmp_path / "in"), tensors(out)
+    assert all(
+        torch.equal(ours[name], value.half()) and ours[name].dtype == torch.float16 for name, value in theirs.items()
+    )
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "in", out))
+    assert {key for key in before | after if before.get(key) != after.get(key)} == {"dtype"}
+    assert transformers.AutoModelForCausalLM.from_pretrained(out).dtype == torch.float16
+
+
+def test_an_imported_model_is_used_as_its_folder_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """bos before the prompt, and each of the eos ids ends the text."""
+    made("llama", tmp_path / "in")
+    assert run_command(["import", str(tmp_path / "in"), "--dir", str(tmp_path / "runs"), "--name", "again"]) == 0
+    facts = json.loads((tmp_path / "runs/again/tokens/manifest.json").read_text())["tokenizer"]
+    assert (facts["prefix"], facts["suffix"], facts["ends"]) == ([1], [], [0, 4])
+    read = transformers.AutoTokenizer.from_pretrained(tmp_path / "in")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in", dtype=torch.float32)
+    for prompt in ("the of", "<|user|>they<|eot|>"):
+        capsys.readouterr()
+        options = ["--temperature", "0", "--max-tokens", "12", "--json"]
+        assert run_command(["generate", str(tmp_path / "runs/again"), prompt, *options]) == 0
+        ids = read(prompt, return_tensors="pt")
+        out = model.generate(**ids, max_new_tokens=12, do_sample=False, repetition_penalty=1.0)
+        wanted = read.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+        assert json.loads(capsys.readouterr().out)["text"] == wanted
