@@ -124,7 +124,8 @@ def recipe_file(prepared: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command under --json silences its process; the next test's process is not to inherit that."""
-    from bessemer.terminal import QUIET
+    from bessemer import terminal
 
-    monkeypatch.setenv(QUIET, "")
-    monkeypatch.delenv(QUIET)
+    monkeypatch.setenv(terminal.QUIET, "")
+    monkeypatch.delenv(terminal.QUIET)
+    monkeypatch.setattr(terminal, "FIRST_LINE_SECONDS", 3600.0)  # so that what is said does not depend on the load

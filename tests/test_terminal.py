@@ -1,5 +1,7 @@
 import io
+import re
 import sys
+import time
 
 import pytest
 
@@ -39,6 +41,57 @@ def test_bars_show_rate_and_time_left_on_a_terminal_only(monkeypatch: pytest.Mon
                 advance(1_000_000, note="a note")
         text = stream.getvalue()
         assert ("reading" in text and "/s" in text and "left" in text and "a note" in text) == drawn
+
+
+def test_a_bar_is_one_line_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(terminal.QUIET, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with terminal.progress("training", 40_000_000, "tok", begun=10_000_000) as advance:
+        for _ in range(3):
+            advance(9_000_000, note="loss 10.512  bpb 12.345 and more than fits here")
+            time.sleep(0.15)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    drawn = re.split(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]", plain)
+    assert max(map(len, drawn)) <= 80
+    bars = [line for line in drawn if "training" in line]
+    assert all(part in bars[-1] for part in ("92%", "tok/s", "left", "loss 10.512  bpb"))
+
+
+def test_without_a_terminal_long_work_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(terminal.QUIET, raising=False)
+    monkeypatch.setattr(terminal, "FIRST_LINE_SECONDS", 0.05)
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.05)
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+
+    def until(text: str) -> None:
+        deadline = time.monotonic() + 30
+        while text not in stream.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert text in stream.getvalue()
+
+    with terminal.working("tokens"):
+        until("  tokens, ")
+        with terminal.progress("encoding", 4_000_000, "B", begun=2_000_000) as advance:
+            until("  encoding: 50%, ")
+            advance(1_000_000, note="a [note]")
+            until("  encoding: 75% of 4.0 MB, ")
+            until("left, a [note]")
+            before = stream.getvalue().count("tokens, ")
+            seen = stream.getvalue().count("encoding")
+            while stream.getvalue().count("encoding") < seen + 3:
+                time.sleep(0.01)
+            assert stream.getvalue().count("tokens, ") <= before + 1, "the innermost speaks"
+        with terminal.progress("counting", None, "documents") as advance:
+            advance(7)
+            until("  counting: 7 documents, ")
+    assert "so far" in stream.getvalue()
+    stream.truncate(0)
+    time.sleep(0.2)
+    assert stream.getvalue() == "", "done is done"
 
 
 def test_quiet_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from bessemer import __version__, calibrating, commands, interrupt
 from bessemer.errors import BessemerError, Stopped
-from bessemer.terminal import QUIET, silence_libraries
+from bessemer.terminal import QUIET, silence_libraries, working
 
 EPILOG = """\
 Start here:  bessemer demo            a model trained on the text already on this machine, in minutes
@@ -48,7 +49,8 @@ def run_command(arguments: Sequence[str]) -> int:
     silence_libraries()
     interrupt.listen()
     try:
-        result = given.do(given)
+        with nullcontext() if given.do is commands.chat else working(given.do.__name__.rstrip("_")):
+            result = given.do(given)
     except KeyboardInterrupt:
         return _failed(given, Stopped("stopped; nothing is half-written, the same command goes on from here"))
     except BessemerError as error:

@@ -17,7 +17,7 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Batches, Parallel, Recipe, digest, dump, load
 from bessemer.run import RunFolder, read_json, stage_is_current, write_atomic, write_json
 from bessemer.sharing import built_once
-from bessemer.terminal import amount, duration, say, size
+from bessemer.terminal import amount, duration, say, size, working
 
 EXPORT_FORMAT = 2  # of what an export holds; another one is written anew
 MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
@@ -39,7 +39,8 @@ class Session:
         """Do a stage unless it is current, and say what came of it. `work` returns a line, or None: nothing was to do."""
         interrupt.check()
         started = perf_counter()
-        line = None if current else work()
+        with working(name):
+            line = None if current else work()
         seconds = perf_counter() - started
         self.told.append({"name": name, "seconds": round(seconds, 3), "skipped": line is None})
         if line is None:

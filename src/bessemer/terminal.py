@@ -1,25 +1,30 @@
 """What a person sees while a command works: lines and progress bars on standard error.
 
 Results go to standard output, so that they can be piped; everything here is silent for `--json`, and bars
-are drawn only on a terminal.
+are drawn only on a terminal. Elsewhere, as in a log file, long work prints a line now and then.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import ProgressColumn, Task
+    from rich.progress import Progress, ProgressColumn, Task
+    from rich.table import Column
     from rich.text import Text
 
 Advance = Callable[..., None]
 
+FIRST_LINE_SECONDS, LINE_SECONDS = 10.0, 30.0  # of work, without a terminal, before a line about it, and between two
 QUIET = "BESSEMER_QUIET"  # an environment variable, so that worker processes are silent with their parent
 
 
@@ -56,46 +61,137 @@ def silence_libraries() -> None:
 
 
 @contextmanager
-def progress(what: str, total: int | None, unit: str) -> Iterator[Advance]:
-    """A bar with rate and time left. Yields `advance(amount, note="")`; `total` is in `unit`s, None when unknown."""
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+def progress(what: str, total: int | None, unit: str, begun: int = 0) -> Iterator[Advance]:
+    """A bar with rate and time left; without a terminal a line now and then. Yields `advance(amount, note="")`.
 
+    total: in `unit`s, None when unknown; begun: how much of it was done before.
+    """
     shown = console()
-    if shown.quiet or not sys.stderr.isatty():
+    if shown.quiet:
         yield lambda amount=1, note="": None
-        return
-    columns = (
+    elif not sys.stderr.isatty():
+        with _Lines(what, total, unit, begun) as lines:
+            yield lines.advance
+    else:
+        with _bar(shown, total, unit) as bars:
+            task = bars.add_task(what, total=total, completed=begun, note="")
+
+            def advance(amount: float = 1, note: str = "") -> None:
+                bars.update(task, advance=amount)
+                if note:
+                    bars.update(task, note=note)
+
+            yield advance
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Around work that shows no progress, or not all of the time: without a terminal a line now and then says that it goes on."""
+    if console().quiet or sys.stderr.isatty():
+        yield
+    else:
+        with _Lines(what, None, ""):
+            yield
+
+
+@contextmanager
+def reported_elsewhere() -> Iterator[None]:
+    """Around work of other processes, which report how far it is themselves."""
+    silent = _Lines("", None, "")
+    _Lines.innermost.append(silent)
+    try:
+        yield
+    finally:
+        _Lines.innermost.remove(silent)
+
+
+def _bar(shown: Console, total: int | None, unit: str) -> Progress:
+    """A bar in one line: where the terminal is narrow, the note is cut."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.table import Column
+
+    return Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.percentage:>3.0f}%" if total else "{task.completed:,.0f}"),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=24 if shown.width >= 100 else 8),
+        TextColumn("{task.percentage:>3.0f}%" if total else "{task.completed:,.0f}", table_column=Column(no_wrap=True)),
         _rate_column(unit),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("[dim]{task.fields[note]}"),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        TextColumn("left", table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        TextColumn("[dim]{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        console=shown,
+        transient=True,
+        expand=True,
     )
-    with Progress(*columns, console=shown, transient=True) as bars:
-        task = bars.add_task(what, total=total, note="")
 
-        def advance(amount: float = 1, note: str = "") -> None:
-            bars.update(task, advance=amount)
-            if note:
-                bars.update(task, note=note)
 
-        yield advance
+class _Lines:
+    """A line about how far work is: after FIRST_LINE_SECONDS and then every LINE_SECONDS, while nothing within it says more."""
+
+    innermost: ClassVar[list[_Lines]] = []  # those that are open; the last one speaks
+
+    def __init__(self, what: str, total: int | None, unit: str, begun: int = 0) -> None:
+        self._what, self._total, self._unit, self._begun = what, total, unit, begun
+        self._done, self._note, self._started = float(begun), "", monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def advance(self, amount: float = 1, note: str = "") -> None:
+        self._done, self._note = self._done + amount, note or self._note
+
+    def __enter__(self) -> Self:
+        self.innermost.append(self)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        self.innermost.remove(self)
+
+    def _run(self) -> None:
+        wait = FIRST_LINE_SECONDS
+        while not self._ended.wait(wait):
+            if self.innermost[-1] is self:
+                console().print(f"  {self._line()}", soft_wrap=True, markup=False)
+            wait = LINE_SECONDS
+
+    def _line(self) -> str:
+        seconds = monotonic() - self._started
+        per_second = (self._done - self._begun) / seconds
+        parts = [f"{self._what}: {self._done / self._total:.0%}" if self._total else self._what]
+        if per_second > 0:
+            parts[0] += (
+                f" of {_of_unit(self._total, self._unit)}" if self._total else f": {_of_unit(self._done, self._unit)}"
+            )
+            parts.append(f"{_of_unit(per_second, self._unit)}/s")
+        parts.append(f"{duration(seconds)} so far")
+        if self._total and per_second > 0:
+            parts.append(f"about {duration(max(self._total - self._done, 0) / per_second)} left")
+        return ", ".join([*parts, *filter(None, [self._note])])
+
+
+def _of_unit(number: float, unit: str) -> str:
+    return size(number) if unit == "B" else f"{amount(number)} {unit}"
 
 
 def _rate_column(unit: str) -> ProgressColumn:
     from rich.progress import ProgressColumn
+    from rich.table import Column
     from rich.text import Text
 
     class RateColumn(ProgressColumn):
+        def get_table_column(self) -> Column:
+            return Column(no_wrap=True)
+
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
             if not speed:
                 return Text(f"- {unit}/s", style="cyan")
-            return Text(f"{size(speed) if unit == 'B' else f'{amount(speed)} {unit}'}/s", style="cyan")
+            return Text(f"{_of_unit(speed, unit)}/s", style="cyan")
 
     return RateColumn()
 

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from bessemer.errors import BessemerError, Stopped
 from bessemer.launch import outcome
 from bessemer.run import RunFolder
-from bessemer.terminal import QUIET, silence_libraries
+from bessemer.terminal import QUIET, silence_libraries, working
 
 POLL_SECONDS = 0.3
 LAST_WORD_SECONDS = (
@@ -90,7 +90,9 @@ class Member:
         if self.node is not None:
             outcome.note_pid(self.node, self.local_rank)
         try:
-            return self._done(self._train())
+            with working("train"):
+                made = self._train()
+            return self._done(made)
         except Settled as error:
             return self._told(error.error, says=self.rank == 0)
         except BessemerError as error:

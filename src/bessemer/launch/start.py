@@ -21,7 +21,7 @@ from bessemer.launch import outcome
 from bessemer.launch.agent import Order
 from bessemer.recipe import Parallel, Recipe
 from bessemer.run import RunFolder
-from bessemer.terminal import say, warn
+from bessemer.terminal import reported_elsewhere, say, warn
 
 STOP_SECONDS = 600.0  # for the step in hand and the checkpoint after a stop was asked for
 POLL_SECONDS = 0.5
@@ -121,7 +121,7 @@ def _on_this_node(order: Order, slots: Sequence[int]) -> Ended:
             order.command(), env=_environment(order.processes, place, slots), start_new_session=True
         ) as agent:
             try:
-                with _stop_signals():
+                with _stop_signals(), reported_elsewhere():
                     _wait(place, agent)
             except KeyboardInterrupt:
                 _stop(place, agent)

@@ -95,10 +95,9 @@ def train(
         Saver(recipe, run, step, store) as saver,
         StopSignal(team) as stop,
         MetricsLog(run, resumed_at, recipe.report.tensorboard) if team.is_first else NoLog() as log,
-        progress("training", sizes.tokens_before(steps), "tok") as advance,
+        progress("training", sizes.tokens_before(steps), "tok", sizes.tokens_before(resumed_at)) as advance,
     ):
         watch = Watch(step, log, recipe.train.watch_every)
-        advance(sizes.tokens_before(resumed_at))
         for batch in observed(rates.timed(batches)):
             sequences = sizes.sequences(position.step)
             gradients = step.gradients(batch, position.scale)
