@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -89,6 +90,56 @@ def test_an_export_writes_what_generate_writes(whole: Path, capsys: pytest.Captu
         wanted = json.loads(capsys.readouterr().out)["text"]
         found = pipe(prompt, max_new_tokens=12, do_sample=False, return_full_text=False)
         assert found[0]["generated_text"] == wanted
+
+
+def test_an_export_has_a_model_card(whole: Path) -> None:
+    from huggingface_hub import ModelCard
+
+    folder = whole / "small"
+    text = (folder / "export/README.md").read_text()
+    card = ModelCard(text)
+    assert (card.data.library_name, card.data.pipeline_tag, card.data.license) == (
+        "transformers",
+        "text-generation",
+        "unknown",
+    )
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    (result,) = card.data.eval_results or ()
+    assert (result.metric_type, result.metric_value) == (
+        "bits_per_byte",
+        pytest.approx(evaluation["bits_per_byte"], rel=1e-5),
+    )
+    sources = json.loads((folder / "tokens/manifest.json").read_text())["sources"]
+    for name, splits in sources.items():
+        cells = [f"{splits[split][kind]:,}" for split in ("train", "heldout") for kind in ("documents", "tokens")]
+        assert f"| {name} | {' | '.join(cells)} |" in text
+    for line in (
+        f"| bits per byte | {evaluation['bits_per_byte']:.4f} |",
+        "| steps | 24 |",
+        "`<|endoftext|>` (id 0) before every text",
+    ):
+        assert line in text
+    assert str(whole) not in text and str(Path.home()) not in text  # no path of this machine
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    ran = subprocess.run(
+        [sys.executable, "-c", code.replace("path/to/this/folder", str(folder / "export"))],
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "Once upon a time" in ran.stdout
+
+
+def test_the_last_screen_names_only_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from bessemer.run import RunFolder
+    from bessemer.screens import run_screen
+
+    run = RunFolder(tmp_path)
+    run_screen(run)
+    assert "model" not in capsys.readouterr().err
+    run.export.mkdir()
+    run_screen(run)
+    assert f"model   {run.export}" in capsys.readouterr().err.replace("\n", "")
 
 
 def test_a_second_run_skips_everything(whole: Path, recipe_file: Path) -> None:

@@ -56,7 +56,7 @@ FOLDERS: dict[str, dict[str, Any]] = {
         "frame": (5, 6), "dtype": torch.float16,
     },
 }  # fmt: skip
-OURS = {"bessemer.json"}  # what was checked
+OURS = {"bessemer.json", "README.md"}  # what was checked, and the model card; the folder's own is README-source.md
 WEIGHTS = {"model.safetensors"}
 
 
@@ -116,13 +116,16 @@ def test_nothing_is_lost(name: str, tmp_path: Path) -> None:
     made(name, tmp_path / "in")
     out = round_trip(tmp_path)
     before = {path.name for path in (tmp_path / "in").iterdir()}
-    assert {path.name for path in out.iterdir()} == before | OURS
+    assert {path.name for path in out.iterdir()} == before | OURS | {"README-source.md"}
     for file in sorted(before - WEIGHTS):
-        raw, again = ((folder / file).read_bytes() for folder in (tmp_path / "in", out))
+        here = out / ("README-source.md" if file == "README.md" else file)
+        raw, again = (tmp_path / "in" / file).read_bytes(), here.read_bytes()
         if file.endswith(".json"):  # key by key, so that a failure names the key
             for key, value in json.loads(raw).items():
                 assert json.loads(again)[key] == value, f"{file}: {key}"
         assert again == raw, file
+    card = (out / "README.md").read_text()
+    assert "license: mit" in card and "imported into Bessemer" in card
     theirs, ours = tensors(tmp_path / "in"), tensors(out)
     assert theirs.keys() == ours.keys()
     for tensor, value in theirs.items():

@@ -97,7 +97,8 @@ def planned_lines(run: RunFolder) -> str:
 def run_screen(run: RunFolder) -> None:
     if compared := planned_lines(run):
         say(f"\n{compared}")
-    say(f"\n  report  {run.report}\n  model   {run.export}\n  folder  {run.path}")
+    model = f"\n  model   {run.export}" if run.export.exists() else ""
+    say(f"\n  report  {run.report}{model}\n  folder  {run.path}")
 
 
 def demo_screen(run: RunFolder) -> None:
@@ -122,11 +123,12 @@ def demo_screen(run: RunFolder) -> None:
         say("\n[dim]It writes, after the bold:[/]")
         say("  [bold]" + escape(sample["prompt"]) + "[/]" + escape(sample["text"].rstrip()).replace("\n", "\n  "))
     kind = {"masked": "MaskedLM", "classify": "SequenceClassification"}.get(found.get("objective"), "CausalLM")
+    exported = run.export.exists()
     say(
         f"\n{planned_lines(run)}"
         f"\n  report   {run.report}   open it in a browser"
-        f"\n  model    {run.export}   AutoModelFor{kind}.from_pretrained({str(run.export)!r})"
-        f"\n  folder   {run.path}   recipe, corpus, tokens, checkpoints, metrics"
+        + (f"\n  model    {run.export}   AutoModelFor{kind}.from_pretrained({str(run.export)!r})" if exported else "")
+        + f"\n  folder   {run.path}   recipe, corpus, tokens, checkpoints, metrics"
         "\n\n[bold]Try next[/]"
         + (f"\n  bessemer generate {run.path} 'import os' --temperature 0.5" if kind == "CausalLM" else "")
         + f"\n  bessemer trace {run.path} --step 100          which documents step 100 read"

@@ -24,6 +24,7 @@ from bessemer.tokens.held_out import held_out
 from bessemer.tokens.labelled import whole_texts
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.train.card import model_card
 from bessemer.train.device import available_bytes, choose
 from bessemer.train.imported import gate_inputs
 from bessemer.train.restored import open_trained
@@ -41,7 +42,7 @@ def export_trained(recipe: Recipe, run: RunFolder, folder: Path, average: int = 
     device, store = choose(settings), TokenStore.open(run.tokens)
     checkpoints = _checkpoints(run, average)
     config = ModelConfig.from_dict(checkpoints[0].facts["model"])
-    beside = _beside(recipe, run, store, config)
+    beside = _beside(recipe, run, store, config, checkpoints[0].step)
     streams = recipe.export.stream
     if streams is None:
         streams = MODELS_IN_MEMORY * 4 * config.parameters > available_bytes(device)
@@ -63,14 +64,15 @@ def export_trained(recipe: Recipe, run: RunFolder, folder: Path, average: int = 
     return f"{check.architecture} in {folder}: transformers' logits differ by {check.logits_max_difference:.1e}{greedy}"
 
 
-def _beside(recipe: Recipe, run: RunFolder, store: TokenStore, config: ModelConfig) -> Beside:
+def _beside(recipe: Recipe, run: RunFolder, store: TokenStore, config: ModelConfig, step: int) -> Beside:
     """What goes into the export with the weights; an imported model's own files where the run has them."""
     source = run.source if (run.source / "config.json").exists() else None
     labels = tuple(store.labels) if config.labels else ()
     dtype = DTYPES.get(recipe.export.dtype or "")
     return Beside(
-        store.folder / "tokenizer.json", store.end_of_text, store.framing, store.mask_token, labels, source, dtype
-    )
+        store.folder / "tokenizer.json", store.end_of_text, store.framing, store.mask_token, labels, source, dtype,
+        card=lambda check: model_card(recipe, run, store, config, step, check),
+    )  # fmt: skip
 
 
 def _streamed(beside: Beside, config: ModelConfig, checkpoints: list[Checkpoint], folder: Path) -> str:

@@ -34,7 +34,7 @@ def export(model: Transformer, beside: Beside, folder: Path, sample: Tensor, tex
         write_weights(model, staged, dtype_of=beside.dtype_of)
         write_files(model.config, beside, staged)
         check = verify(model, staged, sample, texts, beside.around)
-        record(staged, check.__dict__)
+        record(staged, check.__dict__, beside)
     return check
 
 

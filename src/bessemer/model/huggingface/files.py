@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +18,14 @@ import torch
 from bessemer.errors import BessemerError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import read_config, to_hugging_face
-from bessemer.run import read_json, write_json
+from bessemer.run import read_json, write_atomic, write_json
 from bessemer.tokens.framing import Framing, with_framing
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 DTYPES_FILE = "bessemer-dtypes.json"  # the dtype of each tensor of an imported model
+CARD, SOURCE_CARD = "README.md", "README-source.md"  # ours, and that of an imported model
 TEMPLATES_FOLDER = "additional_chat_templates"
 RECORD = "bessemer.json"
 
@@ -33,7 +35,7 @@ class Beside:
     """What an export holds beside the weights.
 
     framing: the ids around a text, None: end-of-text before it; source: an imported model's own files; dtype: of every
-    tensor, None: as the source has them, else float32.
+    tensor, None: as the source has them, else float32; card: the text of README.md from what the gate measured.
     """
 
     tokenizer_json: Path
@@ -43,6 +45,7 @@ class Beside:
     labels: tuple[str, ...] = ()
     source: Path | None = None
     dtype: torch.dtype | None = None
+    card: Callable[[dict[str, Any]], str] | None = None
 
     @property
     def around(self) -> Framing | None:
@@ -97,8 +100,12 @@ def keep_files(source: Path, folder: Path) -> None:
     write_json(folder / DTYPES_FILE, dtypes)
 
 
-def record(folder: Path, check: dict[str, Any]) -> None:
-    """Write bessemer.json: what was checked, and the files."""
+def record(folder: Path, check: dict[str, Any], beside: Beside) -> None:
+    """Write the model card, and bessemer.json: what was checked, and the files."""
+    if beside.card is not None:
+        if (folder / CARD).exists():
+            (folder / CARD).rename(folder / SOURCE_CARD)
+        write_atomic(folder / CARD, beside.card(check))
     files = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
     write_json(folder / RECORD, {**check, "files": files})
 

@@ -59,7 +59,7 @@ def stream(
         write_weights(model, staged, value, shard_bytes, beside.dtype_of)
         write_files(model.config, beside, staged)
         check = StreamCheck(model.config.parameters, _compared(model, value, beside, staged))
-        record(staged, check.__dict__)
+        record(staged, check.__dict__, beside)
     return check
 
 
