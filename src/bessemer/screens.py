@@ -32,7 +32,9 @@ def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
         "time": f"{duration(plan['seconds'])}: {plan['step_seconds']:.3g} s a step ({plan['step_seconds_from']}), "
         f"{amount(plan['tokens_per_second'])} tokens/s, MFU {plan['mfu']:.0%}{_interval(plan)}",
         "memory": f"{size(memory['total'])}: {parts}",
-        "fits": "yes" if plan["fits"] else "no: this device has less free memory than that",
+        "fits": "yes"
+        if plan["fits"]
+        else "no: this device has less free memory than that; --gpus NxDEVICE (or cluster.device) plans for others",
     }
     if standing := plan.get("chinchilla"):
         rows["scaling"] = standing["sentence"]

@@ -17,7 +17,7 @@ from trainings import another, bessemer, errors, facts, losses, wait_for_step
 from bessemer.cli import run_command
 from bessemer.errors import InputError
 from bessemer.launch import files
-from bessemer.recipe import Recipe, load
+from bessemer.recipe import Recipe, load, parse, shipped
 
 RECIPE = """
 [run]
@@ -34,7 +34,7 @@ shard = 8
 replicate = 4
 {parallel}
 [cluster]
-nodes = 4
+{nodes}
 {cluster}
 """
 FULL = """
@@ -77,10 +77,12 @@ VALUES = {
 }  # fmt: skip
 
 
-def recipe(folder: Path, cluster: str = "", parallel: str = "") -> Recipe:
+def recipe(folder: Path, cluster: str = "", parallel: str = "", nodes: str = "nodes = 4") -> Recipe:
     path = folder / "big.toml"
     path.write_text(
-        RECIPE.format(folder=folder, cluster=cluster.replace("{{", "{").replace("}}", "}"), parallel=parallel)
+        RECIPE.format(
+            folder=folder, cluster=cluster.replace("{{", "{").replace("}}", "}"), parallel=parallel, nodes=nodes
+        )
     )
     return load(path)
 
@@ -116,6 +118,7 @@ def test_the_batch_script_is_read_by_bash_and_by_the_rules_of_sbatch(full: bool,
         assert "--kill-on-bad-exit=0" in script.read_text()
     else:
         assert options["nodes"] == "4" and options["mem"] == "0" and "partition" not in options
+        assert options["cpus-per-task"] == "64", "slurm's own default is one core for all eight processes"
         assert "--nnodes 4 --nproc-per-node 8" in script.read_text() and "--kill-on-bad-exit=1" in script.read_text()
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
     assert (tmp_path / "launch files" / "logs").is_dir()
@@ -164,6 +167,42 @@ def fields(value: Any, path: str = "") -> None:
             fields(inner, f"{path}.{key}".lstrip("."))
 
 
+@pytest.mark.parametrize(
+    ("cluster", "nodes", "each"),
+    [('device = "A100"', 8, 8), ('device = "GB200"', 16, 4), ("devices_per_node = 16", 4, 16), ("nodes = 4", 4, 16)],
+)
+def test_nodes_are_as_many_as_the_processes_fill(cluster: str, nodes: int, each: int, tmp_path: Path) -> None:
+    asked = recipe(tmp_path, cluster, "pipeline = 2", nodes="")
+    assert asked.parallel.world == 64
+    options = sbatch_options(files.write(asked, "slurm", tmp_path / "out")[1].read_text())
+    assert (options["nodes"], options["gpus-per-node"]) == (str(nodes), str(each))
+    assert load(tmp_path / "out" / "recipe.toml").cluster.nodes == nodes
+
+
+def test_more_processes_than_a_node_has_devices_are_refused(tmp_path: Path) -> None:
+    for cluster, complaint in (
+        (
+            "",
+            "64 processes on 1 node are 64 on each, but a node with more than 16 GPUs would be a rare one; set cluster.nodes = 8",
+        ),
+        (
+            'device = "H100"\nnodes = 4',
+            "64 processes on 4 nodes are 16 on each, but a node has 8; set cluster.nodes = 8",
+        ),
+    ):
+        with pytest.raises(InputError, match=re.escape(complaint)):
+            files.write(recipe(tmp_path, cluster, "pipeline = 2", nodes=""), "slurm", tmp_path / "out")
+
+
+def test_shipped_recipes_of_many_gpus_say_their_devices_and_start_as_many_nodes(tmp_path: Path) -> None:
+    for name, text in shipped().items():
+        asked = parse(text, name)
+        if asked.parallel.world > 1:
+            assert asked.cluster.device is not None, name
+            options = sbatch_options(files.write(asked, "slurm", tmp_path / name)[1].read_text())
+            assert int(options["nodes"] or 0) * int(options["gpus-per-node"] or 0) == asked.parallel.world
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_the_jobset_has_the_fields_that_kubernetes_knows(full: bool, tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
@@ -187,6 +226,9 @@ def test_the_jobset_has_the_fields_that_kubernetes_knows(full: bool, tmp_path: P
     }  # fmt: skip
     assert rules == {75: "Ignore", 2: "FailJob"}
     assert container["name"] == "train" and container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    held = {"cpu": "96"} if full else {"cpu": "64", "memory": "256Gi"}
+    assert container["resources"]["requests"] == held, "a pod that requests nothing is the first to be evicted"
+    assert container["resources"]["limits"].get("memory") == ("900Gi" if full else None)
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert volumes.keys() == mounts.keys() and mounts["shared-memory"] == "/dev/shm"

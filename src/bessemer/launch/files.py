@@ -6,12 +6,16 @@ from pathlib import Path
 
 from bessemer.errors import InputError
 from bessemer.launch import kubernetes, slurm
+from bessemer.plan.devices import find
 from bessemer.recipe import Recipe, dump
 from bessemer.run import write_atomic
+
+LARGEST_NODE = 16  # GPUs of a node, where the recipe does not say how many it has
 
 
 def write(recipe: Recipe, on: str, folder: Path) -> list[Path]:
     """Write them into a folder, and return their paths. Raises InputError when the recipe does not fit the cluster."""
+    recipe = with_nodes(recipe)
     require_nodes(recipe)
     folder = folder.absolute()
     if on == "kubernetes":
@@ -31,6 +35,31 @@ def write(recipe: Recipe, on: str, folder: Path) -> list[Path]:
     for name, text in texts.items():
         write_atomic(folder / name, text)
     return [folder / name for name in texts]
+
+
+def with_nodes(recipe: Recipe) -> Recipe:
+    """The recipe with as many nodes as its processes fill, where it leaves cluster.nodes out and says what a node has.
+
+    Raises InputError for more processes on a node than it has devices.
+    """
+    world, cluster = recipe.parallel.world, recipe.cluster
+    if recipe.train.device == "cpu":
+        return recipe
+    catalogue = None if cluster.catalogue is None else Path(cluster.catalogue)
+    device = None if cluster.device is None else find(cluster.device, catalogue)
+    per_node = cluster.devices_per_node or (device and device.per_node)
+    nodes = cluster.nodes
+    if per_node and "nodes" not in cluster.model_fields_set:
+        nodes = -(-world // per_node)
+    each = world // nodes
+    if each > (per_node or LARGEST_NODE):
+        on = f"{nodes} node{'s' * (nodes > 1)}"
+        has = f"a node has {per_node}" if per_node else f"a node with more than {LARGEST_NODE} GPUs would be a rare one"
+        raise InputError(
+            f"cluster.nodes: {world} processes on {on} are {each} on each, but {has}; set cluster.nodes = "
+            f"{-(-world // (per_node or 8))}, or cluster.devices_per_node"
+        )
+    return recipe.model_copy(update={"cluster": cluster.model_copy(update={"nodes": nodes})})
 
 
 def require_nodes(recipe: Recipe) -> None:

@@ -134,6 +134,9 @@ spec:
 """
 
 
+MEMORY_OF_A_PROCESS = (
+    32  # GiB: torch and CUDA take 4, and a checkpoint that is written asynchronously a copy of the state
+)
 EXAMPLE = {"image": '"registry.example.org/bessemer:1"', "claim": '"runs"'}
 
 
@@ -147,17 +150,21 @@ def _namespace(recipe: Recipe) -> str:
 
 
 def _resources(recipe: Recipe, each: int) -> str:
-    cluster, found = recipe.cluster, {}
+    """Limits are requests too; what is only requested may be exceeded. Without requests a pod is the first to be evicted."""
+    cluster, limits = recipe.cluster, {}
+    requests = {"cpu": str(each * cluster.cpus_per_process)}
     if recipe.train.device != "cpu":
-        found["nvidia.com/gpu"] = str(each)
-    if cluster.cpus_per_process is not None:
-        found["cpu"] = str(each * cluster.cpus_per_process)
+        limits["nvidia.com/gpu"] = str(each)
     if cluster.memory is not None:
-        found["memory"] = cluster.memory
-    if not found:
-        return "                  resources: {}"
-    lines = "".join(f"\n                      {key}: {json.dumps(value)}" for key, value in found.items())
-    return f"                  resources:\n                    limits:{lines}"
+        limits["memory"] = cluster.memory
+    else:
+        requests["memory"] = f"{each * MEMORY_OF_A_PROCESS}Gi"
+    lines = [" " * 18 + "resources:"]
+    for name, values in (("requests", requests), ("limits", limits)):
+        if values:
+            lines.append(f"{' ' * 20}{name}:")
+            lines += [f"{' ' * 22}{key}: {json.dumps(value)}" for key, value in values.items()]
+    return "\n".join(lines)
 
 
 def _indented(text: str, spaces: int) -> str:

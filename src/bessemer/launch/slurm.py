@@ -69,8 +69,7 @@ def _options(recipe: Recipe, folder: Path) -> str:
     }
     if recipe.train.device != "cpu":
         options["gpus-per-node"] = each
-    if cluster.cpus_per_process is not None:
-        options["cpus-per-task"] = cluster.cpus_per_process * each
+    options["cpus-per-task"] = cluster.cpus_per_process * each  # slurm's own default is one for all of them
     options["mem"] = (cluster.memory or "0").removesuffix("i")  # 0: all of a node's; slurm's G are GiB
     options["time"] = cluster.time
     for name in ("partition", "account", "qos", "constraint"):

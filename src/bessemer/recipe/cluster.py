@@ -45,13 +45,19 @@ class Cluster(Section):
         "bessemer",
         description="Whose habits the plan assumes: bessemer, or a program that its figures were held against, as megatron-lm.",
     )
-    nodes: Positive = Field(1, description="Nodes; each runs as many of the processes of [parallel] as the others.")
+    nodes: Positive = Field(
+        1,
+        description="Nodes; each runs as many of the processes of [parallel] as the others. Left out: `launch` takes as many as "
+        "the processes fill, where device or devices_per_node says what a node has.",
+    )
     min_nodes: Positive | None = Field(
         None, description="Fewest nodes to go on with when some are lost (needs parallel.elastic); left out: all."
     )
-    cpus_per_process: Positive | None = Field(None, description="Cores for each process; left out: the scheduler's.")
+    cpus_per_process: Positive = Field(8, description="Cores that the scheduler is asked for, for each process.")
     memory: str | None = Field(
-        None, pattern=r"^[0-9]+[KMGT]i?$", description="Memory of a node, as 900Gi; left out: all (slurm) or no limit."
+        None,
+        pattern=r"^[0-9]+[KMGT]i?$",
+        description="Memory of a node, as 900Gi; left out: all of it (slurm), or 32Gi a process without a limit (kubernetes).",
     )
     time: str = Field(
         "24:00:00",
