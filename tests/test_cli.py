@@ -423,6 +423,31 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
     assert not list(tmp_path.rglob(".*.tmp"))
 
 
+def test_a_run_folder_stands_for_its_recipe(
+    whole: Path, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(whole / "small", tmp_path / "moved")
+    folder = tmp_path / "moved"
+    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
+    plans = []
+    for reference in (recipe_file, folder):
+        assert command("plan", reference, "--json") == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    assert plans[0]["parameters"] == plans[1]["parameters"] and plans[0]["steps"] == plans[1]["steps"]
+    assert command("plan", folder, "--gpus", "2xH100") == 0
+    assert command("launch", folder, "--on", "slurm") == 0
+    assert (folder / "launch" / "train.sbatch").exists(), "of the folder as it lies now"
+    capsys.readouterr()
+    assert command("ladder", folder, "--design", "none") == 2
+    assert "design" in capsys.readouterr().err
+    for name in ("corpus", "tokens", "train", "run"):
+        monkeypatch.setattr(f"bessemer.stages.{'run_all' if name == 'run' else name}", lambda *arguments: None)
+        monkeypatch.setattr("bessemer.stages.prepare", lambda *arguments: None)
+        assert command(name, folder) == 0, name
+    assert command("plan", tmp_path) == 2
+    assert "neither a recipe nor a run folder" in capsys.readouterr().err
+
+
 def test_missing_things_are_named(tmp_path: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, complaint in [
         (("run", tmp_path / "none.toml"), "no such recipe file"),

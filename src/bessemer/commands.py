@@ -340,15 +340,7 @@ def _existing(given: argparse.Namespace) -> Session:
     run = RunFolder(folder)
     if not run.recipe.exists():
         raise InputError(f"{folder}: not a run folder (it has no recipe.toml){_runs_beside(folder / 'x')}")
-    return Session(_in_folder(load(run.recipe, given.overrides), folder), run)
-
-
-def _in_folder(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe of a run folder, which may have been moved or renamed since."""
-    if recipe.run.folder.resolve() == folder.resolve():
-        return recipe
-    here = {"name": folder.resolve().name, "dir": str(folder.resolve().parent)}
-    return recipe.model_copy(update={"run": recipe.run.model_copy(update=here)})
+    return Session(load(folder, given.overrides), run)
 
 
 def _runs_beside(folder: Path) -> str:

@@ -35,7 +35,7 @@ def shipped() -> dict[str, str]:
 
 
 def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed: bool = False) -> Recipe:
-    """Read a recipe file, or a shipped recipe by its name, and apply `key=value` overrides.
+    """Read a recipe file, a shipped recipe by its name, or that of a run by its folder, and apply `key=value` overrides.
 
     may_be_unnamed: a recipe without [run] is named for its file, for who only asks what it would take.
 
@@ -43,6 +43,10 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
     taken from the working directory. Raises InputError that names the file, the line and the key.
     """
     path = Path(reference)
+    if path.is_dir():
+        if not (path / "recipe.toml").exists():
+            raise InputError(f"{path}: neither a recipe nor a run folder (it has no recipe.toml)")
+        return _in_folder(load(path / "recipe.toml", overrides), path.resolve())
     if path.suffix != ".toml" and not path.exists():
         texts = shipped()
         if str(reference) not in texts:
@@ -60,6 +64,14 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
         raise InputError(f"{path}: cannot be read as a recipe: {error}") from None
     recipe = parse(text, str(path), overrides, _name(path) if may_be_unnamed else None)
     return _from_folder(recipe, path.resolve().parent)
+
+
+def _in_folder(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe of a run folder, which may have been moved or renamed since."""
+    if recipe.run.folder.resolve() == folder:
+        return recipe
+    here = {"name": folder.name, "dir": str(folder.parent)}
+    return recipe.model_copy(update={"run": recipe.run.model_copy(update=here)})
 
 
 def _name(path: Path) -> str:
