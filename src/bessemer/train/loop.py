@@ -166,7 +166,7 @@ def _step(
     if resumed:
         return TrainStep(recipe, shell(config), *about, team, lambda name, shape: torch.zeros(shape))
     if recipe.model.from_ is not None:
-        return TrainStep(recipe, starting_model(recipe, config), *about, team)
+        return TrainStep(recipe, starting_model(recipe, config, team.is_first), *about, team)
     return TrainStep(recipe, shell(config), *about, team, initial_weights(config, recipe.run.seed))
 
 

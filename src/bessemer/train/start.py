@@ -9,13 +9,14 @@ import torch
 from bessemer.checkpoint import latest
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.check import read_checked
 from bessemer.model.huggingface.read import read_model
 from bessemer.model.initialisation import build
 from bessemer.model.transformer import Transformer
 from bessemer.parallel.local import put
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder
-from bessemer.terminal import warn
+from bessemer.terminal import say, warn
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.step import TrainStep
 
@@ -26,8 +27,12 @@ OF_THE_HEAD = {
 }  # fmt: skip
 
 
-def starting_model(recipe: Recipe, config: ModelConfig) -> Transformer:
-    """The model at step 0, in fp32 on the CPU. Raises InputError when the folder's weights are not this model's."""
+def starting_model(recipe: Recipe, config: ModelConfig, checked: bool = True) -> Transformer:
+    """The model at step 0, in fp32 on the CPU.
+
+    checked: compare what is read from a folder with `transformers`, as one of several processes does. Raises InputError
+    when the folder's weights are not this model's, BessemerError when `transformers` computes something else from them.
+    """
     if recipe.model.from_ is None:
         return build(config, recipe.run.seed)
     folder = Path(recipe.model.from_.removeprefix("hf:"))
@@ -35,7 +40,11 @@ def starting_model(recipe: Recipe, config: ModelConfig) -> Transformer:
         raise InputError(
             f"tokens.sequence_length: {recipe.tokens.sequence_length}, but {folder} has only {config.max_positions} positions"
         )
-    return read_model(folder, config, recipe.run.seed)
+    if not checked:
+        return read_model(folder, config, recipe.run.seed)
+    model, check = read_checked(folder, config, recipe.run.seed)
+    say(f"  starting from the weights of {folder}: {check.line}")
+    return model
 
 
 @torch.no_grad()

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.config import family_of, read_config
+from bessemer.model.huggingface.config import read_config
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.family import Tensors
 from bessemer.model.huggingface.weights import Part, parts
+from bessemer.model.initialisation import build, shell
 from bessemer.model.transformer import Transformer
 
 # Buffers of older versions, which a folder may hold and no model reads.
@@ -30,19 +31,40 @@ def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -
     length), or puts a classifier in the place of the language head: then the new head has its initial weights of
     `seed`. Raises InputError that names the first tensor that is missing, unexpected, wrongly shaped or not finite.
     """
-    from bessemer.model.initialisation import build
-
-    own = read_config(folder)[1]
+    family, own = read_config(folder)
     wanted = own if config is None else config
+    tensors = FAMILIES[family].tensors
+    found, new_head = _Folder(folder, tensors.base), wanted.labels > 0 and wanted.labels != own.labels
+    _require_tensors(folder, found, _expected(folder, found, wanted, family), tensors, wanted, new_head)
     model = build(wanted, seed)
-    new_head = wanted.labels > 0 and wanted.labels != own.labels
-    tensors = FAMILIES[family_of(wanted)].tensors
-    found = _Folder(folder, tensors.base)
-    expected = {part.name: part for part in parts(model)}
+    for part in parts(model, family=family):
+        theirs = found.name_of(part.name)
+        if theirs is not None and found.shape(theirs) == part.shape:  # else it is a new head's
+            _take(folder, found, theirs, part)
+    return model
+
+
+def _expected(folder: Path, found: _Folder, config: ModelConfig, family: str) -> dict[str, Part]:
+    """The tensors that a folder should have, by name; nothing is allocated, whatever its config.json says."""
+    if config.layers > len(found.names):
+        raise InputError(
+            f"{folder}: config.json says {config.layers} layers, but the weights are {len(found.names)} tensors; is it the "
+            "config.json of these weights?"
+        )
+    try:
+        return {part.name: part for part in parts(shell(config), family=family)}
+    except (RuntimeError, OverflowError) as error:  # a tensor of more elements than can be counted
+        raise InputError(f"{folder}: config.json describes a model beyond any memory: {error}") from None
+
+
+def _require_tensors(
+    folder: Path, found: _Folder, expected: dict[str, Part], tensors: Tensors, config: ModelConfig, new_head: bool
+) -> None:
+    """Raise InputError that names the first tensor that is missing, unexpected or wrongly shaped."""
     optional = {name for name, part in expected.items() if new_head and part.ours.startswith(_HEADS)}
     absent = [name for name in expected if found.name_of(name) is None and name not in optional]
     known = {found.name_of(name) for name in expected}
-    extra = [name for name in found.names if name not in known and not _may_be_left(name, tensors, wanted, new_head)]
+    extra = [name for name in found.names if name not in known and not _may_be_left(name, tensors, config, new_head)]
     if absent:
         near = difflib.get_close_matches(absent[0], extra, n=1)
         raise InputError(
@@ -56,17 +78,13 @@ def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -
         )
     for name, part in expected.items():
         theirs = found.name_of(name)
-        if theirs is None or (name in optional and found.shape(theirs) != part.shape):
-            continue
-        _take(folder, found, theirs, part)
-    return model
+        if theirs is not None and name not in optional and found.shape(theirs) != part.shape:
+            raise InputError(
+                f"{folder}: tensor {theirs} is {list(found.shape(theirs))}, config.json makes it {list(part.shape)}"
+            )
 
 
 def _take(folder: Path, found: _Folder, name: str, part: Part) -> None:
-    if found.shape(name) != part.shape:
-        raise InputError(
-            f"{folder}: tensor {name} is {list(found.shape(name))}, config.json makes it {list(part.shape)}"
-        )
     tensor = found.read(name)
     if not torch.isfinite(tensor).all():
         count = int((~torch.isfinite(tensor)).sum())

@@ -72,12 +72,15 @@ class Part:
         return view.shape[:-1].numel() if self.matrix else view.numel()
 
 
-def parts(model: Transformer, value: Value = lambda parameter: parameter.detach()) -> Iterator[Part]:
+def parts(
+    model: Transformer, value: Value = lambda parameter: parameter.detach(), family: str | None = None
+) -> Iterator[Part]:
     """Every tensor of `transformers`' model of this family as views of ours; a tied matrix stands once.
 
-    value: what of each parameter is meant: itself, its gradient, or its values read from a checkpoint.
+    value: what of each parameter is meant: itself, its gradient, or its values read from a checkpoint; family: whose names,
+    left out: those of the one that has the model's options.
     """
-    tensors = FAMILIES[family_of(model.config)].tensors
+    tensors = FAMILIES[family or family_of(model.config)].tensors
     held = _Held(value)
     for theirs, ours in tensors.outer:
         yield from _module(model, theirs, ours, held)

@@ -1,0 +1,175 @@
+"""What was read compared with what `transformers` reads: the one check of both ways in, `bessemer import` and `model.from`."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bessemer.environment import available_memory
+from bessemer.errors import BessemerError, InputError
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.config import read_config, read_settings
+from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.huggingface.read import read_model
+from bessemer.model.initialisation import shell
+from bessemer.model.transformer import Transformer
+from bessemer.run import write_json
+
+TOLERANCE = 1e-4  # of the largest value compared, or of 1 where all are smaller; fp32
+SAMPLE_TOKENS, LONGEST_SAMPLE = 64, 320  # the sample grows to twice a window, where that is not longer
+SHORT_WINDOW = 16  # of both sides, where the model's own is longer than the sample
+LAYERS = (16, 8, 4, 2, 1)  # how many are compared where the whole model does not fit
+MODELS_IN_MEMORY = 1.5  # in fp32: transformers', and what comparing takes
+
+
+@dataclass(frozen=True)
+class ReadCheck:
+    """What was compared. max_difference: of a logit (of a hidden value, under a new head); None: nothing was.
+
+    layers: how many of the model's `of_layers`, from the first; note: why not all of it, or what was changed for it.
+    """
+
+    max_difference: float | None
+    layers: int
+    of_layers: int
+    note: str = ""
+
+    @property
+    def line(self) -> str:
+        """The check in one line."""
+        if self.max_difference is None:
+            return f"not compared with transformers: {self.note}"
+        found = f"transformers computes the same within {self.max_difference:.1e}"
+        return f"{found} ({self.note})" if self.note else found
+
+
+def read_checked(folder: Path, config: ModelConfig | None = None, seed: int = 0) -> tuple[Transformer, ReadCheck]:
+    """The model of a folder (`read_model`), compared with what `transformers` computes from the same folder.
+
+    Raises InputError when the folder cannot be read, by us or by `transformers`, and BessemerError when the two differ.
+    """
+    model = read_model(folder, config, seed)
+    return model, check_read(folder, model)
+
+
+@torch.no_grad()
+def check_read(folder: Path, model: Transformer) -> ReadCheck:
+    """Compare a model as read with `transformers`' reading of the same folder, on a few random tokens in fp32.
+
+    Where both do not fit into memory, their first layers are compared; where a window is longer than the sample, both are
+    compared with a short window as well.
+    """
+    own = read_config(folder)[1]
+    # What a recipe changes on purpose (a soft cap, say) is not part of what was read.
+    head = {name: getattr(model.config, name) for name in ("labels", "pooling", "sequence_length")}
+    config = own.with_changes(**head)
+    # By the folder's own word: a window that was overlooked must be noticed too.
+    window = read_settings(folder).raw(_window_key(folder))
+    short = SHORT_WINDOW if isinstance(window, int) and 2 * window > LONGEST_SAMPLE else 0
+    room = available_memory()
+    kept = next((n for n in (config.layers, *LAYERS) if n <= config.layers and _bytes(config, n) <= room), None)
+    if kept is None:
+        note = f"one layer takes {_bytes(config, 1):,.0f} bytes in transformers, of which {room:,} are free"
+        return ReadCheck(None, 0, config.layers, note)
+    notes, worst = [], 0.0
+    if kept == config.layers:
+        worst = _compare(folder, folder, _sharing(model, config))
+    else:
+        notes.append(f"the first {kept} of {config.layers} layers, as the whole does not fit into memory twice")
+    if kept < config.layers or short:
+        notes += [f"windows of {config.window:,} made {short} on both sides"] if short and config.window else []
+        with tempfile.TemporaryDirectory() as temporary:
+            _reduce_folder(folder, Path(temporary), kept, short)
+            reduced = _sharing(model, config.with_changes(layers=kept, window=min(short or config.window, config.window)))
+            worst = max(worst, _compare(folder, Path(temporary), reduced))
+    return ReadCheck(worst, kept, config.layers, "; ".join(notes))
+
+
+def _bytes(config: ModelConfig, layers: int) -> float:
+    return MODELS_IN_MEMORY * 4 * config.with_changes(layers=layers).parameters
+
+
+def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
+    """The largest difference. copy: the folder, or the one that stands for it with fewer layers or a short window."""
+    name, own = read_config(copy)
+    family = FAMILIES[name]
+    theirs = _load(folder, copy, family.classifier if own.labels else family.architecture)
+    sample_BT = _sample(ours.config, theirs.config.pad_token_id)
+    new_head = own.labels != ours.config.labels
+    found, wanted = ours(sample_BT), theirs.base_model(sample_BT)[0]
+    if not new_head:
+        found = _logits(ours, found)
+        # One text at a time: a classifier of theirs takes no more where it knows no padding.
+        wanted = torch.cat([theirs(row_1T).logits for row_1T in sample_BT.split(1)])
+    difference = float((found - wanted).abs().max()) if found.shape == wanted.shape else float("inf")
+    if not difference <= TOLERANCE * max(1.0, float(wanted.abs().max())):  # a NaN must not pass
+        what = "hidden states" if new_head else "logits"
+        raise BessemerError(
+            f"{folder}: the {what} are not those of transformers' {type(theirs).__name__}: they differ by up to "
+            f"{difference:.2e}. Nothing was written; please report this config.json"
+        )
+    return difference
+
+
+def _logits(model: Transformer, hidden_BTD: Tensor) -> Tensor:
+    """(B, T, V), or (B, L) of a classifier."""
+    if not model.config.labels:
+        return model.head.logits(hidden_BTD)
+    found: Tensor = model.classifier(hidden_BTD, torch.full((len(hidden_BTD),), hidden_BTD.shape[1]))
+    return found
+
+
+def _load(folder: Path, copy: Path, architecture: str) -> Any:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is local: never ask the network
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    kind = getattr(transformers, architecture)
+    try:
+        return kind.from_pretrained(copy, dtype=torch.float32, use_safetensors=True).eval()
+    except Exception as error:  # whatever its code and its validation raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{folder}: transformers does not read it: {reason[:300]}") from None
+
+
+def _sample(config: ModelConfig, padding: int | None) -> Tensor:
+    """Random ids (2, T), none of which is the padding: some models count positions without it."""
+    length = min(max(SAMPLE_TOKENS, min(2 * config.window, LONGEST_SAMPLE)), config.positions_length)
+    ids = torch.arange(config.vocabulary)
+    ids = ids[ids != padding] if config.vocabulary > 1 and padding is not None else ids
+    return ids[torch.randint(0, len(ids), (2, length), generator=torch.Generator().manual_seed(0))]
+
+
+def _sharing(model: Transformer, config: ModelConfig) -> Transformer:
+    """A model of another configuration, such as fewer layers, which shares the memory of this one."""
+    other = shell(config)
+    wanted = other.state_dict().keys()
+    other.load_state_dict({name: t for name, t in model.state_dict().items() if name in wanted}, assign=True)
+    return other.eval()
+
+
+def _reduce_folder(folder: Path, copy: Path, layers: int, window: int) -> None:
+    """Links to a folder's weights, with a config.json of fewer layers and another window (0: its own)."""
+    for path in folder.resolve().iterdir():
+        if path.name.endswith((".safetensors", ".safetensors.index.json")):
+            (copy / path.name).symlink_to(path)
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    settings[FAMILIES[settings["model_type"]].keys["layers"]] = layers
+    if settings.get("layer_types"):
+        settings["layer_types"] = settings["layer_types"][:layers]
+    if window:
+        settings[_window_key(folder)] = window
+    write_json(copy / "config.json", settings)
+
+
+def _window_key(folder: Path) -> str:
+    """The key of config.json that has the width of windows."""
+    return FAMILIES[read_config(folder)[0]].keys.get("window", "sliding_window")

@@ -1,0 +1,118 @@
+"""What is read is compared with what `transformers` computes: in one way for `bessemer import` and `model.from`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bessemer.errors import BessemerError, InputError
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface import check as checking
+from bessemer.model.huggingface.check import check_read, read_checked
+from bessemer.model.huggingface.config import to_hugging_face
+from bessemer.model.huggingface.export import write_weights
+from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.huggingface.read import read_model
+from bessemer.run import write_json
+from tests.model.samples import config, stirred
+
+transformers = pytest.importorskip("transformers")
+EXAMPLES = [(family.name, name) for family in FAMILIES.values() for name in family.examples]
+
+
+def example(family: str, name: str) -> ModelConfig:
+    return config(**{**FAMILIES[family].options, **FAMILIES[family].examples[name], "family": family})
+
+
+def written(wanted: ModelConfig, folder: Path, **settings: object) -> Path:
+    write_weights(stirred(wanted), folder)
+    write_json(folder / "config.json", {**to_hugging_face(wanted, 0), **settings})
+    return folder
+
+
+@pytest.mark.parametrize(("family", "name"), EXAMPLES)
+def test_what_is_read_is_what_transformers_computes(family: str, name: str, tmp_path: Path) -> None:
+    model, check = read_checked(written(example(family, name), tmp_path))
+    assert check.max_difference is not None and check.max_difference < 1e-4
+    assert check.layers == check.of_layers == model.config.layers and check.note == ""
+
+
+def test_layers_that_are_all_global_are_read_as_such(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = transformers.ModernBertConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=64, local_attention=8, global_attn_every_n_layers=1, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+    )  # fmt: skip
+    transformers.ModernBertForMaskedLM(theirs).save_pretrained(tmp_path)
+    model, check = read_checked(tmp_path)
+    assert [model.config.window_of(layer) for layer in range(3)] == [0, 0, 0]
+    assert check.max_difference is not None and check.max_difference < 1e-5
+
+
+def test_a_model_that_computes_something_else_is_refused(tmp_path: Path) -> None:
+    folder = written(config(), tmp_path)
+    other = read_model(folder)
+    with torch.no_grad():
+        other.blocks[1].mlp.down.weight.mul_(1.5)  # type: ignore[union-attr]
+    with pytest.raises(BessemerError, match=r"the logits are not those of transformers' Qwen3ForCausalLM"):
+        check_read(folder, other)
+
+
+def test_a_new_head_leaves_the_blocks_to_be_compared(tmp_path: Path) -> None:
+    folder = written(config(), tmp_path)
+    model, check = read_checked(folder, config(labels=3, max_positions=24))
+    assert model.config.labels == 3
+    assert check.max_difference is not None and check.max_difference < 1e-4
+    with torch.no_grad():
+        model.norm.weight.mul_(2.0)  # type: ignore[union-attr]
+    with pytest.raises(BessemerError, match="the hidden states are not those"):
+        check_read(folder, model)
+
+
+def test_what_a_recipe_changes_on_purpose_is_not_a_fault(tmp_path: Path) -> None:
+    folder = written(config(), tmp_path)
+    assert (
+        read_checked(folder, config(logit_soft_cap=2.0, max_positions=24, sequence_length=8))[1].max_difference
+        is not None
+    )
+
+
+def test_a_window_longer_than_the_sample_is_compared_as_a_short_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = config(**FAMILIES["mistral"].options, window=2048, sequence_length=4096, layers=3)
+    folder = written(wanted, tmp_path)
+    model, check = read_checked(folder)
+    assert check.note == "windows of 2,048 made 16 on both sides"
+    unaware = model.config.with_changes(window=0)  # had the reader overlooked the window
+    monkeypatch.setattr(checking, "read_config", lambda path: ("mistral", unaware))
+    with pytest.raises(BessemerError, match="are not those of transformers"):
+        check_read(folder, model)
+
+
+def test_a_model_too_large_for_memory_is_compared_by_its_first_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = config(window=7, global_every=2, layers=6)
+    folder = written(wanted, tmp_path)
+    room = int(1.5 * 4 * wanted.with_changes(layers=4).parameters)
+    monkeypatch.setattr(checking, "available_memory", lambda: room)
+    _, check = read_checked(folder)
+    assert (check.layers, check.of_layers) == (4, 6)
+    assert "the first 4 of 6 layers" in check.line and check.max_difference is not None
+    monkeypatch.setattr(checking, "available_memory", lambda: 1000)
+    _, check = read_checked(folder)
+    assert check.max_difference is None and check.line.startswith("not compared with transformers: one layer takes")
+
+
+def test_a_folder_that_transformers_does_not_read_is_one_sentence(tmp_path: Path) -> None:
+    folder = written(config(), tmp_path)
+    settings = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", {**settings, "id2label": {"a": "b"}})
+    with pytest.raises(InputError, match="transformers does not read it: ") as caught:
+        read_checked(folder)
+    assert "\n" not in str(caught.value)
