@@ -119,4 +119,4 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(place: Path, tmp_path: 
     done = bessemer("import", folder, "--dir", tmp_path / "runs")
     assert done.returncode == 2
     assert "the tokenizer has 450 ids, the model's embedding only 401 rows" in done.stderr
-    assert not list((tmp_path / "runs").glob("*/checkpoints"))
+    assert not (tmp_path / "runs").exists()

@@ -192,13 +192,14 @@ def import_(given: argparse.Namespace) -> Any:
     run = RunFolder(Path(given.dir) / name)
     if not source.is_dir():
         raise InputError(f"{source}: no such folder; give one with config.json, safetensors and tokenizer.json")
-    with run.writing():
-        check = import_model(source, run, name, given.dir)
-    say(
-        f"[green]✓[/] {check.architecture} of {amount(check.parameters)} parameters in {run.path}: transformers' logits "
-        f"differ by {check.logits_max_difference:.1e}, {check.greedy_tokens_equal} greedy tokens equal"
-    )
-    return {"run": run.path, **check.__dict__}
+    found = import_model(source, run, name, given.dir)
+    compared = "" if found.logits_max_difference is None else (
+        f": transformers' logits differ by {found.logits_max_difference:.1e}, {found.greedy_tokens_equal} greedy tokens equal"
+    )  # fmt: skip
+    say(f"[green]✓[/] {found.architecture} of {amount(found.parameters)} parameters in {run.path}{compared}")
+    if found.note:
+        say(f"  compared: {found.note}")
+    return {"run": run.path, **found.__dict__}
 
 
 def export(given: argparse.Namespace) -> Any:

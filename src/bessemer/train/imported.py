@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import tempfile
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +14,20 @@ import torch
 from torch import Tensor
 
 from bessemer.checkpoint import save
+from bessemer.environment import describe
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.config import read_config, recipe_keys
+from bessemer.model.huggingface.check import ReadCheck, check_read
+from bessemer.model.huggingface.config import read_config, recipe_keys, to_hugging_face
 from bessemer.model.huggingface.files import keep_files
-from bessemer.model.huggingface.gate import ExportCheck, quiet_transformers, their_framing, verify
+from bessemer.model.huggingface.gate import compare_ids, their_framing, their_tokenizer, verify
 from bessemer.model.huggingface.read import read_model
 from bessemer.model.transformer import Transformer
 from bessemer.plan import dial
 from bessemer.recipe import Recipe, dump, parse
 from bessemer.run import RunFolder, staging, write_atomic, write_json
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.train.device import choose
+from bessemer.train.device import Device, choose
 from bessemer.train.state import Position, capture
 from bessemer.train.step import TrainStep
 
@@ -31,24 +36,76 @@ SAMPLE_TOKENS = 64  # of each of two rows on which the logits are compared
 TEXTS = ("The quick brown fox, 1984.", "def f(x):\n\treturn x  # 3", "naïve Straße 東京 Привет", "🙂\x00\x07 \n\n  end")
 
 
-def import_model(source: Path, run: RunFolder, name: str, directory: str) -> ExportCheck:
-    """Read `source` into a new run folder, checked against `transformers`.
+@dataclass(frozen=True)
+class Imported:
+    """What became a run, and what was compared on the way. note: why not all of it; empty: all."""
+
+    architecture: str
+    parameters: int
+    logits_max_difference: float | None
+    greedy_tokens_equal: int
+    tokenizer_documents_equal: int
+    note: str = ""
+    commit: str | None = None
+
+
+def import_model(source: Path, run: RunFolder, name: str, directory: str, commit: str | None = None) -> Imported:
+    """Read `source` into a new run folder, checked against `transformers`. commit: of the hub that `source` came from.
 
     Raises InputError when the folder is not a supported model or its tokenizer does not fit, BessemerError when
-    `transformers` computes something else from it; nothing is written then.
+    `transformers` computes something else from it. The run folder appears whole by one rename, or not at all.
     """
-    if (run.checkpoints / "latest").exists():
-        raise InputError(f"{run.path}: holds a trained run already; choose another name with --name")
-    config = read_config(source)[1]
+    found = {path.name for path in run.path.iterdir()} if run.path.is_dir() else set()
+    if found - {".lock"}:
+        raise InputError(f"{run.path}: holds a run or other files already; choose another name with --name")
     model = read_model(source)
-    tokenizer = read_tokenizer(source)
+    config, tokenizer = model.config, read_tokenizer(source)
     if tokenizer.vocabulary > config.vocabulary:
         raise InputError(
             f"{source}: the tokenizer has {tokenizer.vocabulary} ids, the model's embedding only {config.vocabulary} "
             "rows; is this the model's own tokenizer?"
         )
-    check = check_import(source, model, tokenizer)
-    framing = their_framing(quiet_transformers().AutoTokenizer.from_pretrained(source))
+    imported = replace(_compared(source, model, tokenizer, check_read(source, model)), commit=commit)
+    recipe = _recipe(source, run, name, directory, tokenizer)
+    try:
+        run.path.parent.mkdir(parents=True, exist_ok=True)
+        staged = RunFolder(Path(tempfile.mkdtemp(prefix=f".{run.path.name}.", dir=run.path.parent)))
+    except OSError as error:
+        raise InputError(
+            f"{run.path.parent}: cannot be written ({error.strerror}); choose another with --dir"
+        ) from None
+    try:
+        _write(staged, source, config, tokenizer)
+        write_atomic(staged.recipe, dump(recipe))
+        device = _save(recipe, staged, model, tokenizer)
+        facts = {"imported": {"source": str(source), **asdict(imported)}}
+        write_json(staged.environment, describe(device.name, device.precision) | facts)
+        staged.path.chmod(0o755)  # as other run folders; a temporary one is its owner's alone
+        (run.path / ".lock").unlink(missing_ok=True)
+        os.rename(staged.path, run.path)
+    except BaseException:
+        shutil.rmtree(staged.path, ignore_errors=True)
+        raise
+    return imported
+
+
+def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: ReadCheck) -> Imported:
+    """The tokenizer compared with transformers', and greedy text, where the model fits into memory twice."""
+    sample, texts = gate_inputs(model, tokenizer)
+    architecture, parameters = to_hugging_face(model.config, 0)["architectures"][0], model.config.parameters
+    if read.layers < read.of_layers:
+        theirs = their_tokenizer(source)
+        compare_ids(theirs, texts, their_framing(theirs))
+        return Imported(architecture, parameters, read.max_difference, 0, len(texts), read.line)
+    check = verify(model, source, sample, texts)
+    worst = max(read.max_difference or 0.0, check.logits_max_difference)
+    documents = check.tokenizer_documents_equal
+    return Imported(architecture, parameters, worst, check.greedy_tokens_equal, documents, read.note)
+
+
+def _write(run: RunFolder, source: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """The folder's own files, and the tokenizer as a run has it."""
+    framing = their_framing(their_tokenizer(source))
     with staging(run.source) as staged:
         keep_files(source, staged)
     with staging(run.tokens) as staged:
@@ -64,22 +121,14 @@ def import_model(source: Path, run: RunFolder, name: str, directory: str) -> Exp
         labels = _labels(source, config)
         manifest = {"format": 1, "tokenizer": facts, "labels": labels, "sources": {}, "files": {}}
         write_json(staged / "manifest.json", manifest)
-    recipe = _recipe(source, run, name, directory, tokenizer)
-    write_atomic(run.recipe, dump(recipe))
-    _save(recipe, run, model, tokenizer)
-    return check
-
-
-def check_import(source: Path, model: Transformer, tokenizer: Tokenizer) -> ExportCheck:
-    """Hold a model as read against `transformers`' reading of the same folder."""
-    return verify(model, source, *gate_inputs(model, tokenizer))
 
 
 def gate_inputs(model: Transformer, tokenizer: Tokenizer) -> tuple[Tensor, list[tuple[str, list[int]]]]:
     """Token ids (2, T) and texts with their ids on which the gate compares a model that has no text of its own."""
     generator = torch.Generator().manual_seed(0)
     length = min(SAMPLE_TOKENS, model.config.positions_length)
-    sample = torch.randint(0, tokenizer.vocabulary, (2, length), generator=generator)
+    rows = 1 if model.config.labels else 2  # a classifier of theirs takes one text where it knows no padding
+    sample = torch.randint(0, tokenizer.vocabulary, (rows, length), generator=generator)
     # A classifier of theirs looks for padding, whose id may be any: the last token of a text must not be it.
     sample[:, -1] = next(number for number in range(tokenizer.vocabulary) if number not in tokenizer.special)
     return sample, [(text, tokenizer.encode(text)) for text in TEXTS]
@@ -165,7 +214,7 @@ def _recipe(source: Path, run: RunFolder, name: str, directory: str, tokenizer: 
     return dial.resolve(parse(tomli_w.dumps(values), f"import of {source}"), config.vocabulary)
 
 
-def _save(recipe: Recipe, run: RunFolder, model: Transformer, tokenizer: Tokenizer) -> None:
+def _save(recipe: Recipe, run: RunFolder, model: Transformer, tokenizer: Tokenizer) -> Device:
     from bessemer.tokens.shards import TokenStore
 
     device = choose(recipe.train.model_copy(update={"device": "cpu", "precision": "fp32", "compile": "off"}))
@@ -173,3 +222,4 @@ def _save(recipe: Recipe, run: RunFolder, model: Transformer, tokenizer: Tokeniz
     tensors, facts = capture(step, Position(), recipe, TokenStore.open(run.tokens))
     config: ModelConfig = model.config
     save(run.checkpoints, 0, tensors, {**facts, "model": config.to_dict()}, recipe.checkpoint.keep)
+    return device

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,12 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import read_config, read_settings
 from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.huggingface.gate import quiet_transformers, tolerance_of
 from bessemer.model.huggingface.read import read_model
 from bessemer.model.initialisation import shell
 from bessemer.model.transformer import Transformer
 from bessemer.run import write_json
 
-TOLERANCE = 1e-4  # of the largest value compared, or of 1 where all are smaller; fp32
 SAMPLE_TOKENS, LONGEST_SAMPLE = 64, 320  # the sample grows to twice a window, where that is not longer
 SHORT_WINDOW = 16  # of both sides, where the model's own is longer than the sample
 LAYERS = (16, 8, 4, 2, 1)  # how many are compared where the whole model does not fit
@@ -87,7 +86,9 @@ def check_read(folder: Path, model: Transformer) -> ReadCheck:
         notes += [f"windows of {config.window:,} made {short} on both sides"] if short and config.window else []
         with tempfile.TemporaryDirectory() as temporary:
             _reduce_folder(folder, Path(temporary), kept, short)
-            reduced = _sharing(model, config.with_changes(layers=kept, window=min(short or config.window, config.window)))
+            reduced = _sharing(
+                model, config.with_changes(layers=kept, window=min(short or config.window, config.window))
+            )
             worst = max(worst, _compare(folder, Path(temporary), reduced))
     return ReadCheck(worst, kept, config.layers, "; ".join(notes))
 
@@ -107,9 +108,9 @@ def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
     if not new_head:
         found = _logits(ours, found)
         # One text at a time: a classifier of theirs takes no more where it knows no padding.
-        wanted = torch.cat([theirs(row_1T).logits for row_1T in sample_BT.split(1)])
+        wanted = torch.cat([theirs(row_1T).logits for row_1T in torch.split(sample_BT, 1)])
     difference = float((found - wanted).abs().max()) if found.shape == wanted.shape else float("inf")
-    if not difference <= TOLERANCE * max(1.0, float(wanted.abs().max())):  # a NaN must not pass
+    if not difference <= tolerance_of(wanted):  # a NaN must not pass
         what = "hidden states" if new_head else "logits"
         raise BessemerError(
             f"{folder}: the {what} are not those of transformers' {type(theirs).__name__}: they differ by up to "
@@ -127,12 +128,7 @@ def _logits(model: Transformer, hidden_BTD: Tensor) -> Tensor:
 
 
 def _load(folder: Path, copy: Path, architecture: str) -> Any:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is local: never ask the network
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    kind = getattr(transformers, architecture)
+    kind = getattr(quiet_transformers(), architecture)
     try:
         return kind.from_pretrained(copy, dtype=torch.float32, use_safetensors=True).eval()
     except Exception as error:  # whatever its code and its validation raise
