@@ -47,7 +47,7 @@ def corpus(given: argparse.Namespace) -> Any:
     session = _session(given)
     with session.run.writing():
         stages.corpus(session)
-    return {"stages": session.told, "folder": session.run.corpus}
+    return {"stages": session.told, "folder": session.run.corpus, **_funnel(session)}
 
 
 def tokens(given: argparse.Namespace) -> Any:
@@ -370,11 +370,19 @@ def _restart(given: argparse.Namespace, session: Session) -> None:
         say(f"what was trained before is in {place}")
 
 
+def _funnel(session: Session) -> dict[str, Any]:
+    """The corpus' statistics: what came in, what stayed, why the rest did not. Nothing for a run of another's tokens."""
+    from bessemer.run import read_json
+
+    path = session.run.corpus / "statistics.json"
+    return {"corpus": read_json(path)} if path.exists() else {}
+
+
 def _summary(session: Session) -> dict[str, Any]:
     from bessemer.run import read_json
 
     run = session.run
-    found: dict[str, Any] = {"run": run.path, "stages": session.told}
+    found: dict[str, Any] = {"run": run.path, "stages": session.told, **_funnel(session)}
     if run.evaluation.exists():
         evaluation = read_json(run.evaluation)
         keys = ("step", "loss", "bits_per_byte", "accuracy", "ngram")

@@ -78,7 +78,10 @@ def run_all(session: Session) -> None:
 
 def corpus(session: Session) -> None:
     """Raw sources to clean documents."""
+    from rich.markup import escape
+
     from bessemer.corpus import pipeline
+    from bessemer.corpus.funnel import funnel_lines
     from bessemer.corpus.work import close_work
 
     inputs = pipeline.inputs_digest(session.recipe)
@@ -100,6 +103,9 @@ def corpus(session: Session) -> None:
         return f"{done.documents_kept:,} of {done.documents_in:,} documents kept, {size(done.bytes_kept)} ({names})"
 
     session.stage("corpus", work, current)
+    if not current:
+        for line in funnel_lines(read_json(session.run.corpus / "statistics.json")):
+            say(f"            [dim]{escape(line)}[/]")
 
 
 def tokens(session: Session) -> None:

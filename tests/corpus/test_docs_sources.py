@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.corpus.document import REASONS
-from bessemer.corpus.files import SUFFIXES
+from bessemer.corpus.endings import SUFFIXES
 from bessemer.recipe import parse
 
 PAGE = (Path(__file__).parents[2] / "docs" / "corpus-sources.md").read_text(encoding="utf-8")
@@ -26,8 +26,8 @@ def test_there_are_snippets() -> None:
 def test_every_format_and_its_endings_are_told() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", PAGE, re.MULTILINE))
     assert set(rows) == set(SUFFIXES)
-    for format in ("text", "html", "warc", "parquet"):
-        assert tuple(re.findall(r"\.[a-z.]+", rows[format])) == SUFFIXES[format]
+    for format in ("text", "html", "warc", "mediawiki", "jsonl", "parquet"):
+        assert tuple(" ".join(re.findall(r"`(\.[a-z. ]+)`", rows[format])).split()) == SUFFIXES[format]
 
 
 def test_reasons_that_are_named_exist() -> None:
@@ -41,6 +41,7 @@ def test_reasons_that_are_named_exist() -> None:
         "bad_record",
         "too_long",
         "unreadable",
+        "wrong_format",
     ):
         assert f"`{reason}`" in PAGE
         assert reason in REASONS

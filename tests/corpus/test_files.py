@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.corpus.files import by_format, find
+from bessemer.corpus.endings import ending
+from bessemer.corpus.files import by_format, find, listing
 from bessemer.errors import InputError
 from bessemer.recipe import Source
 
@@ -130,7 +131,7 @@ def test_parts_of_a_dump_are_found_by_their_names(data: Path) -> None:
         ("no/such", "no/such: no such file or folder"),
         ("python://elsewhere", "python://stdlib and python://site-packages"),
         ("ftp://host/x", "only local paths"),
-        ("{data}", r"no file of format text there; looked for \.txt \.md \.rst"),
+        ("{data}", r"no file of format text there; looked for \.txt \.text .*; there are 1 of \.bin; change"),
         ("{data}/*.txt", r"no file of format text there"),
     ],
 )
@@ -140,3 +141,29 @@ def test_errors(data: Path, path: str, message: str) -> None:
         find(source(path.format(data=data)))
     assert "corpus.sources.s" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_case_and_compression_do_not_matter(data: Path) -> None:
+    touch(
+        data, "a.JSONL", "b.ndjson", "c.json.XZ", "d.jsonl.bz2", "e.jsonl.zstd", "f.Parquet", "g.jsonl.zip", "h.tar.gz"
+    )
+    assert names(source(data, format="jsonl")) == [f"data/{name}" for name in
+        ("a.JSONL", "b.ndjson", "c.json.XZ", "d.jsonl.bz2", "e.jsonl.zstd")]  # fmt: skip
+    assert names(source(data, format="parquet")) == ["data/f.Parquet"]
+    assert names(source(data, suffixes=[".Zip"])) == ["data/g.jsonl.zip"]
+    touch(data, "i.HTML", "j.htm.gz", "k.TXT.xz", "l.R", "m.xml-p1p41.BZ2", "METADATA", "metadata")
+    assert names(source(data, format="html")) == ["data/i.HTML", "data/j.htm.gz"]
+    assert names(source(data, format="code")) == ["data/l.R"]
+    assert names(source(data, format="mediawiki")) == ["data/m.xml-p1p41.BZ2"]
+    assert names(source(data, format="descriptions")) == ["data/METADATA"]
+
+
+def test_what_is_not_read_is_listed(data: Path) -> None:
+    touch(data, "a.txt", "b.PDF", "c.tar.gz", "d", "x/e.pdf", ".git/f.pdf", ".hidden.pdf", "skip/g.pdf")
+    os.mkfifo(data / "pipe.txt")
+    found = listing(source(data, exclude=["skip"]))
+    assert [file.name for file in found.read] == ["data/a.txt"]
+    assert [file.name for file in found.other] == [
+        f"data/{name}" for name in ("b.PDF", "c.tar.gz", "d", "pipe.txt", "x/e.pdf")
+    ]
+    assert [ending(file.name) for file in found.other] == [".pdf", ".tar.gz", "no ending", ".txt", ".pdf"]

@@ -120,6 +120,7 @@ def test_every_reason_and_the_counts_add_up(data: Path, build) -> None:
         "symbols.txt": b"+-*/ ()[]\n" * 40,
         "repeats.txt": b"the same line again\n" * 40,
         "latin.txt": prose(4).encode() + b"\xe9",
+        "archive.txt": b"PK\x03\x04" + bytes(300),
     }
 
     for name, content in {**{name: text.encode() for name, text in good.items()}, **bad}.items():
@@ -140,7 +141,7 @@ def test_every_reason_and_the_counts_add_up(data: Path, build) -> None:
         assert per_source["bytes_kept"] == sum(len(row["text"].encode()) for row in mine)
         assert sum(entry["documents"] for entry in per_source["length_histogram"]) == len(mine)
     totals = statistics["totals"]
-    assert totals["documents_in"] == len(documents) + len(rejected) == 14
+    assert totals["documents_in"] == len(documents) + len(rejected) == 15
     size = sum(path.stat().st_size for path in data.iterdir() if path.exists())
     assert totals["bytes_in"] == size
 
@@ -241,10 +242,15 @@ def test_file_names_that_are_not_utf8(data: Path, build) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "format", "message"),
     [
-        ("a.txt", "short", "text", r"none of its 1 documents is left .* too_short 1 \(5 \(limit 200\) characters\)"),
-        ("a.jsonl", '{"body": "x"}\n', "jsonl", "bad_record 1 \\(no field 'text'; there are: body\\)"),
+        (
+            "a.txt",
+            "short",
+            "text",
+            r"none of its 1 documents is left .* too_short 1 \(a.txt: 5 \(limit 200\) characters\)",
+        ),
+        ("a.jsonl", '{"body": "x"}\n', "jsonl", "bad_record 1 \\(a.jsonl line 1: no field 'text'; there are: body\\)"),
         ("a.jsonl", "", "jsonl", "none of its 0 documents is left .* the files are empty"),
-        ("a.parquet", "not parquet", "parquet", r"unreadable 1 \(not a Parquet file"),
+        ("a.parquet", "not parquet", "parquet", r"unreadable 1 \(a.parquet: not a Parquet file"),
     ],
 )
 def test_a_source_of_which_nothing_is_left(

@@ -37,7 +37,7 @@ def test_json() -> None:
 def test_totals_and_top_reasons() -> None:
     assert totals([funnel(), funnel()])["documents_in"] == 10
     assert reasons([funnel(), funnel()]) == {"empty": 2, "too_short": 6}
-    assert funnel().top_reasons() == "too_short 3 (7 characters), empty 1 (7 characters)"
+    assert funnel().top_reasons() == "too_short 3 (p1: 7 characters), empty 1 (p0: 7 characters)"
 
 
 def test_buckets_add_up_to_the_source() -> None:

@@ -5,52 +5,19 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 import stat
 import sysconfig
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from bessemer.corpus import storage
+from bessemer.corpus.endings import GUESSED, SUFFIXES, TOPICS, ending, guessed_format, has_format
 from bessemer.errors import InputError
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import Format
-
-CODE_SUFFIXES = (
-    ".py", ".pyi", ".pyx", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cu", ".cuh", ".cs", ".java",
-    ".kt", ".scala", ".go", ".rs", ".swift", ".m", ".js", ".mjs", ".jsx", ".ts", ".tsx", ".rb", ".php",
-    ".pl", ".pm", ".lua", ".r", ".jl", ".hs", ".ml", ".mli", ".ex", ".exs", ".erl", ".clj", ".el",
-    ".lisp", ".f90", ".sql", ".sh", ".bash", ".ps1", ".cmake", ".proto", ".vue", ".dart", ".zig",
-    ".nim", ".v", ".sv", ".vhd", ".asm", ".s",
-)  # fmt: skip
-
-TOPICS = "pydoc_data/topics.py"
-"""The language reference that Python carries for `help()`: a dictionary of texts."""
-
-SUFFIXES: dict[str, tuple[str, ...]] = {
-    "text": (".txt", ".md", ".rst"),
-    "code": CODE_SUFFIXES,
-    "html": (".html", ".htm"),
-    "warc": (".warc", ".warc.gz", ".warc.zst"),
-    "mediawiki": (".xml", ".xml.gz", ".xml.bz2", ".xml.zst"),
-    "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.zst"),
-    "parquet": (".parquet",),
-    "descriptions": ("METADATA", ".rst", ".md", TOPICS),
-}
-"""What is taken from a folder, by format. `descriptions` is the prose that installed packages carry;
-not their .txt files, which are licences, word lists and tables of data."""
-
-GUESSED: tuple[Format, ...] = ("jsonl", "parquet", "warc", "html", "text", "code")
-"""Formats that a file's ending tells, for a source without a format. An .xml file may be anything: it is read as a dump
-only where it is named like one."""
-
-DUMP = re.compile(r"-pages-(articles|meta)[^/]{0,80}\.xml[^/]{0,40}$")
-"""How Wikipedia names its dumps."""
-
-DUMP_PART = re.compile(r"\.xml-p\d{1,12}p\d{1,12}(-[a-z]{1,20})?(\.bz2|\.gz|\.zst)?$")
-"""How Wikipedia names the parts of a dump: after the pages they hold."""
 
 PLACEHOLDER = "python://"
 
@@ -74,13 +41,8 @@ class File:
     mtime_ns: int
     etag: str = ""
     """A hash of the content, from stores that have one instead of a time."""
-
-
-def guessed_format(name: str) -> Format | None:
-    """The format that a file's name tells; None where it tells none."""
-    if DUMP.search(name) or DUMP_PART.search(name):
-        return "mediawiki"
-    return next((kind for kind in GUESSED if name.lower().endswith(SUFFIXES[kind])), None)
+    is_regular: bool = True
+    """False for pipes, sockets and devices: reading them could wait for ever."""
 
 
 def by_format(source: Source, files: list[File]) -> dict[Format, list[File]]:
@@ -93,30 +55,64 @@ def by_format(source: Source, files: list[File]) -> dict[Format, list[File]]:
     return {kind: found[kind] for kind in sorted(found)}
 
 
+@dataclass
+class Listing:
+    """What the paths of a source name."""
+
+    read: list[File]
+    """Files of the source's format, sorted by name."""
+    other: list[File]
+    """The rest of what lies in its folders: other endings, and what is no regular file. Sorted by name; without what
+    `exclude` names, hidden files, and the folders of the running Python."""
+
+
 def find(source: Source) -> list[File]:
     """The files of a source, sorted by name; an InputError when a path is wrong or holds nothing of the
     format."""
-    wanted = _suffixes(source)
-    kind = f"format {source.format}" if source.format else "a known ending"
+    return listing(source).read
+
+
+def listing(source: Source) -> Listing:
+    """The files of a source, and those beside them that it does not read. InputError as `find`."""
     found: dict[str, File] = {}
+    other: dict[str, File] = {}
     base = _common_folder([path for path in source.paths if not path.startswith(PLACEHOLDER)])
     for pattern in source.paths:
         matched = False
-        for path, name, exact in _candidates(source, pattern, base):
-            file = _file(path, name) if exact or _is_wanted(source, name, wanted) else None
-            if file is not None:
+        beside: dict[str, File] = {}
+        for file, exact in _files(source, pattern, base):
+            if not exact and _is_excluded(source, file.name):
+                continue
+            if file.is_regular and (exact or _is_wanted(source, file.name)):
                 matched = True
                 _add(found, file)
-        for entry in _remote(source, pattern) if storage.is_remote(pattern) else ():
-            if entry.path == pattern or _is_wanted(source, entry.path, wanted):
-                matched = True
-                _add(found, File(entry.path, entry.path, entry.size, entry.mtime_ns, entry.etag))
+            elif not pattern.startswith(PLACEHOLDER):
+                beside[file.name] = file
         if not matched:
-            raise InputError(
-                f"corpus.sources.{source.name}: {pattern}: no file of {kind} there; "
-                f"looked for {_shown(wanted)}; change paths, format or suffixes"
-            )
-    return [found[name] for name in sorted(found)]
+            raise InputError(_nothing_there(source, pattern, beside.values()))
+        other |= beside
+    return Listing(
+        [found[name] for name in sorted(found)], [other[name] for name in sorted(other) if name not in found]
+    )
+
+
+def _files(source: Source, pattern: str, base: Path) -> Iterator[tuple[File, bool]]:
+    """Everything below one entry of `paths`, and whether the recipe names this very file."""
+    for path, name, exact in _candidates(source, pattern, base):
+        yield _file(path, name), exact
+    for entry in _remote(source, pattern) if storage.is_remote(pattern) else ():
+        yield File(entry.path, entry.path, entry.size, entry.mtime_ns, entry.etag), entry.path == pattern
+
+
+def _nothing_there(source: Source, pattern: str, beside: Iterable[File]) -> str:
+    kind = f"format {source.format}" if source.format else "a known ending"
+    counts = Counter(ending(file.name) for file in beside)
+    there = ", ".join(f"{count} of {name}" for name, count in counts.most_common(5))
+    return (
+        f"corpus.sources.{source.name}: {pattern}: no file of {kind} there; looked for {_shown(_suffixes(source))}"
+        + (f"; there are {there}" if there else "")
+        + "; change paths, format or suffixes"
+    )
 
 
 def _suffixes(source: Source) -> tuple[str, ...]:
@@ -125,16 +121,15 @@ def _suffixes(source: Source) -> tuple[str, ...]:
     return SUFFIXES[source.format] if source.format else sum((SUFFIXES[kind] for kind in GUESSED), ())
 
 
-def _is_wanted(source: Source, name: str, suffixes: tuple[str, ...]) -> bool:
-    """Whether a file found below one of the paths is of the source's format, and not left out."""
-    if source.exclude and any(fnmatchcase(part, pattern) for part in name.split("/") for pattern in source.exclude):
-        return False
-    if source.suffixes is None:
-        if source.format is None:
-            return guessed_format(name) is not None
-        if source.format == "mediawiki" and DUMP_PART.search(name) is not None:
-            return True
-    return name.endswith(suffixes)
+def _is_excluded(source: Source, name: str) -> bool:
+    return any(fnmatchcase(part, pattern) for part in name.split("/") for pattern in source.exclude)
+
+
+def _is_wanted(source: Source, name: str) -> bool:
+    """Whether a file found below one of the paths is of the source's format."""
+    if source.suffixes is not None:
+        return name.lower().endswith(tuple(suffix.lower() for suffix in source.suffixes))
+    return guessed_format(name) is not None if source.format is None else has_format(name, source.format)
 
 
 def _add(found: dict[str, File], file: File) -> None:
@@ -172,13 +167,12 @@ def _shown(suffixes: tuple[str, ...]) -> str:
     return " ".join(suffixes[:8]) + more
 
 
-def _file(path: str, name: str) -> File | None:
-    """None for pipes, sockets and devices: reading them could wait for ever."""
+def _file(path: str, name: str) -> File:
     try:
         status = os.stat(path)
     except OSError:
         return File(path, name, 0, 0)  # vanished or a dangling link: counted as unreadable when it is read
-    return File(path, name, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+    return File(path, name, status.st_size, status.st_mtime_ns, is_regular=stat.S_ISREG(status.st_mode))
 
 
 def _candidates(source: Source, pattern: str, base: Path) -> Iterator[tuple[str, str, bool]]:

@@ -1,6 +1,6 @@
-"""Compressed files, member by member, with bounded memory: gzip, bzip2 and Zstandard.
+"""Compressed files, member by member, with bounded memory: gzip, bzip2, xz and Zstandard.
 
-A member (gzip member, bzip2 stream, Zstandard frame) is what can be decompressed on its own. Crawls are written
+A member (gzip member, bzip2 or xz stream, Zstandard frame) is what can be decompressed on its own. Crawls are written
 with one record a member, Wikipedia dumps with a hundred pages a member, so a file can be entered in its middle and
 outlives damage in one place. What was decoded before a damage is handed out first.
 """
@@ -8,6 +8,7 @@ outlives damage in one place. What was decoded before a damage is handed out fir
 from __future__ import annotations
 
 import bz2
+import lzma
 import re
 import zlib
 from collections.abc import Iterator
@@ -20,6 +21,12 @@ GZIP_FEED, BZIP2_FEED = 1 << 16, 1 << 12
 """Compressed bytes taken at a time. bzip2 decodes a block of 900 kB at once: with little fed at a time, a damaged
 block is never reached in the call that hands out the block before it."""
 
+XZ_FEED = 1 << 10
+"""Compressed bytes given to xz at a time: what it decoded of those before a damage is lost."""
+
+XZ_MEMORY_BYTES = 256 << 20
+"""Memory that an xz stream may ask for: `xz -9` takes 65 MiB."""
+
 ZSTD_FEED = 1 << 10
 """Compressed bytes given to Zstandard at a time, which knows no limit of its output: a block takes 4 bytes or more
 and holds 128 KiB at the most (RFC 8878, section 3.1.1.2), so that this gives 32 MiB at the most."""
@@ -30,12 +37,13 @@ MAX_EXPANSION = 100
 SUSPECT_BYTES = 1 << 20
 """Less than this is no bomb, however small it was before."""
 
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd"}
 """By the end of the file's name."""
 
 _STARTS = {
     "gzip": re.compile(rb"\x1f\x8b\x08[\x00-\x1f]"),
     "bzip2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
+    "xz": re.compile(rb"\xfd7zXZ\0\0[\x00\x01\x04\x0a]"),
     "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
 }
 _SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
@@ -58,7 +66,7 @@ class Member:
         """What it holds. Raises Damaged, after everything before the damage; OSError."""
         self.file.seek(self.offset)
         produced = 0
-        decode = {"gzip": self._gzip, "bzip2": self._bzip2, "zstd": self._zstd}[self.compression]
+        decode = {"gzip": self._gzip, "bzip2": self._bzip2, "xz": self._xz, "zstd": self._zstd}[self.compression]
         for block in decode():
             produced += len(block)
             if produced > max(SUSPECT_BYTES, MAX_EXPANSION * (self.end - self.offset)):
@@ -87,14 +95,19 @@ class Member:
         self.end -= len(decoder.unused_data)
 
     def _bzip2(self) -> Iterator[bytes]:
-        decoder = bz2.BZ2Decompressor()
+        return self._fed(bz2.BZ2Decompressor(), BZIP2_FEED)
+
+    def _xz(self) -> Iterator[bytes]:
+        return self._fed(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES), XZ_FEED)
+
+    def _fed(self, decoder: bz2.BZ2Decompressor | lzma.LZMADecompressor, feed: int) -> Iterator[bytes]:
         while not decoder.eof:
-            data = self._read(BZIP2_FEED) if decoder.needs_input else b""
+            data = self._read(feed) if decoder.needs_input else b""
             if decoder.needs_input and not data:
                 raise Damaged("cut short: the file ends within the compressed data")
             try:
                 block = decoder.decompress(data, BLOCK_BYTES)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, lzma.LZMAError) as error:
                 raise Damaged(_reason(error)) from None
             if block:
                 yield block

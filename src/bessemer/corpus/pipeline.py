@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections import Counter
@@ -28,7 +29,8 @@ from typing import Any
 from bessemer.corpus import contamination, engine, language, scores, tasks
 from bessemer.corpus.clean import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, ENTERED, LEFT, check_tally
 from bessemer.corpus.dedup import earlier_files
-from bessemer.corpus.files import File, find
+from bessemer.corpus.files import File, Listing, find, listing
+from bessemer.corpus.lines import add_lines
 from bessemer.corpus.partition import (
     Counts,
     Partition,
@@ -36,6 +38,7 @@ from bessemer.corpus.partition import (
     num_buckets,
     partition_receipt,
     plan_file,
+    printable,
     write_context,
 )
 from bessemer.corpus.publish import assemble, bucket_receipt, bucket_tasks
@@ -104,10 +107,10 @@ def build(recipe: Recipe, run: RunFolder) -> CorpusSummary:
     check_engine(corpus.extract)
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
-    found = {source.name: find(source) for source in corpus.sources}
-    inputs = _digest(corpus, found)
+    listings = {source.name: listing(source) for source in corpus.sources}
+    inputs = _digest(corpus, {name: files.read for name, files in listings.items()})
     try:
-        summary = _build(corpus, run, found, inputs, started)
+        summary = _build(corpus, run, listings, inputs, started)
     except InputError:  # another recipe, which starts in another folder, has to be written
         close_work(run)
         raise
@@ -115,8 +118,9 @@ def build(recipe: Recipe, run: RunFolder) -> CorpusSummary:
     return summary
 
 
-def _build(corpus: Corpus, run: RunFolder, found: dict[str, list[File]], inputs: str, started: float) -> CorpusSummary:
+def _build(corpus: Corpus, run: RunFolder, listings: dict[str, Listing], inputs: str, started: float) -> CorpusSummary:
     work = open_work(run, inputs)
+    found = {name: files.read for name, files in listings.items()}
     seconds = {"find": time.perf_counter() - started}
     with _timed(seconds, "plan"):
         partitions = engine.run(lambda: _plan(corpus, found, work, inputs))
@@ -133,6 +137,8 @@ def _build(corpus: Corpus, run: RunFolder, found: dict[str, list[File]], inputs:
     with _timed(seconds, "publish"):
         buckets = bucket_tasks(work, receipts, whole.inputs)
         funnels = _publish(corpus, partitions, counts, buckets)
+        add_lines(funnels, partitions)
+        _count_not_read(funnels, listings)
     _check_whole(funnels, whole)
     _check_left(funnels)
     total = totals(funnels.values())
@@ -278,6 +284,16 @@ def _publish(
                 funnel.add(Funnel.from_json(found["funnel"]))
         _check(funnel, counts[source.name])
     return funnels
+
+
+def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) -> None:
+    """Count the files of the sources' folders that none of the sources reads, each once."""
+    known = {os.path.realpath(file.path) for files in listings.values() for file in files.read}
+    for name, files in listings.items():
+        for file in files.other:
+            if (place := os.path.realpath(file.path)) not in known:
+                known.add(place)
+                funnels[name].count_not_read(printable(file.name), file.size)
 
 
 def _check(funnel: Funnel, counts: Counts) -> None:

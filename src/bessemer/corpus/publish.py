@@ -200,7 +200,7 @@ def _reject(values: dict[str, Any], later: tuple[str, str] | None, funnel: Funne
     """Count one rejected row; gives its line in rejected/. later: why a step over the whole corpus rejected it."""
     reason, detail = later if later is not None else (values["reason"], values["detail"])
     excerpt = values["text"][:EXCERPT_CHARACTERS] if keep != "none" else ""
-    funnel.reject(reason, values["num_bytes"], values["path"], excerpt, detail, values["identity"])
+    funnel.reject(reason, values["num_bytes"], values["path"], excerpt, detail, values["identity"], values["place"])
     text = values["text"] if keep == "text" else ""
     line = {**values, "source": funnel.source, "reason": reason, "detail": detail, "excerpt": excerpt, "text": text}
     return {name: line[name] for name in REJECTED_COLUMNS}

@@ -7,9 +7,12 @@ from typing import BinaryIO
 
 from bessemer.corpus import extract, mediawiki, storage, tables, warc, webpage
 from bessemer.corpus.document import Record
-from bessemer.corpus.files import TOPICS
+from bessemer.corpus.endings import NEVER_COMPRESSED, TOPICS, compression_of
+from bessemer.corpus.first_bytes import bom_of, decode_text, foreign_format
+from bessemer.corpus.inflate import Damaged, inflate
+from bessemer.corpus.rules.findings import against
 from bessemer.corpus.tables import MAX_RECORD_BYTES, not_utf8
-from bessemer.corpus.units import Piece, Unit, compression_of
+from bessemer.corpus.units import Piece, Unit
 from bessemer.recipe import Extract, Rules
 
 BINARY_BYTES = 8000
@@ -102,9 +105,17 @@ def _whole(file: BinaryIO, unit: Unit, piece: Piece, rules: Rules, settings: Ext
     limit = max(MAX_RECORD_BYTES, 4 * rules.max_characters)
     if unit.format == "html":
         limit = webpage.max_html_bytes(settings)
-    raw = file.read(limit + 1)
+    compression = compression_of(piece.path) if unit.format not in NEVER_COMPRESSED else ""
+    try:
+        raw = _up_to(limit + 1, inflate(file, compression)) if compression else file.read(limit + 1)
+    except Damaged as error:
+        yield Record("", piece.size, reason="bad_record", detail=str(error))
+        return
     if len(raw) > limit:
-        yield Record("", piece.size, reason="too_long", detail=f"{piece.size} bytes")
+        detail = f"more than {limit} bytes, unpacked" if compression else against(piece.size, limit) + " bytes"
+        yield Record("", piece.size, reason="too_long", detail=detail)
+    elif foreign := foreign_format(raw):
+        yield Record("", piece.size, reason="wrong_format", detail=foreign)
     elif unit.format == "html":
         share = settings.max_undecodable_share
         yield _text(
@@ -113,11 +124,21 @@ def _whole(file: BinaryIO, unit: Unit, piece: Piece, rules: Rules, settings: Ext
     elif unit.format == "descriptions" and piece.name.endswith(TOPICS):
         yield from _topics(raw)
     elif unit.format == "descriptions" and piece.name.endswith("METADATA"):
-        yield _text(raw, bytes.decode, extract.description)
-    elif unit.format == "code" and (nul := raw.find(0, 0, BINARY_BYTES)) >= 0:
+        yield _text(raw, decode_text, extract.description)
+    elif unit.format == "code" and not bom_of(raw) and (nul := raw.find(0, 0, BINARY_BYTES)) >= 0:
         yield Record("", len(raw), reason="binary", detail=f"a NUL at byte {nul}")
     else:
-        yield _text(raw, bytes.decode, str)
+        yield _text(raw, decode_text, str)
+
+
+def _up_to(limit: int, blocks: Iterator[bytes]) -> bytes:
+    """The beginning of a compressed file."""
+    held = bytearray()
+    for block in blocks:
+        held += block
+        if len(held) >= limit:
+            break
+    return bytes(held[:limit])
 
 
 def _text(raw: bytes, decode: Callable[[bytes], str], extracted: Callable[[str], str]) -> Record:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bessemer.corpus.document import REASONS
+from bessemer.corpus.endings import ending
 from bessemer.errors import BessemerError
 
 EXAMPLES = 4
@@ -25,7 +26,7 @@ class Rejected:
     bytes: int = 0
     """Bytes of the input."""
     examples: list[dict[str, str]] = field(default_factory=list)
-    """Each {identity, path, excerpt, detail}."""
+    """Each {identity, path, place, excerpt, detail}, and `line` where that could be counted."""
 
 
 BY_ENDING = "by ending"  # what a source without a format has in its place
@@ -57,14 +58,19 @@ class Funnel:
     """{step, documents_in, rejected} of each step of the cleaning."""
     tables: dict[str, dict[str, int]] = field(default_factory=dict)
     """What the steps counted besides: personal data by type, characters edited by rule."""
+    not_read: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Files of the source's folders that no source reads, by ending: {files, bytes, example}."""
 
-    def reject(self, reason: str, num_bytes: int, path: str, excerpt: str, detail: str, identity: str = "") -> None:
+    def reject(
+        self, reason: str, num_bytes: int, path: str, excerpt: str, detail: str, identity: str = "", place: str = ""
+    ) -> None:
         """Count one rejected document."""
         entry = self.rejected.setdefault(reason, Rejected())
         entry.documents += 1
         entry.bytes += num_bytes
         if len(entry.examples) < EXAMPLES:
-            entry.examples.append({"identity": identity, "path": path, "excerpt": excerpt, "detail": detail})
+            example = {"identity": identity, "path": path, "place": place, "excerpt": excerpt, "detail": detail}
+            entry.examples.append(example)
 
     def add(self, other: Funnel) -> None:
         """Add a bucket with larger identities: its counts, and its examples where there is room."""
@@ -82,6 +88,12 @@ class Funnel:
             entry.bytes += theirs.bytes
             entry.examples = (entry.examples + theirs.examples)[:EXAMPLES]
 
+    def count_not_read(self, name: str, num_bytes: int) -> None:
+        """Count a file that no source reads."""
+        entry = self.not_read.setdefault(ending(name), {"files": 0, "bytes": 0, "example": name})
+        entry["files"] += 1
+        entry["bytes"] += num_bytes
+
     def check(self) -> None:
         """Documents in = kept + rejected for each reason, or a BessemerError: a document went missing."""
         rejected = sum(entry.documents for entry in self.rejected.values())
@@ -96,8 +108,10 @@ class Funnel:
         common = sorted(self.rejected.items(), key=lambda item: (-item[1].documents, item[0]))[:3]
         shown = []
         for reason, entry in common:
-            detail = entry.examples[0]["detail"]
-            shown.append(f"{reason} {entry.documents}" + (f" ({detail})" if detail else ""))
+            example = entry.examples[0]
+            shown.append(
+                f"{reason} {entry.documents} ({where(example)}{': ' * bool(example['detail'])}{example['detail']})"
+            )
         return ", ".join(shown)
 
     def to_json(self) -> dict[str, Any]:
@@ -124,6 +138,7 @@ class Funnel:
             "length_histogram_rejected": _histogram(self.lengths_rejected),
             "languages": {language: self.languages[language] for language in _commonest(self.languages) if language},
             "tables": self.tables,
+            "not_read": dict(sorted(self.not_read.items(), key=lambda item: (-item[1]["files"], item[0]))),
         }
 
     @staticmethod
@@ -139,6 +154,19 @@ class Funnel:
             mine.update({row["from_characters"].bit_length() - 1: row["documents"] for row in rows})
         funnel.languages.update(value["languages"])
         return funnel
+
+
+def where(example: dict[str, Any]) -> str:
+    """Where an example lies, for a person: file, and line, row or byte."""
+    path, place = example["path"], example.get("place", "")
+    if "line" in example:
+        return f"{path} line {example['line']}"
+    group, _, row = place.partition(":")
+    if group.isdecimal() and row.isdecimal():
+        return f"{path} row {row}" + (f" of row group {group}" if group != "0" else "")
+    if place.startswith("["):
+        return f"{path} {place}"
+    return f"{path} at byte {place}" if place.isdecimal() and place != "0" else path
 
 
 def ordered(reasons_: Iterable[str]) -> list[str]:
@@ -173,6 +201,7 @@ def totals(funnels: Iterable[Funnel]) -> dict[str, Any]:
         "rejected": reasons(every),
         "languages": {name: languages[name] for name in _commonest(languages)},
         "tables": {table: dict(sorted(tables[table].items())) for table in sorted(tables)},
+        "files_not_read": sum(entry["files"] for funnel in every for entry in funnel.not_read.values()),
     }
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bessemer.corpus import storage
+from bessemer.corpus.endings import compression_of
 from bessemer.corpus.files import File, access, by_format
-from bessemer.corpus.inflate import COMPRESSIONS, MAX_EXPANSION, Damaged, Member, inflate
+from bessemer.corpus.inflate import MAX_EXPANSION, Damaged, Member, inflate
 from bessemer.corpus.tables import MAX_RECORD_BYTES
 from bessemer.errors import InputError
 from bessemer.recipe import Source
@@ -231,11 +231,6 @@ def _row_groups(file: File, source: Source) -> Iterator[Piece]:
         )
     for number, size in enumerate(sizes):
         yield Piece(file.path, file.name, number, number + 1, size)
-
-
-def compression_of(path: str) -> str:
-    """How a file is compressed, by its name; "" when it is not."""
-    return COMPRESSIONS.get(os.path.splitext(path)[1], "")
 
 
 def _is_packed_as_a_whole(file: File, format: str, reach: storage.Access) -> bool:

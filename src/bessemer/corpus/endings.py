@@ -1,0 +1,80 @@
+"""What the name of a file tells: its format and its compression. Case does not matter."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from bessemer.corpus.inflate import COMPRESSIONS
+from bessemer.recipe.corpus import Format
+
+CODE_SUFFIXES = (
+    ".py", ".pyi", ".pyx", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cu", ".cuh", ".cs", ".java",
+    ".kt", ".scala", ".go", ".rs", ".swift", ".m", ".js", ".mjs", ".jsx", ".ts", ".tsx", ".rb", ".php",
+    ".pl", ".pm", ".lua", ".r", ".jl", ".hs", ".ml", ".mli", ".ex", ".exs", ".erl", ".clj", ".el",
+    ".lisp", ".f90", ".sql", ".sh", ".bash", ".ps1", ".cmake", ".proto", ".vue", ".dart", ".zig",
+    ".nim", ".v", ".sv", ".vhd", ".asm", ".s",
+)  # fmt: skip
+
+TOPICS = "pydoc_data/topics.py"
+"""The language reference that Python carries for `help()`: a dictionary of texts."""
+
+SUFFIXES: dict[str, tuple[str, ...]] = {
+    "text": (".txt", ".text", ".md", ".markdown", ".rst"),
+    "code": CODE_SUFFIXES,
+    "html": (".html", ".htm", ".xhtml"),
+    "warc": (".warc",),
+    "mediawiki": (".xml",),
+    "jsonl": (".jsonl", ".ndjson", ".json"),
+    "parquet": (".parquet", ".pq"),
+    "descriptions": ("METADATA", ".rst", ".md", TOPICS),
+}
+"""What is taken from a folder, by format. `descriptions` is the prose that installed packages carry;
+not their .txt files, which are licences, word lists and tables of data."""
+
+NEVER_COMPRESSED = ("parquet", "descriptions")
+"""Formats whose files are not looked for under the endings of compressed files: Parquet compresses by itself."""
+
+GUESSED: tuple[Format, ...] = ("jsonl", "parquet", "warc", "html", "text", "code")
+"""Formats that a file's ending tells, for a source without a format. An .xml file may be anything: it is read as a dump
+only where it is named like one."""
+
+DUMP = re.compile(r"-pages-(articles|meta)[^/]{0,80}\.xml[^/]{0,40}$", re.IGNORECASE)
+"""How Wikipedia names its dumps."""
+
+DUMP_PART = re.compile(r"\.xml-p\d{1,12}p\d{1,12}(-[a-z]{1,20})?$", re.IGNORECASE)
+"""How Wikipedia names the parts of a dump: after the pages they hold."""
+
+
+def compression_of(path: str) -> str:
+    """How a file is compressed, by its name; "" when it is not."""
+    return COMPRESSIONS.get(os.path.splitext(path)[1].lower(), "")
+
+
+def without_compression(name: str) -> str:
+    """The name of what a compressed file holds; the name itself of any other file."""
+    return os.path.splitext(name)[0] if compression_of(name) else name
+
+
+def has_format(name: str, format: str) -> bool:
+    """Whether a file in a folder is taken for one of this format."""
+    if format == "descriptions":
+        return name.endswith(SUFFIXES[format])
+    plain = name if format in NEVER_COMPRESSED else without_compression(name)
+    return plain.lower().endswith(SUFFIXES[format]) or (format == "mediawiki" and bool(DUMP_PART.search(plain)))
+
+
+def guessed_format(name: str) -> Format | None:
+    """The format that a file's name tells; None where it tells none."""
+    plain = without_compression(name)
+    if DUMP.search(plain) or DUMP_PART.search(plain):
+        return "mediawiki"
+    return next((kind for kind in GUESSED if has_format(name, kind)), None)
+
+
+def ending(name: str) -> str:
+    """The ending under which a file that is not read is counted: with that before a compression, in small letters."""
+    base = os.path.basename(name).lower()
+    last = os.path.splitext(base)[1]
+    before = os.path.splitext(without_compression(base))[1] if compression_of(base) else ""
+    return before + last or "no ending"

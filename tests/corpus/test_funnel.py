@@ -1,0 +1,84 @@
+"""What the terminal shows of a corpus: why documents were dropped, where, and which files were not read."""
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.corpus import units
+from bessemer.corpus.funnel import LINES, funnel_lines, percent
+from bessemer.run import RunFolder
+from bessemer.terminal import QUIET
+from tests.corpus.corpus_samples import prose, recipe
+
+
+def lines_of(*texts: str) -> bytes:
+    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress], ids=["plain", "gz", "xz"])
+def test_examples_carry_file_and_line(data: Path, build, monkeypatch: pytest.MonkeyPatch, pack) -> None:
+    monkeypatch.setattr(units, "RANGE_BYTES", 4000)  # so that the line lies in a later range
+    name = {bytes: "a.jsonl", gzip.compress: "a.jsonl.gz", lzma.compress: "a.JSON.xz"}[pack]
+    good = [prose(number) for number in range(20)]
+    (data / name).write_bytes(pack(lines_of(*good[:13]) + b"\n" + lines_of("short") + lines_of(*good[13:])))
+    documents, _, statistics = build(recipe({"name": "s", "format": "jsonl", "paths": [str(data)]}))
+    assert len(documents) == 20
+    (example,) = statistics["sources"][0]["rejected"]["too_short"]["examples"]
+    assert (example["path"], example["line"]) == (f"data/{name}", 15)
+    (line,) = funnel_lines(statistics)
+    assert f"e.g. data/{name} line 15: 5 (limit 200) characters" in line
+    assert line.split()[:3] == ["too_short", "1", "4.8%"]
+
+
+def test_the_funnel_has_five_lines_and_its_counts_are_those_of_the_statistics(data: Path, build) -> None:
+    for number in range(3):
+        (data / f"good{number}.txt").write_text(prose(number))
+        (data / f"short{number}.txt").write_text("short")
+    for name, content in {
+        "empty.txt": b" ", "archive.txt": b"PK\x03\x04", "marks.txt": b"+-*/ ()[]\n" * 40, "latin.txt": b"\xe9" * 300,
+        "same.txt": b"the same line again\n" * 40, "copy.txt": prose(1).encode(), "a.pdf": b"%PDF-1.7", "b.PDF": b"%PDF-1.7",
+        "c.docx": b"PK", "more.jsonl": lines_of(prose(9)),
+    }.items():  # fmt: skip
+        (data / name).write_bytes(content)
+    text, more = ({"name": n, "format": n, "paths": [str(data)]} for n in ("text", "jsonl"))
+    _, rejected, statistics = build(recipe(text, more))
+    shown = funnel_lines(statistics)
+    assert len(shown) == LINES
+    assert shown[0].startswith("too_short")
+    assert sum(int(line.split()[2 if "more" in line else 1]) for line in shown[:-1]) == len(rejected)
+    assert shown[-1].split()[:4] == ["files", "not", "read", "3"]  # more.jsonl is read by the other source
+    assert "2 .pdf, 1 .docx" in shown[-1] and "e.g. data/a.pdf" in shown[-1]
+    assert statistics["totals"]["files_not_read"] == 3
+    assert statistics["sources"][1]["not_read"][".pdf"] == {"files": 2, "bytes": 16, "example": "data/a.pdf"}
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "shown"),
+    [(1, 8, "12.5%"), (0, 8, "0.0%"), (8, 8, "100.0%"), (1, 100_000, "0.001%"), (99_999, 100_000, "99.999%")],
+)
+def test_a_share_is_not_rounded_to_nothing_or_all(part: int, whole: int, shown: str) -> None:
+    assert percent(part, whole) == shown
+
+
+def test_the_command_shows_the_funnel_and_json_has_all_of_it(
+    data: Path, run: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(QUIET, "0")
+    (data / "a.jsonl").write_bytes(lines_of(prose(1), "[red]short"))
+    (data / "b.csv").write_text("x,y")
+    (data / "my.toml").write_text(
+        f'[run]\nname = "t"\ndir = "{run.path}"\n[[corpus.sources]]\nname = "s"\nformat = "jsonl"\npaths = ["."]\n'
+    )
+    assert run_command(["corpus", str(data / "my.toml")]) == 0
+    told = capsys.readouterr().err
+    assert "1 of 2 documents kept" in told
+    assert "too_short" in told and "a.jsonl line 2: 10 (limit 200) characters" in told
+    assert "files not read" in told
+    assert run_command(["corpus", str(data / "my.toml"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["corpus"]
+    assert found["totals"]["rejected"] == {"too_short": 1}
+    assert found["sources"][0]["rejected"]["too_short"]["examples"][0]["line"] == 2
