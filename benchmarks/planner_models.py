@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bessemer.model.config import ModelConfig
+from bessemer.model.config import ALL_BIASES, ModelConfig
 
 # LLM Foundry's MPT: hidden size, heads, layers (scripts/train/yamls/pretrain/mpt-*.yaml); 50,368 ids, learned positions, no
 # biases, tied.
@@ -29,7 +29,8 @@ def llama3(size: str, sequence: int, layers: int | None = None) -> ModelConfig:
 def gpt(hidden: int, layers: int, heads: int, sequence: int, vocabulary: int, **more: Any) -> ModelConfig:
     """Megatron's GPT: LayerNorm, biases, learned positions, an MLP of 4 widths, tied embeddings."""
     settings: dict[str, Any] = {
-        "norm": "layer", "bias": True, "positions": "learned", "mlp": "gelu_tanh", "tie_embeddings": True, "qk_norm": "none",
+        "norm": "layer", **ALL_BIASES, "positions": "learned", "activation": "gelu_tanh", "gated": False,
+        "tie_embeddings": True, "qk_norm": "none",
         "kv_heads": heads, "mlp_width": 4 * hidden, "head_dim": hidden // heads,
     }  # fmt: skip
     return ModelConfig(

@@ -15,6 +15,7 @@ from typing import Any
 
 from planner_models import MPT, gpt, llama, llama3, megatron_flops, padded
 
+from bessemer.model.config import ALL_BIASES
 from bessemer.plan import devices
 from bessemer.plan.cost import flops_per_token
 from bessemer.plan.devices import Device
@@ -274,7 +275,7 @@ def mpt(cases: list[dict[str, Any]]) -> Iterator[Case]:
             shard=inputs["gpus"], zero={"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}[inputs["sharding"]],
             micro_batch=inputs["micro_batch"], recompute="full" if inputs["act_ckpt"] else "none",
         )  # fmt: skip
-        model = gpt(hidden, layers, heads, inputs["seq"], 50368, bias=False, norm_bias=False)
+        model = gpt(hidden, layers, heads, inputs["seq"], 50368, norm_bias=False, **dict.fromkeys(ALL_BIASES, False))
         links = cluster(device, inputs["gpus"], 25e9 if device.name.startswith("A100") else None)
         job = Job(
             model, layout, links, inputs["global_batch"], "fp8" if "fp8" in inputs["precision"] else "bf16",

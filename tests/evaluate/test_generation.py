@@ -4,7 +4,7 @@ import torch
 from bessemer.errors import InputError
 from bessemer.evaluate.generation import Sampling, choose, generate
 from bessemer.model.huggingface.families import FAMILIES
-from tests.model.samples import config, stirred
+from tests.model.samples import BLOCKS, config, stirred
 
 VARIANTS = {
     "qwen3": {},
@@ -12,6 +12,7 @@ VARIANTS = {
     "gpt2": {**FAMILIES["gpt2"].options, "kv_heads": 4, "head_dim": 8},
     "windowed": {"window": 5, "global_every": 2},
     "soft caps": {"attention_soft_cap": 2.0, "logit_soft_cap": 3.0},
+    **BLOCKS,
 }
 
 

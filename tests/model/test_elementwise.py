@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from bessemer.model import elementwise
+from bessemer.model.config import Rope
 from bessemer.model.elementwise import rms_norm, rotate, swiglu
 from bessemer.model.transformer import rotations
 
@@ -31,7 +32,9 @@ def plain_turn(x: torch.Tensor) -> torch.Tensor:
 
 
 def turn(x: torch.Tensor) -> torch.Tensor:
-    return rotate(x, tuple(part.to(x.dtype) for part in rotations(torch.arange(x.shape[1]), x.shape[-1], 100.0)))  # type: ignore[arg-type]
+    return rotate(
+        x, tuple(part.to(x.dtype) for part in rotations(torch.arange(x.shape[1]), Rope(100.0, x.shape[-1]), x.shape[1]))
+    )  # type: ignore[arg-type]
 
 
 CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from bessemer.model.attention import Documents, Scope, Sight, attention
+from bessemer.model.config import Rope
 from bessemer.model.elementwise import rotate
 from bessemer.model.initialisation import build
 from bessemer.model.rotary import rotations
@@ -63,7 +64,9 @@ def test_rotation_depends_only_on_the_distance() -> None:
     q, k = (torch.randn(1, 1, 1, 16, generator=generator, dtype=torch.float64) for _ in range(2))
 
     def score(first: int, second: int) -> float:
-        left, right = (rotate(x, rotations(torch.tensor([[n]]), 16, 10_000.0)) for x, n in ((q, first), (k, second)))
+        left, right = (
+            rotate(x, rotations(torch.tensor([[n]]), Rope(10_000.0, 16), 128)) for x, n in ((q, first), (k, second))
+        )
         return float((left * right).sum())
 
     assert score(3, 10) == pytest.approx(score(103, 110), abs=1e-5)

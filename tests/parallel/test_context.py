@@ -15,13 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bessemer.errors import InputError
 from bessemer.model.attention import Documents, Scope, Sight, attention
+from bessemer.model.config import ALL_BIASES
 from bessemer.parallel import context
 from bessemer.parallel.context import Cut, LocalDocuments
 from bessemer.parallel.team import ALONE, Team, join
 from bessemer.plan.communication import communicated_bytes
 from bessemer.recipe import Parallel
 from bessemer.train import recompute
-from tests.model.samples import config, stirred
+from tests.model.samples import BLOCKS, config, stirred
 
 LENGTH, BATCH = 48, 3  # chunks of 12 tokens on 2 processes, of 6 on 4
 
@@ -32,8 +33,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "window over chunks": dict(window=17, window_rope_theta=1_000.0, global_every=2),
     "soft cap": dict(attention_soft_cap=2.0, logit_soft_cap=5.0),
     "soft cap and window": dict(attention_soft_cap=2.0, window=9),
-    "learned positions": dict(positions="learned", norm="layer", bias=True, mlp="gelu"),
-    "encoder, learned positions": dict(causal=False, positions="learned", norm="layer", norm_position="residual", bias=True),
+    "learned positions": dict(positions="learned", norm="layer", **ALL_BIASES, activation="gelu", gated=False),
+    "encoder, learned positions": dict(causal=False, positions="learned", norm="layer", norm_position="residual", **ALL_BIASES),
+    **BLOCKS,
     "encoder, window": dict(causal=False, window=10, global_every=2),
     "encoder, soft cap": dict(causal=False, attention_soft_cap=2.0),
 }  # fmt: skip

@@ -24,7 +24,7 @@ from bessemer.parallel.vocabulary import VocabularyShard
 from bessemer.recipe import Parallel, parse
 from bessemer.train import recompute
 from bessemer.train.task import Causal, Classify, Masked, Task
-from tests.model.samples import config, stirred
+from tests.model.samples import BLOCKS, config, stirred
 
 END, ROWS, LENGTH = 0, 4, 24
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-5}
@@ -41,6 +41,9 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt2": {"family": "gpt2"},
     "bert": {"family": "bert", "terms": ("z_loss=0.01", "label_smoothing=0.1")},
     "modernbert": {"family": "modernbert", "window": 8},
+    **{name: {"family": "qwen3", **options} for name, options in BLOCKS.items()},
+    "MLP without a gate, some biases": {"family": "qwen3", "gated": False, "mlp_bias": True, "out_bias": True},
+    "roberta": {"family": "bert", "position_padding": END, "token_types": 1},
     "llama, classifier": {"family": "llama", "labels": 5},
     "bert, classifier": {"family": "bert", "labels": 5, "pooling": "first"},
     "modernbert, classifier": {"family": "modernbert", "labels": 5, "pooling": "mean"},

@@ -9,20 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bessemer.model.config import ModelConfig
+from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.plan.estimate import stacks
 from bessemer.plan.estimate.activations import Split, full, kept
 from bessemer.plan.estimate.keeps import Keeps
 from bessemer.plan.estimate.stacks import Stack
 
 TOKENS, LENGTH, WIDTH, HEADS = 96, 48, 64, 4
+SWIGLU_WITHOUT_BIASES = {"gated": True, "activation": "silu", **dict.fromkeys(ALL_BIASES, False)}
 UNFUSED = Stack("unfused", attention="unfused", dropout=True)
 
 
 def model(**changes: object) -> ModelConfig:
     values: dict[str, object] = dict(
         vocabulary=512, layers=2, width=WIDTH, heads=HEADS, kv_heads=HEADS, head_dim=WIDTH // HEADS, mlp_width=4 * WIDTH,
-        sequence_length=LENGTH, qk_norm="none", mlp="gelu", norm="layer", bias=True,
+        sequence_length=LENGTH, qk_norm="none", activation="gelu", gated=False, norm="layer", **ALL_BIASES,
     )  # fmt: skip
     return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -90,9 +91,9 @@ def kept_by_autograd(block: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
-def test_a_block_keeps_what_autograd_keeps(dropout: float, mlp: str) -> None:
-    config = model(mlp=mlp)
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_block_keeps_what_autograd_keeps(dropout: float, gated: bool) -> None:
+    config = model(gated=gated, activation="silu" if gated else "gelu")
     stack = Stack("written out", attention="unfused", dropout=dropout > 0, keeps=Keeps(unfused_gate=True))
     torch.manual_seed(0)
     # torch copies queries, keys and values that do not lie in order, once each; their products' results are not kept then
@@ -127,8 +128,7 @@ def test_fewer_key_heads_and_fused_attention_keep_less() -> None:
         head_dim=d,
         mlp_width=f,
         sequence_length=4096,
-        mlp="swiglu",
-        bias=False,
+        **SWIGLU_WITHOUT_BIASES,
         norm="rms",
     )
     found = full(config, stacks.find("megatron-core-sync"), Split(), 2)
@@ -147,8 +147,7 @@ def test_torchtitan_keeps_every_second_product() -> None:
         head_dim=128,
         mlp_width=f,
         sequence_length=8192,
-        mlp="swiglu",
-        bias=False,
+        **SWIGLU_WITHOUT_BIASES,
         norm="rms",
     )
     eager = 2 * (h + h + kv + h + f + h) + 4 * 32

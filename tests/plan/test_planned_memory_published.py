@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
-from bessemer.model.config import ModelConfig
+from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.plan import devices
 from bessemer.plan.estimate import stacks
 from bessemer.plan.estimate.job import Cluster, Job, Layout
@@ -76,7 +76,7 @@ def test_the_pipelines_of_the_zero_bubble_paper() -> None:
     for layers, hidden, heads, ranks, micro_batch, plain, interleaved in BUBBLE:
         model = ModelConfig(
             vocabulary=51200, layers=layers, width=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads,
-            mlp_width=4 * hidden, sequence_length=1024, qk_norm="none", mlp="gelu", norm="layer", bias=True,
+            mlp_width=4 * hidden, sequence_length=1024, qk_norm="none", activation="gelu", gated=False, norm="layer", **ALL_BIASES,
             positions="learned",
         )  # fmt: skip
         one = Layout(pipeline=ranks, micro_batch=micro_batch, zero=0)

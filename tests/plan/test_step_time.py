@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bessemer.errors import InputError
-from bessemer.model.config import ModelConfig
+from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.plan import devices
 from bessemer.plan.cost import flops_per_token
 from bessemer.plan.estimate import collectives, compute, stacks, update
@@ -27,8 +27,8 @@ LLAMA = ModelConfig(128_256, 32, 4096, 32, 8, 128, 14_336, 8192, qk_norm="none")
 
 def gpt(hidden: int, layers: int, heads: int, vocabulary: int = 51_200) -> ModelConfig:
     return ModelConfig(
-        vocabulary, layers, hidden, heads, heads, hidden // heads, 4 * hidden, 2048, norm="layer", bias=True, qk_norm="none",
-        positions="learned", mlp="gelu_tanh", tie_embeddings=True,
+        vocabulary, layers, hidden, heads, heads, hidden // heads, 4 * hidden, 2048, norm="layer", **ALL_BIASES, qk_norm="none",
+        positions="learned", activation="gelu_tanh", gated=False, tie_embeddings=True,
     )  # fmt: skip
 
 

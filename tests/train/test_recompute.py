@@ -178,7 +178,9 @@ def test_a_budget_without_its_mode_is_refused(recipe_file: Path) -> None:
         load(recipe_file, ["train.memory_budget=0.5"])
 
 
-@pytest.mark.parametrize("changes", [{}, {"norm_position": "output", "qk_norm": "full"}, {"mlp": "gelu"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"norm_position": "output", "qk_norm": "full"}, {"activation": "gelu", "gated": False}]
+)
 def test_recomputed_flops_are_those_torch_counts(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The products of a backward pass with recompute, less those without; attention is counted by hand."""
     from torch.utils.flop_counter import FlopCounterMode

@@ -53,9 +53,12 @@ def generate(
     held = list(prompt[-limit:])
     cache, unread = _fresh(model, device), held
     for _ in range(max_tokens):
-        if cache.length + len(unread) > limit:
+        length = cache.length + len(unread)
+        if length > limit:
             held = held[-max(limit // 2, 1) :]
             cache, unread = _fresh(model, device), held
+        elif cache.length and model.config.rope_regime(length) != model.config.rope_regime(cache.length):
+            cache, unread = _fresh(model, device), held  # the kept keys were rotated for shorter sequences
         hidden_1TD = model(torch.tensor([unread], device=device), cache=cache)
         token = choose(model.head.logits(hidden_1TD[0, -1]).float().cpu(), sampling, generator)
         if token in ends:

@@ -5,7 +5,8 @@ Shapes: B sequences, H query heads, G key/value heads, T tokens, K width of a he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -91,6 +92,11 @@ class Documents:
         """(start, end) in the sequence of the tokens at hand, in order."""
         return ((0, self.number_BT.shape[1]),)
 
+    @property
+    def length(self) -> int:
+        """Tokens of a whole sequence."""
+        return self.number_BT.shape[1]
+
     def block_mask(self, sight: Sight) -> Any:
         """FlexAttention's mask: what the sight allows within each document."""
         from torch.nn.attention.flex_attention import create_block_mask
@@ -110,12 +116,13 @@ class Sight:
 
     causal: only itself and what came before; window: that many tokens, itself included (causal), or half as many to
     each side (bidirectional); 0: no limit; soft_cap: scores are soft_cap * tanh(score / soft_cap) (Gemma 2, Gemma Team
-    2024, section 2.4); 0: as they are.
+    2024, section 2.4); 0: as they are; scale: scores are multiplied by it first; None: by 1 / sqrt(K).
     """
 
     causal: bool = True
     window: int = 0
     soft_cap: float = 0.0
+    scale: float | None = None
 
     @property
     def back(self) -> int:
@@ -144,6 +151,19 @@ class Scope:
     sight: Sight
     documents: Documents | None
     block_mask: Any
+
+    @classmethod
+    def each(
+        cls, sights: Collection[Sight], documents: Documents | None, length: int, device: torch.device
+    ) -> dict[Sight, Scope]:
+        """The scopes of a batch, see `of`. Sights that differ in their scale share a mask."""
+        made: dict[Sight, Scope] = {}
+        for sight in sights:
+            plain = replace(sight, scale=None)
+            if plain not in made:
+                made[plain] = cls.of(plain, documents, length, device)
+            made[sight] = replace(made[plain], sight=sight)
+        return made
 
     @classmethod
     def of(cls, sight: Sight, documents: Documents | None, length: int, device: torch.device) -> Scope:
@@ -206,7 +226,7 @@ def cached_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, sight: Sigh
         return _whole(q_BHTK, k_BGTK, v_BGTK, sight)
     index = torch.arange(length, device=q_BHTK.device)
     allowed = sight.allows(index[length - new :, None], index)
-    return _masked(q_BHTK, k_BGTK, v_BGTK, allowed, sight.soft_cap)
+    return _masked(q_BHTK, k_BGTK, v_BGTK, allowed, sight)
 
 
 def _whole(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, sight: Sight) -> Tensor:
@@ -223,7 +243,9 @@ def _over(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, sight: Sight, first: i
     narrow = sight.window > 0 and max(sight.back, sight.ahead) < length - 1
     if not narrow and not sight.soft_cap and (first == 0 or not sight.causal):
         grouped = q_BHCK.shape[1] != k_BGTK.shape[1]
-        return F.scaled_dot_product_attention(q_BHCK, k_BGTK, v_BGTK, is_causal=sight.causal, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(
+            q_BHCK, k_BGTK, v_BGTK, is_causal=sight.causal, scale=sight.scale, enable_gqa=grouped
+        )
     chunk = SOFT_CAP_CHUNK if sight.soft_cap or narrow else OFFSET_CHUNK
     if narrow:
         chunk = max(sight.window, chunk)
@@ -241,23 +263,25 @@ def _chunk(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, sight: Sight, start: 
     last = min(end + sight.ahead, length) if sight.window or sight.causal else length
     index = torch.arange(length, device=q_BHCK.device)
     allowed = sight.allows(index[start:end, None], index[first:last])
-    return _masked(q_BHCK, k_BGTK[:, :, first:last], v_BGTK[:, :, first:last], allowed, sight.soft_cap)
+    return _masked(q_BHCK, k_BGTK[:, :, first:last], v_BGTK[:, :, first:last], allowed, sight)
 
 
-def _masked(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, allowed_CT: Tensor, soft_cap: float) -> Tensor:
+def _masked(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, allowed_CT: Tensor, sight: Sight) -> Tensor:
     """Attention under a mask. With a soft cap the scores are recomputed in the backward pass, never kept."""
     grouped = q_BHCK.shape[1] != k_BGTK.shape[1]
-    if not soft_cap:
-        return F.scaled_dot_product_attention(q_BHCK, k_BGTK, v_BGTK, attn_mask=allowed_CT, enable_gqa=grouped)
+    if not sight.soft_cap:
+        return F.scaled_dot_product_attention(
+            q_BHCK, k_BGTK, v_BGTK, attn_mask=allowed_CT, scale=sight.scale, enable_gqa=grouped
+        )
     capped: Tensor = checkpoint(  # type: ignore[no-untyped-call]
-        _soft_capped, q_BHCK, k_BGTK, v_BGTK, allowed_CT, soft_cap, use_reentrant=False, preserve_rng_state=False
+        _soft_capped, q_BHCK, k_BGTK, v_BGTK, allowed_CT, sight, use_reentrant=False, preserve_rng_state=False
     )
     return capped
 
 
-def _soft_capped(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, allowed_CT: Tensor, soft_cap: float) -> Tensor:
+def _soft_capped(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, allowed_CT: Tensor, sight: Sight) -> Tensor:
     v_BHTK = v_BGTK.repeat_interleave(q_BHCK.shape[1] // k_BGTK.shape[1], dim=1)
-    return _weights(q_BHCK, k_BGTK, allowed_CT, soft_cap) @ v_BHTK
+    return _weights(q_BHCK, k_BGTK, allowed_CT, sight) @ v_BHTK
 
 
 def dropping_chunk(batch: int, heads: int, length: int) -> int:
@@ -300,17 +324,18 @@ def _dropped_chunk(
     if scope.documents is not None:
         number_BT = scope.documents.number_BT
         allowed = allowed & (number_BT[:, None, start:end, None] == number_BT[:, None, None, first:last])
-    p_BHCN = _weights(q_BHCK, k_BGNK, allowed, sight.soft_cap)
+    p_BHCN = _weights(q_BHCK, k_BGNK, allowed, sight)
     repeats = q_BHCK.shape[1] // v_BGNK.shape[1]
     return masks.attention(p_BHCN, queries, first) @ v_BGNK.repeat_interleave(repeats, dim=1)
 
 
-def _weights(q_BHCK: Tensor, k_BGNK: Tensor, allowed: Tensor, soft_cap: float) -> Tensor:
+def _weights(q_BHCK: Tensor, k_BGNK: Tensor, allowed: Tensor, sight: Sight) -> Tensor:
     """The attention weights themselves, (B, H, C, N): the softmax of the scores, in fp32 (fp64 for fp64) inside."""
     k_BHNK = k_BGNK.repeat_interleave(q_BHCK.shape[1] // k_BGNK.shape[1], dim=1)
-    scores = q_BHCK @ k_BHNK.transpose(2, 3) * q_BHCK.shape[-1] ** -0.5
-    if soft_cap:
-        scores = torch.tanh(scores / soft_cap) * soft_cap
+    scale = q_BHCK.shape[-1] ** -0.5 if sight.scale is None else sight.scale
+    scores = q_BHCK @ k_BHNK.transpose(2, 3) * scale
+    if sight.soft_cap:
+        scores = torch.tanh(scores / sight.soft_cap) * sight.soft_cap
     return widened(scores.masked_fill(~allowed, -torch.inf)).softmax(dim=-1).to(q_BHCK.dtype)
 
 
@@ -322,7 +347,7 @@ def _flex(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Scope) -> Tenso
 
     attended: Tensor = _compiled_flex(q_BHTK.device.type)(
         q_BHTK, k_BGTK, v_BGTK, score_mod=capped if cap else None, block_mask=scope.block_mask,
-        enable_gqa=q_BHTK.shape[1] != k_BGTK.shape[1],
+        scale=scope.sight.scale, enable_gqa=q_BHTK.shape[1] != k_BGTK.shape[1],
     )  # fmt: skip
     return attended
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from bessemer.errors import InputError
 
 QkNorm = Literal["none", "head", "full"]
+SCALINGS = ("rope_scaling", "window_rope_scaling")
+Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
+
+ALL_BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 
 
 def swiglu_width(width: int) -> int:
@@ -18,35 +23,101 @@ def swiglu_width(width: int) -> int:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary positions are stretched beyond the length a model was first trained on.
+    """How rotary positions are stretched beyond original_length, the length a model was first trained on.
 
-    linear: every position is divided by `factor` (Chen et al. 2023, section 3.2). llama3: only the slow frequencies
-    are, those whose wavelength exceeds original_length / low_frequency, blending up to original_length /
-    high_frequency (Grattafiori et al. 2024, section 3.2, and its published code).
+    linear: every position is divided by `factor` (Chen et al. 2023, "Extending context window of large language models
+    via positional interpolation", section 3.2). dynamic: the base grows with the length of the sequence at hand, once
+    it exceeds original_length (NTK-aware scaling; Peng et al. 2023, "YaRN", appendix B.1). llama3: only the slow
+    frequencies are divided, those whose wavelength exceeds original_length / low_frequency, blending up to
+    original_length / high_frequency (Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.2, and its
+    published code). yarn: the same with a ramp over the dimensions between those that make beta_slow and beta_fast
+    turns over original_length, its ends rounded outward to whole dimensions where truncate (YaRN, section 3.2).
+    longrope: every frequency is divided by a factor of its own, of short_factor for sequences of up to original_length
+    tokens, else of long_factor (Ding et al. 2024, "LongRoPE", section 3).
+
+    attention_factor: cosines and sines are multiplied by it (yarn, longrope); None: what the method recommends, see
+    `amplitude`. mscale, mscale_all_dim: yarn's recommendation in its general form; 0: the plain one.
     """
 
-    kind: Literal["linear", "llama3"]
+    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
     factor: float
     low_frequency: float = 1.0
     high_frequency: float = 4.0
     original_length: int = 8192
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> RopeScaling:
+        """What `asdict` gave, after JSON or TOML."""
+        lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+        return cls(**(values | lists))
+
+    @property
+    def amplitude(self) -> float:
+        """What cosines and sines are multiplied by (YaRN, section 3.4; LongRoPE's published code)."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.kind == "yarn":
+            if self.mscale and self.mscale_all_dim:
+                return _mscale(self.factor, self.mscale) / _mscale(self.factor, self.mscale_all_dim)
+            return _mscale(self.factor, 1.0)
+        if self.kind == "longrope" and self.factor > 1:
+            return math.sqrt(1 + math.log(self.factor) / math.log(self.original_length))
+        return 1.0
+
+    def regime(self, length: int) -> int:
+        """Sequences of two lengths are rotated alike when their regimes are equal; keys cached in one do not fit another."""
+        if self.kind == "dynamic":
+            return max(length, self.original_length)
+        return int(self.kind == "longrope" and length > self.original_length)
+
+
+def _mscale(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+@dataclass(frozen=True)
+class Rope:
+    """How a layer rotates queries and keys: the base, its scaling, and how many of a head's dimensions are rotated."""
+
+    theta: float
+    width: int
+    scaling: RopeScaling | None = None
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Dimensions, in elements, and options of a transformer.
+    """Dimensions, in elements, and options of a transformer. What is off by default is off in most families.
 
     max_positions: positions the model was made for, when more than sequence_length; 0: as that;
-    causal: each token sees the earlier ones, else all; norm_position: before a sublayer (input), after it (output) or
-    after its sum with the residual (residual); qk_norm: none, over each head, or over all heads at once (full);
-    window: tokens a windowed layer sees, itself included (causal), or in all to both sides (bidirectional); 0: all;
-    global_every: every so many layers, from the first, one has no window; 0: all layers have it; global_layers: further
-    layers without one, counted from 0; soft caps: c tanh(x/c)
-    of the scores and of the logits; 0: off; first_norm: whether the first block normalises what its attention reads;
-    head_transform: a dense layer, GELU and norm between the blocks and the output matrix; labels: classes of a
-    classifier in the output matrix's stead; 0: a language model; pooling: the token a classifier reads, or the mean;
-    bias: of every projection; qkv_bias: of queries, keys and values alone; family: the one it came from, which an export
-    prefers where several have these options.
+    causal: each token sees the earlier ones, else all.
+
+    Norms: norm_position: before a sublayer (input), after it (output), both, or after its sum with the residual
+    (residual); zero_centred_norm: RMSNorm multiplies by 1 + weight; first_norm: whether the first block normalises what
+    its attention reads; qk_norm: none, over each head, or over all heads at once (full).
+    Attention: qkv_bias, out_bias: biases of its projections; query_scalar: scores are divided by the root of it; 0: of
+    head_dim; inverse_layer_scale: layer n divides them by n as well, counted from 1; soft caps: c tanh(x/c) of the
+    scores and of the logits; 0: off.
+    Windows: window: tokens a windowed layer sees, itself included (causal), or in all to both sides (bidirectional);
+    0: all; global_every: every so many layers, from the first (global_last: from the last of the first so many), one
+    has no window; 0: all layers have it; global_layers: further layers without one, counted from 0.
+    Positions: rotary_fraction: share of a head's dimensions that are rotated; window_rope_theta: base in windowed
+    layers, which then have window_rope_scaling instead of rope_scaling; nope_every: the last of every so many layers
+    has no rotary positions; nope_layers: further layers without them; position_padding: the token that RoBERTa's
+    learned positions do not count, after whose own row they begin.
+    MLP: gated: act(gate) * up instead of act(up); activation: see `parts.activate`.
+    Embedding: scale_embedding: multiplied by the root of the width.
+    Head: head_transform: a dense layer (with a bias: transform_bias), activation and norm between the blocks and the
+    output matrix; labels: classes of a classifier in the output matrix's stead; 0: a language model; pooling: the token
+    a classifier reads, or the mean.
+    family: the one it came from, which an export prefers where several have these options.
     """
 
     vocabulary: int
@@ -60,27 +131,40 @@ class ModelConfig:
     max_positions: int = 0
     causal: bool = True
     norm: Literal["rms", "layer"] = "rms"
-    norm_position: Literal["input", "output", "residual"] = "input"
+    norm_position: Literal["input", "output", "both", "residual"] = "input"
     norm_bias: bool = True
     norm_eps: float = 1e-6
+    zero_centred_norm: bool = False
     first_norm: bool = True
     qk_norm: QkNorm = "head"
-    bias: bool = False
     qkv_bias: bool = False
-    mlp: Literal["swiglu", "geglu", "gelu", "gelu_tanh"] = "swiglu"
+    out_bias: bool = False
+    mlp_bias: bool = False
+    gated: bool = True
+    activation: Activation = "silu"
     positions: Literal["rotary", "learned"] = "rotary"
+    position_padding: int | None = None
+    rotary_fraction: float = 1.0
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
+    nope_every: int = 0
+    nope_layers: tuple[int, ...] = ()
     window: int = 0
     global_every: int = 0
+    global_last: bool = False
     global_layers: tuple[int, ...] = ()
     window_rope_theta: float | None = None
+    window_rope_scaling: RopeScaling | None = None
+    query_scalar: float = 0.0
+    inverse_layer_scale: bool = False
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
     tie_embeddings: bool = False
+    scale_embedding: bool = False
     embedding_norm: bool = False
     token_types: int = 0
     head_transform: bool = False
+    transform_bias: bool = False
     head_bias: bool = False
     labels: int = 0
     pooling: Literal["first", "last", "mean"] = "last"
@@ -88,17 +172,23 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """What to_dict gave. Raises InputError on a field this version does not know."""
+        """What to_dict gave, also in earlier versions. Raises InputError on a field this version does not know."""
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        if "mlp" in values:  # of versions that had one option for gate and activation and one for all biases
+            kind, bias = values.pop("mlp"), values.pop("bias", False)
+            older = {"swiglu": "silu", "geglu": "gelu"}
+            values |= {"gated": kind in older, "activation": older.get(kind, kind)}
+            values |= {"qkv_bias": bias or values.get("qkv_bias", False), "out_bias": bias, "mlp_bias": bias}
+            values["transform_bias"] = bias and values.get("head_transform", False)
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
             raise InputError(f"model configuration: {unknown[0]!r} is unknown to this version")
-        scaling = values.get("rope_scaling")
-        read = {"rope_scaling": RopeScaling(**scaling) if scaling else None}
-        return cls(**{**values, **read, "global_layers": tuple(values.get("global_layers", ()))})
+        scalings = {key: RopeScaling.from_dict(values[key]) for key in SCALINGS if values.get(key)}
+        return cls(**{**values, **scalings})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON has them, for checkpoints."""
-        return asdict(self) | {"global_layers": list(self.global_layers)}
+        """Plain values as JSON has them, for checkpoints."""
+        return asdict(self, dict_factory=_plain)
 
     def with_changes(self, **changes: Any) -> ModelConfig:
         """The same model but for `changes`."""
@@ -108,11 +198,6 @@ class ModelConfig:
     def positions_length(self) -> int:
         """Positions the model knows: rows of a learned position table, or what an export says it was made for."""
         return max(self.max_positions, self.sequence_length)
-
-    @property
-    def gated(self) -> bool:
-        """Whether the MLP multiplies two projections (SwiGLU, GeGLU)."""
-        return self.mlp in ("swiglu", "geglu")
 
     @property
     def pooler(self) -> bool:
@@ -125,15 +210,47 @@ class ModelConfig:
         units, and on the attention's output by the attention's rate; else on the outputs of both."""
         return not self.first_norm
 
+    @property
+    def norms_each(self) -> int:
+        """Norms over the width in a block."""
+        return 4 if self.norm_position == "both" else 2
+
+    @property
+    def norm_follows(self) -> bool:
+        """Whether a norm reads what a sublayer's last matmul gives, so that the backward pass needs it."""
+        return self.norm_position != "input"
+
     def window_of(self, layer: int) -> int:
         """Tokens that a layer's attention sees; 0: all."""
-        every = self.global_every
-        return 0 if layer in self.global_layers or (every and layer % every == 0) else self.window
+        every, place = self.global_every, self.global_every - 1 if self.global_last else 0
+        return 0 if layer in self.global_layers or (every and layer % every == place) else self.window
 
-    def rope_theta_of(self, layer: int) -> float:
-        """Base of a layer's rotary positions."""
-        windowed = self.window_rope_theta is not None and self.window_of(layer) > 0
-        return self.window_rope_theta if windowed and self.window_rope_theta is not None else self.rope_theta
+    def rope_of(self, layer: int) -> Rope | None:
+        """How a layer rotates queries and keys; None: not at all."""
+        is_nope = layer in self.nope_layers or (self.nope_every and (layer + 1) % self.nope_every == 0)
+        if self.positions != "rotary" or is_nope:
+            return None
+        width = int(self.head_dim * self.rotary_fraction)
+        if self.window_rope_theta is not None and self.window_of(layer):
+            return Rope(self.window_rope_theta, width, self.window_rope_scaling)
+        return Rope(self.rope_theta, width, self.rope_scaling)
+
+    def query_scale_of(self, layer: int) -> float | None:
+        """What a layer's scores are multiplied by; None: 1 / sqrt(head_dim)."""
+        if not self.query_scalar and not self.inverse_layer_scale:
+            return None
+        scale = (self.query_scalar or self.head_dim) ** -0.5
+        return float(scale / (layer + 1) if self.inverse_layer_scale else scale)
+
+    def rope_regime(self, length: int) -> tuple[int, ...]:
+        """Sequences of two lengths are rotated alike when this is equal (see `RopeScaling.regime`)."""
+        scalings = (self.rope_scaling, self.window_rope_scaling)
+        return tuple(scaling.regime(length) for scaling in scalings if scaling is not None)
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of a table of learned positions."""
+        return self.positions_length + (0 if self.position_padding is None else self.position_padding + 1)
 
     @property
     def block_matrix_parameters(self) -> int:
@@ -144,14 +261,20 @@ class ModelConfig:
     @property
     def joint_bias_parameters(self) -> int:
         """Parameters of one block that are in the biases of its joint projections: queries, keys, values; gate, up."""
-        queries_keys_values = (self.heads + 2 * self.kv_heads) * self.head_dim if self.bias or self.qkv_bias else 0
-        return queries_keys_values + (2 * self.mlp_width if self.bias and self.gated else 0)
+        queries_keys_values = (self.heads + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
+        return queries_keys_values + (2 * self.mlp_width if self.mlp_bias and self.gated else 0)
+
+    @property
+    def block_bias_parameters(self) -> int:
+        """Biases of one block's projections."""
+        mlp = self.width + (0 if self.gated else self.mlp_width) if self.mlp_bias else 0
+        return self.joint_bias_parameters + (self.width if self.out_bias else 0) + mlp
 
     @property
     def embedding_parameters(self) -> int:
         """Parameters of the embeddings of tokens, positions and types, and of the output matrix unless it is tied."""
         matrices = 1 if self.tie_embeddings or self.labels else 2
-        positions = self.positions_length if self.positions == "learned" else 0
+        positions = self.position_rows if self.positions == "learned" else 0
         return (self.vocabulary * matrices + positions + self.token_types) * self.width
 
     @property
@@ -165,9 +288,7 @@ class ModelConfig:
         """All parameters; a tied matrix counts once."""
         norm = self.width * (2 if self.norm == "layer" and self.norm_bias else 1)
         qk = {"none": 0, "head": 2 * self.head_dim, "full": (self.heads + self.kv_heads) * self.head_dim}[self.qk_norm]
-        block = self.block_matrix_parameters + 2 * norm + qk + self.joint_bias_parameters
-        if self.bias:  # of the two projections into the residual stream, and of the MLP that is not gated
-            block += 2 * self.width + (0 if self.gated else self.mlp_width)
+        block = self.block_matrix_parameters + self.norms_each * norm + qk + self.block_bias_parameters
         norms = -norm * (not self.first_norm) + norm * (self.norm_position != "residual") + norm * self.embedding_norm
         head = self.classifier_parameters
         if not self.labels:
@@ -187,7 +308,7 @@ class ModelConfig:
         if not self.head_transform:
             return 0
         norm = self.width * (2 if self.norm == "layer" and self.norm_bias else 1)
-        return self.width**2 + (self.width if self.bias else 0) + (0 if self.pooler else norm)
+        return self.width**2 + (self.width if self.transform_bias else 0) + (0 if self.pooler else norm)
 
     @property
     def matrix_parameters(self) -> int:
@@ -196,6 +317,10 @@ class ModelConfig:
         return self.layers * self.block_matrix_parameters + (self.head_matrix_parameters if not self.labels else 0)
 
 
-def default_mlp_width(width: int, mlp: str) -> int:
+def default_mlp_width(width: int, gated: bool = True) -> int:
     """Hidden width of the MLP when the recipe gives none: 8/3 of the width when gated, else 4 times the width."""
-    return swiglu_width(width) if mlp in ("swiglu", "geglu") else 4 * width
+    return swiglu_width(width) if gated else 4 * width
+
+
+def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in items}

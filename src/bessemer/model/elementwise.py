@@ -101,16 +101,25 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
-    """Turn the pairs (i, i + K/2) of each head by their angle: the halves' layout of Llama in `transformers`.
+    """Turn the pairs (i, i + P/2) of each head by their angle: the halves' layout of Llama in `transformers`.
 
-    rotation: cosines and sines, each broadcastable to (B, T, H, K/2).
+    rotation: cosines and sines, each broadcastable to (B, T, H, P/2). What a head has beyond its first P dimensions
+    stays as it is (partial rotary positions).
     """
     if is_plain_cpu(x_BTHK, *rotation):
         turned: Tensor = _Rotate.apply(x_BTHK, *rotation)  # type: ignore[no-untyped-call]
         return turned
     cos, sin = (part.to(x_BTHK.dtype) for part in rotation)
-    first, second = x_BTHK.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    first, second, rest = _halves(x_BTHK, cos)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, *rest], dim=-1)
+
+
+def _halves(x_BTHK: Tensor, cos: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """The two halves of what is rotated, and what is not, if anything."""
+    half, width = cos.shape[-1], x_BTHK.shape[-1]
+    sizes = [half, half, width - 2 * half] if width > 2 * half else [half, half]
+    first, second, *rest = torch.split(x_BTHK, sizes, dim=-1)
+    return first, second, tuple(rest)
 
 
 def by_head(x_BTHK: Tensor) -> Tensor:
@@ -137,8 +146,10 @@ def _turned(x_BTHK: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tenso
     # Laid out by head, as attention reads it.
     batch, length, heads, width = x_BTHK.shape
     out_BTHK = x_BTHK.new_empty(batch, heads, length, width).transpose(1, 2)
-    first, second = x_BTHK.chunk(2, dim=-1)
-    new_first, new_second = out_BTHK.chunk(2, dim=-1)
+    first, second, rest = _halves(x_BTHK, cos)
+    new_first, new_second, new_rest = _halves(out_BTHK, cos)
+    for new, old in zip(new_rest, rest, strict=True):
+        new.copy_(old)
     torch.mul(first, cos, out=new_first).addcmul_(second, sin, value=-direction)
     torch.mul(second, cos, out=new_second).addcmul_(first, sin, value=direction)
     return out_BTHK

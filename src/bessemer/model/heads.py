@@ -17,15 +17,16 @@ from bessemer.model.parts import activate, norm
 
 
 class Transform(nn.Module):
-    """norm(gelu(dense(x))): BERT's and ModernBERT's layer before the output matrix."""
+    """norm(act(dense(x))): BERT's and ModernBERT's layer before the output matrix."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.width, config.width, bias=config.bias)
+        self.activation = config.activation
+        self.dense = nn.Linear(config.width, config.width, bias=config.transform_bias)
         self.norm = norm(config)
 
     def forward(self, x: Tensor) -> Tensor:
-        transformed: Tensor = self.norm(activate("gelu", self.dense(x)))
+        transformed: Tensor = self.norm(activate(self.activation, self.dense(x)))
         return transformed
 
 
@@ -34,7 +35,7 @@ class Pooler(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.width, config.width, bias=config.bias)
+        self.dense = nn.Linear(config.width, config.width, bias=config.transform_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(self.dense(x))

@@ -44,20 +44,24 @@ def initial(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Ten
 def _fill(name: str, parameter: Tensor, config: ModelConfig, seed: int) -> None:
     """Each tensor draws from a generator seeded by its own name, so no tensor's values depend on another's presence.
 
-    Norms are ones, biases zero. Matrices are normal with the standard deviation 1/sqrt(fan-in), which keeps the scale
-    of what passes through; those that write into the residual stream start at zero, so that every block starts as the
-    identity (Zhang et al. 2019, Fixup; Yang et al. 2022, appendix D.2), unless a norm follows them, which would blow
-    their zeros up. The output matrix is 1/sqrt(width) times smaller still: the first prediction is near uniform.
+    Norms are ones, or zeros where they are zero-centred, biases zero. Matrices are normal with the standard deviation
+    1/sqrt(fan-in), which keeps the scale of what passes through; those that write into the residual stream start at
+    zero, so that every block starts as the identity (Zhang et al. 2019, Fixup; Yang et al. 2022, appendix D.2),
+    unless a norm follows them, which would blow their zeros up. The output matrix is 1/sqrt(width) times smaller
+    still: the first prediction is near uniform.
     """
+    output_norm = config.norm_position in ("output", "both")
     if name.endswith("bias"):
         parameter.zero_()
     elif parameter.dim() < 2:
-        parameter.fill_(1.0)
-    elif name.endswith(("attention.out.weight", "mlp.down.weight")) and config.norm_position != "output":
+        parameter.fill_(0.0 if config.zero_centred_norm else 1.0)
+    elif name.endswith(("attention.out.weight", "mlp.down.weight")) and not output_norm:
         parameter.zero_()
     else:
         if name == "embedding.weight":
             std = TIED_STD if config.tie_embeddings else EMBEDDING_STD
+            if config.scale_embedding and not config.tie_embeddings:
+                std /= math.sqrt(config.width)
         elif name in ("position_embedding.weight", "type_embedding.weight"):
             std = TIED_STD
         elif name in ("head.weight", "classifier.weight"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from bessemer.errors import InputError
-from bessemer.model.config import ModelConfig, RopeScaling, default_mlp_width
+from bessemer.model.config import SCALINGS, ModelConfig, RopeScaling, default_mlp_width
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import Recipe
 
@@ -24,17 +24,16 @@ def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfi
             + ("; is tokenizer.path the tokenizer of model.from?" if model.from_ is not None else "")
         )
     chosen = model.model_dump(exclude_none=True)
-    options = {field.name for field in fields(ModelConfig)} - {"rope_scaling"}
+    options = {field.name for field in fields(ModelConfig)}
     settings = FAMILIES[model.family].options | {key: value for key, value in chosen.items() if key in options}
-    if model.rope_scaling is not None:
-        settings["rope_scaling"] = RopeScaling(**model.rope_scaling.model_dump())
+    settings |= {key: RopeScaling.from_dict(settings[key]) for key in SCALINGS if settings.get(key)}
     config = ModelConfig(
         **{
             "vocabulary": vocabulary,
             "sequence_length": recipe.tokens.sequence_length,
             "kv_heads": model.heads,
             "head_dim": model.width // model.heads,
-            "mlp_width": default_mlp_width(model.width, settings.get("mlp", "swiglu")),
+            "mlp_width": default_mlp_width(model.width, settings.get("gated", True)),
             "labels": labels,
             **settings,
         }

@@ -11,15 +11,22 @@ from bessemer.model.elementwise import rms_norm, widened
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019), in fp32 (fp64 for fp64) whatever the input."""
+    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019), in fp32 (fp64 for fp64) whatever the input.
 
-    def __init__(self, width: int, eps: float) -> None:
+    zero_centred: times 1 + weight, as in Gemma; `scale` is what x is multiplied by.
+    """
+
+    def __init__(self, width: int, eps: float, zero_centred: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(width) if zero_centred else torch.ones(width))
+        self.eps, self.zero_centred = eps, zero_centred
+
+    @property
+    def scale(self) -> Tensor:
+        return self.weight + 1.0 if self.zero_centred else self.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.scale, self.eps)
 
 
 class LayerNorm(nn.Module):
@@ -38,12 +45,20 @@ class LayerNorm(nn.Module):
 def norm(config: ModelConfig) -> nn.Module:
     """A norm over the width, of the configuration's kind."""
     if config.norm == "rms":
-        return RMSNorm(config.width, config.norm_eps)
+        return RMSNorm(config.width, config.norm_eps, config.zero_centred_norm)
     return LayerNorm(config.width, config.norm_eps, config.norm_bias)
 
 
 def activate(name: str, x: Tensor) -> Tensor:
-    """silu, gelu (exact, by the error function) or gelu_tanh (its approximation, Hendrycks and Gimpel 2016)."""
-    if name == "silu":
-        return F.silu(x)
-    return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
+    """An activation of `config.Activation`.
+
+    gelu: exact, by the error function; gelu_tanh, gelu_quick: its approximations by tanh and by x * sigmoid(1.702 x)
+    (Hendrycks and Gimpel 2016, section 2); relu2: the square of relu (So et al. 2021, "Primer", section 3).
+    """
+    if name in ("gelu", "gelu_tanh"):
+        return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
+    if name == "gelu_quick":
+        return x * torch.sigmoid(1.702 * x)
+    if name == "relu2":
+        return F.relu(x).square()
+    return F.relu(x) if name == "relu" else F.silu(x)

@@ -10,6 +10,7 @@ width, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -45,12 +46,14 @@ class Attention(nn.Module):
         super().__init__()
         self.queries = config.heads // config.kv_heads
         self.qkv = nn.Parameter(torch.empty(config.kv_heads, self.queries + 2, config.head_dim, config.width))
-        self.qkv_bias = nn.Parameter(torch.empty(self.qkv.shape[:3])) if config.bias or config.qkv_bias else None
-        self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=config.bias)
+        self.qkv_bias = nn.Parameter(torch.empty(self.qkv.shape[:3])) if config.qkv_bias else None
+        self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=config.out_bias)
         self.norm_all_heads = config.qk_norm == "full"
         widths = {"none": (0, 0), "head": (config.head_dim,) * 2,
                   "full": (config.heads * config.head_dim, config.kv_heads * config.head_dim)}[config.qk_norm]  # fmt: skip
-        self.q_norm, self.k_norm = (RMSNorm(width, config.norm_eps) if width else nn.Identity() for width in widths)
+        self.q_norm, self.k_norm = (
+            RMSNorm(width, config.norm_eps, config.zero_centred_norm) if width else nn.Identity() for width in widths
+        )
 
     def forward(
         self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: Scope, cache: LayerCache | None = None,
@@ -88,10 +91,10 @@ class GatedMLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.activation = "silu" if config.mlp == "swiglu" else "gelu"
+        self.activation = config.activation
         self.gate_up = nn.Parameter(torch.empty(2, config.mlp_width, config.width))
-        self.gate_up_bias = nn.Parameter(torch.empty(2, config.mlp_width)) if config.bias else None
-        self.down = nn.Linear(config.mlp_width, config.width, bias=config.bias)
+        self.gate_up_bias = nn.Parameter(torch.empty(2, config.mlp_width)) if config.mlp_bias else None
+        self.down = nn.Linear(config.mlp_width, config.width, bias=config.mlp_bias)
 
     def forward(self, x_BTD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
         """masks: given where hidden units are dropped."""
@@ -115,9 +118,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.activation = config.mlp
-        self.up = nn.Linear(config.width, config.mlp_width, bias=config.bias)
-        self.down = nn.Linear(config.mlp_width, config.width, bias=config.bias)
+        self.activation = config.activation
+        self.up = nn.Linear(config.width, config.mlp_width, bias=config.mlp_bias)
+        self.down = nn.Linear(config.mlp_width, config.width, bias=config.mlp_bias)
 
     def forward(self, x_BTD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
         """masks: given where hidden units are dropped."""
@@ -129,7 +132,7 @@ class MLP(nn.Module):
 
 class Block(nn.Module):
     """Attention, then MLP, each added to the residual stream, with a norm before the sublayer (x + f(norm(x))), after
-    it (x + norm(f(x)), OLMo-2) or after the sum (norm(x + f(x)), BERT)."""
+    it (x + norm(f(x)), OLMo-2), both (Gemma 2) or after the sum (norm(x + f(x)), BERT)."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -139,6 +142,8 @@ class Block(nn.Module):
         self.mlp_norm = norm(config)
         self.mlp = GatedMLP(config) if config.gated else MLP(config)
         self.norm_position, self.inner_dropout = config.norm_position, config.inner_dropout
+        if config.norm_position == "both":
+            self.attention_output_norm, self.mlp_output_norm = norm(config), norm(config)
 
     def forward(
         self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: Scope, cache: LayerCache | None = None,
@@ -150,6 +155,10 @@ class Block(nn.Module):
             attended_BTD = self.attention(self.attention_norm(x_BTD), rotation, scope, cache, masks)
             x_BTD = x_BTD + self._dropped(attended_BTD, "attention", masks)
             after = x_BTD + self._dropped(self.mlp(self.mlp_norm(x_BTD), inner), "mlp", masks)
+        elif self.norm_position == "both":
+            attended_BTD = self.attention(self.attention_norm(x_BTD), rotation, scope, cache, masks)
+            x_BTD = x_BTD + self._dropped(self.attention_output_norm(attended_BTD), "attention", masks)
+            after = x_BTD + self._dropped(self.mlp_output_norm(self.mlp(self.mlp_norm(x_BTD), inner)), "mlp", masks)
         elif self.norm_position == "output":
             attended_BTD = self.attention_norm(self.attention(x_BTD, rotation, scope, cache, masks))
             x_BTD = x_BTD + self._dropped(attended_BTD, "attention", masks)
@@ -181,7 +190,7 @@ class Transformer(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         if config.positions == "learned":
-            self.position_embedding = nn.Embedding(config.positions_length, config.width)
+            self.position_embedding = nn.Embedding(config.position_rows, config.width)
         if config.token_types:
             self.type_embedding = nn.Embedding(config.token_types, config.width)
         self.embedding_norm = norm(config) if config.embedding_norm else nn.Identity()
@@ -194,9 +203,10 @@ class Transformer(nn.Module):
             if config.tie_embeddings:
                 self.head.tie(self.embedding)
         self.sights = [
-            Sight(config.causal, config.window_of(layer), config.attention_soft_cap) for layer in range(config.layers)
+            Sight(config.causal, config.window_of(layer), config.attention_soft_cap, config.query_scale_of(layer))
+            for layer in range(config.layers)
         ]
-        self.thetas = [config.rope_theta_of(layer) for layer in range(config.layers)]
+        self.ropes = [config.rope_of(layer) for layer in range(config.layers)]
 
     def forward(
         self, tokens_BT: Tensor, documents: Documents | None = None, cache: Cache | None = None,
@@ -225,18 +235,17 @@ class Transformer(nn.Module):
         positions: (T,) or (B, T), each token's place in its document.
         """
         length, device = positions.shape[-1], positions.device
-        scopes = {sight: Scope.of(sight, documents, length, device) for sight in set(self.sights)}
-        rotary: dict[float, tuple[Tensor, Tensor] | None] = dict.fromkeys(self.thetas)
-        if self.config.positions == "rotary":
-            rotary = {
-                theta: rotations(positions, self.config.head_dim, theta, self.config.rope_scaling, x_BTD.dtype)
-                for theta in dict.fromkeys(self.thetas)
-            }
+        scopes = Scope.each(dict.fromkeys(self.sights), documents, length, device)
+        whole = length + (0 if cache is None else cache.length) if documents is None else documents.length
+        rotary = {
+            rope: None if rope is None else rotations(positions, rope, whole, x_BTD.dtype)
+            for rope in dict.fromkeys(self.ropes)
+        }
         for layer, block in enumerate(self.blocks):
             if block is None:
                 continue
             layer_cache = None if cache is None else cache.layers[layer]
-            rotation, scope = rotary[self.thetas[layer]], scopes[self.sights[layer]]
+            rotation, scope = rotary[self.ropes[layer]], scopes[self.sights[layer]]
             x_BTD = block(x_BTD, rotation, scope, layer_cache, None if masks is None else masks.of_layer(layer))
         return x_BTD
 
@@ -259,9 +268,25 @@ class Transformer(nn.Module):
         x_BTD = self.embedding(tokens_BT)
         if torch.is_autocast_enabled(x_BTD.device.type):
             x_BTD = x_BTD.to(torch.get_autocast_dtype(x_BTD.device.type))
+        if self.config.scale_embedding:
+            x_BTD = x_BTD * math.sqrt(self.config.width)
         if self.config.token_types:
             x_BTD = x_BTD + self.type_embedding.weight[0].to(x_BTD.dtype)
         if self.config.positions == "learned":
-            x_BTD = x_BTD + self.position_embedding(positions).to(x_BTD.dtype)
+            rows = positions if self.config.position_padding is None else self._padded_rows(tokens_BT, positions)
+            x_BTD = x_BTD + self.position_embedding(rows).to(x_BTD.dtype)
         embedded: Tensor = self.embedding_norm(x_BTD)
         return embedded if masks is None else masks.stream(embedded, "embedding", masks.rates.hidden)
+
+    def _padded_rows(self, tokens_BT: Tensor, positions: Tensor) -> Tensor:
+        """Rows of RoBERTa's learned positions, (B, T): that of the padding token is its own and no other counts it.
+
+        positions: (T,) or (B, T), each token's place in its document.
+        """
+        padding = self.config.position_padding
+        assert padding is not None
+        is_padding_BT = tokens_BT == padding
+        index_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        before_BT = is_padding_BT.cumsum(dim=1) - is_padding_BT.long()
+        earlier_BT = before_BT.gather(1, (index_T - positions).expand_as(tokens_BT))  # before the document
+        return torch.where(is_padding_BT, padding, positions - (before_BT - earlier_BT) + padding + 1)

@@ -267,4 +267,9 @@ def require_config(config: ModelConfig, layout: Parallel) -> None:
             f"parallel.context: {layout.context} processes cannot share the texts of a classifier; "
             "use parallel.replicate or parallel.shard instead"
         )
+    if config.position_padding is not None:
+        raise InputError(
+            f"parallel.context: {layout.context} processes cannot share a sequence whose learned positions pass over "
+            "padding (RoBERTa): a process does not see the tokens before its own; use parallel.tensor instead"
+        )
     require_length(layout.context, config.sequence_length)

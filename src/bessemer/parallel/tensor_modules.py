@@ -100,14 +100,14 @@ class NormOverHeads(nn.Module):
     """RMSNorm over all heads of all processes; each has its own heads' elements of the input."""
 
     share: Share
-    weight: Tensor
+    scale: Tensor
     eps: float
 
     def forward(self, x: Tensor) -> Tensor:
         wide = widened(x)
         whole_width = x.shape[-1] * self.share.size
         squares = sum_over(wide.square().sum(dim=-1, keepdim=True), self.share)
-        return (wide * (squares / whole_width + self.eps).rsqrt() * self.weight).to(x.dtype)
+        return (wide * (squares / whole_width + self.eps).rsqrt() * self.scale).to(x.dtype)
 
 
 class SplitEmbedding(nn.Module):

@@ -75,7 +75,7 @@ def tensor_bytes(
     # 2022, section 4.2.2).
     layer = Exchanged(4 * stream, 4 * stream, 2 * squares)
     # Computing again stops at what the backward pass needs, which the MLP's result is not unless a norm follows it.
-    scattered = 1 if config.norm_position == "input" else 2
+    scattered = 2 if config.norm_follows else 1
     again = Exchanged(2 * stream, scattered * stream, squares)
     numbers = 3 if label_smoothing else 2
     loss = 0 if config.labels else targets * (1 + numbers) * bytes_per_sum

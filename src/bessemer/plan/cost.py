@@ -58,7 +58,7 @@ def recomputed_flops_per_token(recipe: Recipe, config: ModelConfig, recomputed: 
     """
     if recipe.train.recompute in ("none", "selective"):
         return 0.0
-    last = config.width * config.mlp_width if config.norm_position == "input" else 0
+    last = 0 if config.norm_follows else config.width * config.mlp_width
     seen = sum(tokens_seen(config, layer) for layer in range(recomputed))
     return 2.0 * recomputed * (config.block_matrix_parameters - last) + 4 * config.heads * config.head_dim * seen
 
@@ -172,7 +172,8 @@ def heap_slack(transient: int, micro_batches: int, together: int) -> int:
 def kept_by_a_block(config: ModelConfig) -> int:
     """Elements per token that autograd keeps of a block that is not recomputed."""
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    norms = 4 * config.width  # of two: input and output
+    # Of a norm before a sublayer its input and its result, which the sublayer reads; of one after it the input.
+    norms = (6 if config.norm_position == "both" else 4) * config.width
     # Rotated queries and keys, values, the output by head and by token; without rotation the parts of the joined product
     # are attended to where they are; what QK-norm normalises keeps the whole product.
     attention = (heads + 2 * kv_heads) + 2 * heads
@@ -183,7 +184,8 @@ def kept_by_a_block(config: ModelConfig) -> int:
     if config.qk_norm == "full":  # which joins the heads anew before it
         attention += heads + kv_heads
     # gate and up, silu(gate) * up in one; what an activation reads and gives, where it stands alone
-    mlp = {"swiglu": 3, "geglu": 4}.get(config.mlp, 2) * config.mlp_width
+    parts = 2 if not config.gated else 3 if config.activation == "silu" else 4
+    mlp = (parts + (config.activation in ("gelu_quick", "relu2"))) * config.mlp_width
     return norms + attention + mlp
 
 
@@ -193,7 +195,7 @@ def kept(recompute: str, config: ModelConfig) -> int:
         return config.width
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
     products = heads + 2 * kv_heads + config.width + config.mlp_width * (1 + config.gated)
-    last = config.width if config.norm_position != "input" else 0
+    last = config.width if config.norm_follows else 0
     return config.width + products + heads + last
 
 

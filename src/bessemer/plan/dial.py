@@ -124,8 +124,7 @@ def _dimensions(model: Model) -> Model:
             "heads": heads,
             "kv_heads": model.kv_heads or heads,
             "head_dim": head_dim,
-            "mlp_width": model.mlp_width
-            or default_mlp_width(width, FAMILIES[model.family].options.get("mlp", "swiglu")),
+            "mlp_width": model.mlp_width or default_mlp_width(width, FAMILIES[model.family].options.get("gated", True)),
         }
     )
 

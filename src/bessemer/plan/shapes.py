@@ -121,7 +121,7 @@ def by_parameters(parameters: float, vocabulary: int, sequence_length: int, fami
     for layers in (*range(1, 12), *range(12, 257, 2)):
         for config in _of_depth(layers, parameters, vocabulary, sequence_length, family):
             off = abs(math.log(config.parameters / parameters))
-            bent = abs(math.log(config.mlp_width / default_mlp_width(config.width, config.mlp)))
+            bent = abs(math.log(config.mlp_width / default_mlp_width(config.width, config.gated)))
             score = abs(math.log(config.width / layers / aspect)) + bent + 10 * off
             if off < 0.02 and (best is None or score < best[0]):
                 best = (score, config)
@@ -150,7 +150,7 @@ def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: 
                 "heads": heads,
                 "kv_heads": 8 if shared else heads,
                 "head_dim": head_dim,
-                "mlp_width": default_mlp_width(width, FAMILIES[family].options.get("mlp", "swiglu")),
+                "mlp_width": default_mlp_width(width, FAMILIES[family].options.get("gated", True)),
                 "tie_embeddings": FAMILIES[family].options.get("tie_embeddings", False) or parameters < 4e9,
             }
         )

@@ -98,7 +98,7 @@ def apply(model: Transformer, mode: str, blocks: int) -> None:
     The first, not the last: on the way back the others have given their memory up by then, so that the block in hand
     is recomputed into memory that was used before.
     """
-    keeps_last = model.config.norm_position != "input"
+    keeps_last = model.config.norm_follows
     contexts = functools.partial(_selective_contexts, keeps_last) if mode == "selective" else None
     for block in filter(None, list(model.blocks)[:blocks]):  # one that is None lies on another process
         block.forward = _recomputed(block.forward, contexts)  # type: ignore[method-assign]

@@ -23,7 +23,8 @@ from bessemer.train.step import TrainStep
 HEADS = ("head.", "classifier.")  # what belongs to an objective, and is new where that differs
 # Options that may differ: they are the head's, say how long the sequences are, or are a name.
 OF_THE_HEAD = {
-    "labels", "pooling", "sequence_length", "max_positions", "head_transform", "head_bias", "logit_soft_cap", "family",
+    "labels", "pooling", "sequence_length", "max_positions", "head_transform", "transform_bias", "head_bias",
+    "logit_soft_cap", "family",
 }  # fmt: skip
 
 
@@ -60,11 +61,11 @@ def start_from(step: TrainStep, folder: Path, store: TokenStore) -> str:
     checkpoint = latest(run.checkpoints, on_damage=warn)
     if checkpoint is None:
         raise InputError(f"train.start: {folder}: no checkpoint yet; train that run first")
-    theirs, ours = checkpoint.facts["model"], step.model.config.to_dict()
+    theirs, ours = ModelConfig.from_dict(checkpoint.facts["model"]).to_dict(), step.model.config.to_dict()
     different = [
         f"{key}: {theirs.get(key)} there, {value} here"
         for key, value in ours.items()
-        if key not in OF_THE_HEAD and key in theirs and theirs[key] != value
+        if key not in OF_THE_HEAD and theirs[key] != value
     ]
     if different:
         raise InputError(

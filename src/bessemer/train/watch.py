@@ -130,7 +130,7 @@ def largest_logit(q_BHTK: Tensor, k_BGTK: Tensor, scope: Scope) -> Tensor:
                 allowed_CT = allowed_CT & (number_T[start:end, None] == number_T[:last])
             scores_GRCT = q_GRTK[:, :, start:end] @ k_GTK[:, None, :last].transpose(2, 3)
             found.append(scores_GRCT.masked_fill_(~allowed_CT, -torch.inf).max())
-        largest: Tensor = torch.stack(found).max() * head_dim**-0.5
+        largest: Tensor = torch.stack(found).max() * (scope.sight.scale or head_dim**-0.5)
     return largest
 
 

@@ -28,7 +28,7 @@ class Split:
 def full(config: ModelConfig, stack: Stack, split: Split, width: int) -> dict[str, float]:
     """Bytes that a block without recompute keeps for each token, by kind; width: bytes of an element.
 
-    stream: the inputs of the two norms; attention: what the query, key and value products read, their results, and what the
+    stream: the inputs of the norms; attention: what the query, key and value products read, their results, and what the
     output product reads; scores: softmax, and with dropout its mask and result; mlp: what its products read and what the
     activation reads; masks: of the dropouts on the stream; gathered: inputs of products gathered from the tensor ranks.
     """
@@ -41,7 +41,7 @@ def full(config: ModelConfig, stack: Stack, split: Split, width: int) -> dict[st
     if config.gated and stack.keeps.unfused_gate:
         hidden += config.mlp_width
     kinds = {
-        "stream": 2 * stream,
+        "stream": config.norms_each * stream,
         "attention": read + inside * (heads + both + heads),
         "scores": scores(config, stack, split, width),
         "mlp": read + inside * hidden,

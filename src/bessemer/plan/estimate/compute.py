@@ -228,8 +228,8 @@ def attention(
     size = BYTES[precision]
     length = model.sequence_length
     wide = "bf16" if precision == "fp8" else precision  # attention's products stay in 16 bits
-    layers = model.layers if model.global_layers else min(model.layers, 2 * (model.global_every or 1))
-    seen = sum(tokens_seen(model, layer) for layer in range(layers)) / layers
+    period = model.layers if model.global_layers else min(model.layers, 2 * (model.global_every or 1))
+    seen = sum(tokens_seen(model, layer) for layer in range(period)) / period
     if stack.attention == "flash":
         ramp = seen / (seen + 256)  # short sequences fill few blocks of a head
         old = stack.flash < 3 and device.peak(wide) > AMPERE

@@ -137,18 +137,22 @@ def block(config: ModelConfig, tokens: int, machine: Machine, way: str) -> Parts
     )
     norm = "norm" if config.norm == "rms" else "layer_norm"
     stream = tokens * config.width
-    moved = [(norm, stream)] * 2 + [("add", stream)] * 4  # two sums on the way there, two of gradients on the way back
+    moved = [(norm, stream)] * config.norms_each
+    moved += [("add", stream)] * 4  # two sums on the way there, two of gradients on the way back
     if config.qk_norm != "none":
         kind = "head_norm" if config.qk_norm == "head" else norm
         moved += [(kind, tokens * heads), (kind, tokens * groups)]
-    if config.positions == "rotary":
-        moved += [("rotate", tokens * heads), ("rotate", tokens * groups)]
+    rotating = sum(config.rope_of(layer) is not None for layer in range(config.layers)) / config.layers
+    if rotating:
+        share = rotating * config.rotary_fraction
+        moved += [("rotate", round(tokens * heads * share)), ("rotate", round(tokens * groups * share))]
     moved += [("copy", tokens * groups), ("copy", tokens * (heads + 2 * groups))]  # values by head; gradients joined
-    moved += [("swiglu" if config.mlp == "swiglu" else "gelu", tokens * config.mlp_width)]
-    if config.mlp == "geglu":
+    is_swiglu = config.gated and config.activation == "silu"
+    moved += [("swiglu" if is_swiglu else "gelu", tokens * config.mlp_width)]
+    if config.gated and not is_swiglu:
         moved += [("add", tokens * config.mlp_width)] * 2
-    biased = shapes(config) if config.bias else ["qkv"] if config.qkv_bias else []
-    moved += [("square", tokens * shapes(config)[name][0]) for name in biased]  # sums of gradients
+    if config.block_bias_parameters:
+        moved += [("square", tokens * config.block_bias_parameters)]  # sums of gradients
     passes = sum(machine.pass_seconds(name, elements, way=way) for name, elements in moved)
     return Parts(products, attention, passes, machine.ways[way].host.block)
 
@@ -156,7 +160,7 @@ def block(config: ModelConfig, tokens: int, machine: Machine, way: str) -> Parts
 def forward_of(config: ModelConfig, tokens: int, machine: Machine, way: str) -> Parts:
     """The forward pass of one block again, without the MLP's last product, which no backward pass needs."""
     whole = block(config, tokens, machine, way)
-    needed = [shape for name, shape in shapes(config).items() if name != "mlp_out" or config.norm_position != "input"]
+    needed = [shape for name, shape in shapes(config).items() if name != "mlp_out" or config.norm_follows]
     forward = sum(product_seconds(tokens, *shape, machine, way)["forward"] for shape in needed)
     return Parts(forward, FORWARD_SHARE * whole.attention, whole.passes / 3.0, whole.host / 3.0)
 

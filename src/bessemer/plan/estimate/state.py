@@ -50,7 +50,7 @@ def held(config: ModelConfig, part: Part, tensor: int) -> Held:
     """Parameters of a place after tensor parallelism, with the tables of learned positions on the first."""
     found = Held.of(config, part, tensor)
     if config.positions == "learned" and part.has_embedding:
-        rows = config.positions_length + config.token_types
+        rows = config.position_rows + config.token_types
         return Held(found.block, found.root + rows * config.width, found.blocks)
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bessemer.model.config import ModelConfig
+from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.model.huggingface.family import (
     Family,
     Tensors,
@@ -26,9 +26,9 @@ FAMILY = Family(
     architecture="BertForMaskedLM",
     classifier="BertForSequenceClassification",
     options={
-        "qk_norm": "none", "norm": "layer", "norm_position": "residual", "positions": "learned", "mlp": "gelu",
-        "bias": True, "causal": False, "embedding_norm": True, "token_types": 2, "head_transform": True,
-        "head_bias": True, "norm_eps": 1e-12, "tie_embeddings": True,
+        "qk_norm": "none", "norm": "layer", "norm_position": "residual", "positions": "learned", "gated": False,
+        "activation": "gelu", **ALL_BIASES, "causal": False, "embedding_norm": True, "token_types": 2,
+        "head_transform": True, "transform_bias": True, "head_bias": True, "norm_eps": 1e-12, "tie_embeddings": True,
     },
     keys={
         "vocabulary": "vocab_size", "layers": "num_hidden_layers", "width": "hidden_size",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bessemer.model.config import ModelConfig
+from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.model.huggingface.family import (
     Family,
     Tensors,
@@ -25,8 +25,8 @@ FAMILY = Family(
     architecture="GPT2LMHeadModel",
     classifier="GPT2ForSequenceClassification",
     options={
-        "qk_norm": "none", "norm": "layer", "positions": "learned", "mlp": "gelu_tanh", "bias": True,
-        "norm_eps": 1e-5, "tie_embeddings": True,
+        "qk_norm": "none", "norm": "layer", "positions": "learned", "gated": False, "activation": "gelu_tanh",
+        **ALL_BIASES, "norm_eps": 1e-5, "tie_embeddings": True,
     },
     keys={
         "vocabulary": "vocab_size", "layers": "n_layer", "width": "n_embd", "heads": "n_head", "mlp_width": "n_inner",

@@ -59,7 +59,7 @@ FAMILY = Family(
     architecture="ModernBertForMaskedLM",
     classifier="ModernBertForSequenceClassification",
     options={
-        "qk_norm": "none", "norm": "layer", "norm_bias": False, "mlp": "geglu", "causal": False,
+        "qk_norm": "none", "norm": "layer", "norm_bias": False, "activation": "gelu", "causal": False,
         "embedding_norm": True, "first_norm": False, "head_transform": True, "head_bias": True, "window": 128,
         "global_every": 3, "rope_theta": 160_000.0, "window_rope_theta": 10_000.0, "norm_eps": 1e-5,
         "tie_embeddings": True,
