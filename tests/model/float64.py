@@ -12,6 +12,14 @@ from torch.overrides import TorchFunctionMode
 
 
 class Float64(TorchFunctionMode):
+    def __enter__(self) -> Any:
+        torch.set_default_dtype(torch.float64)  # of what integers are divided to
+        return super().__enter__()
+
+    def __exit__(self, *details: Any) -> None:
+        torch.set_default_dtype(torch.float32)
+        super().__exit__(*details)
+
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def wide(value: Any) -> Any:
             return torch.float64 if value is torch.float32 else value

@@ -30,12 +30,12 @@ def stirred(wanted: ModelConfig, seed: int = 0) -> Transformer:
 LONGROPE = RopeScaling("longrope", 3.0, original_length=16, short_factor=(1.0, 1.5), long_factor=(1.0, 4.0))
 BLOCKS: dict[str, dict[str, Any]] = {
     "norms at both ends, local and global rotary positions": dict(
-        norm_position="both", zero_centred_norm=True, scale_embedding=True, activation="gelu_tanh", query_scalar=7.0,
+        norm_position="both", zero_centred_norm=True, scale_embedding=True, activation="gelu_tanh", query_scalar=7,
         window=9, global_every=2, global_last=True, rope_scaling=RopeScaling("dynamic", 4.0, original_length=20),
         window_rope_theta=100.0, tie_embeddings=True,
     ),
     "a layer without rotary positions, others with half of them, some biases": dict(
-        nope_layers=(0,), rotary_fraction=0.5, inverse_layer_scale=True, qkv_bias=True, rope_scaling=LONGROPE, head_dim=8,
+        unrotated_layers=(0,), rotary_fraction=0.5, inverse_layer_scale=True, qkv_bias=True, rope_scaling=LONGROPE, head_dim=8,
     ),
     "biases of the MLP alone, a window in one layer": dict(
         mlp_bias=True, activation="relu2", global_layers=(0,), window=5, rope_scaling=RopeScaling("yarn", 4.0, original_length=12),

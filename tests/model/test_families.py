@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bessemer.model.huggingface.activations import OURS
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.family import Family
 from bessemer.model.huggingface.keys import FIXED, HARMLESS, UNDERSTOOD
@@ -19,7 +20,7 @@ each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMI
 
 
 def their_defaults(family: Family) -> dict[str, Any]:
-    return dict(transformers.AutoConfig.for_model(family.name).to_dict())
+    return dict(transformers.AutoConfig.for_model(family.model_type).to_dict())
 
 
 @each_family
@@ -32,7 +33,8 @@ def test_every_key_of_transformers_is_understood_or_known_to_be_harmless(family:
 def test_defaults_are_those_of_transformers(family: Family) -> None:
     theirs = their_defaults(family)
     for ours, default in family.defaults.items():
-        assert default == theirs[family.keys[ours]], ours
+        value = theirs[family.keys[ours]]
+        assert default == (OURS[value] if ours == "activation" else value), ours
     for key, fixed in family.fixed.items():
         assert theirs.get(key, fixed) == fixed, key
     assert not set(family.harmless) & family.understood

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tomli_w
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -13,6 +14,8 @@ from bessemer.model.huggingface.config import read_config, recipe_keys, to_huggi
 from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.read import read_model
+from bessemer.model.of_recipe import model_config
+from bessemer.recipe import parse
 from bessemer.run import write_json
 from tests.model.samples import config, stirred
 
@@ -70,9 +73,21 @@ def test_weights_that_are_not_finite_are_named(folder: Path, value: float) -> No
     [
         ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: qwen3, qwen2"),
         ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide 4 heads"),
-        ({"hidden_act": "relu"}, "hidden_act = 'relu' is not supported; only 'silu' is"),
-        ({"attention_bias": True}, "attention_bias = True is not supported"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling.rope_type = 'yarn' is not supported"),
+        ({"hidden_act": "mish"}, "hidden_act = 'mish' is not supported; supported: silu, swish, gelu"),
+        ({"attention_bias": True}, "tensor model.layers.0.self_attn.q_proj.bias is missing"),
+        ({"rope_scaling": {"rope_type": "axial"}}, "rope_scaling.rope_type = 'axial' is not supported"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 4.0, "beta_fast": 2}},
+            "beta_fast = 2 is not supported with",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "factor": 4.0, "short_factor": [1], "long_factor": [1]}},
+            "1 short and 1 long factors, but 16 rotated dimensions of a head have 8 frequencies",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "factor": 4.0, "short_factor": "x", "long_factor": [1]}},
+            "short_factor = 'x' must be a list of finite numbers",
+        ),
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
     ],
 )
@@ -110,17 +125,17 @@ def test_a_new_classifier_takes_the_blocks_and_leaves_the_head(folder: Path) -> 
     assert classifier.classifier.weight.std() > 0
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
-def test_a_folder_says_the_keys_of_its_recipe(family: str, tmp_path: Path) -> None:
-    wanted = config(
-        **FAMILIES[family].options | ({"head_dim": 8, "kv_heads": 4} if family not in ("llama", "qwen3") else {})
-    )
+@pytest.mark.parametrize(
+    ("family", "example"), [(family, example) for family in FAMILIES for example in FAMILIES[family].examples]
+)
+def test_a_recipe_says_all_that_a_folder_does(family: str, example: str, tmp_path: Path) -> None:
+    """From config.json to the keys of [model], through TOML, to the same configuration."""
+    wanted = config(**FAMILIES[family].options | FAMILIES[family].examples[example])
     write_json(tmp_path / "config.json", to_hugging_face(wanted.with_changes(family=family), 0))
-    assert read_config(tmp_path)[0] == family
-    keys = recipe_keys(tmp_path)
-    assert keys["family"] == family
-    assert all(
-        getattr(wanted, key) == (() if key == "global_layers" and value is None else value)
-        for key, value in keys.items()
-        if key not in ("family", "max_positions", "global_every")
-    )
+    found, read = read_config(tmp_path)
+    assert found == family and read == wanted.with_changes(max_positions=wanted.sequence_length)
+    keys = {key: value for key, value in recipe_keys(tmp_path).items() if value is not None}
+    text = tomli_w.dumps({"run": {"name": "x"}, "tokens": {"sequence_length": 24}, "model": keys})
+    objective = [] if wanted.causal else ["train.objective=masked"]
+    again = model_config(parse(text, "a test", objective), wanted.vocabulary, wanted.labels)
+    assert again.with_changes(pooling=wanted.pooling) == read

@@ -93,7 +93,7 @@ def test_a_part_of_a_head_stays_as_it_is(compiled: bool) -> None:
 
 def test_layers_without_rotary_positions_know_no_order() -> None:
     """Attention over a set of earlier tokens: the last token's logits do not change with their order."""
-    model = stirred(config(layers=1, nope_every=1))
+    model = stirred(config(layers=1, unrotated_every=1))
     tokens = torch.tensor([[5, 17, 3, 40, 8], [40, 3, 5, 17, 8]])
     one, other = model.logits(tokens)[:, -1]
     torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
@@ -111,7 +111,7 @@ def test_a_configuration_survives_json(options: dict[str, Any]) -> None:
 
 def test_configurations_of_older_versions_are_read() -> None:
     values = config(activation="gelu", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True).to_dict()
-    for key in ("activation", "gated", "qkv_bias", "out_bias", "mlp_bias", "nope_layers", "query_scalar"):
+    for key in ("activation", "gated", "qkv_bias", "out_bias", "mlp_bias", "unrotated_layers", "query_scalar"):
         del values[key]
     older = ModelConfig.from_dict(values | {"mlp": "gelu", "bias": True})
     assert older == config(activation="gelu", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True)

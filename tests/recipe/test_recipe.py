@@ -37,7 +37,7 @@ SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'
         ("[run\nname = 1", "my.toml: not valid TOML"),
         (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["a"]\nweight = 1.0\n[[corpus.sources]]\nname = "b"\nformat = "text"\npaths = ["b"]\n',
          "source 'b' has no weight but 'a' has one"),
-        (SMALL + "[train]\nobjective = 'masked'\n", "needs an encoder, but model.family = qwen3 sees only what came before; set model.family to bert or modernbert"),
+        (SMALL + "[train]\nobjective = 'masked'\n", "needs an encoder, but model.family = qwen3 sees only what came before; set model.family to one of bert, roberta, modernbert"),
         (SMALL + "family = 'bert'\n", "train.objective = causal needs a decoder, but model.family = bert sees both sides; set train.objective = masked"),
         (SMALL + "[train]\nobjective = 'classify'\n" + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["a"]\nlabel = "x"\n[[corpus.sources]]\nname = "b"\nformat = "text"\npaths = ["b"]\n',
          "needs a label for every document, but source 'b' has none"),

@@ -109,8 +109,8 @@ class ModelConfig:
     0: all; global_every: every so many layers, from the first (global_last: from the last of the first so many), one
     has no window; 0: all layers have it; global_layers: further layers without one, counted from 0.
     Positions: rotary_fraction: share of a head's dimensions that are rotated; window_rope_theta: base in windowed
-    layers, which then have window_rope_scaling instead of rope_scaling; nope_every: the last of every so many layers
-    has no rotary positions; nope_layers: further layers without them; position_padding: the token that RoBERTa's
+    layers, which then have window_rope_scaling instead of rope_scaling; unrotated_every: the last of every so many layers
+    has no rotary positions; unrotated_layers: further layers without them; position_padding: the token that RoBERTa's
     learned positions do not count, after whose own row they begin.
     MLP: gated: act(gate) * up instead of act(up); activation: see `parts.activate`.
     Embedding: scale_embedding: multiplied by the root of the width.
@@ -147,15 +147,15 @@ class ModelConfig:
     rotary_fraction: float = 1.0
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
-    nope_every: int = 0
-    nope_layers: tuple[int, ...] = ()
+    unrotated_every: int = 0
+    unrotated_layers: tuple[int, ...] = ()
     window: int = 0
     global_every: int = 0
     global_last: bool = False
     global_layers: tuple[int, ...] = ()
     window_rope_theta: float | None = None
     window_rope_scaling: RopeScaling | None = None
-    query_scalar: float = 0.0
+    query_scalar: int = 0
     inverse_layer_scale: bool = False
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
@@ -169,6 +169,25 @@ class ModelConfig:
     labels: int = 0
     pooling: Literal["first", "last", "mean"] = "last"
     family: str | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        width = int(self.head_dim * self.rotary_fraction)
+        if self.positions == "rotary" and width % 2:
+            part = "" if self.rotary_fraction == 1 else f", of which {width} dimensions are rotated"
+            raise InputError(
+                f"model: the width of a head is {self.head_dim}{part}, but rotary positions need an even one"
+            )
+        for key in SCALINGS:
+            scaling: RopeScaling | None = getattr(self, key)
+            if (
+                scaling is not None
+                and scaling.kind == "longrope"
+                and not (len(scaling.short_factor) == len(scaling.long_factor) == width // 2)
+            ):
+                raise InputError(
+                    f"model.{key}: {len(scaling.short_factor)} short and {len(scaling.long_factor)} long factors, but "
+                    f"{width} rotated dimensions of a head have {width // 2} frequencies"
+                )
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
@@ -227,7 +246,7 @@ class ModelConfig:
 
     def rope_of(self, layer: int) -> Rope | None:
         """How a layer rotates queries and keys; None: not at all."""
-        is_nope = layer in self.nope_layers or (self.nope_every and (layer + 1) % self.nope_every == 0)
+        is_nope = layer in self.unrotated_layers or (self.unrotated_every and (layer + 1) % self.unrotated_every == 0)
         if self.positions != "rotary" or is_nope:
             return None
         width = int(self.head_dim * self.rotary_fraction)

@@ -24,7 +24,6 @@ from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.of_recipe import model_config
 from bessemer.plan.cost import flops_per_token
 from bessemer.recipe import Batches, Model, Parallel, Recipe
-from bessemer.recipe.model import RopeScaling
 
 TOKENS_PER_PARAMETER = 20
 MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; activations beyond that only cost memory
@@ -131,14 +130,12 @@ def _dimensions(model: Model) -> Model:
 
 def _imported(model: Model, folder: Path) -> Model:
     """The dimensions and options of the folder that the weights come from; the recipe may repeat but not change them."""
-    found = recipe_keys(folder)
+    found, given = recipe_keys(folder), model.model_dump(mode="json", exclude_none=True)
     for key, value in found.items():
-        given = getattr(model, key)
-        plain = given.model_dump() if isinstance(given, RopeScaling) else given
-        if key in model.model_fields_set and plain is not None and plain != value:
-            raise InputError(f"model.{key}: {plain} is not what {folder} has ({value}); remove the key")
-    found["rope_scaling"] = RopeScaling(**found["rope_scaling"]) if found.get("rope_scaling") else None
-    return model.model_copy(update=found)
+        if key in model.model_fields_set and key in given and given[key] != value:
+            raise InputError(f"model.{key}: {given[key]} is not what {folder} has ({value}); remove the key")
+    read = Model.model_validate({key: value for key, value in found.items() if value is not None})
+    return model.model_copy(update={key: getattr(read, key) for key in found})
 
 
 def _learning_rate(flops: float) -> float:

@@ -7,31 +7,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from bessemer.recipe.families import FamilyName
-from bessemer.recipe.section import Positive, Section
+from bessemer.recipe.rotary import RopeScaling
+from bessemer.recipe.section import Section
 
-
-class RopeScaling(Section):
-    """How rotary positions are stretched beyond the length a model was first trained on."""
-
-    kind: Literal["linear", "llama3"] = Field(
-        description="linear: all positions divided by the factor; llama3: only the slow frequencies are."
-    )
-    factor: float = Field(gt=1, description="How many times longer the new length is.")
-    low_frequency: float = Field(
-        1.0, gt=0, description="Frequencies with fewer turns over original_length are divided by the factor (llama3)."
-    )
-    high_frequency: float = Field(
-        4.0, gt=0, description="Frequencies with more turns over original_length stay as they are (llama3)."
-    )
-    original_length: Positive = Field(8192, description="The length the model was first trained on (llama3).")
-
-    @model_validator(mode="after")
-    def _low_below_high(self) -> Self:
-        if self.low_frequency >= self.high_frequency:
-            raise ValueError(
-                f"low_frequency = {self.low_frequency} must be below high_frequency = {self.high_frequency}"
-            )
-        return self
+Layers = tuple[Annotated[int, Field(ge=0)], ...]
 
 
 class Model(Section):
@@ -43,7 +22,7 @@ class Model(Section):
     family: FamilyName = Field(
         "qwen3",
         description="The kind of block, named for the models that have it: qwen3 is RMSNorm, SwiGLU, rotary positions and "
-        "QK-norm; docs/models.md has a table of all. Masked language models need an encoder: bert, modernbert.",
+        "QK-norm; docs/models.md has a table of all. Masked language models need an encoder: bert, roberta, modernbert.",
     )
     from_: str | None = Field(
         None,
@@ -85,6 +64,17 @@ class Model(Section):
     qk_norm: Literal["none", "head", "full"] | None = Field(
         None, description="RMSNorm on queries and keys: none, over each head, or over all heads at once (full)."
     )
+    norm_bias: bool | None = Field(None, description="LayerNorm has a bias.")
+    qkv_bias: bool | None = Field(None, description="Queries, keys and values have biases.")
+    out_bias: bool | None = Field(None, description="The projection after attention has a bias.")
+    mlp_bias: bool | None = Field(None, description="The projections of the MLP have biases.")
+    transform_bias: bool | None = Field(None, description="The layer before an encoder's output has a bias.")
+    head_bias: bool | None = Field(None, description="The output matrix has a bias.")
+    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"] | None = Field(
+        None,
+        description="What the MLP's gate, or the MLP without one, goes through: silu (swish), gelu, its approximations by "
+        "tanh (gelu_new, gelu_pytorch_tanh) and sigmoid (quick_gelu), relu, or its square.",
+    )
     tie_embeddings: bool | None = Field(None, description="Input embedding and output matrix are one matrix.")
     window: int | None = Field(
         None,
@@ -95,8 +85,17 @@ class Model(Section):
     global_every: int | None = Field(
         None, ge=0, description="Every so many layers, from the first, one sees everything; 0: all have the window."
     )
-    global_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+    global_last: bool | None = Field(
+        None, description="That one is the last of every so many (Gemma), not the first (ModernBERT)."
+    )
+    global_layers: Layers | None = Field(
         None, strict=False, description="Further layers that see everything, counted from 0."
+    )
+    query_scalar: int | None = Field(
+        None, ge=0, description="Attention scores are divided by the root of it; 0: of the width of a head."
+    )
+    inverse_layer_scale: bool | None = Field(
+        None, description="Attention scores of layer n, counted from 1, are divided by n as well."
     )
     attention_soft_cap: float | None = Field(
         None, ge=0, description="Attention scores are c*tanh(score/c) with this c; 0: off."
@@ -108,6 +107,28 @@ class Model(Section):
     )
     rope_scaling: RopeScaling | None = Field(
         None, description="How rotary positions are stretched beyond the length first trained on; left out: not."
+    )
+    window_rope_scaling: RopeScaling | None = Field(
+        None,
+        description="The same in windowed layers, where window_rope_theta gives them a base; left out: not stretched.",
+    )
+    rotary_fraction: float | None = Field(
+        None, gt=0, le=1, description="Share of a head's dimensions that rotary positions turn."
+    )
+    unrotated_every: int | None = Field(
+        None, ge=0, description="The last of every so many layers has no rotary positions; 0: all have."
+    )
+    unrotated_layers: Layers | None = Field(
+        None, strict=False, description="Further layers without rotary positions, counted from 0."
+    )
+    position_padding: int | None = Field(
+        None,
+        ge=0,
+        description="Id of the token that learned positions pass over, and after whose own row they begin (roberta). An "
+        "encoder trained from scratch takes the end-of-text token's, 0 in our tokenizers.",
+    )
+    token_types: int | None = Field(
+        None, ge=0, description="Rows of the token types' embedding; all tokens are of type 0."
     )
     norm_eps: float | None = Field(None, gt=0, description="Epsilon of every norm; left out: the family's.")
 
@@ -133,9 +154,6 @@ class Model(Section):
             raise ValueError(
                 f"heads = {self.heads} does not divide width = {self.width}; give head_dim or change one of them"
             )
-        head_dim = self.head_dim or (self.width // self.heads if self.width and self.heads else None)
-        if head_dim is not None and head_dim % 2 and self.family not in ("gpt2", "bert"):
-            raise ValueError(f"the width of a head is {head_dim}, but rotary positions need an even one")
         for key in ("global_every", "global_layers"):
             if getattr(self, key) and self.window == 0:
                 raise ValueError(f"{key} = {getattr(self, key)} has no meaning without a window; give window as well")

@@ -242,7 +242,7 @@ class Recipe(Section):
         if self.model.from_ is None and objective == "masked" and family not in ENCODERS:
             raise ValueError(
                 f"train.objective = masked needs an encoder, but model.family = {family} sees only what came before; set "
-                f"model.family to {' or '.join(ENCODERS)}, or train.objective = causal"
+                f"model.family to one of {', '.join(ENCODERS)}, or train.objective = causal"
             )
         if objective == "classify":
             bare = [source.name for source in self.corpus.sources if source.label is None and source.label_key is None]

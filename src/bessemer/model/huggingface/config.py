@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.model.config import ModelConfig
+from bessemer.model.config import SCALINGS, ModelConfig
+from bessemer.model.huggingface.activations import read_activation, write_activation
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.family import Family
 from bessemer.model.huggingface.keys import FIXED, HARMLESS, UNDERSTOOD
 from bessemer.model.huggingface.settings import Settings
+from bessemer.recipe import Model
 
 # Options that belong to no family: a family takes any value of them, or says in `obstacles` which it cannot express.
 _FREE = {
     "vocabulary", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "sequence_length", "max_positions",
     "norm_eps", "tie_embeddings", "rope_theta", "window_rope_theta", "rope_scaling", "window", "global_every",
-    "global_layers", "labels", "pooling", "token_types", "family",
+    "global_last", "global_layers", "labels", "pooling", "family",
 }  # fmt: skip
 _FOLLOW = ("kv_heads", "head_dim")  # from heads and width, where config.json says null or nothing
 _TYPES = {field.name: str(field.type) for field in fields(ModelConfig)}
@@ -40,7 +42,10 @@ def family_of(config: ModelConfig) -> str:
         obstacles[name] = [
             f"{field.name} = {getattr(config, field.name)}"
             for field in fields(ModelConfig)
-            if field.name not in _FREE and getattr(config, field.name) != standard[field.name]
+            if field.name not in _FREE
+            and field.name not in family.keys
+            and field.name not in family.free
+            and getattr(config, field.name) != standard[field.name]
         ] + family.obstacles(config)
         if config.labels and config.pooling not in family.poolings:
             obstacles[name].append(f"pooling = {config.pooling}")
@@ -57,9 +62,10 @@ def to_hugging_face(config: ModelConfig, end_of_text: int) -> dict[str, Any]:
     """The config.json of a configuration. Raises InputError when no family of transformers has this block."""
     family = FAMILIES[family_of(config)]
     values = config.to_dict() | {"max_positions": config.positions_length}
+    values["activation"] = write_activation(config.activation)
     written: dict[str, Any] = {
         "architectures": [family.classifier if config.labels else family.architecture],
-        "model_type": family.name,
+        "model_type": family.model_type,
         **{theirs: values[ours] for ours, theirs in family.keys.items()},
         **family.fixed,
         **dict.fromkeys(family.dropout, 0.0),
@@ -104,13 +110,11 @@ def read_settings(folder: Path) -> Settings:
 def recipe_keys(folder: Path) -> dict[str, Any]:
     """What a folder's config.json says, as keys of the recipe's [model] table."""
     family, config = read_config(folder)
-    keys = (
-        "vocabulary", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "max_positions", "qk_norm",
-        "tie_embeddings", "window", "global_every", "global_layers", "rope_theta", "window_rope_theta", "rope_scaling",
-        "norm_eps",
-    )  # fmt: skip
-    values = config.to_dict() | {"global_layers": config.global_layers or None}
-    return {"family": family, **{key: values[key] for key in keys}}
+    values = {key: value for key, value in config.to_dict().items() if key in Model.model_fields}
+    for key in SCALINGS:
+        if values[key]:  # TOML has no null
+            values[key] = {name: value for name, value in values[key].items() if value is not None}
+    return values | {"family": family}
 
 
 def _family(settings: Settings) -> Family:
@@ -121,9 +125,10 @@ def _family(settings: Settings) -> Family:
             "unquantised version"
         )
     name = settings.raw("model_type")
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise InputError(f"{settings.path}: model_type {name!r} is not supported; supported: {', '.join(FAMILIES)}")
-    return FAMILIES[name]
+    by_type = {family.model_type: family for family in FAMILIES.values()}
+    if not isinstance(name, str) or name not in by_type:
+        raise InputError(f"{settings.path}: model_type {name!r} is not supported; supported: {', '.join(by_type)}")
+    return by_type[name]
 
 
 def _require_known(settings: Settings, family: Family) -> None:
@@ -139,7 +144,8 @@ def _require_known(settings: Settings, family: Family) -> None:
             + (f"is it {near[0]}?" if near else "remove it if it does not"),
         )
     for key, wanted in (FIXED | family.fixed).items():
-        if settings.raw(key) is not None and settings.raw(key) != wanted:
+        value = settings.raw(key)
+        if key not in family.reads and value != wanted and (value or (wanted and value is not None)):
             raise settings.wrong(key, f"is not supported; only {wanted!r} is")
 
 
@@ -154,6 +160,8 @@ def _mapped(settings: Settings, family: Family) -> dict[str, Any]:
             values[ours] = settings.flag(theirs, False)
         elif kind == "float":
             values[ours] = settings.number(theirs)
+        elif kind == "Activation":
+            values[ours] = read_activation(settings, theirs)
         else:
             values[ours] = settings.integer(theirs, least=0 if ours in ("window", "token_types") else 1)
     return values

@@ -54,14 +54,15 @@ def _no_obstacles(config: ModelConfig) -> list[str]:
 class Family:
     """A family of `transformers`, as data. `docs/models.md` says how to add one.
 
-    name: model_type of its config.json; title: as people write it; summary: norm, positions, MLP and what else, for the
-    table of the docs; architecture, classifier: class names of `transformers`;
+    name: in recipes; model_type: in its config.json, where it is another; title: as people write it; summary: norm,
+    positions, MLP and what else, for the table of the docs; architecture, classifier: class names of `transformers`;
     options: where it differs from ModelConfig's defaults; keys: our options to the keys of config.json, both ways;
     defaults: of our options, what `transformers` takes where a config.json leaves the key out (the tests compare them
     with its class); a key without a default is required, unless the value follows from others (kv_heads, head_dim);
     fixed: keys for which we have no option: another value is refused, and this one is written;
     dropout: keys of dropout, which a forward pass without training ignores; written as 0;
     harmless: keys that change nothing in what is computed, each with the reason;
+    free: options besides those of `keys` that it takes any value of, but for its obstacles;
     reads: keys that `read` understands; read: our options from those (given what `keys` gave), write: the inverse;
     obstacles: what of a configuration it cannot express; poolings: of a classifier;
     token_keys: keys that an export fills with the end-of-text token;
@@ -84,9 +85,14 @@ class Family:
     read: Callable[[Settings, Values], Values] = _nothing_read
     write: Callable[[ModelConfig], Values] = _nothing_written
     obstacles: Callable[[ModelConfig], list[str]] = _no_obstacles
+    free: tuple[str, ...] = ()
     poolings: tuple[str, ...] = ("last",)
     token_keys: tuple[str, ...] = ("bos_token_id", "eos_token_id", "pad_token_id")
+    model_type: str = ""
     examples: Mapping[str, Values] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model_type", self.model_type or self.name)
 
     @property
     def understood(self) -> set[str]:
@@ -103,6 +109,12 @@ def heads_fill_the_width(config: ModelConfig) -> list[str]:
     """The obstacle of a family whose head is always width / heads."""
     fills = config.heads * config.head_dim == config.width
     return [] if fills else [f"head_dim = {config.head_dim} other than width / heads"]
+
+
+def one_attention_bias(config: ModelConfig) -> list[str]:
+    """The obstacle of a family with one key for all biases of attention."""
+    found = f"qkv_bias = {config.qkv_bias} with out_bias = {config.out_bias}"
+    return [found] if config.qkv_bias != config.out_bias else []
 
 
 def no_window(config: ModelConfig) -> list[str]:

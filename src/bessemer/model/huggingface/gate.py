@@ -160,6 +160,7 @@ def _from_text(ours: Transformer, theirs: Any, tokenizer: Any, texts: Texts) -> 
     for text, _ in chosen:
         ids = tokenizer(text, return_tensors="pt")["input_ids"][:, :limit]
         if ids.shape[1]:
+            theirs(ids[:, :1])  # see _greedy_equal
             _checked(_logits(ours, ids), theirs(ids).logits, f"the logits of the text {text[:40]!r}")
         prompt = tokenizer(text[:PROMPT_CHARACTERS], return_tensors="pt")["input_ids"][:, : limit // 2]
         if prompt.shape[1]:
@@ -226,9 +227,13 @@ def _greedy_equal(ours: Transformer, theirs: Any, prompt: Tensor, may_end: bool 
     if room <= 0:
         return 0
     never = {} if may_end else {"eos_token_id": None, "pad_token_id": 0}
+    first, last = (ours.config.rope_regime(prompt.shape[1] + more) for more in (0, room))
+    theirs(prompt[:, :1])  # dynamic positions remember the longest sequence until they see a short one
     generated = theirs.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=room, do_sample=False, **never
-    )
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=room, do_sample=False,
+        use_cache=first == last,  # keys that transformers keeps stay rotated as in the shorter sequence they came from
+        **never,
+    )  # fmt: skip
     text = prompt
     for position in range(prompt.shape[1], generated.shape[1]):
         logits = ours.logits(text)[0, -1]

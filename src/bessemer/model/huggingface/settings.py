@@ -70,6 +70,22 @@ class Settings:
             raise self.wrong(key, "must be a string")
         return value
 
+    def numbers(self, key: str) -> list[float]:
+        """A list of finite numbers above 0; required."""
+        value = self._value(key, None)
+        if not isinstance(value, list) or not all(
+            isinstance(item, (int, float)) and not isinstance(item, bool) and 0 < item < math.inf for item in value
+        ):
+            raise self.wrong(key, "must be a list of finite numbers above 0")
+        return [float(item) for item in value]
+
+    def integers(self, key: str) -> list[int]:
+        """A list of whole numbers; empty when left out."""
+        value = self._value(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+            raise self.wrong(key, "must be a list of whole numbers")
+        return [int(item) for item in value]
+
     def texts(self, key: str) -> list[str]:
         """A list of strings; empty when left out."""
         value = self._value(key, [])

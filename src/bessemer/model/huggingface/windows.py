@@ -24,8 +24,8 @@ def read_layer_types(settings: Settings, layers: int) -> list[str] | None:
 
 
 def pattern(types: list[str]) -> dict[str, Any]:
-    """global_every and global_layers of a list of layer types; every = 1: no layer has a window."""
-    return {"global_every": 0, "global_layers": ()} | _pattern(types)
+    """global_every, global_last and global_layers of a list of layer types; every = 1: no layer has a window."""
+    return {"global_every": 0, "global_last": False, "global_layers": ()} | _pattern(types)
 
 
 def _pattern(types: list[str]) -> dict[str, Any]:
@@ -35,6 +35,8 @@ def _pattern(types: list[str]) -> dict[str, Any]:
     every = next((number for number in without if number > 0), len(types))
     if without == list(range(0, len(types), every)):
         return {"global_every": every}
+    if without == list(range(without[0], len(types), without[0] + 1)):
+        return {"global_every": without[0] + 1, "global_last": True}
     return {"global_layers": tuple(without)}
 
 

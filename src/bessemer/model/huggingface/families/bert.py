@@ -34,8 +34,9 @@ FAMILY = Family(
         "vocabulary": "vocab_size", "layers": "num_hidden_layers", "width": "hidden_size",
         "heads": "num_attention_heads", "mlp_width": "intermediate_size", "max_positions": "max_position_embeddings",
         "norm_eps": "layer_norm_eps", "token_types": "type_vocab_size", "tie_embeddings": "tie_word_embeddings",
+        "activation": "hidden_act",
     },
-    defaults={"norm_eps": 1e-12, "token_types": 2, "tie_embeddings": True},
+    defaults={"norm_eps": 1e-12, "token_types": 2, "tie_embeddings": True, "activation": "gelu"},
     tensors=Tensors(
         outer=(
             ("bert.embeddings.word_embeddings", "embedding"),
@@ -63,7 +64,7 @@ FAMILY = Family(
         base="bert.",
         unread=("cls.seq_relationship.", "bert.pooler.", "cls.predictions.decoder.bias"),
     ),
-    fixed={"hidden_act": "gelu", "is_decoder": False, "add_cross_attention": False},
+    fixed={"is_decoder": False, "add_cross_attention": False},
     dropout=("hidden_dropout_prob", "attention_probs_dropout_prob"),
     harmless={
         "classifier_dropout": "dropout, which only training has",
@@ -74,6 +75,7 @@ FAMILY = Family(
     poolings=("first",),
     examples={
         "BERT": {"kv_heads": 4, "head_dim": 8},
+        "BERT, SiLU, three token types": {"kv_heads": 4, "head_dim": 8, "activation": "silu", "token_types": 3},
         "BERT, classifier": {"kv_heads": 4, "head_dim": 8, "labels": 5, "pooling": "first"},
     },
 )  # fmt: skip

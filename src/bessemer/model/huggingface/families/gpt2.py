@@ -6,16 +6,27 @@ from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.model.huggingface.family import (
     Family,
     Tensors,
+    Values,
     heads_fill_the_width,
     no_window,
     one_kv_head_a_query_head,
 )
+from bessemer.model.huggingface.settings import Settings
 
 _SUMMARY = "belongs to a head for choosing among answers, which is not read"
 
 
 def _obstacles(config: ModelConfig) -> list[str]:
-    return one_kv_head_a_query_head(config) + heads_fill_the_width(config) + no_window(config)
+    scales = [f"query_scalar = {config.query_scalar}"] if config.query_scalar not in (0, 1) else []
+    return one_kv_head_a_query_head(config) + heads_fill_the_width(config) + no_window(config) + scales
+
+
+def _read(settings: Settings, values: Values) -> Values:
+    return {"query_scalar": 0 if settings.flag("scale_attn_weights", True) else 1}
+
+
+def _write(config: ModelConfig) -> Values:
+    return {"scale_attn_weights": not config.query_scalar}
 
 
 FAMILY = Family(
@@ -31,8 +42,9 @@ FAMILY = Family(
     keys={
         "vocabulary": "vocab_size", "layers": "n_layer", "width": "n_embd", "heads": "n_head", "mlp_width": "n_inner",
         "max_positions": "n_positions", "norm_eps": "layer_norm_epsilon", "tie_embeddings": "tie_word_embeddings",
+        "activation": "activation_function", "inverse_layer_scale": "scale_attn_by_inverse_layer_idx",
     },
-    defaults={"norm_eps": 1e-5, "tie_embeddings": True},
+    defaults={"norm_eps": 1e-5, "tie_embeddings": True, "activation": "gelu_tanh", "inverse_layer_scale": False},
     tensors=Tensors(
         outer=(
             ("transformer.wte", "embedding"),
@@ -53,10 +65,11 @@ FAMILY = Family(
         transposed=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
         base="transformer.",
     ),
-    fixed={
-        "activation_function": "gelu_new", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    },
+    free=("query_scalar",),
+    reads=("scale_attn_weights",),
+    read=_read,
+    write=_write,
+    fixed={"add_cross_attention": False},
     dropout=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
     harmless={
         "n_ctx": "an older name of n_positions, which transformers reads",
@@ -67,6 +80,10 @@ FAMILY = Family(
     obstacles=_obstacles,
     examples={
         "GPT-2": {"kv_heads": 4, "head_dim": 8},
+        "GPT-2, scores divided by the layer, ReLU": {
+            "kv_heads": 4, "head_dim": 8, "inverse_layer_scale": True, "activation": "relu", "layers": 3,
+        },
+        "GPT-2, scores as they are": {"kv_heads": 4, "head_dim": 8, "query_scalar": 1, "activation": "gelu"},
         "GPT-2, classifier": {"kv_heads": 4, "head_dim": 8, "labels": 5},
     },
 )  # fmt: skip

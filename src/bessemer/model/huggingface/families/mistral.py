@@ -22,7 +22,8 @@ def _write(config: ModelConfig) -> Values:
     return llama.write(config) | {"sliding_window": config.window or None}
 
 
-def _obstacles(config: ModelConfig) -> list[str]:
+def obstacles(config: ModelConfig) -> list[str]:
+    """What a family with the same window in every layer cannot express."""
     some = config.window and any(not config.window_of(layer) for layer in range(config.layers))
     return (["layers without a window beside those with one"] if some else []) + one_rope_base(config)
 
@@ -35,14 +36,13 @@ FAMILY = Family(
     classifier="MistralForSequenceClassification",
     options={"qk_norm": "none"},
     keys=llama.NAMES,
-    defaults={"tie_embeddings": False, "norm_eps": 1e-6, "kv_heads": 8},
+    defaults={"tie_embeddings": False, "norm_eps": 1e-6, "kv_heads": 8, "activation": "silu"},
     tensors=llama.tensors(),
-    fixed={"hidden_act": "silu"},
     dropout=("attention_dropout",),
     reads=(*ROPE_KEYS, "sliding_window"),
     read=_read,
     write=_write,
-    obstacles=_obstacles,
+    obstacles=obstacles,
     examples={
         "Mistral": {"window": 7, "layers": 3},
         "Mistral, no window, wide heads": {"head_dim": 24},

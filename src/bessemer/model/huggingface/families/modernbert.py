@@ -2,53 +2,58 @@
 
 from __future__ import annotations
 
-from bessemer.model.config import ModelConfig
+from bessemer.model.config import ModelConfig, RopeScaling
+from bessemer.model.huggingface.activations import read_activation, write_activation
 from bessemer.model.huggingface.family import (
     Family,
     Tensors,
     Values,
     heads_fill_the_width,
+    one_attention_bias,
     one_kv_head_a_query_head,
 )
-from bessemer.model.huggingface.rope import read_scaling
+from bessemer.model.huggingface.rope import read_by_layer_type, write_by_layer_type
 from bessemer.model.huggingface.settings import Settings
 from bessemer.model.huggingface.windows import GLOBAL, WINDOWED, pattern, read_layer_types, write_layer_types
 
+_BASES = ("global_rope_theta", "local_rope_theta")
 _ONLY_TRAINING = "only training computes with it"
 
 
 def _read(settings: Settings, values: Values) -> Values:
-    tables = settings.table("rope_parameters")
-    bases = {}
-    for kind, older, base in ((GLOBAL, "global_rope_theta", 160_000.0), (WINDOWED, "local_rope_theta", 10_000.0)):
-        table = tables.table(kind)
-        if read_scaling(table, values["max_positions"]) is not None:
-            raise table.wrong("rope_type", "is not supported for modernbert")
-        bases[kind] = table.number("rope_theta", settings.number(older, base))
+    if settings.raw("classifier_activation") is not None:
+        head = read_activation(settings, "classifier_activation")
+    else:
+        head = "gelu"
+    if head != values["activation"]:
+        raise settings.wrong("classifier_activation", "is not supported; only the same as hidden_activation is")
     types = read_layer_types(settings, values["layers"])
     every = settings.integer("global_attn_every_n_layers", 3)
     if types is None:
         types = [GLOBAL if number % every == 0 else WINDOWED for number in range(values["layers"])]
     return {
-        "rope_theta": bases[GLOBAL], "window_rope_theta": bases[WINDOWED], **pattern(types),
+        **read_by_layer_type(settings, values["max_positions"], _BASES, (160_000.0, 10_000.0)), **pattern(types),
+        "out_bias": values["qkv_bias"],
         "pooling": {"mean": "mean"}.get(settings.text("classifier_pooling", "cls"), "first"),
     }  # fmt: skip
 
 
 def _write(config: ModelConfig) -> Values:
     return {
-        "global_rope_theta": config.rope_theta,
-        "local_rope_theta": config.window_rope_theta or config.rope_theta,
+        **write_by_layer_type(config, _BASES),
         "global_attn_every_n_layers": config.global_every or config.layers + 1,
         "layer_types": write_layer_types(config),
+        "classifier_activation": write_activation(config.activation),
         "classifier_pooling": "mean" if config.pooling == "mean" else "cls",
     }
 
 
 def _obstacles(config: ModelConfig) -> list[str]:
-    found = one_kv_head_a_query_head(config) + heads_fill_the_width(config)
+    found = one_kv_head_a_query_head(config) + heads_fill_the_width(config) + one_attention_bias(config)
     if not config.window or config.window % 2:
         found.append(f"window = {config.window} (it must be even)")
+    if config.labels and not config.head_bias:
+        found.append("head_bias = False in a classifier")
     return found
 
 
@@ -68,8 +73,13 @@ FAMILY = Family(
         "vocabulary": "vocab_size", "layers": "num_hidden_layers", "width": "hidden_size",
         "heads": "num_attention_heads", "mlp_width": "intermediate_size", "max_positions": "max_position_embeddings",
         "norm_eps": "norm_eps", "window": "local_attention", "tie_embeddings": "tie_word_embeddings",
+        "activation": "hidden_activation", "qkv_bias": "attention_bias", "mlp_bias": "mlp_bias",
+        "norm_bias": "norm_bias", "transform_bias": "classifier_bias", "head_bias": "decoder_bias",
     },
-    defaults={"norm_eps": 1e-5, "window": 128, "tie_embeddings": True},
+    defaults={
+        "norm_eps": 1e-5, "window": 128, "tie_embeddings": True, "activation": "gelu", "qkv_bias": False,
+        "mlp_bias": False, "norm_bias": False, "transform_bias": False, "head_bias": True,
+    },
     tensors=Tensors(
         outer=(
             ("model.embeddings.tok_embeddings", "embedding"),
@@ -93,10 +103,7 @@ FAMILY = Family(
             ("mlp_norm", "mlp_norm"),
         ),
     ),
-    fixed={
-        "hidden_activation": "gelu", "attention_bias": False, "mlp_bias": False, "norm_bias": False,
-        "decoder_bias": True, "classifier_bias": False, "classifier_activation": "gelu",
-    },
+    free=("out_bias", "window_rope_scaling"),
     harmless={
         **dict.fromkeys(("attention_dropout", "embedding_dropout", "mlp_dropout", "classifier_dropout"),
                         "dropout, which only training has"),
@@ -108,7 +115,7 @@ FAMILY = Family(
         "repad_logits_with_grad": "a choice of layout in memory",
         "position_embedding_type": "of an older code, which reads nothing else than rotary positions",
     },
-    reads=("rope_parameters", "global_rope_theta", "local_rope_theta", "layer_types", "global_attn_every_n_layers",
+    reads=("classifier_activation", "rope_parameters", *_BASES, "layer_types", "global_attn_every_n_layers",
            "classifier_pooling"),
     read=_read,
     write=_write,
@@ -118,6 +125,11 @@ FAMILY = Family(
     examples={
         "ModernBERT": {"kv_heads": 4, "head_dim": 8, "window": 8, "layers": 4},
         "ModernBERT, all layers global": {"kv_heads": 4, "head_dim": 8, "window": 8, "global_every": 1},
+        "ModernBERT, biases, yarn in layers without a window": {
+            "kv_heads": 4, "head_dim": 8, "window": 8, "layers": 4, "norm_bias": True, "activation": "gelu_tanh",
+            "qkv_bias": True, "out_bias": True, "mlp_bias": True, "transform_bias": True, "head_bias": False,
+            "rope_scaling": RopeScaling("yarn", 4.0, original_length=6),
+        },
         "ModernBERT, classifier": {
             "kv_heads": 4, "head_dim": 8, "window": 8, "layers": 4, "labels": 5, "pooling": "mean",
         },

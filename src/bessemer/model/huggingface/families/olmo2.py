@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bessemer.model.config import ModelConfig
+from bessemer.model.config import ModelConfig, RopeScaling
 from bessemer.model.huggingface.families import llama
-from bessemer.model.huggingface.family import Family, heads_fill_the_width, no_window
+from bessemer.model.huggingface.family import Family, heads_fill_the_width
 from bessemer.model.huggingface.rope import KEYS as ROPE_KEYS
 
 
 def _obstacles(config: ModelConfig) -> list[str]:
-    return heads_fill_the_width(config) + no_window(config)
+    return heads_fill_the_width(config) + llama.obstacles(config)
 
 
 FAMILY = Family(
@@ -19,14 +19,22 @@ FAMILY = Family(
     architecture="Olmo2ForCausalLM",
     classifier="Olmo2ForSequenceClassification",
     options={"qk_norm": "full", "norm_position": "output"},
-    keys={ours: theirs for ours, theirs in llama.NAMES.items() if ours != "head_dim"},
-    defaults={"tie_embeddings": False, "norm_eps": 1e-5},
+    keys={ours: theirs for ours, theirs in llama.NAMES.items() if ours != "head_dim"} | llama.ATTENTION_BIAS,
+    defaults={"tie_embeddings": False, "norm_eps": 1e-5, "activation": "silu", "qkv_bias": False},
     tensors=llama.tensors("post_attention_layernorm", "post_feedforward_layernorm"),
-    fixed={"hidden_act": "silu", "attention_bias": False},
+    free=("out_bias",),
     dropout=("attention_dropout",),
     reads=ROPE_KEYS,
-    read=llama.read,
+    read=llama.read_with_biases,
     write=llama.write,
     obstacles=_obstacles,
-    examples={"OLMo-2": {"head_dim": 8}},
+    examples={
+        "OLMo-2": {"head_dim": 8},
+        "OLMo-2, attention biases, yarn": {
+            "head_dim": 8,
+            "qkv_bias": True,
+            "out_bias": True,
+            "rope_scaling": RopeScaling("yarn", 4.0, original_length=6),
+        },
+    },
 )

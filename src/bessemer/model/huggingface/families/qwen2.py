@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bessemer.model.config import RopeScaling
 from bessemer.model.huggingface.families import llama, qwen3
 from bessemer.model.huggingface.family import Family, one_rope_base
 from bessemer.model.huggingface.rope import KEYS as ROPE_KEYS
@@ -14,9 +15,8 @@ FAMILY = Family(
     classifier="Qwen2ForSequenceClassification",
     options={"qk_norm": "none", "qkv_bias": True},
     keys=llama.NAMES,
-    defaults={"tie_embeddings": False, "norm_eps": 1e-6, "kv_heads": 32},
+    defaults={"tie_embeddings": False, "norm_eps": 1e-6, "kv_heads": 32, "activation": "silu"},
     tensors=llama.tensors(),
-    fixed={"hidden_act": "silu"},
     dropout=("attention_dropout",),
     reads=(*ROPE_KEYS, *qwen3.WINDOW_KEYS),
     read=qwen3.read,
@@ -24,6 +24,7 @@ FAMILY = Family(
     obstacles=one_rope_base,
     examples={
         "Qwen2": {"rope_theta": 1e6, "tie_embeddings": True},
+        "Qwen2, yarn": {"rope_theta": 1e6, "rope_scaling": RopeScaling("yarn", 4.0, original_length=6)},
         "Qwen2, windows from the third layer on": {"window": 7, "layers": 4, "global_layers": (0, 1)},
         "Qwen2, classifier": {"labels": 5},
     },

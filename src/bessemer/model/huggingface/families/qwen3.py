@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bessemer.model.config import ModelConfig
+from bessemer.model.config import ModelConfig, RopeScaling
 from bessemer.model.huggingface.families import llama
-from bessemer.model.huggingface.family import Family, Values, one_rope_base
+from bessemer.model.huggingface.family import Family, Values, one_attention_bias, one_rope_base
 from bessemer.model.huggingface.rope import KEYS as ROPE_KEYS
 from bessemer.model.huggingface.settings import Settings
 from bessemer.model.huggingface.windows import GLOBAL, WINDOWED, pattern, read_layer_types, write_layer_types
@@ -43,6 +43,14 @@ def write(config: ModelConfig) -> Values:
     return written
 
 
+def _read(settings: Settings, values: Values) -> Values:
+    return read(settings, values) | {"out_bias": values["qkv_bias"]}
+
+
+def _obstacles(config: ModelConfig) -> list[str]:
+    return one_rope_base(config) + one_attention_bias(config)
+
+
 FAMILY = Family(
     name="qwen3",
     title="Qwen3",
@@ -50,18 +58,30 @@ FAMILY = Family(
     architecture="Qwen3ForCausalLM",
     classifier="Qwen3ForSequenceClassification",
     options={},
-    keys=llama.NAMES,
-    defaults={"tie_embeddings": False, "norm_eps": 1e-6, "kv_heads": 32, "head_dim": 128},
+    keys=llama.NAMES | llama.ATTENTION_BIAS,
+    defaults={
+        "tie_embeddings": False,
+        "norm_eps": 1e-6,
+        "kv_heads": 32,
+        "head_dim": 128,
+        "activation": "silu",
+        "qkv_bias": False,
+    },
     tensors=llama.tensors(),
-    fixed={"hidden_act": "silu", "attention_bias": False},
+    free=("out_bias",),
     dropout=("attention_dropout",),
     reads=(*ROPE_KEYS, *WINDOW_KEYS),
-    read=read,
+    read=_read,
     write=write,
-    obstacles=one_rope_base,
+    obstacles=_obstacles,
     examples={
         "Qwen3": {"rope_theta": 1e6},
         "Qwen3, tied, wide heads": {"tie_embeddings": True, "head_dim": 24},
+        "Qwen3, attention biases, yarn": {
+            "qkv_bias": True,
+            "out_bias": True,
+            "rope_scaling": RopeScaling("yarn", 4.0, original_length=6, truncate=False),
+        },
         "Qwen3, sliding window": {"window": 7, "global_every": 2, "layers": 3},
     },
 )
