@@ -124,9 +124,7 @@ def test_equal_to_transformers(name: str, direction: str, precision: str, tmp_pa
         errors = worst_errors(ours, theirs.eval())
     else:
         with Float64():
-            theirs = their_class(wanted).from_pretrained(
-                tmp_path, dtype=torch.float64
-            )
+            theirs = their_class(wanted).from_pretrained(tmp_path, dtype=torch.float64)
             errors = worst_errors(ours.double(), theirs.double().eval())
     table[name, direction, precision] = errors
     for what, error in errors.items():
