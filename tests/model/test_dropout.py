@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from bessemer.model.attention import Documents, Scope, Sight, attention
-from bessemer.model.config import FAMILIES
 from bessemer.model.dropout import DropoutMasks, dropped, mixed, sequence_keys
 from bessemer.model.huggingface.config import to_hugging_face
 from bessemer.model.huggingface.export import write_weights
+from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import Dropout
 from tests.model.float64 import Float64
 from tests.model.samples import config, stirred
@@ -167,7 +167,7 @@ def test_it_drops_where_transformers_drops(
     import transformers
 
     wanted = config(
-        **{**FAMILIES[family], "heads": 4, "kv_heads": 4, "head_dim": 8, "labels": labels},
+        **{**FAMILIES[family].options, "heads": 4, "kv_heads": 4, "head_dim": 8, "labels": labels},
         **({"pooling": "first"} if labels else {}),
     )
     model = stirred(wanted)
@@ -227,7 +227,7 @@ def test_it_drops_where_transformers_drops(
 @pytest.mark.parametrize("family", ["gpt2", pytest.param("modernbert", marks=pytest.mark.slow)])
 def test_compiled_blocks_drop_the_same(family: str) -> None:
     """Each layer without a compilation of its own."""
-    wanted = config(**{**FAMILIES[family], "heads": 4, "kv_heads": 4, "head_dim": 8, "layers": 3})
+    wanted = config(**{**FAMILIES[family].options, "heads": 4, "kv_heads": 4, "head_dim": 8, "layers": 3})
     model = stirred(wanted).double()
     tokens = torch.randint(
         1, wanted.vocabulary, (2, wanted.sequence_length), generator=torch.Generator().manual_seed(2)
