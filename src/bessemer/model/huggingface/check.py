@@ -158,7 +158,7 @@ def _reduce_folder(folder: Path, copy: Path, layers: int, window: int) -> None:
         if path.name.endswith((".safetensors", ".safetensors.index.json")):
             (copy / path.name).symlink_to(path)
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    settings[FAMILIES[settings["model_type"]].keys["layers"]] = layers
+    settings[FAMILIES[read_config(folder)[0]].keys["layers"]] = layers
     if settings.get("layer_types"):
         settings["layer_types"] = settings["layer_types"][:layers]
     if window:
