@@ -469,6 +469,9 @@ def test_generate_trace_and_export_on_a_run(whole: Path, tmp_path: Path, capsys:
     assert command("trace", folder, "--step", "3", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["sample"] for row in rows} == set(range(16, 24))
+    assert command("trace", folder, "--step", "3", "--text") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["sample", "source", "document", "path", "text"] and len(lines) == 1 + len(rows)
     assert command("trace", folder, "--document", rows[0]["document"]) == 0
     assert "step         3  sample 16" in capsys.readouterr().out.splitlines()
     assert command("export", folder, tmp_path / "out") == 0
@@ -529,6 +532,8 @@ def test_a_reader_that_has_seen_enough_is_no_failure(whole: Path) -> None:
     command = f"'{sys.executable}' -m bessemer recipe --explain | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=ENVIRONMENT)
     assert (done.returncode, done.stderr) == (0, "")
-    command = f"'{sys.executable}' -m bessemer trace '{whole / 'small'}' --step 2 | head -1; exit ${{PIPESTATUS[0]}}"
+    command = (
+        f"'{sys.executable}' -m bessemer trace '{whole / 'small'}' --step 2 --json | head -1; exit ${{PIPESTATUS[0]}}"
+    )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=ENVIRONMENT)
     assert (done.returncode, done.stderr) == (0, "")

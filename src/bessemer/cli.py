@@ -51,6 +51,8 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         with nullcontext() if given.do is commands.chat else working(given.do.__name__.rstrip("_")):
             result = given.do(given)
+        if given.json:
+            print(json.dumps(result, indent=2, default=str), flush=True)
     except KeyboardInterrupt:
         return _failed(given, Stopped("stopped; nothing is half-written, the same command goes on from here"))
     except BessemerError as error:
@@ -62,8 +64,6 @@ def run_command(arguments: Sequence[str]) -> int:
         return _failed(given, BessemerError(_os_error(error)))
     except MemoryError:
         return _failed(given, BessemerError("out of memory; lower train.micro_batch, or the model's size"))
-    if given.json:
-        print(json.dumps(result, indent=2, default=str))
     return 0
 
 

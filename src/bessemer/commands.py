@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.screens import demo_screen, planned_lines, run_screen
+from bessemer.screens import demo_screen, planned_lines, print_columns, run_screen
 from bessemer.terminal import amount, say
 
 if TYPE_CHECKING:
@@ -221,8 +221,7 @@ def trace(given: argparse.Namespace) -> Any:
         store = TokenStore.open(session.run.tokens)
         rows = ledger.step_documents(resolved, store, session.run.corpus, given.step, given.text)
         if not given.json:
-            for row in rows:
-                print("  ".join(str(value) for value in row.values()))
+            print_columns(rows)
         return rows
     # What a corpus and its tokens hold needs no recipe, which a run folder has once training is prepared.
     folder = Path(given.run)

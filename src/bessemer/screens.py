@@ -53,6 +53,15 @@ def _interval(plan: dict[str, Any]) -> str:
     return f"; between {found[0]:.3g} and {found[1]:.3g} s a step" if found else ""
 
 
+def print_columns(rows: list[dict[str, Any]]) -> None:
+    """Rows of the same keys under their names, a line each."""
+    rows = [{name: " ".join(str(value).split()) for name, value in row.items()} for row in rows]
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] != "" for row in rows)]
+    wide = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+    for row in [{name: name for name in names}, *rows] if rows else []:
+        print("  ".join(f"{row[name]:<{wide[name]}}" for name in names).rstrip())
+
+
 SIMULATED_ROWS = {  # of the simulation to those of the plan
     "weights": ("weights",),
     "gathered": ("casts",),

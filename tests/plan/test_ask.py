@@ -148,3 +148,12 @@ def test_programs_without_sequence_parallelism_are_planned_without_it() -> None:
         ).job.layout.sequence_parallel
     )
     assert outcome.of(found).step.hfu == pytest.approx(0.45, rel=0.1)
+
+
+def test_mistakes_are_said_of_what_was_typed() -> None:
+    with pytest.raises(
+        InputError, match=r"^model=llama2-7b kv-heads=5: model: kv_heads = 5 does not divide heads = 32"
+    ):
+        ask.alone({"model": "llama2-7b", "gpus": "8xH100", "tokens": "1B", "kv-heads": "5"})
+    with pytest.raises(InputError, match=r"^zero=9: input should be 1, 2 or 3"):
+        changed(ask.alone({"params": "7B", "gpus": "8xH100", "tokens": "1B"}), "zero=9")

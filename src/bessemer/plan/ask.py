@@ -109,7 +109,9 @@ def with_changes(of: Asked, asked: Mapping[str, str], overrides: tuple[str, ...]
 
 
 def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overrides: tuple[str, ...]) -> Asked:
+    written = {ALIASES.get(name.replace("-", "_"), name.replace("-", "_")): name for name in asked}
     asked = {ALIASES.get(name.replace("-", "_"), name.replace("-", "_")): value for name, value in asked.items()}
+    texts = dict(asked)
     if shape := {"model", "params"} & set(asked):
         name = shape.pop()
         vocabulary = count(asked["vocabulary"], "vocabulary") if "vocabulary" in asked else None
@@ -120,7 +122,14 @@ def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overri
     changes = [f"{key}={value}" for key, value in overrides_of(asked, model).items()]
     if set(asked) & set(WAYS) and not any(one.startswith("parallel.auto") for one in overrides):
         changes.append("parallel.auto=false")
-    recipe = parse(text, "plan", [*changes, *overrides])
+    try:
+        recipe = parse(text, "plan", [*changes, *overrides])
+    except InputError as error:
+        said = str(error)  # of keys that these names set
+        for name in asked:
+            for key, value in overrides_of({name: asked[name]}, model).items():
+                said = said.replace(f"--set {key}={value}", f"{written[name]}={texts[name]}")
+        raise InputError(said) from None
     if model is not None:
         sizes = {key: getattr(recipe.model, key) for key in SIZES if getattr(recipe.model, key) is not None}
         model = model.with_changes(**sizes, sequence_length=recipe.tokens.sequence_length)
