@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from bessemer.errors import InputError
+from bessemer.model.of_recipe import model_config
 from bessemer.plan import dial
-from bessemer.recipe import Batches, Recipe
+from bessemer.recipe import Batches, Model, Recipe
+from bessemer.recipe.start import start_recipe
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
 from bessemer.tokens import outlook
 from bessemer.tokens.tokenizer import Tokenizer, mask_token
 
+OF_THE_HEAD = ("logit_soft_cap", "max_positions", "sequence_length", "family")  # may differ, or is a name
 HOPELESS_RATE, HIGH_RATE = 1.0, 0.1  # of a step: matrices start with a standard deviation near 0.02
 
 
@@ -85,3 +88,19 @@ def _start(recipe: Recipe, start: RunFolder) -> None:
         raise InputError(f"train.start: {start.path}: no such run folder; name the folder of a trained run")
     if not (start.checkpoints / "latest").exists():
         raise InputError(f"train.start: {start.path}: no checkpoint there; name the folder of a trained run")
+    found = start_recipe(start.path)
+    if found is None:
+        return
+    theirs = Model.model_validate({key: value for key, value in found["model"].items() if key != "from"})
+    vocabulary = outlook.vocabulary(recipe, start.tokens)
+    ours, there = (
+        model_config(dial.resolve(one, vocabulary), vocabulary).to_dict()
+        for one in (recipe, recipe.model_copy(update={"model": theirs}))
+    )
+    different = [key for key, value in ours.items() if key not in OF_THE_HEAD and there[key] != value]
+    if different:
+        key = different[0]
+        raise InputError(
+            f"model: {key} = {ours[key]} is not what {start.path} has ({there[key]}), where train.start takes the weights from; "
+            "leave [model] out: it follows from that run"
+        )

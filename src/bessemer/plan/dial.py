@@ -6,7 +6,8 @@ Each derived value can be overridden by its own key. Where each rule comes from:
 width          64 x depth: an aspect ratio of 64, in the flat valley that Kaplan et al. (2020, section 3.1, figure 5)
                measured for width / depth between 30 and 150.
 heads          of 64 elements up to a width of 1024, of 128 from there on (the head sizes of Llama and Qwen3).
-learning rate  0.3118 C^-0.1250, with C the FLOPs of the whole run (Bi et al. 2024, DeepSeek LLM, section 3.1).
+learning rate  0.3118 C^-0.1250, with C the FLOPs of the whole run (Bi et al. 2024, DeepSeek LLM, section 3.1); of weights that
+               were trained before, a tenth of it (recipe/start.py).
 batch          0.2920 C^0.3271 tokens (the same), rounded to a power of two of sequences.
 horizon        20 tokens per parameter (Hoffmann et al. 2022, table 3).
 """
@@ -18,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.model.config import default_mlp_width
+from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.config import recipe_keys
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.of_recipe import model_config
 from bessemer.plan.cost import flops_per_token
 from bessemer.recipe import Batches, Model, Parallel, Recipe
+from bessemer.recipe.start import CONTINUED_RATE
 
 TOKENS_PER_PARAMETER = 20
 MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; activations beyond that only cost memory
@@ -83,7 +85,8 @@ def resolve(
         ),
         "optimizer": optimizer.model_copy(
             update={
-                "learning_rate": optimizer.learning_rate or _learning_rate(flops),
+                "learning_rate": optimizer.learning_rate
+                or _learning_rate(flops, config, recipe.model.from_ is not None or train.start is not None),
                 "betas": optimizer.betas or BETAS[optimizer.kind],
             }
         ),
@@ -138,8 +141,13 @@ def _imported(model: Model, folder: Path) -> Model:
     return model.model_copy(update={key: getattr(read, key) for key in found})
 
 
-def _learning_rate(flops: float) -> float:
-    return float(f"{0.3118 * flops**-0.1250:.4g}")
+def _learning_rate(flops: float, config: ModelConfig, is_continued: bool) -> float:
+    """Of a model that is trained already: CONTINUED_RATE of the rate of its own training, which is taken to have been of 20
+    tokens a parameter."""
+    if not is_continued or config.labels:
+        return float(f"{0.3118 * flops**-0.1250:.4g}")
+    whole = max(flops, flops_per_token(config) * TOKENS_PER_PARAMETER * config.parameters)
+    return float(f"{CONTINUED_RATE * 0.3118 * whole**-0.1250:.4g}")
 
 
 def _batch(flops: float, length: int, layout: Parallel) -> int:

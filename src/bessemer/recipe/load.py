@@ -20,6 +20,7 @@ from bessemer.recipe.complaints import complaints
 from bessemer.recipe.keys import nearest
 from bessemer.recipe.quality import Quality
 from bessemer.recipe.schema import Recipe
+from bessemer.recipe.start import follow_start
 
 HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
 
@@ -62,8 +63,9 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
         raise InputError(f"{path}: no such recipe file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as a recipe: {error}") from None
-    recipe = parse(text, str(path), overrides, _name(path) if may_be_unnamed else None)
-    return _from_folder(recipe, path.resolve().parent)
+    folder = path.resolve().parent
+    recipe = parse(text, str(path), overrides, _name(path) if may_be_unnamed else None, folder)
+    return _from_folder(recipe, folder)
 
 
 def _in_folder(recipe: Recipe, folder: Path) -> Recipe:
@@ -79,8 +81,10 @@ def _name(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-") or "plan"
 
 
-def parse(text: str, where: str, overrides: Sequence[str] = (), name: str | None = None) -> Recipe:
-    """Validate TOML `text`; `where` names it in errors; name: of the run where it has no [run] table."""
+def parse(
+    text: str, where: str, overrides: Sequence[str] = (), name: str | None = None, folder: Path | None = None
+) -> Recipe:
+    """Validate TOML `text`; `where` names it in errors; name: of the run where it has no [run] table; folder: of its file."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -91,6 +95,7 @@ def parse(text: str, where: str, overrides: Sequence[str] = (), name: str | None
     for override in overrides:
         _override(values, override)
     _one_horizon(values, overrides)
+    follow_start(values, folder or Path())
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:

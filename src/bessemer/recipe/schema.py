@@ -56,8 +56,9 @@ class Train(Section):
     start: str | None = Field(
         None,
         min_length=1,
-        description="A run folder whose newest checkpoint gives the starting weights; the head is new where the objective "
-        "differs, and the tokenizer must be the same (tokenizer.path).",
+        description="A run folder whose newest checkpoint gives the starting weights. Model, tokenizer and sequence_length "
+        "follow from it where they are left out, and the learning rate is a tenth of its own; the head is new where the "
+        "objective differs.",
     )
     steps: int | None = Field(None, gt=0, description="Optimizer steps; wins over minutes.")
     tokens: int | None = Field(None, gt=0, description="Tokens to train on, instead of steps.")

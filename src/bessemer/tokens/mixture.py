@@ -48,7 +48,8 @@ class Phase:
 
     first: its first slot; it lasts to the next phase's. slots: how many slots of a block each source has. before: how
     many sequences of each source are drawn before the phase. by_deadline: the rule of the order within a block, see
-    `_block`. asked: number of the recipe's phase that it is of.
+    `_block`. asked: number of the recipe's phase that it is of. exact: where the block is the whole phase and its shares are no
+    multiples of 1 / block, numerators of them, which the order follows; else empty.
     """
 
     first: int
@@ -56,6 +57,7 @@ class Phase:
     before: tuple[int, ...]
     by_deadline: bool = True
     asked: int = 0
+    exact: tuple[int, ...] = ()
 
     @property
     def block(self) -> int:
@@ -72,7 +74,7 @@ class Phase:
         whole, rest = divmod(count, self.block)
         counts = whole * np.asarray(self.slots, dtype=np.int64)
         if rest:
-            counts = counts + np.bincount(_block(self.slots, self.by_deadline)[0][:rest], minlength=len(self.slots))
+            counts = counts + np.bincount(self.order()[0][:rest], minlength=len(self.slots))
         return counts
 
     def slot_of(self, source: int, number: int) -> int:
@@ -82,8 +84,14 @@ class Phase:
     def slots_of(self, source: int, numbers: Counts) -> Counts:
         """The same for many of its sequences."""
         whole, rest = np.divmod(numbers, self.slots[source])
-        places = np.flatnonzero(_block(self.slots, self.by_deadline)[0] == source)
+        places = np.flatnonzero(self.order()[0] == source)
         return np.asarray(whole * self.block + places[rest], dtype=np.int64)
+
+    def order(self) -> tuple[Counts, Counts]:
+        """For each slot of a block, its source and how many slots of that source stand before it in the block."""
+        if self.exact:
+            return _block_by_deadline(self.exact, self.block)
+        return _block(self.slots, self.by_deadline)
 
 
 @dataclass(frozen=True)
@@ -122,12 +130,17 @@ class Mixture:
         sequences: tuple[int, ...],
         spans: Sequence[tuple[int, tuple[Weight, ...]]],
         seed: int,
+        end: int | None = None,
     ) -> Mixture:
-        """A mixture whose shares change. spans: the first slot of each phase, 0 first, and the weights in it."""
+        """A mixture whose shares change. spans: the first slot of each phase, 0 first, and the weights in it; end: of the last
+        one, where it is known: shares that no block of at most FINEST_BLOCK slots has are then exact in phases no longer than
+        that, and rounded to 1 / FINEST_BLOCK in longer ones."""
         phases: list[Phase] = []
-        for asked, (first, weights) in enumerate(spans):
+        ends = [*(first for first, _ in spans[1:]), end]
+        for asked, ((first, weights), until) in enumerate(zip(spans, ends, strict=True)):
             before = counts_at(phases, first) if phases else (0,) * len(names)
-            phases.append(Phase(first, whole_slots(weights, FINEST_BLOCK), before, asked=asked))
+            length = None if until is None else until - first
+            phases.append(_phase(first, weights, before, asked, length))
         return cls(names, sequences, tuple(phases), seed)
 
     def phase_at(self, slot: int) -> int:
@@ -190,7 +203,7 @@ def _chunk(mixture: Mixture, number: int) -> Draw:
         until = min(end, mixture.phases[at + 1].first) if at + 1 < len(mixture.phases) else end
         here = slice(begin - number * CHUNK, until - number * CHUNK)
         blocks, positions = np.divmod(np.arange(begin - phase.first, until - phase.first, dtype=np.int64), phase.block)
-        source_of, rank_of = _block(phase.slots, phase.by_deadline)
+        source_of, rank_of = phase.order()
         source[here] = source_of[positions]
         earlier = np.asarray(phase.before)[source[here]]
         drawn[here] = earlier + blocks * np.asarray(phase.slots)[source[here]] + rank_of[positions]
@@ -210,6 +223,23 @@ def _epoch_key(mixture: Mixture, source: int, epoch: int) -> int:
     return key_of("epoch", mixture.seed, mixture.names[source], epoch)
 
 
+def _phase(first: int, weights: Sequence[Weight], before: tuple[int, ...], asked: int, length: int | None) -> Phase:
+    """A phase of so many slots; None: of an unknown number."""
+    shares = _shares(weights)
+    common = lcm(*(share.denominator for share in shares))
+    if length is None or length > FINEST_BLOCK or common <= FINEST_BLOCK or common >= 1 << 62:
+        return Phase(first, whole_slots(weights, FINEST_BLOCK), before, asked=asked)
+    exact = tuple(int(share * common) for share in shares)
+    counts = np.bincount(_block_by_deadline(exact, length)[0], minlength=len(exact))
+    return Phase(first, tuple(counts.tolist()), before, asked=asked, exact=exact)
+
+
+def _shares(weights: Sequence[Weight]) -> list[Fraction]:
+    exact = [Fraction(str(weight)) for weight in weights]
+    total = sum(exact, Fraction(0))
+    return [weight / total for weight in exact]
+
+
 @lru_cache(maxsize=32)
 def _block(slots: tuple[int, ...], by_deadline: bool) -> tuple[Counts, Counts]:
     """For each slot of a block, its source and how many slots of that source stand before it in the block.
@@ -220,7 +250,7 @@ def _block(slots: tuple[int, ...], by_deadline: bool) -> tuple[Counts, Counts]:
     Steiner and Yeomans 1993).
     """
     if by_deadline:
-        return _block_by_deadline(slots)
+        return _block_by_deadline(slots, sum(slots))
     wanted, total = np.asarray(slots, dtype=np.int64), sum(slots)
     given = np.zeros(len(slots), dtype=np.int64)
     source, rank = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
@@ -231,15 +261,16 @@ def _block(slots: tuple[int, ...], by_deadline: bool) -> tuple[Counts, Counts]:
     return source, rank
 
 
-def _block_by_deadline(slots: tuple[int, ...]) -> tuple[Counts, Counts]:
-    """See `_block`. A source's sequence `n` may stand in slot n * total // slots at the earliest, and has to by slot
-    ceil((n + 1) * total / slots): those that may wait in a heap, since every trace waits for the block to be made."""
+@lru_cache(maxsize=32)
+def _block_by_deadline(slots: tuple[int, ...], length: int) -> tuple[Counts, Counts]:
+    """The first `length` slots of it, see `_block`. A source's sequence `n` may stand in slot n * total // slots at the earliest,
+    and has to by slot ceil((n + 1) * total / slots): those that may wait in a heap, since every trace waits for the block."""
     total, many = sum(slots), len(slots)
     given, ready = [0] * many, list[int]()
-    released: list[list[int]] = [[] for _ in range(total)]
+    released: list[list[int]] = [[] for _ in range(length)]
     released[0] = [source for source, wanted in enumerate(slots) if wanted]
-    chosen, rank = [0] * total, [0] * total
-    for slot in range(total):
+    chosen, rank = [0] * length, [0] * length
+    for slot in range(length):
         for source in released[slot]:
             due = -(-(given[source] + 1) * total // slots[source])
             heappush(ready, due * many + source)  # of those due at once, the first in the mixture
@@ -247,7 +278,9 @@ def _block_by_deadline(slots: tuple[int, ...]) -> tuple[Counts, Counts]:
         chosen[slot], rank[slot] = source, given[source]
         given[source] += 1
         if given[source] < slots[source]:
-            released[max(given[source] * total // slots[source], slot + 1)].append(source)
+            free = max(given[source] * total // slots[source], slot + 1)
+            if free < length:
+                released[free].append(source)
     return np.array(chosen, dtype=np.int64), np.array(rank, dtype=np.int64)
 
 
@@ -256,9 +289,7 @@ def whole_slots(weights: Sequence[Weight], largest: int = LARGEST_BLOCK) -> tupl
 
     A source with a weight has at least one slot, one without (0) has none.
     """
-    exact = [Fraction(str(weight)) for weight in weights]
-    total = sum(exact, Fraction(0))
-    shares = [weight / total for weight in exact]
+    shares = _shares(weights)
     denominator = lcm(*(share.denominator for share in shares))
     if denominator <= largest:
         block = denominator * ceil(SMALL_BLOCK / denominator)

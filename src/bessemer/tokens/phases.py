@@ -59,12 +59,13 @@ def mixture_of(recipe: Recipe, holding: Holding) -> Mixture:
     caps = _caps(recipe, holding)
     amounts = _within_caps(phases, caps, holding.names)
     spans = [(phase.first, row) for phase, row in zip(phases, amounts, strict=True)]
-    mixture = Mixture.over(holding.names, holding.sequences, spans, recipe.run.seed)
+    end = phases[-1].first + phases[-1].samples
+    mixture = Mixture.over(holding.names, holding.sequences, spans, recipe.run.seed, end)
     aims = tuple(
         Aim(_floats(phase.shares), _floats(_in_tokens(row, holding)))
         for phase, row in zip(phases, amounts, strict=True)
     )
-    return replace(_stopped_at_caps(mixture, caps, phases[-1].first + phases[-1].samples), aims=aims)
+    return replace(_stopped_at_caps(mixture, caps, end), aims=aims)
 
 
 def asked_phases(recipe: Recipe, holding: Holding) -> list[Asked]:

@@ -29,7 +29,7 @@ from bessemer.train.device import Device, memory_in_use
 from bessemer.train.metrics import Log, MetricsLog, NoLog
 from bessemer.train.saving import Saver
 from bessemer.train.split import initial_weights
-from bessemer.train.start import start_from, starting_model
+from bessemer.train.start import is_continued, start_from, starting_model
 from bessemer.train.state import Position, restore, weights_digest
 from bessemer.train.step import Gradients, TrainStep
 from bessemer.train.stop import StopSignal
@@ -98,6 +98,8 @@ def train(
         progress("training", sizes.tokens_before(steps), "tok", sizes.tokens_before(resumed_at)) as advance,
     ):
         watch = Watch(step, log, recipe.train.watch_every)
+        if position.step == 0 and is_continued(recipe):
+            scored = _validate(step, validation, log, position, sizes)  # what the training has to improve on
         for batch in observed(rates.timed(batches)):
             sequences = sizes.sequences(position.step)
             gradients = step.gradients(batch, position.scale)

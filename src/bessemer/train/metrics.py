@@ -68,7 +68,7 @@ Log = MetricsLog | NoLog
 
 def _rewind(path: Path, step: int) -> None:
     rows = read_json_lines(path)
-    kept = [row for row in rows if row.get("step", 0) <= step]
+    kept = [row for row in rows if step and row.get("step", 0) <= step]  # a fresh start validates at step 0 again
     if len(kept) != len(rows) or (path.exists() and not path.read_bytes().endswith(b"\n")):
         write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
 

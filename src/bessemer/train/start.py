@@ -48,6 +48,11 @@ def starting_model(recipe: Recipe, config: ModelConfig, checked: bool = True) ->
     return model
 
 
+def is_continued(recipe: Recipe) -> bool:
+    """Whether the run starts from weights that were trained before."""
+    return recipe.model.from_ is not None or recipe.train.start is not None
+
+
 @torch.no_grad()
 def start_from(step: TrainStep, folder: Path, store: TokenStore) -> str:
     """Load the newest checkpoint's weights of the run in `folder`, its head too where it fits. Returns what was done.
