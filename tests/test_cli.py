@@ -130,6 +130,33 @@ def test_an_export_has_a_model_card(whole: Path) -> None:
     assert "Once upon a time" in ran.stdout
 
 
+def test_a_run_becomes_a_gguf_file(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gguf = pytest.importorskip("gguf")
+    run = str(whole / "small")
+    assert command("export", run, tmp_path / "out", "--to", "gguf", "--dtype", "q8_0", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "small-Q8_0.gguf",
+        "Modelfile",
+        "README.md",
+        "bessemer.json",
+    }
+    assert (found["gguf"], found["type"], found["pre_tokenizer"]) == ("small-Q8_0.gguf", "Q8_0", "llama-bpe")
+    reader = gguf.GGUFReader(tmp_path / "out/small-Q8_0.gguf")
+    ids = json.loads((whole / "small/tokens/tokenizer.json").read_text())["model"]["vocab"]
+    assert reader.fields["tokenizer.ggml.tokens"].contents() == sorted(ids, key=ids.get)
+    assert "FROM ./small-Q8_0.gguf\n" in (tmp_path / "out/Modelfile").read_text()
+    card = (tmp_path / "out/README.md").read_text()
+    assert "library_name: gguf" in card and "llama-cli -m small-Q8_0.gguf" in card
+    # Another type or another layout replaces it; what the layout lacks is refused and nothing is touched.
+    assert command("export", run, tmp_path / "out", "--dtype", "q8_0") == 2
+    assert "only a GGUF file has it" in capsys.readouterr().err
+    assert (tmp_path / "out/small-Q8_0.gguf").exists()
+    assert command("export", run, tmp_path / "out", "--dtype", "bfloat16") == 0
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["dtype"] == "bfloat16" and not list((tmp_path / "out").glob("*.gguf"))
+
+
 def test_the_last_screen_names_only_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from bessemer.run import RunFolder
     from bessemer.screens import run_screen

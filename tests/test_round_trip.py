@@ -161,3 +161,18 @@ def test_an_imported_model_is_used_as_its_folder_says(tmp_path: Path, capsys: py
         out = model.generate(**ids, max_new_tokens=12, do_sample=False, repetition_penalty=1.0)
         wanted = read.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
         assert json.loads(capsys.readouterr().out)["text"] == wanted
+
+
+def test_another_run_is_not_taken_for_the_one_exported_before(tmp_path: Path) -> None:
+    """Two imports have the same steps and no text: what is in the folder is known by the weights."""
+    made("gpt2", tmp_path / "in")
+    out = round_trip(tmp_path)
+    first = tensors(out)
+    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "in")
+    with torch.no_grad():
+        model.transformer.ln_f.weight.mul_(2)
+    model.save_pretrained(tmp_path / "in")
+    assert run_command(["import", str(tmp_path / "in"), "--dir", str(tmp_path / "other"), "--name", "again"]) == 0
+    assert run_command(["export", str(tmp_path / "other/again"), str(out)]) == 0
+    again = tensors(out)
+    assert torch.equal(again["transformer.ln_f.weight"], 2 * first["transformer.ln_f.weight"])

@@ -167,7 +167,14 @@ def _parser() -> argparse.ArgumentParser:
     export = add("export", "write a run's model in another layout, checked there", commands.export, run=True)
     averaged(export)
     export.add_argument("folder", help="where to; it must be empty or not exist")
-    export.add_argument("--to", choices=["hf"], default="hf", help="hf: what `transformers` loads (default)")
+    export.add_argument(
+        "--to", choices=["hf", "gguf"], default="hf",
+        help="hf: what `transformers` loads (default); gguf: one file for llama.cpp, with a Modelfile for Ollama",
+    )  # fmt: skip
+    export.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16", "q8_0"],
+        help="of the weights; q8_0: 8 bits, GGUF only (default: export.dtype, else what an import came in, else float32)",
+    )  # fmt: skip
     trace = add(
         "trace", "from a step or a token to its documents and their raw files, and back", commands.trace, run=True
     )

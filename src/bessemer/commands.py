@@ -206,7 +206,7 @@ def export(given: argparse.Namespace) -> Any:
     from bessemer import stages
 
     session, resolved = _trained(given)
-    found = stages.export(session, resolved, Path(given.folder), _average(given))
+    found = stages.export(session, resolved, Path(given.folder), _average(given), given.to, given.dtype)
     return {key: value for key, value in found.items() if key != "inputs"}
 
 

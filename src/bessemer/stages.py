@@ -261,25 +261,40 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
     return dict(read_json(run.evaluation))
 
 
-def export(session: Session, recipe: Recipe, folder: Path, average: int = 1) -> dict[str, Any]:
-    """Write the newest checkpoint in the Hugging Face layout, if it is the same there.
+def export(
+    session: Session, recipe: Recipe, folder: Path, average: int = 1, to: str = "hf", dtype: str | None = None
+) -> dict[str, Any]:
+    """Write the newest checkpoint in the Hugging Face layout, if it is the same there, or as a GGUF file.
 
-    average: write the mean of so many newest checkpoints.
+    average: write the mean of so many newest checkpoints; to: "hf" or "gguf"; dtype: of the weights, None: export.dtype.
     """
+    from bessemer.checkpoint.manifest import MANIFEST
     from bessemer.checkpoint.protocol import published
 
+    if dtype == "q8_0" and to == "hf":
+        raise InputError("--dtype q8_0: only a GGUF file has it; add --to gguf, or take bfloat16 or float16")
     run = session.run
-    options = recipe.export.model_dump(exclude={"hf"})
-    inputs = digest(EXPORT_FORMAT, published(run.checkpoints)[-average:], _stage_inputs(run.tokens), options)
+    if dtype is not None and to == "hf":
+        recipe = recipe.model_copy(update={"export": recipe.export.model_copy(update={"dtype": dtype})})
+    manifests = [run.checkpoints / f"step-{step:08d}" / MANIFEST for step in published(run.checkpoints)[-average:]]
+    weights = [path.read_text() if path.exists() else "" for path in manifests]  # with the hashes of all tensors' files
+    scored = read_json(run.evaluation).get("inputs") if run.evaluation.exists() else None
+    options = [to, dtype, recipe.export.model_dump(exclude={"hf"})]
+    inputs = digest(EXPORT_FORMAT, recipe.run.name, weights, scored, options)
     record = folder / "bessemer.json"
     current = record.exists() and read_json(record).get("inputs") == inputs
 
     def work() -> str:
-        from bessemer.train.exported import export_trained
-
         if folder.exists() and any(folder.iterdir()) and not record.exists():
             raise InputError(f"{folder}: holds other files; give a folder that is empty or does not exist")
-        line = export_trained(recipe, run, folder, average)
+        if to == "gguf":
+            from bessemer.train.exported_gguf import export_gguf
+
+            line = export_gguf(recipe, run, folder, average, dtype)
+        else:
+            from bessemer.train.exported import export_trained
+
+            line = export_trained(recipe, run, folder, average)
         write_json(record, {**read_json(record), "inputs": inputs})
         return line
 

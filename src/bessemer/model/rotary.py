@@ -17,16 +17,20 @@ def rotations(positions: Tensor, rope: Rope, length: int, dtype: torch.dtype = t
     length: of the whole sequences, which dynamic and longrope scaling depend on. The angles are computed in fp64: in
     fp32 the angle at position 100,000 is off by 0.004.
     """
-    exponents = torch.arange(0, rope.width, 2, device=positions.device, dtype=torch.float64) / rope.width
-    frequencies, amplitude = rope.theta**-exponents, 1.0
-    if rope.scaling is not None:
-        frequencies, amplitude = _stretched(frequencies, rope, rope.scaling, length), rope.scaling.amplitude
-    angles = positions[..., None].double() * frequencies
+    amplitude = 1.0 if rope.scaling is None else rope.scaling.amplitude
+    angles = positions[..., None].double() * frequencies(rope, length, positions.device)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     cos, sin = angles.cos(), angles.sin()
     if amplitude != 1.0:
         cos, sin = cos * amplitude, sin * amplitude
     return cos.to(wide)[..., None, :], sin.to(wide)[..., None, :]
+
+
+def frequencies(rope: Rope, length: int, device: torch.device | None = None) -> Tensor:
+    """Radians a position by which each pair of dimensions turns, (rope.width / 2,) in fp64. length: see `rotations`."""
+    exponents = torch.arange(0, rope.width, 2, device=device, dtype=torch.float64) / rope.width
+    plain: Tensor = rope.theta**-exponents
+    return plain if rope.scaling is None else _stretched(plain, rope, rope.scaling, length)
 
 
 def _stretched(frequencies: Tensor, rope: Rope, scaling: RopeScaling, length: int) -> Tensor:

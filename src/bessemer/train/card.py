@@ -30,13 +30,13 @@ KINDS = {  # pipeline of transformers, its class, what the model is called
 def model_card(
     recipe: Recipe, run: RunFolder, store: TokenStore, config: ModelConfig, step: int, check: Mapping[str, Any]
 ) -> str:
-    """The text of README.md for the weights of a step. check: what the export's gate measured."""
+    """The text of README.md for the weights of a step. check: what the export's gate measured; of a GGUF file, its facts."""
     evaluation = read_json(run.evaluation) if run.evaluation.exists() else {}
     imported = (run.source / "config.json").exists()
     sections = [
-        _header(recipe, run, config, evaluation),
+        _header(recipe, run, config, evaluation, "gguf" if "gguf" in check else "transformers"),
         _title(recipe, store, config, imported),
-        _use(store, config),
+        _use_gguf(store, check["gguf"], recipe.run.name) if "gguf" in check else _use(store, config),
         "" if imported else _data(store),
         "" if imported else _evaluation(evaluation, step),
         "" if imported else _training(recipe, run, step),
@@ -50,12 +50,12 @@ def _kind(config: ModelConfig) -> str:
     return "classify" if config.labels else "causal" if config.causal else "masked"
 
 
-def _header(recipe: Recipe, run: RunFolder, config: ModelConfig, evaluation: Mapping[str, Any]) -> str:
+def _header(recipe: Recipe, run: RunFolder, config: ModelConfig, evaluation: Mapping[str, Any], library: str) -> str:
     task = KINDS[_kind(config)][0]
     lines = [
-        "library_name: transformers",
+        f"library_name: {library}",
         f"pipeline_tag: {task}",
-        f"license: {_source_licence(run) or 'unknown'}",
+        f"license: {source_licence(run) or 'unknown'}",
         "tags:",
         "- bessemer",
         f"- {family_of(config)}",
@@ -106,6 +106,14 @@ def _use(store: TokenStore, config: ModelConfig) -> str:
             "`truncation=True` is given."
         )
     return "\n\n".join(lines)
+
+
+def _use_gguf(store: TokenStore, file: str, name: str) -> str:
+    code = [
+        f'llama-cli -m {file} -no-cnv -p "Once upon a time" --temp 0',
+        f"ollama create {name.lower()} -f Modelfile && ollama run {name.lower()}",
+    ]
+    return "\n\n".join(["## Use", "\n".join(["```bash", *code, "```"]), _prepended(store)])
 
 
 def _prepended(store: TokenStore) -> str:
@@ -200,6 +208,11 @@ def _training(recipe: Recipe, run: RunFolder, step: int) -> str:
 
 
 def _checked(check: Mapping[str, Any]) -> str:
+    if "gguf" in check:
+        return (
+            f"## Checked\n\n{check['tensors']} tensors were read back and equal the run's weights in {check['type']}. Text is "
+            f"cut as by llama.cpp's pre-tokenizer `{check['pre_tokenizer']}`."
+        )
     if "logits_max_difference" not in check:
         return f"## Checked\n\n{check['tensors']} tensors were read back and are equal; logits were {check['logits']}."
     parts = [
@@ -215,7 +228,7 @@ def _checked(check: Mapping[str, Any]) -> str:
 
 
 def _licence(run: RunFolder) -> str:
-    found = _source_licence(run)
+    found = source_licence(run)
     if found:
         return f"## Licence\n\nThe card of the imported model, README-source.md, says `{found}`."
     return (
@@ -224,7 +237,7 @@ def _licence(run: RunFolder) -> str:
     )
 
 
-def _source_licence(run: RunFolder) -> str | None:
+def source_licence(run: RunFolder) -> str | None:
     """The licence in the header of an imported model's own card."""
     card = run.source / "README.md"
     lines = card.read_text(encoding="utf-8", errors="replace").splitlines() if card.exists() else []

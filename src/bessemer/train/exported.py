@@ -40,7 +40,7 @@ def export_trained(recipe: Recipe, run: RunFolder, folder: Path, average: int = 
     """
     settings = recipe.train.model_copy(update={"device": "cpu", "precision": "fp32", "compile": "off"})
     device, store = choose(settings), TokenStore.open(run.tokens)
-    checkpoints = _checkpoints(run, average)
+    checkpoints = checkpoints_of(run, average)
     config = ModelConfig.from_dict(checkpoints[0].facts["model"])
     beside = _beside(recipe, run, store, config, checkpoints[0].step)
     streams = recipe.export.stream
@@ -77,12 +77,13 @@ def _beside(recipe: Recipe, run: RunFolder, store: TokenStore, config: ModelConf
 
 def _streamed(beside: Beside, config: ModelConfig, checkpoints: list[Checkpoint], folder: Path) -> str:
     with ExitStack() as stack:
-        read = _reader(checkpoints, stack)
+        read = reader(checkpoints, stack)
         check = stream(shell(config), read, beside, folder)
     return f"{check.tensors} tensors in {folder}, each read back and equal; {check.logits}"
 
 
-def _checkpoints(run: RunFolder, average: int) -> list[Checkpoint]:
+def checkpoints_of(run: RunFolder, average: int) -> list[Checkpoint]:
+    """The newest checkpoint, or so many of the newest. Raises InputError where there is none."""
     if average > 1:
         return newest(run.checkpoints, average, on_damage=warn)
     found = latest(run.checkpoints, on_damage=warn)
@@ -91,7 +92,7 @@ def _checkpoints(run: RunFolder, average: int) -> list[Checkpoint]:
     return [found]
 
 
-def _reader(checkpoints: list[Checkpoint], stack: ExitStack) -> Callable[[str], Tensor]:
+def reader(checkpoints: list[Checkpoint], stack: ExitStack) -> Callable[[str], Tensor]:
     """Gives a weight by its name, in fp32; of several checkpoints, the mean."""
     opened = [stack.enter_context(checkpoint.opened()) for checkpoint in checkpoints]
     if len(opened) == 1:

@@ -1,0 +1,222 @@
+"""GGUF files, by the ids and logits of llama.cpp where it is installed, and by the `gguf` package's reader everywhere."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bessemer.errors import InputError
+from bessemer.model.config import RopeScaling
+from bessemer.model.gguf.modelfile import modelfile
+from bessemer.model.gguf.vocabulary import PRE, pre_tokenizer, vocabulary_of
+from bessemer.model.gguf.write import ARCHITECTURES, Described, Ids, architecture_of, write
+from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.transformer import Transformer
+from bessemer.tokens.framing import Framing
+from bessemer.tokens.patterns import GPT2, GPT4, Split
+from bessemer.tokens.tokenizer import Tokenizer
+from tests.conftest import WORDS
+from tests.model.samples import config, stirred
+
+gguf = pytest.importorskip("gguf")
+END = "<|endoftext|>"
+ROWS = 351  # of the embedding: more than the tokenizer has ids
+# Words, contractions of both cases, numbers, code, white space of every kind, other scripts, emoji, control characters.
+TEXTS = [
+    "The quick brown fox, 1984.", "I'll say it's 12345 and WE'RE not 3.14159", "def f(x):\n\treturn  x  # 3\n\n\n", "   lead and trail   ",
+    "a\r\n\r\n b\n  c\t\td", "naïve Straße 東京 Привет مرحبا", "🙂\x07 \u00a0\u2003x", "x = {'a': [1,22,333,4444]}  ... !!!\n", " \n \n", "1 22 333 4444 ½ ²",
+    " ".join(WORDS),
+]  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"rope_theta": 5e5},
+    "llama tied": {"tie_embeddings": True},
+    "llama, rope llama3": {"rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 16)},
+    "llama, rope linear": {"rope_scaling": RopeScaling("linear", 4.0)},
+    "mistral": {},
+    "qwen2": {"tie_embeddings": True},
+    "qwen3": {"head_dim": 32},
+    "olmo2": {"kv_heads": 4, "tie_embeddings": True},
+    "gpt2": {"kv_heads": 4},
+}
+
+
+def trained(split: Split = GPT4) -> Tokenizer:
+    text = [" ".join(WORDS) * 30, Path(__file__).read_text(), *TEXTS]
+    return Tokenizer.train(text, 340, END, special_tokens=["<|im_end|>"], regex=split.regex)
+
+
+def model_of(name: str) -> Transformer:
+    family = re.split(r"[ ,]", name)[0]
+    options: dict[str, Any] = {"width": 64, "mlp_width": 96, "sequence_length": 64, "vocabulary": ROWS}
+    if family in ("gpt2", "olmo2"):
+        options["head_dim"] = 16
+    return stirred(config(**{**FAMILIES[family].options, **options, **MODELS[name], "family": family})).eval()
+
+
+def written(
+    model: Transformer, tokenizer: Tokenizer, folder: Path, dtype: str = "float32", framed: bool = True
+) -> Path:
+    (folder / "tokenizer.json").write_text(tokenizer.to_json())
+    vocabulary = vocabulary_of(folder / "tokenizer.json", model.config.vocabulary)
+    ids = Ids(Framing((tokenizer.end_of_text,) if framed else ()), (tokenizer.end_of_text, 1), tokenizer.end_of_text)
+    path = folder / f"model-{dtype}.gguf"
+    write(model, lambda parameter: parameter.detach(), vocabulary, ids, Described("small"), path, dtype)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "q8_0"])
+def test_the_file_says_what_the_model_is(dtype: str, tmp_path: Path) -> None:
+    model, tokenizer = model_of("qwen3"), trained()
+    reader = gguf.GGUFReader(written(model, tokenizer, tmp_path, dtype))
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    assert fields["general.architecture"] == "qwen3"
+    assert fields["tokenizer.ggml.pre"] == "llama-bpe"
+    assert (fields["tokenizer.ggml.bos_token_id"], fields["tokenizer.ggml.add_bos_token"]) == (0, True)
+    assert (fields["tokenizer.ggml.eos_token_id"], fields["tokenizer.ggml.eot_token_id"]) == (0, 1)
+    assert fields["tokenizer.ggml.tokens"][0] == END and len(fields["tokenizer.ggml.tokens"]) == ROWS
+    assert fields["tokenizer.ggml.token_type"][0] == gguf.TokenType.CONTROL
+    assert fields["tokenizer.ggml.token_type"][ROWS - 1] == gguf.TokenType.UNUSED
+    assert fields["qwen3.attention.key_length"] == 32 and fields["qwen3.context_length"] == 64
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    found = gguf.dequantize(np.asarray(tensors["blk.1.ffn_up.weight"].data), tensors["blk.1.ffn_up.weight"].tensor_type)
+    wanted = model.blocks[1].mlp.gate_up[1].detach().numpy()
+    error = {"float32": 0.0, "float16": 1e-3, "bfloat16": 1e-2, "q8_0": 2e-2}[dtype] * np.abs(wanted).max()
+    assert np.abs(found - wanted).max() <= error
+    assert tensors["blk.0.attn_q_norm.weight"].tensor_type == gguf.GGMLQuantizationType.F32
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"labels": 3}, "a classifier is not a language model"),
+        ({"family": "bert"}, "an encoder does not write text"),
+        ({"family": "llama", "activation": "relu2"}, "llama is not known here with activation = relu2"),
+        ({"family": "llama", "rope_scaling": RopeScaling("yarn", 4.0)}, "rope_scaling of kind yarn is not written"),
+        ({"family": "gemma2"}, "the family gemma2 has no architecture"),
+        ({"family": "mistral", "window": 8}, "llama.cpp's llama has no sliding windows"),
+        ({"family": "qwen3", "rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 8)}, "qwen3 has no rope_scaling of kind llama3"),
+    ],
+)  # fmt: skip
+def test_models_llama_cpp_computes_otherwise_are_refused(changes: dict[str, Any], reason: str) -> None:
+    options = FAMILIES[changes["family"]].options if "family" in changes else {}
+    equal = {"kv_heads": 4, "head_dim": 8} if changes.get("family") == "bert" else {}
+    with pytest.raises(InputError, match=reason):
+        architecture_of(config(**{**options, **equal, **changes}))
+
+
+def test_tokenizers_llama_cpp_would_cut_otherwise_are_refused(tmp_path: Path) -> None:
+    for split in (
+        replace(GPT4, white_space="indentation"),
+        replace(GPT4, digits=0),
+        replace(GPT2, white_space="single"),
+    ):
+        (tmp_path / "tokenizer.json").write_text(trained(split).to_json())
+        with pytest.raises(InputError, match="cuts text by a pattern for which llama.cpp has no name"):
+            vocabulary_of(tmp_path / "tokenizer.json", ROWS)
+    description: dict[str, Any] = {"model": {"type": "Unigram"}, "added_tokens": []}
+    with pytest.raises(InputError, match="is not a byte-level BPE"):
+        pre_tokenizer(description)
+    prefixed = Tokenizer.train([" ".join(WORDS)], 300, END, prefix_space=True)
+    (tmp_path / "tokenizer.json").write_text(prefixed.to_json())
+    with pytest.raises(InputError, match="changes text before it is cut"):
+        vocabulary_of(tmp_path / "tokenizer.json", ROWS)
+
+
+def test_a_modelfile_has_template_parameters_and_stops() -> None:
+    plain = modelfile("m.gguf", 64, [END], {}, None)
+    assert plain == f'FROM ./m.gguf\nPARAMETER num_ctx 64\nTEMPLATE """{{{{ .Prompt }}}}"""\nPARAMETER stop "{END}"\n'
+    chat = modelfile("m.gguf", 64, [END], {"temperature": 0.6, "top_k": 20}, "<|im_start|>{{ m.role }}")
+    assert "PARAMETER temperature 0.6\nPARAMETER top_k 20\n" in chat
+    assert '<|im_start|>assistant\n"""' in chat and chat.endswith('PARAMETER stop "<|im_end|>"\n')
+    assert "TEMPLATE" not in modelfile("m.gguf", 64, [END], {}, "[INST]")  # Ollama knows it, or the user does
+
+
+def loaded(path: Path) -> Any:
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed, which runs GGUF files")
+    # Keys and values are kept in float32, so that what is left is the weights' rounding. One token at a time: some machines'
+    # matrix units fail on the products of so small a model.
+    return llama_cpp.Llama(
+        str(path),
+        n_ctx=64,
+        n_batch=1,
+        n_ubatch=1,
+        logits_all=True,
+        verbose=False,
+        n_threads=1,
+        type_k=0,
+        type_v=0,
+        flash_attn=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", list(PRE), ids=list(PRE.values()))
+def test_llama_cpp_gives_the_same_ids(split: Split, tmp_path: Path) -> None:
+    tokenizer = trained(split)
+    llama = loaded(written(model_of("llama"), tokenizer, tmp_path))
+    for text in TEXTS:
+        wanted = tokenizer.encode(text)
+        assert llama.tokenize(text.encode(), add_bos=False, special=False) == wanted, text
+        assert llama.tokenize(text.encode(), add_bos=True) == [tokenizer.end_of_text, *wanted]
+        assert llama.detokenize(wanted).decode() == text
+    assert llama.tokenize(f"a<|im_end|>{END}".encode(), add_bos=False, special=True)[-2:] == [1, 0]
+
+
+@pytest.mark.slow
+def test_llama_cpp_gives_the_same_ids_where_each_digit_stands_alone(tmp_path: Path) -> None:
+    """As SmolLM's tokenizer, which others bring along."""
+    from tokenizers import pre_tokenizers
+
+    inner = trained(GPT2)._inner
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    tokenizer = Tokenizer(inner, END)
+    path = written(model_of("llama"), tokenizer, tmp_path)
+    assert gguf.GGUFReader(path).fields["tokenizer.ggml.pre"].contents() == "smollm"
+    llama = loaded(path)
+    for text in TEXTS:
+        assert llama.tokenize(text.encode(), add_bos=False, special=False) == tokenizer.encode(text), text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(MODELS))
+def test_llama_cpp_gives_the_same_logits(name: str, tmp_path: Path) -> None:
+    """In float32, on the ids of a text and on ids drawn from the whole vocabulary."""
+    model, tokenizer = model_of(name), trained()
+    llama = loaded(written(model, tokenizer, tmp_path))
+    drawn = torch.randint(0, 340, (48,), generator=torch.Generator().manual_seed(0)).tolist()
+    for ids in (llama.tokenize(b"They had not been there at 1984", add_bos=True), drawn):
+        llama.reset()
+        llama.eval(ids)
+        with torch.no_grad():
+            wanted = model.logits(torch.tensor([ids]))[0].numpy()
+        found = np.asarray(llama.scores[: len(ids)])
+        assert np.abs(found - wanted).max() < 2e-3 * max(
+            1.0, float(np.abs(wanted).max())
+        )  # its attention rounds keys to f16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "error"), [("float16", 5e-3), ("bfloat16", 5e-2), ("q8_0", 5e-2)])
+def test_smaller_types_are_near(dtype: str, error: float, tmp_path: Path) -> None:
+    model, tokenizer = model_of("qwen3"), trained()
+    llama = loaded(written(model, tokenizer, tmp_path, dtype))
+    ids = llama.tokenize(b"They had not been there at 1984", add_bos=True)
+    llama.eval(ids)
+    with torch.no_grad():
+        wanted = model.logits(torch.tensor([ids]))[0].numpy()
+    assert np.abs(np.asarray(llama.scores[: len(ids)]) - wanted).max() < error * np.abs(wanted).max()
+
+
+def test_every_architecture_is_tested() -> None:
+    assert {re.split(r"[ ,]", name)[0] for name in MODELS} == set(ARCHITECTURES)
