@@ -93,5 +93,5 @@ def test_another_tokenizer_and_no_run_are_refused(runs: Path, recipe_file: Path,
     with pytest.raises(InputError, match="no checkpoints here"):
         start_from(step_of(recipe_file), tmp_path / "none", store)
     shutil.rmtree(runs / "small" / "checkpoints" / "step-00000009")
-    with pytest.raises(InputError, match="no checkpoint yet"):
+    with pytest.raises(InputError, match="no checkpoint there"):
         start_from(step_of(recipe_file), runs / "small", store)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from bessemer.checkpoint import latest
+from bessemer.checkpoint.protocol import published
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import read_checked
@@ -63,9 +64,11 @@ def start_from(step: TrainStep, folder: Path, store: TokenStore) -> str:
     if not run.checkpoints.is_dir():
         raise InputError(f"train.start: {folder}: no checkpoints here; name the folder of a trained run")
     _require_equal_tokenizers(run, store)
-    checkpoint = latest(run.checkpoints, on_damage=warn)
+    checkpoint = latest(run.checkpoints, on_damage=warn) if published(run.checkpoints) else None
     if checkpoint is None:
-        raise InputError(f"train.start: {folder}: no checkpoint yet; train that run first")
+        raise InputError(
+            f"train.start: {folder}: no checkpoint there; train that run first, or put its checkpoints back"
+        )
     theirs, ours = ModelConfig.from_dict(checkpoint.facts["model"]).to_dict(), step.model.config.to_dict()
     different = [
         f"{key}: {theirs.get(key)} there, {value} here"
