@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         "--template", metavar="NAME|FILE", help="plain, chatml or a Jinja file; left out: the model's own, else plain"
     )
     imported = add("import", "make a run of a model in the Hugging Face layout, checked against it", commands.import_)
-    imported.add_argument("folder", help="a folder with config.json, safetensors and tokenizer.json")
+    imported.add_argument("folder", help="a folder with config.json, safetensors and tokenizer.json, or hf:ORG/NAME")
     imported.add_argument("--name", help="name of the run (default: the folder's)")
     imported.add_argument("--dir", default="runs", help="folder that holds run folders (default runs)")
     export = add("export", "write a run's model in another layout, checked there", commands.export, run=True)

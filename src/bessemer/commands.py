@@ -184,15 +184,21 @@ def _opened(given: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transform
 
 
 def import_(given: argparse.Namespace) -> Any:
+    from bessemer import hub
     from bessemer.run import RunFolder
     from bessemer.train.imported import import_model
 
-    source = Path(given.folder)
-    name = given.name or source.resolve().name
+    text, commit = given.folder.removeprefix("hf:"), None
+    source, name = Path(text), given.name or Path(text).resolve().name
+    if given.folder.startswith("hf:") and hub.is_name(text):
+        model = hub.fetched(text)
+        source, commit, name = model.folder, model.commit, given.name or model.name.rpartition("/")[2]
     run = RunFolder(Path(given.dir) / name)
     if not source.is_dir():
-        raise InputError(f"{source}: no such folder; give one with config.json, safetensors and tokenizer.json")
-    found = import_model(source, run, name, given.dir)
+        raise InputError(
+            f"{source}: no such folder; give one with config.json, safetensors and tokenizer.json, or hf:ORG/NAME of the hub"
+        )
+    found = import_model(source, run, name, given.dir, commit)
     compared = "" if found.logits_max_difference is None else (
         f": transformers' logits differ by {found.logits_max_difference:.1e}, {found.greedy_tokens_equal} greedy tokens equal"
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bessemer.errors import InputError
+from bessemer.hub import tokenizer_file
 from bessemer.model.of_recipe import model_config
 from bessemer.plan import dial
 from bessemer.recipe import Batches, Model, Recipe
@@ -79,7 +80,7 @@ def _learning_rate(resolved: Recipe) -> None:
 def _tokenizer(recipe: Recipe) -> None:
     """A tokenizer that is loaded must have the tokens that the objective needs."""
     if recipe.tokenizer.path is not None:
-        Tokenizer.load(Path(recipe.tokenizer.path), recipe.tokenizer.end_of_text, mask_token(recipe))
+        Tokenizer.load(tokenizer_file(recipe.tokenizer.path), recipe.tokenizer.end_of_text, mask_token(recipe))
 
 
 def _start(recipe: Recipe, start: RunFolder) -> None:

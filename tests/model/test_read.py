@@ -43,6 +43,16 @@ def change_config(folder: Path, **changes: object) -> None:
 Q = "model.layers.1.self_attn.q_proj.weight"
 
 
+def test_a_tied_matrix_may_stand_twice_but_not_differ(folder: Path) -> None:
+    change_config(folder, tie_word_embeddings=True)
+    with pytest.raises(InputError, match="but lm_head.weight is another matrix than the embedding; set it to false if"):
+        read_model(folder)
+    change_tensors(
+        folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()})
+    )
+    assert read_model(folder).config.tie_embeddings
+
+
 def test_a_missing_tensor_is_named(folder: Path) -> None:
     change_tensors(folder, lambda tensors: tensors.update({"model.layers.1.self_attn.query.weight": tensors.pop(Q)}))
     with pytest.raises(InputError, match=rf"tensor {Q} is missing \(1 of 25 are\); there is .*query.weight instead"):

@@ -18,6 +18,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from bessemer import hub
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.config import recipe_keys
@@ -105,7 +106,11 @@ def _with(recipe: Recipe, **changes: Any) -> Recipe:
 
 def _dimensions(model: Model) -> Model:
     if model.from_ is not None:
-        return _imported(model, Path(model.from_.removeprefix("hf:")))
+        name = model.from_.removeprefix("hf:")
+        if not hub.is_name(name):
+            return _imported(model, Path(name))
+        found = hub.fetched(name, weights=False)
+        return _imported(model.model_copy(update={"from_": f"hf:{found.pinned}"}), found.folder)
     depth = model.depth or model.layers
     if depth is None:
         raise InputError(

@@ -15,6 +15,7 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
+from bessemer import hub
 from bessemer.errors import InputError
 from bessemer.recipe.complaints import complaints
 from bessemer.recipe.keys import nearest
@@ -129,13 +130,21 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
     def anchored(path: str) -> str:
         return path if "://" in path else str(folder / Path(path).expanduser())
 
+    def anchored_model(path: str) -> str:
+        """hf:FOLDER; hf:ORG/NAME stays as it is where no such folder is there."""
+        name = path.removeprefix("hf:")
+        return path if hub.has_form_of_name(name) and not Path(anchored(name)).exists() else f"hf:{anchored(name)}"
+
     sources = tuple(
         source.model_copy(update={"paths": tuple(anchored(path) for path in source.paths)})
         for source in recipe.corpus.sources
     )
     tokenizer = recipe.tokenizer
     if tokenizer.path is not None:
-        tokenizer = tokenizer.model_copy(update={"path": anchored(tokenizer.path)})
+        is_model = tokenizer.path.startswith("hf:")
+        tokenizer = tokenizer.model_copy(
+            update={"path": anchored_model(tokenizer.path) if is_model else anchored(tokenizer.path)}
+        )
     tokenizer = tokenizer.model_copy(update={"compare": tuple(anchored(path) for path in tokenizer.compare)})
     tokens = recipe.tokens.model_copy(
         update={
@@ -152,7 +161,7 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
     )
     model, train = recipe.model, recipe.train
     if model.from_ is not None:
-        model = model.model_copy(update={"from_": "hf:" + anchored(model.from_.removeprefix("hf:"))})
+        model = model.model_copy(update={"from_": anchored_model(model.from_)})
     if train.start is not None:
         train = train.model_copy(update={"start": anchored(train.start)})
     against = tuple(anchored(path) for path in recipe.corpus.dedup.against)

@@ -28,8 +28,8 @@ class Model(Section):
         None,
         alias="from",
         pattern=r"^hf:.+",
-        description="hf:FOLDER starts from the weights and dimensions of a model in the Hugging Face layout; the "
-        "tokenizer must be its own (tokenizer.path).",
+        description="hf:FOLDER starts from the weights and dimensions of a model in the Hugging Face layout, hf:ORG/NAME or "
+        "hf:ORG/NAME@REVISION from one of the hub; the tokenizer must be its own (tokenizer.path).",
     )
     depth: int | None = Field(
         None,

@@ -22,7 +22,8 @@ class Tokenizer(Section):
     )
     path: str | None = Field(
         None,
-        description="A tokenizer.json to load instead of training one: byte-level or SentencePiece-like BPE, Unigram, WordPiece.",
+        description="A tokenizer.json to load instead of training one: byte-level or SentencePiece-like BPE, Unigram, WordPiece; "
+        "hf:FOLDER or hf:ORG/NAME: that of a model.",
     )
     end_of_text: str = Field("<|endoftext|>", min_length=1, description="The token put after each document.")
     mask_token: str = Field(

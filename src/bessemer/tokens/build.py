@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from bessemer.errors import BessemerError, InputError
+from bessemer.hub import tokenizer_file
 from bessemer.recipe import Recipe, digest
 from bessemer.run import OUT, STAGE_FILE, RunFolder, mark_stage, read_json, resumable, write_atomic, write_json
 from bessemer.terminal import progress, warn
@@ -147,7 +148,7 @@ def _tokenizer(recipe: Recipe, corpus: Path | None, staged: Path) -> Tokenizer:
     if kept.exists():
         return Tokenizer.load(kept, options.end_of_text, mask_token(recipe))
     if options.path is not None:
-        tokenizer = Tokenizer.load(Path(options.path), options.end_of_text, mask_token(recipe))
+        tokenizer = Tokenizer.load(tokenizer_file(options.path), options.end_of_text, mask_token(recipe))
     else:
         assert corpus is not None  # the recipe asks for a path where there is no corpus
         regex = pattern_of(options.pattern, options.digits, options.white_space)

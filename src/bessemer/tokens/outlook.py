@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bessemer.hub import tokenizer_file
 from bessemer.recipe import Batches, Recipe
 from bessemer.terminal import warn
 from bessemer.tokens.ledger import reader
@@ -39,7 +40,7 @@ def vocabulary(recipe: Recipe, folder: Path) -> int:
     if (folder / "manifest.json").exists():
         return TokenStore.open(folder).vocabulary
     if recipe.tokenizer.path is not None:
-        return Tokenizer.load(Path(recipe.tokenizer.path), recipe.tokenizer.end_of_text).vocabulary
+        return Tokenizer.load(tokenizer_file(recipe.tokenizer.path), recipe.tokenizer.end_of_text).vocabulary
     return recipe.tokenizer.vocabulary or 32_768
 
 

@@ -9,6 +9,7 @@ import torch
 from bessemer.checkpoint import latest
 from bessemer.checkpoint.protocol import published
 from bessemer.errors import InputError
+from bessemer.hub import local_folder
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import read_checked
 from bessemer.model.huggingface.read import read_model
@@ -37,7 +38,7 @@ def starting_model(recipe: Recipe, config: ModelConfig, checked: bool = True) ->
     """
     if recipe.model.from_ is None:
         return build(config, recipe.run.seed)
-    folder = Path(recipe.model.from_.removeprefix("hf:"))
+    folder = local_folder(recipe.model.from_)
     if config.positions == "learned" and recipe.tokens.sequence_length > config.max_positions:
         raise InputError(
             f"tokens.sequence_length: {recipe.tokens.sequence_length}, but {folder} has only {config.max_positions} positions"

@@ -41,7 +41,25 @@ def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -
         theirs = found.name_of(part.name)
         if theirs is not None and found.shape(theirs) == part.shape:  # else it is a new head's
             _take(folder, found, theirs, part)
+    if model.config.tie_embeddings and not model.config.labels:
+        _require_tied(folder, found, tensors, model.embedding.weight)
     return model
+
+
+def _output_names(tensors: Tensors) -> list[str]:
+    """What the output matrix is called."""
+    paths = [theirs for theirs, ours in tensors.outer if ours in ("head", "head.weight")]
+    return [f"{path.removesuffix('.weight')}.weight" for path in paths]
+
+
+def _require_tied(folder: Path, found: _Folder, tensors: Tensors, embedding_VD: Tensor) -> None:
+    """Raise InputError when a folder that says its matrices are tied has an output matrix of its own."""
+    for name in map(found.name_of, _output_names(tensors)):
+        if name is not None and not torch.equal(found.read(name).to(embedding_VD.dtype), embedding_VD.detach()):
+            raise InputError(
+                f"{folder}: tie_word_embeddings is true in config.json, but {name} is another matrix than the embedding; set "
+                "it to false if the model has an output matrix of its own, or remove the tensor"
+            )
 
 
 def _expected(folder: Path, found: _Folder, config: ModelConfig, family: str) -> dict[str, Part]:
@@ -96,11 +114,7 @@ def _may_be_left(name: str, tensors: Tensors, config: ModelConfig, new_head: boo
     """Whether a tensor that no part of the model takes is none of its own: a buffer, a tied copy, another head."""
     if name.endswith(_BUFFERS) or name.startswith(tensors.unread):
         return True
-    tied = config.tie_embeddings or config.labels
-    outputs = [
-        theirs.removesuffix(".weight") + ".weight" for theirs, ours in tensors.outer if ours in ("head", "head.weight")
-    ]
-    if tied and name in outputs:
+    if (config.tie_embeddings or config.labels) and name in _output_names(tensors):
         return True
     heads = tuple(theirs for theirs, ours in tensors.outer if f"{ours}.".startswith(_HEADS))
     return new_head and name.startswith(heads)

@@ -1,0 +1,117 @@
+"""Models of the Hugging Face hub by name (ORG/NAME, or ORG/NAME@REVISION): their files at one commit, never a pickle.
+
+Files come into the hub's own cache, so each is downloaded once; credentials are those of its own tools (HF_TOKEN, `hf auth
+login`). Without a network, what is in the cache already is used.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from bessemer.errors import InputError
+
+SECONDS = 10.0  # that the hub may take to answer
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
+_SETTINGS = ("*.json", "*.jinja", "*.txt", "tokenizer.model")
+_WEIGHTS = ("model*.safetensors",)
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model's files on this machine. pinned: ORG/NAME@COMMIT."""
+
+    folder: Path
+    name: str
+    commit: str
+
+    @property
+    def pinned(self) -> str:
+        """The name with the commit, which always means the same files."""
+        return f"{self.name}@{self.commit}"
+
+
+def has_form_of_name(text: str) -> bool:
+    """Whether a text could be a name of the hub."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_name(text: str) -> bool:
+    """Whether a text after `hf:` is a name of the hub: it has the form of one, and no such folder is there."""
+    return has_form_of_name(text) and not Path(text).exists()
+
+
+@cache
+def fetched(text: str, weights: bool = True) -> HubModel:
+    """The files of the model that ORG/NAME or ORG/NAME@REVISION names. weights: those too; else settings and tokenizer only.
+
+    Raises InputError, with what to do, when the hub has no such model, refuses it, or cannot be asked.
+    """
+    name, _, revision = text.partition("@")
+    try:
+        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    except ImportError:
+        raise InputError(f"hf:{text}: huggingface_hub is not installed; pip install huggingface_hub") from None
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    reachable = True
+    try:
+        try:
+            about = HfApi().model_info(name, revision=revision or None, timeout=SECONDS)
+            _require_safetensors(text, [file.rfilename for file in about.siblings or []])
+        except (InputError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError):
+            raise
+        except Exception:  # no network, a proxy, a server that is down: what was downloaded before may do
+            reachable = False
+        folder = snapshot_download(
+            name, revision=revision or None, allow_patterns=[*_SETTINGS, *(_WEIGHTS if weights else ())],
+            ignore_patterns=["*/*"], etag_timeout=SECONDS, local_files_only=not reachable,
+        )  # fmt: skip
+    except InputError:
+        raise
+    except GatedRepoError:
+        raise InputError(
+            f"hf:{text}: its owner wants to be asked first; accept the terms on its page, then set HF_TOKEN"
+        ) from None
+    except RevisionNotFoundError:
+        raise InputError(
+            f"hf:{text}: the model has no revision {revision!r}; give a branch, a tag or a commit"
+        ) from None
+    except RepositoryNotFoundError:
+        raise InputError(
+            f"hf:{text}: no such folder, and the hub has no model of this name; a private one needs HF_TOKEN"
+        ) from None
+    except Exception as error:
+        if not reachable:
+            raise InputError(
+                f"hf:{text}: no such folder, and the hub cannot be asked for a model of this name (no network, or "
+                "HF_HUB_OFFLINE is set); give a folder, or run it once where there is a network"
+            ) from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"hf:{text}: the download failed: {reason[:300]}; the same command goes on with it") from None
+    path = Path(str(folder))
+    return HubModel(path, name, path.name)
+
+
+def _require_safetensors(text: str, files: list[str]) -> None:
+    if any(Path(file).match(_WEIGHTS[0]) and "/" not in file for file in files):
+        return
+    pickles = [file for file in files if file.endswith((".bin", ".pt", ".pth"))]
+    raise InputError(
+        f"hf:{text}: has no model.safetensors"
+        + (f", only {pickles[0]}, a pickle, which could run code and is not downloaded" if pickles else "")
+    )
+
+
+def local_folder(source: str, weights: bool = True) -> Path:
+    """The folder that `hf:FOLDER` or `hf:ORG/NAME` means; a name of the hub is downloaded."""
+    text = source.removeprefix("hf:")
+    return fetched(text, weights).folder if is_name(text) else Path(text)
+
+
+def tokenizer_file(path: str) -> Path:
+    """The tokenizer.json that a path, `hf:FOLDER` or `hf:ORG/NAME` means."""
+    return local_folder(path, weights=False) / "tokenizer.json" if path.startswith("hf:") else Path(path)

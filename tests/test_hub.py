@@ -1,0 +1,155 @@
+"""Models of the hub by name, against a stand-in on this machine: read, pinned, kept, and refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bessemer.model.huggingface.export import export
+from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.huggingface.files import Beside
+from bessemer.recipe import load
+from bessemer.tokens.tokenizer import Tokenizer
+from tests.model.samples import config, stirred
+from tests.model_hub import COMMIT, Hub, model_hub
+
+pytest.importorskip("transformers")
+pytest.importorskip("huggingface_hub")
+SCRIPT = """
+import json, sys
+from bessemer import hub
+from bessemer.errors import InputError
+hub.SECONDS = 2.0
+for text in sys.argv[1:]:
+    name, _, weights = text.partition("!")
+    try:
+        found = hub.fetched(name, weights != "settings")
+        print(json.dumps([found.pinned, sorted(path.name for path in found.folder.iterdir())]))
+    except InputError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """someone/small, a Qwen2 with what else a repository holds, and someone/pickled, which has only a pickle."""
+    folder = tmp_path_factory.mktemp("hub")
+    tokenizer = Tokenizer.train([Path(__file__).read_text()], 300, "<|endoftext|>")
+    (folder / "tokenizer.json").write_text(tokenizer.to_json())
+    model = stirred(config(**{**FAMILIES["qwen2"].options, "vocabulary": 300}))
+    sample = torch.randint(0, 300, (1, 24), generator=torch.Generator().manual_seed(0))
+    (folder / "someone" / "pickled").mkdir(parents=True)
+    beside = Beside(folder / "tokenizer.json", tokenizer.end_of_text)
+    export(model, beside, folder / "someone" / "small", sample, [])
+    for name in (
+        "pytorch_model.bin",
+        "training_args.pt",
+        "modeling.py",
+        "consolidated.safetensors",
+        "onnx/model.safetensors",
+    ):
+        (folder / "someone" / "small" / name).parent.mkdir(exist_ok=True)
+        (folder / "someone" / "small" / name).write_text("not to be downloaded")
+    (folder / "someone" / "pickled" / "config.json").write_text("{}")
+    (folder / "someone" / "pickled" / "pytorch_model.bin").write_text("x")
+    return folder
+
+
+@pytest.fixture
+def hub(models: Path) -> object:
+    with model_hub(models) as server:
+        yield server
+
+
+def environment(hub: Hub, home: Path, **more: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "HF_HUB_OFFLINE": "0",
+        "no_proxy": "127.0.0.1",
+        **more,
+    }
+
+
+def fetched(environment: dict[str, str], *names: str) -> list[object]:
+    command = [sys.executable, "-c", SCRIPT, *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_names_are_read_pinned_and_kept(hub: Hub, tmp_path: Path) -> None:
+    here = environment(hub, tmp_path)
+    first, settings, tagged, no_revision, nobody, pickled = fetched(
+        here,
+        "someone/small!settings",
+        "someone/small",
+        "someone/small@v1",
+        "someone/small@v9",
+        "no/body",
+        "someone/pickled",
+    )
+    pinned = f"someone/small@{COMMIT}"
+    assert first[0] == settings[0] == tagged[0] == pinned  # type: ignore[index]
+    assert "model.safetensors" not in first[1] and "config.json" in first[1]  # type: ignore[index]
+    assert "model.safetensors" in settings[1]  # type: ignore[index]
+    assert not [path for path in hub.requested if path.endswith((".bin", ".pt", ".py", "consolidated.safetensors", "onnx/model.safetensors"))]  # fmt: skip
+    assert no_revision == "hf:someone/small@v9: the model has no revision 'v9'; give a branch, a tag or a commit"
+    assert nobody == "hf:no/body: no such folder, and the hub has no model of this name; a private one needs HF_TOKEN"
+    assert "only pytorch_model.bin, a pickle, which could run code and is not downloaded" in str(pickled)
+    # Without a network what is there is used; with a server that never answers, too, after a moment.
+    offline = fetched({**here, "HF_HUB_OFFLINE": "1"}, "someone/small", pinned, "someone/other")
+    assert offline[0] == offline[1] == settings
+    assert str(offline[2]).startswith(
+        "hf:someone/other: no such folder, and the hub cannot be asked for a model of this name"
+    )
+    hub.silent.set()
+    silent = fetched(here, pinned, "someone/other")
+    assert silent[0] == settings and "the hub cannot be asked" in str(silent[1])
+
+
+def test_a_model_of_the_hub_becomes_a_run(hub: Hub, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "bessemer",
+        "import",
+        "hf:someone/small",
+        "--dir",
+        str(tmp_path / "runs"),
+        "--json",
+    ]
+    here = environment(hub, tmp_path / "home")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here, timeout=200)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["run"] == str(tmp_path / "runs" / "small") and found["commit"] == COMMIT
+    kept = json.loads((tmp_path / "runs" / "small" / "environment.json").read_text())
+    assert kept["imported"]["commit"] == COMMIT
+
+
+def test_a_recipe_keeps_the_name_unless_there_is_such_a_folder(tmp_path: Path) -> None:
+    text = '[run]\nname = "x"\n[tokenizer]\npath = "hf:someone/small"\n[model]\nfrom = "hf:someone/small@v1"\n'
+    (tmp_path / "my.toml").write_text(text)
+    recipe = load(str(tmp_path / "my.toml"))
+    assert (recipe.model.from_, recipe.tokenizer.path) == ("hf:someone/small@v1", "hf:someone/small")
+    (tmp_path / "someone" / "small").mkdir(parents=True)
+    assert load(str(tmp_path / "my.toml")).tokenizer.path == f"hf:{tmp_path / 'someone' / 'small'}"
+
+
+def test_training_pins_the_commit(hub: Hub, tmp_path: Path) -> None:
+    code = (
+        "from bessemer.recipe import parse; from bessemer.plan import dial\n"
+        'text = \'[run]\\nname="x"\\n[tokens]\\nsequence_length=24\\n[model]\\nfrom="hf:someone/small"\\n\'\n'
+        "resolved = dial.resolve(parse(text, 'x'), 300); print(resolved.model.from_, resolved.model.family)"
+    )
+    command, here = [sys.executable, "-c", code], environment(hub, tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here, timeout=120)
+    assert done.stdout.split() == [f"hf:someone/small@{COMMIT}", "qwen2"], done.stderr
