@@ -69,7 +69,7 @@ def test_the_command_shows_the_funnel_and_json_has_all_of_it(
 ) -> None:
     monkeypatch.setenv(QUIET, "0")
     (data / "a.jsonl").write_bytes(lines_of(prose(1), "[red]short"))
-    (data / "b.csv").write_text("x,y")
+    (data / "b.pdf").write_text("%PDF-1.7")
     (data / "my.toml").write_text(
         f'[run]\nname = "t"\ndir = "{run.path}"\n[[corpus.sources]]\nname = "s"\nformat = "jsonl"\npaths = ["."]\n'
     )

@@ -126,7 +126,7 @@ def test_every_reason_and_the_counts_add_up(data: Path, build) -> None:
     for name, content in {**{name: text.encode() for name, text in good.items()}, **bad}.items():
         (data / name).write_bytes(content)
     (data / "gone.txt").symlink_to(data / "nowhere")
-    lines = [json.dumps({"text": prose(10)}), "{broken", json.dumps({"text": prose(11)})]
+    lines = [json.dumps({"text": prose(10)}), "{broken", json.dumps({"text": prose(11)}), '{"body": 1}']
     (data / "a.jsonl").write_text("\n".join(lines))
     of = recipe(source(data), {**source(data, format="jsonl"), "name": "j"}, rules="max_characters = 15_000")
     documents, rejected, statistics = build(of)
@@ -141,7 +141,7 @@ def test_every_reason_and_the_counts_add_up(data: Path, build) -> None:
         assert per_source["bytes_kept"] == sum(len(row["text"].encode()) for row in mine)
         assert sum(entry["documents"] for entry in per_source["length_histogram"]) == len(mine)
     totals = statistics["totals"]
-    assert totals["documents_in"] == len(documents) + len(rejected) == 15
+    assert totals["documents_in"] == len(documents) + len(rejected) == 16
     size = sum(path.stat().st_size for path in data.iterdir() if path.exists())
     assert totals["bytes_in"] == size
 
@@ -248,9 +248,9 @@ def test_file_names_that_are_not_utf8(data: Path, build) -> None:
             "text",
             r"none of its 1 documents is left .* too_short 1 \(a.txt: 5 \(limit 200\) characters\)",
         ),
-        ("a.jsonl", '{"body": "x"}\n', "jsonl", "bad_record 1 \\(a.jsonl line 1: no field 'text'; there are: body\\)"),
+        ("a.jsonl", '{"body": "x"}\n', "jsonl", "a.jsonl: no field 'text'; there are: body; set text_key = \"body\"$"),
         ("a.jsonl", "", "jsonl", "none of its 0 documents is left .* the files are empty"),
-        ("a.parquet", "not parquet", "parquet", r"unreadable 1 \(a.parquet: not a Parquet file"),
+        ("a.parquet", "not parquet", "parquet", r"its file cannot be read: a.parquet: not a Parquet file"),
     ],
 )
 def test_a_source_of_which_nothing_is_left(
@@ -274,7 +274,7 @@ def test_no_sources(run: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ({"body": ["x"], "n": [1]}, "no column 'text'; the columns are: body, n"),
+        ({"body": ["x"], "n": [1]}, "no column 'text'; there are: body, n; set text_key = \"body\""),
         ({"text": [1]}, "holds int64, not text"),
     ],
 )
@@ -485,7 +485,7 @@ def test_a_parquet_file_without_the_label_column_is_wrong_input(data: Path, buil
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"text": [prose(1)]}), data / "a.parquet")
-    with pytest.raises(InputError, match="no column 'kind'; the columns are: text; set label_key"):
+    with pytest.raises(InputError, match="no column 'kind'; there are: text; set label_key"):
         build(recipe({"name": "p", "format": "parquet", "paths": [str(data)], "label_key": "kind"}))
 
 

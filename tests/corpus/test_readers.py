@@ -85,7 +85,7 @@ def test_descriptions(data: Path) -> None:
 BAD_LINES = {
     b'{"text": "a \xff b"}': "not_utf8",
     b'{"text": "cut': "bad_record",
-    b'{"body": "x", "n": 1}': "bad_record",
+    b'{"body": "x", "n": 1}': "no_text_key",
     b'{"text": 7}': "bad_record",
     b"[1]": "bad_record",
     b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}": "bad_record",
@@ -106,7 +106,7 @@ def test_a_missing_field_is_answered_with_those_there_are(data: Path) -> None:
     path = data / "a.jsonl"
     path.write_text('{"body": "x", "n": 1}\n')
     (record,) = records(path, "jsonl")
-    assert record.detail == "no field 'text'; there are: body, n"
+    assert record.detail == "no field 'text'; there are: body, n; set text_key = \"body\""
     (record,) = records(path, "jsonl", key="body")
     assert (record.text, record.metadata) == ("x", {"byte": 0, "n": 1})
 

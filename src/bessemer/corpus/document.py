@@ -19,6 +19,7 @@ corpus.keep_rejected leaves them out."""
 REASONS = {
     "unreadable": "the file could not be opened or read",
     "wrong_format": "the file is not of its source's format",
+    "no_text_key": "the record or file has no field or column corpus.sources.text_key",
     "not_utf8": "the bytes are not UTF-8",
     "bad_record": "the record is damaged or has no text",
     "binary": "a file of code that holds NUL bytes",

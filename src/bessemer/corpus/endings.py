@@ -25,7 +25,7 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
     "html": (".html", ".htm", ".xhtml"),
     "warc": (".warc",),
     "mediawiki": (".xml",),
-    "jsonl": (".jsonl", ".ndjson", ".json"),
+    "jsonl": (".jsonl", ".ndjson", ".json", ".csv", ".tsv"),
     "parquet": (".parquet", ".pq"),
     "descriptions": ("METADATA", ".rst", ".md", TOPICS),
 }

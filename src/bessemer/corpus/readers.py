@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from bessemer.corpus import extract, mediawiki, storage, tables, warc, webpage
+from bessemer.corpus import extract, mediawiki, record_files, storage, tables, warc, webpage
 from bessemer.corpus.document import Record
 from bessemer.corpus.endings import NEVER_COMPRESSED, TOPICS, compression_of
 from bessemer.corpus.first_bytes import bom_of, decode_text, foreign_format
@@ -67,8 +67,7 @@ def stamp(size: int, mtime_ns: int) -> str:
 
 def _read_piece(unit: Unit, piece: Piece, rules: Rules, settings: Extract, access: storage.Access) -> Iterator[Record]:
     if piece.damage:
-        reason = "unreadable" if unit.format == "parquet" else "bad_record"
-        yield Record(f"{piece.start}!", piece.size, reason=reason, detail=piece.damage)
+        yield Record(f"{piece.start}!", piece.size, reason=piece.reason, detail=piece.damage)
         return
     if unit.format == "parquet" and not storage.is_remote(piece.path):
         yield from tables.row_group(piece.path, piece.start, piece.size, unit.text_key, unit.label_key)
@@ -77,6 +76,8 @@ def _read_piece(unit: Unit, piece: Piece, rules: Rules, settings: Extract, acces
         compression = compression_of(piece.path)
         if unit.format == "parquet":
             yield from tables.row_group(file, piece.start, piece.size, unit.text_key, unit.label_key)
+        elif unit.format == "jsonl" and piece.layout != "lines":
+            yield from record_files.read(file, piece.layout, unit.text_key, unit.label_key)
         elif unit.format == "jsonl":
             yield from tables.jsonl(file, piece.start, piece.end, piece.offset, unit.text_key, unit.label_key)
         elif unit.format == "warc":

@@ -165,7 +165,7 @@ def where(example: dict[str, Any]) -> str:
     if group.isdecimal() and row.isdecimal():
         return f"{path} row {row}" + (f" of row group {group}" if group != "0" else "")
     if place.startswith("["):
-        return f"{path} {place}"
+        return f"{path} record {place.strip('[]')}"
     return f"{path} at byte {place}" if place.isdecimal() and place != "0" else path
 
 

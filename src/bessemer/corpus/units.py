@@ -10,16 +10,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bessemer.corpus import storage
-from bessemer.corpus.endings import compression_of
+from bessemer.corpus.endings import compression_of, without_compression
 from bessemer.corpus.files import File, access, by_format
 from bessemer.corpus.inflate import MAX_EXPANSION, Damaged, Member, inflate
-from bessemer.corpus.tables import MAX_RECORD_BYTES
+from bessemer.corpus.record_files import HEAD_BYTES, Look, look
+from bessemer.corpus.tables import MAX_RECORD_BYTES, parquet_layout
 from bessemer.errors import InputError
 from bessemer.recipe import Source
 
 UNIT_BYTES = 4 << 20
 """Small files are read together up to this size, so that a unit is worth handing over and still small in
 memory."""
+
+LINE_ENDINGS = (".jsonl", ".ndjson")
 
 UNIT_FILES = 256
 """Files in a unit, at the most: a hundred thousand tiny ones still make a few hundred units."""
@@ -56,6 +59,10 @@ class Piece:
     """Added to byte offsets of records: where this file begins in the one it was expanded from."""
     damage: str = ""
     """Why this piece cannot be read, when that is known already."""
+    reason: str = "bad_record"
+    """The reason of document.REASONS for it."""
+    layout: str = "lines"
+    """How the records of a `jsonl` source lie in it: Look.layout. A piece of another layout than lines is a whole file."""
     prefix: str = ""
     """Put before the byte offsets in the keys of what was unpacked: the member's place in the packed file."""
     stamp: str = ""
@@ -115,12 +122,14 @@ def _plan(source: Source, kind: str, files: list[File], spool: Path, first: int,
     if kind in ("jsonl", "warc", "mediawiki"):
         whole = [file for file in files if _is_packed_as_a_whole(file, kind, reach)]
         rest = [file for file in files if file not in whole] if whole else files
-        pieces = [piece for file in rest for piece in _ranges(file, budget)]
+        looks = Looks(source)
+        pieces = [piece for file in rest for piece in looks.pieces(file, budget)]
         if budget:
             pieces = _choose(pieces, budget)
             whole.sort(key=lambda file: _order(file.name, 0))
         room = budget - sum(piece.size for piece in pieces) if budget else None
-        pieces += _expand_all(whole, kind, spool / source.name, room, stop, reach)
+        pieces += _expand_all(whole, looks, spool / source.name, room, stop, reach)
+        looks.require_text()
     else:
         if kind == "parquet":
             pieces = [piece for file in files for piece in _row_groups(file, source)]
@@ -128,6 +137,7 @@ def _plan(source: Source, kind: str, files: list[File], spool: Path, first: int,
             pieces = [Piece(file.path, file.name, 0, file.size, file.size) for file in files]
         if budget:
             pieces = _choose(pieces, budget)
+    _require_readable(source, pieces)
     pieces = [replace(piece, stamp=stamps.get(piece.path, "")) for piece in pieces]
     pieces.sort(key=lambda piece: (piece.name, piece.offset, piece.start))
     bundles = _bundles(pieces, alone=kind in ("jsonl", "parquet", "warc", "mediawiki"))
@@ -145,6 +155,60 @@ def _plan(source: Source, kind: str, files: list[File], spool: Path, first: int,
         )
         for number, bundle in enumerate(bundles, start=first)
     ]
+
+
+class Looks:
+    """The beginnings of a source's files of records, looked at before anything is read: a file that is no JSON costs
+    itself, and a text_key that none of the files knows is an error right away."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.kind, self.reach = source, source.format, access(source)
+        self.known = 0
+        """Files that could hold text."""
+        self.missing: list[str] = []
+
+    def pieces(self, file: File, budget: int | None) -> Iterator[Piece]:
+        """A plain file as ranges of lines, or as one piece."""
+        if self.kind != "jsonl" or (storage.is_remote(file.path) and file.path.lower().endswith(LINE_ENDINGS)):
+            yield from _ranges(file, budget)  # a look into each object of a store would take a request
+            return
+        try:
+            with storage.open_file(file.path, self.reach) as stream:
+                head = stream.read(HEAD_BYTES)
+        except OSError:
+            yield from _ranges(file, budget)  # the reader says what is wrong
+            return
+        seen = self.at(file, head, is_whole=len(head) >= file.size)
+        if seen.reason:
+            yield _unreadable(file, seen.reason, seen.detail)
+        elif seen.layout in ("lines", ""):
+            yield from _ranges(file, budget)
+        else:
+            yield Piece(file.path, file.name, 0, file.size, file.size, layout=seen.layout)
+
+    def at(self, file: File, head: bytes, is_whole: bool) -> Look:
+        """Look at one file's beginning."""
+        seen = look(head, is_whole, without_compression(file.name), self.source.text_key)
+        if seen.missing:
+            self.missing.append(f"{file.name}: {seen.missing}")
+        elif seen.layout:
+            self.known += 1
+        return seen
+
+    def require_text(self) -> None:
+        """Raise InputError when the first records of every file lack the text."""
+        if self.missing and not self.known:
+            more = f" (and {len(self.missing) - 1} more files)" if len(self.missing) > 1 else ""
+            raise InputError(f"corpus.sources.{self.source.name}: {self.missing[0]}{more}")
+
+
+def _require_readable(source: Source, pieces: list[Piece]) -> None:
+    """Raise InputError when not one of the files can be read, with the first of each reason."""
+    if pieces and all(piece.damage and piece.reason != "bad_record" for piece in pieces):
+        first = {piece.reason: piece for piece in reversed(pieces)}
+        told = "; ".join(f"{piece.name}: {piece.damage}" for piece in sorted(first.values(), key=lambda one: one.name))
+        what = f"none of its {len(pieces)} files can be read" if len(pieces) > 1 else "its file cannot be read"
+        raise InputError(f"corpus.sources.{source.name}: {what}: {told}")
 
 
 def expected_documents(unit: Unit) -> int | None:
@@ -197,40 +261,22 @@ def _ranges(file: File, budget: int | None) -> Iterator[Piece]:
 
 
 def _row_groups(file: File, source: Source) -> Iterator[Piece]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
-        place = storage.open_file(file.path, access(source)) if storage.is_remote(file.path) else file.path
-        with pq.ParquetFile(place) as parquet:
-            schema, footer = parquet.schema_arrow, parquet.metadata
-            sizes = [footer.row_group(number).total_byte_size for number in range(footer.num_row_groups)]
-    except (OSError, pa.ArrowException) as error:
-        yield Piece(file.path, file.name, 0, 0, file.size, damage=f"not a Parquet file: {_first_line(error)}")
-        return
-    where = f"corpus.sources.{source.name}: {file.path}"
-    for name, key in (("text_key", source.text_key), ("label_key", source.label_key or source.text_key)):
-        if key not in schema.names:
-            raise InputError(
-                f"{where}: no column {key!r}; the columns are: {', '.join(schema.names)}; set {name} to one of them"
-            )
-    kind = schema.field(source.text_key).type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if not any(
-        test(kind)
-        for test in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-        )
-    ):
-        raise InputError(
-            f"{where}: column {source.text_key!r} holds {kind}, not text; set text_key to a column of strings"
-        )
+        with storage.open_file(file.path, access(source)) as stream:
+            head = stream.read(HEAD_BYTES)
+            stream.seek(0)
+            place = stream if storage.is_remote(file.path) else file.path
+            sizes, reason, detail = parquet_layout(place, head, source.text_key, source.label_key or "")
+    except OSError as error:
+        sizes, reason, detail = [], "unreadable", error.strerror or str(error)
+    if reason:
+        yield _unreadable(file, reason, detail)
     for number, size in enumerate(sizes):
         yield Piece(file.path, file.name, number, number + 1, size)
+
+
+def _unreadable(file: File, reason: str, detail: str) -> Piece:
+    return Piece(file.path, file.name, 0, 0, file.size, damage=detail, reason=reason)
 
 
 def _is_packed_as_a_whole(file: File, format: str, reach: storage.Access) -> bool:
@@ -253,7 +299,7 @@ def _is_packed_as_a_whole(file: File, format: str, reach: storage.Access) -> boo
 
 
 def _expand_all(
-    files: list[File], format: str, spool: Path, room: int | None, stop: threading.Event, reach: storage.Access
+    files: list[File], looks: Looks, spool: Path, room: int | None, stop: threading.Event, reach: storage.Access
 ) -> list[Piece]:
     """Expand compressed files one after the other until `room` bytes are reached (None: all of them)."""
     pieces: list[Piece] = []
@@ -262,16 +308,56 @@ def _expand_all(
             break
         folder = spool / f"{number:06d}"
         folder.mkdir(parents=True, exist_ok=True)
-        expand = _expand_lines if format == "jsonl" else _expand_archive
-        for piece in expand(file, folder, room, stop, reach):
+        for piece in _expand(file, looks, folder, room, stop, reach):
             pieces.append(piece)
             if room is not None:
                 room -= piece.size
     return pieces
 
 
+def _expand(
+    file: File, looks: Looks, folder: Path, room: int | None, stop: threading.Event, reach: storage.Access
+) -> Iterator[Piece]:
+    """Unpack one file as its beginning asks for."""
+    if looks.kind != "jsonl":
+        yield from _expand_archive(file, folder, room, stop, _expanded(file, reach))
+        return
+    first, length, damage = list[bytes](), 0, ""
+    blocks = _expanded(file, reach)
+    try:
+        for block in blocks:
+            first.append(block)
+            length += len(block)
+            if length >= HEAD_BYTES:
+                break
+    except Damaged as error:
+        damage = str(error)
+    seen = looks.at(file, b"".join(first)[:HEAD_BYTES], is_whole=length < HEAD_BYTES)
+    if seen.reason:
+        yield _unreadable(file, seen.reason, seen.detail)
+        return
+    all_of_it = _then_damage(first, blocks, damage)
+    if seen.layout in ("lines", ""):
+        yield from _expand_lines(file, folder, room, stop, all_of_it)
+        return
+    for piece in _expand_archive(file, folder, None, stop, all_of_it):
+        if piece.damage:
+            yield piece
+        elif not piece.start:
+            size = Path(piece.path).stat().st_size
+            yield replace(piece, end=size, size=size, prefix="", layout=seen.layout)
+
+
+def _then_damage(first: list[bytes], blocks: Iterator[bytes], damage: str) -> Iterator[bytes]:
+    """What was decoded already and what follows; or the damage that ended it."""
+    yield from first
+    if damage:
+        raise Damaged(damage)
+    yield from blocks
+
+
 def _expand_lines(
-    file: File, folder: Path, room: int | None, stop: threading.Event, reach: storage.Access
+    file: File, folder: Path, room: int | None, stop: threading.Event, blocks: Iterator[bytes]
 ) -> Iterator[Piece]:
     """Stream a compressed JSONL file into plain pieces that end at line ends; the lines before a damage are kept.
     Nothing is extracted to a path it names."""
@@ -279,7 +365,7 @@ def _expand_lines(
     damage = ""
     rest = bytearray()
     try:
-        for block in _expanded(file, reach):
+        for block in blocks:
             expanded += len(block)
             rest += block
             cut = rest.rfind(b"\n", max(len(rest) - len(block), 0)) + 1
@@ -304,14 +390,14 @@ def _expand_lines(
 
 
 def _expand_archive(
-    file: File, folder: Path, room: int | None, stop: threading.Event, reach: storage.Access
+    file: File, folder: Path, room: int | None, stop: threading.Event, blocks: Iterator[bytes]
 ) -> Iterator[Piece]:
     """Unpack a WARC or a dump that was packed as a whole, and cut it into ranges."""
     path = folder / "unpacked"
     size, damage = 0, ""
     try:
         with open(path, "wb") as plain:
-            for block in _expanded(file, reach):
+            for block in blocks:
                 size += plain.write(block)
                 if stop.is_set() or (room is not None and size >= room):
                     break
@@ -342,7 +428,3 @@ def _spooled(folder: Path, file: File, data: bytes, offset: int) -> Piece:
     path = folder / f"{offset:016d}.jsonl"
     path.write_bytes(data)
     return Piece(str(path), file.name, 0, len(data), len(data), offset=offset)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -30,7 +30,7 @@ class Source(Section):
         None,
         description="What the files are: text (one document a file), code (one document a file, licence header kept), "
         "html (main content extracted), warc (the HTML pages of a crawl), mediawiki (the articles of an XML dump), "
-        "jsonl or parquet (one document a record), "
+        "jsonl (one document a record of JSON lines, a JSON array or CSV), parquet (one document a row), "
         "descriptions (the long description in a Python package's METADATA file); left out: each file's by its ending.",
     )
     paths: tuple[str, ...] = Field(
@@ -40,7 +40,9 @@ class Source(Section):
         "hf://datasets/ URLs; python://stdlib and python://site-packages name the folders of the running Python.",
     )
     suffixes: tuple[str, ...] | None = Field(
-        None, strict=False, description="File endings taken from folders, e.g. ['.py']; each format has its default."
+        None,
+        strict=False,
+        description="File endings taken from folders in the place of the format's own, e.g. ['.py'], in any case.",
     )
     exclude: tuple[str, ...] = Field(
         (),
