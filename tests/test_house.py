@@ -27,7 +27,7 @@ FLOORS = [
     ("measure",),
     ("evaluate",),
     ("report",),
-    ("previous", "longer"),
+    ("previous", "longer", "derived"),
     ("stages", "preflight"),
     ("studies",),
     ("ladder",),

@@ -221,7 +221,9 @@ def _parser() -> argparse.ArgumentParser:
 def _plan_arguments(plan: Any, overrides: Callable[[Any], None]) -> None:
     """Of `bessemer plan`: values stay text, since 70B and 2048xH100 are read where their names are known (plan/ask.py)."""
     plan.add_argument(
-        "recipe", nargs="?", help="a recipe file, the name of a shipped one (`bessemer recipe`), or a run folder"
+        "recipe",
+        nargs="?",
+        help="a recipe file, the name of a shipped one (`bessemer recipe`), a run folder, or a folder of text",
     )
     overrides(plan)
     plan.add_argument("--gpus", metavar="NxDEVICE", help="plan for a cluster, for example 2048xH100")

@@ -36,9 +36,21 @@ def run(given: argparse.Namespace, finish: Callable[[RunFolder], None] | None = 
     with session.run.writing():
         _restart(given, session)
         say(f"[bold]bessemer[/] {given.recipe} -> {session.run.path}")
+        _say_recipe(Path(given.recipe))
         stages.run_all(session)
     (finish or run_screen)(session.run)
     return _summary(session)
+
+
+def _say_recipe(path: Path) -> None:
+    """Print the recipe that was made for a folder or a file of text."""
+    from rich.markup import escape
+
+    from bessemer.recipe import is_text, recipe_for_text
+
+    if is_text(path):
+        text = escape(recipe_for_text(path.resolve()).strip()).replace("\n", "\n  ")
+        say(f"[dim]  {text}[/]")
 
 
 def corpus(given: argparse.Namespace) -> Any:
@@ -308,16 +320,19 @@ def recipe(given: argparse.Namespace) -> Any:
 
 
 def _session(given: argparse.Namespace) -> Session:
-    from bessemer.recipe import load
+    from bessemer import derived
+    from bessemer.recipe import is_text, load
     from bessemer.run import RunFolder
     from bessemer.stages import Session
 
-    if Path(given.recipe).is_dir():
+    if Path(given.recipe).is_dir() and not is_text(Path(given.recipe)):
         given.run = given.recipe
         session = _existing(given)
         session.accept_changes = getattr(given, "accept_changes", False)
         return session
     recipe = load(given.recipe, given.overrides)
+    folder = RunFolder(recipe.run.folder)
+    recipe = derived.filled(recipe, folder) if folder.derived.exists() else recipe
     if recipe.parallel.auto:
         from bessemer.planning import with_chosen_layout
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bessemer import derived
 from bessemer.errors import InputError
 from bessemer.hub import tokenizer_file
 from bessemer.model.of_recipe import model_config
@@ -26,6 +27,7 @@ def check(recipe: Recipe, run: RunFolder, reference: str) -> None:
     has_begun = (run.checkpoints / "latest").exists()
     if recipe.train.start is not None and not has_begun:
         _start(recipe, RunFolder(Path(recipe.train.start)))
+    recipe = derived.filled(recipe, run)
     labels = outlook.labels(recipe, run.tokens)
     resolved = dial.resolve(recipe, outlook.vocabulary(recipe, run.tokens), labels=labels)
     _learning_rate(resolved)

@@ -48,6 +48,10 @@ class RunFolder:
         return self.path / "recipe.toml"
 
     @property
+    def derived(self) -> Path:
+        return self.path / "derived.json"
+
+    @property
     def environment(self) -> Path:
         return self.path / "environment.json"
 

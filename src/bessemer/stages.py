@@ -110,8 +110,10 @@ def corpus(session: Session) -> None:
 
 def tokens(session: Session) -> None:
     """Clean documents to a tokenizer and token shards."""
+    from bessemer import derived
     from bessemer.tokens import build
 
+    session.recipe = derived.filled(session.recipe, session.run, record=True)
     inputs = build.inputs_digest(session.recipe, session.run)
     current = stage_is_current(session.run.tokens, inputs)
     if not current:
@@ -146,12 +148,13 @@ def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepa
 
     measure_seconds: of training steps, to say how long the run will take.
     """
-    from bessemer import longer
+    from bessemer import derived, longer
     from bessemer.plan import dial, here
     from bessemer.tokens.ledger import reader
     from bessemer.tokens.outlook import outlook
     from bessemer.tokens.shards import TokenStore
 
+    session.recipe = derived.filled(session.recipe, session.run, record=True)
     run, recipe = session.run, session.recipe
     store, done = TokenStore.open(run.tokens), longer.checkpoints_of(run)
     stored = load(run.recipe) if run.recipe.exists() else None
@@ -161,7 +164,9 @@ def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepa
     elif stored is not None and recipe.train.micro_batch is None:  # another device would choose another
         recipe = _with_train(recipe, micro_batch=longer.kept_micro_batch(recipe, stored))
     timed = longer.steps_of_minutes(recipe, stored, run, 60 * MINUTES_SHARE)
-    resolved = dial.resolve(recipe, store.vocabulary, timed, _micro_batch_tokens(recipe), len(store.labels))
+    resolved = dial.resolve(
+        recipe, store.vocabulary, timed, _micro_batch_tokens(recipe), len(store.labels), store.train_tokens
+    )
     extension = None
     if stored is not None and done:
         extension = longer.extension(stored, resolved, run, done, session.accept_changes)
@@ -177,7 +182,9 @@ def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepa
     result: list[Prepared] = []
 
     def work() -> str:
-        told, final = _planned(recipe, resolved, store.vocabulary, len(store.labels), measure_seconds=measure_seconds)
+        told, final = _planned(
+            recipe, resolved, store.vocabulary, len(store.labels), None, measure_seconds, store.train_tokens
+        )
         result.append(Prepared(final, told))
         memory, measured = told["memory_bytes"]["total"], told["step_seconds_from"]
         return (
@@ -192,7 +199,7 @@ def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepa
         result.append(Prepared(resolved, planned))
     if extension is not None:
         extension.begin(run, resolved.train.schedule.kind)
-    write_atomic(run.recipe, dump(result[0].recipe))
+    write_atomic(run.recipe, dump(result[0].recipe, derived.reasons(run)))
     write_json(run.plan, {**result[0].plan, **outlook(result[0].recipe, run.tokens), **here.drawn(result[0].plan)})
     return result[0]
 
@@ -314,9 +321,11 @@ def plan_only(
 ) -> tuple[dict[str, Any], Recipe]:
     """What a recipe will take, without a run folder: for `bessemer plan`. calibration: a file, in the place of the user's;
     measure: time a step where that is quick."""
+    from bessemer import derived
     from bessemer.plan import dial
     from bessemer.tokens import outlook as known
 
+    recipe = derived.filled(recipe, run)
     vocabulary, labels = known.vocabulary(recipe, run.tokens), known.labels(recipe, run.tokens)
     resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=_micro_batch_tokens(recipe), labels=labels)
     told, final = _planned(recipe, resolved, vocabulary, labels, calibration, MEASURE_SECONDS if measure else 0.0)
@@ -330,6 +339,7 @@ def _planned(
     labels: int,
     calibration: Path | None = None,
     measure_seconds: float = MEASURE_SECONDS,
+    unique_tokens: int | None = None,
 ) -> tuple[dict[str, Any], Recipe]:
     """Measure steps for `measure_seconds` (0: none) where that is quick, else predict one where this machine is calibrated; plan
     the run, and turn train.minutes into steps."""
@@ -393,7 +403,7 @@ def _planned(
         full_steps = recipe.train.minutes * 60 * MINUTES_SHARE / seconds
         batches = Batches.of(resolved)
         steps = max(batches.step_of(int(full_steps * batches.full)), 1)
-        resolved = dial.resolve(recipe, vocabulary, steps, _micro_batch_tokens(recipe), labels)
+        resolved = dial.resolve(recipe, vocabulary, steps, _micro_batch_tokens(recipe), labels, unique_tokens)
         preflight.require_warmup(resolved)
     final = planned(resolved, measured)
     share = cost.devices_of(resolved, device.is_cuda)

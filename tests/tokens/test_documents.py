@@ -174,3 +174,26 @@ def test_a_few_from_all_over(corpus: tuple[Path, list[dict[str, str]]]) -> None:
     found = [int(one.identity, 16) for one in documents.spread(folder, 5, 2)]
     assert len(found) == len(set(found)) >= 10
     assert min(found) == 0 and max(found) > 400
+
+
+def test_passages_are_held_out_of_every_document(corpus: tuple[Path, list[dict[str, str]]]) -> None:
+    folder, rows = corpus
+    parts = list(documents.split_documents(folder, 0, 0.2))
+    assert len(parts) == documents.PARTS * len(rows)
+    for row, three in zip(rows, zip(*[iter(parts)] * documents.PARTS, strict=True), strict=True):
+        assert "".join(part.text for part in three) == row["text"]
+        assert [part.is_held_out for part in three] == [False, True, False]
+    for skip in (1, 2, 3, 700, 1799, 1800):
+        assert list(documents.split_documents(folder, 0, 0.2, skip)) == parts[skip:]
+    held = sum(len(part.text) for part in parts if part.is_held_out)
+    assert 0.1 < held / sum(len(row["text"]) for row in rows) < 0.6  # short texts without lines are cut at words
+    moved = [part.text for part in documents.split_documents(folder, 1, 0.2)]
+    assert moved != [part.text for part in parts]
+
+
+def test_the_share_holds_the_bytes_wanted(corpus: tuple[Path, list[dict[str, str]]]) -> None:
+    folder, rows = corpus
+    for wanted in (1, 5000, 20_000):
+        share, number, held = documents.held_out_share(folder, 0, wanted)
+        chosen = [len(row["text"]) for row in rows if documents.is_held_out(row["identity"], 0, share)]
+        assert (len(chosen), sum(chosen)) == (number, held) and held >= wanted > held - max(chosen)

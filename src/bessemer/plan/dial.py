@@ -9,12 +9,13 @@ heads          of 64 elements up to a width of 1024, of 128 from there on (the h
 learning rate  0.3118 C^-0.1250, with C the FLOPs of the whole run (Bi et al. 2024, DeepSeek LLM, section 3.1); of weights that
                were trained before, a tenth of it (recipe/start.py).
 batch          0.2920 C^0.3271 tokens (the same), rounded to a power of two of sequences.
-horizon        20 tokens per parameter (Hoffmann et al. 2022, table 3).
+horizon        20 tokens per parameter (Hoffmann et al. 2022, table 3), and the training text at most `train.max_epochs` times.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +46,24 @@ def resolve(
     measured_steps: int | None = None,
     micro_batch_tokens: int = MICRO_BATCH_TOKENS,
     labels: int = 0,
+    unique_tokens: int | None = None,
 ) -> Recipe:
     """The recipe with every derived value filled in.
 
     vocabulary: ids of the tokenizer; measured_steps: steps that `train.minutes` comes to on this machine;
     micro_batch_tokens: tokens that a micro-batch may hold when the recipe does not say; labels: classes of a classifier,
-    whose output matrix is in the FLOPs of no token.
+    whose output matrix is in the FLOPs of no token; unique_tokens: to train on, where they are known, for
+    `train.max_epochs`.
     """
     model = _dimensions(recipe.model)
     length = recipe.tokens.sequence_length
     classes = labels if recipe.train.objective == "classify" else 0
     config = model_config(recipe.model_copy(update={"model": model}), vocabulary, labels=classes)
     train = recipe.train
-    horizon = train.tokens or TOKENS_PER_PARAMETER * config.parameters
+    limit = None  # of tokens read
+    if train.max_epochs is not None and unique_tokens is not None and train.tokens is None:
+        limit = max(math.ceil(train.max_epochs * unique_tokens), 1)
+    horizon = train.tokens or min(TOKENS_PER_PARAMETER * config.parameters, limit or sys.maxsize)
     if train.steps is not None and train.global_batch_tokens is not None:
         horizon = train.steps * train.global_batch_tokens  # but for a ramp, which is short beside it
     flops = flops_per_token(config) * horizon
@@ -73,6 +79,8 @@ def resolve(
     micro = train.micro_batch or _micro_batch(first, length, micro_batch_tokens, layout)
     batches = Batches.of(_with(recipe, global_batch_tokens=batch, micro_batch=micro))
     steps = train.steps or measured_steps or batches.steps_for(math.ceil(horizon / length))
+    if limit is not None and train.steps is None:
+        steps = min(steps, batches.steps_for(math.ceil(limit / length)))
     warmup = train.schedule.warmup_steps
     optimizer = train.optimizer
     filled: dict[str, Any] = {

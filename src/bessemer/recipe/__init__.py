@@ -7,7 +7,7 @@ from bessemer.recipe.dedup import Dedup, Paragraphs, Substrings
 from bessemer.recipe.extract import Extract
 from bessemer.recipe.keys import explain, keys
 from bessemer.recipe.language import Language
-from bessemer.recipe.load import differences, digest, dump, load, parse, shipped
+from bessemer.recipe.load import differences, digest, dump, is_text, load, parse, recipe_for_text, shipped
 from bessemer.recipe.mixture import MixturePhase
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import Classify, Masking
@@ -33,5 +33,6 @@ __all__ = [
     "Extract", "Guard", "Language", "Masking", "MixturePhase", "Model", "Optimizer", "Paragraphs", "Parallel", "PersonalData",
     "PipelineSchedule",
     "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "Substrings", "TokenSource", "Tokenizer", "Tokens",
-    "Train", "Work", "differences", "digest", "dump", "explain", "keys", "load", "parse", "shipped",
+    "Train", "Work", "differences", "digest", "dump", "explain", "is_text", "keys", "load", "parse",
+    "recipe_for_text", "shipped",
 ]  # fmt: skip

@@ -23,6 +23,9 @@ from bessemer.recipe.quality import Quality
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.start import follow_start
 
+TEXT_ENDINGS = (  # of single files that are text to train on
+    ".txt", ".md", ".rst", ".html", ".htm", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".warc", ".warc.gz", ".warc.zst",
+)  # fmt: skip
 HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
 
 
@@ -37,7 +40,8 @@ def shipped() -> dict[str, str]:
 
 
 def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed: bool = False) -> Recipe:
-    """Read a recipe file, a shipped recipe by its name, or that of a run by its folder, and apply `key=value` overrides.
+    """Read a recipe file, a shipped recipe by its name, or that of a run by its folder, and apply `key=value` overrides. A
+    folder or a file of text stands for the shortest recipe for it.
 
     may_be_unnamed: a recipe without [run] is named for its file, for who only asks what it would take.
 
@@ -45,6 +49,8 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
     taken from the working directory. Raises InputError that names the file, the line and the key.
     """
     path = Path(reference)
+    if is_text(path):
+        return parse(recipe_for_text(path.resolve()), f"recipe for {path}", overrides)
     if path.is_dir():
         if not (path / "recipe.toml").exists():
             raise InputError(f"{path}: neither a recipe nor a run folder (it has no recipe.toml)")
@@ -77,6 +83,19 @@ def _in_folder(recipe: Recipe, folder: Path) -> Recipe:
     return recipe.model_copy(update={"run": recipe.run.model_copy(update=here)})
 
 
+def is_text(path: Path) -> bool:
+    """Whether a path is a folder or a file of text to train on, and neither a recipe nor a run folder."""
+    if path.is_dir():
+        return not any((path / name).exists() for name in ("recipe.toml", "corpus/stage.json", "corpus.work"))
+    return path.is_file() and path.name.lower().endswith(TEXT_ENDINGS)
+
+
+def recipe_for_text(path: Path) -> str:
+    """The shortest recipe, for a folder or file of text: its name and one source; all else follows from the text."""
+    values = {"run": {"name": _name(path)}, "corpus": {"sources": [{"name": "text", "paths": [str(path)]}]}}
+    return tomli_w.dumps(values)
+
+
 def _name(path: Path) -> str:
     """A name for the run of an unnamed recipe."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-") or "plan"
@@ -103,9 +122,11 @@ def parse(
         raise InputError("\n".join(complaints(error, values, file, text, where, overrides))) from None
 
 
-def dump(recipe: Recipe) -> str:
-    """The recipe as TOML; values that are left out stay out."""
-    return tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True, by_alias=True))
+def dump(recipe: Recipe, comments: Sequence[str] = ()) -> str:
+    """The recipe as TOML, after lines of comment; values that are left out stay out."""
+    return "".join(f"# {line}\n" for line in comments) + tomli_w.dumps(
+        recipe.model_dump(mode="json", exclude_none=True, by_alias=True)
+    )
 
 
 def digest(*parts: Any) -> str:

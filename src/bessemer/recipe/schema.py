@@ -68,6 +68,12 @@ class Train(Section):
         description="Wall time to train for, instead of steps: the step is measured once on this machine and the "
         "number of steps written into the run folder's recipe.",
     )
+    max_epochs: float | None = Field(
+        None,
+        gt=0,
+        description="How often the training text is read at the most, however many minutes there are; steps and tokens win "
+        "over it. Left out: as often as the minutes allow.",
+    )
     global_batch_tokens: int | None = Field(
         None, gt=0, description="Tokens in an optimizer step; a multiple of sequence_length."
     )
@@ -251,6 +257,10 @@ class Recipe(Section):
                 raise ValueError(
                     f"train.objective = classify needs a label for every document, but source {bare[0]!r} has none; give it "
                     "label (one for all its documents) or label_key (a field of each record)"
+                )
+            if self.tokens.held_out_from == "passages":
+                raise ValueError(
+                    "tokens.held_out_from = passages has no meaning for a classifier: a text is scored as a whole"
                 )
         if self.train.start is not None and self.model.from_ is not None:
             raise ValueError("train.start and model.from both give the starting weights; remove one")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,12 +14,22 @@ from bessemer.recipe.tokenizer import TokenSource
 class Tokens(Section):
     """Documents to token shards, and shards to training sequences."""
 
-    sequence_length: Positive = Field(1024, description="Tokens in a training sequence.")
+    sequence_length: Positive = Field(
+        1024,
+        description="Tokens in a training sequence; left out: follows from the corpus's size, "
+        "1024 where that is not known.",
+    )
     held_out: float = Field(
         0.01,
         gt=0.0,
         lt=1.0,
-        description="Share of the documents kept out of training for validation, chosen by the hash of their identity.",
+        description="Share of the documents kept out of training for validation, chosen by the hash of their identity; left "
+        "out: follows from the corpus's size, 0.01 where that is not known.",
+    )
+    held_out_from: Literal["documents", "passages"] = Field(
+        "documents",
+        description="What is held out: documents (whole ones) or passages (one of every document, for a text of few "
+        "documents).",
     )
     seed: int = Field(
         0,

@@ -92,6 +92,8 @@ def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
                 raise InputError(f"tokenizer.{key}: {path}: no such file")
             read.append(hashlib.sha256(Path(path).read_bytes()).hexdigest())
     shape = [recipe.tokens.held_out, recipe.tokens.shard_tokens, recipe.tokens.seed, mask_token(recipe)]
+    if recipe.tokens.held_out_from != "documents":
+        shape.append(recipe.tokens.held_out_from)
     mixed = mixed_by(recipe) if options.sample == "mixture" else None
     theirs = [[source.name, source.format, foreign.facts(source)] for source in recipe.tokens.sources]
     tokens = recipe.tokens  # concatenated, any length is read from the same shards
@@ -192,7 +194,10 @@ def _compared(recipe: Recipe) -> tuple[Tokenizer, ...]:
 
 def _items(recipe: Recipe, corpus: Path | None, tokenizer: Tokenizer, skip: int) -> Iterator[Item]:
     """Everything that goes into shards, in its order, from number `skip` on."""
-    if corpus is not None:
+    if corpus is not None and recipe.tokens.held_out_from == "passages":
+        yield from documents.split_documents(corpus, recipe.tokens.seed, recipe.tokens.held_out, skip)
+        skip = max(skip - documents.PARTS * documents.count(corpus), 0)
+    elif corpus is not None:
         yield from documents.documents(corpus, skip)
         skip = max(skip - documents.count(corpus), 0)
     theirs = (
@@ -228,7 +233,13 @@ def _write_shards(
         for batch, made in in_order(items, encoder, recipe.tokens.workers or _cores()):
             for item, ids, num_bytes in zip(batch, made.ids, made.num_bytes, strict=True):
                 held_out = is_held_out(item.identity, recipe.tokens.seed, recipe.tokens.held_out)
-                label = number_of.get(item.label, NO_LABEL) if isinstance(item, Document) else NO_LABEL
+                label = NO_LABEL
+                if isinstance(item, Document):
+                    label = number_of.get(item.label, NO_LABEL)
+                    if item.is_held_out is not None:
+                        if not num_bytes:
+                            continue  # a document too short to be cut
+                        held_out = item.is_held_out
                 writers[item.source, SPLITS[held_out]].add(item.identity, ids, num_bytes, label)
             done.add(made, batch)
             num_bytes = sum(made.num_bytes)

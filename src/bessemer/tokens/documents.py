@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,79 @@ from bessemer.tokens.order import key_of
 from bessemer.tokens.phases import average_shares
 
 BATCH_DOCUMENTS = 256
+LINE_REACH, WORD_REACH = 500, 100  # characters behind the place of a cut in which a line or a word may end
+PARTS = 3  # of a document that has a held-out passage
+COUNTED_DOCUMENTS = 1_000_000  # above that many, a share of the documents holds that share of the text
 SAMPLE_CHARACTERS = 1_000_000  # of one document that a tokenizer is trained on: one giant must not fill the memory
 
 
 @dataclass(frozen=True)
 class Document:
-    """What the tokens stage needs of a document. language: of its metadata; "" where nothing says it."""
+    """What the tokens stage needs of a document. language: of its metadata; "" where nothing says it; is_held_out: None
+    where the identity decides."""
 
     identity: str
     source: str
     text: str
     label: str = ""
     language: str = ""
+    is_held_out: bool | None = None
 
 
 def is_held_out(identity: str, seed: int, share: float) -> bool:
     """Whether a document is kept out of training: decided by its identity alone, so that it stays where it is when
     other documents come or go."""
     return key_of("held-out", seed, identity) < share * 2.0**64
+
+
+def passages(document: Document, seed: int, share: float) -> tuple[Document, Document, Document]:
+    """A document cut into what is before its held-out passage, the passage, and what comes after: about `share` of its
+    characters at a place that the hash of its identity says, cut after lines or words. Each may be empty."""
+    text, length = document.text, max(round(share * len(document.text)), 1)
+    room = max(len(text) - length, 0)
+    start = _border(text, room * (key_of("passage", seed, document.identity) >> 11) // (1 << 53))
+    end = _border(text, start + length)
+    cuts = ((0, start, False), (start, end, True), (end, len(text), False))
+    before, passage, after = (replace(document, text=text[one:two], is_held_out=held) for one, two, held in cuts)
+    return before, passage, after
+
+
+def _border(text: str, place: int) -> int:
+    """The end of the line, or else of the word, near behind a place."""
+    for border, reach in (("\n", LINE_REACH), (" ", WORD_REACH)):
+        if 0 < place < len(text) and (found := text.find(border, place, place + reach)) >= 0:
+            return found + 1
+    return min(place, len(text))
+
+
+def split_documents(corpus: Path, seed: int, share: float, skip: int = 0) -> Iterator[Document]:
+    """Every document as its three parts, in the order of `documents`, from part number `skip` on."""
+    parts = (part for document in documents(corpus, skip // PARTS) for part in passages(document, seed, share))
+    return itertools.islice(parts, skip % PARTS, None)
+
+
+def held_out_share(corpus: Path, seed: int, wanted_bytes: int) -> tuple[float, int, int]:
+    """The smallest share of the documents, by the hash of their identity, that holds so many bytes of text or more; with the
+    number of those documents and their bytes. Of very many documents the share of the bytes is taken."""
+    import pyarrow.compute as compute
+
+    if count(corpus) > COUNTED_DOCUMENTS:
+        sizes = bytes_of_sources(corpus)
+        share = min(wanted_bytes / max(sum(sizes.values()), 1), 0.5)
+        return share, round(share * count(corpus)), wanted_bytes
+    hashed = []
+    for batch in _batches(corpus, ["identity", "text"]):
+        lengths = compute.binary_length(batch.column("text")).to_pylist()
+        hashed += [
+            (key_of("held-out", seed, identity), length)
+            for identity, length in zip(batch.column("identity").to_pylist(), lengths, strict=True)
+        ]
+    held = 0
+    for number, (key, length) in enumerate(sorted(hashed), start=1):
+        held += length
+        if held >= wanted_bytes:
+            return math.nextafter((key + 1) / 2.0**64, 1.0), number, held
+    return 1.0, len(hashed), held
 
 
 def documents(corpus: Path, skip: int = 0) -> Iterator[Document]:
@@ -107,10 +163,12 @@ def training_sample(recipe: Recipe, corpus: Path) -> Iterator[str]:
     shares = sample_shares(recipe, bytes_of_sources(corpus))
     seed, held_out = recipe.tokens.seed, recipe.tokens.held_out
     for document in documents(corpus):
-        if is_held_out(document.identity, seed, held_out):
+        whole = recipe.tokens.held_out_from == "documents"
+        if whole and is_held_out(document.identity, seed, held_out):
             continue
         if key_of("bpe", seed, document.identity) < shares[document.source] * 2.0**64:
-            yield document.text[:SAMPLE_CHARACTERS]
+            parts = (document,) if whole else passages(document, seed, held_out)
+            yield from (part.text[:SAMPLE_CHARACTERS] for part in parts if not part.is_held_out and part.text)
 
 
 def sample_shares(recipe: Recipe, sizes: dict[str, int]) -> dict[str, float]:

@@ -25,7 +25,7 @@ def outlook(recipe: Recipe, folder: Path) -> dict[str, Any]:
     if recipe.tokens.packing != "concatenate" and not is_packed_for(store, recipe):
         return {}
     mixture, samples = reader(recipe, store).mixture, Batches.of(recipe).before(recipe.train.steps or 0)
-    for name, turns in repeated(mixture, samples).items():
+    for name, turns in repeated(mixture, samples).items() if recipe.train.max_epochs is None else ():
         warn(
             f"source {name!r} will be read {turns:.1f} times; after {REPEATS_WORTH_A_WARNING} times repeated text helps less "
             "and less (Muennighoff et al. 2023): give it less weight or a max_epochs, add text, or train for fewer steps"

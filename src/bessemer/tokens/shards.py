@@ -232,6 +232,11 @@ class TokenStore:
         return tuple(self.manifest.get("labels", ()))
 
     @property
+    def train_tokens(self) -> int:
+        """Tokens to train on, of all sources."""
+        return sum(int(source["train"]["tokens"]) for source in self.manifest["sources"].values())
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """Names of the sources, in the recipe's order."""
         return tuple(self.manifest["sources"])

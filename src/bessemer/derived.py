@@ -1,0 +1,137 @@
+"""Fill in what a recipe leaves open, from its corpus and the machine (plan/sizing.py), and keep in the run folder what it
+followed from, so that the same recipe gives the same values again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bessemer.plan import sizing
+from bessemer.plan.sizing import Basis, Choice
+from bessemer.recipe import Recipe, parse
+from bessemer.run import STAGE_FILE, RunFolder, read_json, write_json
+from bessemer.terminal import rate, say, size
+
+if TYPE_CHECKING:
+    from bessemer.train.device import Device
+
+GPU_UTILISATION = 0.15  # of a GPU's peak, which small models do not fill; a CPU is timed
+PROBE_SECONDS = 2.0  # of training steps of a small model, to time a CPU
+PROBE = """
+[run]
+name = "probe"
+[tokens]
+sequence_length = 256
+[model]
+depth = 2
+[train]
+steps = 1
+global_batch_tokens = 1024
+micro_batch = 4
+"""
+PROBE_VOCABULARY = 1024
+TOKEN_BYTES = 2.2  # bytes of text for each byte of a file of uint16 tokens
+
+
+def filled(recipe: Recipe, run: RunFolder, *, record: bool = False) -> Recipe:
+    """The recipe with every value that follows from its text: of the corpus where it is built, else of the raw files.
+
+    record: keep what it followed from in the run folder and, where that is new, print what was chosen and why.
+    """
+    old = read_json(run.derived) if run.derived.exists() else None
+    if old is None and recipe.model.has_size and (not record or run.tokens.exists()):
+        return recipe  # nothing is known of its text, or a run of a version that derived less
+    basis, corpus = _basis(recipe, run, old)
+    made, choices = sizing.derive(recipe, basis)
+    if record and choices:
+        kept = {
+            "corpus": corpus,
+            "basis": basis.to_dict(),
+            "choices": [{"table": one.table, "values": one.values, "why": one.why} for one in choices],
+        }
+        if kept != old:
+            write_json(run.derived, kept)
+            _show(basis, choices)
+    return made
+
+
+def reasons(run: RunFolder) -> list[str]:
+    """What was derived for a run and why, a line each."""
+    if not run.derived.exists():
+        return []
+    found = read_json(run.derived)
+    basis = Basis(**found["basis"])
+    return [_heading(basis), *(str(Choice(**choice)) for choice in found["choices"])]
+
+
+def _heading(basis: Basis) -> str:
+    return (
+        f"derived from {size(basis.text_bytes)} of text in {basis.documents:,} documents, and about "
+        f"{rate(basis.flops_per_second)} in training on {basis.device}"
+    )
+
+
+def _show(basis: Basis, choices: list[Choice]) -> None:
+    say(f"  {_heading(basis)}:")
+    for choice in choices:
+        say(f"    [dim]{choice}[/]")
+    if basis.text_bytes < sizing.BEATS_NGRAM_BYTES:
+        say(
+            f"  [yellow]so little text that a byte 5-gram may predict it better than any model: below about "
+            f"{size(sizing.BEATS_NGRAM_BYTES)} none that was tried did[/]"
+        )
+
+
+def _basis(recipe: Recipe, run: RunFolder, old: dict[str, Any] | None) -> tuple[Basis, str]:
+    """What a recipe's values follow from, and of which corpus that is; what was recorded of the machine, and of an unchanged
+    corpus, stays."""
+    stage = run.corpus / STAGE_FILE
+    corpus = f"{read_json(stage)['inputs']} {recipe.tokens.seed}" if recipe.corpus.sources and stage.exists() else ""
+    before = Basis(**old["basis"]) if old is not None else _machine(recipe)
+    if old is not None and old["corpus"] == corpus:
+        return before, corpus
+    if not corpus:
+        num_bytes, documents = _raw(recipe)
+        return replace(before, text_bytes=num_bytes, documents=documents, held_bytes=0), ""
+    from bessemer.tokens.documents import held_out_share
+
+    totals = read_json(run.corpus / "statistics.json")["totals"]
+    num_bytes, documents = int(totals.get("bytes_kept") or 0), int(totals.get("documents_kept") or 0)
+    share, number, held = held_out_share(run.corpus / "documents", recipe.tokens.seed, sizing.held_out_bytes(num_bytes))
+    before = replace(before, text_bytes=num_bytes, documents=documents)
+    return replace(before, share=share, held_documents=number, held_bytes=held), corpus
+
+
+def _machine(recipe: Recipe) -> Basis:
+    from bessemer.train import device as devices
+
+    device = devices.choose(recipe.train)
+    flops = GPU_UTILISATION * devices.peak_rate(device) if device.is_cuda else _probed(device)
+    return Basis(0, 0, device.name, float(f"{flops * recipe.parallel.world:.2g}"))
+
+
+def _probed(device: Device) -> float:
+    """FLOP/s of a CPU in training steps of a small model."""
+    from bessemer.plan.cost import flops_per_token
+    from bessemer.plan.dial import resolve
+    from bessemer.train.measure import step_seconds
+    from bessemer.train.task import config_of
+
+    recipe = resolve(parse(PROBE, "probe"), PROBE_VOCABULARY)
+    config = config_of(recipe, PROBE_VOCABULARY, 0)
+    return flops_per_token(config) * 1024 / step_seconds(recipe, config, device, PROBE_SECONDS)
+
+
+def _raw(recipe: Recipe) -> tuple[int, int]:
+    """Bytes and number of the files that the sources name: the text before it is cleaned."""
+    from bessemer.corpus.files import find
+    from bessemer.tokens.foreign import files_of
+
+    num_bytes = documents = 0
+    for source in recipe.corpus.sources:
+        files = find(source)
+        total = sum(file.size for file in files)
+        num_bytes, documents = num_bytes + min(total, source.max_bytes or total), documents + len(files)
+    for theirs in recipe.tokens.sources:
+        num_bytes += round(TOKEN_BYTES * sum(path.stat().st_size for path in files_of(theirs)))
+    return num_bytes, documents

@@ -1,0 +1,249 @@
+"""What a recipe leaves open follows from the size of its text and the speed of the machine. Pure arithmetic.
+
+minutes     2 for 50 kB of text, 4 more for each power of ten, 20 at the most: a first model within a coffee break.
+held out    sqrt(bytes x 10 kB), a tenth of the text at the most: 5 kB of 50 kB, 141 kB of 2 MB, 1 MB of 100 MB. The error of
+            a score falls with the root of the held-out bytes, and what is held out is missing from the training.
+            Of fewer than 8 whole documents a score would be one of their subjects: a passage of each document is held out.
+depth       the parameters N of the blocks that the FLOPs C of those minutes can train on 12 tokens each: C = 6 x 12 N^2, with
+            the vocabulary's matrices about the 20 tokens per parameter of Hoffmann et al. (2022, table 3); up to 4
+            parameters for each token of the text, and 2 blocks at least.
+vocabulary  1,024 for 2 MB of text and in proportion to its cube root: a token should occur often enough to be learned, and
+            the best vocabulary grows more slowly than the text (Tao et al. 2024). 32 ids for each unit of width at the most, so
+            that a small model is not all embedding.
+sequence    256 tokens, 512 from depth 6, 1,024 from depth 9; 32 sequences in the text at least.
+epochs      20 at the most: up to 4 are nearly as good as new text, and little is gained after 16 to 40 (Muennighoff et al.
+            2023, section 6).
+decay       weight decay of 0.1, or 0.15 for each epoch, also of the embeddings: text that is read often is learned by heart
+            otherwise (Kim et al. 2025 find the best decay up to 30 times the usual one when text is repeated).
+batch       a 4,000th of the run's tokens, but not more than the dial's rule: a short run needs its updates.
+schedule    wsd: its stable phase does not depend on the number of steps, so that the time can be kept to; half of it decay.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bessemer.recipe import Recipe
+from bessemer.terminal import size
+
+MIN_MINUTES, MAX_MINUTES, MINUTES_PER_DECADE, MINUTES_FROM_BYTES = 2.0, 20.0, 4.0, 50_000
+HELD_OUT_BYTES, HELD_OUT_LIMIT, MIN_HELD_OUT_DOCUMENTS = 10_000, 0.1, 8
+TOKENS_PER_BLOCK_PARAMETER, PARAMETERS_PER_TOKEN = 12, 4.0
+MIN_DEPTH, MAX_DEPTH, BLOCK_PARAMETERS = 2, 64, 49_152  # of a model of depth 1: 12 x width^2, width = 64 x depth
+MIN_VOCABULARY, MAX_VOCABULARY, IDS_PER_WIDTH = 320, 65_536, 32
+LENGTHS = ((9, 1024), (6, 512), (0, 256))  # from this depth on
+MIN_LENGTH, MIN_SEQUENCES = 16, 32
+MAX_EPOCHS, DECAY_PER_EPOCH, DECAY, MAX_DECAY = 20.0, 0.15, 0.1, 3.0
+UPDATES, MIN_BATCH_TOKENS = 4000, 512
+STEPS_SHARE = 0.92  # of the minutes that goes into steps
+# The interpolated byte 5-gram, trained on the same text, was ahead of every model tried on less text than this.
+BEATS_NGRAM_BYTES = 30_000
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What everything follows from. text_bytes, documents: of the clean text; flops_per_second: that a training step reaches
+    on the device; share, held_documents, held_bytes: the held-out split of whole documents that comes to the bytes wanted."""
+
+    text_bytes: int
+    documents: int
+    device: str
+    flops_per_second: float
+    share: float = 0.01
+    held_documents: int = MIN_HELD_OUT_DOCUMENTS
+    held_bytes: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for the run folder."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Keys of one table of the recipe that were derived, with their values, and why they have these."""
+
+    table: str
+    values: dict[str, object]
+    why: str
+
+    def __str__(self) -> str:
+        shown = (f"{self.table}.{key} = {_shown(value)}" for key, value in self.values.items())
+        return f"{', '.join(shown)}: {self.why}"
+
+
+def held_out_bytes(text_bytes: int) -> int:
+    """Bytes of text to hold out."""
+    return max(min(round(math.sqrt(text_bytes * HELD_OUT_BYTES)), int(text_bytes * HELD_OUT_LIMIT)), 1)
+
+
+def default_minutes(text_bytes: int) -> float:
+    """Minutes to train on so much text when nobody says how long."""
+    grown = MIN_MINUTES + MINUTES_PER_DECADE * math.log10(max(text_bytes, 1) / MINUTES_FROM_BYTES)
+    return round(min(max(grown, MIN_MINUTES), MAX_MINUTES), 1)
+
+
+def bytes_per_token(vocabulary: int) -> float:
+    """About what a BPE token of text stands for: 1 byte with 256 ids, 2.3 with 1,024, 4.4 at the most."""
+    return min(1.0 + 0.65 * math.log2(max(vocabulary, 257) / 256), 4.4)
+
+
+def derive(recipe: Recipe, basis: Basis) -> tuple[Recipe, list[Choice]]:
+    """The recipe with everything that follows from its text and the machine, and what was chosen and why.
+
+    Keys that the recipe gives stay, and the others follow from them too. Only keys that the dial (plan/dial.py) does not
+    derive are filled in, so the dial comes after.
+    """
+    return _Derivation(recipe, basis).made()
+
+
+class _Derivation:
+    def __init__(self, recipe: Recipe, basis: Basis) -> None:
+        self.recipe, self.basis, self.choices = recipe, basis, list[Choice]()
+        self.text = f"{size(basis.text_bytes)} of text"
+
+    def made(self) -> tuple[Recipe, list[Choice]]:
+        has_size = self.recipe.model.has_size
+        if self.basis.text_bytes and self.recipe.corpus.sources:
+            self._held_out()
+        if not has_size:
+            self._time()
+            self._size()
+        self._vocabulary()
+        self._length()
+        self._epochs()
+        if not has_size:
+            self._updates()
+        return self.recipe, self.choices
+
+    def _set(self, table: str, why: str, **values: object) -> None:
+        """Fill in keys of a table; `train.schedule` is one within another."""
+        self.choices.append(Choice(table, values, why))
+        *outer, last = table.split(".")
+        section = self.recipe if not outer else getattr(self.recipe, outer[0])
+        filled = getattr(section, last).model_copy(update=values)
+        if outer:
+            filled = section.model_copy(update={last: filled})
+        self.recipe = self.recipe.model_copy(update={outer[0] if outer else last: filled})
+
+    def _held_out(self) -> None:
+        tokens, basis = self.recipe.tokens, self.basis
+        if tokens.model_fields_set & {"held_out", "held_out_from"}:
+            return
+        wanted = held_out_bytes(basis.text_bytes)
+        few = basis.held_documents < MIN_HELD_OUT_DOCUMENTS or basis.held_bytes > 2 * wanted
+        if few and self.recipe.train.objective != "classify":
+            share = round(wanted / basis.text_bytes, 4)
+            why = f"{size(wanted)}, a passage of each, as {basis.documents:,} documents are too few to hold out whole ones"
+            self._set("tokens", why, held_out=share, held_out_from="passages")
+        else:
+            why = f"{size(basis.held_bytes)}, {basis.held_documents:,} of {basis.documents:,} documents"
+            self._set("tokens", why, held_out=min(basis.share, 0.5))
+
+    def _time(self) -> None:
+        train = self.recipe.train
+        if train.steps is None and train.tokens is None and train.minutes is None:
+            self._set("train", f"for {self.text}", minutes=default_minutes(self.basis.text_bytes))
+
+    @property
+    def _unique(self) -> float:
+        """Training tokens in the text, about."""
+        vocabulary = self.recipe.tokenizer.vocabulary or self._vocabulary_of(self.recipe.model.depth or MAX_DEPTH)
+        return (self.basis.text_bytes - held_out_bytes(self.basis.text_bytes)) / bytes_per_token(vocabulary)
+
+    @property
+    def _flops(self) -> float | None:
+        """FLOPs of the minutes; None where the recipe counts steps or tokens."""
+        train = self.recipe.train
+        if train.minutes is None or train.steps is not None:
+            return None
+        return train.minutes * 60 * STEPS_SHARE * self.basis.flops_per_second
+
+    def _size(self) -> None:
+        train, unique = self.recipe.train, self._unique
+        if (flops := self._flops) is not None:
+            blocks = math.sqrt(flops / (6 * TOKENS_PER_BLOCK_PARAMETER))
+            why = f"{train.minutes:g} minutes are too few for a larger one"
+        else:
+            tokens = train.tokens or (train.steps or 1) * (train.global_batch_tokens or MIN_BATCH_TOKENS)
+            blocks = tokens / TOKENS_PER_BLOCK_PARAMETER
+            why = f"{tokens:,} tokens are too few for a larger one"
+        if blocks > PARAMETERS_PER_TOKEN * unique:
+            blocks = PARAMETERS_PER_TOKEN * unique
+            why = f"a larger one would learn {self.text} by heart"
+        depth = round(math.cbrt(blocks / BLOCK_PARAMETERS))
+        if depth < MIN_DEPTH:
+            why = "the smallest that learns"
+        self._set("model", why, depth=min(max(depth, MIN_DEPTH), MAX_DEPTH))
+
+    def _vocabulary_of(self, depth: int) -> int:
+        ids = 1024 * math.cbrt(self.basis.text_bytes / 2**21)
+        ids = min(ids, IDS_PER_WIDTH * 64 * depth, MAX_VOCABULARY)
+        return max(round(ids / 64) * 64, MIN_VOCABULARY)
+
+    def _vocabulary(self) -> None:
+        recipe = self.recipe
+        if recipe.tokenizer.path is None and recipe.tokenizer.vocabulary is None and self.basis.text_bytes:
+            ids = self._vocabulary_of(self._depth) + len(recipe.tokenizer.special_tokens)
+            self._set("tokenizer", f"for {self.text} and a width of {64 * self._depth}", vocabulary=ids)
+
+    @property
+    def _depth(self) -> int:
+        """The depth, or that of a model of the same width."""
+        model = self.recipe.model
+        return max((model.width or 0) // 64 or model.depth or model.layers or MAX_DEPTH, 1)
+
+    def _length(self) -> None:
+        tokens, train = self.recipe.tokens, self.recipe.train
+        if "sequence_length" in tokens.model_fields_set or train.global_batch_tokens is not None:
+            return
+        length = next(length for depth, length in LENGTHS if self._depth >= depth)
+        most = max(int(self._unique) // MIN_SEQUENCES, MIN_LENGTH)
+        length = min(length, 1 << int(math.log2(most)))
+        packed = {} if "pack_short_documents" in tokens.model_fields_set else {"pack_short_documents": True}
+        self._set("tokens", f"for a depth of {self._depth}", sequence_length=length, **packed)
+
+    def _epochs(self) -> None:
+        train = self.recipe.train
+        if train.steps is None and train.tokens is None and train.max_epochs is None and self._may_cap:
+            self._set("train", "repeated more often, text teaches little", max_epochs=MAX_EPOCHS)
+
+    @property
+    def _may_cap(self) -> bool:
+        """Whether the time is derived: minutes that a person gave are used to the end."""
+        return self.recipe.train.minutes is None or any("minutes" in choice.values for choice in self.choices)
+
+    @property
+    def _tokens(self) -> float:
+        """Tokens that the run reads, about."""
+        train = self.recipe.train
+        if (flops := self._flops) is None:
+            return float(train.tokens or (train.steps or 1) * (train.global_batch_tokens or MIN_BATCH_TOKENS))
+        width, vocabulary = 64 * self._depth, self.recipe.tokenizer.vocabulary or 2 * IDS_PER_WIDTH * self._depth
+        parameters = BLOCK_PARAMETERS * self._depth**3 + vocabulary * width
+        tokens = flops / (6 * parameters)
+        return min(tokens, self._unique * train.max_epochs) if train.max_epochs else tokens
+
+    def _updates(self) -> None:
+        train, tokens = self.recipe.train, self._tokens
+        length = self.recipe.tokens.sequence_length
+        if train.global_batch_tokens is None:
+            flops = 6 * BLOCK_PARAMETERS * self._depth**3 * tokens
+            most = min(tokens / UPDATES, 0.2920 * flops**0.3271)
+            batch = length << max(math.floor(math.log2(max(most, MIN_BATCH_TOKENS) / length)), 0)
+            self._set("train", f"about {tokens / batch:,.0f} updates", global_batch_tokens=batch)
+        epochs, given = tokens / max(self._unique, 1), train.optimizer.model_fields_set
+        if epochs > 1.5 and "weight_decay" not in given:
+            decay = round(min(max(DECAY_PER_EPOCH * epochs, DECAY), MAX_DECAY), 2)
+            embeddings = {} if "decay_embeddings" in given else {"decay_embeddings": True}
+            why = f"the text is read about {epochs:.3g} times"
+            self._set("train.optimizer", why, weight_decay=decay, **embeddings)
+        if "schedule" not in train.model_fields_set:
+            why = "a stable phase fits any number of steps"
+            self._set("train.schedule", why, kind="wsd", decay_share=0.5, final_share=0.0)
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value)

@@ -1,0 +1,81 @@
+"""A folder of text is all that a run needs: what is left out follows from it, is recorded, and stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bessemer import derived
+from bessemer.cli import run_command
+from bessemer.recipe import load
+from bessemer.run import RunFolder, read_json
+from bessemer.tokens.shards import TokenStore
+from tests.conftest import write_text
+
+FIVE = '[run]\nname = "five"\n[[corpus.sources]]\nname = "mine"\npaths = ["text"]\n'
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(derived, "PROBE_SECONDS", 0.0)
+    write_text(tmp_path / "text", 20)
+    (tmp_path / "five.toml").write_text(FIVE)
+    return tmp_path
+
+
+def stages(run: Path) -> dict[str, bool]:
+    return {row["name"]: row["skipped"] for row in read_json(run / "stages.json")["stages"]}
+
+
+def test_corpus_and_tokens_need_no_model(here: Path) -> None:
+    for command in ("corpus", "tokens"):
+        assert run_command([command, "five.toml"]) == 0
+    run = RunFolder(here / "runs" / "five")
+    found = read_json(run.derived)
+    store = TokenStore.open(run.tokens)
+    chosen = {f"{one['table']}.{key}": value for one in found["choices"] for key, value in one["values"].items()}
+    assert (
+        store.vocabulary == chosen["tokenizer.vocabulary"]
+        and store.train_tokens > 16 * chosen["tokens.sequence_length"]
+    )
+    assert run_command(["tokens", "five.toml"]) == 0
+    assert stages(run.path) == {"corpus": True, "tokens": True} and read_json(run.derived) == found
+    # Another machine is no reason to write the tokens again; another given value is.
+    assert run_command(["tokens", "five.toml", "--set", "tokenizer.vocabulary=300"]) == 0
+    assert TokenStore.open(run.tokens).vocabulary == 300
+
+
+def test_a_folder_of_text_is_trained_on_and_gone_on_with(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "text", "--set", "train.steps=4", "--set", "evaluate.sample_tokens=4"]
+    assert run_command(command) == 0
+    shown = capsys.readouterr().err
+    assert 'name = "text"' in shown and "derived from" in shown and "model.depth = 2" in shown
+    run = RunFolder(here / "runs" / "text")
+    text = run.recipe.read_text()
+    assert text.startswith("# derived from ") and "# tokenizer.vocabulary = " in text
+    stored = load(run.recipe)
+    assert stored.train.steps == 4 and stored.model.layers == 2
+    assert run_command(command) == 0
+    assert all(stages(run.path)[name] for name in ("corpus", "tokens", "plan", "train", "evaluate", "export"))
+    assert run.recipe.read_text() == text
+    assert run_command(["run", str(run.path)]) == 0  # the run folder itself
+    assert run_command(["evaluate", str(run.path)]) == 0
+
+
+def test_a_single_file_holds_out_passages_of_it(here: Path) -> None:
+    parts = [path.read_text() for path in sorted((here / "text" / "prose").iterdir())]
+    (here / "book.txt").write_text("\n".join(parts))
+    for command in ("corpus", "tokens"):
+        assert run_command([command, "book.txt"]) == 0
+    store = TokenStore.open(here / "runs" / "book" / "tokens")
+    assert store.manifest["sources"]["text"]["heldout"]["documents"] == 1
+    held, trained = (store.manifest["sources"]["text"][split]["bytes"] for split in ("heldout", "train"))
+    assert held + trained == len("\n".join(parts).encode().strip()) and 0.05 < held / trained < 0.2
+
+
+def test_plan_says_what_a_folder_will_take(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["plan", "text"]) == 0
+    assert "2 layers, width 128" in capsys.readouterr().out
+    assert not (here / "runs").exists()
