@@ -75,6 +75,11 @@ def test_a_single_file_holds_out_passages_of_it(here: Path) -> None:
     assert held + trained == len("\n".join(parts).encode().strip()) and 0.05 < held / trained < 0.2
 
 
+def test_runs_are_not_their_own_text(here: Path) -> None:
+    assert load(".").corpus.sources[0].exclude == ("runs",)
+    assert load("text").corpus.sources[0].exclude == ()
+
+
 def test_plan_says_what_a_folder_will_take(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan", "text"]) == 0
     assert "2 layers, width 128" in capsys.readouterr().out

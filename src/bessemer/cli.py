@@ -85,7 +85,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="print one JSON value for machines, nothing else")
         if recipe:
             command.add_argument(
-                "recipe", help="a recipe file, the name of a shipped one (`bessemer recipe`), or a run folder"
+                "recipe",
+                help="a recipe file, the name of a shipped one (`bessemer recipe`), a run folder, or a folder of text",
             )
         if run:
             command.add_argument("run", help="a run folder, or the recipe of a run")

@@ -84,15 +84,19 @@ def _in_folder(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a path is a folder or a file of text to train on, and neither a recipe nor a run folder."""
+    """Whether a path is a folder or a file of text to train on, and no recipe, run folder or folder of runs."""
     if path.is_dir():
-        return not any((path / name).exists() for name in ("recipe.toml", "corpus/stage.json", "corpus.work"))
+        is_run = any((path / name).exists() for name in ("recipe.toml", "corpus/stage.json", "corpus.work"))
+        return not is_run and next(path.glob("*/recipe.toml"), None) is None
     return path.is_file() and path.name.lower().endswith(TEXT_ENDINGS)
 
 
 def recipe_for_text(path: Path) -> str:
     """The shortest recipe, for a folder or file of text: its name and one source; all else follows from the text."""
-    values = {"run": {"name": _name(path)}, "corpus": {"sources": [{"name": "text", "paths": [str(path)]}]}}
+    source: dict[str, Any] = {"name": "text", "paths": [str(path)]}
+    if Path("runs").resolve().is_relative_to(path):
+        source["exclude"] = ["runs"]  # what this command writes is not its text
+    values = {"run": {"name": _name(path)}, "corpus": {"sources": [source]}}
     return tomli_w.dumps(values)
 
 
