@@ -14,6 +14,7 @@ from typing import Any
 
 from bessemer import interrupt, preflight
 from bessemer.errors import BessemerError, InputError
+from bessemer.plan.sizing import STEPS_SHARE
 from bessemer.recipe import Batches, Parallel, Recipe, digest, dump, load
 from bessemer.run import RunFolder, read_json, stage_is_current, write_atomic, write_json
 from bessemer.sharing import built_once
@@ -23,7 +24,6 @@ EXPORT_FORMAT = 2  # of what an export holds; another one is written anew
 MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
 MEASURABLE_SECONDS = 10.0  # micro-batches predicted to take longer are not measured
 PREDICTED = "predicted from this machine's calibration"
-MINUTES_SHARE = 0.92  # of train.minutes that goes into steps; the rest is validation and saving
 
 
 @dataclass
@@ -110,7 +110,6 @@ def corpus(session: Session) -> None:
 
 def tokens(session: Session) -> None:
     """Clean documents to a tokenizer and token shards."""
-    from bessemer import derived
     from bessemer.tokens import build
 
     session.recipe = derived.filled(session.recipe, session.run, record=True)
@@ -148,7 +147,7 @@ def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepa
 
     measure_seconds: of training steps, to say how long the run will take.
     """
-    from bessemer import derived, longer
+    from bessemer import longer
     from bessemer.plan import dial, here
     from bessemer.tokens.ledger import reader
     from bessemer.tokens.outlook import outlook
@@ -163,7 +162,7 @@ def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepa
         recipe = longer.keep_derived(recipe, stored, done[-1])
     elif stored is not None and recipe.train.micro_batch is None:  # another device would choose another
         recipe = _with_train(recipe, micro_batch=longer.kept_micro_batch(recipe, stored))
-    timed = longer.steps_of_minutes(recipe, stored, run, 60 * MINUTES_SHARE)
+    timed = longer.steps_of_minutes(recipe, stored, run, 60 * STEPS_SHARE)
     resolved = dial.resolve(
         recipe, store.vocabulary, timed, _micro_batch_tokens(recipe), len(store.labels), store.train_tokens
     )
@@ -321,7 +320,6 @@ def plan_only(
 ) -> tuple[dict[str, Any], Recipe]:
     """What a recipe will take, without a run folder: for `bessemer plan`. calibration: a file, in the place of the user's;
     measure: time a step where that is quick."""
-    from bessemer import derived
     from bessemer.plan import dial
     from bessemer.tokens import outlook as known
 
@@ -400,7 +398,7 @@ def _planned(
             measured, peak = predicted.seconds, max(peak, machine.peak("fp32"))  # a busy moment must not be the peak
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
         seconds = planned(resolved, measured).step_seconds
-        full_steps = recipe.train.minutes * 60 * MINUTES_SHARE / seconds
+        full_steps = recipe.train.minutes * 60 * STEPS_SHARE / seconds
         batches = Batches.of(resolved)
         steps = max(batches.step_of(int(full_steps * batches.full)), 1)
         resolved = dial.resolve(recipe, vocabulary, steps, _micro_batch_tokens(recipe), labels, unique_tokens)
