@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from bessemer import interrupt, preflight
+from bessemer import derived, interrupt, preflight
 from bessemer.errors import BessemerError, InputError
 from bessemer.plan.sizing import STEPS_SHARE
 from bessemer.recipe import Batches, Parallel, Recipe, digest, dump, load
