@@ -358,6 +358,7 @@ def _planned(
     if resolved.parallel.world > 1:
         require_fit(resolved, config, torch.device("cuda"))  # who plans on a laptop may train elsewhere
     if not device.is_cuda:
+        devices.release_unused()
         devices.keep_freed_memory()
     check_budget(resolved, config, device)
     peak, base = devices.peak_rate(device), base_bytes(device)

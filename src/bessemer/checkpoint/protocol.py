@@ -314,7 +314,9 @@ def _require_finite(tensors: Shares) -> None:
 
 def _require_finite_file(path: Path) -> None:
     with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 (the handle is no dictionary)
+        names = list(file.keys())
+    for name in names:  # opened for each, since what was read of a mapped file stays in memory until it is closed
+        with safe_open(path, framework="pt") as file:
             tensor = file.get_tensor(name)
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise BessemerError(f"{path}: tensor {name} holds a value that is not finite")

@@ -70,7 +70,7 @@ def _tells(parameter: Tensor, team: Team) -> bool:
     return all(team.place(axis) == 0 for axis in ("replicate", "shard", "context", "tensor") if axis not in divided)
 
 
-CHUNK = 1 << 22  # elements hashed at a time
+CHUNK = 1 << 18  # elements hashed at a time, each with some 64 bytes beside it
 
 
 def _sums(name: str, shape: tuple[int, ...], offset: tuple[int, ...], part: Tensor) -> Tensor:
@@ -79,19 +79,26 @@ def _sums(name: str, shape: tuple[int, ...], offset: tuple[int, ...], part: Tens
 
     seeds = [int.from_bytes(hashlib.blake2b(f"{n}{name}".encode(), digest_size=7).digest(), "little") for n in (0, 1)]
     bits = part.contiguous().view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[part.element_size()])
-    place = torch.zeros((), dtype=torch.int64, device=part.device)
-    stride = 1
-    for dim in reversed(range(len(shape))):
-        index = torch.arange(offset[dim], offset[dim] + part.shape[dim], device=part.device) * stride
-        place = place + index.view(-1, *(1,) * (len(shape) - 1 - dim))
-        stride *= shape[dim]
-    total = torch.zeros(2, dtype=torch.int64)
-    flat, places = bits.reshape(-1), place.expand(part.shape).reshape(-1)
+    flat, total = bits.reshape(-1), torch.zeros(2, dtype=torch.int64)
     for start in range(0, flat.numel(), CHUNK):
-        some, where = flat[start : start + CHUNK].to(torch.int64), places[start : start + CHUNK]
+        some = flat[start : start + CHUNK].to(torch.int64)
+        where = _places(start, len(some), shape, offset, part)
         for number, seed in enumerate(seeds):
             total[number] += _mixed(some ^ _mixed(where + seed)).sum().cpu()
     return total
+
+
+def _places(start: int, count: int, shape: tuple[int, ...], offset: tuple[int, ...], part: Tensor) -> Tensor:
+    """Places in the whole tensor, counted in row-major order, of `count` elements of a part from its element `start` on."""
+    index = torch.arange(start, start + count, device=part.device)
+    if shape == tuple(part.shape):
+        return index
+    place, stride = torch.zeros_like(index), 1
+    for dim in reversed(range(len(shape))):
+        place += (index % part.shape[dim] + offset[dim]) * stride
+        index //= part.shape[dim]
+        stride *= shape[dim]
+    return place
 
 
 def _mixed(x: Tensor) -> Tensor:

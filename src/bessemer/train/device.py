@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import os
 import platform
 import sys
@@ -110,6 +112,17 @@ def keep_freed_memory() -> None:
         libc.mallopt(arena_max, 1)
     except (OSError, AttributeError):
         return
+
+
+def release_unused() -> None:
+    """Give memory that earlier stages freed back to the system, so that it is not counted as the training's: Python's garbage,
+    Arrow's pools and the C library's heap. Afterwards `keep_freed_memory` may keep what the steps free."""
+    gc.collect()
+    if (arrow := sys.modules.get("pyarrow")) is not None:
+        arrow.default_memory_pool().release_unused()
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def matmul_rate(device: Device, size: int | None = None) -> float:
