@@ -11,8 +11,10 @@ import torch
 from bessemer.model.huggingface.export import export
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.files import Beside
-from bessemer.run import read_json_lines, write_json
+from bessemer.recipe import load
+from bessemer.run import RunFolder, read_json_lines, write_json
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.train.exported import export_trained
 from tests.conftest import recipe_text, write_text
 from tests.model.samples import config, stirred
 from tests.test_cli import bessemer
@@ -32,7 +34,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         config(**{**FAMILIES["gpt2"].options, "kv_heads": 4, "head_dim": 8, "vocabulary": 401, "sequence_length": 64})
     )
     sample = torch.randint(0, 400, (1, 24), generator=torch.Generator().manual_seed(0))
-    export(model, Beside(folder / "tokenizer.json", tokenizer.end_of_text), folder / "theirs", sample, [])
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1)
+    beside = Beside(folder / "tokenizer.json", tokenizer.end_of_text, dropout=dropout)
+    export(model, beside, folder / "theirs", sample, [])
     return folder
 
 
@@ -79,7 +83,7 @@ def test_a_conversation_over_a_pipe(imported: Path) -> None:
     assert spoken.stdout.strip() == messages[1]["content"]
 
 
-def test_a_run_goes_on_from_the_weights_of_a_folder(place: Path) -> None:
+def test_a_run_goes_on_from_the_weights_of_a_folder(place: Path, tmp_path: Path) -> None:
     text = recipe_text(place).replace('name = "small"', 'name = "tuned"')
     begin, end = text.index("[model]"), text.index("[train]\n")
     text = text[:begin] + '[model]\nfrom = "hf:theirs"\n\n' + text[end:]
@@ -90,13 +94,23 @@ def test_a_run_goes_on_from_the_weights_of_a_folder(place: Path) -> None:
     manifest = json.loads((place / "runs/tuned/checkpoints/step-00000006/manifest.json").read_text())
     assert manifest["facts"]["model"]["positions"] == "learned"
     assert manifest["facts"]["model"]["max_positions"] == 64
-    assert json.loads((place / "runs/tuned/export/config.json").read_text())["n_positions"] == 64
+    told, given = (json.loads((place / at / "config.json").read_text()) for at in ("runs/tuned/export", "theirs"))
+    assert told["n_positions"] == 64
+    # Dropout is off, which is said, and goes on to the export as it came.
+    assert "no dropout: the starting model's config.json has resid_pdrop 0.1" in done.stdout + done.stderr
+    pdrops = [key for key in given if key.endswith("_pdrop")]
+    assert len(pdrops) == 3 and all(told[key] == given[key] == 0.1 for key in pdrops)
     # It went on from those weights: the first step's loss is theirs, not that of a fresh model (ln 400 = 6.0).
     first = next(row for row in read_json_lines(place / "runs/tuned/metrics.jsonl") if row["kind"] == "train")
     fresh = bessemer("train", place / "tuned.toml", "--set", 'run.name="tuned"', "--restart", "--set", "train.steps=1")
     assert fresh.returncode == 0, fresh.stderr
     again = next(row for row in read_json_lines(place / "runs/tuned/metrics.jsonl") if row["kind"] == "train")
     assert again["loss"] == first["loss"]
+    # What a run is trained with takes its place.
+    recipe = load(place / "runs/tuned/recipe.toml", ("train.dropout.hidden=0.2",))
+    export_trained(recipe, RunFolder(place / "runs/tuned"), tmp_path / "dropped")
+    dropped = json.loads((tmp_path / "dropped/config.json").read_text())
+    assert [dropped[key] for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")] == [0.2, 0.2, 0.0]
     assert abs(first["loss"] - 6.0) > 0.05
     wrong = bessemer("plan", place / "tuned.toml", "--set", "model.layers=3")
     assert wrong.returncode == 2

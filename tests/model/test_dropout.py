@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bessemer.model.attention import Documents, Scope, Sight, attention
 from bessemer.model.dropout import DropoutMasks, dropped, mixed, sequence_keys
-from bessemer.model.huggingface.config import to_hugging_face
+from bessemer.model.huggingface.config import to_hugging_face, written_dropout
 from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import Dropout
@@ -143,22 +143,7 @@ def test_attention_averages_to_that_without_dropout() -> None:
     assert float(error.min()) > 0, "it drops something"
 
 
-THEIR_RATES: dict[str, dict[str, Any]] = {
-    "gpt2": {"embd_pdrop": 0.1, "resid_pdrop": 0.1, "attn_pdrop": 0.2},
-    "bert": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2, "classifier_dropout": 0.3},
-    "modernbert": {
-        "embedding_dropout": 0.1, "mlp_dropout": 0.1, "attention_dropout": 0.2, "classifier_dropout": 0.3,
-    },
-    "llama": {"attention_dropout": 0.2},
-    "qwen3": {"attention_dropout": 0.2},
-    "olmo2": {"attention_dropout": 0.2},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("family", "labels"),
-    [("gpt2", 0), ("bert", 0), ("bert", 5), ("modernbert", 0), ("modernbert", 5), ("llama", 0), ("qwen3", 0), ("olmo2", 0)],
-)  # fmt: skip
+@pytest.mark.parametrize(("family", "labels"), [*((family, 0) for family in FAMILIES), ("bert", 5), ("modernbert", 5)])
 def test_it_drops_where_transformers_drops(
     family: str, labels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +156,9 @@ def test_it_drops_where_transformers_drops(
         **({"pooling": "first"} if labels else {}),
     )
     model = stirred(wanted)
-    written = to_hugging_face(wanted, 0) | THEIR_RATES[family]
+    decoder = "hidden" not in FAMILIES[family].dropout.values()  # Llama's lineage drops attention weights only
+    rates = Dropout(hidden=0.0 if decoder else 0.1, attention=0.2, classifier=0.3 if labels else 0.0)
+    written = to_hugging_face(wanted, 0) | written_dropout(wanted, rates)
     (tmp_path / "config.json").write_text(json.dumps(written))
     write_weights(model, tmp_path)
     kind = getattr(transformers, written["architectures"][0])
@@ -179,8 +166,6 @@ def test_it_drops_where_transformers_drops(
         theirs = kind.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="eager").train()
     rows, length = 3, wanted.sequence_length
     tokens = torch.randint(1, wanted.vocabulary, (rows, length), generator=torch.Generator().manual_seed(2))
-    decoder = family in ("llama", "qwen3", "olmo2")  # whose own configuration knows dropout of attention weights only
-    rates = Dropout(hidden=0.0 if decoder else 0.1, attention=0.2, classifier=0.3 if labels else 0.0)
     masks = masks_of(rates, rows, length)
     queue: list[tuple[float, Any]] = []
     if not decoder:

@@ -7,10 +7,12 @@ import torch
 from bessemer.errors import BessemerError, InputError
 from bessemer.model.huggingface import export as exporting
 from bessemer.model.huggingface import files
+from bessemer.model.huggingface.config import dropout_keys, written_dropout
 from bessemer.model.huggingface.export import export
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.files import Beside
 from bessemer.model.huggingface.weights import parts
+from bessemer.recipe import Dropout
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.model.samples import config, stirred
 
@@ -44,9 +46,18 @@ def test_an_encoder_is_exported_as_one(tokenizer: tuple[Path, Tokenizer], tmp_pa
     options = FAMILIES["modernbert"].options | {"kv_heads": 4, "head_dim": 8, "window": 8}
     model = stirred(config(vocabulary=300, **options))
     sample = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
-    check = export(model, Beside(path, made.end_of_text), tmp_path / "export", sample, [])
+    dropout = written_dropout(model.config, Dropout(hidden=0.1, attention=0.2))
+    check = export(model, Beside(path, made.end_of_text, dropout=dropout), tmp_path / "export", sample, [])
     assert check.architecture == "ModernBertForMaskedLM"
     assert check.greedy_tokens_equal == 0
+    assert dropout_keys(tmp_path / "export") == {
+        "embedding_dropout": 0.1, "mlp_dropout": 0.1, "attention_dropout": 0.2, "classifier_dropout": 0.0
+    }  # fmt: skip
+    written = json.loads((tmp_path / "export" / "config.json").read_text())
+    for wrong in (1.5, -0.1, True, "0.1"):
+        (tmp_path / "config.json").write_text(json.dumps(written | {"mlp_dropout": wrong}))
+        with pytest.raises(InputError, match="config.json: mlp_dropout = .* must be a share from 0 to 1"):
+            dropout_keys(tmp_path)
 
 
 def test_options_no_family_has_are_named(tokenizer: tuple[Path, Tokenizer], tmp_path: Path) -> None:

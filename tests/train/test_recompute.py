@@ -14,10 +14,12 @@ from torch.utils._pytree import tree_leaves
 from bessemer.errors import InputError
 from bessemer.model import product
 from bessemer.model.config import ModelConfig
+from bessemer.model.dropout import DropoutMasks
 from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.huggingface.families import FAMILIES as FAMILY_OPTIONS
 from bessemer.model.initialisation import build
 from bessemer.plan import cost
-from bessemer.recipe import Recipe, load, parse
+from bessemer.recipe import Dropout, Recipe, load, parse
 from bessemer.recipe.families import ENCODERS
 from bessemer.train import precision as precisions
 from bessemer.train import recompute
@@ -121,6 +123,27 @@ def test_what_a_recomputed_block_keeps_is_what_the_plan_says(changes: dict[str, 
     deep, shallow = (held_after_forward(config(**changes, layers=layers), mode, layers) for layers in (4, 2))
     kept = (deep - shallow) / 2 / (2 * 128) / 4  # elements a token and block
     assert kept == pytest.approx(cost.kept(mode, config(**changes)), rel=0.02)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "modernbert"])
+def test_dropout_keeps_a_byte_an_element_and_no_scores(family: str) -> None:
+    """Of the masks as the plan says; attention with dropped weights keeps no more than fused attention does."""
+    size = {"kv_heads": 4, "head_dim": 64, "window": 0, "global_every": 0}
+
+    def held(layers: int, rates: Dropout) -> int:
+        model = build(config(**{**FAMILY_OPTIONS[family].options, **size, "layers": layers}), 0)
+        masks = DropoutMasks.of(rates, torch.zeros(2, dtype=torch.int64), 128) if rates.is_on else None
+        with Storages() as storages:
+            hidden = model(torch.zeros(2, 128, dtype=torch.long), masks=masks)
+            found = storages.held()
+        assert hidden.requires_grad
+        return found
+
+    settings = [Dropout(), Dropout(hidden=0.1), Dropout(hidden=0.1, attention=0.1)]
+    none, some, both = ((held(4, rates) - held(2, rates)) / 2 / (2 * 128) for rates in settings)
+    planned = [cost.mask_bytes(rates, config(**{**FAMILY_OPTIONS[family].options, **size})) for rates in settings]
+    assert some - none == pytest.approx(planned[1], rel=0.05)
+    assert both - none <= 1.05 * planned[2]
 
 
 def test_a_block_in_bf16_keeps_its_copies_of_the_weights_only_without_recompute() -> None:

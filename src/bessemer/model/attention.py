@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from bessemer.model.config import dropping_chunk
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.elementwise import widened
 
 SOFT_CAP_CHUNK = 128  # queries whose scores are held at one time where no fused kernel knows soft caps
-DROPPED_SCORES = 1 << 22  # scores that are held at one time where attention weights are dropped, if 16 queries fit
 OFFSET_CHUNK = 256  # queries under one mask where some keys come before the first of them: fastest of 64 to 2,048
 
 
@@ -282,11 +282,6 @@ def _masked(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, allowed_CT: Tensor, 
 def _soft_capped(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, allowed_CT: Tensor, sight: Sight) -> Tensor:
     v_BHTK = v_BGTK.repeat_interleave(q_BHCK.shape[1] // k_BGTK.shape[1], dim=1)
     return _weights(q_BHCK, k_BGTK, allowed_CT, sight) @ v_BHTK
-
-
-def dropping_chunk(batch: int, heads: int, length: int) -> int:
-    """Queries whose scores are held at one time where attention weights are dropped."""
-    return min(max(DROPPED_SCORES // (batch * heads * length), 16), length)
 
 
 def _dropping(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Scope, masks: DropoutMasks) -> Tensor:

@@ -336,6 +336,14 @@ class ModelConfig:
         return self.layers * self.block_matrix_parameters + (self.head_matrix_parameters if not self.labels else 0)
 
 
+DROPPED_SCORES = 1 << 22  # scores that are held at one time where attention weights are dropped, if 16 queries fit
+
+
+def dropping_chunk(batch: int, heads: int, length: int) -> int:
+    """Queries of each sequence whose scores are held at one time where attention weights are dropped. length: keys."""
+    return min(max(DROPPED_SCORES // (batch * heads * length), 16), length)
+
+
 def default_mlp_width(width: int, gated: bool = True) -> int:
     """Hidden width of the MLP when the recipe gives none: 8/3 of the width when gated, else 4 times the width."""
     return swiglu_width(width) if gated else 4 * width

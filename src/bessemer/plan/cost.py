@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bessemer.model.config import ModelConfig
+from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.plan.devices import catalogue, match
 from bessemer.plan.state_bytes import average_bytes, is_frozen, optimizer_bytes
-from bessemer.recipe import Batches, Recipe
+from bessemer.recipe import Batches, Dropout, Recipe
 
 
 def peak_flops(device_name: str) -> float | None:
@@ -72,6 +72,8 @@ HEAP_SLACK_SHARE = 0.5  # of what a step allocates and frees: gradients, activat
 # together, which makes up for the holes. Fitted on the runs marked so in docs/calibration.md.
 RUN_BYTES, PAIRED_BYTES = 20_000_000, 30_000_000
 SLACK_OF_ONE, SLACK_OF_SEVERAL = 0.25, 0.45
+# Of a score where attention weights are dropped: 18 counted in bf16, 20 in fp32, over the forward and backward pass of a chunk.
+SCORE_BYTES = 20
 # Logits of a chunk on a CPU: 8 MiB of fp32 stay in the last cache, where every pass over them is faster; with 8,192 ids
 # that is 256 rows. Products of fewer than 128 rows run slowly (docs/notes/cpu-step.md).
 CACHED_LOGITS, FEWEST_ROWS = 1 << 21, 128
@@ -127,23 +129,24 @@ def memory(
     train = recipe.train
     assert train.micro_batch is not None, "the recipe is resolved"
     tokens = train.micro_batch * config.sequence_length
-    per_block = kept_by_a_block(config)
+    per_block = kept_by_a_block(config) * bytes_per_activation + mask_bytes(train.dropout, config)
     chunk = min(loss_chunk(train.loss_chunk, config.vocabulary, is_cuda), tokens)
     # A classifier forms one row of a few logits a text.
     logits = 0 if config.labels else 2 * 4 * chunk * config.vocabulary + 4 * config.vocabulary * config.width
     blocks = recomputed if recomputed is not None else 0 if train.recompute == "none" else config.layers
-    selected = kept(train.recompute, config)
-    activations = tokens * (blocks * selected + 2 * config.width) * bytes_per_activation
+    selected = kept(train.recompute, config) * bytes_per_activation
+    activations = tokens * (blocks * selected + 2 * config.width * bytes_per_activation)
     # The blocks that are not recomputed are done, and their memory free, by the time the others are. When there are
     # none, the last block is recomputed after the loss, in the place of its logits.
     whole = config.layers - blocks
-    activations += tokens * whole * per_block * bytes_per_activation
+    activations += tokens * whole * per_block
     if blocks and not whole:
-        activations += max(tokens * (per_block - selected) * bytes_per_activation - logits, 0)
+        activations += max(tokens * (per_block - selected) - logits, 0)
     trained = config.parameters
     if is_frozen(recipe.train):  # nothing is kept for a way back: what one block works on, and the stream through all
         trained = config.classifier_parameters
-        activations = tokens * (per_block + 2 * config.width) * bytes_per_activation
+        activations = tokens * (per_block + 2 * config.width * bytes_per_activation)
+    activations += score_bytes(recipe, config)
     activations, logits = together * activations, together * logits
     micro_batches = (train.global_batch_tokens or tokens) // tokens
     # Two at a time: those of each that is under way, and the sum of the ones before, where there are any.
@@ -187,6 +190,24 @@ def kept_by_a_block(config: ModelConfig) -> int:
     parts = 2 if not config.gated else 3 if config.activation == "silu" else 4
     mlp = (parts + (config.activation in ("gelu_quick", "relu2"))) * config.mlp_width
     return norms + attention + mlp
+
+
+def mask_bytes(dropout: Dropout, config: ModelConfig) -> int:
+    """Bytes per token that a block keeps of its dropout's masks, one an element; those of attention weights are not kept."""
+    if config.inner_dropout:
+        return (config.mlp_width if dropout.hidden else 0) + (config.width if dropout.attention else 0)
+    return 2 * config.width if dropout.hidden else 0
+
+
+def score_bytes(recipe: Recipe, config: ModelConfig) -> int:
+    """Bytes that the attention of a block works in where its weights are dropped: the scores of some queries at a time, with
+    their softmax, their random bits and their gradients."""
+    layout, rows = recipe.parallel, recipe.train.micro_batch or 1
+    if not recipe.train.dropout.attention:
+        return 0
+    heads, queries = config.heads // layout.tensor, config.sequence_length // layout.context
+    chunk = min(dropping_chunk(rows, heads, config.sequence_length), queries)
+    return SCORE_BYTES * rows * heads * chunk * config.sequence_length
 
 
 def kept(recompute: str, config: ModelConfig) -> int:

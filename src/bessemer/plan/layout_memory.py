@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from bessemer.model.config import ModelConfig
-from bessemer.plan.cost import HEAP_SLACK_BYTES, HEAP_SLACK_SHARE, Memory, kept_by_a_block, loss_chunk
+from bessemer.plan.cost import (
+    HEAP_SLACK_BYTES,
+    HEAP_SLACK_SHARE,
+    Memory,
+    kept_by_a_block,
+    loss_chunk,
+    mask_bytes,
+    score_bytes,
+)
 from bessemer.plan.cost import kept as kept_when_recomputed
 from bessemer.plan.state_bytes import average_bytes, optimizer_bytes
 from bessemer.recipe import Batches, Parallel, Recipe
@@ -149,8 +157,9 @@ def _of_part(
     tokens = train.micro_batch * config.sequence_length // layout.context
     activations, working = activation_bytes(
         config, part, tokens, in_flight(layout, part.place, micro_batches), bytes_per_activation, recomputed,
-        train.recompute, layout.tensor,
+        train.recompute, layout.tensor, mask_bytes(train.dropout, config),
     )  # fmt: skip
+    working += score_bytes(recipe, config)
     logits = 0
     if part.has_head and not config.labels:
         rows = -(-config.vocabulary // layout.tensor)
@@ -174,18 +183,20 @@ def _of_part(
 
 
 def activation_bytes(
-    config: ModelConfig, part: Part, tokens: int, waiting: float, width: int, recomputed: int, recompute: str, tensor: int
+    config: ModelConfig, part: Part, tokens: int, waiting: float, width: int, recomputed: int, recompute: str, tensor: int,
+    masks: int = 0,
 ) -> tuple[int, int]:  # fmt: skip
     """Bytes that the backward passes of the micro-batches in flight wait with, and what one block takes on its way back.
 
-    tokens: of a micro-batch, on this process; waiting: micro-batches in flight; width: bytes of an element.
+    tokens: of a micro-batch, on this process; waiting: micro-batches in flight; width: bytes of an element; masks: bytes a
+    token that a block keeps of dropout's masks.
     Between the products each process of a tensor group has its tokens' part of the residual stream, inside of them all
     tokens of its heads and hidden units (Korthikanti et al. 2022, section 4.2.2); what it gathered as their input is kept.
     """
     again = min(recomputed, part.blocks)
     entry = config.width / tensor  # the residual stream
     gathered = 2 * config.width * (tensor > 1)
-    block = kept_by_a_block(config) / tensor + gathered
+    block = (kept_by_a_block(config) + masks / width) / tensor + gathered
     keeps = kept_when_recomputed(recompute, config) / tensor
     waits = again * keeps + (part.blocks - again) * block + 2 * entry
     widest = (3 if config.gated else 2) * config.mlp_width / tensor

@@ -13,6 +13,7 @@ from bessemer.checkpoint import Checkpoint, latest
 from bessemer.checkpoint.average import mean_of, newest
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.config import written_dropout
 from bessemer.model.huggingface.export import export
 from bessemer.model.huggingface.files import DTYPES, Beside
 from bessemer.model.huggingface.stream import stream
@@ -28,6 +29,7 @@ from bessemer.train.card import model_card
 from bessemer.train.device import available_bytes, choose
 from bessemer.train.imported import gate_inputs
 from bessemer.train.restored import open_trained
+from bessemer.train.start import carried_dropout
 
 MODELS_IN_MEMORY = 2.5  # in fp32: ours, transformers', and what comparing them takes
 
@@ -72,6 +74,7 @@ def _beside(recipe: Recipe, run: RunFolder, store: TokenStore, config: ModelConf
     return Beside(
         store.folder / "tokenizer.json", store.end_of_text, store.framing, store.mask_token, labels, source, dtype,
         card=lambda check: model_card(recipe, run, store, config, step, check),
+        dropout=written_dropout(config, recipe.train.dropout) if recipe.train.dropout.is_on else carried_dropout(recipe),
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from bessemer.train.device import Device, memory_in_use
 from bessemer.train.metrics import Log, MetricsLog, NoLog
 from bessemer.train.saving import Saver
 from bessemer.train.split import initial_weights
-from bessemer.train.start import is_continued, start_from, starting_model
+from bessemer.train.start import is_continued, no_dropout_line, start_from, starting_model
 from bessemer.train.state import Position, restore, weights_digest
 from bessemer.train.step import Gradients, TrainStep
 from bessemer.train.stop import StopSignal
@@ -80,6 +80,8 @@ def train(
     loader = step.task.loader(recipe, store, team.data_rank, team.layout.data)
     if checkpoint is None and recipe.train.start is not None:
         say(f"  {start_from(step, Path(recipe.train.start), store)}")
+    if checkpoint is None and (line := no_dropout_line(recipe)) is not None:
+        say(f"  {line}")
     position = restore(step, checkpoint, store) if checkpoint else Position(given=Given.nothing(loader.mixture))
     if len(position.given.tokens) != len(loader.mixture.aims):  # an older checkpoint, or --accept-changes
         position = replace(position, given=Given.by_order(loader.mixture, position.samples, sizes.length).of_one(team))

@@ -239,7 +239,8 @@ def _micro_batches(recipe: Recipe) -> int:
 def _micro_batch(recipe: Recipe, config: ModelConfig) -> MicroBatch:
     assert recipe.train.micro_batch is not None, "the recipe is resolved"
     shape = recipe.train.micro_batch, config.sequence_length
-    return MicroBatch(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64), None)
+    keys_B = torch.zeros(shape[0], dtype=torch.int64) if recipe.train.dropout.is_on else None
+    return MicroBatch(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64), None, keys_B)
 
 
 def _gradients(weights: list[torch.nn.Parameter]) -> list[Tensor]:

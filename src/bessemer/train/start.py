@@ -8,10 +8,11 @@ import torch
 
 from bessemer.checkpoint import latest
 from bessemer.checkpoint.protocol import published
-from bessemer.errors import InputError
+from bessemer.errors import BessemerError, InputError
 from bessemer.hub import local_folder
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import read_checked
+from bessemer.model.huggingface.config import dropout_keys
 from bessemer.model.huggingface.read import read_model
 from bessemer.model.initialisation import build
 from bessemer.model.transformer import Transformer
@@ -53,6 +54,28 @@ def starting_model(recipe: Recipe, config: ModelConfig, checked: bool = True) ->
 def is_continued(recipe: Recipe) -> bool:
     """Whether the run starts from weights that were trained before."""
     return recipe.model.from_ is not None or recipe.train.start is not None
+
+
+def carried_dropout(recipe: Recipe) -> dict[str, float]:
+    """The dropout of the model that a run started from, as its config.json says it; an export carries it on. Empty where the
+    run started from no such model, or that is no longer there."""
+    folder = None
+    if recipe.model.from_ is not None:
+        try:
+            folder = local_folder(recipe.model.from_, weights=False)
+        except BessemerError:  # a name of the hub, out of reach
+            return {}
+    elif recipe.train.start is not None:
+        folder = RunFolder(Path(recipe.train.start)).source
+    return {} if folder is None or not (folder / "config.json").exists() else dropout_keys(folder)
+
+
+def no_dropout_line(recipe: Recipe) -> str | None:
+    """What a person is told when a run starts without the dropout that its model had; None where there is nothing to say."""
+    rates = ", ".join(f"{key} {rate:g}" for key, rate in carried_dropout(recipe).items() if rate)
+    if not rates or recipe.train.dropout.is_on:
+        return None
+    return f"no dropout: the starting model's config.json has {rates}, which an export keeps; train.dropout turns it on"
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.family import Family
 from bessemer.model.huggingface.keys import FIXED, HARMLESS, UNDERSTOOD
 from bessemer.model.huggingface.settings import Settings
-from bessemer.recipe import Model
+from bessemer.recipe import Dropout, Model
 
 # Options that belong to no family: a family takes any value of them, or says in `obstacles` which it cannot express.
 _FREE = {
@@ -59,7 +59,7 @@ def family_of(config: ModelConfig) -> str:
 
 
 def to_hugging_face(config: ModelConfig, end_of_text: int) -> dict[str, Any]:
-    """The config.json of a configuration. Raises InputError when no family of transformers has this block."""
+    """The config.json of a configuration, without dropout. Raises InputError when no family of transformers has this block."""
     family = FAMILIES[family_of(config)]
     values = config.to_dict() | {"max_positions": config.positions_length}
     values["activation"] = write_activation(config.activation)
@@ -105,6 +105,28 @@ def read_settings(folder: Path) -> Settings:
         raise InputError(f"{path}: not there; `hf:` needs a folder in the Hugging Face layout") from None
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
+
+
+def written_dropout(config: ModelConfig, trained: Dropout) -> dict[str, float]:
+    """What a model was trained with, as its family's keys of config.json; a rate that has no key there is left out, since
+    only training computes with it."""
+    return {theirs: getattr(trained, ours) for theirs, ours in FAMILIES[family_of(config)].dropout.items()}
+
+
+def dropout_keys(folder: Path) -> dict[str, float]:
+    """The dropout that a folder's config.json says, by its own keys; a key that it leaves out is left out.
+
+    Raises InputError on a rate outside of [0, 1].
+    """
+    settings, found = read_settings(folder), {}
+    for key in _family(settings).dropout:
+        rate = settings.raw(key)
+        if rate is None:
+            continue
+        if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 0 <= rate <= 1:
+            raise settings.wrong(key, "must be a share from 0 to 1")
+        found[key] = float(rate)
+    return found
 
 
 def recipe_keys(folder: Path) -> dict[str, Any]:

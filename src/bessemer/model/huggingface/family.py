@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.settings import Settings
@@ -60,7 +60,7 @@ class Family:
     defaults: of our options, what `transformers` takes where a config.json leaves the key out (the tests compare them
     with its class); a key without a default is required, unless the value follows from others (kv_heads, head_dim);
     fixed: keys for which we have no option: another value is refused, and this one is written;
-    dropout: keys of dropout, which a forward pass without training ignores; written as 0;
+    dropout: keys of dropout, each with the rate of the recipe's [train.dropout] that it is written from;
     harmless: keys that change nothing in what is computed, each with the reason;
     free: options besides those of `keys` that it takes any value of, but for its obstacles;
     reads: keys that `read` understands; read: our options from those (given what `keys` gave), write: the inverse;
@@ -79,7 +79,7 @@ class Family:
     defaults: Values
     tensors: Tensors
     fixed: Values = field(default_factory=dict)
-    dropout: tuple[str, ...] = ()
+    dropout: Mapping[str, Literal["hidden", "attention", "classifier"]] = field(default_factory=dict)
     harmless: Mapping[str, str] = field(default_factory=dict)
     reads: tuple[str, ...] = ()
     read: Callable[[Settings, Values], Values] = _nothing_read

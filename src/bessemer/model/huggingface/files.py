@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ class Beside:
     """What an export holds beside the weights.
 
     framing: the ids around a text, None: end-of-text before it; source: an imported model's own files; dtype: of every
-    tensor, None: as the source has them, else float32; card: the text of README.md from what the gate measured.
+    tensor, None: as the source has them, else float32; card: the text of README.md from what the gate measured; dropout:
+    keys of config.json, 0 where left out.
     """
 
     tokenizer_json: Path
@@ -46,6 +47,7 @@ class Beside:
     source: Path | None = None
     dtype: torch.dtype | None = None
     card: Callable[[dict[str, Any]], str] | None = None
+    dropout: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def around(self) -> Framing | None:
@@ -72,7 +74,7 @@ def write_files(config: ModelConfig, beside: Beside, folder: Path) -> None:
     if beside.source is not None:
         _write_source(config, beside, folder)
         return
-    settings = to_hugging_face(config, beside.end_of_text)
+    settings = to_hugging_face(config, beside.end_of_text) | dict(beside.dropout)
     if beside.labels:
         named = {str(number): name for number, name in enumerate(beside.labels)}
         settings |= {"id2label": named, "label2id": {name: int(number) for number, name in named.items()}}

@@ -65,9 +65,10 @@ FAMILY = Family(
         unread=("cls.seq_relationship.", "bert.pooler.", "cls.predictions.decoder.bias"),
     ),
     fixed={"is_decoder": False, "add_cross_attention": False},
-    dropout=("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    dropout={
+        "hidden_dropout_prob": "hidden", "attention_probs_dropout_prob": "attention", "classifier_dropout": "classifier",
+    },
     harmless={
-        "classifier_dropout": "dropout, which only training has",
         **dict.fromkeys(("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
                          "pooler_size_per_head", "pooler_type"), _POOLER),
     },

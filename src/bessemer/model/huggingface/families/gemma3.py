@@ -53,7 +53,7 @@ FAMILY = Family(
     defaults=gemma2.DEFAULTS,
     tensors=gemma2.TENSORS,
     fixed={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
-    dropout=("attention_dropout",),
+    dropout={"attention_dropout": "attention"},
     free=("out_bias", "logit_soft_cap", "window_rope_scaling"),
     reads=("rope_parameters", "rope_scaling", *_BASES, *gemma2.WINDOW_KEYS, "sliding_window_pattern",
            "_sliding_window_pattern", "final_logit_softcapping"),

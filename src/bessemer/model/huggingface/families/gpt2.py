@@ -70,12 +70,13 @@ FAMILY = Family(
     read=_read,
     write=_write,
     fixed={"add_cross_attention": False},
-    dropout=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    dropout={
+        "resid_pdrop": "hidden", "embd_pdrop": "hidden", "attn_pdrop": "attention", "summary_first_dropout": "classifier",
+    },
     harmless={
         "n_ctx": "an older name of n_positions, which transformers reads",
         "reorder_and_upcast_attn": "the order and precision of the same products",
-        **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
-                         "summary_first_dropout"), _SUMMARY),
+        **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"), _SUMMARY),
     },
     obstacles=_obstacles,
     examples={

@@ -104,9 +104,11 @@ FAMILY = Family(
         ),
     ),
     free=("out_bias", "window_rope_scaling"),
+    dropout={
+        "embedding_dropout": "hidden", "mlp_dropout": "hidden", "attention_dropout": "attention",
+        "classifier_dropout": "classifier",
+    },
     harmless={
-        **dict.fromkeys(("attention_dropout", "embedding_dropout", "mlp_dropout", "classifier_dropout"),
-                        "dropout, which only training has"),
         "sparse_prediction": _ONLY_TRAINING,
         "sparse_pred_ignore_index": _ONLY_TRAINING,
         "initializer_cutoff_factor": "initial weights",

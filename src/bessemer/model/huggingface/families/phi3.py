@@ -73,7 +73,7 @@ FAMILY = Family(
             ("post_attention_layernorm", "mlp_norm"),
         ),
     ),
-    dropout=("attention_dropout", "resid_pdrop", "embd_pdrop"),
+    dropout={"attention_dropout": "attention", "resid_pdrop": "hidden", "embd_pdrop": "hidden"},
     free=("rotary_fraction",),
     reads=("rope_theta", "rope_scaling", "rope_parameters", _LENGTH, _FRACTION, "sliding_window"),
     read=_read,

@@ -69,7 +69,7 @@ FAMILY = Family(
     },
     tensors=llama.tensors(),
     free=("out_bias",),
-    dropout=("attention_dropout",),
+    dropout={"attention_dropout": "attention"},
     reads=(*ROPE_KEYS, *WINDOW_KEYS),
     read=_read,
     write=write,

@@ -63,7 +63,6 @@ FAMILY = Family(
     ),
     fixed=bert.FAMILY.fixed,
     dropout=bert.FAMILY.dropout,
-    harmless={"classifier_dropout": "dropout, which only training has"},
     free=("position_padding",),
     token_keys=("bos_token_id", "eos_token_id"),
     reads=("pad_token_id",),

@@ -64,7 +64,7 @@ FAMILY = Family(
         "tie_embeddings": True, "norm_eps": 1e-6, "kv_heads": 4, "activation": "silu", "qkv_bias": False, "mlp_bias": False,
     },
     tensors=llama.tensors(),
-    dropout=("attention_dropout",),
+    dropout={"attention_dropout": "attention"},
     free=("out_bias", "unrotated_every", "unrotated_layers"),
     reads=(*ROPE_KEYS, "no_rope_layers", "no_rope_layer_interval", "layer_types", "use_sliding_window", "sliding_window",
            "max_window_layers"),
