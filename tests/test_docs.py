@@ -22,6 +22,7 @@ PAGES = (
     "docs/mixture.md",
     "docs/rules.md",
     "docs/models.md",
+    "docs/export.md",
     "docs/parity.md",
     "docs/notes/cpu-step.md",
     "docs/optimizers.md",

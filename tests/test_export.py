@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,55 @@ def test_hidden_words_are_filled_in_as_here(family: str, tokenizer: Tokenizer, t
     found = transformers.pipeline("fill-mask", model=str(folder))(text)
     assert [row["token"] for row in found] == best.indices.tolist()
     assert [row["score"] for row in found] == pytest.approx(best.values.tolist(), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_the_evaluation_harness_scores_as_our_own_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """lm_eval with default arguments on a task of multiple choice; on whole texts with add_bos_token=False."""
+    pytest.importorskip("accelerate", reason="the extra harness is not installed")
+    lm_eval = pytest.importorskip("lm_eval", reason="the extra harness is not installed")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    model, folder = exported("llama", tokenizer, tmp_path, sequence_length=96)
+    questions = [
+        {
+            "question": " ".join(WORDS[n : n + 5]),
+            "choices": [f" {WORDS[n + 7]}", f" {WORDS[n + 9]} {WORDS[n]}"],
+            "answer": n % 2,
+        }
+        for n in range(12)
+    ]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    task = {
+        "task": "local", "dataset_path": "json", "output_type": "multiple_choice", "test_split": "test",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "questions.jsonl")}, "cache_dir": str(tmp_path / "cache")},
+        "doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}", "target_delimiter": "",
+        "metric_list": [{"metric": "acc"}],
+    }  # fmt: skip
+    harness = HFLM(pretrained=str(folder), device="cpu", batch_size=4)
+    found = lm_eval.simple_evaluate(model=harness, tasks=[task], log_samples=True, bootstrap_iters=0)
+
+    def score(context: str, text: str) -> float:
+        """Log-probability of a text after a context, which begins with end-of-text as in `generate`."""
+        before, whole = ([tokenizer.end_of_text, *tokenizer.encode(part)] for part in (context, context + text))
+        with torch.no_grad():
+            nats = model.logits(torch.tensor([whole]))[0].log_softmax(-1)
+        return sum(float(nats[place - 1, whole[place]]) for place in range(len(before), len(whole)))
+
+    right = 0
+    for sample in found["samples"]["local"]:
+        row = sample["doc"]
+        ours = [score(row["question"], choice) for choice in row["choices"]]
+        theirs = [float(answer[0][0]) for answer in sample["resps"]]
+        assert theirs == pytest.approx(ours, abs=1e-3)
+        right += ours.index(max(ours)) == row["answer"]
+    assert found["results"]["local"]["acc,none"] == right / len(questions)
+    # The harness itself puts the first token before a whole text, also where the tokenizer has done so.
+    text = " ".join(WORDS[:12])
+    alone = HFLM(pretrained=str(folder), device="cpu", add_bos_token=False)
+    request = Instance("loglikelihood_rolling", {}, (text,), 0)
+    assert alone.loglikelihood_rolling([request])[0] == pytest.approx(score("", text), abs=1e-3)
 
 
 def test_a_chat_template_begins_with_one_end_of_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
