@@ -55,6 +55,42 @@ FOLDERS: dict[str, dict[str, Any]] = {
                    "sep_token_id": 6, "local_attention": 8, "classifier_pooling": "mean", "problem_type": "single_label_classification"},
         "frame": (5, 6), "dtype": torch.float16,
     },
+    # norms at both ends, soft caps, a window in every other layer
+    "gemma2": {
+        "class": "Gemma2ForCausalLM",
+        "config": {**DECODER, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0},
+        "frame": (1, None), "dtype": torch.bfloat16,
+    },
+    # rotary positions of two kinds, stretched in one layer of two
+    "gemma3": {
+        "class": "Gemma3ForCausalLM",
+        "config": {**DECODER, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2,
+                   "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        "frame": (1, None),
+    },
+    # joint projections; generation passes the length from which other factors hold
+    "phi3": {
+        "class": "Phi3ForCausalLM",
+        "config": {**DECODER, "original_max_position_embeddings": 40, "partial_rotary_factor": 0.5,
+                   "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}},
+        "frame": (1, None),
+    },
+    # positions that begin after the padding token's, and pass over it
+    "roberta": {
+        "class": "RobertaForMaskedLM",
+        "config": {**SMALL, "max_position_embeddings": 99, "pad_token_id": 2, "bos_token_id": 5, "eos_token_id": 6, "type_vocab_size": 1},
+        "frame": (5, 6),
+    },
+    "roberta classifier": {
+        "class": "RobertaForSequenceClassification",
+        "config": {**SMALL, **NAMES, "max_position_embeddings": 99, "pad_token_id": 2, "bos_token_id": 5, "eos_token_id": 6, "hidden_act": "gelu_new"},
+        "frame": (5, 6),
+    },
+    # a layer without rotary positions
+    "smollm3": {
+        "class": "SmolLM3ForCausalLM", "config": {**DECODER, "no_rope_layer_interval": 2, "attention_bias": True, "mlp_bias": True},
+        "frame": (1, None),
+    },
 }  # fmt: skip
 OURS = {"bessemer.json", "README.md"}  # what was checked, and the model card; the folder's own is README-source.md
 WEIGHTS = {"model.safetensors"}

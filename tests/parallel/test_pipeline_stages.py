@@ -41,8 +41,11 @@ NEEDS_213 = pytest.mark.skipif(not HAS_213, reason="zbv and dualpipev hang on gl
 
 def config_for(family: str, layers: int, labels: int = 0) -> ModelConfig:
     options: dict[str, Any] = {"kv_heads": 2, **FAMILIES[family].options}
-    if family == "modernbert":
+    if "window" in options:
         options["window"] = 6
+    for every in ("global_every", "unrotated_every"):
+        if every in options:  # layers of both kinds on each stage
+            options[every] = min(options[every], 3)
     return ModelConfig(
         vocabulary=61, layers=layers, width=16, heads=2, head_dim=8, mlp_width=24, sequence_length=LENGTH, labels=labels,
         **options,
@@ -259,6 +262,10 @@ def test_two_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any
             ("gpt2", 4, "causal", 8, 4, narrow, "bf16"),
         )
     ]  # fmt: skip
+    if schedules == WHOLE:  # what a layer sees and how it is rotated goes by its number in the whole model
+        layout = Parallel(pipeline=2, schedule="interleaved")
+        cases += [(layout, "gemma3", 7, "causal", 8, 4, wide, "plain"), (layout, "smollm3", 7, "causal", 8, 4, wide, "plain"),
+                  (layout, "roberta", 4, "masked", 8, 4, wide, "plain")]  # fmt: skip
     check(cases, 2)
 
 
@@ -358,7 +365,7 @@ def test_where_stages_lie() -> None:
             assert {place_of(layout, stage) for stage in stages_at(layout, place)} == {place}
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gpt2", "bert"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "bert", "gemma2", "roberta"])
 def test_stages_have_every_weight_once(family: str) -> None:
     config = config_for(family, 5)
     model, names, owned = shell(config), [], []

@@ -27,11 +27,12 @@ class RopeScaling:
 
     linear: every position is divided by `factor` (Chen et al. 2023, "Extending context window of large language models
     via positional interpolation", section 3.2). dynamic: the base grows with the length of the sequence at hand, once
-    it exceeds original_length (NTK-aware scaling; Peng et al. 2023, "YaRN", appendix B.1). llama3: only the slow
+    it exceeds original_length (dynamic NTK; Peng et al. 2023, "YaRN", section 3.3). llama3: only the slow
     frequencies are divided, those whose wavelength exceeds original_length / low_frequency, blending up to
     original_length / high_frequency (Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.2, and its
     published code). yarn: the same with a ramp over the dimensions between those that make beta_slow and beta_fast
-    turns over original_length, its ends rounded outward to whole dimensions where truncate (YaRN, section 3.2).
+    turns over original_length, its ends rounded outward to whole dimensions where truncate (YaRN, section 3.2, and its
+    published code).
     longrope: every frequency is divided by a factor of its own, of short_factor for sequences of up to original_length
     tokens, else of long_factor (Ding et al. 2024, "LongRoPE", section 3).
 
