@@ -83,7 +83,7 @@ def test_a_wrong_file_costs_itself_and_is_told_by_name(data: Path, build) -> Non
     import pyarrow.parquet as pq
 
     (data / "good.jsonl").write_text(LINES)
-    pq.write_table(pa.table({"text": [prose(5)]}), data / "good.parquet")
+    (data / "good.txt").write_text(prose(5))  # no Parquet file is good: the source is read all the same
     pq.write_table(pa.table({"id": ["x"], "content": [prose(6)]}), data / "other.parquet")
     for name, (content, _, _) in WRONG.items():
         (data / name).write_bytes(content)

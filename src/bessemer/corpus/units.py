@@ -105,31 +105,33 @@ class Unit:
 def plan(source: Source, files: list[File], spool: Path, first: int, stop: threading.Event) -> list[Unit]:
     """The units of a source, numbered from `first`, format by format. What cannot be entered in its middle (compressed
     JSONL, large archives packed as a whole) is unpacked into `spool` on the way."""
-    total, units = sum(file.size for file in files), list[Unit]()
+    total, units, looks = sum(file.size for file in files), list[Unit](), Looks(source)
     for kind, mine in by_format(source, files).items():
         part = source.model_copy(update={"format": kind})
         if source.max_bytes is not None and len(mine) < len(files):  # each format gives its part of the budget
             share = sum(file.size for file in mine) / max(total, 1)
             part = part.model_copy(update={"max_bytes": max(round(source.max_bytes * share), 1)})
-        units += _plan(part, kind, mine, spool, first + len(units), stop)
+        looks.kind = kind
+        units += _plan(part, kind, mine, spool, first + len(units), stop, looks)
+    _require_readable(source, looks, units)
     return units
 
 
-def _plan(source: Source, kind: str, files: list[File], spool: Path, first: int, stop: threading.Event) -> list[Unit]:
+def _plan(
+    source: Source, kind: str, files: list[File], spool: Path, first: int, stop: threading.Event, looks: Looks
+) -> list[Unit]:
     budget = source.max_bytes
     reach = access(source)
     stamps = {file.path: f"{file.size} {file.mtime_ns}" for file in files if file.mtime_ns}
     if kind in ("jsonl", "warc", "mediawiki"):
         whole = [file for file in files if _is_packed_as_a_whole(file, kind, reach)]
         rest = [file for file in files if file not in whole] if whole else files
-        looks = Looks(source)
         pieces = [piece for file in rest for piece in looks.pieces(file, budget)]
         if budget:
             pieces = _choose(pieces, budget)
             whole.sort(key=lambda file: _order(file.name, 0))
         room = budget - sum(piece.size for piece in pieces) if budget else None
         pieces += _expand_all(whole, looks, spool / source.name, room, stop, reach)
-        looks.require_text()
     else:
         if kind == "parquet":
             pieces = [piece for file in files for piece in _row_groups(file, source)]
@@ -137,7 +139,6 @@ def _plan(source: Source, kind: str, files: list[File], spool: Path, first: int,
             pieces = [Piece(file.path, file.name, 0, file.size, file.size) for file in files]
         if budget:
             pieces = _choose(pieces, budget)
-    _require_readable(source, pieces)
     pieces = [replace(piece, stamp=stamps.get(piece.path, "")) for piece in pieces]
     pieces.sort(key=lambda piece: (piece.name, piece.offset, piece.start))
     bundles = _bundles(pieces, alone=kind in ("jsonl", "parquet", "warc", "mediawiki"))
@@ -162,7 +163,9 @@ class Looks:
     itself, and a text_key that none of the files knows is an error right away."""
 
     def __init__(self, source: Source) -> None:
-        self.source, self.kind, self.reach = source, source.format, access(source)
+        self.source, self.reach = source, access(source)
+        self.kind: str | None = source.format
+        """Format of the files that are planned now."""
         self.known = 0
         """Files that could hold text."""
         self.missing: list[str] = []
@@ -195,20 +198,24 @@ class Looks:
             self.known += 1
         return seen
 
-    def require_text(self) -> None:
-        """Raise InputError when the first records of every file lack the text."""
-        if self.missing and not self.known:
-            more = f" (and {len(self.missing) - 1} more files)" if len(self.missing) > 1 else ""
-            raise InputError(f"corpus.sources.{self.source.name}: {self.missing[0]}{more}")
 
-
-def _require_readable(source: Source, pieces: list[Piece]) -> None:
-    """Raise InputError when not one of the files can be read, with the first of each reason."""
-    if pieces and all(piece.damage and piece.reason != "bad_record" for piece in pieces):
+def _require_readable(source: Source, looks: Looks, units: list[Unit]) -> None:
+    """Raise InputError when not one of the files can be read, with the first of each reason, or when the first records
+    of every file lack the text."""
+    pieces = [piece for unit in units for piece in unit.pieces]
+    if pieces and all(_is_refused(piece) for piece in pieces):
         first = {piece.reason: piece for piece in reversed(pieces)}
         told = "; ".join(f"{piece.name}: {piece.damage}" for piece in sorted(first.values(), key=lambda one: one.name))
         what = f"none of its {len(pieces)} files can be read" if len(pieces) > 1 else "its file cannot be read"
         raise InputError(f"corpus.sources.{source.name}: {what}: {told}")
+    others = any(not _is_refused(piece) for unit in units if unit.format != "jsonl" for piece in unit.pieces)
+    if looks.missing and not looks.known and not others:
+        more = f" (and {len(looks.missing) - 1} more files)" if len(looks.missing) > 1 else ""
+        raise InputError(f"corpus.sources.{source.name}: {looks.missing[0]}{more}")
+
+
+def _is_refused(piece: Piece) -> bool:
+    return bool(piece.damage) and piece.reason != "bad_record"
 
 
 def expected_documents(unit: Unit) -> int | None:
