@@ -133,3 +133,12 @@ def test_a_run_that_was_not_watched_has_no_such_figures(tmp_path: Path) -> None:
 
     shown = {figure["id"] for figure in figures.curves(data.read(write_run(tmp_path / "run", steps=20)))}
     assert "loss" in shown and not shown & {"activations", "logits", "updates"}
+
+
+def test_a_curve_of_a_part_of_the_held_out_text_says_so(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=60)
+    for limit, said in ((2_000_000, False), (60_000, True)):
+        run.recipe.write_text(f'[run]\nname = "x"\n[evaluate]\nmax_tokens = {limit}\n', encoding="utf-8")
+        found = {figure["id"]: figure["note"] for figure in figures.curves(data.read(run))}
+        for name in ("loss", "bits"):
+            assert ("Validations read 60k of the 527k held-out tokens" in found[name]) is said, name

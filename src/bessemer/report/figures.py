@@ -13,6 +13,7 @@ import numpy as np
 
 from bessemer.report.data import Column, Curves, RunData, number, table, tables, text
 from bessemer.report.thinning import smooth, thin
+from bessemer.terminal import amount
 
 SMOOTH_POINTS = 600  # a smoothed curve has no spikes to keep
 WINDOWS = (
@@ -119,7 +120,7 @@ def _loss(data: RunData) -> Figure | None:
         for incident in data.incidents[:MARKED_INCIDENTS]
         if (step := number(incident.get("step"))) is not None
     ]
-    note = "Dotted lines: incidents." if shapes else ""
+    note = " ".join(filter(None, ["Dotted lines: incidents." if shapes else "", _scored_text(data)]))
     return _figure("loss", "Loss", data.loss_unit, traces, shapes=shapes, note=note)
 
 
@@ -141,7 +142,7 @@ def _bits_per_byte(data: RunData) -> Figure | None:
         order = number(table(data.evaluation.get("ngram")).get("order")) or 5
         label = f"byte {order:.0f}-gram"
         traces.append(_level(label, x, ngram, ".4f"))
-    figure = _figure("bits", "Bits per byte, held-out text", "bits per byte", traces)
+    figure = _figure("bits", "Bits per byte, held-out text", "bits per byte", traces, note=_scored_text(data))
     if figure and tokens is not None:
         figure["group"] = "tokens"
         figure["layout"]["xaxis"] |= {
@@ -150,6 +151,18 @@ def _bits_per_byte(data: RunData) -> Figure | None:
             "hoverformat": ".4s",
         }
     return figure
+
+
+def _scored_text(data: RunData) -> str:
+    """Why the curve ends elsewhere than the headline, where validations read a part of the held-out text."""
+    whole = number(data.evaluation.get("tokens"))
+    most = number(table(data.recipe.get("evaluate")).get("max_tokens"))
+    if whole is None or most is None or whole <= most:
+        return ""
+    return (
+        f"Validations read {amount(most)} of the {amount(whole)} held-out tokens (evaluate.max_tokens), an even part of each "
+        "source; the score at the top is of all of them."
+    )
 
 
 def _accuracy(data: RunData) -> Figure | None:
