@@ -73,6 +73,12 @@ def test_an_imported_model_is_exported_as_it_came(place: Path, imported: Path, t
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+def test_an_imported_model_has_no_text_to_be_scored_on(imported: Path) -> None:
+    done = bessemer("evaluate", imported)
+    assert done.returncode == 2
+    assert "an imported model has no held-out text to be scored on" in done.stderr
+
+
 def test_a_conversation_over_a_pipe(imported: Path) -> None:
     done = bessemer("chat", imported, "--max-tokens", "5", "--json", input="Hello\nAnd more\n\n")
     assert done.returncode == 0, done.stderr

@@ -189,7 +189,16 @@ def _ends(source: Path, tokenizer: Tokenizer) -> list[int]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    """A table that may be missing. Raises InputError when the file holds something else."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: is not a table of settings")
+    return found
 
 
 def _recipe(source: Path, run: RunFolder, name: str, directory: str, tokenizer: Tokenizer) -> Recipe:

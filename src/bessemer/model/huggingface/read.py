@@ -131,7 +131,7 @@ class _Folder:
 
         index = folder / "model.safetensors.index.json"
         if index.exists():
-            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            files = _files_of(index)
         elif (folder / "model.safetensors").exists():
             files = ["model.safetensors"]
         else:
@@ -174,3 +174,12 @@ class _Folder:
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._opened[name].get_tensor(name)
         return tensor
+
+
+def _files_of(index: Path) -> list[str]:
+    """The files that an index of shards names."""
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        return sorted({str(Path(name)) for name in names})
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{index}: is not an index of weights: {type(error).__name__}: {error}") from None
