@@ -28,8 +28,13 @@ from bessemer.train.validation import Validation, validate
 
 
 def evaluate(recipe: Recipe, run: RunFolder, store: TokenStore, restored: Restored) -> dict[str, Any]:
-    """Evaluate a run's newest checkpoint and write evaluation.json."""
+    """Evaluate a run's newest checkpoint and write evaluation.json. Raises InputError where there is no held-out text."""
     started = perf_counter()
+    if not store.sources:
+        raise InputError(
+            f"{run.path}: an imported model has no held-out text to be scored on; give a recipe text and "
+            'model.from = "hf:FOLDER": its run begins with the score of the weights as they came'
+        )
     parts = restored.step.task.held_out(recipe, store)
     with progress("evaluating", sum(int(part.valid.sum()) for part in parts), "tok") as advance:
         found = validate(restored.step, parts, advance)
