@@ -221,7 +221,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
             made = TrainSummary(**start.train(recipe, run, profile))
         else:
             made = train_here(recipe, run, prepared.plan, profile, devices.choose(recipe.train))
-        predicted = prepared.plan["memory_bytes"]["total"]
+        predicted = read_json(run.plan)["memory_bytes"]["total"]  # with what the training process itself held
         if made.resumed_at == made.step:
             return None
         skipped = f", {made.skipped} updates skipped" if made.skipped else ""

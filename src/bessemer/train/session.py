@@ -9,7 +9,7 @@ from bessemer.environment import describe
 from bessemer.parallel.team import ALONE, Team
 from bessemer.plan.cost import devices_of
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, write_json
+from bessemer.run import RunFolder, read_json, write_json
 from bessemer.terminal import say
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
@@ -18,6 +18,7 @@ from bessemer.train import profile as profiles
 from bessemer.train.device import Device
 from bessemer.train.loop import TrainSummary
 from bessemer.train.precision import probe
+from bessemer.train.recompute import base_bytes
 from bessemer.train.task import config_of
 
 
@@ -37,6 +38,9 @@ def train_here(
     if not device.is_cuda:
         devices.keep_freed_memory()
         devices.reset_peak_resident()
+    plan = _with_own_base(plan, base_bytes(device))
+    if team.is_first:
+        write_json(run.plan, {**read_json(run.plan), "memory_bytes": plan["memory_bytes"]})
     looks = profiles.of(recipe, run.profile, device, done[-1] if done else 0) if profile and team.is_first else None
     arguments = (
         recipe,
@@ -50,3 +54,10 @@ def train_here(
     if looks and looks.found:
         profiles.write(looks, recipe, plan, config_of(recipe, store.vocabulary, len(store.labels)), made.recomputed)
     return made
+
+
+def _with_own_base(plan: dict[str, Any], base: int) -> dict[str, Any]:
+    """The plan with the bytes that this process holds before the model in place of those of the process that planned: a resumed
+    run has another base, and terminal, metrics and report should compare with one figure."""
+    memory = plan["memory_bytes"]
+    return {**plan, "memory_bytes": {**memory, "base": base, "total": memory["total"] - memory["base"] + base}}

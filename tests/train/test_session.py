@@ -1,0 +1,30 @@
+"""The memory that a run was planned to take is one figure, with what the training process itself held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bessemer import stages
+from bessemer.recipe import load
+from bessemer.report.planned import of_run
+from bessemer.run import RunFolder, read_json, read_json_lines, write_json
+
+
+def test_a_process_plans_with_its_own_base(runs: Path, recipe_file: Path) -> None:
+    recipe = load(recipe_file, [f"run.dir={runs}", "train.steps=4", "train.validate_every=4"])
+    run = RunFolder(recipe.run.folder)
+    session = stages.Session(recipe, run)
+    prepared = stages.prepare(session, measure_seconds=0.0)
+    memory = prepared.plan["memory_bytes"]
+    other = {**memory, "base": 7, "total": memory["total"] - memory["base"] + 7}  # as another process had planned
+    write_json(run.plan, {**read_json(run.plan), "memory_bytes": other})
+    stages.train(session, stages.Prepared(prepared.recipe, {**prepared.plan, "memory_bytes": other}))
+
+    planned = read_json(run.plan)
+    logged = [row for row in read_json_lines(run.metrics) if row["kind"] == "memory"][-1]
+    found = of_run(run)
+    assert found is not None
+    assert planned["memory_bytes"]["base"] > 1e7
+    assert planned["memory_bytes"]["total"] == logged["planned"] == found["memory_bytes"]["planned"]
+    assert sum(size for part, size in planned["memory_bytes"].items() if part != "total") == logged["planned"]
+    assert "pictures" in planned or "mixture" in planned  # the rest of the plan stays
