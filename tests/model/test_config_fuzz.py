@@ -88,6 +88,7 @@ def test_what_is_no_table_of_settings_is_refused(text: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"num_labels": 2**31 - 1}, "num_labels = 2147483647 is more than 1000000"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config says that the weights are quantised"),
         ({"vocab_size": "97"}, "vocab_size = '97' must be a whole number from 1 to"),
         ({"num_attention_heads": 0}, "num_attention_heads = 0 must be a whole number from 1 to"),
@@ -98,7 +99,8 @@ def test_what_is_no_table_of_settings_is_refused(text: str, tmp_path: Path) -> N
         ({"layer_types": ["linear_attention", "full_attention"]}, "has 'linear_attention'; only full_attention and"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes' must be true or false"),
         ({"is_decoder": True}, "is_decoder = True is not supported; only False is"),
-        ({"num_hidden_layers": 10**8}, "config.json says 100000000 layers, but the weights are 25 tensors"),
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers = 100000000 is more than 10000 layers"),
+        ({"num_hidden_layers": 9000}, "config.json says 9000 layers, but the weights are 25 tensors"),
         ({"vocab_size": 2**31 - 1, "hidden_size": 2**31 - 2, "num_attention_heads": 2**30}, "beyond any memory|is missing|makes it"),
     ],
 )  # fmt: skip

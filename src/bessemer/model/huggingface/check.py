@@ -104,11 +104,8 @@ def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
     theirs = _load(folder, copy, family.classifier if own.labels else family.architecture)
     sample_BT = _sample(ours.config, theirs.config.pad_token_id)
     new_head = own.labels != ours.config.labels
-    found, wanted = ours(sample_BT), theirs.base_model(sample_BT)[0]
-    if not new_head:
-        found = _logits(ours, found)
-        # One text at a time: a classifier of theirs takes no more where it knows no padding.
-        wanted = torch.cat([theirs(row_1T).logits for row_1T in torch.split(sample_BT, 1)])
+    found, wanted = ours(sample_BT), _theirs(folder, theirs, sample_BT, new_head)
+    found = found if new_head else _logits(ours, found)
     difference = float((found - wanted).abs().max()) if found.shape == wanted.shape else float("inf")
     if not difference <= tolerance_of(wanted):  # a NaN must not pass
         what = "hidden states" if new_head else "logits"
@@ -127,13 +124,27 @@ def _logits(model: Transformer, hidden_BTD: Tensor) -> Tensor:
     return found
 
 
+def _theirs(folder: Path, theirs: Any, sample_BT: Tensor, new_head: bool) -> Tensor:
+    """Hidden states under a new head, else logits: one text at a time, as a classifier without padding takes no more."""
+    try:
+        if new_head:
+            hidden_BTD: Tensor = theirs.base_model(sample_BT)[0]
+            return hidden_BTD
+        return torch.cat([theirs(row_1T).logits for row_1T in torch.split(sample_BT, 1)])
+    except Exception as error:  # a setting that only its forward pass looks at
+        raise InputError(f"{folder}: transformers loads it, but cannot compute with it: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:300]
+
+
 def _load(folder: Path, copy: Path, architecture: str) -> Any:
     kind = getattr(quiet_transformers(), architecture)
     try:
         return kind.from_pretrained(copy, dtype=torch.float32, use_safetensors=True).eval()
     except Exception as error:  # whatever its code and its validation raise
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{folder}: transformers does not read it: {reason[:300]}") from None
+        raise InputError(f"{folder}: transformers does not read it: {_reason(error)}") from None
 
 
 def _sample(config: ModelConfig, padding: int | None) -> Tensor:

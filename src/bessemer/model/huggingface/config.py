@@ -27,6 +27,7 @@ _FREE = {
     "norm_eps", "tie_embeddings", "rope_theta", "window_rope_theta", "rope_scaling", "window", "global_every",
     "global_last", "global_layers", "labels", "pooling", "family",
 }  # fmt: skip
+MOST_LABELS, MOST_LAYERS = 1_000_000, 10_000
 _FOLLOW = ("kv_heads", "head_dim")  # from heads and width, where config.json says null or nothing
 _TYPES = {field.name: str(field.type) for field in fields(ModelConfig)}
 
@@ -91,8 +92,9 @@ def read_config(folder: Path) -> tuple[str, ModelConfig]:
     found = family.read(settings, values)
     pooling = found.pop("pooling", "last" if values.get("causal", True) else "first")
     values |= found
+    labels = _labels(settings)  # looked at under any head: transformers makes a name for each
     if settings.texts("architectures")[:1] == [family.classifier]:
-        values |= {"labels": _labels(settings), "pooling": pooling}
+        values |= {"labels": labels, "pooling": pooling}
     return family.name, ModelConfig(sequence_length=values["max_positions"], **values)
 
 
@@ -186,6 +188,8 @@ def _mapped(settings: Settings, family: Family) -> dict[str, Any]:
             values[ours] = read_activation(settings, theirs)
         else:
             values[ours] = settings.integer(theirs, least=0 if ours in ("window", "token_types") else 1)
+    if values.get("layers", 0) > MOST_LAYERS:  # lists of that length would be made
+        raise settings.wrong(family.keys["layers"], f"is more than {MOST_LAYERS} layers")
     return values
 
 
@@ -210,4 +214,7 @@ def _follow(settings: Settings, family: Family, values: dict[str, Any]) -> dict[
 
 def _labels(settings: Settings) -> int:
     """Classes of a classifier: as many as have names, else num_labels, else transformers' 2."""
-    return len(list(settings.table("id2label"))) or settings.integer("num_labels", 2)
+    number = settings.integer("num_labels", 2)
+    if number > MOST_LABELS:
+        raise settings.wrong("num_labels", f"is more than {MOST_LABELS}")
+    return len(list(settings.table("id2label"))) or number
