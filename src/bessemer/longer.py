@@ -193,7 +193,7 @@ def keep_derived(asked: Recipe, stored: Recipe, done: int) -> Recipe:
     """
     train, old = asked.train, stored.train
     same_length = asked.tokens.sequence_length == stored.tokens.sequence_length
-    changed: dict[str, object] = {"validate_every": train.validate_every or old.validate_every}
+    changed: dict[str, object] = {"revised": old.revised, "validate_every": train.validate_every or old.validate_every}
     if train.global_batch_tokens is None and same_length:
         changed["global_batch_tokens"] = old.global_batch_tokens
     if train.micro_batch is None and same_length:

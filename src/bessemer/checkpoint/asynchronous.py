@@ -41,7 +41,7 @@ class AsyncSaver:
 
     def __init__(self, folder: Path, keep: int, team: Team = ALONE, branch: int | None = None) -> None:
         """folder, keep, branch: as `protocol.save`."""
-        self._folder, self._keep, self._branch = folder, keep, branch
+        self._folder, self._keep, self.branch = folder, keep, branch
         self._team = team
         if not team.is_alone:
             self._team = replace(team, control=dist.new_group(backend="gloo", timeout=TIMEOUT))
@@ -102,7 +102,7 @@ class AsyncSaver:
 
     def _publish(self, prepared: Prepared, facts: dict[str, Any], values: Callable[[], Shares] | None) -> None:
         try:
-            publish(prepared, facts, self._keep, self._team, values, self._branch)
+            publish(prepared, facts, self._keep, self._team, values, self.branch)
         except (BessemerError, OSError) as error:
             self._failure = BessemerError(f"the checkpoint of step {prepared.step} failed: {error}")
             self._failure.__cause__ = error

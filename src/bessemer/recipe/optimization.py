@@ -140,6 +140,13 @@ class Schedule(Section):
         return max(warmup, steps - max(round(steps * self.decay_share), 1))
 
 
+class Revision(Section):
+    """A decision, in a run that is given minutes, on how many steps there are."""
+
+    at: Positive = Field(description="Steps that were done when it was taken.")
+    planned: Positive = Field(description="Steps that the run had until then.")
+
+
 class BatchRamp(Section):
     """A global batch that grows to global_batch_tokens."""
 

@@ -20,7 +20,7 @@ from bessemer.recipe.corpus import Corpus
 from bessemer.recipe.families import DECODERS, ENCODERS
 from bessemer.recipe.model import Model
 from bessemer.recipe.objective import Classify, Masking
-from bessemer.recipe.optimization import BatchRamp, Dropout, Optimizer, Schedule
+from bessemer.recipe.optimization import BatchRamp, Dropout, Optimizer, Revision, Schedule
 from bessemer.recipe.parallel import Parallel
 from bessemer.recipe.parts import Part
 from bessemer.recipe.section import Positive, Section, Words
@@ -67,6 +67,11 @@ class Train(Section):
         gt=0,
         description="Wall time to train for, instead of steps: the step is measured once on this machine and the "
         "number of steps written into the run folder's recipe.",
+    )
+    revised: tuple[Revision, ...] = Field(
+        (),
+        strict=False,
+        description="Written by a run that is given minutes: when its number of steps was decided again by the measured rate.",
     )
     max_epochs: float | None = Field(
         None,
@@ -141,6 +146,11 @@ class Train(Section):
     validate_every: int | None = Field(
         None, gt=0, description="Steps between validations; left out: a tenth of the steps."
     )
+
+    def steps_at(self, step: int) -> int:
+        """The number of steps that the run had at update `step` (0-based), which its learning rate follows."""
+        assert self.steps is not None, "the recipe is resolved"
+        return next((revision.planned for revision in self.revised if step < revision.at), self.steps)
 
     @model_validator(mode="after")
     def _one_horizon(self) -> Self:

@@ -22,11 +22,12 @@ from bessemer.recipe import Batches, Recipe
 from bessemer.run import RunFolder, write_json
 from bessemer.terminal import progress, say, warn
 from bessemer.tokens.held_out import HeldOut
-from bessemer.tokens.loader import Batch, Reader, prefetched
+from bessemer.tokens.loader import Batch, Reader
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.audit import Given, mixture_audit
 from bessemer.train.device import Device, memory_in_use
 from bessemer.train.metrics import Log, MetricsLog, NoLog
+from bessemer.train.pace import Pace
 from bessemer.train.saving import Saver
 from bessemer.train.split import initial_weights
 from bessemer.train.start import is_continued, no_dropout_line, start_from, starting_model
@@ -72,8 +73,7 @@ def train(
     which calls this. Raises Stopped after a stop signal to any of them, with everything saved.
     """
     started = perf_counter()
-    steps, sizes = recipe.train.steps, Batches.of(recipe)
-    assert steps is not None, "the recipe is resolved"
+    sizes = Batches.of(recipe)
     config = config_of(recipe, store.vocabulary, len(store.labels))
     checkpoint = latest(run.checkpoints, on_damage=warn, team=team)
     step = _step(recipe, config, device, store, team, resumed=checkpoint is not None)
@@ -87,17 +87,18 @@ def train(
         position = replace(position, given=Given.by_order(loader.mixture, position.samples, sizes.length).of_one(team))
     resumed_at, scored = position.step, None
     if resumed_at:
-        say(f"  going on from step {resumed_at} of {steps}")
+        say(f"  going on from step {resumed_at} of {recipe.train.steps}")
     validation = step.task.held_out(recipe, store, recipe.evaluate.max_tokens)
     model_flops = step_flops_per_token(recipe, config)
     again = recomputed_flops_per_token(recipe, config, step.recomputed)
     rates = Rates(model_flops / peak, (model_flops + again) / peak, team)
-    batches = prefetched(loader, position.samples, map(sizes.sequences, range(resumed_at, steps)))
+    pace = Pace(recipe, run, team, resumed_at, store.train_tokens)
+    batches = pace.batches(loader, position.samples)
     with (
         Saver(recipe, run, step, store) as saver,
         StopSignal(team) as stop,
         MetricsLog(run, resumed_at, recipe.report.tensorboard) if team.is_first else NoLog() as log,
-        progress("training", sizes.tokens_before(steps), "tok", sizes.tokens_before(resumed_at)) as advance,
+        progress("training", sizes.tokens_before(pace.steps), "tok", sizes.tokens_before(resumed_at)) as advance,
     ):
         watch = Watch(step, log, recipe.train.watch_every)
         if position.step == 0 and is_continued(recipe):
@@ -116,10 +117,14 @@ def train(
                 _answer(run, loader, batch, sequences, position.step + 1, gradients, verdict, guard, team)
             given = position.given.plus(batch, loader)
             position = Position(position.step + 1, position.samples + sequences, guard, gradients.scale, given)
-            last = position.step == steps
+            if pace.revise(position.step):
+                step.settings = pace.recipe.train
+                saver.follow(pace.recipe)
+                log.write("steps", position.step, steps=pace.steps)
+            last = position.step == pace.steps
             if position.step % recipe.train.log_every == 0 or last:
                 log.write("train", position.step, **_numbers(store, gradients, rate, position, rates, sizes, device))
-            if position.step % (recipe.train.validate_every or steps) == 0 or last:
+            if position.step % (recipe.train.validate_every or pace.steps) == 0 or last:
                 scored = _validate(step, validation, log, position, sizes)
             asked = stop.asked()
             if saver.is_due(position.step) and not last and asked is None:
@@ -131,7 +136,7 @@ def train(
             if asked and not last:
                 saver.save_now(position)
                 raise Stopped(
-                    f"stopped by {asked} after step {position.step} of {steps}; everything is saved in {run.path}: "
+                    f"stopped by {asked} after step {position.step} of {pace.steps}; everything is saved in {run.path}: "
                     "the same command goes on from there"
                 )
         ranks = team.gather(memory_in_use(device))

@@ -23,12 +23,16 @@ class Saver:
         self._recipe, self._run, self._step, self._store = recipe, run, step, store
         asked, steps = recipe.checkpoint.asynchronous, recipe.train.steps
         assert steps is not None, "the recipe is resolved"
-        schedule = recipe.train.schedule
-        # Where a longer run of the same recipe parts from this one: saved, and kept whatever comes after it.
-        self._branch = schedule.decay_start(steps) if schedule.kind == "wsd" else None
+        self._branch = _branch_of(recipe)
         self._every = recipe.checkpoint.every or steps
         beside = step.device.is_cuda if asked is None else asked
         self._beside = AsyncSaver(run.checkpoints, recipe.checkpoint.keep, step.team, self._branch) if beside else None
+
+    def follow(self, recipe: Recipe) -> None:
+        """Go on under a recipe with another number of steps."""
+        self._recipe, self._branch = recipe, _branch_of(recipe)
+        if self._beside is not None:
+            self._beside.branch = self._branch
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is saved after so many steps."""
@@ -74,3 +78,9 @@ class Saver:
     ) -> None:
         if self._beside is not None:
             self._beside.__exit__(kind, error, trace)
+
+
+def _branch_of(recipe: Recipe) -> int | None:
+    """The step at which a longer run of the same recipe parts from this one: saved, and kept whatever comes after it."""
+    schedule = recipe.train.schedule
+    return schedule.decay_start(recipe.train.steps or 0) if schedule.kind == "wsd" else None

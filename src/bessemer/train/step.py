@@ -142,9 +142,9 @@ class TrainStep:
 
     def update(self, step: int, grad_norm: float) -> float:
         """Clip to the global norm and take the optimizer step number `step` (0-based). Returns the learning rate."""
-        peak, steps = self.settings.optimizer.learning_rate, self.settings.steps
-        assert peak is not None and steps is not None, "the recipe is resolved"
-        rate = peak * learning_rate_share(self.settings.schedule, step, steps)
+        peak = self.settings.optimizer.learning_rate
+        assert peak is not None, "the recipe is resolved"
+        rate = peak * learning_rate_share(self.settings.schedule, step, self.settings.steps_at(step))
         rate *= batch_factor(self.settings.optimizer, self.batches.tokens(step))
         optimizers.set_learning_rate(self.optimizer, rate)
         if self.team.is_alone:

@@ -1,0 +1,114 @@
+"""A run that is given minutes follows its own pace: what it decides is recorded, and a resumed run keeps to it bit for bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.recipe import load, parse
+from bessemer.run import RunFolder, read_json_lines, write_atomic
+from bessemer.train import pace as paces
+from bessemer.train.schedule import learning_rate_share
+from bessemer.train.step import TrainStep
+
+PLANNED = 0.01  # seconds that a step is said to take
+MINUTES = 0.02  # 1.104 s of steps
+
+
+@pytest.fixture
+def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Train a copy of the prepared run for MINUTES, on a clock by which each step takes as long as `seconds` says."""
+    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: PLANNED)
+    text = recipe_file.read_text().replace("steps = 24\n", f"minutes = {MINUTES}\n").replace("every = 8", "every = 5")
+    (runs.parent / "paced.toml").write_text(text)
+    clock = {"now": 0.0}
+    update = TrainStep.update
+
+    def timed(self: TrainStep, step: int, norm: float) -> float:
+        clock["now"] += clock["seconds"]
+        return update(self, step, norm)
+
+    monkeypatch.setattr(TrainStep, "update", timed)
+    monkeypatch.setattr(paces, "perf_counter", lambda: clock["now"])
+
+    def make(name: str, seconds: float, *overrides: str) -> Path:
+        if not (runs / name).exists():
+            shutil.copytree(runs / "small", runs / name)
+        clock["seconds"] = seconds
+        sets = (f'run.dir="{runs}"', f"run.name={name}", "checkpoint.keep=100", *overrides)
+        arguments = [part for given in sets for part in ("--set", given)]
+        assert run_command(["train", str(runs.parent / "paced.toml"), *arguments]) == 0
+        return runs / name
+
+    return make
+
+
+def weights(folder: Path) -> str:
+    name = (folder / "checkpoints" / "latest").read_text()
+    return str(json.loads((folder / "checkpoints" / name / "manifest.json").read_text())["facts"]["weights"])
+
+
+def rates(folder: Path) -> dict[int, float]:
+    rows = read_json_lines(folder / "metrics.jsonl")
+    return {row["step"]: row["learning_rate"] for row in rows if row["kind"] == "train"}
+
+
+@pytest.mark.parametrize(("kind", "decisions"), [("cosine", 1), ("wsd", 2)])
+@pytest.mark.parametrize("seconds", [0.02, 0.005])
+def test_the_steps_follow_the_rate_and_so_does_a_resumed_run(
+    trained: Any, kind: str, decisions: int, seconds: float
+) -> None:
+    kinds = (f"train.schedule.kind={kind}", "train.schedule.decay_share=0.5")
+    whole = trained("whole", seconds, *kinds)
+    run = RunFolder(whole)
+    train, wanted = load(run.recipe).train, int(60 * MINUTES * paces.STEPS_SHARE / seconds)
+    assert abs((train.steps or 0) - wanted) <= 2 and len(train.revised) == decisions
+    assert train.revised[0].planned == 110
+    assert [row["step"] for row in read_json_lines(run.metrics) if row["kind"] == "steps"] == [
+        r.at for r in train.revised
+    ]
+    # The rate of each step is that of the number of steps the run had then.
+    peak = train.optimizer.learning_rate or 0.0
+    for step, rate in rates(whole).items():
+        had = next((one.planned for one in train.revised if step - 1 < one.at), train.steps)
+        assert rate == peak * learning_rate_share(train.schedule, step - 1, had or 0)
+
+    # Killed before the decision and after it, at another pace: the recorded decision holds, and the bits are the same.
+    for left in (train.revised[0].at // 5 * 5, train.revised[-1].at // 5 * 5 + 5):
+        again = whole.parent / f"again-{left}"
+        shutil.copytree(whole, again)
+        for folder in (again / "checkpoints").iterdir():
+            if folder.is_dir() and int(folder.name.removeprefix("step-")) > left:
+                shutil.rmtree(folder)
+        write_atomic(again / "checkpoints" / "latest", f"step-{left:08d}")
+        (again / "mixture.json").unlink()
+        trained(again.name, 7 * seconds, *kinds)
+        assert load(again / "recipe.toml").train == train
+        assert weights(again) == weights(whole) and rates(again) == rates(whole)
+
+
+def test_a_run_on_time_and_one_that_is_given_steps_are_left_alone(trained: Any) -> None:
+    on_time = load(RunFolder(trained("on-time", PLANNED)).recipe).train
+    assert abs((on_time.steps or 0) - 110) <= 1
+    given = load(RunFolder(trained("given", 0.1, "train.steps=30")).recipe).train
+    assert given.steps == 30 and given.revised == ()
+
+
+def test_the_text_is_not_read_more_often_than_the_recipe_allows(trained: Any) -> None:
+    folder = trained("capped", 0.001, "train.max_epochs=5.0")
+    recipe, rows = load(folder / "recipe.toml"), read_json_lines(folder / "metrics.jsonl")
+    read = max(row["tokens"] for row in rows if row["kind"] == "train")
+    manifest = json.loads((folder / "tokens" / "manifest.json").read_text())
+    unique = sum(source["train"]["tokens"] for source in manifest["sources"].values())
+    assert 4.9 * unique < read < 5.1 * unique + (recipe.train.global_batch_tokens or 0)
+
+
+def test_steps_at_a_step_are_those_the_run_had() -> None:
+    text = '[run]\nname = "x"\n[train]\nsteps = 50\nminutes = 1.0\nrevised = [{at = 10, planned = 90}, {at = 30, planned = 70}]\n'
+    train = parse(text, "x").train
+    assert [train.steps_at(step) for step in (0, 9, 10, 29, 30, 49)] == [90, 90, 70, 70, 50, 50]
