@@ -77,8 +77,8 @@ def _show(basis: Basis, choices: list[Choice]) -> None:
         say(f"    [dim]{choice}[/]")
     if basis.text_bytes < sizing.BEATS_NGRAM_BYTES:
         say(
-            f"  [yellow]so little text that a byte 5-gram may predict it better than any model: below about "
-            f"{size(sizing.BEATS_NGRAM_BYTES)} none that was tried did[/]"
+            f"  [yellow]with less than {size(sizing.BEATS_NGRAM_BYTES)} of text a byte 5-gram may predict it better "
+            "than a model; the evaluation compares them[/]"
         )
 
 
