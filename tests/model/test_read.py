@@ -59,6 +59,25 @@ def test_a_missing_tensor_is_named(folder: Path) -> None:
         read_model(folder)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_quantised_tensors_are_refused_by_name(folder: Path, dtype: torch.dtype) -> None:
+    change_tensors(folder, lambda tensors: tensors.update({Q: tensors[Q].to(dtype)}))
+    with pytest.raises(InputError, match=rf"tensor {Q} is stored as {str(dtype).removeprefix('torch.')}: quantised"):
+        read_model(folder)
+
+
+def test_an_encoder_without_its_head_is_called_that(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"have no head of a BertForMaskedLM .*BertForMaskedLM.from_pretrained"):
+        read_model(tmp_path)
+
+
 def test_an_extra_tensor_is_named(folder: Path) -> None:
     change_tensors(folder, lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.ones(2, 2)}))
     with pytest.raises(InputError, match=r"tensor model.layers.2.mlp.up_proj.weight belongs to no part"):

@@ -22,6 +22,7 @@ from bessemer.model.transformer import Transformer
 # Buffers of older versions, which a folder may hold and no model reads.
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".position_ids")
 _HEADS = ("head.", "classifier.")  # of our parameters
+_READ = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -> Transformer:
@@ -35,7 +36,7 @@ def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -
     wanted = own if config is None else config
     tensors = FAMILIES[family].tensors
     found, new_head = _Folder(folder, tensors.base), wanted.labels > 0 and wanted.labels != own.labels
-    _require_tensors(folder, found, _expected(folder, found, wanted, family), tensors, wanted, new_head)
+    _require_tensors(folder, found, _expected(folder, found, wanted, family), family, wanted, new_head)
     model = build(wanted, seed)
     for part in parts(model, family=family):
         theirs = found.name_of(part.name)
@@ -76,13 +77,22 @@ def _expected(folder: Path, found: _Folder, config: ModelConfig, family: str) ->
 
 
 def _require_tensors(
-    folder: Path, found: _Folder, expected: dict[str, Part], tensors: Tensors, config: ModelConfig, new_head: bool
+    folder: Path, found: _Folder, expected: dict[str, Part], family: str, config: ModelConfig, new_head: bool
 ) -> None:
     """Raise InputError that names the first tensor that is missing, unexpected or wrongly shaped."""
+    tensors = FAMILIES[family].tensors
     optional = {name for name, part in expected.items() if new_head and part.ours.startswith(_HEADS)}
     absent = [name for name in expected if found.name_of(name) is None and name not in optional]
     known = {found.name_of(name) for name in expected}
     extra = [name for name in found.names if name not in known and not _may_be_left(name, tensors, config, new_head)]
+    headless = bool(config.labels) or not config.causal  # else tie_word_embeddings may be what is wrong
+    if absent and headless and all(expected[name].ours.startswith(_HEADS) for name in absent):
+        wanted = FAMILIES[family].classifier if config.labels else FAMILIES[family].architecture
+        raise InputError(
+            f"{folder}: the weights have no head of a {wanted} (tensor {absent[0]} is missing); a model without its head, or "
+            f"with that of another task, is read once transformers has given it one: {wanted}.from_pretrained(FOLDER)"
+            ".save_pretrained(OTHER)"
+        )
     if absent:
         near = difflib.get_close_matches(absent[0], extra, n=1)
         raise InputError(
@@ -104,6 +114,11 @@ def _require_tensors(
 
 def _take(folder: Path, found: _Folder, name: str, part: Part) -> None:
     tensor = found.read(name)
+    if tensor.dtype not in _READ:
+        raise InputError(
+            f"{folder}: tensor {name} is stored as {str(tensor.dtype).removeprefix('torch.')}: quantised weights are not read; "
+            "convert them to float32, bfloat16 or float16"
+        )
     if not torch.isfinite(tensor).all():
         count = int((~torch.isfinite(tensor)).sum())
         raise InputError(f"{folder}: tensor {name} has {count} values that are not finite; the weights are damaged")
