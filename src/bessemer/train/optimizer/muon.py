@@ -109,6 +109,9 @@ def nesterov(moment: Tensor, gradient: Tensor, momentum: float) -> Tensor:
 def _move(stack: _Stack, group: dict[str, Any]) -> None:
     rows, columns = stack.directions[0].shape
     size = group["lr"] * scale(rows, columns, group["scale"])
-    moved = orthogonalised(torch.stack(stack.directions))
-    for place, update in zip(stack.weights, moved.unbind(0), strict=True):
+    if stack.directions[0].is_cuda:
+        moved = list(orthogonalised(torch.stack(stack.directions)).unbind(0))
+    else:  # some CPUs round a batched matmul by the number of matrices in it, and offloading decides which are together
+        moved = [orthogonalised(direction.unsqueeze(0)).squeeze(0) for direction in stack.directions]
+    for place, update in zip(stack.weights, moved, strict=True):
         place.add_(update.reshape(place.shape).to(place.dtype), alpha=-size)
