@@ -176,8 +176,8 @@ def test_a_decoder_is_a_classifier_too(place: Path, tmp_path: Path) -> None:
         ("classes", ["tokenizer.mask_token=[MASK]", "train.objective=masked", "run.name=x", "train.start=''"], "train.start"),
         ("classes", ["corpus.sources.code.label=prose", "run.name=x"], "two classes or more, but the corpus has only 'prose'"),
         ("classes", ["tokenizer.end_of_text=<s>", "run.name=x"], "the tokenizer has no token '<s>'"),
-        ("classes", ["train.start=/no/such/run", "run.name=x"], "no checkpoints here"),
-        ("classes", ["model.width=64", "run.name=x"], "width: 32 there, 64 here"),
+        ("classes", ["train.start=/no/such/run", "run.name=x"], "train.start: /no/such/run: no such run folder"),
+        ("classes", ["model.width=64", "run.name=x"], "model: width = 64 is not what"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_line(
