@@ -248,7 +248,12 @@ def test_file_names_that_are_not_utf8(data: Path, build) -> None:
             "text",
             r"none of its 1 documents is left .* too_short 1 \(a.txt: 5 \(limit 200\) characters\)",
         ),
-        ("a.jsonl", '{"body": "x"}\n', "jsonl", "a.jsonl: no field 'text'; there are: body; set text_key = \"body\"$"),
+        (
+            "a.jsonl",
+            '{"body": "x"}\n',
+            "jsonl",
+            "a.jsonl: no field 'text'; there are: body; set text_key = \"body\"; or --set corpus",
+        ),
         ("a.jsonl", "", "jsonl", "none of its 0 documents is left .* the files are empty"),
         ("a.parquet", "not parquet", "parquet", r"its file cannot be read: a.parquet: not a Parquet file"),
     ],

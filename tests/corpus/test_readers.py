@@ -29,7 +29,7 @@ def test_a_bad_byte_in_a_file_is_named(data: Path) -> None:
     path = data / "a.txt"
     path.write_bytes(b"good \xff bad")
     (record,) = records(path, "text")
-    assert (record.reason, record.detail) == ("not_utf8", "byte 0xff at 5")
+    assert (record.reason, record.detail) == ("not_utf8", "byte 0xff at 5; probably cp1252")
 
 
 def test_a_file_that_vanished_is_one_unreadable_record(data: Path) -> None:

@@ -13,6 +13,7 @@ import zstandard
 
 from bessemer.corpus import record_files
 from bessemer.corpus.record_files import look
+from bessemer.corpus.tables import Fields
 from bessemer.errors import InputError
 from tests.corpus.corpus_samples import prose, recipe
 
@@ -131,7 +132,7 @@ BROKEN = {
     "broken element": (b'[{"text": "' + b"w " * 200 + b'"}, {"text": nothing}, {"text": "x"}]', 1, "follows in the array"),
     "numbers": (b'[1, 22, {"text": "' + b"w " * 200 + b'"}]', 1, "not an object but int"),
     "deep": (b'[{"text": "' + b"w " * 200 + b'"}, ' + b"[" * 200_000, 1, "not"),
-    "bad byte": (b'[{"text": "\xff' + b"v " * 200 + b'"}, {"text": "' + b"w " * 200 + b'"}]', 1, "surrogate"),
+    "bad byte": (b'[{"text": "\xff' + b"v " * 200 + b'"}, {"text": "' + b"w " * 200 + b'"}]', 1, "byte 0xff at 10"),
     "between objects": (b'{\n"text": "' + b"w " * 200 + b'"}\n{\n"text": }\n{\n"text": "' + b"v " * 200 + b'"}', 2, "not JSON"),
     "csv quote": (b'id,text\n1,"' + b"w " * 200 + b'"\n2,"open', 1, "too_short"),
 }  # fmt: skip
@@ -157,7 +158,7 @@ def test_a_large_array_is_read_in_little_memory(data: Path, tmp_path: Path) -> N
         file.write("[" + ",\n".join(json.dumps({"text": "x" * 1000}) for _ in range(12_000)) + "]")
     tracemalloc.start()
     with open(path, "rb") as raw:
-        assert sum(record.reason is None for record in record_files.read(raw, "values", "text")) == 12_000
+        assert sum(record.reason is None for record in record_files.read(raw, "values", Fields("text"))) == 12_000
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < path.stat().st_size / 2
@@ -200,3 +201,103 @@ def test_compressed_and_wide_text(data: Path, build) -> None:
         "data/f.txt.gz": "bad_record",
         "data/g.txt.bz2": "bad_record",
     }
+
+
+WESTERN = 'größer, "später" – für 5 € über die Straße. ' * 9
+CYRILLIC = "Мой дядя самых честных правил, когда не в шутку занемог. " * 9
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "cp850", "koi8-r", "shift_jis", "utf-16-le", "utf-16-be"])
+def test_text_of_another_encoding_is_read_by_its_name_beside_utf8(encoding: str, data: Path, build) -> None:
+    prose_of = {"koi8-r": CYRILLIC, "shift_jis": "日本語の文章、表と裏。\n" * 30}.get(encoding, WESTERN)
+    prose_of = prose_of.encode(encoding, "ignore").decode(encoding)
+    texts = [f"{number} {prose_of}".strip() for number in range(6)]
+    records = [{"text": text} for text in texts]
+    table = io.StringIO()
+    csv.writer(table).writerows([["text"], *([text] for text in texts)])
+    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    (data / "a.txt").write_bytes(texts[0].encode(encoding))
+    (data / "b.txt").write_bytes(texts[0].encode())
+    (data / "c.csv").write_bytes(table.getvalue().encode(encoding))
+    (data / "d.json").write_bytes(json.dumps(records, ensure_ascii=False).encode(encoding))
+    (data / "e.jsonl").write_bytes(lines.encode(encoding))
+    (data / "f.jsonl").write_bytes(lines.encode())
+    (data / "g.csv.gz").write_bytes(gzip.compress(table.getvalue().encode(encoding)))
+    # UTF-16 shows itself.
+    source = {"name": "s", "paths": [str(data)], **({} if "16" in encoding else {"encoding": encoding})}
+    off = "exact = false\nminhash = false"
+    documents, rejected, _ = build(recipe(source, dedup=off, rules="min_unique_line_share = 0"))
+    assert rejected == []
+    assert sorted(row["text"] for row in documents) == sorted([texts[0]] * 2 + texts * 5)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "b.csv", "c.json", "d.jsonl"])
+def test_bytes_of_another_encoding_are_reported_as_such_with_the_key_to_set(name: str, data: Path, build) -> None:
+    made = {"a": WESTERN, "b": f"text\n'{WESTERN}'\n"}.get(name[0]) or json.dumps(
+        [{"text": WESTERN}], ensure_ascii=False
+    )
+    (data / name).write_bytes((made[1:-1] if name == "d.jsonl" else made).encode("cp1252"))
+    with pytest.raises(InputError) as caught:
+        build(recipe({"name": "s", "paths": [str(data)]}))
+    assert "not_utf8 1" in str(caught.value) and "probably cp1252" in str(caught.value)
+    assert "--set corpus.sources.s.encoding=cp1252" in str(caught.value)
+    assert "remove the source" not in str(caught.value)  # it is the only one
+
+
+def test_bytes_that_the_named_encoding_does_not_have_cost_the_record(data: Path, build) -> None:
+    (data / "a.jsonl").write_bytes(b'{"text": "a \x81 b"}\n' + json.dumps(RECORDS[0]).encode())
+    documents, rejected, _ = build(recipe({"name": "s", "paths": [str(data)], "encoding": "cp1252"}))
+    assert len(documents) == 1
+    assert [(row["reason"], row["detail"]) for row in rejected] == [("not_utf8", "not charmap: byte 0x81 at 12")]
+
+
+def test_an_encoding_that_there_is_not_is_refused_at_once() -> None:
+    for wrong in ("cp125", "rot13", ""):
+        with pytest.raises(InputError, match="is no encoding of text that Python knows"):
+            recipe({"name": "s", "paths": ["x"], "encoding": wrong})
+    with pytest.raises(InputError, match="files of format warc say or fix theirs"):
+        recipe({"name": "s", "paths": ["x"], "format": "warc", "encoding": "cp1252"})
+
+
+def test_text_within_nested_objects_is_named_and_read_by_a_dotted_key(data: Path, build) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [{"id": number, "data": {"lang": "en", "body": {"text": text}}} for number, text in enumerate(TEXTS)]
+    pq.write_table(pa.Table.from_pylist([*rows, {"id": 9, "data": None}]), data / "a.parquet")
+    (data / "b.json").write_text(json.dumps(rows))
+    (data / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"name": "s", "label_key": "data.lang"}
+    for name in ("a.parquet", "b.json", "c.jsonl"):
+        with pytest.raises(
+            InputError, match=r'set text_key = "data.body.text"; or --set corpus.sources.s.text_key=NAME'
+        ):
+            build(recipe({**source, "paths": [str(data / name)]}))
+    documents, rejected, _ = build(
+        recipe({**source, "paths": [str(data)], "text_key": "data.body.text"}, dedup="exact = false\nminhash = false")
+    )
+    assert sorted(row["text"] for row in documents) == sorted([text.strip() for text in TEXTS] * 3)
+    assert {row["label"] for row in documents} == {"en"}
+    assert [row["detail"] for row in rejected] == ["column 'data.body.text' is null"]
+
+
+HINTS = {
+    "rows.json": (json.dumps({"version": 1, "rows": RECORDS}), "jq -c '.rows[]' FILE > NEW.jsonl"),
+    "ids.jsonl": ('{"ids": [1, 2]}\n', "ids is a list of values: join them"),
+    "bare.csv": ('1,"A sentence, and another one that goes on and on and on and on and on.",0.5\n', "sed '1i column1,text,column3' FILE"),
+    "bare.tsv": ("en\tA sentence, and another one that goes on and on and on and on and on.\n", r"sed '1i column1\ttext' FILE"),
+    "names.tsv": ("lang\tline\nen\tA sentence that is long.\n", 'set text_key = "line"'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_where_the_text_is_not_the_hint_can_be_followed(name: str, data: Path, build) -> None:
+    (data / name).write_text(HINTS[name][0])
+    with pytest.raises(InputError) as caught:
+        build(recipe({"name": "s", "paths": [str(data)]}))
+    assert HINTS[name][1] in str(caught.value)
+
+
+def test_a_table_with_line_ends_of_old_macs_is_read(data: Path, build) -> None:
+    (data / "a.csv").write_bytes(as_csv(",").replace("\r\n", "\r").encode())
+    assert len(build(recipe({"name": "s", "paths": [str(data)]}))[0]) == 3

@@ -89,7 +89,7 @@ def check_text(record: Record, settings: Settings, tally: Tally) -> None:
     try:
         record.text.encode()
     except UnicodeEncodeError as error:
-        record.reject("not_utf8", f"half of a surrogate pair at character {error.start}")
+        record.reject("not_utf8", f"half of a surrogate pair, written as an escape, at character {error.start}")
 
 
 def normalise_text(record: Record, settings: Settings, tally: Tally) -> None:

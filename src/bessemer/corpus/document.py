@@ -20,7 +20,7 @@ REASONS = {
     "unreadable": "the file could not be opened or read",
     "wrong_format": "the file is not of its source's format",
     "no_text_key": "the record or file has no field or column corpus.sources.text_key",
-    "not_utf8": "the bytes are not UTF-8",
+    "not_utf8": "the bytes are not UTF-8; corpus.sources.encoding names what else they are",
     "bad_record": "the record is damaged or has no text",
     "binary": "a file of code that holds NUL bytes",
     "http_status": "a page of a crawl that the server did not answer with 200",
@@ -46,6 +46,27 @@ REASONS = {
 }
 """Every reason for which a document can be rejected, in the order in which they are looked for. A document
 has one."""
+
+ADVICE = {
+    "unreadable": "check that the files are there and may be read",
+    "wrong_format": "give files of text, or name their format (corpus.sources.{source}.format)",
+    "no_text_key": "name the field that holds the text: --set corpus.sources.{source}.text_key=NAME",
+    "not_utf8": "name their encoding: --set corpus.sources.{source}.encoding=cp1252 (or cp850, iso8859-2, koi8-r, ...)",
+    "bad_record": "mend the files: each record is an object with a string in corpus.sources.{source}.text_key",
+    "empty": "give files that hold text",
+    "too_short": "keep shorter ones: --set corpus.rules.min_characters=1",
+    "too_long": "keep longer ones: --set corpus.rules.max_characters=100_000_000; or cut the files into documents, e.g. "
+    "split -C 500k --additional-suffix=.txt FILE FOLDER/part-",
+    "long_lines": "keep long lines: --set corpus.rules.max_mean_line_length=1e9",
+    "not_text": "keep them: --set corpus.rules.min_alphanumeric_share=0",
+    "repetitive": "keep them: --set corpus.rules.min_unique_line_share=0",
+    **dict.fromkeys(("language_unsure", "language_other", "language_switches"), "see corpus.language"),
+    "contaminated": "see corpus.contamination",
+    "step_failed": "please report it",
+    "low_quality": "see corpus.quality",
+    **dict.fromkeys(("exact_duplicate", "near_duplicate", "only_repeats"), "see corpus.dedup"),
+}
+"""What to do where nothing is left of a source and most of it was lost for a reason; for others: see corpus.rules."""
 
 EXCERPT_CHARACTERS = 300
 """Characters of a rejected document that are kept for the report."""

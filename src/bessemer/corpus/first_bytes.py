@@ -1,8 +1,10 @@
-"""What a file is by its first bytes, whatever its name says: encodings with a byte order mark, and binary formats."""
+"""What a file is by its first bytes, whatever its name says: Unicode encodings, with or without a byte order mark, and
+binary formats."""
 
 from __future__ import annotations
 
 import codecs
+import unicodedata
 
 BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -28,20 +30,68 @@ BINARY_FORMATS = (
 )
 """How files of formats that are often met begin, and what to do with them."""
 
+SAMPLE_BYTES = 8000
+MAX_CONTROL_SHARE = 0.1
+"""Valid UTF-8 with fewer control characters than this is UTF-8; UTF-16 of Latin text has one NUL a character."""
+
+_CONTROL_BYTES = bytes(sorted({*range(32)} - {*b"\t\n\r\f"}))
+_NO_TEXT = ("Cc", "Cn", "Co", "Cs")  # categories: control, unassigned, private use, surrogate
+
 
 def foreign_format(head: bytes) -> str:
     """What a file is that holds no text, with what to do; "" for any other."""
     return next((f"the file is {what}" for magic, what in BINARY_FORMATS if head.startswith(magic)), "")
 
 
-def bom_of(raw: bytes) -> str:
-    """The encoding that a byte order mark at the beginning names; "" for none."""
-    return next((name for mark, name in BOMS if raw.startswith(mark)), "")
+def unicode_of(raw: bytes) -> tuple[str, int]:
+    """The Unicode encoding that the first bytes show and the length of the byte order mark; ("", 0): UTF-8 or none."""
+    mark, name = next((pair for pair in BOMS if raw.startswith(pair[0])), (b"", ""))
+    return name or _wide(raw[:SAMPLE_BYTES]), len(mark)
 
 
-def decode_text(raw: bytes) -> str:
-    """UTF-8, or what a byte order mark says. Raises UnicodeDecodeError."""
-    for mark, name in BOMS:
-        if raw.startswith(mark):
-            return raw[len(mark) :].decode(name)
-    return raw.decode()
+def _wide(sample: bytes) -> str:
+    """UTF-16 or UTF-32 without a byte order mark, where it is beyond doubt; "" for anything else."""
+    if 0 not in sample:
+        return ""
+    controls = len(sample) - len(sample.translate(None, _CONTROL_BYTES))
+    if controls <= MAX_CONTROL_SHARE * len(sample) and _decoded(sample, "utf-8"):
+        return ""
+    texts = {name: _decoded(sample, name) for name in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")}
+    # In the wrong byte order Latin letters, spaces and line ends become characters of other scripts.
+    num_ascii = {
+        name: sum(character < "\x80" for character in text)
+        for name, text in texts.items()
+        if not any(unicodedata.category(character) in _NO_TEXT and character not in "\t\n\r\f" for character in text)
+    }
+    best = max(num_ascii, key=lambda name: num_ascii[name], default="")
+    return best if best and num_ascii[best] else ""
+
+
+def _decoded(sample: bytes, encoding: str) -> str:
+    """The text of a beginning of a file, which may end within a character; "" where it is not of the encoding."""
+    try:
+        return codecs.getincrementaldecoder(encoding)().decode(sample)
+    except UnicodeDecodeError:
+        return ""
+
+
+def is_utf8(raw: bytes) -> bool:
+    """Whether a beginning of a file, which may end within a character, is UTF-8."""
+    return not raw or bool(_decoded(raw, "utf-8"))
+
+
+def decode_text(raw: bytes, encoding: str = "") -> str:
+    """Decode a whole file: what its first bytes show, else UTF-8, else `encoding`. Raises UnicodeDecodeError."""
+    name, mark = unicode_of(raw)
+    return raw[mark:].decode(name) if name else decode(raw, encoding)
+
+
+def decode(raw: bytes, encoding: str = "") -> str:
+    """Decode UTF-8, else `encoding` ("": none). Bytes of another encoding practically never form UTF-8, so a source may
+    hold both. Raises UnicodeDecodeError."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        if not encoding:
+            raise
+        return raw.decode(encoding)

@@ -351,5 +351,6 @@ def _check_left(funnels: dict[str, Funnel]) -> None:
         if not funnel.documents_kept:
             raise InputError(
                 f"corpus.sources.{name}: none of its {funnel.documents_in} documents is left after cleaning: "
-                f"{funnel.top_reasons() or 'the files are empty'}; see corpus.rules, or remove the source"
+                f"{funnel.top_reasons() or 'the files are empty'}; {funnel.advice()}"
+                + ("; or remove the source" if len(funnels) > 1 else "")
             )

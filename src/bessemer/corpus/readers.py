@@ -8,7 +8,7 @@ from typing import BinaryIO
 from bessemer.corpus import extract, mediawiki, record_files, storage, tables, warc, webpage
 from bessemer.corpus.document import Record
 from bessemer.corpus.endings import NEVER_COMPRESSED, TOPICS, compression_of
-from bessemer.corpus.first_bytes import bom_of, decode_text, foreign_format
+from bessemer.corpus.first_bytes import decode_text, foreign_format, unicode_of
 from bessemer.corpus.inflate import Damaged, inflate
 from bessemer.corpus.rules.findings import against
 from bessemer.corpus.tables import MAX_RECORD_BYTES, not_utf8
@@ -69,17 +69,18 @@ def _read_piece(unit: Unit, piece: Piece, rules: Rules, settings: Extract, acces
     if piece.damage:
         yield Record(f"{piece.start}!", piece.size, reason=piece.reason, detail=piece.damage)
         return
+    fields = tables.Fields(unit.text_key, unit.label_key, unit.encoding)
     if unit.format == "parquet" and not storage.is_remote(piece.path):
-        yield from tables.row_group(piece.path, piece.start, piece.size, unit.text_key, unit.label_key)
+        yield from tables.row_group(piece.path, piece.start, piece.size, fields)
         return
     with storage.open_file(piece.path, access) as file:
         compression = compression_of(piece.path)
         if unit.format == "parquet":
-            yield from tables.row_group(file, piece.start, piece.size, unit.text_key, unit.label_key)
+            yield from tables.row_group(file, piece.start, piece.size, fields)
         elif unit.format == "jsonl" and piece.layout != "lines":
-            yield from record_files.read(file, piece.layout, unit.text_key, unit.label_key)
+            yield from record_files.read(file, piece.layout, fields)
         elif unit.format == "jsonl":
-            yield from tables.jsonl(file, piece.start, piece.end, piece.offset, unit.text_key, unit.label_key)
+            yield from tables.jsonl(file, piece.start, piece.end, piece.offset, fields)
         elif unit.format == "warc":
             yield from _until_damage(
                 warc.read(file, piece.start, piece.end, compression, settings, piece.prefix), piece
@@ -120,16 +121,18 @@ def _whole(file: BinaryIO, unit: Unit, piece: Piece, rules: Rules, settings: Ext
     elif unit.format == "html":
         share = settings.max_undecodable_share
         yield _text(
-            raw, lambda page: webpage.decode_html(page, None, share), lambda html: webpage.page_text(html, settings)
+            raw,
+            lambda page: webpage.decode_html(page, unit.encoding or None, share),
+            lambda html: webpage.page_text(html, settings),
         )
     elif unit.format == "descriptions" and piece.name.endswith(TOPICS):
         yield from _topics(raw)
     elif unit.format == "descriptions" and piece.name.endswith("METADATA"):
         yield _text(raw, decode_text, extract.description)
-    elif unit.format == "code" and not bom_of(raw) and (nul := raw.find(0, 0, BINARY_BYTES)) >= 0:
+    elif unit.format == "code" and not unicode_of(raw)[0] and (nul := raw.find(0, 0, BINARY_BYTES)) >= 0:
         yield Record("", len(raw), reason="binary", detail=f"a NUL at byte {nul}")
     else:
-        yield _text(raw, decode_text, str)
+        yield _text(raw, lambda file: decode_text(file, unit.encoding), str)
 
 
 def _up_to(limit: int, blocks: Iterator[bytes]) -> bytes:

@@ -3,8 +3,10 @@ its beginning tells; its records are read one by one, in the memory of one."""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -12,8 +14,8 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from bessemer.corpus.document import Record
-from bessemer.corpus.first_bytes import bom_of, foreign_format
-from bessemer.corpus.tables import MAX_RECORD_BYTES, no_text, record_of
+from bessemer.corpus.first_bytes import foreign_format, is_utf8, unicode_of
+from bessemer.corpus.tables import MAX_RECORD_BYTES, Fields, field_in, no_text, not_utf8, record_of
 
 HEAD_BYTES = 64 << 10
 """The beginning of a file that is looked at."""
@@ -22,9 +24,12 @@ SAMPLED = 50
 """Records of it that are looked at."""
 
 READ_CHARACTERS = 1 << 20
-DELIMITERS = ",\t;|"
+DELIMITERS = "\t,;|"  # a tie goes to the first: commas stand in names too
 TABLE_ENDINGS = (".csv", ".tsv")
+MAX_NAME_CHARACTERS = 60
+"""A longer name of a column is taken for data, in a file that has no header."""
 
+_NUMBER = re.compile(r"[-+]?[\d.,:%e/-]{1,40}", re.IGNORECASE)
 _SKIPPED = re.compile(r"[\s,]*")
 _NEXT_OBJECT = re.compile(r"\n\{")
 
@@ -42,37 +47,38 @@ class Look:
     """Which fields there are, when none of the records at the beginning has the one that should hold the text."""
 
 
-def look(head: bytes, is_whole: bool, name: str, text_key: str) -> Look:
-    """Judge a file by its beginning; `name` is that of the uncompressed file, `is_whole` whether `head` is all of it."""
+def look(head: bytes, is_whole: bool, name: str, text_key: str, encoding: str = "") -> Look:
+    """Judge a file by its beginning; `name` is that of the uncompressed file, `is_whole` whether `head` is all of it,
+    `encoding` what the source is in where it is not UTF-8."""
     if not head.strip():
         return Look("")
     if foreign := foreign_format(head):
         return Look("", "wrong_format", foreign)
-    encoding = _encoding(head)
-    text = head.decode(encoding, "replace")
+    wide = unicode_of(head)[0] not in ("", "utf-8")
+    text = head.decode(_encoding(head, encoding), "replace").replace("\r\n", "\n").replace("\r", "\n")
     start = text.lstrip()
     if (nul := text.find("\0")) >= 0:
         return Look("", "wrong_format", f"binary data, not JSON: a NUL at character {nul}")
     lines = [line for line in (text.split("\n") if is_whole else text.split("\n")[:-1] or [text]) if line.strip()]
     if start[:1] in "{[" and not name.lower().endswith(TABLE_ENDINGS):
-        values = start[0] == "[" or not encoding.startswith("utf-8") or _is_pretty(start)
+        values = start[0] == "[" or wide or _is_pretty(start)
         return Look("values" if values else "lines", missing=_missing(start, lines, values, text_key))
     if any(line.lstrip().startswith("{") for line in lines[:SAMPLED]):
         return Look("lines")
-    columns = _columns(lines, name)
+    columns, first = _columns(lines, name)
     if text_key in columns:
         return Look("csv")
     if columns:
-        fields = dict.fromkeys(columns, "")
-        return Look("", "no_text_key", f"a table with {no_text('column', text_key, fields)}")
+        return Look("", "no_text_key", _no_column(columns, first, text_key, _delimiter(lines[0])))
     return Look("", "wrong_format", f"not JSON: it begins with {start[:40]!r}")
 
 
-def _encoding(head: bytes) -> str:
-    if bom := bom_of(head):
-        return "utf-8-sig" if bom == "utf-8" else bom.rpartition("-")[0]  # the decoder takes the mark away
-    guess = json.detect_encoding(head[:4]) if len(head) >= 4 else "utf-8"
-    return guess if head[:4].decode(guess, "replace").lstrip()[:1] in ("{", "[") else "utf-8"
+def _encoding(head: bytes, other: str = "") -> str:
+    """The encoding of a file by its beginning; `other` where that is not UTF-8. The decoder takes a byte order mark away."""
+    name, mark = unicode_of(head)
+    if name and name != "utf-8":
+        return name.rpartition("-")[0] if mark else name
+    return other if other and not is_utf8(head) else "utf-8-sig"
 
 
 def _is_pretty(start: str) -> bool:
@@ -105,51 +111,94 @@ def _missing(start: str, lines: list[str], values: bool, text_key: str) -> str:
             except (ValueError, RecursionError):
                 continue
     records = [value for value in found if isinstance(value, dict)]
-    if not records or any(text_key in record for record in records):
+    if not records or any(field_in(record, text_key)[0] is not None for record in records):
         return ""
     return no_text("field", text_key, records[0])
 
 
-def _columns(lines: list[str], name: str) -> list[str]:
-    """The header of a table; none when the lines are no table."""
+def _columns(lines: list[str], name: str) -> tuple[list[str], list[str]]:
+    """The header of a table and its first row; none when the lines are no table."""
     if not lines:
-        return []
+        return [], []
     delimiter = _delimiter(lines[0])
     named = name.lower().endswith(TABLE_ENDINGS)
     if not named and (len(lines) < 2 or not lines[0].count(delimiter) == lines[1].count(delimiter) > 0):
-        return []
-    return [column.strip() for column in next(csv.reader([lines[0]], delimiter=delimiter), [])]
+        return [], []
+    rows = csv.reader(lines, delimiter=delimiter)
+    try:
+        return [column.strip() for column in next(rows, [])], next(rows, [])
+    except csv.Error:
+        return [], []
+
+
+def _no_column(columns: list[str], first: list[str], text_key: str, delimiter: str) -> str:
+    """That a table has no column of the text, and what to do: name another, or give it a header."""
+    if all(column and len(column) <= MAX_NAME_CHARACTERS and not _NUMBER.fullmatch(column) for column in columns):
+        row = dict(itertools.zip_longest(columns, first[: len(columns)], fillvalue=""))
+        return f"a table with {no_text('column', text_key, row)}"
+    longest = max(range(len(columns)), key=lambda place: len(columns[place]))
+    header = delimiter.replace("\t", "\\t").join(
+        text_key if place == longest else f"column{place + 1}" for place in range(len(columns))
+    )
+    return (
+        f"a table without a header: its first line looks like data ({columns[longest][:40]!r}...); put the names of its "
+        f"columns there, e.g. sed '1i {header}' FILE > NEW"
+    )
 
 
 def _delimiter(header: str) -> str:
     return max(DELIMITERS, key=header.count)
 
 
-def read(file: BinaryIO, layout: str, text_key: str, label_key: str = "") -> Iterator[Record]:
+def read(file: BinaryIO, layout: str, fields: Fields) -> Iterator[Record]:
     """The records of a whole file; their keys are their numbers in brackets, from 1. OSError when it cannot be read."""
-    head = file.read(HEAD_BYTES)
+    encoding = _encoding(file.read(HEAD_BYTES))
+    if fields.encoding and encoding.startswith("utf-8") and not _is_utf8(file):
+        encoding = fields.encoding
     file.seek(0)
-    encoding = _encoding(head)
-    # A byte that cannot be decoded becomes half of a surrogate pair, which costs the record it is in (clean.check_text).
+    # A byte that cannot be decoded becomes half of a surrogate pair, which costs the record it is in.
     text = io.TextIOWrapper(
-        file, encoding, "surrogateescape" if encoding.startswith("utf-8") else "replace", newline=""
+        file, encoding, "replace" if encoding.startswith(("utf-16", "utf-32")) else "surrogateescape", newline=""
     )
     try:
         if layout == "csv":
-            yield from _csv(text, text_key, label_key)
+            yield from _csv(text, fields)
             return
         for number, raw, value, problem in _values(text):
             key = f"[{number}]"
-            size = len(raw.encode("utf-8", "surrogateescape"))
             if problem:
+                size = len(raw.encode("utf-8", "surrogateescape"))
                 yield Record(key, size, raw[:4000], "bad_record", problem[:300])
             else:
-                yield record_of(value, key, size, raw, {"item": number}, text_key, label_key)
+                yield _checked(value, key, raw, number, fields)
     finally:
         text.detach()
 
 
-def _csv(text: io.TextIOBase, text_key: str, label_key: str) -> Iterator[Record]:
+def _is_utf8(file: BinaryIO) -> bool:
+    """Whether all of a file is UTF-8."""
+    file.seek(0)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        while block := file.read(READ_CHARACTERS):
+            decoder.decode(block)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _checked(value: object, key: str, raw: str, number: int, fields: Fields) -> Record:
+    """A value as a record, unless its source text `raw` holds bytes that could not be decoded."""
+    data = raw.encode("utf-8", "surrogateescape")
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return not_utf8(key, data, error)
+    return record_of(value, key, len(data), raw, {"item": number}, fields)
+
+
+def _csv(text: io.TextIOBase, fields: Fields) -> Iterator[Record]:
     csv.field_size_limit(MAX_RECORD_BYTES)
     delimiter = _delimiter(text.readline())
     text.seek(0)
@@ -159,9 +208,8 @@ def _csv(text: io.TextIOBase, text_key: str, label_key: str) -> Iterator[Record]
         header = [column.strip() for column in next(rows)]
         for number, row in enumerate(rows, start=1):
             if row:
-                size = sum(len(cell.encode("utf-8", "surrogateescape")) + 1 for cell in row)
                 value = dict(zip(header, row, strict=False))
-                yield record_of(value, f"[{number}]", size, delimiter.join(row), {"item": number}, text_key, label_key)
+                yield _checked(value, f"[{number}]", delimiter.join(row) + "\n", number, fields)
     except csv.Error as error:
         yield Record(f"[{number + 1}]", 0, reason="bad_record", detail=f"not CSV from here on: {error}")
 

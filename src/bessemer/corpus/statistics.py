@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from bessemer.corpus.document import REASONS
+from bessemer.corpus.document import ADVICE, REASONS
 from bessemer.corpus.endings import ending
 from bessemer.errors import BessemerError
 
@@ -113,6 +113,11 @@ class Funnel:
                 f"{reason} {entry.documents} ({where(example)}{': ' * bool(example['detail'])}{example['detail']})"
             )
         return ", ".join(shown)
+
+    def advice(self) -> str:
+        """What to do about the commonest reason."""
+        reason = min(self.rejected, key=lambda name: (-self.rejected[name].documents, name), default="empty")
+        return ADVICE.get(reason, "see corpus.rules").format(source=self.source)
 
     def to_json(self) -> dict[str, Any]:
         """For statistics.json; reasons in the order of REASONS."""

@@ -4,30 +4,56 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from bessemer.corpus.document import Record
-from bessemer.corpus.first_bytes import foreign_format
+from bessemer.corpus.first_bytes import decode, foreign_format
+from bessemer.corpus.webpage import detected
 
 MAX_RECORD_BYTES = 64 << 20
 """A longer record is rejected unread: no model reads one that long, and it must fit in memory."""
+
+GUESSED_BYTES = 1 << 16
+"""The beginning of a file that its encoding is guessed from."""
 
 MAX_FIELD_CHARACTERS = 200
 MAX_FIELDS = 16
 """Other fields of a JSONL record that go into `metadata`: so many, each no longer than this."""
 
 
-TEXT_KEYS = ("text", "content", "body", "raw_content", "document", "article", "passage", "story", "abstract", "message")
+TEXT_KEYS = (
+    "text", "content", "body", "raw_content", "document", "article", "passage", "story", "abstract", "message", "sentence",
+)  # fmt: skip
 """Names under which data sets often keep their text, the likeliest first."""
+
+MAX_DEPTH = 4
+"""Of nested objects whose fields are named in messages."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Where a source's records have what is read; see recipe.corpus.Source."""
+
+    text_key: str
+    label_key: str = ""
+    """"" for none."""
+    encoding: str = ""
+    """Of what is not UTF-8; "" for none."""
 
 
 def not_utf8(key: str, raw: bytes, error: UnicodeDecodeError) -> Record:
+    """A record whose bytes could not be decoded, with the encoding that they look like."""
     detail = f"byte 0x{raw[error.start]:02x} at {error.start}"
+    if error.encoding != "utf-8":
+        detail = f"not {error.encoding}: {detail}"
+    elif (likely := detected(raw[:GUESSED_BYTES])) not in (None, "utf-8"):
+        detail += f"; probably {likely}"
     return Record(key, len(raw), raw[:4000].decode("utf-8", "replace"), reason="not_utf8", detail=detail)
 
 
-def jsonl(file: BinaryIO, start: int, end: int, offset: int, text_key: str, label_key: str = "") -> Iterator[Record]:
+def jsonl(file: BinaryIO, start: int, end: int, offset: int, fields: Fields) -> Iterator[Record]:
     """Lines that begin in [start, end), decoded one by one, so that a bad byte costs one line; `offset` is added
     to the byte offsets that are their keys. OSError when the file cannot be read."""
     position = start
@@ -46,7 +72,7 @@ def jsonl(file: BinaryIO, start: int, end: int, offset: int, text_key: str, labe
             detail = f"a line of {len(line) + skipped} bytes"
             yield Record(key, len(line) + skipped, reason="bad_record", detail=detail)
         elif line.strip():
-            yield _json_line(line, key, text_key, label_key)
+            yield _json_line(line, key, fields)
 
 
 def _skip_line(file: BinaryIO) -> int:
@@ -59,44 +85,77 @@ def _skip_line(file: BinaryIO) -> int:
     return skipped
 
 
-def _json_line(line: bytes, key: str, text_key: str, label_key: str) -> Record:
+def _json_line(line: bytes, key: str, fields: Fields) -> Record:
     try:
-        shown = line.decode("utf-8-sig" if key == "0" else "utf-8")
+        shown = decode(line, fields.encoding)
+        shown = shown.removeprefix("\ufeff") if key == "0" else shown
     except UnicodeDecodeError as error:
         return not_utf8(key, line, error)
     try:
         value = json.loads(shown)
     except (ValueError, RecursionError) as error:  # RecursionError: JSON nested thousands deep
         return Record(key, len(line), shown[:4000], "bad_record", f"not JSON: {error}"[:300])
-    return record_of(value, key, len(line), shown, {"byte": int(key)}, text_key, label_key)
+    return record_of(value, key, len(line), shown, {"byte": int(key)}, fields)
 
 
-def record_of(
-    value: object, key: str, size: int, shown: str, place: dict[str, object], text_key: str, label_key: str
-) -> Record:
-    """A JSON value as a record: the text under `text_key`, the small fields as metadata beside `place`; or with the
-    reason why it is none. `size` is in bytes, `shown` its source text."""
+def record_of(value: object, key: str, size: int, shown: str, place: dict[str, object], fields: Fields) -> Record:
+    """A JSON value as a record: the text, the small fields as metadata beside `place`; or with the reason why it is none.
+    `size` is in bytes, `shown` its source text."""
     if not isinstance(value, dict):
         return Record(key, size, shown[:4000], "bad_record", f"not an object but {type(value).__name__}")
-    if text_key not in value:
+    text_key, label_key = fields.text_key, fields.label_key
+    holder, name = field_in(value, text_key)
+    if holder is None:
         return Record(key, size, shown[:4000], "no_text_key", no_text("field", text_key, value))
-    text = value.pop(text_key)
+    text = holder.pop(name)
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
         return Record(key, size, shown[:4000], "bad_record", f"field {text_key!r} is {kind}, not a string"[:300])
     record = Record(key, size, text, metadata={**place, **_small(value, place)})
     if label_key:
-        _set_label(record, f"field {label_key!r}", value.get(label_key))
+        labelled, name = field_in(value, label_key)
+        _set_label(record, f"field {label_key!r}", labelled[name] if labelled else None)
     return record
 
 
+def field_in(value: dict[str, Any], key: str) -> tuple[dict[str, Any] | None, str]:
+    """The object that holds a field, and the field's name there: a dot in `key` leads into an object, unless a field bears
+    the whole name. None where there is no such field."""
+    if key in value:
+        return value, key
+    first, dot, rest = key.partition(".")
+    inner = value.get(first)
+    return field_in(inner, rest) if dot and isinstance(inner, dict) else (None, key)
+
+
+def _named(fields: Mapping[str, object], depth: int = MAX_DEPTH) -> dict[str, object]:
+    """Fields by the names under which a recipe can ask for them, those of nested objects in the place of the objects."""
+    found: dict[str, object] = {}
+    for name, value in fields.items():
+        if depth > 1 and isinstance(value, dict) and value:
+            found |= {f"{name}.{inner}": below for inner, below in _named(value, depth - 1).items()}
+        else:
+            found[name] = value
+    return found
+
+
 def no_text(kind: str, text_key: str, fields: Mapping[str, object]) -> str:
-    """That a field or column (`kind`) is missing, which there are (names and values), and which to name instead."""
+    """That a field or column (`kind`) is missing, which there are (names and values), and what to do."""
+    fields = _named(fields)
     names = ", ".join(list(fields)[:20]) or "none"
-    texts = [name for name, value in fields.items() if isinstance(value, str)]
-    likely = next((name for name in TEXT_KEYS if name in texts), None)
-    likely = likely or max(texts, key=lambda name: len(str(fields[name])), default=None)
-    fix = f'; set text_key = "{likely}"' if likely else ""
+    texts = {name: value for name, value in fields.items() if isinstance(value, str)}
+    known = {name.rpartition(".")[2].lower(): name for name in reversed(texts)}
+    likely = next((known[name] for name in TEXT_KEYS if name in known), None)
+    likely = likely or max(texts, key=lambda name: len(texts[name]), default=None)
+    lists = [name for name, value in fields.items() if isinstance(value, list) and value]
+    if likely and (texts[likely] or not lists):
+        fix = f'; set text_key = "{likely}"'
+    elif lists:
+        rows = all(isinstance(item, dict) for item in fields[lists[0]])  # type: ignore[attr-defined]
+        fix = f"; {lists[0]} is a list of {'records: write these' if rows else 'values: join them'} as JSON lines"
+        fix += f", e.g. jq -c '.{lists[0]}[]' FILE > NEW.jsonl" if rows else ""
+    else:
+        fix = f"; none of them is text: no {kind} of this file can be trained on"
     return f"no {kind} {text_key!r}; there are: {names}"[: 280 - len(fix)] + fix
 
 
@@ -150,19 +209,39 @@ def parquet_layout(place: Any, head: bytes, text_key: str, label_key: str) -> tu
     except pa.ArrowException as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         return [], "unreadable", f"a damaged Parquet file: {first}"[:300]
-    strings = {field.name: "" for field in schema if _is_text(field.type)}
-    if text_key not in schema.names:
-        fields = {name: strings.get(name) for name in schema.names}
+    types = {field.name: field.type for field in (*_leaves(schema), *schema)}
+    strings = {name: "" for name, kind in types.items() if _is_text(kind)}
+    if text_key not in types:
+        fields = {field.name: strings.get(field.name) for field in _leaves(schema)}
         sizes = {name: _column_bytes(groups, name) for name in strings}
         largest = max(sizes, key=lambda name: sizes[name], default="")
         return [], "no_text_key", no_text("column", text_key, {**fields, **({largest: "*"} if largest else {})})
     if text_key not in strings:
         fix = f"set text_key to a column of strings ({', '.join(strings) or 'there is none'})"
-        return [], "no_text_key", f"column {text_key!r} holds {schema.field(text_key).type}, not text; {fix}"[:300]
-    if label_key and label_key not in schema.names:
-        names = ", ".join(schema.names)
+        return [], "no_text_key", f"column {text_key!r} holds {types[text_key]}, not text; {fix}"[:300]
+    if label_key and label_key not in types:
+        names = ", ".join(field.name for field in _leaves(schema))
         return [], "no_text_key", f"no column {label_key!r}; there are: {names}; set label_key to one of them"[:300]
     return [group.total_byte_size for group in groups], "", ""
+
+
+def _leaves(fields: Iterable[Any]) -> Iterator[Any]:
+    """Columns, those within structs by their dotted names."""
+    import pyarrow as pa
+
+    for field in fields:
+        if pa.types.is_struct(field.type):
+            yield from _leaves(field.flatten())
+        else:
+            yield field
+
+
+def _column(table: Any, key: str) -> Any:
+    """A column of a table, which may lie within structs."""
+    import pyarrow.compute as pc
+
+    first, _, rest = key.partition(".")
+    return table[key] if key in table.column_names else pc.struct_field(table[first], rest.split("."))
 
 
 def _is_text(kind: Any) -> bool:
@@ -178,16 +257,17 @@ def _column_bytes(groups: list[Any], name: str) -> int:
     return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == name)
 
 
-def row_group(place: Any, number: int, size: int, text_key: str, label_key: str = "") -> Iterator[Record]:
+def row_group(place: Any, number: int, size: int, fields: Fields) -> Iterator[Record]:
     """The rows of one row group of a Parquet file (a path or a seekable stream); `size` is what it takes, for the
     count when all of it is damaged. OSError when the file cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    text_key, label_key = fields.text_key, fields.label_key
     try:
         with pq.ParquetFile(place) as parquet:
             table = parquet.read_row_group(number, columns=[text_key, *([label_key] if label_key else [])])
-        column, labels = table.column(text_key), _values(table.column(label_key)) if label_key else []
+        column, labels = _column(table, text_key), _values(_column(table, label_key)) if label_key else []
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         # As bytes: a string column with one bad byte would otherwise fail as a whole.
@@ -203,7 +283,8 @@ def row_group(place: Any, number: int, size: int, text_key: str, label_key: str 
             yield Record(key, len(raw), reason="bad_record", detail=f"a text of {len(raw)} bytes")
         else:
             try:
-                record = Record(key, len(raw), raw.decode(), metadata={"row_group": number, "row": row})
+                text = decode(raw, fields.encoding)
+                record = Record(key, len(raw), text, metadata={"row_group": number, "row": row})
             except UnicodeDecodeError as error:
                 record = not_utf8(key, raw, error)
             else:

@@ -83,6 +83,8 @@ class Unit:
     label_key: str = ""
     """Field or column that holds each document's class; "" for none."""
     anonymous: bool = False
+    encoding: str = ""
+    """Of what is not UTF-8; "" for none."""
     endpoint: str = ""
     """How an object store is reached; see storage.Access."""
 
@@ -152,6 +154,7 @@ def _plan(
             source.label or "",
             source.label_key or "",
             source.anonymous,
+            source.encoding or "",
             source.endpoint or "",
         )
         for number, bundle in enumerate(bundles, start=first)
@@ -191,7 +194,7 @@ class Looks:
 
     def at(self, file: File, head: bytes, is_whole: bool) -> Look:
         """Look at one file's beginning."""
-        seen = look(head, is_whole, without_compression(file.name), self.source.text_key)
+        seen = look(head, is_whole, without_compression(file.name), self.source.text_key, self.source.encoding or "")
         if seen.missing:
             self.missing.append(f"{file.name}: {seen.missing}")
         elif seen.layout:
@@ -207,11 +210,16 @@ def _require_readable(source: Source, looks: Looks, units: list[Unit]) -> None:
         first = {piece.reason: piece for piece in reversed(pieces)}
         told = "; ".join(f"{piece.name}: {piece.damage}" for piece in sorted(first.values(), key=lambda one: one.name))
         what = f"none of its {len(pieces)} files can be read" if len(pieces) > 1 else "its file cannot be read"
-        raise InputError(f"corpus.sources.{source.name}: {what}: {told}")
+        raise InputError(f"corpus.sources.{source.name}: {what}: {told}{_by_set(source, told)}")
     others = any(not _is_refused(piece) for unit in units if unit.format != "jsonl" for piece in unit.pieces)
     if looks.missing and not looks.known and not others:
         more = f" (and {len(looks.missing) - 1} more files)" if len(looks.missing) > 1 else ""
-        raise InputError(f"corpus.sources.{source.name}: {looks.missing[0]}{more}")
+        raise InputError(f"corpus.sources.{source.name}: {looks.missing[0]}{more}{_by_set(source, looks.missing[0])}")
+
+
+def _by_set(source: Source, told: str) -> str:
+    """How to follow a hint on the command line: there may be no recipe file."""
+    return f"; or --set corpus.sources.{source.name}.text_key=NAME" if "set text_key" in told else ""
 
 
 def _is_refused(piece: Piece) -> bool:

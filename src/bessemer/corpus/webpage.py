@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from bessemer.corpus import nesting
+from bessemer.corpus.first_bytes import unicode_of
 from bessemer.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ time."""
 _SUPERSETS = {"iso8859-1": "cp1252", "iso8859-9": "cp1254", "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932",
               "euc_kr": "cp949", "iso8859-11": "cp874"}  # fmt: skip
 """What browsers take instead (WHATWG Encoding Standard, section 4.2)."""
-_BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _LEADS = bytes(range(0xC2, 0xF5))
 """Bytes with which a character of more than one byte begins in UTF-8."""
 _FRAMES = frozenset({"nav", "header", "footer", "aside"})
@@ -60,9 +60,9 @@ def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: fl
     headers often name a server's default. Up to `max_undecodable` of the characters may be lost. Raises
     UnicodeDecodeError.
     """
-    for mark, name in _BOMS:
-        if raw.startswith(mark):
-            return raw[len(mark) :].decode(name, "replace")
+    name, mark = unicode_of(raw)
+    if name:
+        return raw[mark:].decode(name, "replace")
     found = _CHARSET.search(raw[:META_BYTES])
     named = [http_charset, found[1].decode("ascii") if found else None]
     declared = list(dict.fromkeys(name for name in map(_codec, named) if name))
@@ -84,7 +84,7 @@ def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: fl
         lost = text.count("\ufffd")
         if lost <= max_undecodable * len(text) and (meant or 4 * lost < len(raw) - len(raw.translate(None, _LEADS))):
             return text
-    for guess in (*declared[:0:-1], _detected(raw)):
+    for guess in (*declared[:0:-1], detected(raw)):
         if guess:
             text = raw.decode(guess, "replace")
             if text.count("\ufffd") <= max_undecodable * len(text):
@@ -102,7 +102,8 @@ def _codec(name: str | None) -> str | None:
     return _SUPERSETS.get(known, known) if _WEB_CHARSETS.fullmatch(known) else None
 
 
-def _detected(raw: bytes) -> str | None:
+def detected(raw: bytes) -> str | None:
+    """The encoding that bytes look like (uchardet, by resiliparse); None for no idea."""
     from resiliparse.parse.encoding import detect_encoding
 
     return _codec(detect_encoding(raw, from_html_meta=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bessemer.recipe.contamination import Contamination
 from bessemer.recipe.dedup import Dedup
@@ -57,7 +57,15 @@ class Source(Section):
         description="Address of the object store for s3:// and gs:// URLs when it is not Amazon's or Google's, e.g. "
         "http://127.0.0.1:9000.",
     )
-    text_key: str = Field("text", description="Field or column that holds the text (jsonl, parquet).")
+    text_key: str = Field(
+        "text",
+        description="Field or column that holds the text (jsonl, parquet); dots lead into nested ones, e.g. 'data.text'.",
+    )
+    encoding: str | None = Field(
+        None,
+        description="Encoding of what is not UTF-8, by Python's names: cp1252, cp850, koi8-r, shift_jis, ... What is UTF-8, and "
+        "UTF-16 that shows itself as such, is read as that all the same.",
+    )
     label: str | None = Field(
         None, min_length=1, max_length=200, description="The class of every document of this source, for a classifier."
     )
@@ -79,6 +87,25 @@ class Source(Section):
         description="Read about this many bytes and no more; which files are read is decided by the hash of "
         "their paths, so the same ones are chosen each time.",
     )
+
+    @field_validator("encoding")
+    @classmethod
+    def _is_encoding(cls, name: str | None) -> str | None:
+        try:
+            if name is not None:
+                bytes(4).decode(name)
+        except (LookupError, ValueError):
+            raise ValueError(
+                f"{name!r} is no encoding of text that Python knows; common ones: cp1252 (Western Europe, Windows), cp850 (DOS), "
+                "iso8859-2, koi8-r, cp1251, shift_jis, gb18030, utf-16-le"
+            ) from None
+        return name
+
+    @model_validator(mode="after")
+    def _encoding_of_text(self) -> Self:
+        if self.encoding is not None and self.format in ("warc", "mediawiki", "descriptions"):
+            raise ValueError(f"encoding: files of format {self.format} say or fix theirs; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _one_label(self) -> Self:
