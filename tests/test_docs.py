@@ -76,6 +76,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert old in labelled
         labelled = labelled.replace(old, new)
     (folder / "labels.toml").write_text(labelled)
+    tuned = (
+        (folder / "own.toml").read_text().replace('name = "small"', 'name = "tuned"').replace("vocabulary = 400\n", "")
+    )
+    begin, end = tuned.index("[model]"), tuned.index("[train]\n")
+    (folder / "tuned.toml").write_text(f'{tuned[:begin]}[model]\nfrom = "hf:runs/small/export"\n\n{tuned[end:]}')
     return folder
 
 

@@ -38,7 +38,8 @@ for text in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """someone/small, a Qwen2 with what else a repository holds, and someone/pickled, which has only a pickle."""
+    """someone/small, a Qwen2 with what else a repository holds, and someone/pickled, which has only a pickle, and a tokenizer
+    alone."""
     folder = tmp_path_factory.mktemp("hub")
     tokenizer = Tokenizer.train([Path(__file__).read_text()], 300, "<|endoftext|>")
     (folder / "tokenizer.json").write_text(tokenizer.to_json())
@@ -56,6 +57,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         (folder / "someone" / "small" / name).parent.mkdir(exist_ok=True)
         (folder / "someone" / "small" / name).write_text("not to be downloaded")
+    (folder / "someone" / "tokenizer").mkdir()
+    (folder / "someone" / "tokenizer" / "tokenizer.json").write_text(tokenizer.to_json())
     (folder / "someone" / "pickled" / "config.json").write_text("{}")
     (folder / "someone" / "pickled" / "pytorch_model.bin").write_text("x")
     return folder
@@ -148,8 +151,13 @@ def test_training_pins_the_commit(hub: Hub, tmp_path: Path) -> None:
     code = (
         "from bessemer.recipe import parse; from bessemer.plan import dial\n"
         'text = \'[run]\\nname="x"\\n[tokens]\\nsequence_length=24\\n[model]\\nfrom="hf:someone/small"\\n\'\n'
-        "resolved = dial.resolve(parse(text, 'x'), 300); print(resolved.model.from_, resolved.model.family)"
+        "from bessemer.tokens.pretrained import followed\n"
+        "resolved = dial.resolve(followed(parse(text, 'x')), 300)\n"
+        "print(resolved.model.from_, resolved.model.family, resolved.tokenizer.path)\n"
+        'one = \'[run]\\nname="x"\\n[tokenizer]\\npath="hf:someone/%s"\\n\'\n'
+        "print(*(followed(parse(one % name, 'x')).tokenizer.path for name in ('small@v1', 'tokenizer')))"
     )
     command, here = [sys.executable, "-c", code], environment(hub, tmp_path)
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=here, timeout=120)
-    assert done.stdout.split() == [f"hf:someone/small@{COMMIT}", "qwen2"], done.stderr
+    pinned = f"hf:someone/small@{COMMIT}"
+    assert done.stdout.split() == [pinned, "qwen2", pinned, pinned, f"hf:someone/tokenizer@{COMMIT}"], done.stderr

@@ -128,8 +128,8 @@ def test_encoders_are_imported(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: not there; write it once with transformers"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json: cannot be read"),
+        (lambda folder: [(folder / name).unlink() for name in ("tokenizer.json", "vocab.txt")], r"has no tokenizer \(tokenizer.json"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json: not a tokenizer.json"),
         (lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "index.json"),
         (lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}'), "index.json"),
         (lambda folder: sorted(folder.glob("model-*"))[0].unlink(), "cannot be read"),

@@ -324,13 +324,14 @@ def _session(given: argparse.Namespace) -> Session:
     from bessemer.recipe import is_text, load
     from bessemer.run import RunFolder
     from bessemer.stages import Session
+    from bessemer.tokens.pretrained import followed
 
     if Path(given.recipe).is_dir() and not is_text(Path(given.recipe)):
         given.run = given.recipe
         session = _existing(given)
         session.accept_changes = getattr(given, "accept_changes", False)
         return session
-    recipe = load(given.recipe, given.overrides)
+    recipe = followed(load(given.recipe, given.overrides))
     folder = RunFolder(recipe.run.folder)
     recipe = derived.filled(recipe, folder) if folder.derived.exists() else recipe
     if recipe.parallel.auto:

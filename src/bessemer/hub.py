@@ -45,8 +45,9 @@ def is_name(text: str) -> bool:
 
 
 @cache
-def fetched(text: str, weights: bool = True) -> HubModel:
-    """The files of the model that ORG/NAME or ORG/NAME@REVISION names. weights: those too; else settings and tokenizer only.
+def fetched(text: str, weights: bool | None = True) -> HubModel:
+    """The files of the model that ORG/NAME or ORG/NAME@REVISION names. weights: those too; False: settings and tokenizer only;
+    None: the same, and the model need not have any that can be read.
 
     Raises InputError, with what to do, when the hub has no such model, refuses it, or cannot be asked.
     """
@@ -61,7 +62,8 @@ def fetched(text: str, weights: bool = True) -> HubModel:
     try:
         try:
             about = HfApi().model_info(name, revision=revision or None, timeout=SECONDS)
-            _require_safetensors(text, [file.rfilename for file in about.siblings or []])
+            if weights is not None:
+                _require_safetensors(text, [file.rfilename for file in about.siblings or []])
         except (InputError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError):
             raise
         except Exception:  # no network, a proxy, a server that is down: what was downloaded before may do
@@ -106,12 +108,7 @@ def _require_safetensors(text: str, files: list[str]) -> None:
     )
 
 
-def local_folder(source: str, weights: bool = True) -> Path:
+def local_folder(source: str, weights: bool | None = True) -> Path:
     """The folder that `hf:FOLDER` or `hf:ORG/NAME` means; a name of the hub is downloaded."""
     text = source.removeprefix("hf:")
     return fetched(text, weights).folder if is_name(text) else Path(text)
-
-
-def tokenizer_file(path: str) -> Path:
-    """The tokenizer.json that a path, `hf:FOLDER` or `hf:ORG/NAME` means."""
-    return local_folder(path, weights=False) / "tokenizer.json" if path.startswith("hf:") else Path(path)

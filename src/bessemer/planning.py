@@ -163,13 +163,14 @@ def _everything_asked(given: argparse.Namespace, asked: dict[str, str]) -> Asked
     """A recipe with the flags' changes, or what the flags say alone."""
     from bessemer.plan import ask
     from bessemer.recipe import load
+    from bessemer.tokens.pretrained import followed
 
     budget = {name: getattr(given, name) for name in BUDGETS if getattr(given, name) is not None}
     if given.recipe is None:
         return _proposed(asked, budget, tuple(given.overrides)) if budget else ask.alone(asked, tuple(given.overrides))
     if budget:
         raise InputError(f"plan: --{next(iter(budget))} proposes a model, and the recipe has one; give one of the two")
-    recipe = load(given.recipe, given.overrides, may_be_unnamed=True)
+    recipe = followed(load(given.recipe, given.overrides, may_be_unnamed=True))
     counted = "gpus" in asked or {"devices", "nodes"} & recipe.cluster.model_fields_set
     split = {ask.ALIASES.get(name, name) for name in asked} & set(ask.WAYS)
     if "parallel" not in recipe.model_fields_set and counted and not split:

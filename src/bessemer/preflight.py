@@ -6,7 +6,6 @@ from pathlib import Path
 
 from bessemer import derived
 from bessemer.errors import InputError
-from bessemer.hub import tokenizer_file
 from bessemer.model.of_recipe import model_config
 from bessemer.plan import dial
 from bessemer.recipe import Batches, Model, Recipe
@@ -14,6 +13,7 @@ from bessemer.recipe.start import start_recipe
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
 from bessemer.tokens import outlook
+from bessemer.tokens.pretrained import tokenizer_file
 from bessemer.tokens.tokenizer import Tokenizer, mask_token
 
 OF_THE_HEAD = ("logit_soft_cap", "max_positions", "sequence_length", "family")  # may differ, or is a name

@@ -29,7 +29,7 @@ class Model(Section):
         alias="from",
         pattern=r"^hf:.+",
         description="hf:FOLDER starts from the weights and dimensions of a model in the Hugging Face layout, hf:ORG/NAME or "
-        "hf:ORG/NAME@REVISION from one of the hub; the tokenizer must be its own (tokenizer.path).",
+        "hf:ORG/NAME@REVISION from one of the hub; its tokenizer comes along unless [tokenizer] says otherwise.",
     )
     depth: int | None = Field(
         None,

@@ -284,7 +284,7 @@ class Recipe(Section):
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise ValueError(f"two sources are named {twice[0]!r}; give each source a name of its own")
-        if self.tokenizer.path is None:
+        if self.tokenizer.path is None and self.model.from_ is None:
             raise ValueError(
                 "tokens.sources needs tokenizer.path: the tokenizer.json that the tokens were written with"
             )

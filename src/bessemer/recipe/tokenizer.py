@@ -23,14 +23,19 @@ class Tokenizer(Section):
     path: str | None = Field(
         None,
         description="A tokenizer.json to load instead of training one: byte-level or SentencePiece-like BPE, Unigram, WordPiece; "
-        "hf:FOLDER or hf:ORG/NAME: that of a model.",
+        "a folder, hf:FOLDER or hf:ORG/NAME: that of a model.",
     )
-    end_of_text: str = Field("<|endoftext|>", min_length=1, description="The token put after each document.")
+    end_of_text: str = Field(
+        "<|endoftext|>",
+        min_length=1,
+        description="The token put after each document; left out with `path` or model.from: the one that its folder names "
+        "(eos, or sep for an encoder).",
+    )
     mask_token: str = Field(
         "<|mask|>",
         min_length=1,
-        description="The token that stands where one is hidden; a trained tokenizer has it when train.objective is masked, "
-        "a loaded one must.",
+        description="The token that stands where one is hidden; a trained tokenizer has it when train.objective is masked; "
+        "left out with `path` or model.from: the one that its folder names.",
     )
     special_tokens: tuple[str, ...] = Words(
         (),

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.hub import tokenizer_file
 from bessemer.recipe import Recipe, digest
 from bessemer.run import OUT, STAGE_FILE, RunFolder, mark_stage, read_json, resumable, write_atomic, write_json
 from bessemer.terminal import progress, warn
@@ -30,6 +29,7 @@ from bessemer.tokens.encode import Encoded, Encoder, Item, batches, in_order
 from bessemer.tokens.fertility import Gauge
 from bessemer.tokens.packing import facts, packed_for, write_packs
 from bessemer.tokens.patterns import pattern_of
+from bessemer.tokens.pretrained import tokenizer_file
 from bessemer.tokens.shards import NO_LABEL, TokenStore, token_dtype
 from bessemer.tokens.tokenizer import Tokenizer, Way, mask_token
 from bessemer.tokens.usable import refuse_unusable
@@ -86,11 +86,11 @@ def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
     corpus = read_json(run.corpus / STAGE_FILE)["inputs"] if (run.corpus / STAGE_FILE).exists() else None
     options = recipe.tokenizer
     read: list[str] = []
-    for key, path in [("path", options.path), *(("compare", path) for path in options.compare)]:
-        if path is not None:
-            if not Path(path).exists():
-                raise InputError(f"tokenizer.{key}: {path}: no such file")
-            read.append(hashlib.sha256(Path(path).read_bytes()).hexdigest())
+    own = [] if options.path is None else [("path", tokenizer_file(options.path))]
+    for key, path in [*own, *(("compare", Path(path)) for path in options.compare)]:
+        if not path.exists():
+            raise InputError(f"tokenizer.{key}: {path}: no such file")
+        read.append(hashlib.sha256(path.read_bytes()).hexdigest())
     shape = [recipe.tokens.held_out, recipe.tokens.shard_tokens, recipe.tokens.seed, mask_token(recipe)]
     if recipe.tokens.held_out_from != "documents":
         shape.append(recipe.tokens.held_out_from)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bessemer.hub import tokenizer_file
 from bessemer.recipe import Batches, Recipe
 from bessemer.terminal import warn
 from bessemer.tokens.ledger import reader
 from bessemer.tokens.packing import facts, is_packed_for
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING, repeated
+from bessemer.tokens.pretrained import tokenizer_file
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 

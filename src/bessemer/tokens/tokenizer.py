@@ -27,6 +27,7 @@ import numpy.typing as npt
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.tokens import engine
+from bessemer.tokens.framing import Framing, framing_between
 from bessemer.tokens.patterns import GPT4
 from bessemer.tokens.pieces import byte_alphabet, changes, kind_of, prefix_of, token_pieces
 
@@ -39,6 +40,7 @@ Way = Literal["compiled", "tiktoken", "library"]
 
 LONG_CHARACTERS = 1_000_000  # longer texts do not go through tiktoken
 SPACES_CHARACTERS = 50_000  # nor such with a longer run of white space: its regex engine overflows at about a million
+_ENDS = re.compile(r"end|eos|eot|sep|^</s>$", re.IGNORECASE)  # names of tokens that may end a text
 BATCH_TEXTS = 64  # texts that a thread takes at one time
 
 
@@ -57,9 +59,11 @@ class Tokenizer:
         inner.no_padding()
         found = inner.token_to_id(end_of_text)
         if found is None:
+            special = [token.content for token in inner.get_added_tokens_decoder().values() if token.special]
+            ends = [name for name in special if _ENDS.search(name)] or special
             raise InputError(
-                f"tokenizer.end_of_text: the tokenizer has no token {end_of_text!r}; name the one it uses, for example "
-                + ", ".join(repr(token.content) for token in list(inner.get_added_tokens_decoder().values())[:5])
+                f"tokenizer.end_of_text: the tokenizer has no token {end_of_text!r}; name the one that ends a text"
+                + (f", such as {', '.join(map(repr, ends[:5]))}" if ends else "; it has no special tokens")
             )
         self.end_of_text: int = found
         self.end_of_text_token = end_of_text
@@ -135,25 +139,12 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path, end_of_text: str, mask_token: str | None = None) -> Tokenizer:
         """Load a tokenizer.json; it must have the named special tokens."""
-        from tokenizers import Tokenizer as HuggingFaceTokenizer
-
-        if not path.exists():
-            raise InputError(f"{path}: no such tokenizer file")
-        try:
-            inner = HuggingFaceTokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise InputError(f"{path}: not a tokenizer.json: {error}") from None
-        return cls(inner, end_of_text, mask_token)
+        return cls(_read(path), end_of_text, mask_token)
 
     @classmethod
     def load_any(cls, path: Path) -> Tokenizer:
         """Load a tokenizer.json only to encode with it: any of its special tokens stands for end-of-text."""
-        from tokenizers import Tokenizer as HuggingFaceTokenizer
-
-        try:
-            inner = HuggingFaceTokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise InputError(f"{path}: not a tokenizer.json: {error}") from None
+        inner = _read(path)
         special = [token.content for token in inner.get_added_tokens_decoder().values() if token.special]
         return cls(inner, special[0] if special else next(iter(inner.get_vocab())))
 
@@ -190,6 +181,17 @@ class Tokenizer:
     def encode_marked(self, text: str) -> list[int]:
         """Ids of a text in which special tokens stand for themselves, as a chat template writes them."""
         return list(self._inner.encode(text, add_special_tokens=False).ids)
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token; None where there is none of this name."""
+        found = self._inner.token_to_id(token)
+        return None if found is None else int(found)
+
+    @property
+    def framing(self) -> Framing:
+        """The ids that the tokenizer.json puts around a text."""
+        plain, whole = (self._inner.encode("a", add_special_tokens=special).ids for special in (False, True))
+        return framing_between(plain, whole) or Framing()
 
     @property
     def special(self) -> dict[int, str]:
@@ -307,6 +309,17 @@ class Tokenizer:
     def is_byte_level(self) -> bool:
         """Whether each character of a token stands for one byte, so that bytes can be counted by token."""
         return self.kind == "byte-level"
+
+
+def _read(path: Path) -> HuggingFaceTokenizer:
+    from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+    if not path.exists():
+        raise InputError(f"{path}: no such tokenizer file")
+    try:
+        return HuggingFaceTokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise InputError(f"{path}: not a tokenizer.json: {error}") from None
 
 
 def _too_long(text: str) -> bool:

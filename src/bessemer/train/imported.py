@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +24,7 @@ from bessemer.model.transformer import Transformer
 from bessemer.plan import dial
 from bessemer.recipe import Recipe, dump, parse
 from bessemer.run import RunFolder, staging, write_atomic, write_json
+from bessemer.tokens.pretrained import carry, end_of_text, file_in, ids_of, read_table, special_tokens
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.device import Device, choose
 from bessemer.train.state import Position, capture
@@ -109,10 +108,8 @@ def _write(run: RunFolder, source: Path, config: ModelConfig, tokenizer: Tokeniz
     with staging(run.source) as staged:
         keep_files(source, staged)
     with staging(run.tokens) as staged:
-        shutil.copyfile(source / "tokenizer.json", staged / "tokenizer.json")
-        for extra in ("chat_template.jinja", "tokenizer_config.json"):  # what `bessemer chat` reads
-            if (source / extra).exists():
-                shutil.copyfile(source / extra, staged / extra)
+        shutil.copyfile(file_in(source), staged / "tokenizer.json")
+        carry(source, staged)
         facts = {
             "vocabulary": tokenizer.vocabulary, "end_of_text": tokenizer.end_of_text, "sha256": tokenizer.sha256,
             "mask_token": tokenizer.mask_token, "prefix": framing.before, "suffix": framing.after,
@@ -135,70 +132,24 @@ def gate_inputs(model: Transformer, tokenizer: Tokenizer) -> tuple[Tensor, list[
 
 
 def read_tokenizer(source: Path) -> Tokenizer:
-    """The tokenizer of a folder, with the end-of-text token that its configuration names."""
-    path = source / "tokenizer.json"
-    if not path.exists():
-        raise InputError(
-            f"{path}: not there; write it once with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
-        )
-    return Tokenizer.load(path, _end_of_text(source, path), _mask_token(source))
+    """The tokenizer of a folder, with the end-of-text and the mask token that the folder names."""
+    file = file_in(source)
+    tokens = special_tokens(Tokenizer.load_any(file), [source])
+    ends = end_of_text(tokens)
+    if ends is None:
+        raise InputError(f"{source / 'tokenizer_config.json'}: names no eos_token, the token that ends a text; add it")
+    return Tokenizer.load(file, ends, tokens.get("mask"))
 
 
 def _labels(source: Path, config: ModelConfig) -> list[str]:
     """Names of a classifier's classes, in the order of their numbers."""
-    names = _json(source / "config.json").get("id2label") or {}
+    names = read_table(source / "config.json").get("id2label") or {}
     return [str(names.get(str(number), f"LABEL_{number}")) for number in range(config.labels)]
-
-
-def _named(source: Path, key: str) -> str | None:
-    """A special token that tokenizer_config.json names."""
-    named = _json(source / "tokenizer_config.json").get(key)
-    content = named.get("content") if isinstance(named, dict) else named
-    return str(content) if content else None
-
-
-def _mask_token(source: Path) -> str | None:
-    """The mask token, where the vocabulary has the one that is named."""
-    added = {token["content"] for token in _json(source / "tokenizer.json").get("added_tokens", [])}
-    named = _named(source, "mask_token")
-    return named if named in added else None
-
-
-def _end_of_text(source: Path, path: Path) -> str:
-    """The token a text ends with: the tokenizer's, else the model's, else what separates texts for an encoder."""
-    for key in ("eos_token", "sep_token"):
-        if content := _named(source, key):
-            return content
-    ended = _json(source / "generation_config.json").get("eos_token_id") or _json(source / "config.json").get(
-        "eos_token_id"
-    )
-    number = ended[0] if isinstance(ended, list) else ended
-    added = {token["id"]: token["content"] for token in _json(path).get("added_tokens", [])}
-    if number not in added:
-        raise InputError(f"{source / 'tokenizer_config.json'}: names no eos_token; add it")
-    return str(added[number])
 
 
 def _ends(source: Path, tokenizer: Tokenizer) -> list[int]:
     """The ids at which `transformers` ends generation with this folder."""
-    for name in ("generation_config.json", "config.json"):
-        found = _json(source / name).get("eos_token_id")
-        if found is not None:
-            return [int(number) for number in found] if isinstance(found, list) else [int(found)]
-    return [tokenizer.end_of_text]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """A table that may be missing. Raises InputError when the file holds something else."""
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: is not a table of settings")
-    return found
+    return [number for number in ids_of(source, "eos") if number < tokenizer.vocabulary] or [tokenizer.end_of_text]
 
 
 def _recipe(source: Path, run: RunFolder, name: str, directory: str, tokenizer: Tokenizer) -> Recipe:
@@ -208,7 +159,7 @@ def _recipe(source: Path, run: RunFolder, name: str, directory: str, tokenizer: 
     keys = {key: value for key, value in recipe_keys(source).items() if value is not None}
     config = read_config(source)[1]
     objective = "classify" if config.labels else "causal" if config.causal else "masked"
-    mask = _mask_token(source)
+    mask = tokenizer.special.get(tokenizer.mask_token) if tokenizer.mask_token is not None else None
     values = {
         "run": {"name": name, "dir": directory},
         "tokenizer": {

@@ -153,7 +153,12 @@ class _Folder:
             others = sorted(path.name for path in folder.glob("*.bin"))
             raise InputError(
                 f"{folder}: has no model.safetensors"
-                + (f", only {others[0]}, a pickle, which could run code; convert it to safetensors" if others else "")
+                + (
+                    f", only {others[0]}, a pickle, which could run code; if you trust it, convert it once with "
+                    f"transformers: AutoModel...from_pretrained({str(folder)!r}).save_pretrained(OTHER)"
+                    if others
+                    else ""
+                )
             )
         self._base = base
         self._opened: dict[str, Any] = {}

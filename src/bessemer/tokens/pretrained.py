@@ -1,0 +1,189 @@
+"""The tokenizer of a model from elsewhere: its tokenizer.json, and what its folder says of special tokens and chat.
+
+Special tokens are named in tokenizer_config.json or special_tokens_map.json, or stand as ids in generation_config.json and
+config.json; folders of the first years (bert-base-uncased) name none, and only the tokenizer.json shows them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bessemer import hub
+from bessemer.errors import InputError
+from bessemer.recipe import Recipe
+from bessemer.tokens.tokenizer import Tokenizer
+
+# What stays with a tokenizer from a folder to a run and to the run's export.
+CARRIED = ("chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+OTHER_FORMS = ("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
+USUAL = {
+    "mask": ("[MASK]", "<mask>", "<|mask|>"),
+    "pad": ("[PAD]", "<pad>", "<|pad|>"),
+    "cls": ("[CLS]",),
+    "sep": ("[SEP]",),
+}
+
+
+def folder_of(path: str) -> Path:
+    """The folder of the tokenizer that a path, `hf:FOLDER` or `hf:ORG/NAME` means."""
+    if path.startswith("hf:"):
+        return hub.local_folder(path, weights=None)
+    return Path(path) if Path(path).is_dir() else Path(path).parent
+
+
+def tokenizer_file(path: str) -> Path:
+    """The tokenizer.json that a file, a folder, `hf:FOLDER` or `hf:ORG/NAME` means; made from its other files by transformers
+    where the folder has none."""
+    if not path.startswith("hf:") and not Path(path).is_dir():
+        return Path(path)
+    return file_in(folder_of(path))
+
+
+def file_in(folder: Path) -> Path:
+    """The tokenizer.json of a folder; made from its other files where it has none. Raises InputError where that fails."""
+    if (folder / "tokenizer.json").exists():
+        return folder / "tokenizer.json"
+    if not any((folder / name).exists() for name in OTHER_FORMS):
+        raise InputError(
+            f"{folder}: has no tokenizer (tokenizer.json, or files that transformers makes one of); put the model's own there"
+        )
+    return _converted(folder)
+
+
+@cache
+def _converted(folder: Path) -> Path:
+    """A tokenizer.json of an older folder's files, as transformers reads them; kept while this process lives."""
+    import os
+
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        from transformers import AutoTokenizer
+
+        backend = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer
+    except Exception as error:  # whatever its code, its validation and missing libraries raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"{folder}: has no tokenizer.json, and transformers cannot make one of its other files: {reason[:300]}"
+        ) from None
+    made = Path(tempfile.mkdtemp(prefix="bessemer-tokenizer."))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    backend.save(str(made / "tokenizer.json"))
+    return made / "tokenizer.json"
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """A JSON table; empty where the file is missing. Raises InputError when the file holds something else."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: is not a table of settings")
+    return found
+
+
+def special_tokens(tokenizer: Tokenizer, folders: Sequence[Path]) -> dict[str, str]:
+    """The special tokens that a model is used with, by their roles (bos, eos, pad, unk, cls, sep, mask): named in one of
+    `folders`, the first that does, else those that the tokenizer puts around a text or calls by a usual name."""
+    found: dict[str, str] = {}
+    for role in ROLES:
+        named = [name for folder in folders for name in _names(folder, role) if tokenizer.id_of(name) is not None]
+        by_id = [tokenizer.special[n] for folder in folders for n in ids_of(folder, role) if n in tokenizer.special]
+        usual = [name for name in USUAL.get(role, ()) if name in tokenizer.special.values()]
+        if candidates := [*named, *by_id, *usual]:
+            found[role] = candidates[0]
+    around = tokenizer.framing
+    if around.after and not {"eos", "sep"} & found.keys():
+        found["sep"] = tokenizer.special.get(around.after[-1], "")
+    return {role: content for role, content in found.items() if content}
+
+
+def ids_of(folder: Path, role: str) -> list[int]:
+    """The ids that a folder gives a role, in the order in which `transformers` looks; eos may have several.
+
+    Raises InputError on what is no id.
+    """
+    manifest = read_table(folder / "manifest.json").get("tokenizer", {})  # of a run of ours
+    ours = {"eos": "end_of_text", "mask": "mask_token"}.get(role, "")
+    if manifest.get(ours) is not None:
+        return [int(manifest[ours])]
+    for name in ("generation_config.json", "config.json"):
+        value = read_table(folder / name).get(f"{role}_token_id")
+        if value is None:
+            continue
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(number, int) and not isinstance(number, bool) for number in ids):
+            raise InputError(
+                f"{folder / name}: {role}_token_id = {str(value)[:60]} must be a token's id, a whole number"
+            )
+        return [int(number) for number in ids]
+    return []
+
+
+def _names(folder: Path, role: str) -> Iterator[str]:
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        named = read_table(folder / file).get(f"{role}_token")
+        content = named.get("content") if isinstance(named, dict) else named
+        if isinstance(content, str) and content:
+            yield content
+
+
+def end_of_text(tokens: dict[str, str]) -> str | None:
+    """What ends a text: eos, or what separates texts for an encoder."""
+    return tokens.get("eos") or tokens.get("sep")
+
+
+def chat_template(folder: Path) -> str | None:
+    """The chat template of a folder, the default one of several; None where it has none."""
+    if (path := folder / "chat_template.jinja").exists():
+        return path.read_text(encoding="utf-8")
+    found = read_table(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(found, list):
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def carry(source: Path, folder: Path) -> None:
+    """Copy what stays with a tokenizer: its chat template, the names of its tokens, the settings of generation."""
+    for name in CARRIED:
+        if (source / name).exists():
+            shutil.copyfile(source / name, folder / name)
+
+
+def followed(recipe: Recipe) -> Recipe:
+    """The recipe with what its [tokenizer] leaves to a model from elsewhere: with model.from alone that model's own tokenizer,
+    the commit of a model of the hub, and the tokens that end a text and hide one. A value in the recipe stays."""
+    tokenizer, model = recipe.tokenizer, recipe.model
+    changes: dict[str, Any] = {}
+    path = tokenizer.path
+    if path is None and model.from_ is not None and tokenizer.vocabulary is None:
+        path = model.from_
+    if path is None:
+        return recipe
+    if path.startswith("hf:") and hub.is_name(path.removeprefix("hf:")):
+        path = f"hf:{hub.fetched(path.removeprefix('hf:'), weights=None).pinned}"
+    if path != tokenizer.path:
+        changes["path"] = path
+    given, masked = tokenizer.model_fields_set, recipe.train.objective == "masked"
+    if "end_of_text" not in given or (masked and "mask_token" not in given):
+        file = tokenizer_file(path)
+        loaded = Tokenizer.load_any(file)
+        folders = [folder_of(path)] + ([hub.local_folder(model.from_, weights=False)] if model.from_ else [])
+        tokens = special_tokens(loaded, folders)
+        if "end_of_text" not in given and (ends := end_of_text(tokens)):
+            changes["end_of_text"] = ends
+        if masked and "mask_token" not in given and "mask" in tokens:
+            changes["mask_token"] = tokens["mask"]
+    return recipe.model_copy(update={"tokenizer": tokenizer.model_copy(update=changes)}) if changes else recipe

@@ -1,0 +1,116 @@
+"""The tokenizer of somebody else's folder: its special tokens, wherever the folder says them, and older forms of the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers import models, pre_tokenizers, processors
+
+from bessemer.errors import InputError
+from bessemer.recipe import parse
+from bessemer.tokens.pretrained import chat_template, end_of_text, file_in, followed, special_tokens
+from bessemer.tokens.tokenizer import Tokenizer
+
+WORDS = ["a", "b", "c"]
+
+
+def folder_with(folder: Path, special: list[str], around: tuple[str, str] | None = None, **files: Any) -> Path:
+    """A folder with a tokenizer.json of a few words and further JSON files."""
+    inner = Library(models.WordLevel({token: n for n, token in enumerate([*special, *WORDS])}, unk_token=special[0]))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.add_special_tokens(special)
+    if around is not None:
+        first, last = ((name, inner.token_to_id(name)) for name in around)
+        inner.post_processor = processors.BertProcessing(last, first)
+    folder.mkdir(parents=True)
+    inner.save(str(folder / "tokenizer.json"))
+    for name, value in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+    return folder
+
+
+BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+FOLDERS: list[tuple[str, list[str], tuple[str, str] | None, dict[str, Any], dict[str, str], str]] = [
+    ("a plain BERT", BERT, ("[CLS]", "[SEP]"), {}, {"mask": "[MASK]", "pad": "[PAD]", "cls": "[CLS]"}, "[SEP]"),
+    ("only a post-processor", ["<x>", "<y>"], ("<x>", "<y>"), {}, {"sep": "<y>"}, "<y>"),
+    ("ids of the model", ["<p>", "<b>", "<e>"], None, {"config": {"eos_token_id": 2, "bos_token_id": 1}}, {"bos": "<b>"}, "<e>"),
+    ("a list of ids", ["<p>", "<b>", "<e>"], None,
+     {"config": {"eos_token_id": 1}, "generation_config": {"eos_token_id": [2, 1]}}, {}, "<e>"),
+    ("the map of older versions", ["<p>", "<e>"], None,
+     {"special_tokens_map": {"eos_token": {"content": "<e>"}, "pad_token": "<p>"}}, {"pad": "<p>"}, "<e>"),
+    ("names come first", ["<|endoftext|>", "<|im_end|>"], None,
+     {"tokenizer_config": {"eos_token": "<|im_end|>"}, "config": {"eos_token_id": 0}}, {}, "<|im_end|>"),
+    ("a name the vocabulary lacks", ["<p>", "<e>"], None,
+     {"tokenizer_config": {"eos_token": "</s>"}, "config": {"eos_token_id": 1}}, {}, "<e>"),
+    ("a run of ours", ["<p>", "<e>"], None, {"manifest": {"tokenizer": {"end_of_text": 1, "mask_token": 0}}}, {"mask": "<p>"}, "<e>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("special", "around", "files", "wanted", "ends"), [one[1:] for one in FOLDERS], ids=[one[0] for one in FOLDERS])  # fmt: skip
+def test_special_tokens_are_found_where_the_folder_says_them(
+    special: list[str], around: tuple[str, str] | None, files: dict[str, Any], wanted: dict[str, str], ends: str, tmp_path: Path
+) -> None:  # fmt: skip
+    folder = folder_with(tmp_path / "model", special, around, **files)
+    tokens = special_tokens(Tokenizer.load_any(folder / "tokenizer.json"), [folder])
+    assert end_of_text(tokens) == ends
+    assert wanted.items() <= tokens.items()
+    # A recipe that says nothing of special tokens follows the folder; what it says stays.
+    text = f'[run]\nname = "x"\n[tokenizer]\npath = "{folder / "tokenizer.json"}"\n'
+    assert followed(parse(text, "x")).tokenizer.end_of_text == ends
+    own = followed(parse(text + f'end_of_text = "{special[0]}"\n', "x"))
+    assert own.tokenizer.end_of_text == special[0]
+
+
+def test_model_from_brings_its_tokenizer(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "model", BERT, ("[CLS]", "[SEP]"))
+    text = f'[run]\nname = "x"\n[model]\nfrom = "hf:{folder}"\n[train]\nobjective = "masked"\n'
+    recipe = followed(parse(text, "x"))
+    assert (recipe.tokenizer.path, recipe.tokenizer.end_of_text, recipe.tokenizer.mask_token) == (f"hf:{folder}", "[SEP]", "[MASK]")  # fmt: skip
+    assert followed(recipe) == recipe
+    # Its own tokenizer.json may lie elsewhere, alone: the model's folder still says what its tokens are for.
+    alone = folder_with(tmp_path / "alone", ["<a>", "<b>"]) / "tokenizer.json"
+    (folder / "config.json").write_text('{"eos_token_id": 1}')
+    both = followed(parse(text.replace("[train]", f'[tokenizer]\npath = "{alone}"\n[train]'), "x"))
+    assert (both.tokenizer.path, both.tokenizer.end_of_text) == (str(alone), "<b>")
+    # Who trains a tokenizer says so, and a folder without one is named.
+    trained = parse(text.replace("[train]", "[tokenizer]\nvocabulary = 300\n[train]"), "x")
+    assert followed(trained) == trained
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match=r"model: has no tokenizer \(tokenizer.json"):
+        followed(parse(text, "x"))
+
+
+def test_a_wrong_end_of_text_names_tokens_that_end_texts(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "model", BERT)
+    with pytest.raises(InputError, match=r"no token '</s>'; name the one that ends a text, such as '\[SEP\]'$"):
+        Tokenizer.load(folder / "tokenizer.json", "</s>")
+
+
+def test_ids_that_are_none_are_refused(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "model", BERT, config={"eos_token_id": "three"})
+    with pytest.raises(InputError, match="config.json: eos_token_id = three must be a token's id"):
+        special_tokens(Tokenizer.load_any(folder / "tokenizer.json"), [folder])
+
+
+def test_older_files_become_a_tokenizer_json(tmp_path: Path) -> None:
+    """WordPiece's vocab.txt and GPT-2's vocab.json with merges.txt, as transformers reads them."""
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "vocab.txt").write_text("\n".join([*BERT, "he", "##llo", "wor", "##ld"]) + "\n")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    made = Tokenizer.load(file_in(tmp_path), "[SEP]", "[MASK]")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert made.encode("Hello world") == theirs("Hello world", add_special_tokens=False)["input_ids"] == [5, 6, 7, 8]
+    assert made.framing.around([5]) == theirs("he")["input_ids"] == [2, 5, 3]
+
+
+def test_chat_templates_in_each_place(tmp_path: Path) -> None:
+    assert chat_template(tmp_path) is None
+    several = [{"name": "tools", "template": "T"}, {"name": "default", "template": "D"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    assert chat_template(tmp_path) == "D"
+    (tmp_path / "chat_template.jinja").write_text("J")
+    assert chat_template(tmp_path) == "J"
