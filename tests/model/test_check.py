@@ -40,6 +40,28 @@ def test_what_is_read_is_what_transformers_computes(family: str, name: str, tmp_
     assert check.layers == check.of_layers == model.config.layers and check.note == ""
 
 
+def test_keys_that_transformers_does_not_read_either_are_named(tmp_path: Path) -> None:
+    left_over = {
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "query_pre_attn_scalar": None,
+        "mlp_only_layers": [],
+    }
+    check = read_checked(written(config(), tmp_path, **left_over))[1]
+    assert (
+        check.note == "config.json: is_llama_config, rope_interleaved, mlp_only_layers: not read by transformers either"
+    )
+
+
+def test_gpt2_without_a_width_of_its_mlp_as_on_the_hub(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = transformers.GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    transformers.GPT2LMHeadModel(theirs).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    write_json(tmp_path / "config.json", {key: value for key, value in settings.items() if key != "n_inner"})
+    assert read_checked(tmp_path)[0].config.mlp_width == 128
+
+
 def test_layers_that_are_all_global_are_read_as_such(tmp_path: Path) -> None:
     torch.manual_seed(0)
     theirs = transformers.ModernBertConfig(

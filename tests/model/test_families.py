@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import re
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from bessemer.model.huggingface.activations import OURS
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.family import Family
-from bessemer.model.huggingface.keys import FIXED, HARMLESS, UNDERSTOOD
+from bessemer.model.huggingface.keys import READ_ANYWHERE
 
 transformers = pytest.importorskip("transformers")
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
@@ -25,8 +27,23 @@ def their_defaults(family: Family) -> dict[str, Any]:
 
 @each_family
 def test_every_key_of_transformers_is_understood_or_known_to_be_harmless(family: Family) -> None:
-    known = family.understood | UNDERSTOOD | set(family.harmless) | set(HARMLESS) | set(FIXED)
-    assert set(their_defaults(family)) <= known
+    assert set(their_defaults(family)) <= family.known
+
+
+@each_family
+def test_what_transformers_reads_is_never_taken_for_unread(family: Family) -> None:
+    """By its sources: of the model, and of the masks and rotary positions that all models share."""
+    ours = set().union(*(other.known for other in FAMILIES.values())) | READ_ANYWHERE
+    theirs = transformers.AutoConfig.for_model(family.model_type)
+    modules = ("masking_utils", "modeling_rope_utils")
+    sources = [inspect.getmodule(getattr(transformers, family.architecture))]
+    sources += [importlib.import_module(f"transformers.{name}") for name in modules]
+    text = "\n".join(map(inspect.getsource, sources))
+    read = set(re.findall(r'\bconfig\.(\w+)|(?:get|has)attr\(\s*(?:self\.)?config,\s*"(\w+)"', text))
+    names = {name for pair in read for name in pair if name and not callable(getattr(theirs, name, None))}
+    seen = {"image_token_id", "mm_tokens_per_image", "text_config", "vision_config"}  # of Gemma 3 with pictures
+    assert names - ours - seen <= {"default_theta", "json", "summary_last_dropout", "__class__"}
+    assert set(theirs.attribute_map) <= ours
 
 
 @each_family

@@ -14,7 +14,7 @@ from torch import Tensor
 from bessemer.environment import available_memory
 from bessemer.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.config import read_config, read_settings
+from bessemer.model.huggingface.config import read_config, read_settings, unread_keys
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.gate import quiet_transformers, tolerance_of
 from bessemer.model.huggingface.read import read_model
@@ -25,6 +25,7 @@ from bessemer.run import write_json
 SAMPLE_TOKENS, LONGEST_SAMPLE = 64, 320  # the sample grows to twice a window, where that is not longer
 SHORT_WINDOW = 16  # of both sides, where the model's own is longer than the sample
 LAYERS = (16, 8, 4, 2, 1)  # how many are compared where the whole model does not fit
+NAMED = 8  # keys of config.json, at the most
 MODELS_IN_MEMORY = 1.5  # in fp32: transformers', and what comparing takes
 
 
@@ -73,11 +74,14 @@ def check_read(folder: Path, model: Transformer) -> ReadCheck:
     window = read_settings(folder).raw(_window_key(folder))
     short = SHORT_WINDOW if isinstance(window, int) and 2 * window > LONGEST_SAMPLE else 0
     room = available_memory()
+    unread = unread_keys(folder)
+    more = f" and {len(unread) - NAMED} more" if len(unread) > NAMED else ""
+    notes = [f"config.json: {', '.join(unread[:NAMED])}{more}: not read by transformers either"] if unread else []
     kept = next((n for n in (config.layers, *LAYERS) if n <= config.layers and _bytes(config, n) <= room), None)
     if kept is None:
         note = f"one layer takes {_bytes(config, 1):,.0f} bytes in transformers, of which {room:,} are free"
-        return ReadCheck(None, 0, config.layers, note)
-    notes, worst = [], 0.0
+        return ReadCheck(None, 0, config.layers, "; ".join([note, *notes]))
+    worst = 0.0
     if kept == config.layers:
         worst = _compare(folder, folder, _sharing(model, config))
     else:

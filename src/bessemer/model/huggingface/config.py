@@ -1,7 +1,7 @@
 """A model's configuration in the Hugging Face layout (`config.json`), read and written; no torch.
 
 Both ways go through the same `Family`. What a family cannot say is an error, never left out; a key of a foreign
-config.json is understood, known to change nothing, or refused by name.
+config.json is understood, known to change nothing, none of `transformers` either (`unread_keys`), or refused by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bessemer.model.config import SCALINGS, ModelConfig
 from bessemer.model.huggingface.activations import read_activation, write_activation
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.family import Family
-from bessemer.model.huggingface.keys import FIXED, HARMLESS, UNDERSTOOD
+from bessemer.model.huggingface.keys import FIXED, READ_ANYWHERE
 from bessemer.model.huggingface.settings import Settings
 from bessemer.recipe import Dropout, Model
 
@@ -87,7 +87,8 @@ def read_config(folder: Path) -> tuple[str, ModelConfig]:
     settings = read_settings(folder)
     family = _family(settings)
     _require_known(settings, family)
-    values = family.options | family.defaults | {"family": family.name} | _mapped(settings, family)
+    defaults = {ours: value for ours, value in family.defaults.items() if value is not None}  # None follows from others
+    values = family.options | defaults | {"family": family.name} | _mapped(settings, family)
     values |= {ours: value for ours, value in _follow(settings, family, values).items() if ours not in values}
     found = family.read(settings, values)
     pooling = found.pop("pooling", "last" if values.get("causal", True) else "first")
@@ -155,18 +156,29 @@ def _family(settings: Settings) -> Family:
     return by_type[name]
 
 
+def unread_keys(folder: Path) -> list[str]:
+    """Keys of a folder's config.json that `transformers` does not read either (left by other programs or old versions)."""
+    settings = read_settings(folder)
+    known = _family(settings).known
+    return [key for key in settings if key not in known and settings.raw(key) is not None]
+
+
 def _require_known(settings: Settings, family: Family) -> None:
-    """Raise InputError on a key that is neither understood nor known to change nothing, or whose value we have not."""
-    understood = family.understood | UNDERSTOOD
+    """Raise InputError on a key that looks like one that matters but is none of this family's, and on a value that is not
+    supported. A key that no family of `transformers` has is left to `unread_keys`."""
+    of_others = set().union(*(other.understood for other in FAMILIES.values()))
     for key in settings:
-        if key in understood or key in family.harmless or key in HARMLESS or key in FIXED or settings.raw(key) is None:
+        value = settings.raw(key)
+        if key in family.known or value is None:
             continue
-        near = difflib.get_close_matches(key, understood, n=1, cutoff=0.8)
-        raise settings.wrong(
-            key,
-            f"is not known for {family.name}, so it may change what the model computes; "
-            + (f"is it {near[0]}?" if near else "remove it if it does not"),
-        )
+        near = difflib.get_close_matches(key, family.understood, n=1, cutoff=0.8)
+        if near:
+            raise settings.wrong(key, f"is not known for {family.name}; is it {near[0]}?")
+        if key in READ_ANYWHERE or (key in of_others and value is not False and value not in ({}, [])):
+            raise settings.wrong(
+                key,
+                f"is not known for {family.name}, but changes what other families compute; remove it if it is a left-over",
+            )
     for key, wanted in (FIXED | family.fixed).items():
         value = settings.raw(key)
         if key not in family.reads and value != wanted and (value or (wanted and value is not None)):

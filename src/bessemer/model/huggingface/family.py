@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.keys import FIXED, HARMLESS, UNDERSTOOD
 from bessemer.model.huggingface.settings import Settings
 
 Values = dict[str, Any]
@@ -97,7 +98,12 @@ class Family:
     @property
     def understood(self) -> set[str]:
         """The keys of config.json that are read or compared with the only value that is supported."""
-        return {*self.keys.values(), *self.fixed, *self.dropout, *self.reads, *self.token_keys}
+        return {*self.keys.values(), *self.fixed, *self.dropout, *self.reads, *self.token_keys, *UNDERSTOOD}
+
+    @property
+    def known(self) -> set[str]:
+        """`understood`, and the keys that change nothing in what is computed."""
+        return self.understood | {*self.harmless, *HARMLESS, *FIXED}
 
 
 def one_kv_head_a_query_head(config: ModelConfig) -> list[str]:

@@ -23,6 +23,9 @@ FIXED: dict[str, Any] = {
     "position_embedding_type": "absolute",
 }
 
+# Read by code that all families of `transformers` share, though most of their configurations do not have them.
+READ_ANYWHERE = {"is_causal", "attention_chunk_size", "embedding_size", "hidden_dropout", "fusion_config"}
+
 _SAVED = "how and where it was saved"
 _RETURNED = "what a call of transformers returns"
 _GENERATION = "a habit of generation; generation_config.json and the caller say it"

@@ -44,7 +44,9 @@ FAMILY = Family(
         "max_positions": "n_positions", "norm_eps": "layer_norm_epsilon", "tie_embeddings": "tie_word_embeddings",
         "activation": "activation_function", "inverse_layer_scale": "scale_attn_by_inverse_layer_idx",
     },
-    defaults={"norm_eps": 1e-5, "tie_embeddings": True, "activation": "gelu_tanh", "inverse_layer_scale": False},
+    defaults={
+        "mlp_width": None, "norm_eps": 1e-5, "tie_embeddings": True, "activation": "gelu_tanh", "inverse_layer_scale": False,
+    },
     tensors=Tensors(
         outer=(
             ("transformer.wte", "embedding"),
