@@ -20,6 +20,7 @@ from bessemer import previous
 from bessemer.checkpoint.protocol import published, verify
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import record
+from bessemer.plan.dial import SAVING_SHARE, validation_share
 from bessemer.recipe import Batches, Recipe, Schedule, differences
 from bessemer.run import RunFolder, read_json_lines
 from bessemer.terminal import say
@@ -209,7 +210,13 @@ def keep_derived(asked: Recipe, stored: Recipe, done: int) -> Recipe:
         changed["optimizer"] = optimizer.model_copy(update=rates)
     changed["schedule"] = _kept_schedule(train.schedule, old.schedule, done)
     checkpoint = asked.checkpoint.model_copy(update={"every": asked.checkpoint.every or stored.checkpoint.every})
-    return asked.model_copy(update={"train": train.model_copy(update=changed), "checkpoint": checkpoint})
+    scored = asked.evaluate.max_tokens or stored.evaluate.max_tokens
+    parts = {
+        "train": train.model_copy(update=changed),
+        "checkpoint": checkpoint,
+        "evaluate": asked.evaluate.model_copy(update={"max_tokens": scored}),
+    }
+    return asked.model_copy(update=parts)
 
 
 def kept_micro_batch(asked: Recipe, stored: Recipe) -> int | None:
@@ -241,9 +248,9 @@ def checkpoints_of(run: RunFolder) -> list[int]:
     return done
 
 
-def steps_of_minutes(asked: Recipe, stored: Recipe | None, run: RunFolder, seconds: float) -> int | None:
-    """Steps of a run that has been planned before and is given minutes, of which so many seconds each go into steps: those
-    planned where the minutes are the same, else by the median step of the training so far. None: they are to be measured."""
+def steps_of_minutes(asked: Recipe, stored: Recipe | None, run: RunFolder, held_out_tokens: int) -> int | None:
+    """Steps of a run that has been planned before and is given minutes: those planned where the minutes are the same, else by
+    the median step of the training so far and its validations. None: they are to be measured."""
     minutes = asked.train.minutes
     if stored is None or minutes is None or asked.train.steps is not None:
         return None
@@ -252,5 +259,6 @@ def steps_of_minutes(asked: Recipe, stored: Recipe | None, run: RunFolder, secon
     times = [row["step_seconds"] for row in read_json_lines(run.metrics) if row.get("kind") == "train"]
     if not times:
         return None
-    batches = Batches.of(stored)
-    return max(batches.step_of(int(minutes * seconds / median(times[-PACE_ROWS:]) * batches.full)), 1)
+    batches, share = Batches.of(stored), 1.0 + validation_share(stored, held_out_tokens)
+    steps = 60 * minutes * (1.0 - SAVING_SHARE) / (median(times[-PACE_ROWS:]) * share)
+    return max(batches.step_of(int(steps * batches.full)), 1)

@@ -30,7 +30,8 @@ def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
         "learning rate": f"{recipe.train.optimizer.learning_rate}",
         "compute": f"{plan['total_flops']:.3g} FLOP, {plan['flops_per_token']:.3g} a token",
         "time": f"{duration(plan['seconds'])}: {plan['step_seconds']:.3g} s a step ({plan['step_seconds_from']}), "
-        f"{amount(plan['tokens_per_second'])} tokens/s, MFU {plan['mfu']:.0%}{_interval(plan)}",
+        f"{amount(plan['tokens_per_second'])} tokens/s, MFU {plan['mfu']:.0%}{_interval(plan)}"
+        + (f"; {duration(plan['validation_seconds'])} of it validation" if plan["validation_seconds"] else ""),
         "memory": f"{size(memory['total'])}: {parts}",
         "fits": "yes"
         if plan["fits"]

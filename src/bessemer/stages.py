@@ -14,7 +14,6 @@ from typing import Any
 
 from bessemer import derived, interrupt, preflight
 from bessemer.errors import BessemerError, InputError
-from bessemer.plan.sizing import STEPS_SHARE
 from bessemer.recipe import Batches, Parallel, Recipe, digest, dump, load
 from bessemer.run import RunFolder, read_json, stage_is_current, write_atomic, write_json
 from bessemer.sharing import built_once
@@ -150,7 +149,7 @@ def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepa
     from bessemer import longer
     from bessemer.plan import dial, here
     from bessemer.tokens.ledger import reader
-    from bessemer.tokens.outlook import outlook
+    from bessemer.tokens.outlook import num_tokens, outlook
     from bessemer.tokens.shards import TokenStore
 
     session.recipe = derived.filled(session.recipe, session.run, record=True)
@@ -162,10 +161,9 @@ def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepa
         recipe = longer.keep_derived(recipe, stored, done[-1])
     elif stored is not None and recipe.train.micro_batch is None:  # another device would choose another
         recipe = _with_train(recipe, micro_batch=longer.kept_micro_batch(recipe, stored))
-    timed = longer.steps_of_minutes(recipe, stored, run, 60 * STEPS_SHARE)
-    resolved = dial.resolve(
-        recipe, store.vocabulary, timed, _micro_batch_tokens(recipe), len(store.labels), store.train_tokens
-    )
+    timed = longer.steps_of_minutes(recipe, stored, run, store.held_out_tokens)
+    known = num_tokens(run.tokens)
+    resolved = dial.resolve(recipe, store.vocabulary, timed, _micro_batch_tokens(recipe), len(store.labels), **known)
     extension = None
     if stored is not None and done:
         extension = longer.extension(stored, resolved, run, done, session.accept_changes)
@@ -181,9 +179,7 @@ def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepa
     result: list[Prepared] = []
 
     def work() -> str:
-        told, final = _planned(
-            recipe, resolved, store.vocabulary, len(store.labels), None, measure_seconds, store.train_tokens
-        )
+        told, final = _planned(recipe, resolved, store.vocabulary, len(store.labels), known, None, measure_seconds)
         result.append(Prepared(final, told))
         memory, measured = told["memory_bytes"]["total"], told["step_seconds_from"]
         return (
@@ -321,13 +317,14 @@ def plan_only(
     """What a recipe will take, without a run folder: for `bessemer plan`. calibration: a file, in the place of the user's;
     measure: time a step where that is quick."""
     from bessemer.plan import dial
-    from bessemer.tokens import outlook as known
+    from bessemer.tokens import outlook
 
     recipe = derived.filled(recipe, run)
-    vocabulary, labels = known.vocabulary(recipe, run.tokens), known.labels(recipe, run.tokens)
-    resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=_micro_batch_tokens(recipe), labels=labels)
-    told, final = _planned(recipe, resolved, vocabulary, labels, calibration, MEASURE_SECONDS if measure else 0.0)
-    return {**told, **known.outlook(final, run.tokens)}, final
+    vocabulary, labels = outlook.vocabulary(recipe, run.tokens), outlook.labels(recipe, run.tokens)
+    known, seconds = outlook.num_tokens(run.tokens), MEASURE_SECONDS if measure else 0.0
+    resolved = dial.resolve(recipe, vocabulary, None, _micro_batch_tokens(recipe), labels, **known)
+    told, final = _planned(recipe, resolved, vocabulary, labels, known, calibration, seconds)
+    return {**told, **outlook.outlook(final, run.tokens)}, final
 
 
 def _planned(
@@ -335,12 +332,12 @@ def _planned(
     resolved: Recipe,
     vocabulary: int,
     labels: int,
+    known: dict[str, int],
     calibration: Path | None = None,
     measure_seconds: float = MEASURE_SECONDS,
-    unique_tokens: int | None = None,
 ) -> tuple[dict[str, Any], Recipe]:
     """Measure steps for `measure_seconds` (0: none) where that is quick, else predict one where this machine is calibrated; plan
-    the run, and turn train.minutes into steps."""
+    the run, and turn train.minutes into steps. known: numbers of tokens, as outlook.num_tokens gives them."""
     import torch
 
     from bessemer.measure.known import machine_of
@@ -377,6 +374,7 @@ def _planned(
             devices=share,
             source="measured on this machine" if predicted is None else PREDICTED,
             interval=None if predicted is None else (predicted.low, predicted.high),
+            validation_share=dial.validation_share(of, known.get("held_out_tokens")),
         )
 
     predicted = None
@@ -398,11 +396,12 @@ def _planned(
         if predicted is not None:
             measured, peak = predicted.seconds, max(peak, machine.peak("fp32"))  # a busy moment must not be the peak
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
-        seconds = planned(resolved, measured).step_seconds
-        full_steps = recipe.train.minutes * 60 * STEPS_SHARE / seconds
-        batches = Batches.of(resolved)
-        steps = max(batches.step_of(int(full_steps * batches.full)), 1)
-        resolved = dial.resolve(recipe, vocabulary, steps, _micro_batch_tokens(recipe), labels, unique_tokens)
+        seconds, batches = planned(resolved, measured).step_seconds, Batches.of(resolved)
+        for _ in range(2):  # the steps follow from the time of the validations, and these from the steps
+            beside = dial.validation_share(resolved, known.get("held_out_tokens"))
+            full_steps = recipe.train.minutes * 60 * (1.0 - dial.SAVING_SHARE) / (seconds * (1.0 + beside))
+            steps = max(batches.step_of(int(full_steps * batches.full)), 1)
+            resolved = dial.resolve(recipe, vocabulary, steps, _micro_batch_tokens(recipe), labels, **known)
         preflight.require_warmup(resolved)
     final = planned(resolved, measured)
     share = cost.devices_of(resolved, device.is_cuda)

@@ -62,13 +62,14 @@ def silence_libraries() -> None:
 
 @contextmanager
 def progress(what: str, total: int | None, unit: str, begun: int = 0) -> Iterator[Advance]:
-    """A bar with rate and time left; without a terminal a line now and then. Yields `advance(amount, note="")`.
+    """A bar with rate and time left; without a terminal a line now and then. Yields
+    `advance(amount, note="", total=None)`; a total takes the place of the one before.
 
     total: in `unit`s, None when unknown; begun: how much of it was done before.
     """
     shown = console()
     if shown.quiet:
-        yield lambda amount=1, note="": None
+        yield lambda amount=1, note="", total=None: None
     elif not sys.stderr.isatty():
         with _Lines(what, total, unit, begun) as lines:
             yield lines.advance
@@ -76,8 +77,8 @@ def progress(what: str, total: int | None, unit: str, begun: int = 0) -> Iterato
         with _bar(shown, total, unit) as bars:
             task = bars.add_task(what, total=total, completed=begun, note="")
 
-            def advance(amount: float = 1, note: str = "") -> None:
-                bars.update(task, advance=amount)
+            def advance(amount: float = 1, note: str = "", total: int | None = None) -> None:
+                bars.update(task, advance=amount, total=total)
                 if note:
                     bars.update(task, note=note)
 
@@ -137,8 +138,8 @@ class _Lines:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def advance(self, amount: float = 1, note: str = "") -> None:
-        self._done, self._note = self._done + amount, note or self._note
+    def advance(self, amount: float = 1, note: str = "", total: int | None = None) -> None:
+        self._done, self._note, self._total = self._done + amount, note or self._note, total or self._total
 
     def __enter__(self) -> Self:
         self.innermost.append(self)

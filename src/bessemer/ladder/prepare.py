@@ -82,6 +82,8 @@ def _resolved(session: Session, store: TokenStore) -> Recipe:
     if recipe.train.minutes is not None and recipe.train.steps is None:
         if stored is not None and stored.train.minutes == recipe.train.minutes:
             steps = stored.train.steps
+            most = recipe.evaluate.max_tokens or stored.evaluate.max_tokens
+            recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"max_tokens": most})})
         else:
             return stages.plan_only(recipe, run)[1]
     is_cuda = devices.choose(recipe.train).is_cuda

@@ -239,6 +239,7 @@ class Plan:
     seconds: float
     tokens_per_second: float
     mfu: float
+    validation_seconds: float = 0.0  # within `seconds`
     step_interval: tuple[float, float] | None = None  # seconds, in which a predicted step is expected
 
     def to_dict(self) -> dict[str, Any]:
@@ -278,10 +279,11 @@ def plan(
     devices: int = 1,
     source: str = "measured on this machine",
     interval: tuple[float, float] | None = None,
+    validation_share: float = 0.0,
 ) -> Plan:
     """Plan a resolved recipe; peak, memory: of one of `devices`. step_seconds: of a step on one device, known from `source`
     within `interval`; None: from ASSUMED_MFU of the peak. Several are said to take their share of it, with nothing for what
-    processes tell each other.
+    processes tell each other. validation_share: time of the validations as a share of the steps'.
     """
     steps, batch = recipe.train.steps, recipe.train.global_batch_tokens
     assert steps is not None and batch is not None, "the recipe is resolved"
@@ -307,7 +309,8 @@ def plan(
         step_seconds_from=f"{ASSUMED_MFU:.0%} of the peak{each}"
         if step_seconds is None
         else source + (f", over {devices:,} devices" if devices > 1 else ""),
-        seconds=seconds * tokens / batch,  # a smaller batch takes its part of a full step
+        seconds=seconds * tokens / batch * (1.0 + validation_share),  # a smaller batch takes its part of a full step
+        validation_seconds=seconds * tokens / batch * validation_share,
         tokens_per_second=batch / seconds,
         mfu=per_token * batch / seconds / (peak * devices),
         step_interval=None if interval is None else (interval[0] / devices, interval[1] / devices),

@@ -9,6 +9,8 @@ heads          of 64 elements up to a width of 1024, of 128 from there on (the h
 learning rate  0.3118 C^-0.1250, with C the FLOPs of the whole run (Bi et al. 2024, DeepSeek LLM, section 3.1); of weights that
                were trained before, a tenth of it (recipe/start.py).
 batch          0.2920 C^0.3271 tokens (the same), rounded to a power of two of sequences.
+validation     4 to 10 times, and within 8% of the steps' time: a forward pass is a third of a step. A run that is given
+               minutes reads less of the held-out text at a time to keep to that.
 horizon        20 tokens per parameter (Hoffmann et al. 2022, table 3), and the training text at most `train.max_epochs` times.
 """
 
@@ -33,6 +35,10 @@ TOKENS_PER_PARAMETER = 20
 MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; activations beyond that only cost memory
 CPU_MICRO_BATCH_TOKENS = 1024  # within 4% of the speed of 4096 tokens, for a quarter of the activations
 WARMUP_SHARE, WARMUP_LIMIT = 0.02, 2000
+MIN_VALIDATIONS, MAX_VALIDATIONS = 4, 10
+VALIDATION_SHARE, FORWARD_SHARE = 0.08, 1 / 3  # of the steps' time; of a step, for as many tokens
+VALIDATION_TOKENS = 2_000_000
+SAVING_SHARE = 0.02  # of train.minutes that checkpoints take, until one was timed
 BETAS = {  # AdamW as in GPT-3 (Brown et al. 2020, appendix B); Lion as in its paper (Chen et al. 2023, section 4)
     "adamw": (0.9, 0.95),
     "muon": (0.9, 0.95),
@@ -47,13 +53,14 @@ def resolve(
     micro_batch_tokens: int = MICRO_BATCH_TOKENS,
     labels: int = 0,
     unique_tokens: int | None = None,
+    held_out_tokens: int | None = None,
 ) -> Recipe:
     """The recipe with every derived value filled in.
 
     vocabulary: ids of the tokenizer; measured_steps: steps that `train.minutes` comes to on this machine;
     micro_batch_tokens: tokens that a micro-batch may hold when the recipe does not say; labels: classes of a classifier,
     whose output matrix is in the FLOPs of no token; unique_tokens: to train on, where they are known, for
-    `train.max_epochs`.
+    `train.max_epochs`; held_out_tokens: to validate on, where they are known.
     """
     model = _dimensions(recipe.model)
     length = recipe.tokens.sequence_length
@@ -82,13 +89,14 @@ def resolve(
     if limit is not None and train.steps is None:
         steps = min(steps, batches.steps_for(math.ceil(limit / length)))
     warmup = train.schedule.warmup_steps
+    validate_every, scored = _validations(recipe, steps, batches.tokens_before(steps), held_out_tokens)
     optimizer = train.optimizer
     filled: dict[str, Any] = {
         "global_batch_tokens": batch,
         "steps": steps,
         "tokens": None,  # steps says it from here on
         "micro_batch": micro,
-        "validate_every": train.validate_every or max(steps // 10, 1),
+        "validate_every": validate_every,
         "schedule": train.schedule.model_copy(
             update={"warmup_steps": max(min(int(steps * WARMUP_SHARE), WARMUP_LIMIT), 1) if warmup is None else warmup}
         ),
@@ -101,11 +109,36 @@ def resolve(
         ),
     }
     checkpoint = recipe.checkpoint.model_copy(
-        update={"every": recipe.checkpoint.every or min(max(steps // 10, 1), 1000)}
+        update={"every": recipe.checkpoint.every or min(math.ceil(steps / 10), 1000)}
     )
-    return recipe.model_copy(
-        update={"model": model, "train": train.model_copy(update=filled), "checkpoint": checkpoint}
-    )
+    changed = {
+        "model": model,
+        "train": train.model_copy(update=filled),
+        "checkpoint": checkpoint,
+        "evaluate": recipe.evaluate.model_copy(update={"max_tokens": scored}),
+    }
+    return recipe.model_copy(update=changed)
+
+
+def _validations(recipe: Recipe, steps: int, tokens: int, held_out_tokens: int | None) -> tuple[int, int]:
+    """Steps between the validations of a run that reads so many tokens, and tokens of each at the most."""
+    train, scored = recipe.train, recipe.evaluate.max_tokens
+    budget = int(VALIDATION_SHARE / FORWARD_SHARE * tokens)
+    whole = min(scored or VALIDATION_TOKENS, held_out_tokens or VALIDATION_TOKENS)
+    count = min(max(budget // whole, MIN_VALIDATIONS), MAX_VALIDATIONS)
+    every = train.validate_every or math.ceil(steps / count)
+    if scored is None and train.minutes is not None:
+        scored = min(max(budget * every // steps, recipe.tokens.sequence_length), VALIDATION_TOKENS)
+    return every, scored or VALIDATION_TOKENS
+
+
+def validation_share(resolved: Recipe, held_out_tokens: int | None) -> float:
+    """Time of the validations as a share of that of the steps, by their tokens. held_out_tokens: None where they are not
+    known; then only a run that is given minutes has a share, which was derived from them."""
+    train, scored = resolved.train, resolved.evaluate.max_tokens
+    assert train.validate_every is not None and scored is not None, "the recipe is resolved"
+    tokens = min(scored, held_out_tokens if held_out_tokens is not None else scored if train.minutes else 0)
+    return FORWARD_SHARE * tokens / (train.validate_every * (train.global_batch_tokens or 1))
 
 
 def _with(recipe: Recipe, **changes: Any) -> Recipe:

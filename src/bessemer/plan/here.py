@@ -22,9 +22,8 @@ MOST_MICRO_BATCHES = 256  # of a simulated schedule; more change nothing that is
 
 def keys(recipe: Recipe, config: ModelConfig, plan: cost.Plan, *, devices: int, recomputed: int) -> dict[str, Any]:
     """What a plan of a resolved recipe comes to by the common names. devices: that share its work; recomputed: blocks."""
-    seconds = plan.tokens / plan.tokens_per_second
     again = cost.recomputed_flops_per_token(recipe, config, recomputed)
-    hours = seconds / 3600 * devices
+    hours = plan.seconds / 3600 * devices
     price = recipe.cluster.price
     model_rate = plan.flops_per_token * plan.tokens_per_second / devices
     return {
@@ -33,7 +32,7 @@ def keys(recipe: Recipe, config: ModelConfig, plan: cost.Plan, *, devices: int, 
         "model_tflops_per_device": model_rate / 1e12,
         "hfu": plan.mfu * (1.0 + again / plan.flops_per_token),
         "bubble": bubble(recipe),
-        "days": seconds / 86_400,
+        "days": plan.seconds / 86_400,
         "device_hours": hours,
         "cost": None if price is None else hours * price,
         "layout": layout(recipe),

@@ -38,7 +38,7 @@ LENGTHS = ((9, 1024), (6, 512), (0, 256))  # from this depth on
 MIN_LENGTH, MIN_SEQUENCES = 16, 32
 MAX_EPOCHS, DECAY_PER_EPOCH, DECAY, MAX_DECAY = 20.0, 0.15, 0.1, 3.0
 UPDATES, MIN_BATCH_TOKENS = 4000, 512
-STEPS_SHARE = 0.92  # of train.minutes that goes into steps; the rest is validation and saving
+STEPS_SHARE = 0.92  # of train.minutes that goes into steps, about; the rest is validation and saving
 # The least text on which a model was measured ahead of a byte 5-gram trained on the same; with less, nothing is known.
 BEATS_NGRAM_BYTES = 50_000
 

@@ -65,8 +65,8 @@ class Train(Section):
     minutes: float | None = Field(
         None,
         gt=0,
-        description="Wall time to train for, instead of steps: the step is measured once on this machine and the "
-        "number of steps written into the run folder's recipe.",
+        description="Wall time of the training, its validations and checkpoints included, instead of steps: the step is "
+        "measured once on this machine and the number of steps written into the run folder's recipe.",
     )
     revised: tuple[Revision, ...] = Field(
         (),
@@ -144,7 +144,10 @@ class Train(Section):
         "block; 0: none.",
     )
     validate_every: int | None = Field(
-        None, gt=0, description="Steps between validations; left out: a tenth of the steps."
+        None,
+        gt=0,
+        description="Steps between validations; left out: 4 to 10 validations in all, which take about 8% of the "
+        "time at the most where 4 of them do.",
     )
 
     def steps_at(self, step: int) -> int:
@@ -193,8 +196,11 @@ class Checkpoint(Section):
 class Evaluate(Section):
     """What is measured on the held-out documents and shown as samples."""
 
-    max_tokens: Positive = Field(
-        2_000_000, description="Held-out tokens used for a validation during training, at the most."
+    max_tokens: int | None = Field(
+        None,
+        gt=0,
+        description="Held-out tokens used for a validation during training, at the most; left out: 2,000,000, with "
+        "train.minutes as many as keep all validations within about 8% of the time.",
     )
     ngram: bool = Field(True, description="Compare with an interpolated byte 5-gram model trained on the same text.")
     ngram_max_bytes: Positive = Field(

@@ -44,6 +44,14 @@ def vocabulary(recipe: Recipe, folder: Path) -> int:
     return recipe.tokenizer.vocabulary or 32_768
 
 
+def num_tokens(folder: Path) -> dict[str, int]:
+    """Tokens to train on and held out, by the names that plan/dial.py has for them; empty before they are written."""
+    if not (folder / "manifest.json").exists():
+        return {}
+    store = TokenStore.open(folder)
+    return {"unique_tokens": store.train_tokens, "held_out_tokens": store.held_out_tokens}
+
+
 def labels(recipe: Recipe, folder: Path) -> int:
     """Classes of the corpus; before there are tokens, those that the recipe names, two at least."""
     if (folder / "manifest.json").exists():

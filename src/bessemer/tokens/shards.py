@@ -237,6 +237,11 @@ class TokenStore:
         return sum(int(source["train"]["tokens"]) for source in self.manifest["sources"].values())
 
     @property
+    def held_out_tokens(self) -> int:
+        """Tokens held out, of all sources."""
+        return sum(int(source["heldout"]["tokens"]) for source in self.manifest["sources"].values())
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """Names of the sources, in the recipe's order."""
         return tuple(self.manifest["sources"])

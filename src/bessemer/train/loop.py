@@ -92,7 +92,8 @@ def train(
     model_flops = step_flops_per_token(recipe, config)
     again = recomputed_flops_per_token(recipe, config, step.recomputed)
     rates = Rates(model_flops / peak, (model_flops + again) / peak, team)
-    pace = Pace(recipe, run, team, resumed_at, store.train_tokens)
+    scored_tokens = sum(part.inputs.size for part in validation)
+    pace = Pace(recipe, run, team, resumed_at, store.train_tokens, scored_tokens, started)
     batches = pace.batches(loader, position.samples)
     with (
         Saver(recipe, run, step, store) as saver,
@@ -102,7 +103,8 @@ def train(
     ):
         watch = Watch(step, log, recipe.train.watch_every)
         if position.step == 0 and is_continued(recipe):
-            scored = _validate(step, validation, log, position, sizes)  # what the training has to improve on
+            with pace.timing("validation"):  # what the training has to improve on
+                scored = _validate(step, validation, log, position, sizes)
         for batch in observed(rates.timed(batches)):
             sequences = sizes.sequences(position.step)
             gradients = step.gradients(batch, position.scale)
@@ -125,14 +127,14 @@ def train(
             if position.step % recipe.train.log_every == 0 or last:
                 log.write("train", position.step, **_numbers(store, gradients, rate, position, rates, sizes, device))
             if position.step % (recipe.train.validate_every or pace.steps) == 0 or last:
-                scored = _validate(step, validation, log, position, sizes)
+                with pace.timing("validation"):
+                    scored = _validate(step, validation, log, position, sizes)
             asked = stop.asked()
             if saver.is_due(position.step) and not last and asked is None:
-                saver.save(position)
-            advance(
-                sequences * sizes.length,
-                note=f"loss {gradients.loss:.3f}" + (f"  {scored.short}" if scored else ""),
-            )
+                with pace.timing("saving"):
+                    saver.save(position)
+            note = f"loss {gradients.loss:.3f}" + (f"  {scored.short}" if scored else "")
+            advance(sequences * sizes.length, note, sizes.tokens_before(pace.steps))
             if asked and not last:
                 saver.save_now(position)
                 raise Stopped(
@@ -152,7 +154,9 @@ def train(
                 by_rank=by_rank,
             )
         if position.step > resumed_at or checkpoint is None:
-            saver.save_now(position)
+            with pace.timing("saving"):
+                saver.save_now(position)
+            log.write("time", position.step, resumed_at=resumed_at, **pace.taken())
     given = position.given.of_all(team)
     if team.is_first:
         write_json(run.path / "mixture.json", mixture_audit(loader.mixture, given, position.samples))

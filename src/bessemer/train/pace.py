@@ -2,18 +2,22 @@
 
 Before the run a step is timed once, perhaps beside other work, or without it. So the number of steps is decided once more
 early on, when 8% of the time is over, and with a wsd schedule a last time where its stable phase ends: the rate there does not
-depend on how many steps follow. Each decision is recorded in the recipe (train.revised) before the next step, and never taken
-again: with it, a run that is killed and resumed reads the same learning rates and samples as one that is not.
+depend on how many steps follow. The minutes are those of the whole training, and validations and checkpoints, which are timed
+apart from the steps, are counted in what is left. Each decision is recorded in the recipe (train.revised) before the next
+step, and never taken again: with it, a run that is killed and resumed reads the same learning rates and samples as one that
+is not.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
 
 from bessemer.parallel.team import Team
-from bessemer.plan.sizing import STEPS_SHARE
+from bessemer.plan.dial import FORWARD_SHARE, SAVING_SHARE
 from bessemer.recipe import Batches, Recipe, dump
 from bessemer.recipe.optimization import Revision
 from bessemer.run import RunFolder, write_atomic
@@ -24,16 +28,41 @@ EARLY, LATE = 0.08, 0.2  # shares of that time: the first decision, and that aft
 MIN_STEPS, FEW_STEPS, SLOW_START = 24, 3, 2  # steps timed before it; at the least; steps at the start that tell nothing
 
 
-class Pace:
-    """How many steps a run has, and when that is decided once more."""
+@dataclass
+class Timed:
+    """Work between steps: how often it was done, and its seconds in all."""
 
-    def __init__(self, recipe: Recipe, run: RunFolder, team: Team, first: int, unique_tokens: int) -> None:
-        """first: the step it goes on from; unique_tokens: to train on, for train.max_epochs."""
+    count: int = 0
+    seconds: float = 0.0
+
+    @property
+    def each(self) -> float | None:
+        """Mean seconds; None before the first."""
+        return self.seconds / self.count if self.count else None
+
+
+class Pace:
+    """How many steps a run has, and when that is decided once more; what of its time goes into validations and checkpoints."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: RunFolder,
+        team: Team,
+        first: int,
+        unique_tokens: int,
+        scored_tokens: int,
+        started: float,
+    ) -> None:
+        """first: the step it goes on from; unique_tokens: to train on, for train.max_epochs; scored_tokens: of a validation;
+        started: when the training began, by perf_counter."""
         assert recipe.train.steps is not None, "the recipe is resolved"
         self.recipe, self._run, self._team = recipe, run, team
         self.steps, self._sizes = recipe.train.steps, Batches.of(recipe)
         self._first = self._counted_from = first
-        self._mark = self._started = perf_counter()
+        self._scored, self._started, self._mark = scored_tokens, started, perf_counter()
+        self.between = {"validation": Timed(), "saving": Timed()}
+        self._between_at_mark = 0.0
         self._limit = 0
         if recipe.train.max_epochs is not None:
             samples = math.ceil(recipe.train.max_epochs * unique_tokens / self._sizes.length)
@@ -41,7 +70,7 @@ class Pace:
         capped = (recipe.tokens.max_epochs, *(source.max_epochs for source in recipe.corpus.sources))
         # The order of such a mixture is planned over the whole run: other samples would have been read until now.
         self._is_fixed = bool(recipe.tokens.schedule) or any(limit is not None for limit in capped)
-        self._seconds = 60 * (recipe.train.minutes or 0.0) * STEPS_SHARE
+        self._seconds = 60 * (recipe.train.minutes or 0.0)
 
     def batches(self, loader: Reader, samples: int) -> Iterator[Batch]:
         """The batches from where the run stands to its last step, prefetched; samples: consumed before."""
@@ -54,12 +83,29 @@ class Pace:
                 if self.steps != until:
                     break
 
+    @contextmanager
+    def timing(self, what: str) -> Iterator[None]:
+        """Around a validation or the saving of a checkpoint."""
+        began = perf_counter()
+        yield
+        timed = self.between[what]
+        timed.count, timed.seconds = timed.count + 1, timed.seconds + perf_counter() - began
+
+    def taken(self) -> dict[str, float]:
+        """Seconds since the training began, and those of them between the steps."""
+        parts = {what: timed.seconds for what, timed in self.between.items()}
+        return {"seconds": perf_counter() - self._started, **parts}
+
+    def _mark_here(self, step: int) -> None:
+        self._counted_from, self._mark = step, perf_counter()
+        self._between_at_mark = sum(timed.seconds for timed in self.between.values())
+
     def revise(self, step: int) -> bool:
         """After `step` steps: decide how many there are in all, if that is due. Every process calls it; True where the number
         was decided, and the recipe is another one."""
         timed = step - self._counted_from
         if step == self._first + SLOW_START and timed == SLOW_START:
-            self._counted_from, self._mark = step, perf_counter()
+            self._mark_here(step)
             return False
         if (
             not timed
@@ -67,14 +113,35 @@ class Pace:
             or not self._team.any(self._team.is_first and self._is_due(step, timed))
         ):
             return False
-        now = perf_counter()
-        seconds = max(self._team.gather((now - self._mark) / timed))
-        spent = max(self._team.gather(now - self._started)) + self._first * seconds
-        steps = step + max(int((self._seconds - spent) / seconds), 1)
+        now, apart = perf_counter(), sum(one.seconds for one in self.between.values()) - self._between_at_mark
+        mine = (now - self._mark - apart) / timed, now - self._started, *(one.each for one in self.between.values())
+        seconds, spent, validation, saving = (
+            None if None in values else max(values) for values in zip(*self._team.gather(mine), strict=True)
+        )
+        assert seconds is not None and spent is not None
+        steps = step + self._steps_left(step, seconds, spent, validation, saving)
         steps = min(steps, self._limit) if self._limit else steps
         self._decided(step, max(steps, step + 1), seconds)
-        self._counted_from, self._mark = step, now
+        self._mark_here(step)
         return True
+
+    def _steps_left(
+        self, step: int, seconds: float, spent: float, validation: float | None, saving: float | None
+    ) -> int:
+        """Steps that the rest of the time allows, at `seconds` each. spent: since the training began; validation, saving: seconds
+        of one, None before the first."""
+        train, budget = self.recipe.train, self._seconds
+        if validation is None:
+            validation = FORWARD_SHARE * seconds * self._scored / (train.global_batch_tokens or 1)
+        if saving is None:
+            saving, budget = 0.0, budget * (1.0 - SAVING_SHARE)
+        intervals = train.validate_every or self.steps, self.recipe.checkpoint.every or self.steps
+        whole_step = seconds + validation / intervals[0] + saving / intervals[1]
+        # What a resumed run took before; what this step, which is not over, and the last one bring.
+        spent += self._first * whole_step
+        for each, interval in zip((validation, saving), intervals, strict=True):
+            spent += each * (1 + (step % interval == 0))
+        return int((budget - spent) / whole_step)
 
     def _may_decide(self, step: int) -> bool:
         if not self._seconds or self._is_fixed or step >= self.steps - 1:
@@ -88,7 +155,8 @@ class Pace:
         if self.recipe.train.revised:
             return True
         elapsed = perf_counter() - self._started
-        few = elapsed >= LATE * self._seconds and timed >= FEW_STEPS
+        # Where half of the planned steps are done, they were fast, and the run would soon be over.
+        few = timed >= FEW_STEPS and (elapsed >= LATE * self._seconds or 2 * step >= self.steps)
         return few or (elapsed >= EARLY * self._seconds and timed >= MIN_STEPS)
 
     def _decided(self, step: int, steps: int, seconds: float) -> None:
