@@ -564,3 +564,22 @@ def test_a_reader_that_has_seen_enough_is_no_failure(whole: Path) -> None:
     )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=ENVIRONMENT)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path) -> None:
+    from bessemer.run import RunFolder, write_json
+    from bessemer.screens import behind_ngram
+
+    run = RunFolder(tmp_path)
+    assert behind_ngram(run) == ""
+    write_json(run.evaluation, {"bits_per_byte": 2.5, "ngram": {"order": 5, "bits_per_byte": 2.4}})
+    text = '[run]\nname = "x"\n[train]\nsteps = 10\nglobal_batch_tokens = 1024\n'
+    for more, wanted in (
+        ("", "train.steps=40"),
+        ("minutes = 0.5\n", "train.minutes=2"),
+        ("max_epochs = 3.0\n", "more text"),
+    ):
+        run.recipe.write_text(text + more)
+        assert "5-gram" in behind_ngram(run) and wanted in behind_ngram(run)
+    write_json(run.evaluation, {"bits_per_byte": 2.3, "ngram": {"order": 5, "bits_per_byte": 2.4}})
+    assert behind_ngram(run) == ""

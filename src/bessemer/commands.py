@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,20 +36,20 @@ def run(given: argparse.Namespace, finish: Callable[[RunFolder], None] | None = 
     with session.run.writing():
         _restart(given, session)
         say(f"[bold]bessemer[/] {given.recipe} -> {session.run.path}")
-        _say_recipe(Path(given.recipe))
+        _say_recipe(Path(given.recipe), given.overrides)
         stages.run_all(session)
     (finish or run_screen)(session.run)
     return _summary(session)
 
 
-def _say_recipe(path: Path) -> None:
+def _say_recipe(path: Path, overrides: Sequence[str]) -> None:
     """Print the recipe that was made for a folder or a file of text."""
     from rich.markup import escape
 
     from bessemer.recipe import is_text, recipe_for_text
 
     if is_text(path):
-        text = escape(recipe_for_text(path.resolve()).strip()).replace("\n", "\n  ")
+        text = escape(recipe_for_text(path.resolve(), overrides).strip()).replace("\n", "\n  ")
         say(f"[dim]  {text}[/]")
 
 

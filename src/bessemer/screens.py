@@ -106,7 +106,30 @@ def planned_lines(run: RunFolder) -> str:
     return "\n".join(f"  {line}" for line in planned.lines(told)) if told else ""
 
 
+def behind_ngram(run: RunFolder) -> str:
+    """A line about a model that the byte 5-gram predicts better than, and what to do; empty where there is none."""
+    from bessemer.recipe import load
+    from bessemer.run import read_json
+    from bessemer.tokens.outlook import num_tokens
+
+    found = read_json(run.evaluation) if run.evaluation.exists() else {}
+    ngram, score = found.get("ngram"), found.get("bits_per_byte")
+    if ngram is None or score is None or score <= ngram["bits_per_byte"]:
+        return ""
+    recipe = load(run.recipe)
+    train, unique = recipe.train, num_tokens(run.tokens).get("unique_tokens", 0)
+    read = (train.steps or 0) * (train.global_batch_tokens or 0)
+    if train.max_epochs is not None and read >= 0.95 * train.max_epochs * unique:
+        remedy = f"it has read the text {train.max_epochs:g} times; give it more text"
+    else:
+        key, now = ("minutes", train.minutes) if train.minutes is not None else ("steps", train.steps or 1)
+        remedy = f"train longer: bessemer run {run.path} --set train.{key}={4 * now:g}"
+    return f"a byte {ngram['order']}-gram still predicts the held-out text better than this model; {remedy}"
+
+
 def run_screen(run: RunFolder) -> None:
+    if behind := behind_ngram(run):
+        say(f"\n  [yellow]{behind}[/]")
     if compared := planned_lines(run):
         say(f"\n{compared}")
     model = f"\n  model   {run.export}" if run.export.exists() else ""

@@ -42,6 +42,15 @@ def test_memory_is_the_most_that_any_line_says() -> None:
     assert found is not None and found.memory == 150
 
 
+def test_after_a_resume_only_what_came_since_counts() -> None:
+    old = [step(n, 9.0, memory_bytes=500) for n in range(9)] + [{"kind": "memory", "step": 9, "measured": 600}]
+    new = [step(n, 1.0, memory_bytes=300) for n in range(9, 15)] + [{"kind": "memory", "step": 15, "measured": 400}]
+    found = measured([*old, {"kind": "resumed", "step": 9}, *new])
+    assert found is not None and (found.seconds, found.memory) == (1.0, 400)
+    too_few = measured([*old, {"kind": "resumed", "step": 9}, *new[:2]])
+    assert too_few is not None and too_few.memory == 600
+
+
 def test_too_few_steps_are_said(tmp_path: Path) -> None:
     assert measured([step(1, 1.0), step(2, 1.0)]) is None and measured([]) is None
     assert measured([step(1, 1.0), {"kind": "train", "step_seconds": None}, step(3, 1.0), step(4, 1.0)]) is not None
@@ -68,6 +77,13 @@ def test_plan_and_measurement_side_by_side(tmp_path: Path) -> None:
     assert planned.lines(told) == [
         "step    1.10 s planned, 1.00 s measured (median of 5): +10.0%", "memory  90 B planned, 100 B measured: -10.0%",
     ]  # fmt: skip
+    time = {"kind": "time", "step": 8, "resumed_at": 6, "seconds": 4.0, "validation": 1.5, "saving": 0.5}
+    run.metrics.write_text(run.metrics.read_text() + json.dumps(time) + "\n")
+    run.plan.write_text(json.dumps({"seconds": 12.0}))
+    told = planned.of_run(run)
+    assert told is not None and planned.lines(told) == [
+        "time    3.0 s planned, 4.0 s taken (1.5 s validation and 0.5 s saving in it): -25.0%"
+    ]
     run.plan.write_text("{")
     assert planned.of_run(run) is None
 

@@ -197,3 +197,10 @@ def test_differences_name_the_keys() -> None:
     old = recipes.parse(SMALL, "x")
     new = recipes.parse(SMALL, "x", ["train.steps=5", "corpus.rules.min_characters=3"])
     assert recipes.differences(old, new) == ["corpus.rules.min_characters: 200 -> 3", "train.steps: None -> 5"]
+
+
+def test_the_recipe_shown_for_a_folder_has_the_overrides(tmp_path: Path) -> None:
+    shown = recipes.parse(
+        recipes.recipe_for_text(tmp_path, ["run.name=mx", "train.minutes=0.5", "corpus.sources.text.weight=2.0"]), "x"
+    )
+    assert (shown.run.name, shown.train.minutes, shown.corpus.sources[0].weight) == ("mx", 0.5, 2.0)

@@ -136,7 +136,10 @@ class _Derivation:
         few = basis.held_documents < MIN_HELD_OUT_DOCUMENTS or basis.held_bytes > 2 * wanted
         if few and self.recipe.train.objective != "classify":
             share = round(wanted / basis.text_bytes, 4)
-            why = f"{size(wanted)}, a passage of each, as {basis.documents:,} documents are too few to hold out whole ones"
+            why = (
+                f"about {size(wanted)}, a passage of each, cut at the ends of lines, as {basis.documents:,} documents are too "
+                "few to hold out whole ones"
+            )
             self._set("tokens", why, held_out=share, held_out_from="passages")
         else:
             why = f"{size(basis.held_bytes)}, {basis.held_documents:,} of {basis.documents:,} documents"

@@ -91,12 +91,15 @@ def is_text(path: Path) -> bool:
     return path.is_file() and path.name.lower().endswith(TEXT_ENDINGS)
 
 
-def recipe_for_text(path: Path) -> str:
-    """The shortest recipe, for a folder or file of text: its name and one source; all else follows from the text."""
+def recipe_for_text(path: Path, overrides: Sequence[str] = ()) -> str:
+    """The shortest recipe, for a folder or file of text: its name, one source and the overrides; all else follows from the
+    text."""
     source: dict[str, Any] = {"name": "text", "paths": [str(path)]}
     if Path("runs").resolve().is_relative_to(path):
         source["exclude"] = ["runs"]  # what this command writes is not its text
     values = {"run": {"name": _name(path)}, "corpus": {"sources": [source]}}
+    for override in overrides:
+        _override(values, override)
     return tomli_w.dumps(values)
 
 

@@ -8,15 +8,23 @@ from bessemer.errors import BessemerError
 from bessemer.plan.estimate.points import MeasuredRun, measured
 from bessemer.report.data import number, table
 from bessemer.run import RunFolder, read_json, read_json_lines, write_json
-from bessemer.terminal import size
+from bessemer.terminal import duration, size
 
 
-def against_measured(plan: dict[str, Any], found: MeasuredRun) -> dict[str, Any]:
+def against_measured(plan: dict[str, Any], found: MeasuredRun, taken: dict[str, Any] | None = None) -> dict[str, Any]:
     """Planned and measured step time (seconds) and peak memory (bytes); error: of the plan, as a share of what was measured.
 
-    spread: interquartile range of the steps as a share of their median; interval: in which the plan expected a step.
+    spread: interquartile range of the steps as a share of their median; interval: in which the plan expected a step; taken: the
+    line of metrics.jsonl about the time of the whole training, or of what came after its last resume.
     """
     told: dict[str, Any] = {"steps": found.steps}
+    whole = number(plan.get("seconds"))
+    if taken and whole:
+        part = whole * (taken["step"] - taken["resumed_at"]) / taken["step"]
+        told["seconds"] = {
+            "planned": part, "measured": taken["seconds"], "error": part / taken["seconds"] - 1.0,
+            "validation": taken["validation"], "saving": taken["saving"],
+        }  # fmt: skip
     seconds, memory = number(plan.get("step_seconds")), number(table(plan.get("memory_bytes")).get("total"))
     if seconds:
         told["step_seconds"] = {
@@ -34,8 +42,11 @@ def of_run(run: RunFolder) -> dict[str, Any] | None:
         plan = read_json(run.plan) if run.plan.exists() else None
     except BessemerError:
         return None
-    found = measured([row for row in read_json_lines(run.metrics) if isinstance(row, dict)]) if plan else None
-    return against_measured(plan, found) if isinstance(plan, dict) and found is not None else None
+    rows = [row for row in read_json_lines(run.metrics) if isinstance(row, dict)] if plan else []
+    found, taken = measured(rows), [row for row in rows if row.get("kind") == "time"]
+    if not isinstance(plan, dict) or found is None:
+        return None
+    return against_measured(plan, found, taken[-1] if taken else None)
 
 
 def write(run: RunFolder) -> dict[str, Any] | None:
@@ -50,8 +61,12 @@ FILE = "planned_against_measured.json"
 
 
 def lines(told: dict[str, Any]) -> list[str]:
-    """For the terminal: one line for time, one for memory, those that are known."""
+    """For the terminal: one line each for the whole time, a step and memory, those that are known."""
     shown = []
+    if found := told.get("seconds"):
+        between = f"{duration(found['validation'])} validation and {duration(found['saving'])} saving in it"
+        times = f"{duration(found['planned'])} planned, {duration(found['measured'])} taken ({between})"
+        shown.append(f"time    {times}: {found['error']:+.1%}")
     if found := told.get("step_seconds"):
         times = (
             f"{seconds(found['planned'])} planned, {seconds(found['measured'])} measured (median of {told['steps']:,})"

@@ -101,6 +101,8 @@ def train(
         MetricsLog(run, resumed_at, recipe.report.tensorboard) if team.is_first else NoLog() as log,
         progress("training", sizes.tokens_before(pace.steps), "tok", sizes.tokens_before(resumed_at)) as advance,
     ):
+        if resumed_at:
+            log.write("resumed", resumed_at)
         watch = Watch(step, log, recipe.train.watch_every)
         if position.step == 0 and is_continued(recipe):
             with pace.timing("validation"):  # what the training has to improve on

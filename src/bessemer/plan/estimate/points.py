@@ -44,8 +44,12 @@ def of_run(run: RunFolder) -> MeasuredRun:
 def measured(rows: list[dict[str, Any]]) -> MeasuredRun | None:
     """The same from the lines of metrics.jsonl; None when there are too few steps.
 
-    Steps of a batch that is still growing, and those at the start, are left out.
+    Steps of a batch that is still growing, and those at the start, are left out; so are those before the last resume, which
+    another process took, perhaps of another size, where there are enough after it.
     """
+    resumed = [number for number, row in enumerate(rows) if row.get("kind") == "resumed"]
+    if resumed and (since := measured(rows[resumed[-1] + 1 :])) is not None:
+        return since
     steps = [
         row
         for row in rows
