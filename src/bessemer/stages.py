@@ -385,12 +385,11 @@ def _planned(
     micro_batches = (
         (resolved.train.global_batch_tokens or 1) // config.sequence_length // (resolved.train.micro_batch or 1)
     )
+    quick = measure_seconds > 0 and fits and alone.total < free
     quick = (
-        fits
-        and alone.total < free
-        and first.step_seconds * cost.devices_of(resolved, device.is_cuda) / micro_batches < MEASURABLE_SECONDS
+        quick and first.step_seconds * cost.devices_of(resolved, device.is_cuda) / micro_batches < MEASURABLE_SECONDS
     )
-    measured = step_seconds(resolved, config, device, measure_seconds) if quick and measure_seconds > 0 else None
+    measured = step_seconds(resolved, config, device, measure_seconds, blocks) if quick else None
     if measured is None and not device.is_cuda and (machine := machine_of(device, calibration)) is not None:
         predicted = None if cpu.why_not(resolved, config) else cpu.step(resolved, config, machine)
         if predicted is not None:

@@ -65,18 +65,20 @@ def train(
     planned_memory: int = 0,
     observed: Callable[[Iterator[Batch]], Iterator[Batch]] = lambda batches: batches,
     team: Team = ALONE,
+    recomputed: int | None = None,
 ) -> TrainSummary:
     """Train a resolved recipe to its last step, from the newest checkpoint of the run when there is one.
 
     peak: FLOP/s that MFU is measured against, of all processes together; planned_memory: bytes the plan said it would take;
     observed: passes batches on and looks at what happens between them; team: the processes that train together, each of
-    which calls this. Raises Stopped after a stop signal to any of them, with everything saved.
+    which calls this; recomputed: blocks, as planned (None: counted anew). Raises Stopped after a stop signal to any of them,
+    with everything saved.
     """
     started = perf_counter()
     sizes = Batches.of(recipe)
     config = config_of(recipe, store.vocabulary, len(store.labels))
     checkpoint = latest(run.checkpoints, on_damage=warn, team=team)
-    step = _step(recipe, config, device, store, team, resumed=checkpoint is not None)
+    step = _step(recipe, config, device, store, team, checkpoint is not None, recomputed)
     loader = step.task.loader(recipe, store, team.data_rank, team.layout.data)
     if checkpoint is None and recipe.train.start is not None:
         say(f"  {start_from(step, Path(recipe.train.start), store)}")
@@ -171,18 +173,19 @@ def train(
 
 
 def _step(
-    recipe: Recipe, config: ModelConfig, device: Device, store: TokenStore, team: Team, resumed: bool
-) -> TrainStep:
+    recipe: Recipe, config: ModelConfig, device: Device, store: TokenStore, team: Team, resumed: bool, recomputed: int | None
+) -> TrainStep:  # fmt: skip
     """The step with the weights of a fresh start, or with any that a checkpoint will take the place of."""
-    about = device, store.end_of_text, len(store.sources)
     if team.is_alone:
         model = build(config, recipe.run.seed) if resumed else starting_model(recipe, config)
-        return TrainStep(recipe, model, *about)
-    if resumed:
-        return TrainStep(recipe, shell(config), *about, team, lambda name, shape: torch.zeros(shape))
-    if recipe.model.from_ is not None:
-        return TrainStep(recipe, starting_model(recipe, config, team.is_first), *about, team)
-    return TrainStep(recipe, shell(config), *about, team, initial_weights(config, recipe.run.seed))
+        weights = None
+    elif resumed:
+        model, weights = shell(config), lambda name, shape: torch.zeros(shape)
+    elif recipe.model.from_ is not None:
+        model, weights = starting_model(recipe, config, team.is_first), None
+    else:
+        model, weights = shell(config), initial_weights(config, recipe.run.seed)
+    return TrainStep(recipe, model, device, store.end_of_text, len(store.sources), team, weights, recomputed)
 
 
 class Rates:

@@ -18,15 +18,17 @@ WARMUP_STEPS = 3
 MAX_STEPS = 40
 
 
-def step_seconds(recipe: Recipe, config: ModelConfig, device: Device, budget_seconds: float) -> float:
-    """Seconds of a whole training step of a resolved recipe, measured for about `budget_seconds`.
+def step_seconds(
+    recipe: Recipe, config: ModelConfig, device: Device, budget_seconds: float, recomputed: int | None = None
+) -> float:
+    """Seconds of a whole training step of a resolved recipe, measured for about `budget_seconds`; recomputed: blocks, as planned.
 
     A step is its micro-batches and one update; one micro-batch (or two, where they run together) and one update are timed
     (medians), so that a step of many micro-batches is known from a few.
     """
     batch_tokens, micro = recipe.train.global_batch_tokens, recipe.train.micro_batch
     assert batch_tokens is not None and micro is not None, "the recipe is resolved"
-    step = TrainStep(recipe, build(config, recipe.run.seed), device, 0, 1)
+    step = TrainStep(recipe, build(config, recipe.run.seed), device, 0, 1, recomputed=recomputed)
     together = micro_batches_together(recipe, device.place, device.compile)
     batch = step.task.made_up(np.random.default_rng(0), micro * together, config)
     gradients: list[float] = []

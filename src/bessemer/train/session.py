@@ -18,7 +18,7 @@ from bessemer.train import profile as profiles
 from bessemer.train.device import Device
 from bessemer.train.loop import TrainSummary
 from bessemer.train.precision import probe
-from bessemer.train.recompute import base_bytes
+from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
 from bessemer.train.task import config_of
 
 
@@ -36,9 +36,13 @@ def train_here(
     say(f"  on {device.name}, {device.precision}{', compiled' if device.compile else ''}")
     say(f"  {probe(device.arithmetic, device.place)}")
     if not device.is_cuda:
+        devices.release_unused()  # of the plan's measured steps and of earlier stages, else it counts as this training's base
         devices.keep_freed_memory()
         devices.reset_peak_resident()
-    plan = _with_own_base(plan, base_bytes(device))
+    config = config_of(recipe, store.vocabulary, len(store.labels))
+    # This process's own base and blocks: those of the process that planned differ, as after a resume.
+    blocks = blocks_recomputed(recipe, config, device)
+    plan = {**plan, "memory_bytes": memory_of(recipe, config, device, blocks, base_bytes(device)).to_dict()}
     if team.is_first:
         write_json(run.plan, {**read_json(run.plan), "memory_bytes": plan["memory_bytes"]})
     looks = profiles.of(recipe, run.profile, device, done[-1] if done else 0) if profile and team.is_first else None
@@ -50,14 +54,7 @@ def train_here(
         plan["peak_flops"] * devices_of(recipe, device.is_cuda),
         plan["memory_bytes"]["total"],
     )
-    made = loop.train(*arguments, observed=looks, team=team) if looks else loop.train(*arguments, team=team)
+    made = loop.train(*arguments, observed=looks or (lambda batches: batches), team=team, recomputed=blocks)
     if looks and looks.found:
-        profiles.write(looks, recipe, plan, config_of(recipe, store.vocabulary, len(store.labels)), made.recomputed)
+        profiles.write(looks, recipe, plan, config, made.recomputed)
     return made
-
-
-def _with_own_base(plan: dict[str, Any], base: int) -> dict[str, Any]:
-    """The plan with the bytes that this process holds before the model in place of those of the process that planned: a resumed
-    run has another base, and terminal, metrics and report should compare with one figure."""
-    memory = plan["memory_bytes"]
-    return {**plan, "memory_bytes": {**memory, "base": base, "total": memory["total"] - memory["base"] + base}}

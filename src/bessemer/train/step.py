@@ -53,9 +53,10 @@ class TrainStep:
 
     def __init__(
         self, recipe: Recipe, model: Transformer, device: Device, end_of_text: int, num_sources: int,
-        team: Team = ALONE, weights: Weights | None = None,
+        team: Team = ALONE, weights: Weights | None = None, recomputed: int | None = None,
     ) -> None:  # fmt: skip
-        """model: with its values; for a team, what `weights` gives takes their place, and the model may be a shell."""
+        """model: with its values; for a team, what `weights` gives takes their place, and the model may be a shell. recomputed:
+        blocks, as planned before the model took memory; None: what the recipe asks for, counted now."""
         self.settings, self.device, self.team = recipe.train, device, team
         self.end_of_text, self.num_sources = end_of_text, num_sources
         config = model.config
@@ -64,7 +65,7 @@ class TrainStep:
         precisions.apply_flags(device.arithmetic)
         self.batches = Batches.of(recipe)
         self.task = task_of(recipe, config, end_of_text)
-        self.recomputed = recompute.blocks_recomputed(recipe, config, device)
+        self.recomputed = recompute.blocks_recomputed(recipe, config, device) if recomputed is None else recomputed
         self.engine: Engine
         if team.is_alone:
             wide = model.double() if device.arithmetic.weights == torch.float64 else model
