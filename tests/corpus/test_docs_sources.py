@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bessemer.corpus.document import REASONS
-from bessemer.corpus.endings import SUFFIXES
 from bessemer.recipe import parse
+from bessemer.recipe.endings import SUFFIXES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "corpus-sources.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)

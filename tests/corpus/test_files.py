@@ -1,13 +1,15 @@
+import json
 import os
+import re
 import sysconfig
 from pathlib import Path
 
 import pytest
 
-from bessemer.corpus.endings import ending
 from bessemer.corpus.files import by_format, find, listing
 from bessemer.errors import InputError
 from bessemer.recipe import Source
+from bessemer.recipe.endings import ending
 
 
 def source(*paths: str | Path, format: str = "text", **more: object) -> Source:
@@ -49,6 +51,35 @@ def test_without_a_format_the_ending_tells(data: Path) -> None:
     nothing = Source.model_validate({"name": "s", "paths": [str(data / "*.png")]})
     with pytest.raises(InputError, match="no file of a known ending there"):
         find(nothing)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("", b"", r"no file there \(hidden ones aside\)"),
+        (
+            "chapter",
+            b"text",
+            r"""there are 1 of no ending; read them as text: --set 'corpus.sources.s.suffixes=\[""\]'""",
+        ),
+        (
+            "a.log",
+            b"text",
+            r"""there are 1 of .log; read them as text: --set 'corpus.sources.s.suffixes=\["\.log"\]'""",
+        ),
+        ("b.pdf", b"%PDF-1.7", r"b.pdf: the file is a PDF: convert it to text first"),
+        ("c.dat", bytes(9), r"c.dat holds no text but binary data"),
+    ],
+)
+def test_where_nothing_is_read_the_advice_can_be_followed(data: Path, name: str, content: bytes, message: str) -> None:
+    if name:
+        (data / name).write_bytes(content)
+    of = {"name": "s", "paths": [str(data)]}
+    with pytest.raises(InputError, match=message) as caught:
+        find(Source.model_validate(of))
+    if told := re.search("suffixes=(.*)'", str(caught.value)):
+        (file,) = find(Source.model_validate({**of, "suffixes": json.loads(told[1])}))
+        assert list(by_format(Source.model_validate(of), [file])) == ["text"]
 
 
 def test_globs(data: Path) -> None:

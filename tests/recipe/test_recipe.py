@@ -185,6 +185,32 @@ def test_a_missing_recipe_names_the_nearest_shipped_one() -> None:
         recipes.load("none/of/this.toml")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("texts/none", None, "texts/none: no such file or folder$"),
+        ("book.doc", b"\xd0\xcf\x11\xe0", "cannot be read as a recipe.*; if it holds text to train on, name it .txt"),
+        ("notes", b"Dear all,", "not valid TOML.*; if it holds text to train on, name it .txt"),
+        ("my.toml", b"Dear all,", r"not valid TOML: [^;]*$"),
+    ],
+)
+def test_what_is_no_recipe_and_no_text_is_refused(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        recipes.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "b.TXT.gz", "c.csv", "d.json.zst", "e.py", "f.pq", "g.htm"])
+def test_a_file_of_any_kind_that_is_read_stands_for_its_recipe(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    found = recipes.load(tmp_path / name).corpus
+    assert found.sources[0].paths == (str(tmp_path / name),)
+    assert found.rules.max_characters >= 100_000_000  # a book is one document
+
+
 @pytest.mark.parametrize("name", list(recipes.shipped()))
 def test_shipped_recipes_are_valid_and_say_what_they_are(name: str) -> None:
     recipe = recipes.load(name)

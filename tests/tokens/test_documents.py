@@ -169,6 +169,15 @@ def test_a_giant_document_is_cut_in_the_sample(tmp_path: Path) -> None:
     assert longest in (1, documents.SAMPLE_CHARACTERS)
 
 
+def test_one_document_above_the_budget_gives_its_part_of_the_sample(tmp_path: Path) -> None:
+    row = {"source": "a", "text": "one two three\n" * 4000, "path": "", "label": "", "metadata": "{}"}
+    for seed in range(6):  # whatever its hash
+        write(tmp_path / "documents", [{**row, "identity": f"{seed:032x}"}], 8)
+        of = parse(RECIPE.format(sample="corpus", budget=14_000), "test", ["tokens.held_out_from=passages"])
+        sample = "".join(documents.training_sample(of, tmp_path / "documents"))
+        assert 0.9 * 10_500 < len(sample) < 1.1 * 10_500  # a quarter is held out
+
+
 def test_a_few_from_all_over(corpus: tuple[Path, list[dict[str, str]]]) -> None:
     folder, _ = corpus
     found = [int(one.identity, 16) for one in documents.spread(folder, 5, 2)]

@@ -8,16 +8,18 @@ import os
 import stat
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from bessemer.corpus import storage
-from bessemer.corpus.endings import GUESSED, SUFFIXES, TOPICS, ending, guessed_format, has_format
+from bessemer.corpus.first_bytes import SAMPLE_BYTES, foreign_format, unicode_of
 from bessemer.errors import InputError
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import Format
+from bessemer.recipe.endings import GUESSED, SUFFIXES, TOPICS, ending, guessed_format, has_format
 
 PLACEHOLDER = "python://"
 
@@ -89,7 +91,7 @@ def listing(source: Source) -> Listing:
             elif not pattern.startswith(PLACEHOLDER):
                 beside[file.name] = file
         if not matched:
-            raise InputError(_nothing_there(source, pattern, beside.values()))
+            raise InputError(_nothing_there(source, pattern, [*beside.values()]))
         other |= beside
     return Listing(
         [found[name] for name in sorted(found)], [other[name] for name in sorted(other) if name not in found]
@@ -104,15 +106,35 @@ def _files(source: Source, pattern: str, base: Path) -> Iterator[tuple[File, boo
         yield File(entry.path, entry.path, entry.size, entry.mtime_ns, entry.etag), entry.path == pattern
 
 
-def _nothing_there(source: Source, pattern: str, beside: Iterable[File]) -> str:
+def _nothing_there(source: Source, pattern: str, beside: list[File]) -> str:
+    where = f"corpus.sources.{source.name}: {pattern}: "
+    if not beside and os.path.isdir(os.path.expanduser(pattern)):
+        return where + "no file there (hidden ones aside); put text there, or name another folder"
     kind = f"format {source.format}" if source.format else "a known ending"
-    counts = Counter(ending(file.name) for file in beside)
-    there = ", ".join(f"{count} of {name}" for name, count in counts.most_common(5))
+    counts = Counter(ending(file.name) for file in beside).most_common(5)
+    there = "; there are " + ", ".join(f"{count} of {name}" for name, count in counts) if counts else ""
     return (
-        f"corpus.sources.{source.name}: {pattern}: no file of {kind} there; looked for {_shown(_suffixes(source))}"
-        + (f"; there are {there}" if there else "")
-        + "; change paths, format or suffixes"
+        where
+        + f"no file of {kind} there; looked for {_shown(_suffixes(source))}{there}; {_fix(source, beside, counts)}"
     )
+
+
+def _fix(source: Source, beside: list[File], counts: list[tuple[str, int]]) -> str:
+    """What to do where a folder has files, but none that the source reads."""
+    if source.format is not None or not counts:
+        return "change paths, format or suffixes"
+    common = counts[0][0]
+    first = next(file for file in beside if ending(file.name) == common)
+    suffix = os.path.splitext(first.name)[1]
+    head = b""
+    if first.is_regular and not storage.is_remote(first.path):
+        with suppress(OSError), open(first.path, "rb") as file:
+            head = file.read(SAMPLE_BYTES)
+    if foreign := foreign_format(head):
+        return f"{first.name}: {foreign}"
+    if 0 in head and not unicode_of(head)[0]:
+        return f"{first.name} holds no text but binary data"
+    return f"""read them as text: --set 'corpus.sources.{source.name}.suffixes=["{suffix}"]'"""
 
 
 def _suffixes(source: Source) -> tuple[str, ...]:

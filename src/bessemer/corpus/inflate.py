@@ -37,9 +37,6 @@ MAX_EXPANSION = 100
 SUSPECT_BYTES = 1 << 20
 """Less than this is no bomb, however small it was before."""
 
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd"}
-"""By the end of the file's name."""
-
 _STARTS = {
     "gzip": re.compile(rb"\x1f\x8b\x08[\x00-\x1f]"),
     "bzip2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),

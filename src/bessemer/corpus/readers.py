@@ -7,13 +7,13 @@ from typing import BinaryIO
 
 from bessemer.corpus import extract, mediawiki, record_files, storage, tables, warc, webpage
 from bessemer.corpus.document import Record
-from bessemer.corpus.endings import NEVER_COMPRESSED, TOPICS, compression_of
 from bessemer.corpus.first_bytes import decode_text, foreign_format, unicode_of
 from bessemer.corpus.inflate import Damaged, inflate
 from bessemer.corpus.rules.findings import against
 from bessemer.corpus.tables import MAX_RECORD_BYTES, not_utf8
 from bessemer.corpus.units import Piece, Unit
 from bessemer.recipe import Extract, Rules
+from bessemer.recipe.endings import NEVER_COMPRESSED, TOPICS, compression_of
 
 BINARY_BYTES = 8000
 """A file of code with a NUL among its first bytes is none; git looks at as many."""

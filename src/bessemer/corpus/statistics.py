@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bessemer.corpus.document import ADVICE, REASONS
-from bessemer.corpus.endings import ending
 from bessemer.errors import BessemerError
+from bessemer.recipe.endings import ending
 
 EXAMPLES = 4
 """Examples kept for each reason: the first ones by identity, so that they are the same in every build."""

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bessemer.corpus import storage
-from bessemer.corpus.endings import compression_of, without_compression
 from bessemer.corpus.files import File, access, by_format
 from bessemer.corpus.inflate import MAX_EXPANSION, Damaged, Member, inflate
 from bessemer.corpus.record_files import HEAD_BYTES, Look, look
 from bessemer.corpus.tables import MAX_RECORD_BYTES, parquet_layout
 from bessemer.errors import InputError
 from bessemer.recipe import Source
+from bessemer.recipe.endings import compression_of, without_compression
 
 UNIT_BYTES = 4 << 20
 """Small files are read together up to this size, so that a unit is worth handing over and still small in

@@ -18,14 +18,15 @@ from pydantic import BaseModel, ValidationError
 from bessemer import hub
 from bessemer.errors import InputError
 from bessemer.recipe.complaints import complaints
+from bessemer.recipe.endings import guessed_format
 from bessemer.recipe.keys import nearest
 from bessemer.recipe.quality import Quality
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.start import follow_start
 
-TEXT_ENDINGS = (  # of single files that are text to train on
-    ".txt", ".md", ".rst", ".html", ".htm", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".warc", ".warc.gz", ".warc.zst",
-)  # fmt: skip
+LONGEST_TEXT = (
+    100_000_000  # characters of a document in a folder or file that is named in the place of a recipe: a book is one
+)
 HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
 
 
@@ -58,9 +59,11 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
     if path.suffix != ".toml" and not path.exists():
         texts = shipped()
         if str(reference) not in texts:
+            if path.name != str(reference):  # a path: no name of a shipped recipe
+                raise InputError(f"{reference}: no such file or folder")
             near = nearest(str(reference), list(texts))
             raise InputError(
-                f"{reference}: no such recipe file and no shipped recipe of that name"
+                f"{reference}: no such file or folder, and no shipped recipe of that name"
                 + (f"; did you mean {near}?" if near else f"; shipped: {', '.join(texts)}")
             )
         return parse(texts[str(reference)], f"recipe {reference}", overrides)
@@ -69,7 +72,7 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
     except FileNotFoundError:
         raise InputError(f"{path}: no such recipe file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as a recipe: {error}") from None
+        raise InputError(f"{path}: cannot be read as a recipe: {error}{_not_named(path)}") from None
     folder = path.resolve().parent
     recipe = parse(text, str(path), overrides, _name(path) if may_be_unnamed else None, folder)
     return _from_folder(recipe, folder)
@@ -88,7 +91,12 @@ def is_text(path: Path) -> bool:
     if path.is_dir():
         is_run = any((path / name).exists() for name in ("recipe.toml", "corpus/stage.json", "corpus.work"))
         return not is_run and next(path.glob("*/recipe.toml"), None) is None
-    return path.is_file() and path.name.lower().endswith(TEXT_ENDINGS)
+    return path.is_file() and guessed_format(path.name) is not None
+
+
+def _not_named(path: Path) -> str:
+    """What to do about a file that was taken for a recipe by its ending alone."""
+    return "" if path.suffix == ".toml" or not path.is_file() else "; if it holds text to train on, name it .txt"
 
 
 def recipe_for_text(path: Path, overrides: Sequence[str] = ()) -> str:
@@ -97,7 +105,10 @@ def recipe_for_text(path: Path, overrides: Sequence[str] = ()) -> str:
     source: dict[str, Any] = {"name": "text", "paths": [str(path)]}
     if Path("runs").resolve().is_relative_to(path):
         source["exclude"] = ["runs"]  # what this command writes is not its text
-    values = {"run": {"name": _name(path)}, "corpus": {"sources": [source]}}
+    values = {
+        "run": {"name": _name(path)},
+        "corpus": {"sources": [source], "rules": {"max_characters": LONGEST_TEXT}},
+    }
     for override in overrides:
         _override(values, override)
     return tomli_w.dumps(values)
@@ -115,7 +126,7 @@ def parse(
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{where}: not valid TOML: {error}") from None
+        raise InputError(f"{where}: not valid TOML: {error}{_not_named(Path(where))}") from None
     if name is not None and isinstance(run := values.setdefault("run", {}), dict):
         run.setdefault("name", name)
     file = copy.deepcopy(values)

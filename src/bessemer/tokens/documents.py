@@ -159,16 +159,19 @@ def bytes_of_sources(corpus: Path) -> dict[str, int]:
 
 
 def training_sample(recipe: Recipe, corpus: Path) -> Iterator[str]:
-    """Text to train a tokenizer on: documents chosen by the hash of their identity until the budget fits; no held-out one."""
+    """Text to train a tokenizer on: documents chosen by the hash of their identity until the budget fits; no held-out one.
+    Where passages are held out, as of few documents, the beginning of each part of every document."""
     shares = sample_shares(recipe, bytes_of_sources(corpus))
     seed, held_out = recipe.tokens.seed, recipe.tokens.held_out
     for document in documents(corpus):
-        whole = recipe.tokens.held_out_from == "documents"
-        if whole and is_held_out(document.identity, seed, held_out):
-            continue
-        if key_of("bpe", seed, document.identity) < shares[document.source] * 2.0**64:
-            parts = (document,) if whole else passages(document, seed, held_out)
-            yield from (part.text[:SAMPLE_CHARACTERS] for part in parts if not part.is_held_out and part.text)
+        share = shares[document.source]
+        if recipe.tokens.held_out_from == "passages":
+            parts = [part.text for part in passages(document, seed, held_out) if not part.is_held_out and part.text]
+            yield from (text[: min(SAMPLE_CHARACTERS, math.ceil(share * len(text)))] for text in parts)
+        elif not is_held_out(document.identity, seed, held_out) and (
+            key_of("bpe", seed, document.identity) < share * 2.0**64
+        ):
+            yield document.text[:SAMPLE_CHARACTERS]
 
 
 def sample_shares(recipe: Recipe, sizes: dict[str, int]) -> dict[str, float]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 
-from bessemer.corpus.inflate import COMPRESSIONS
 from bessemer.recipe.corpus import Format
+
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd"}
+"""By the end of the file's name."""
 
 CODE_SUFFIXES = (
     ".py", ".pyi", ".pyx", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cu", ".cuh", ".cs", ".java",
