@@ -125,6 +125,17 @@ def test_what_an_override_breaks_is_said_of_the_override(overrides: list[str], c
     assert "my.toml" not in str(caught.value)
 
 
+def test_a_required_key_under_a_wrong_name_is_one_mistake() -> None:
+    with pytest.raises(InputError) as caught:
+        recipes.parse(WIDE + SOURCES.replace('paths = ["a"]', 'path = ["a"]', 1), "my.toml")
+    assert str(caught.value) == "my.toml:15: corpus.sources.a.path: unknown key; did you mean corpus.sources.paths?"
+    with pytest.raises(InputError, match=r"corpus.sources.a.pth: unknown key") as caught:
+        recipes.parse(WIDE + SOURCES.replace('paths = ["a"]', 'qqq = ["a"]\npth = 1', 1), "my.toml")
+    assert "missing" not in str(caught.value)
+    with pytest.raises(InputError, match=r"corpus.sources.a.paths: missing"):
+        recipes.parse(WIDE + SOURCES.replace('paths = ["a"]', 'qqq = ["a"]', 1), "my.toml")
+
+
 def test_what_the_file_breaks_is_said_of_the_file_under_overrides_too() -> None:
     wrong = WIDE + SOURCES + 'weight = "a"\n'  # of the second source
     with pytest.raises(InputError) as caught:
@@ -149,7 +160,11 @@ def test_a_horizon_by_override_takes_the_place_of_the_file_s() -> None:
         ("train.batch_size", "train.global_batch_tokens"), ("train.lr", "train.optimizer.learning_rate"),
         ("optimizer.learning_rate", "train.optimizer.learning_rate"), ("train.warmup", "train.schedule.warmup_steps"),
         ("model.dropuot_path", None), ("model.colour", None), ("train.batch", "train.batch_ramp"), ("corpus.source", "corpus.sources"),
-        ("model.n_layer", "model.layers"), ("train.adam", None),
+        ("model.n_layer", "model.layers"), ("train.adam", None), ("checkpoint.every_steps", "checkpoint.every"),
+        ("corpus.sources.path", "corpus.sources.paths"), ("train.checkpoint_every", "checkpoint.every"),
+        ("corpus.sources.text_column", "corpus.sources.text_key"), ("tokens.seq", "tokens.sequence_length"),
+        ("corpus.sources.file_encoding", "corpus.sources.encoding"), ("tokenizer.vocabulary_size", "tokenizer.vocabulary"),
+        ("corpus.rules.min_length", "corpus.rules.min_characters"), ("train.eval_every", "train.validate_every"), ("corpus.min_characters", "corpus.rules.min_characters"),
     ],
 )  # fmt: skip
 def test_the_nearest_key_is_near_or_none(key: str, near: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bessemer.recipe.keys import did_you_mean, keys
+from bessemer.recipe.keys import did_you_mean, keys, nearest
 from bessemer.recipe.schema import Recipe
 
 Location = tuple[str | int, ...]  # keys of tables, and places in table arrays
@@ -31,8 +31,12 @@ def complaints(
 ) -> Iterator[str]:
     """A line for each mistake. values: what was validated; file: what the TOML `text` of `where` says before overrides."""
     known, in_file = keys(), _in_file(file) if overrides else None
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    meant = {_meant(tuple(item["loc"]), list(known)) for item in items if item["type"] == "extra_forbidden"}
+    for item in items:
         location = tuple(item["loc"])
+        if item["type"] == "missing" and location in meant:
+            continue  # it is there under a wrong name, which is a complaint of its own
         key, what = _key(location, values), _what(item, location, known)
         if in_file is None or (location, item["msg"]) in in_file:
             line = line_of(text, location)
@@ -46,7 +50,7 @@ def complaints(
 
 
 def _what(item: ErrorDetails, location: Location, known: dict[str, Any]) -> str:
-    declared = ".".join(str(part) for part in location if not isinstance(part, int))
+    declared = _declared(location)
     about = known[declared].description if declared in known else None
     kind, message = item["type"], item["msg"][0].lower() + item["msg"][1:]
     if kind == "extra_forbidden":
@@ -60,6 +64,17 @@ def _what(item: ErrorDetails, location: Location, known: dict[str, Any]) -> str:
     elif kind == "string_pattern_mismatch" and about:
         message = f"is not written as it should be ({about.rstrip('.')})"
     return f"{message}, got {item['input']!r}"
+
+
+def _declared(location: Location) -> str:
+    """The dotted name of a place, as the keys are listed: without the places in table arrays."""
+    return ".".join(str(part) for part in location if not isinstance(part, int))
+
+
+def _meant(location: Location, known: Sequence[str]) -> Location:
+    """The place of the key in the same table that an unknown one stands for; () where there is none."""
+    table, _, last = (nearest(_declared(location), known) or "").rpartition(".")
+    return (*location[:-1], last) if table == _declared(location[:-1]) else ()
 
 
 def _in_file(file: dict[str, Any]) -> set[tuple[Location, str]]:

@@ -67,15 +67,33 @@ def nearest(key: str, known: Sequence[str]) -> str | None:
         return OTHER_NAMES[last]
     by_table = sorted(known, key=lambda name: _similarity(table, name.rpartition(".")[0]), reverse=True)
     same = [name for name in by_table if name.rpartition(".")[2] == last]
-    return same[0] if same else _misspelt(last, by_table)
+    return same[0] if same else _of_same_words(key, known) or _misspelt(last, by_table)
 
 
 def _misspelt(last: str, names: Sequence[str]) -> str | None:
     """The name whose last part is alike, or begins with the one that was written."""
-    longer = [name for name in names if len(last) >= 4 and name.rpartition(".")[2].startswith(last)]
+    longer = [name for name in names if len(last) >= 3 and name.rpartition(".")[2].startswith(last)]
     scored = [(_similarity(last, name.rpartition(".")[2]), name) for name in names]
     best = max(scored, key=lambda pair: pair[0], default=(0.0, ""))
     return best[1] if best[0] >= ALIKE else next(iter(longer), None)
+
+
+def _of_same_words(key: str, names: Sequence[str]) -> str | None:
+    """The one name that shares the most words with `key`, at least half and one of its last part: `checkpoint.every` for
+    `checkpoint.every_steps`."""
+    written, last = _words(key), _words(key.rpartition(".")[2])
+    shares = {
+        name: len(written & words) / len(written | words)
+        for name in names
+        if last & _words(name.rpartition(".")[2]) and 2 * len(written & (words := _words(name))) >= len(written | words)
+    }
+    best = [name for name, share in shares.items() if share == max(shares.values())]
+    return best[0] if len(best) == 1 else None
+
+
+def _words(key: str) -> set[str]:
+    """The words of a key, without the s of a plural."""
+    return {word.removesuffix("s") for word in key.replace(".", "_").split("_") if len(word) > 1}
 
 
 def _similarity(one: str, other: str) -> float:
