@@ -12,6 +12,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from rich.markup import escape
+
 from bessemer import derived, interrupt, preflight
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Batches, Parallel, Recipe, digest, dump, load
@@ -34,8 +36,9 @@ class Session:
     accept_changes: bool = False
     told: list[dict[str, Any]] = field(default_factory=list)
 
-    def stage(self, name: str, work: Callable[[], str | None], current: bool = False) -> None:
-        """Do a stage unless it is current, and say what came of it. `work` returns a line, or None: nothing was to do."""
+    def stage(self, name: str, work: Callable[[], str | None], current: bool = False, result: str = "") -> None:
+        """Do a stage unless it is current, and say what came of it. `work` returns a line, or None: nothing was to do; `result`
+        is what an earlier command made, where it is current."""
         interrupt.check()
         started = perf_counter()
         with working(name):
@@ -43,7 +46,7 @@ class Session:
         seconds = perf_counter() - started
         self.told.append({"name": name, "seconds": round(seconds, 3), "skipped": line is None})
         if line is None:
-            say(f"[dim]- {name:<9} unchanged, skipped[/]")
+            say(f"[dim]- {name:<9} unchanged, skipped{result and ': '}{escape(result)}[/]")
         else:
             say(f"[green]✓[/] [bold]{name:<9}[/] {line} [dim]{duration(seconds)}[/]")
         if self.run.path.exists():
@@ -77,10 +80,8 @@ def run_all(session: Session) -> None:
 
 def corpus(session: Session) -> None:
     """Raw sources to clean documents."""
-    from rich.markup import escape
-
     from bessemer.corpus import pipeline
-    from bessemer.corpus.funnel import funnel_lines
+    from bessemer.corpus.funnel import funnel_lines, result_line
     from bessemer.corpus.work import close_work
 
     inputs = pipeline.inputs_digest(session.recipe)
@@ -92,18 +93,20 @@ def corpus(session: Session) -> None:
             session, session.run.corpus, "the sources or their rules have changed since the corpus was built"
         )
 
+    def counted() -> dict[str, Any]:
+        return read_json(session.run.corpus / "statistics.json")
+
     def work() -> str:
         with built_once(session.run.corpus, inputs) as other:
             if other is not None:
                 close_work(session.run)
-                return f"shared with {other}, which was made of the same sources"
-            done = pipeline.build(session.recipe, session.run)
-        names = ", ".join(session.recipe.corpus.sources[n].name for n in range(len(session.recipe.corpus.sources)))
-        return f"{done.documents_kept:,} of {done.documents_in:,} documents kept, {size(done.bytes_kept)} ({names})"
+                return f"shared with {other}, which was made of the same sources: {result_line(counted())}"
+            pipeline.build(session.recipe, session.run)
+        return result_line(counted())
 
-    session.stage("corpus", work, current)
+    session.stage("corpus", work, current, result_line(counted(), not_read=True) if current else "")
     if not current:
-        for line in funnel_lines(read_json(session.run.corpus / "statistics.json")):
+        for line in funnel_lines(counted()):
             say(f"            [dim]{escape(line)}[/]")
 
 

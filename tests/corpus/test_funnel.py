@@ -78,6 +78,12 @@ def test_the_command_shows_the_funnel_and_json_has_all_of_it(
     assert "1 of 2 documents kept" in told
     assert "too_short" in told and "a.jsonl line 2: 10 (limit 200) characters" in told
     assert "files not read" in told
+    assert run_command(["corpus", str(data / "my.toml")]) == 0  # built already
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "unchanged, skipped: 1 of 2 documents kept, 839 B (s), 2 files not read" in line
+    assert run_command(["corpus", str(data / "my.toml"), "--set", "run.name=beside"]) == 0
+    told = capsys.readouterr().err
+    assert "shared with" in told and "the same sources: 1 of 2 documents kept" in told and "files not read" in told
     assert run_command(["corpus", str(data / "my.toml"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["corpus"]
     assert found["totals"]["rejected"] == {"too_short": 1}

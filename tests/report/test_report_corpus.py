@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,6 +143,17 @@ def test_near_duplicates_of_an_older_run_have_no_line(run: RunFolder) -> None:
     assert not figure["shapes"]
     assert [trace["name"] for trace in figure["traces"]] == ["like what stays"]
     assert figure["traces"][0]["x"][-1] == 0.975
+
+
+def test_files_that_were_not_read_are_on_the_page(run: RunFolder) -> None:
+    given: Any = statistics()
+    given["sources"][0]["not_read"] = {".pdf": {"files": 1200, "bytes": 5_000_000, "example": "a/<b>.pdf"}}
+    write_json(run.corpus / "statistics.json", given)
+    html = page.render(read(run))
+    for shown in ("Files not read", ".pdf", "1,200", "5.0 MB", "a/&lt;b&gt;.pdf"):
+        assert shown in html
+    write_json(run.corpus / "statistics.json", statistics())
+    assert "Files not read" not in page.render(read(run))
 
 
 def test_each_reason_stands_beside_a_kept_document_of_its_source(run: RunFolder) -> None:

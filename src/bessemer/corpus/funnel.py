@@ -14,6 +14,16 @@ LINES = 5
 EXAMPLE_CHARACTERS = 100
 
 
+def result_line(statistics: dict[str, Any], not_read: bool = False) -> str:
+    """How many documents were kept of how many, of which sources; not_read: and how many files of their folders were not read."""
+    totals = statistics["totals"]
+    names = ", ".join(source["source"] for source in statistics["sources"])
+    files = totals.get("files_not_read", 0) if not_read else 0
+    ignored = f", {files:,} files not read" if files else ""
+    kept = f"{totals['documents_kept']:,} of {totals['documents_in']:,} documents kept"
+    return f"{kept}, {size(totals['bytes_kept'])} ({names}){ignored}"
+
+
 def funnel_lines(statistics: dict[str, Any]) -> list[str]:
     """Why documents were dropped and which files were not read, most first, in at most LINES lines; none where all of
     it was kept."""

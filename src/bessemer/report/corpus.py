@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bessemer.report.data import RunData, number, table, tables, text
-from bessemer.terminal import duration
+from bessemer.terminal import duration, size
 
 Row = dict[str, Any]
 
@@ -14,6 +14,7 @@ SHOWN_PAIRS = 12
 
 SHOWN_LANGUAGES = 12
 
+SHOWN_ENDINGS = 12  # of files not read, of a source; all stand in statistics.json
 TITLES = {
     "personal_data": "Personal data found",
     "edited_characters": "Characters edited out, by rule",
@@ -28,6 +29,7 @@ def parts(data: RunData) -> Row:
     totals = table(data.statistics.get("totals"))
     return {
         "steps": _steps(sources),
+        "not_read": _not_read(sources),
         "pairs": _pairs(sources),
         "languages": _bars(table(totals.get("languages")), SHOWN_LANGUAGES),
         "tables": [
@@ -72,6 +74,21 @@ def _steps(sources: list[Row]) -> list[Row]:
             "lost": 100.0 * rejected[name] / whole,
         }
         for name in came
+    ]
+
+
+def _not_read(sources: list[Row]) -> list[Row]:
+    """Files of the sources' folders that no source reads, by ending, most first within a source."""
+    return [
+        {
+            "source": text(source.get("source")),
+            "ending": name,
+            "files": f"{number(table(entry).get('files')) or 0:,.0f}",
+            "size": size(number(table(entry).get("bytes")) or 0),
+            "example": text(table(entry).get("example")),
+        }
+        for source in sources
+        for name, entry in list(table(source.get("not_read")).items())[:SHOWN_ENDINGS]
     ]
 
 
