@@ -37,8 +37,8 @@ class Session:
     told: list[dict[str, Any]] = field(default_factory=list)
 
     def stage(self, name: str, work: Callable[[], str | None], current: bool = False, result: str = "") -> None:
-        """Do a stage unless it is current, and say what came of it. `work` returns a line, or None: nothing was to do; `result`
-        is what an earlier command made, where it is current."""
+        """Do a stage unless it is current, and say what came of it. `work` returns a line, or None: nothing was to do;
+        `result`: what there is of one that is current."""
         interrupt.check()
         started = perf_counter()
         with working(name):
@@ -93,21 +93,19 @@ def corpus(session: Session) -> None:
             session, session.run.corpus, "the sources or their rules have changed since the corpus was built"
         )
 
-    def counted() -> dict[str, Any]:
-        return read_json(session.run.corpus / "statistics.json")
+    statistics = session.run.corpus / "statistics.json"
 
     def work() -> str:
         with built_once(session.run.corpus, inputs) as other:
             if other is not None:
                 close_work(session.run)
-                return f"shared with {other}, which was made of the same sources: {result_line(counted())}"
+                return f"shared with {other}, which was made of the same sources: {result_line(read_json(statistics))}"
             pipeline.build(session.recipe, session.run)
-        return result_line(counted())
+        return result_line(read_json(statistics))
 
-    session.stage("corpus", work, current, result_line(counted(), not_read=True) if current else "")
-    if not current:
-        for line in funnel_lines(counted()):
-            say(f"            [dim]{escape(line)}[/]")
+    session.stage("corpus", work, current, result_line(read_json(statistics), not_read=True) if current else "")
+    for line in () if current else funnel_lines(read_json(statistics)):
+        say(f"            [dim]{escape(line)}[/]")
 
 
 def tokens(session: Session) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import random
@@ -113,7 +114,11 @@ def test_examples_from_files_and_runs(documents, tables, tmp_path: Path) -> None
     broken = ['{"text": "unfinished', "[1]", '{"text": 3}', "[" * 100_000, '{"text": "\\ud800 half"}']
     (tmp_path / "good" / "a.jsonl").write_text("\n".join([*lines[:50], *broken, *lines[50:]]))
     (tmp_path / "good" / "b.txt").write_text(good[100])
-    (tmp_path / "good" / "c.txt").write_bytes(b"\xff\xfe not UTF-8")
+    (tmp_path / "good" / "c.txt").write_bytes(b"\xff not UTF-8")
+    (tmp_path / "good" / "d.md.gz").write_bytes(gzip.compress(good[101].encode()))  # as a source of the corpus is read
+    (tmp_path / "good" / "e.csv").write_text(f'id,text\n1,"{good[102]}"\n')
+    (tmp_path / "good" / "f.pdf").write_text("not read")
+    pq.write_table(pa.table({"text": [good[103]]}), tmp_path / "good" / "g.parquet")
     run = tmp_path / "run" / "corpus" / "documents"
     run.mkdir(parents=True)
     bad = [row for row in documents if row[1] == "crawl"]
@@ -122,11 +127,11 @@ def test_examples_from_files_and_runs(documents, tables, tmp_path: Path) -> None
     )
     settings = Quality(high=(str(tmp_path / "good"),), low=(str(tmp_path / "run"),), hash_bits=12)
     found = draw(settings, ("blog",), tables([row for row in documents if row[1] == "blog"]))
-    assert found.there == {str(tmp_path / "good"): 102, str(tmp_path / "run"): 300}
+    assert found.there == {str(tmp_path / "good"): 105, str(tmp_path / "run"): 300}
     assert {text for text, high in zip(found.texts, found.high, strict=True) if high} - {b"? half"} <= {
         text.encode() for text in good
     }
-    assert int(found.high.sum()) == 102
+    assert int(found.high.sum()) == 105
     before = inputs(settings, ("blog",))
     (tmp_path / "good" / "b.txt").write_text("another text")
     assert inputs(settings, ("blog",)) != before
