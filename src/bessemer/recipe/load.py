@@ -105,7 +105,7 @@ def recipe_for_text(path: Path, overrides: Sequence[str] = ()) -> str:
     source: dict[str, Any] = {"name": "text", "paths": [str(path)]}
     if Path("runs").resolve().is_relative_to(path):
         source["exclude"] = ["runs"]  # what this command writes is not its text
-    values = {
+    values: dict[str, Any] = {
         "run": {"name": _name(path)},
         "corpus": {"sources": [source], "rules": {"max_characters": LONGEST_TEXT}},
     }
