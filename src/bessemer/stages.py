@@ -359,7 +359,7 @@ def _planned(
         devices.release_unused()
         devices.keep_freed_memory()
     check_budget(resolved, config, device)
-    peak, base = devices.peak_rate(device), base_bytes(device)
+    base, peak = base_bytes(device), devices.peak_rate(device)
     blocks = blocks_recomputed(resolved, config, device)
 
     def planned(of: Recipe, seconds: float | None) -> cost.Plan:
@@ -386,11 +386,11 @@ def _planned(
     micro_batches = (
         (resolved.train.global_batch_tokens or 1) // config.sequence_length // (resolved.train.micro_batch or 1)
     )
-    quick = measure_seconds > 0 and fits and alone.total < free
-    quick = (
-        quick and first.step_seconds * cost.devices_of(resolved, device.is_cuda) / micro_batches < MEASURABLE_SECONDS
-    )
+    each = first.step_seconds * cost.devices_of(resolved, device.is_cuda) / micro_batches
+    quick = measure_seconds > 0 and fits and alone.total < free and each < MEASURABLE_SECONDS
     measured = step_seconds(resolved, config, device, measure_seconds, blocks) if quick else None
+    if measured is not None and not device.is_cuda:  # the peak's measurement may have met a busy moment
+        peak = max(peak, cost.hardware_flops(resolved, config, blocks) / measured)
     if measured is None and not device.is_cuda and (machine := machine_of(device, calibration)) is not None:
         predicted = None if cpu.why_not(resolved, config) else cpu.step(resolved, config, machine)
         if predicted is not None:

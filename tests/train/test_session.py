@@ -1,10 +1,11 @@
-"""The memory that a run was planned to take is one figure, with what the training process itself held."""
+"""The memory that a run was planned to take is one figure, with what the training process itself held; no MFU is above 1."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from bessemer import stages
@@ -21,14 +22,20 @@ def test_a_process_plans_with_its_own_base(runs: Path, recipe_file: Path) -> Non
     prepared = stages.prepare(session, measure_seconds=0.0)
     memory = prepared.plan["memory_bytes"]
     other = {**memory, "base": 7, "total": memory["total"] - memory["base"] + 7}  # as another process had planned
-    write_json(run.plan, {**read_json(run.plan), "memory_bytes": other})
     freed = torch.ones(75_000_000)  # an earlier stage's, which the heap keeps: it is no part of the training's base
     del freed
     resident = devices.resident_bytes()
-    stages.train(session, stages.Prepared(prepared.recipe, {**prepared.plan, "memory_bytes": other}))
+    slow = {"memory_bytes": other, "peak_flops": 1e6}  # as measured beside a neighbour that took the cores
+    write_json(run.plan, {**read_json(run.plan), **slow})
+    stages.train(session, stages.Prepared(prepared.recipe, {**prepared.plan, **slow}))
 
     planned = read_json(run.plan)
     logged = [row for row in read_json_lines(run.metrics) if row["kind"] == "memory"][-1]
+    trained = [row for row in read_json_lines(run.metrics) if row["kind"] == "train"]
+    assert all(0 < row["mfu"] <= row["hfu"] <= 1 for row in trained), "no step is faster than the peak"
+    assert (
+        planned["peak_flops"] == pytest.approx(max(row.get("peak_flops", 0) for row in trained)) and planned["mfu"] < 1
+    )
     found = of_run(run)
     assert found is not None
     assert planned["memory_bytes"]["base"] > 1e7

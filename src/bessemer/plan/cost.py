@@ -63,6 +63,13 @@ def recomputed_flops_per_token(recipe: Recipe, config: ModelConfig, recomputed: 
     return 2.0 * recomputed * (config.block_matrix_parameters - last) + 4 * config.heads * config.head_dim * seen
 
 
+def hardware_flops(recipe: Recipe, config: ModelConfig, recomputed: int) -> float:
+    """FLOPs of a whole step of a resolved recipe with `recomputed` blocks, the recompute's included."""
+    assert recipe.train.global_batch_tokens is not None, "the recipe is resolved"
+    per_token = step_flops_per_token(recipe, config) + recomputed_flops_per_token(recipe, config, recomputed)
+    return per_token * recipe.train.global_batch_tokens
+
+
 # What one of several processes holds on a CPU beyond its tensors, since blocks of many sizes leave holes in the heap: measured
 # with glibc on models of 1.4M to 79M parameters and micro-batches of 256 to 1,024 tokens, resident memory less live tensors.
 HEAP_SLACK_BYTES = 50_000_000
@@ -132,7 +139,10 @@ def memory(
     per_block = kept_by_a_block(config) * bytes_per_activation + mask_bytes(train.dropout, config)
     chunk = min(loss_chunk(train.loss_chunk, config.vocabulary, is_cuda), tokens)
     # A classifier forms one row of a few logits a text.
-    logits = 0 if config.labels else 2 * 4 * chunk * config.vocabulary + 4 * config.vocabulary * config.width
+    head = config.vocabulary * config.width
+    logits = 0 if config.labels else 2 * 4 * chunk * config.vocabulary + 4 * head
+    if not is_cuda and bytes_per_activation < 4 and not config.labels:
+        logits += 2 * bytes_per_activation * head  # the head's narrow copy, and its gradient before it is added in fp32
     blocks = recomputed if recomputed is not None else 0 if train.recompute == "none" else config.layers
     selected = kept(train.recompute, config) * bytes_per_activation
     activations = tokens * (blocks * selected + 2 * config.width * bytes_per_activation)

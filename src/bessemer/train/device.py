@@ -17,9 +17,13 @@ import torch.utils.deterministic
 
 from bessemer.environment import available_memory
 from bessemer.errors import InputError
+from bessemer.model.product import times_transposed
 from bessemer.plan.cost import peak_flops
 from bessemer.recipe import Train
 from bessemer.train.precision import Precision, apply_flags, chosen
+
+CPU_MATMUL_EDGES = (256, 512, 1024)
+MATMUL_REPEATS, MATMUL_SECONDS = (3, 300), 0.06  # of one size and library: at least and at most, and how long between
 
 
 @dataclass(frozen=True)
@@ -125,22 +129,31 @@ def release_unused() -> None:
             ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def matmul_rate(device: Device, size: int | None = None) -> float:
-    """FLOP/s of a square matrix product in the device's precision (for fp8, in bf16): the best of a few. A CPU's peak
-    for MFU."""
+def matmul_rate(device: Device) -> float:
+    """FLOP/s of square matmuls in the device's precision (for fp8, in bf16): the best of several sizes and repeats.
+
+    On a CPU the peak for MFU: the same libraries and threads as a step's. The best, since other programs on the cores only
+    ever slow a matmul down, and short ones fit between them.
+    """
     apply_flags(device.arithmetic)
-    narrow = 256 if device.dtype.itemsize < 4 else 1024  # most CPUs emulate narrow products, slowly
-    n = size or (8192 if device.is_cuda else narrow)
-    a, b = (torch.randn(n, n, device=device.place, dtype=device.dtype) for _ in range(2))
-    out = torch.empty_like(a)
-    best = float("inf")
-    for _ in range(8):
-        synchronize(device)
-        started = perf_counter()
-        torch.mm(a, b, out=out)
-        synchronize(device)
-        best = min(best, perf_counter() - started)
-    return 2.0 * n**3 / best
+    numbers = torch.Generator(device.place).manual_seed(0)  # not the training's
+    best = 0.0
+    for n in (8192,) if device.is_cuda else CPU_MATMUL_EDGES:
+        a, b = (torch.randn(n, n, device=device.place, generator=numbers).to(device.dtype) for _ in range(2))
+        for product in (times_transposed, torch.mm):
+            seconds: list[float] = []
+            while len(seconds) < MATMUL_REPEATS[0] or (
+                len(seconds) < MATMUL_REPEATS[1] and sum(seconds) < MATMUL_SECONDS
+            ):
+                synchronize(device)
+                started = perf_counter()
+                product(a, b)
+                synchronize(device)
+                seconds.append(perf_counter() - started)
+            best = max(best, 2.0 * n**3 / min(seconds))
+        if not device.is_cuda and min(seconds) > MATMUL_SECONDS:  # narrow types that the CPU emulates
+            break
+    return best
 
 
 def peak_rate(device: Device) -> float:

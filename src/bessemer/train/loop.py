@@ -15,7 +15,6 @@ from bessemer.guard.incidents import record
 from bessemer.guard.judge import GuardState, Verdict, cause, judge
 from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build, shell
-from bessemer.parallel import traffic
 from bessemer.parallel.team import ALONE, Team
 from bessemer.plan.cost import recomputed_flops_per_token, step_flops_per_token
 from bessemer.recipe import Batches, Recipe
@@ -28,6 +27,7 @@ from bessemer.train.audit import Given, mixture_audit
 from bessemer.train.device import Device, memory_in_use
 from bessemer.train.metrics import Log, MetricsLog, NoLog
 from bessemer.train.pace import Pace
+from bessemer.train.rates import Rates
 from bessemer.train.saving import Saver
 from bessemer.train.split import initial_weights
 from bessemer.train.start import is_continued, no_dropout_line, start_from, starting_model
@@ -93,7 +93,7 @@ def train(
     validation = step.task.held_out(recipe, store, recipe.evaluate.max_tokens)
     model_flops = step_flops_per_token(recipe, config)
     again = recomputed_flops_per_token(recipe, config, step.recomputed)
-    rates = Rates(model_flops / peak, (model_flops + again) / peak, team)
+    rates = Rates(model_flops, model_flops + again, peak, device, team, run.plan)
     scored_tokens = sum(part.inputs.size for part in validation)
     pace = Pace(recipe, run, team, resumed_at, store.train_tokens, scored_tokens, started)
     batches = pace.batches(loader, position.samples)
@@ -186,42 +186,6 @@ def _step(
     else:
         model, weights = shell(config), initial_weights(config, recipe.run.seed)
     return TrainStep(recipe, model, device, store.end_of_text, len(store.sources), team, weights, recomputed)
-
-
-class Rates:
-    """Seconds of each step and of its wait for data, and what its processes sent each other."""
-
-    def __init__(self, model_seconds: float, hardware_seconds: float, team: Team) -> None:
-        """model_seconds: of a token at the device's peak rate; hardware_seconds: with what recompute adds."""
-        self.model_seconds, self.hardware_seconds = model_seconds, hardware_seconds
-        self.team, self.data_wait = team, 0.0
-        self._mark, self._sent = perf_counter(), traffic.sent()
-
-    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Pass batches on, and notice how long each was waited for."""
-        self._mark = asked = perf_counter()
-        for batch in batches:
-            self.data_wait, self._sent = perf_counter() - asked, traffic.sent()
-            yield batch
-            asked = self._mark = perf_counter()
-
-    def communicated(self, compiled: bool) -> dict[str, dict[str, int]]:
-        """Bytes that all processes together have sent in the step in hand, by kind; nothing where there is one process, or
-        where they cannot be counted. Every process calls it."""
-        if self.team.is_alone or not traffic.covers(self.team.layout, compiled):
-            return {}
-        return {"communicated_bytes": traffic.sent_by_all(self.team.sum, self._sent)}
-
-    def now(self, batch_tokens: int) -> dict[str, float]:
-        """Rates of the step in hand, of so many tokens: its wait for data included, what comes after it not."""
-        seconds = perf_counter() - self._mark
-        return {
-            "step_seconds": seconds,
-            "tokens_per_second": batch_tokens / seconds,
-            "mfu": self.model_seconds * batch_tokens / seconds,
-            "hfu": self.hardware_seconds * batch_tokens / seconds,
-            "data_wait": self.data_wait,
-        }
 
 
 def _numbers(

@@ -56,5 +56,5 @@ def train_here(
     )
     made = loop.train(*arguments, observed=looks or (lambda batches: batches), team=team, recomputed=blocks)
     if looks and looks.found:
-        profiles.write(looks, recipe, plan, config, made.recomputed)
+        profiles.write(looks, recipe, read_json(run.plan), config, made.recomputed)
     return made
