@@ -109,6 +109,24 @@ def test_the_steps_follow_the_rate_and_so_does_a_resumed_run(
         assert weights(again) == weights(whole) and rates(again) == rates(whole)
 
 
+def test_a_machine_that_slows_down_leaves_the_decay_its_share(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times slower from step 30 on, after the first decision: without a look at the clock nearly nothing is left."""
+    update = TrainStep.update
+
+    def slower(self: TrainStep, step: int, norm: float) -> float:
+        return update(self, step, update(self, step, norm) if step > 30 else norm)
+
+    monkeypatch.setattr(TrainStep, "update", slower)
+    kinds = ("train.schedule.kind=wsd", "train.schedule.decay_share=0.5", "train.schedule.final_share=0.0")
+    whole = trained("slower", 0.01, *kinds)
+    train = load(whole / "recipe.toml").train
+    _early, late = train.revised
+    assert late.at < train.schedule.decay_start(late.planned)
+    found = rates(whole)
+    assert found[late.at] == found[late.at - 1] == max(found.values())
+    assert found[late.at + 1] > 0.7 * found[late.at]  # no fall from the peak to nearly nothing
+
+
 def test_a_run_on_time_and_one_that_is_given_steps_are_left_alone(trained: Any) -> None:
     on_time = RunFolder(trained("on-time", PLANNED, between=PLANNED))
     assert abs((load(on_time.recipe).train.steps or 0) - json.loads(on_time.plan.read_text())["steps"]) <= 6

@@ -1,11 +1,11 @@
 """The number of steps of a run that is given minutes follows its own measured rate.
 
 Before the run a step is timed once, perhaps beside other work, or without it. So the number of steps is decided once more
-early on, when 8% of the time is over, and with a wsd schedule a last time where its stable phase ends: the rate there does not
-depend on how many steps follow. The minutes are those of the whole training, and validations and checkpoints, which are timed
-apart from the steps, are counted in what is left. Each decision is recorded in the recipe (train.revised) before the next
-step, and never taken again: with it, a run that is killed and resumed reads the same learning rates and samples as one that
-is not.
+early on, when 8% of the time is over, and with a wsd schedule a last time where its stable phase ends, or where the time for
+it is over: the rate there does not depend on how many steps follow, and the decay keeps its share of the time. The minutes are
+those of the whole training, and validations and checkpoints, which are timed apart from the steps, are counted in what is
+left. Each decision is recorded in the recipe (train.revised) before the next step, and never taken again: with it, a run that
+is killed and resumed reads the same learning rates and samples as one that is not.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from bessemer.tokens.loader import Batch, Reader, prefetched
 
 EARLY, LATE = 0.08, 0.2  # shares of that time: the first decision, and that after which few steps are enough for it
 MIN_STEPS, FEW_STEPS, SLOW_START = 24, 3, 2  # steps timed before it; at the least; steps at the start that tell nothing
+LOOK_EVERY = 8  # steps between two looks at the clock in the stable phase, as all processes have to agree
 
 
 @dataclass
@@ -149,12 +150,17 @@ class Pace:
         train, taken = self.recipe.train, len(self.recipe.train.revised)
         if taken == 0:
             return True
-        return taken == 1 and train.schedule.kind == "wsd" and step == train.schedule.decay_start(self.steps)
+        start = train.schedule.decay_start(self.steps)
+        return (
+            taken == 1 and train.schedule.kind == "wsd" and (step == start or (step < start and step % LOOK_EVERY == 0))
+        )
 
     def _is_due(self, step: int, timed: int) -> bool:
+        elapsed, schedule = perf_counter() - self._started, self.recipe.train.schedule
         if self.recipe.train.revised:
-            return True
-        elapsed = perf_counter() - self._started
+            before = self._first * (perf_counter() - self._mark) / timed  # of a resumed run
+            is_late = elapsed + before >= (1.0 - schedule.decay_share) * self._seconds
+            return is_late or step == schedule.decay_start(self.steps)
         # Where half of the planned steps are done, they were fast, and the run would soon be over.
         few = timed >= FEW_STEPS and (elapsed >= LATE * self._seconds or 2 * step >= self.steps)
         return few or (elapsed >= EARLY * self._seconds and timed >= MIN_STEPS)
