@@ -76,6 +76,9 @@ def test_an_update_is_adamw_by_hand(recipe_file: Path) -> None:
     assert norm > 0.2
     rate = step.update(0, norm)
     assert rate == pytest.approx(0.01)
+    assert all(parameter.grad is None for parameter in step.model.parameters()), (
+        "a validation or a save takes its memory"
+    )
     for name, parameter in step.model.named_parameters():
         g = gradients[name] * 0.2 / (norm + 1e-6)
         lr = rate * (2.0 if name == "embedding.weight" else 1.0)

@@ -145,6 +145,10 @@ def train(
                     f"stopped by {asked} after step {position.step} of {pace.steps}; everything is saved in {run.path}: "
                     "the same command goes on from there"
                 )
+        if position.step > resumed_at or checkpoint is None:
+            with pace.timing("saving"):
+                saver.save_now(position)
+            log.write("time", position.step, resumed_at=resumed_at, **pace.taken())
         ranks = team.gather(memory_in_use(device))
         peak_memory = max(ranks)
         by_rank = {str(rank): taken for rank, taken in enumerate(ranks)}
@@ -157,10 +161,6 @@ def train(
                 recomputed=step.recomputed,
                 by_rank=by_rank,
             )
-        if position.step > resumed_at or checkpoint is None:
-            with pace.timing("saving"):
-                saver.save_now(position)
-            log.write("time", position.step, resumed_at=resumed_at, **pace.taken())
     given = position.given.of_all(team)
     if team.is_first:
         write_json(run.path / "mixture.json", mixture_audit(loader.mixture, given, position.samples))

@@ -154,6 +154,8 @@ class TrainStep:
         else:
             clip(self.model.parameters(), self.settings.optimizer.clip_norm, grad_norm)
         self.optimizer.step()
+        # Their memory is for what may follow before the next step: a validation, a save.
+        self.optimizer.zero_grad(set_to_none=not data.uses_ddp(self.team))
         if self.average is not None:
             self.average.update(step)
         return rate
