@@ -134,6 +134,10 @@ def test_encoders_are_imported(
         (lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}'), "index.json"),
         (lambda folder: sorted(folder.glob("model-*"))[0].unlink(), "cannot be read"),
         (lambda folder: sorted(folder.glob("model-*"))[0].write_bytes(b"x" * 100), "cannot be read"),
+        (
+            lambda folder: sorted(folder.glob("model-*"))[0].write_text("version https://git-lfs.github.com/spec/v1\noid"),
+            "a pointer of Git LFS, not the weights",
+        ),
         (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "tokenizer_config.json"),
     ],
 )  # fmt: skip

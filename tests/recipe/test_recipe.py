@@ -84,7 +84,7 @@ def test_overrides() -> None:
     recipe = recipes.parse(
         text,
         "x",
-        ["train.steps=50", "run.name=other", "corpus.sources.a.weight=2.5", "train.optimizer.learning_rate=1e-3"],
+        ["train.steps=50", "run.name=other", "corpus.sources.weight=2.5", "train.optimizer.learning_rate=1e-3"],
     )
     assert (recipe.train.steps, recipe.run.name) == (50, "other")
     assert recipe.corpus.sources[0].weight == 2.5
@@ -112,6 +112,7 @@ SOURCES = "".join(f'\n[[corpus.sources]]\nname = "{name}"\nformat = "text"\npath
         (["train.ema=0.5", "model.heads=3"], "--set model.heads=3: model: heads = 3 does not divide width = 32; give"),
         (["train.ema=0.5", "model.heads=3", "model.kv_heads=2"], "--set model.heads=3 --set model.kv_heads=2: model: kv_heads"),
         (["run.seed=2", "corpus.sources.b.weight=a"], "--set corpus.sources.b.weight=a: should be a number, got 'a'"),
+        (["corpus.sources.weight=1"], "there are several; corpus.sources.a.weight, corpus.sources.b.weight"),
         (["corpus.sources.b.weight=1"], "--set corpus.sources.b.weight=1: corpus: source 'a' has no weight"),
         (["run.seed=2", "train.objective=masked"], "--set train.objective=masked: train.objective = masked needs an encoder"),
         (["tokens.schedule=[{from=0.1}]"], "--set tokens.schedule=[{from=0.1}]: tokens.schedule.weights: missing"),

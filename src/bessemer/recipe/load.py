@@ -247,6 +247,11 @@ def _override(values: dict[str, Any], override: str) -> None:
     place: Any = values
     for index, table in enumerate(tables):
         place = _entry(place, table, key, tables[: index + 1])
+    if isinstance(place, list) and all(isinstance(item, dict) for item in place):
+        if len(place) != 1:  # a key of the only one needs no name
+            names = [f"{'.'.join(tables)}.{item.get('name')}.{last}" for item in place]
+            raise InputError(f"--set {override}: there are several; {', '.join(names) or 'none so far'}")
+        place = place[0]
     if not isinstance(place, dict):
         raise InputError(f"--set {override}: {'.'.join(tables)} is not a table")
     place[last] = value

@@ -134,7 +134,12 @@ def gate_inputs(model: Transformer, tokenizer: Tokenizer) -> tuple[Tensor, list[
 def read_tokenizer(source: Path) -> Tokenizer:
     """The tokenizer of a folder, with the end-of-text and the mask token that the folder names."""
     file = file_in(source)
-    tokens = special_tokens(Tokenizer.load_any(file), [source])
+    loaded = Tokenizer.load_any(file)
+    if loaded.vocabulary <= len(loaded.special):
+        raise InputError(
+            f"{file}: only {loaded.vocabulary} special tokens; put the tokenizer there that the model was trained with"
+        )
+    tokens = special_tokens(loaded, [source])
     ends = end_of_text(tokens)
     if ends is None:
         raise InputError(f"{source / 'tokenizer_config.json'}: names no eos_token, the token that ends a text; add it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 from pathlib import Path
@@ -22,6 +23,7 @@ from bessemer.model.transformer import Transformer
 # Buffers of older versions, which a folder may hold and no model reads.
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".position_ids")
 _HEADS = ("head.", "classifier.")  # of our parameters
+LFS_POINTER = b"version https://git-lfs"
 _READ = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -91,7 +93,7 @@ def _require_tensors(
         raise InputError(
             f"{folder}: the weights have no head of a {wanted} (tensor {absent[0]} is missing); a model without its head, or "
             f"with that of another task, is read once transformers has given it one: {wanted}.from_pretrained(FOLDER)"
-            ".save_pretrained(OTHER)"
+            ".save_pretrained(OTHER), and the same with AutoTokenizer"
         )
     if absent:
         near = difflib.get_close_matches(absent[0], extra, n=1)
@@ -171,7 +173,12 @@ class _Folder:
                 for name in opened.keys():  # noqa: SIM118 (not a dict)
                     self._opened[name] = opened
                     self._shapes[name] = tuple(opened.get_slice(name).get_shape())
-            except (OSError, SafetensorError) as error:
+            except (OSError, SafetensorError):
+                with contextlib.suppress(OSError), (folder / file).open("rb") as stream:
+                    if stream.read(len(LFS_POINTER)) == LFS_POINTER:
+                        error = OSError(
+                            "it is a pointer of Git LFS, not the weights: run `git lfs pull` in that folder"
+                        )
                 raise InputError(f"{folder / file}: cannot be read: {error}") from None
 
     @property
