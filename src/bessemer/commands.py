@@ -212,7 +212,8 @@ def import_(given: argparse.Namespace) -> Any:
         )
     found = import_model(source, run, name, given.dir, commit)
     compared = "" if found.logits_max_difference is None else (
-        f": transformers' logits differ by {found.logits_max_difference:.1e}, {found.greedy_tokens_equal} greedy tokens equal"
+        f": transformers' logits differ by {found.logits_max_difference:.1e}"
+        + (f", {found.greedy_tokens_equal} greedy tokens equal" if found.greedy_tokens_equal else "")
     )  # fmt: skip
     say(f"[green]✓[/] {found.architecture} of {amount(found.parameters)} parameters in {run.path}{compared}")
     if found.note:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from bessemer.errors import InputError
 from bessemer.evaluate.generation import Sampling, generate
 from bessemer.model.transformer import Transformer
+from bessemer.tokens.pretrained import chat_template, read_table, template_environment, template_error
 from bessemer.tokens.tokenizer import Tokenizer
 
 Message = dict[str, str]
@@ -82,23 +82,15 @@ class Template:
     """A chat template (Jinja, as in `transformers`) and the strings at which a reply ends."""
 
     def __init__(self, source: str, stops: tuple[str, ...], names: dict[str, str]) -> None:
-        from jinja2 import TemplateSyntaxError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _refuse
-        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False)
-        try:
-            self._template = environment.from_string(source)
-        except TemplateSyntaxError as error:
-            raise InputError(f"chat template: line {error.lineno}: {error.message}") from None
+        if (error := template_error(source)) is not None:
+            raise InputError(f"chat template: {error}")
+        self._template = template_environment().from_string(source)
         self.stops, self._names = stops, names
 
     @classmethod
     def choose(cls, wanted: str | None, folder: Path, tokenizer: Tokenizer) -> Template:
         """The template of a name or a file; none: the one that lies beside the tokenizer, else `plain`."""
-        settings_file = folder / "tokenizer_config.json"
-        settings: dict[str, Any] = json.loads(settings_file.read_text()) if settings_file.exists() else {}
+        settings = read_table(folder / "tokenizer_config.json")
         names = {key: _content(settings.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
         # Any special token of the vocabulary ends a reply: that is what they are for.
         marks = tuple(dict.fromkeys((tokenizer.end_of_text_token, *tokenizer.special.values())))
@@ -109,10 +101,7 @@ class Template:
             if not path.exists():
                 raise InputError(f"--template: {wanted} is neither a file nor one of {', '.join(TEMPLATES)}")
             return cls(path.read_text(encoding="utf-8"), marks, names)
-        own = settings.get("chat_template")
-        if (folder / "chat_template.jinja").exists():
-            own = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-        if isinstance(own, str):
+        if (own := chat_template(folder)) is not None:
             return cls(own, marks, names)
         return cls(TEMPLATES["plain"], (*STOPS["plain"], *marks), names)
 
@@ -128,12 +117,6 @@ class Template:
 
 def _content(token: Any) -> str:
     return str(token["content"]) if isinstance(token, dict) else str(token or "")
-
-
-def _refuse(message: str) -> None:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)
 
 
 def _without_beginning_of(text: str, stops: tuple[str, ...]) -> str:

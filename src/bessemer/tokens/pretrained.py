@@ -11,14 +11,18 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bessemer import hub
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 # What stays with a tokenizer from a folder to a run and to the run's export.
 CARRIED = ("chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
@@ -87,7 +91,8 @@ def read_table(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path}: cannot be read: {reason}") from None
     if not isinstance(found, dict):
         raise InputError(f"{path}: is not a table of settings")
     return found
@@ -119,16 +124,18 @@ def ids_of(folder: Path, role: str) -> list[int]:
     if manifest.get(ours) is not None:
         return [int(manifest[ours])]
     for name in ("generation_config.json", "config.json"):
-        value = read_table(folder / name).get(f"{role}_token_id")
-        if value is None:
-            continue
-        ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(number, int) and not isinstance(number, bool) for number in ids):
-            raise InputError(
-                f"{folder / name}: {role}_token_id = {str(value)[:60]} must be a token's id, a whole number"
-            )
-        return [int(number) for number in ids]
+        if (folder / name).exists() and (found := token_ids(folder / name, role)):
+            return found
     return []
+
+
+def token_ids(path: Path, role: str) -> list[int]:
+    """The ids that a JSON file gives a role. Raises InputError on what is no id."""
+    value = read_table(path).get(f"{role}_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in ids):
+        raise InputError(f"{path}: {role}_token_id = {str(value)[:60]} must be a token's id, a whole number")
+    return [int(number) for number in ids]
 
 
 def _names(folder: Path, role: str) -> Iterator[str]:
@@ -153,6 +160,45 @@ def chat_template(folder: Path) -> str | None:
         named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
         found = named.get("default")
     return found if isinstance(found, str) else None
+
+
+def template_environment() -> Environment:
+    """Jinja as `transformers` sets it up for chat templates, with the tags and functions that templates use."""
+    import jinja2.ext
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(jinja2.ext.Extension):
+        """{% generation %} marks the assistant's tokens for training; here it is only what it encloses."""
+
+        tags = {"generation"}  # noqa: RUF012 (jinja's own declaration)
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.filters["tojson"] = lambda value, **options: json.dumps(
+        value, **{"ensure_ascii": False, **{key: options[key] for key in options.keys() & {"indent", "separators"}}}
+    )
+    return environment
+
+
+def template_error(source: str) -> str | None:
+    """Where and why a chat template does not parse; None where it does."""
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        template_environment().from_string(source)
+    except TemplateSyntaxError as error:
+        return f"line {error.lineno}: {error.message}"
+    return None
 
 
 def carry(source: Path, folder: Path) -> None:

@@ -19,7 +19,8 @@ from bessemer.model.gguf.write import TYPES, Described, Ids, architecture_of, wr
 from bessemer.model.huggingface.files import CARD, DTYPES_FILE, RECORD
 from bessemer.model.initialisation import shell
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, read_json, staging, write_atomic, write_json
+from bessemer.run import RunFolder, staging, write_atomic, write_json
+from bessemer.tokens.pretrained import chat_template, read_table
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.card import model_card, source_licence
 from bessemer.train.exported import checkpoints_of, reader
@@ -40,7 +41,7 @@ def export_gguf(recipe: Recipe, run: RunFolder, folder: Path, average: int = 1, 
     vocabulary = vocabulary_of(store.folder / "tokenizer.json", config.vocabulary)
     dtype = dtype or recipe.export.dtype or _source_dtype(run)
     name = f"{recipe.run.name}-{TYPES[dtype]}.gguf"
-    template = _chat_template(store.folder)
+    template = chat_template(store.folder)
     settings = {"license": source_licence(run), "chat_template": template}
     described = Described(recipe.run.name, {key: value for key, value in settings.items() if value})
     model = shell(config)
@@ -53,7 +54,7 @@ def export_gguf(recipe: Recipe, run: RunFolder, folder: Path, average: int = 1, 
 
         ids = Ids(store.framing, store.ends, _pad(run, store))
         tensors = write(model, value, vocabulary, ids, described, staged / name, dtype)
-        generation = _json(run.source / "generation_config.json")
+        generation = read_table(run.source / "generation_config.json")
         stops = [vocabulary.tokens[number] for number in store.ends]
         write_atomic(staged / "Modelfile", modelfile(name, config.positions_length, stops, generation, template))
         check: dict[str, Any] = {
@@ -68,26 +69,12 @@ def export_gguf(recipe: Recipe, run: RunFolder, folder: Path, average: int = 1, 
 
 def _source_dtype(run: RunFolder) -> str:
     """What most tensors of an imported model are in."""
-    found = Counter(_json(run.source / DTYPES_FILE).values())
+    found = Counter(read_table(run.source / DTYPES_FILE).values())
     return found.most_common(1)[0][0] if found else "float32"
 
 
 def _pad(run: RunFolder, store: TokenStore) -> int | None:
     if not (run.source / "config.json").exists():
         return store.end_of_text
-    found = _json(run.source / "config.json").get("pad_token_id")
+    found = read_table(run.source / "config.json").get("pad_token_id")
     return None if found is None else int(found)
-
-
-def _chat_template(folder: Path) -> str | None:
-    path = folder / "chat_template.jinja"
-    found = (
-        path.read_text(encoding="utf-8")
-        if path.exists()
-        else _json(folder / "tokenizer_config.json").get("chat_template")
-    )
-    return found if isinstance(found, str) else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return dict(read_json(path)) if path.exists() else {}

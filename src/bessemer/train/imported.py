@@ -16,9 +16,10 @@ from bessemer.environment import describe
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import ReadCheck, check_read
+from bessemer.model.huggingface.claims import require_classes
 from bessemer.model.huggingface.config import read_config, recipe_keys, to_hugging_face
 from bessemer.model.huggingface.files import keep_files
-from bessemer.model.huggingface.gate import compare_ids, their_framing, their_tokenizer, verify
+from bessemer.model.huggingface.gate import compare_ids, errors_about, their_framing, their_tokenizer, verify
 from bessemer.model.huggingface.read import read_model
 from bessemer.model.transformer import Transformer
 from bessemer.plan import dial
@@ -57,6 +58,7 @@ def import_model(source: Path, run: RunFolder, name: str, directory: str, commit
     found = {path.name for path in run.path.iterdir()} if run.path.is_dir() else set()
     if found - {".lock"}:
         raise InputError(f"{run.path}: holds a run or other files already; choose another name with --name")
+    require_classes(source, read_config(source)[1])
     model = read_model(source)
     config, tokenizer = model.config, read_tokenizer(source)
     if tokenizer.vocabulary > config.vocabulary:
@@ -64,7 +66,9 @@ def import_model(source: Path, run: RunFolder, name: str, directory: str, commit
             f"{source}: the tokenizer has {tokenizer.vocabulary} ids, the model's embedding only {config.vocabulary} "
             "rows; is this the model's own tokenizer?"
         )
-    imported = replace(_compared(source, model, tokenizer, check_read(source, model)), commit=commit)
+    read = check_read(source, model)
+    with errors_about(str(source)):
+        imported = replace(_compared(source, model, tokenizer, read), commit=commit)
     recipe = _recipe(source, run, name, directory, tokenizer)
     try:
         run.path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from bessemer.environment import available_memory
 from bessemer.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.claims import check_claims
 from bessemer.model.huggingface.config import read_config, read_settings, unread_keys
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.gate import quiet_transformers, tolerance_of
@@ -21,6 +22,7 @@ from bessemer.model.huggingface.read import read_model
 from bessemer.model.initialisation import shell
 from bessemer.model.transformer import Transformer
 from bessemer.run import write_json
+from bessemer.terminal import warn
 
 SAMPLE_TOKENS, LONGEST_SAMPLE = 64, 320  # the sample grows to twice a window, where that is not longer
 SHORT_WINDOW = 16  # of both sides, where the model's own is longer than the sample
@@ -63,10 +65,13 @@ def read_checked(folder: Path, config: ModelConfig | None = None, seed: int = 0)
 def check_read(folder: Path, model: Transformer) -> ReadCheck:
     """Compare a model as read with `transformers`' reading of the same folder, on a few random tokens in fp32.
 
+    What is odd in what the folder says beside the computation is warned of.
     Where both do not fit into memory, their first layers are compared; where a window is longer than the sample, both are
     compared with a short window as well.
     """
     own = read_config(folder)[1]
+    for line in check_claims(folder, own):
+        warn(line)
     # What a recipe changes on purpose (a soft cap, say) is not part of what was read.
     head = {name: getattr(model.config, name) for name in ("labels", "pooling", "sequence_length")}
     config = own.with_changes(**head)

@@ -107,7 +107,8 @@ def read_settings(folder: Path) -> Settings:
     except FileNotFoundError:
         raise InputError(f"{path}: not there; `hf:` needs a folder in the Hugging Face layout") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path}: cannot be read: {reason}") from None
 
 
 def written_dropout(config: ModelConfig, trained: Dropout) -> dict[str, float]:

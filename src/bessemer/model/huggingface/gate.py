@@ -7,6 +7,8 @@ tokens, the scores of a padded batch.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -61,7 +63,7 @@ def verify(
     theirs = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder, dtype=torch.float32).eval()
     architecture = to_hugging_face(config, 0)["architectures"][0]
     if type(theirs).__name__ != architecture:
-        raise BessemerError(f"export: transformers loads a {type(theirs).__name__}, not a {architecture}")
+        raise BessemerError(f"transformers loads a {type(theirs).__name__}, not a {architecture}")
     _compare_tensors(ours, theirs)
     difference = _checked(
         _logits(ours, sample),
@@ -92,6 +94,15 @@ def verify(
     )
 
 
+@contextmanager
+def errors_about(what: str) -> Iterator[None]:
+    """Begin the errors of a check with what is checked: an export, or the folder that is imported."""
+    try:
+        yield
+    except BessemerError as error:
+        raise type(error)(f"{what}: {error}") from None
+
+
 def quiet_transformers() -> Any:
     """The library, without its progress bars and without asking the network."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -108,7 +119,7 @@ def their_tokenizer(folder: Path) -> Any:
         return quiet_transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # whatever its code and its validation raise
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{folder}: transformers does not read its tokenizer: {reason[:300]}") from None
+        raise InputError(f"transformers does not read its tokenizer: {reason[:300]}") from None
 
 
 def their_framing(tokenizer: Any) -> Framing:
@@ -125,9 +136,9 @@ def _compare_tensors(ours: Transformer, theirs: Any) -> None:
     loaded = theirs.state_dict()
     for part in parts(ours):
         if part.name not in loaded:
-            raise BessemerError(f"export: transformers' {type(theirs).__name__} has no tensor {part.name}")
+            raise BessemerError(f"transformers' {type(theirs).__name__} has no tensor {part.name}")
         if not torch.equal(loaded[part.name], part.theirs()):
-            raise BessemerError(f"export: tensor {part.name} is not the same after loading it with transformers")
+            raise BessemerError(f"tensor {part.name} is not the same after loading it with transformers")
 
 
 def compare_ids(tokenizer: Any, texts: Texts, framing: Framing) -> None:
@@ -140,7 +151,7 @@ def compare_ids(tokenizer: Any, texts: Texts, framing: Framing) -> None:
             pairs = zip(found["input_ids"], wanted, strict=False)
             place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             raise BessemerError(
-                f"export: transformers' tokenizer gives other ids for the text that begins {text[:60]!r}: "
+                f"transformers' tokenizer gives other ids for the text that begins {text[:60]!r}: "
                 f"{found['input_ids'][place : place + 4]} at position {place}, here {wanted[place : place + 4]}"
             )
 
@@ -191,7 +202,7 @@ def _batch_from_text(ours: Transformer, theirs: Any, tokenizer: Any, texts: Text
             inside = torch.arange(padded.shape[1]) < lengths[:, None]
             found, wanted = found[encoded["attention_mask"].bool()], wanted[inside]
         if found.shape != wanted.shape:
-            raise BessemerError(f"export: a batch of texts gives {list(found.shape)} scores, here {list(wanted.shape)}")
+            raise BessemerError(f"a batch of texts gives {list(found.shape)} scores, here {list(wanted.shape)}")
         _checked(found, wanted, "the scores of a batch of texts")
     return len(texts)
 
@@ -204,7 +215,7 @@ def tolerance_of(wanted: Tensor) -> float:
 def _checked(found: Tensor, wanted: Tensor, what: str, where: Any = lambda: "") -> float:
     worst, tolerance = float((found - wanted).abs().max()), tolerance_of(wanted)
     if not worst <= tolerance:  # a NaN must not pass
-        raise BessemerError(f"export: {what} differ by {worst:.2e}, more than {tolerance:.0e}{where()}")
+        raise BessemerError(f"{what} differ by {worst:.2e}, more than {tolerance:.0e}{where()}")
     return worst
 
 
@@ -240,7 +251,7 @@ def _greedy_equal(ours: Transformer, theirs: Any, prompt: Tensor, may_end: bool 
         chosen, wanted = int(logits.argmax()), int(generated[0, position])
         if logits[chosen] - logits[wanted] > tolerance_of(logits):
             raise BessemerError(
-                f"export: greedy generation differs at token {position - prompt.shape[1]}: {chosen} here, {wanted} in "
+                f"greedy generation differs at token {position - prompt.shape[1]}: {chosen} here, {wanted} in "
                 "transformers"
             )
         text = generated[:, : position + 1]

@@ -168,6 +168,10 @@ class _Folder:
         for file in files:
             if Path(file).name != file:
                 raise InputError(f"{index}: names a file outside its folder: {file}")
+            if not (folder / file).exists():
+                raise InputError(
+                    f"{folder / file}: missing, though model.safetensors.index.json names it; download it again"
+                )
             try:
                 opened: Any = safe_open(folder / file, framework="pt")
                 for name in opened.keys():  # noqa: SIM118 (not a dict)
