@@ -64,7 +64,7 @@ def _shown(recipe: Recipe, store: TokenStore, restored: Restored, found: Validat
         return {"ngram": None, "samples": [], "fill_ins": fill_ins(recipe, store, restored, tokenizer)}
     compares = recipe.evaluate.ngram and found.bits_per_byte is not None
     baseline = ngram_baseline(recipe, store, tokenizer) if compares else None
-    return {"ngram": baseline, "samples": samples(recipe, restored, tokenizer)}
+    return {"ngram": baseline, "samples": samples(recipe, store, restored, tokenizer)}
 
 
 def require_writer(config: ModelConfig) -> None:
@@ -107,13 +107,14 @@ def ngram_baseline(recipe: Recipe, store: TokenStore, tokenizer: Tokenizer) -> d
     }
 
 
-def samples(recipe: Recipe, restored: Restored, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def samples(recipe: Recipe, store: TokenStore, restored: Restored, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """A continuation of each of the recipe's prompts."""
     settings = recipe.evaluate
     found = []
     for number, prompt in enumerate(settings.prompts):
         sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, recipe.run.seed + number)
-        text = complete(restored.step.model, tokenizer, prompt, settings.sample_tokens, sampling)
+        count, model = settings.sample_tokens, restored.step.model
+        text = complete(model, tokenizer, prompt, count, sampling, store.framing, store.ends)
         found.append({"prompt": prompt, "text": text, "temperature": settings.temperature})
     return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import shutil
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from bessemer.tokens.encode import Encoded, Encoder, Item, batches, in_order
 from bessemer.tokens.fertility import Gauge
 from bessemer.tokens.packing import facts, packed_for, write_packs
 from bessemer.tokens.patterns import pattern_of
-from bessemer.tokens.pretrained import tokenizer_file
+from bessemer.tokens.pretrained import carried_files, facts_of, framing_of, tokenizer_file
 from bessemer.tokens.shards import NO_LABEL, TokenStore, token_dtype
 from bessemer.tokens.tokenizer import Tokenizer, Way, mask_token
 from bessemer.tokens.usable import refuse_unusable
@@ -87,7 +88,12 @@ def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
     options = recipe.tokenizer
     read: list[str] = []
     own = [] if options.path is None else [("path", tokenizer_file(options.path))]
-    for key, path in [*own, *(("compare", Path(path)) for path in options.compare)]:
+    beside = carried_files(recipe)  # what an export of this run keeps
+    for key, path in [
+        *own,
+        *(("path", path) for path in beside),
+        *(("compare", Path(path)) for path in options.compare),
+    ]:
         if not path.exists():
             raise InputError(f"tokenizer.{key}: {path}: no such file")
         read.append(hashlib.sha256(path.read_bytes()).hexdigest())
@@ -98,7 +104,11 @@ def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
     theirs = [[source.name, source.format, foreign.facts(source)] for source in recipe.tokens.sources]
     tokens = recipe.tokens  # concatenated, any length is read from the same shards
     packing = [] if tokens.packing == "concatenate" else [[tokens.packing, tokens.sequence_length]]
-    return digest(FORMAT, corpus if recipe.corpus.sources else None, options, read, shape, mixed, theirs, *packing)
+    around = [] if options.path is None else [framing_of(recipe, Tokenizer.load(own[0][1], options.end_of_text))]
+    framing = [[list(one.before), list(one.after)] for one in around if one is not None]
+    return digest(
+        FORMAT, corpus if recipe.corpus.sources else None, options, read, shape, mixed, theirs, *packing, *framing
+    )
 
 
 def mixed_by(recipe: Recipe) -> Any:
@@ -129,6 +139,8 @@ def build(recipe: Recipe, run: RunFolder) -> TokensSummary:
         others = _compared(recipe)
         labels = documents.labels(corpus) if corpus else []
         writers, done = _write_shards(recipe, run, corpus, work, tokenizer, others, labels)
+        for path in carried_files(recipe):
+            shutil.copyfile(path, staged / path.name)
         np.save(staged / "token_bytes.npy", tokenizer.token_bytes())
         manifest = _manifest(recipe, tokenizer, writers, labels, perf_counter() - started, trained)
         manifest["tokenizer"] |= _bytes_of_tokens(tokenizer, done, sample)
@@ -223,7 +235,7 @@ def _write_shards(
         recipe.tokenizer.fertility_bytes / max(text_bytes, 1),
         recipe.tokens.seed,
     )
-    encoder = Encoder(tokenizer, token_bytes, gauge, others)
+    encoder = Encoder(tokenizer, token_bytes, gauge, others, framing_of(recipe, tokenizer))
     number_of = {label: number for number, label in enumerate(labels)}
     writers, done = _writers(recipe, work, tokenizer, bool(labels))
     since = 0
@@ -373,6 +385,7 @@ def _manifest(
             "sha256": tokenizer.sha256,
             "bytes_per_token": text_bytes / max(text_tokens, 1),
             "trained": recipe.tokenizer.path is None,
+            **facts_of(recipe, tokenizer),
         },
         "labels": labels,
         "sources": sources,

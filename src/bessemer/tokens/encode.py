@@ -14,6 +14,7 @@ from bessemer.errors import BessemerError
 from bessemer.tokens.documents import Document
 from bessemer.tokens.fertility import Gauge, Tally
 from bessemer.tokens.foreign import ForeignDocument
+from bessemer.tokens.framing import Framing
 from bessemer.tokens.tokenizer import Tokenizer
 
 BATCH_CHARACTERS = 1 << 20  # of text, or of ids that are there already: what a thread takes at one time
@@ -37,12 +38,14 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encodes batches; threads call it side by side. others: the tokenizers that are compared with this one."""
+    """Encodes batches; threads call it side by side. others: the tokenizers that are compared with this one; framing: ids around
+    each document, the last of them end-of-text or before it."""
 
     tokenizer: Tokenizer
     token_bytes: npt.NDArray[np.int64]
     gauge: Gauge
     others: tuple[Tokenizer, ...] = ()
+    framing: Framing | None = None
 
     def __call__(self, batch: list[Item]) -> Encoded:
         """Encode a batch. Raises BessemerError when the tokens of a reversible tokenizer do not account for every byte."""
@@ -66,7 +69,19 @@ class Encoder:
         self._measure(
             documents, [ids for item, ids in zip(batch, found.ids, strict=True) if isinstance(item, Document)], found
         )
+        if self.framing is not None:
+            found.ids = [
+                self._framed(ids) if isinstance(item, Document) else ids
+                for item, ids in zip(batch, found.ids, strict=True)
+            ]
         return found
+
+    def _framed(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+        assert self.framing is not None
+        before, after = (np.array(part, np.uint32) for part in (self.framing.before, self.framing.after))
+        end = ids[-1:]
+        closed = len(after) > 0 and after[-1] == end[0]
+        return np.concatenate([before, ids[:-1], after[:-1] if closed else after, end])
 
     def _measure(self, documents: list[Document], ids: list[npt.NDArray[np.uint32]], found: Encoded) -> None:
         chosen = [number for number, document in enumerate(documents) if self.gauge.takes(document.identity)]

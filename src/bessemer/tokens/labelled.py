@@ -1,7 +1,9 @@
 """Batches of labelled texts, for a classifier: one document a row, in the same kind of order as training sequences.
 
 A text is an end-of-text token, then the document's tokens, cut to the sequence length; what is left of the row is padded
-with end-of-text tokens. Documents hold none inside, so a text ends where the first one after its first token stands.
+with end-of-text tokens. Documents hold none inside, so a text ends where the first one after its first token stands. Under a
+model that is used with its own ids around a text these take the place of the first end-of-text token, and an encoder's text
+ends with one, which is its separator.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import numpy.typing as npt
 
 from bessemer.errors import BessemerError
 from bessemer.recipe import Recipe
+from bessemer.tokens.framing import Framing
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.mixture import Mixture
@@ -21,8 +24,10 @@ from bessemer.tokens.shards import NO_LABEL, Split, TokenStore
 class Texts:
     """The labelled documents of one source and split, by number."""
 
-    def __init__(self, split: Split, end_of_text: int) -> None:
+    def __init__(self, split: Split, end_of_text: int, framing: Framing | None = None) -> None:
         self._split, self._end_of_text = split, end_of_text
+        around = framing or Framing((end_of_text,))
+        self._offset, self._closed = int(around.before == (end_of_text,)), int(around.after[-1:] == (end_of_text,))
         bounds = [
             base + shard.offsets.astype(np.int64) for shard, base in zip(split.shards, split.starts, strict=False)
         ]
@@ -44,7 +49,8 @@ class Texts:
         """Texts as rows of `length` tokens, padded."""
         rows = np.full((len(numbers), length), self._end_of_text, dtype=np.int64)
         for row, number in zip(rows, numbers, strict=True):
-            self._split.read(int(self.starts[number]), row[1 : 1 + int(self.lengths[number])])
+            end = min(self._offset + int(self.lengths[number]), length - self._closed)
+            self._split.read(int(self.starts[number]), row[self._offset : end])
         return rows
 
     def identity(self, number: int) -> str:
@@ -60,7 +66,7 @@ class LabelledLoader:
         self, store: TokenStore, mixture: Mixture, sequence_length: int, rank: int = 0, world: int = 1
     ) -> None:
         self.mixture, self.sequence_length, self.rank, self.world = mixture, sequence_length, rank, world
-        self._texts = [Texts(store.split(name, "train"), store.end_of_text) for name in mixture.names]
+        self._texts = [Texts(store.split(name, "train"), store.end_of_text, store.framing) for name in mixture.names]
 
     @classmethod
     def of(cls, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> LabelledLoader:
@@ -101,7 +107,7 @@ class LabelledLoader:
 
 def held_out_texts(store: TokenStore, sequence_length: int, max_tokens: int | None = None) -> list[HeldOut]:
     """Every source's held-out texts with their labels; with `max_tokens`, an even part of each source's."""
-    splits = {name: Texts(store.split(name, "heldout"), store.end_of_text) for name in store.sources}
+    splits = {name: Texts(store.split(name, "heldout"), store.end_of_text, store.framing) for name in store.sources}
     total = sequence_length * sum(map(len, splits.values()))
     share = 1.0 if max_tokens is None else min(max_tokens / max(total, 1), 1.0)
     parts = []
@@ -119,5 +125,5 @@ def held_out_texts(store: TokenStore, sequence_length: int, max_tokens: int | No
 def whole_texts(store: TokenStore, sequence_length: int, count: int = 2) -> npt.NDArray[np.int64]:
     """A few held-out texts without padding, (texts, tokens), all cut to the shortest of them."""
     tokens = np.concatenate([part.tokens[:count] for part in held_out_texts(store, sequence_length)])[:count]
-    lengths = 1 + (tokens[:, 1:] != store.end_of_text).sum(axis=1)
+    lengths = 1 + (tokens[:, 1:] != store.end_of_text).sum(axis=1) + len(store.framing.after[-1:])
     return tokens[:, : int(lengths.min())]

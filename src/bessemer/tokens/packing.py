@@ -174,12 +174,18 @@ def _put(sizes: Ints, length: int) -> Ints:
     return bins
 
 
-def documents_of(split: Split) -> tuple[Ints, Ints]:
-    """Where the documents of a split lie in its stream, and their sizes, in tokens."""
+def documents_of(split: Split, skip: int = 0) -> tuple[Ints, Ints]:
+    """Where the documents of a split lie in its stream, and their sizes, in tokens. skip: tokens at the beginning of each."""
     bounds = [base + shard.offsets.astype(np.int64) for shard, base in zip(split.shards, split.starts, strict=False)]
     none = np.zeros(0, dtype=np.int64)
     starts = np.concatenate([none, *(part[:-1] for part in bounds)])
-    return starts, np.concatenate([none, *(part[1:] for part in bounds)]) - starts
+    sizes = np.concatenate([none, *(part[1:] for part in bounds)]) - starts
+    return starts + skip, sizes - skip
+
+
+def _skipped(store: TokenStore) -> int:
+    """Tokens of a document that are no target: the model's own first token, which is then what its first target follows."""
+    return int(bool(store.manifest["tokenizer"].get("prefix")))
 
 
 def write_packs(store: TokenStore, recipe: Recipe) -> dict[str, dict[str, Any]]:
@@ -190,7 +196,7 @@ def write_packs(store: TokenStore, recipe: Recipe) -> dict[str, dict[str, Any]]:
         for source in store.sources:
             for split in ("train", "heldout"):
                 data = pack(
-                    *documents_of(store.split(source, split)), tokens.sequence_length, tokens.packing
+                    *documents_of(store.split(source, split), _skipped(store)), tokens.sequence_length, tokens.packing
                 ).to_bytes()
                 name = f"{source}-{split}.pack"
                 (store.folder / name).write_bytes(data)
@@ -239,7 +245,7 @@ def facts(store: TokenStore, recipe: Recipe) -> dict[str, Any]:
 
 def _facts(store: TokenStore, recipe: Recipe, source: str, name: str) -> dict[str, Any]:
     packing, length, split = recipe.tokens.packing, recipe.tokens.sequence_length, store.split(source, name)
-    starts, sizes = documents_of(split)
+    starts, sizes = documents_of(split, _skipped(store) if packing != "concatenate" else 0)
     if packing == "concatenate":
         sequences = split.num_sequences(length)
         targets, ends = sequences * length, np.minimum(starts + sizes, sequences * length)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bessemer import hub
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
+from bessemer.tokens.framing import Framing
 from bessemer.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ def special_tokens(tokenizer: Tokenizer, folders: Sequence[Path]) -> dict[str, s
     around = tokenizer.framing
     if around.after and not {"eos", "sep"} & found.keys():
         found["sep"] = tokenizer.special.get(around.after[-1], "")
+    if tokenizer.unknown_token is not None:
+        found.setdefault("unk", tokenizer.special.get(tokenizer.unknown_token, ""))
     return {role: content for role, content in found.items() if content}
 
 
@@ -206,6 +209,57 @@ def carry(source: Path, folder: Path) -> None:
     for name in CARRIED:
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
+
+
+def is_continued(recipe: Recipe) -> bool:
+    """Whether a run starts from trained weights whose tokenizer it keeps."""
+    return recipe.tokenizer.path is not None and (recipe.model.from_ is not None or recipe.train.start is not None)
+
+
+def framing_of(recipe: Recipe, tokenizer: Tokenizer) -> Framing | None:
+    """The ids around a text that a run starts from trained weights with: the model's own bos, [CLS] and [SEP], or none.
+
+    None: end-of-text before each, as in a model trained here. A decoder's text goes on, whatever its tokenizer puts after it.
+    """
+    if not is_continued(recipe):
+        return None
+    kept = read_table(folder_of(str(recipe.tokenizer.path)) / "manifest.json").get("tokenizer")
+    around, end = tokenizer.framing, tokenizer.end_of_text
+    if kept is not None:  # of a run of ours
+        around = Framing(tuple(kept.get("prefix") or ()), tuple(kept.get("suffix") or ()))
+        if kept.get("prefix") is None:
+            return None
+    if around.before == (end,):
+        return None
+    if recipe.train.objective == "causal":
+        return Framing(around.before)
+    if not around.before or not around.after:  # a decoder's text, or that of an encoder without tokens of its own
+        return None if set(USUAL["mask"]) & set(tokenizer.special.values()) else Framing(around.before)
+    return Framing(around.before, (*around.after[: -1 if around.after[-1] == end else None], end))
+
+
+def facts_of(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What the manifest of a run's tokens says of the model that it starts from: the ids around a text (prefix, suffix), those at
+    which generation ends, the special tokens by role. Empty for a model of its own."""
+    if not is_continued(recipe):
+        return {}
+    folder, around = folder_of(str(recipe.tokenizer.path)), framing_of(recipe, tokenizer)
+    folders = [folder, *([hub.local_folder(recipe.model.from_, weights=False)] if recipe.model.from_ else [])]
+    kept = read_table(folder / "manifest.json").get("tokenizer", {})
+    ends = kept.get("ends") or [n for one in folders for n in ids_of(one, "eos") if n < tokenizer.vocabulary]
+    found: dict[str, Any] = {"special": special_tokens(tokenizer, folders)}
+    found["ends"] = list(dict.fromkeys([*ends, tokenizer.end_of_text]))
+    return found | ({"prefix": list(around.before), "suffix": list(around.after)} if around is not None else {})
+
+
+def carried_files(recipe: Recipe) -> list[Path]:
+    """The files of CARRIED that lie beside the tokenizer of a model that a run starts from."""
+    if not is_continued(recipe):
+        return []
+    folder = folder_of(str(recipe.tokenizer.path))
+    if recipe.model.from_ is not None and not any((folder / name).exists() for name in CARRIED):
+        folder = hub.local_folder(recipe.model.from_, weights=False)
+    return [folder / name for name in CARRIED if (folder / name).exists()]
 
 
 def followed(recipe: Recipe) -> Recipe:

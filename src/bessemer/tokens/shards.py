@@ -217,6 +217,11 @@ class TokenStore:
         return tuple(self.manifest["tokenizer"].get("ends", (self.end_of_text,)))
 
     @property
+    def special(self) -> dict[str, str]:
+        """Special tokens by role of the model that this run's training starts from; empty for a model of its own."""
+        return dict(self.manifest["tokenizer"].get("special", {}))
+
+    @property
     def counts_bytes(self) -> bool:
         """Whether the tokens account for the bytes of the text, so that bits per byte mean something."""
         return bool(self.manifest["tokenizer"].get("counts_bytes", True))

@@ -75,6 +75,7 @@ def _beside(recipe: Recipe, run: RunFolder, store: TokenStore, config: ModelConf
         store.folder / "tokenizer.json", store.end_of_text, store.framing, store.mask_token, labels, source, dtype,
         card=lambda check: model_card(recipe, run, store, config, step, check),
         dropout=written_dropout(config, recipe.train.dropout) if recipe.train.dropout.is_on else carried_dropout(recipe),
+        special=store.special, ends=store.ends,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, staging, write_atomic, write_json
 from bessemer.tokens.pretrained import chat_template, read_table
 from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.card import model_card, source_licence
 from bessemer.train.exported import checkpoints_of, reader
 
@@ -54,7 +55,8 @@ def export_gguf(recipe: Recipe, run: RunFolder, folder: Path, average: int = 1, 
 
         ids = Ids(store.framing, store.ends, _pad(run, store))
         tensors = write(model, value, vocabulary, ids, described, staged / name, dtype)
-        generation = read_table(run.source / "generation_config.json")
+        kept = run.source if (run.source / "config.json").exists() else store.folder
+        generation = read_table(kept / "generation_config.json")
         stops = [vocabulary.tokens[number] for number in store.ends]
         write_atomic(staged / "Modelfile", modelfile(name, config.positions_length, stops, generation, template))
         check: dict[str, Any] = {
@@ -75,6 +77,7 @@ def _source_dtype(run: RunFolder) -> str:
 
 def _pad(run: RunFolder, store: TokenStore) -> int | None:
     if not (run.source / "config.json").exists():
-        return store.end_of_text
+        own = Tokenizer.load_any(store.folder / "tokenizer.json").id_of(store.special.get("pad", ""))
+        return store.end_of_text if own is None else own
     found = read_table(run.source / "config.json").get("pad_token_id")
     return None if found is None else int(found)

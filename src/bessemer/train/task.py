@@ -91,7 +91,7 @@ def task_of(recipe: Recipe, config: ModelConfig, end_of_text: int) -> Task:
     """The task of a recipe. Raises InputError when the model is of the other kind."""
     objective = recipe.train.objective
     if objective == "classify":
-        return Classify(recipe.train, end_of_text)
+        return Classify(recipe.train, end_of_text, is_encoder=not config.causal)
     if config.causal != (objective == "causal"):
         kind, other = ("a decoder", "an encoder") if config.causal else ("an encoder", "a decoder")
         raise InputError(f"train.objective: {objective} needs {other}, but the model is {kind}; see model.family")
@@ -228,10 +228,11 @@ class Masked:
 
 @dataclass(frozen=True)
 class Classify:
-    """Each text predicts its label."""
+    """Each text predicts its label. is_encoder: a text that begins with a token of its own, not end-of-text, ends with one."""
 
     settings: Train
     end_of_text: int
+    is_encoder: bool = False
     counts_bytes: bool = False
 
     def prepare(self, model: Transformer) -> None:
@@ -270,8 +271,9 @@ class Classify:
         return Batch(0, tokens, np.zeros(rows, dtype=np.int64), targets)
 
     def _lengths(self, inputs_BT: Tensor) -> Tensor:
-        """Tokens of each text: its first is an end-of-text token, and so is what pads it."""
-        return 1 + (inputs_BT[:, 1:] != self.end_of_text).sum(dim=1)
+        """Tokens of each text (`labelled`): its first counts, whatever it is, and end-of-text pads it."""
+        lengths_B = 1 + (inputs_BT[:, 1:] != self.end_of_text).sum(dim=1)
+        return lengths_B + (inputs_BT[:, 0] != self.end_of_text) if self.is_encoder else lengths_B
 
 
 def masker_of(recipe: Recipe, store: TokenStore) -> Masker:

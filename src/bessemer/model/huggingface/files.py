@@ -20,6 +20,8 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import read_config, to_hugging_face
 from bessemer.run import read_json, write_atomic, write_json
 from bessemer.tokens.framing import Framing, with_framing
+from bessemer.tokens.pretrained import chat_template, read_table
+from bessemer.tokens.tokenizer import Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -36,7 +38,8 @@ class Beside:
 
     framing: the ids around a text, None: end-of-text before it; source: an imported model's own files; dtype: of every
     tensor, None: as the source has them, else float32; card: the text of README.md from what the gate measured; dropout:
-    keys of config.json, 0 where left out.
+    keys of config.json, 0 where left out; special: special tokens by role (bos, pad, ...) of the model that a training started
+    from, whose chat template and generation settings lie beside `tokenizer_json`; ends: ids at which generation ends then.
     """
 
     tokenizer_json: Path
@@ -48,6 +51,8 @@ class Beside:
     dtype: torch.dtype | None = None
     card: Callable[[dict[str, Any]], str] | None = None
     dropout: Mapping[str, float] = field(default_factory=dict)
+    special: Mapping[str, str] = field(default_factory=dict)
+    ends: tuple[int, ...] = ()
 
     @property
     def around(self) -> Framing | None:
@@ -75,13 +80,16 @@ def write_files(config: ModelConfig, beside: Beside, folder: Path) -> None:
         _write_source(config, beside, folder)
         return
     settings = to_hugging_face(config, beside.end_of_text) | dict(beside.dropout)
+    own = _special_ids(beside)
+    settings |= {key: own[key] for key in own if key in settings}
     if beside.labels:
         named = {str(number): name for number, name in enumerate(beside.labels)}
         settings |= {"id2label": named, "label2id": {name: int(number) for number, name in named.items()}}
     write_json(folder / "config.json", settings | _dtype_keys(beside.dtype or torch.float32))
     if config.causal and not config.labels:
+        kept = read_table(beside.tokenizer_json.parent / "generation_config.json") if own else {}
         ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), beside.end_of_text)
-        write_json(folder / "generation_config.json", ids)
+        write_json(folder / "generation_config.json", kept | ids | {key: own[key] for key in ids if key in own})
     _write_tokenizer(beside, config, folder)
 
 
@@ -131,6 +139,15 @@ def _write_source(config: ModelConfig, beside: Beside, folder: Path) -> None:
         )
 
 
+def _special_ids(beside: Beside) -> dict[str, Any]:
+    """Keys of config.json for the special tokens of the model that a training started from."""
+    if not beside.special:
+        return {}
+    tokenizer = Tokenizer.load_any(beside.tokenizer_json)
+    found: dict[str, Any] = {f"{role}_token_id": tokenizer.id_of(token) for role, token in beside.special.items()}
+    return found | {"eos_token_id": list(beside.ends) if len(beside.ends) > 1 else beside.ends[0]}
+
+
 def _dtype_keys(dtype: torch.dtype) -> dict[str, str]:
     name = str(dtype).removeprefix("torch.")
     return {"dtype": name, "torch_dtype": name}  # the second for transformers before 4.56
@@ -149,9 +166,10 @@ def _write_tokenizer(beside: Beside, config: ModelConfig, folder: Path) -> None:
     )
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": token,
-        "eos_token": token,
-        "pad_token": token,
+        **(
+            dict.fromkeys(("bos_token", "eos_token", "pad_token"), token) if config.causal or not beside.special else {}
+        ),
+        **{f"{role}_token": name for role, name in beside.special.items()},
         # A classifier reads what it was trained on; anything else reads as far as its positions go.
         "model_max_length": config.sequence_length if config.labels else config.positions_length,
         "model_input_names": inputs,
@@ -163,4 +181,6 @@ def _write_tokenizer(beside: Beside, config: ModelConfig, folder: Path) -> None:
         settings["add_bos_token"] = True
     if beside.mask_token is not None:
         settings["mask_token"] = added[beside.mask_token]
+    if beside.special and (template := chat_template(beside.tokenizer_json.parent)) is not None:
+        write_atomic(folder / "chat_template.jinja", template)
     write_json(folder / "tokenizer_config.json", settings)

@@ -1,0 +1,160 @@
+"""A training that starts from somebody else's model sees and leaves behind what that model is used with: ids around a text,
+chat template, generation settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer as Library
+from tokenizers import processors
+
+from bessemer.cli import run_command
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.tokenizer import Tokenizer
+from tests.conftest import recipe_text, write_text
+
+transformers = pytest.importorskip("transformers")
+TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
+SIZES = {
+    "vocab_size": 405,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+SPECIAL = ["</s>", "<s>", "<pad>", "<end>", "<mask>"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """text/, llama/ (bos, two ends, a chat template), qwen/ (nothing around a text) and roberta/."""
+    folder = tmp_path_factory.mktemp("foreign")
+    write_text(folder / "text")
+    texts = [path.read_text() for path in sorted((folder / "text").rglob("*.*"))]
+    plain = Tokenizer.train(texts, 405, SPECIAL[0], special_tokens=SPECIAL[1:]).to_json()
+    bos, ends = ("<s>", 1), ("</s>", 0)
+    kinds: dict[str, tuple[str, dict[str, Any], Any, dict[str, str]]] = {
+        "llama": ("Llama", {"bos_token_id": 1, "eos_token_id": [0, 3], "pad_token_id": 2, "max_position_embeddings": 64},
+                  processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B", special_tokens=[bos]),
+                  {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}),
+        "qwen": ("Qwen2", {"bos_token_id": None, "num_key_value_heads": 2, "eos_token_id": 3, "pad_token_id": 2, "max_position_embeddings": 64}, None,
+                 {"eos_token": "<end>", "pad_token": "<pad>"}),
+        "roberta": ("Roberta", {"bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 2, "max_position_embeddings": 67,
+                                "type_vocab_size": 1}, processors.RobertaProcessing(ends, bos),
+                    {"bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>",
+                     "mask_token": "<mask>"}),
+    }  # fmt: skip
+    torch.manual_seed(0)
+    for name, (family, settings, around, names) in kinds.items():
+        head = "ForMaskedLM" if name == "roberta" else "ForCausalLM"
+        configuration = getattr(transformers, f"{family}Config")(**SIZES, **settings)
+        model = getattr(transformers, family + head)(configuration)
+        if name != "roberta":
+            model.generation_config = transformers.GenerationConfig(
+                do_sample=True, temperature=0.6, **{key: settings[key] for key in settings if key.endswith("_token_id")}
+            )
+        model.save_pretrained(folder / name)
+        inner = Library.from_str(plain)
+        if around is not None:
+            inner.post_processor = around
+        transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **names).save_pretrained(folder / name)
+        (folder / name / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def run(place: Path, name: str, *overrides: str, start: str = "model.from", label: str = "") -> Path:
+    text = recipe_text(place).replace('name = "small"', f'name = "{name}"').replace("vocabulary = 400\n", "")
+    begin, end = text.index("[model]"), text.index("[train]\n")
+    source = name.partition("-")[0]
+    model = f'[model]\nfrom = "hf:{source}"\n\n' if start == "model.from" else ""
+    text = text[:begin] + model + text[end:]
+    if label:
+        text = text.replace('name = "prose"', 'name = "prose"\nlabel = "prose"').replace(
+            'name = "code"', 'name = "code"\nlabel = "code"'
+        )
+    (place / f"{name}.toml").write_text(text)
+    sets = [part for one in ("train.steps=2", *overrides) for part in ("--set", one)]
+    assert run_command(["run", str(place / f"{name}.toml"), *sets]) == 0
+    return place / "runs" / name
+
+
+def documents(folder: Path) -> list[list[int]]:
+    """The first documents of a run's tokens."""
+    store = TokenStore.open(folder / "tokens")
+    shard = store.split(store.sources[0], "train").shards[0]
+    return [
+        shard.tokens[a:b].tolist() for a, b in zip(shard.offsets[:3].tolist(), shard.offsets[1:4].tolist(), strict=True)
+    ]
+
+
+def test_a_decoder_sees_its_bos_first_and_keeps_its_settings(place: Path) -> None:
+    folder = run(place, "llama")
+    for ids in documents(folder):
+        assert ids[0] == 1 and ids[-1] == 0 and not {0, 1} & set(ids[1:-1])
+    theirs, ours = (transformers.AutoTokenizer.from_pretrained(at) for at in (place / "llama", folder / "export"))
+    assert ours("He was")["input_ids"] == theirs("He was")["input_ids"]
+    assert theirs.special_tokens_map.items() <= ours.special_tokens_map.items()
+    talk = [{"role": "user", "content": "He was"}]
+    assert (
+        ours.apply_chat_template(talk, tokenize=False)
+        == theirs.apply_chat_template(talk, tokenize=False)
+        == "<s>He was</s>"
+    )
+    before, after = (
+        json.loads((at / "generation_config.json").read_text()) for at in (place / "llama", folder / "export")
+    )
+    assert after == before and after["eos_token_id"] == [0, 3] and after["temperature"] == 0.6
+    told = json.loads((folder / "export" / "config.json").read_text())
+    assert (told["bos_token_id"], told["eos_token_id"], told["pad_token_id"]) == (1, [0, 3], 2)
+    # The run itself is used the same way, and so is a run that starts from it, packed or not.
+    assert TokenStore.open(folder / "tokens").ends == (0, 3)
+    more = run(place, "llama-more", f"train.start={folder}", "tokens.packing=best-fit", start="train.start")
+    store = TokenStore.open(more / "tokens")
+    assert store.framing.before == (1,) and store.framing.after == () and store.ends == (0, 3)
+    again = json.loads((more / "export" / "generation_config.json").read_text())
+    assert again == before
+    from bessemer.recipe import load
+    from bessemer.tokens.packed import packed_split
+
+    inputs, targets, starts, _ = packed_split(load(more), store, store.sources[0], "train").rows(np.arange(2))
+    real = starts & (targets >= 0)
+    assert (inputs[real] == 1).any() and not (inputs[real] == 0).any(), (
+        "a document begins with bos, a later piece of it with its own"
+    )
+    assert not (targets == 1).any(), "bos is no target"
+
+
+def test_a_decoder_without_bos_gets_none(place: Path) -> None:
+    folder = run(place, "qwen")
+    assert all(ids[-1] == 3 and 3 not in ids[:-1] for ids in documents(folder))
+    theirs, ours = (transformers.AutoTokenizer.from_pretrained(at) for at in (place / "qwen", folder / "export"))
+    assert ours("He was")["input_ids"] == theirs("He was")["input_ids"]
+    assert (ours.eos_token, ours.pad_token) == ("<end>", "<pad>")
+
+
+@pytest.mark.parametrize("objective", ["masked", "classify"])
+def test_an_encoder_reads_a_text_between_its_own_tokens(place: Path, objective: str) -> None:
+    folder = run(
+        place, f"roberta-{objective}", f"train.objective={objective}", label="yes" if objective == "classify" else ""
+    )
+    assert all(ids[0] == 1 and ids[-1] == 0 and not {0, 1} & set(ids[1:-1]) for ids in documents(folder))
+    theirs, ours = (transformers.AutoTokenizer.from_pretrained(at) for at in (place / "roberta", folder / "export"))
+    assert ours("He was")["input_ids"] == theirs("He was")["input_ids"]
+    assert theirs.special_tokens_map.items() <= ours.special_tokens_map.items()
+    if objective == "classify":
+        from bessemer.recipe import load
+        from bessemer.tokens.labelled import held_out_texts
+        from bessemer.train.task import Classify
+
+        store = TokenStore.open(folder / "tokens")
+        rows = held_out_texts(store, 32)[0].tokens
+        lengths = Classify(load(folder).train, store.end_of_text, is_encoder=True)._lengths(torch.from_numpy(rows))
+        for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
+            assert row[0] == 1 and row[length - 1] == 0 and not {0, 1} & set(row[1 : length - 1]), (
+                "between <s> and </s>"
+            )
