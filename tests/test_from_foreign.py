@@ -4,12 +4,14 @@ chat template, generation settings."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as Library
 from tokenizers import processors
 
@@ -158,3 +160,33 @@ def test_an_encoder_reads_a_text_between_its_own_tokens(place: Path, objective: 
             assert row[0] == 1 and row[length - 1] == 0 and not {0, 1} & set(row[1 : length - 1]), (
                 "between <s> and </s>"
             )
+
+
+@pytest.mark.parametrize(
+    ("source", "overrides", "complaint"),
+    [
+        ("llama", ["train.objective=masked"], "train.objective: masked needs an encoder, but the model is a decoder"),
+        ("roberta", ["tokens.sequence_length=256", "train.micro_batch=1"], "tokens.sequence_length: 256, but"),
+        ("cut", [], "tensor model.norm.weight is missing"),
+        ("nowhere", [], "has no tokenizer"),
+        ("llama", ["train.start=runs/x"], "train.start and model.from both give the starting weights"),
+    ],
+)
+def test_what_cannot_start_is_refused_before_the_corpus_is_read(
+    place: Path, source: str, overrides: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if source == "cut":
+        shutil.copytree(place / "llama", tmp_path / "cut")
+        tensors = load_file(tmp_path / "cut" / "model.safetensors")
+        del tensors["model.norm.weight"]
+        save_file(tensors, tmp_path / "cut" / "model.safetensors", metadata={"format": "pt"})
+    folder = tmp_path / source if source in ("cut", "nowhere") else place / source
+    text = recipe_text(place).replace("vocabulary = 400\n", "").replace('name = "small"', 'name = "never"')
+    begin, end = text.index("[model]"), text.index("[train]\n")
+    (tmp_path / "my.toml").write_text(f'{text[:begin]}[model]\nfrom = "hf:{folder}"\n\n{text[end:]}')
+    if source == "roberta":
+        overrides = [*overrides, "train.objective=masked"]
+    sets = [part for one in (*overrides, f"run.dir={tmp_path / 'runs'}") for part in ("--set", one)]
+    assert run_command(["run", str(tmp_path / "my.toml"), *sets]) == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists(), "nothing is begun"

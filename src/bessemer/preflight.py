@@ -22,6 +22,9 @@ HOPELESS_RATE, HIGH_RATE = 1.0, 0.1  # of a step: matrices start with a standard
 
 def check(recipe: Recipe, run: RunFolder, reference: str) -> None:
     """Raise InputError for a recipe that cannot be trained as it is. reference: the file or name that it was loaded from."""
+    from bessemer.train.start import require_source  # with torch, which the data half does without
+    from bessemer.train.task import config_of, task_of
+
     _one_horizon(recipe, run, reference)
     _tokenizer(recipe)
     has_begun = (run.checkpoints / "latest").exists()
@@ -31,6 +34,10 @@ def check(recipe: Recipe, run: RunFolder, reference: str) -> None:
     labels = outlook.labels(recipe, run.tokens)
     resolved = dial.resolve(recipe, outlook.vocabulary(recipe, run.tokens), labels=labels)
     _learning_rate(resolved)
+    config = config_of(resolved, outlook.vocabulary(recipe, run.tokens), labels)
+    task_of(resolved, config, end_of_text=0)  # the model is of the kind that the objective needs
+    if not has_begun:
+        require_source(resolved, config)
     if not has_begun and (recipe.train.minutes is None or recipe.train.steps is not None):
         require_warmup(resolved)
 
@@ -86,11 +93,16 @@ def _tokenizer(recipe: Recipe) -> None:
 
 
 def _start(recipe: Recipe, start: RunFolder) -> None:
-    """The run that this one starts from is there, and has been trained."""
+    """The run that this one starts from is there, has been trained, and is of this model and tokenizer."""
+    from bessemer.train.start import require_equal_tokenizers
+
     if not start.path.is_dir():
         raise InputError(f"train.start: {start.path}: no such run folder; name the folder of a trained run")
     if not (start.checkpoints / "latest").exists():
         raise InputError(f"train.start: {start.path}: no checkpoint there; name the folder of a trained run")
+    if recipe.tokenizer.path is not None and start.tokens.exists():
+        tokenizer = Tokenizer.load(tokenizer_file(recipe.tokenizer.path), recipe.tokenizer.end_of_text)
+        require_equal_tokenizers(start, tokenizer.sha256)
     found = start_recipe(start.path)
     if found is None:
         return

@@ -13,7 +13,7 @@ from bessemer.hub import local_folder
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import read_checked
 from bessemer.model.huggingface.config import dropout_keys
-from bessemer.model.huggingface.read import read_model
+from bessemer.model.huggingface.read import read_model, require_weights
 from bessemer.model.initialisation import build
 from bessemer.model.transformer import Transformer
 from bessemer.parallel.local import put
@@ -40,15 +40,24 @@ def starting_model(recipe: Recipe, config: ModelConfig, checked: bool = True) ->
     if recipe.model.from_ is None:
         return build(config, recipe.run.seed)
     folder = local_folder(recipe.model.from_)
-    if config.positions == "learned" and recipe.tokens.sequence_length > config.max_positions:
-        raise InputError(
-            f"tokens.sequence_length: {recipe.tokens.sequence_length}, but {folder} has only {config.max_positions} positions"
-        )
     if not checked:
         return read_model(folder, config, recipe.run.seed)
     model, check = read_checked(folder, config, recipe.run.seed)
     say(f"  starting from the weights of {folder}: {check.line}")
     return model
+
+
+def require_source(recipe: Recipe, config: ModelConfig) -> None:
+    """Raise InputError when the folder of model.from lacks this model's tensors, or positions for its sequences. For a model of
+    the hub, its weights are downloaded."""
+    if recipe.model.from_ is None:
+        return
+    folder = local_folder(recipe.model.from_)
+    if config.positions == "learned" and recipe.tokens.sequence_length > config.max_positions:
+        raise InputError(
+            f"tokens.sequence_length: {recipe.tokens.sequence_length}, but {folder} has only {config.max_positions} positions"
+        )
+    require_weights(folder, config)
 
 
 def is_continued(recipe: Recipe) -> bool:
@@ -87,7 +96,7 @@ def start_from(step: TrainStep, folder: Path, store: TokenStore) -> str:
     run = RunFolder(folder)
     if not run.checkpoints.is_dir():
         raise InputError(f"train.start: {folder}: no checkpoints here; name the folder of a trained run")
-    _require_equal_tokenizers(run, store)
+    require_equal_tokenizers(run, store.manifest["tokenizer"]["sha256"])
     checkpoint = latest(run.checkpoints, on_damage=warn) if published(run.checkpoints) else None
     if checkpoint is None:
         raise InputError(
@@ -124,9 +133,9 @@ def start_from(step: TrainStep, folder: Path, store: TokenStore) -> str:
     return f"starting from step {checkpoint.step} of {folder}{head}"
 
 
-def _require_equal_tokenizers(run: RunFolder, store: TokenStore) -> None:
+def require_equal_tokenizers(run: RunFolder, ours: str) -> None:
+    """Raise InputError when a run was trained with another tokenizer than the one of this SHA-256."""
     theirs = TokenStore.open(run.tokens).manifest["tokenizer"]["sha256"]
-    ours = store.manifest["tokenizer"]["sha256"]
     if theirs != ours:
         raise InputError(
             f"train.start: {run.path} was trained with another tokenizer (SHA-256 {theirs}) than this run's ({ours}); set "

@@ -36,9 +36,7 @@ def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -
     """
     family, own = read_config(folder)
     wanted = own if config is None else config
-    tensors = FAMILIES[family].tensors
-    found, new_head = _Folder(folder, tensors.base), wanted.labels > 0 and wanted.labels != own.labels
-    _require_tensors(folder, found, _expected(folder, found, wanted, family), family, wanted, new_head)
+    tensors, found = FAMILIES[family].tensors, require_weights(folder, wanted)
     model = build(wanted, seed)
     for part in parts(model, family=family):
         theirs = found.name_of(part.name)
@@ -47,6 +45,14 @@ def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -
     if model.config.tie_embeddings and not model.config.labels:
         _require_tied(folder, found, tensors, model.embedding.weight)
     return model
+
+
+def require_weights(folder: Path, config: ModelConfig) -> _Folder:
+    """The folder's tensors, once their names and shapes are those of a model; nothing is read of them. Raises as `read_model`."""
+    family, own = read_config(folder)
+    found, new_head = _Folder(folder, FAMILIES[family].tensors.base), config.labels > 0 and config.labels != own.labels
+    _require_tensors(folder, found, _expected(folder, found, config, family), family, config, new_head)
+    return found
 
 
 def _output_names(tensors: Tensors) -> list[str]:
