@@ -40,6 +40,7 @@ LAYOUTS = {
     "array-named-lines.jsonl": json.dumps(RECORDS, indent=2).encode(),
     "pretty.json": "\n".join(json.dumps(record, indent=4) for record in RECORDS).encode(),
     "pretty-compact.json": "\n".join(json.dumps(record).replace(", ", ",\n ") for record in RECORDS).encode(),
+    "elements.jsonl": "".join(json.dumps(record) + ",\n" for record in RECORDS).encode(),
     "one-line-arrays.json": b"".join(json.dumps([record]).encode() + b"\n" for record in RECORDS),
     "table.csv": as_csv(",").encode(),
     "table.TSV": as_csv("\t").encode(),
@@ -282,17 +283,19 @@ def test_text_within_nested_objects_is_named_and_read_by_a_dotted_key(data: Path
 
 
 HINTS = {
-    "rows.json": (json.dumps({"version": 1, "rows": RECORDS}), "jq -c '.rows[]' FILE > NEW.jsonl"),
+    "rows.json": (json.dumps({"version": "1.1", "rows": RECORDS}), "jq -c '.rows[]' FILE > NEW.jsonl"),
     "ids.jsonl": ('{"ids": [1, 2]}\n', "ids is a list of values: join them"),
     "bare.csv": ('1,"A sentence, and another one that goes on and on and on and on and on.",0.5\n', "sed '1i column1,text,column3' FILE"),
     "bare.tsv": ("en\tA sentence, and another one that goes on and on and on and on and on.\n", r"sed '1i column1\ttext' FILE"),
+    "null.jsonl": ('{"id": "x", "text": null, "Body": "A sentence."}\n', 'field \'text\' is null, not a string; set text_key = "Body"'),
+    "picture.txt": (b"\x89PNG\r\n\x1a\n\0\0\0\xff".decode("latin-1"), "binary data, it seems"),
     "names.tsv": ("lang\tline\nen\tA sentence that is long.\n", 'set text_key = "line"'),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HINTS)
 def test_where_the_text_is_not_the_hint_can_be_followed(name: str, data: Path, build) -> None:
-    (data / name).write_text(HINTS[name][0])
+    (data / name).write_text(HINTS[name][0], encoding="latin-1")
     with pytest.raises(InputError) as caught:
         build(recipe({"name": "s", "paths": [str(data)]}))
     assert HINTS[name][1] in str(caught.value)

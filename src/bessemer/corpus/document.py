@@ -52,7 +52,7 @@ ADVICE = {
     "wrong_format": "give files of text, or name their format (corpus.sources.{source}.format)",
     "no_text_key": "name the field that holds the text: --set corpus.sources.{source}.text_key=NAME",
     "not_utf8": "name their encoding: --set corpus.sources.{source}.encoding=cp1252 (or cp850, iso8859-2, koi8-r, ...)",
-    "bad_record": "mend the files: each record is an object with a string in corpus.sources.{source}.text_key",
+    "bad_record": "mend the files: records are objects whose corpus.sources.{source}.text_key is a string",
     "empty": "give files that hold text",
     "too_short": "keep shorter ones: --set corpus.rules.min_characters=1",
     "too_long": "keep longer ones: --set corpus.rules.max_characters=100_000_000; or cut the files into documents, e.g. "

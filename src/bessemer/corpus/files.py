@@ -281,7 +281,9 @@ def _walk(root: str, left_out: tuple[str, ...] = ()) -> Iterator[str]:
             if not name.startswith("."):
                 yield os.path.join(folder, name)
     if denied:
-        raise InputError(f"{denied[0]}: this folder cannot be listed; grant read permission or name other paths")
+        raise InputError(
+            f"{denied[0]}: this folder cannot be listed; grant read permission, name it in `exclude`, or name other paths"
+        )
 
 
 def _common_folder(patterns: list[str]) -> Path:

@@ -84,7 +84,7 @@ def _encoding(head: bytes, other: str = "") -> str:
 def _is_pretty(start: str) -> bool:
     """Whether a JSON object takes several lines."""
     first = start.partition("\n")[0].strip()
-    if first == "{":
+    if first == "{" or first.endswith("},"):  # the second: an array's elements, one a line, without its brackets
         return True
     try:
         json.loads(first)

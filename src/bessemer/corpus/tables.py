@@ -28,6 +28,9 @@ TEXT_KEYS = (
 )  # fmt: skip
 """Names under which data sets often keep their text, the likeliest first."""
 
+LONG_FIELD_CHARACTERS = 80
+"""A longer field is taken for text, though its name is not known, and though there are lists beside it."""
+
 MAX_DEPTH = 4
 """Of nested objects whose fields are named in messages."""
 
@@ -48,6 +51,8 @@ def not_utf8(key: str, raw: bytes, error: UnicodeDecodeError) -> Record:
     detail = f"byte 0x{raw[error.start]:02x} at {error.start}"
     if error.encoding != "utf-8":
         detail = f"not {error.encoding}: {detail}"
+    elif 0 in raw[:GUESSED_BYTES]:
+        detail += "; binary data, it seems"
     elif (likely := detected(raw[:GUESSED_BYTES])) not in (None, "utf-8"):
         detail += f"; probably {likely}"
     return Record(key, len(raw), raw[:4000].decode("utf-8", "replace"), reason="not_utf8", detail=detail)
@@ -110,7 +115,9 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
     text = holder.pop(name)
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
-        return Record(key, size, shown[:4000], "bad_record", f"field {text_key!r} is {kind}, not a string"[:300])
+        named = _known_name([name for name, other in _named(value).items() if isinstance(other, str)])
+        fix = f'; set text_key = "{named}"' if named else ""
+        return Record(key, size, shown[:4000], "bad_record", f"field {text_key!r} is {kind}, not a string{fix}"[:300])
     record = Record(key, size, text, metadata={**place, **_small(value, place)})
     if label_key:
         labelled, name = field_in(value, label_key)
@@ -139,16 +146,20 @@ def _named(fields: Mapping[str, object], depth: int = MAX_DEPTH) -> dict[str, ob
     return found
 
 
+def _known_name(names: Iterable[str]) -> str | None:
+    """The likeliest of names under which data sets keep their text."""
+    known = {name.rpartition(".")[2].lower(): name for name in reversed([*names])}
+    return next((known[name] for name in TEXT_KEYS if name in known), None)
+
+
 def no_text(kind: str, text_key: str, fields: Mapping[str, object]) -> str:
     """That a field or column (`kind`) is missing, which there are (names and values), and what to do."""
     fields = _named(fields)
     names = ", ".join(list(fields)[:20]) or "none"
     texts = {name: value for name, value in fields.items() if isinstance(value, str)}
-    known = {name.rpartition(".")[2].lower(): name for name in reversed(texts)}
-    likely = next((known[name] for name in TEXT_KEYS if name in known), None)
-    likely = likely or max(texts, key=lambda name: len(texts[name]), default=None)
+    likely = _known_name(texts) or max(texts, key=lambda name: len(texts[name]), default=None)
     lists = [name for name, value in fields.items() if isinstance(value, list) and value]
-    if likely and (texts[likely] or not lists):
+    if likely and (likely == _known_name([likely]) or len(texts[likely]) > LONG_FIELD_CHARACTERS or not lists):
         fix = f'; set text_key = "{likely}"'
     elif lists:
         rows = all(isinstance(item, dict) for item in fields[lists[0]])  # type: ignore[attr-defined]
