@@ -12,7 +12,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from bessemer.errors import InputError
 from bessemer.recipe import parse
-from bessemer.tokens.pretrained import chat_template, end_of_text, file_in, followed, special_tokens
+from bessemer.tokens.pretrained import chat_template, end_ids, end_of_text, file_in, followed, special_tokens
 from bessemer.tokens.tokenizer import Tokenizer
 
 WORDS = ["a", "b", "c"]
@@ -94,6 +94,11 @@ def test_ids_that_are_none_are_refused(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "model", BERT, config={"eos_token_id": "three"})
     with pytest.raises(InputError, match="config.json: eos_token_id = three must be a token's id"):
         special_tokens(Tokenizer.load_any(folder / "tokenizer.json"), [folder])
+
+
+def test_ends_are_ids_that_the_vocabulary_has(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "model", BERT, generation_config={"eos_token_id": [-1, 3, 4000]})
+    assert end_ids(folder, Tokenizer.load_any(folder / "tokenizer.json")) == [3]
 
 
 def test_older_files_become_a_tokenizer_json(tmp_path: Path) -> None:

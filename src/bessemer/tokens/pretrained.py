@@ -132,6 +132,11 @@ def ids_of(folder: Path, role: str) -> list[int]:
     return []
 
 
+def end_ids(folder: Path, tokenizer: Tokenizer) -> list[int]:
+    """The ids at which `transformers` ends generation with a folder, those that the vocabulary has."""
+    return [number for number in ids_of(folder, "eos") if 0 <= number < tokenizer.vocabulary]
+
+
 def token_ids(path: Path, role: str) -> list[int]:
     """The ids that a JSON file gives a role. Raises InputError on what is no id."""
     value = read_table(path).get(f"{role}_token_id")
@@ -246,7 +251,7 @@ def facts_of(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     folder, around = folder_of(str(recipe.tokenizer.path)), framing_of(recipe, tokenizer)
     folders = [folder, *([hub.local_folder(recipe.model.from_, weights=False)] if recipe.model.from_ else [])]
     kept = read_table(folder / "manifest.json").get("tokenizer", {})
-    ends = kept.get("ends") or [n for one in folders for n in ids_of(one, "eos") if n < tokenizer.vocabulary]
+    ends = kept.get("ends") or next((named for one in folders if (named := end_ids(one, tokenizer))), [])
     found: dict[str, Any] = {"special": special_tokens(tokenizer, folders)}
     found["ends"] = list(dict.fromkeys([*ends, tokenizer.end_of_text]))
     return found | ({"prefix": list(around.before), "suffix": list(around.after)} if around is not None else {})

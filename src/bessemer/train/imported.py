@@ -25,7 +25,7 @@ from bessemer.model.transformer import Transformer
 from bessemer.plan import dial
 from bessemer.recipe import Recipe, dump, parse
 from bessemer.run import RunFolder, staging, write_atomic, write_json
-from bessemer.tokens.pretrained import carry, end_of_text, file_in, ids_of, read_table, special_tokens
+from bessemer.tokens.pretrained import carry, end_ids, end_of_text, file_in, read_table, special_tokens
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.device import Device, choose
 from bessemer.train.state import Position, capture
@@ -117,7 +117,7 @@ def _write(run: RunFolder, source: Path, config: ModelConfig, tokenizer: Tokeniz
         facts = {
             "vocabulary": tokenizer.vocabulary, "end_of_text": tokenizer.end_of_text, "sha256": tokenizer.sha256,
             "mask_token": tokenizer.mask_token, "prefix": framing.before, "suffix": framing.after,
-            "ends": _ends(source, tokenizer), "trained": False,
+            "ends": end_ids(source, tokenizer) or [tokenizer.end_of_text], "trained": False,
         }  # fmt: skip
         labels = _labels(source, config)
         manifest = {"format": 1, "tokenizer": facts, "labels": labels, "sources": {}, "files": {}}
@@ -154,11 +154,6 @@ def _labels(source: Path, config: ModelConfig) -> list[str]:
     """Names of a classifier's classes, in the order of their numbers."""
     names = read_table(source / "config.json").get("id2label") or {}
     return [str(names.get(str(number), f"LABEL_{number}")) for number in range(config.labels)]
-
-
-def _ends(source: Path, tokenizer: Tokenizer) -> list[int]:
-    """The ids at which `transformers` ends generation with this folder."""
-    return [number for number in ids_of(source, "eos") if number < tokenizer.vocabulary] or [tokenizer.end_of_text]
 
 
 def _recipe(source: Path, run: RunFolder, name: str, directory: str, tokenizer: Tokenizer) -> Recipe:
