@@ -183,13 +183,8 @@ class _Folder:
                 for name in opened.keys():  # noqa: SIM118 (not a dict)
                     self._opened[name] = opened
                     self._shapes[name] = tuple(opened.get_slice(name).get_shape())
-            except (OSError, SafetensorError):
-                with contextlib.suppress(OSError), (folder / file).open("rb") as stream:
-                    if stream.read(len(LFS_POINTER)) == LFS_POINTER:
-                        error = OSError(
-                            "it is a pointer of Git LFS, not the weights: run `git lfs pull` in that folder"
-                        )
-                raise InputError(f"{folder / file}: cannot be read: {error}") from None
+            except (OSError, SafetensorError) as error:
+                raise InputError(f"{folder / file}: cannot be read: {_why_unreadable(folder / file, error)}") from None
 
     @property
     def names(self) -> list[str]:
@@ -211,6 +206,13 @@ class _Folder:
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._opened[name].get_tensor(name)
         return tensor
+
+
+def _why_unreadable(path: Path, error: Exception) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        if stream.read(len(LFS_POINTER)) == LFS_POINTER:
+            return "it is a pointer of Git LFS, not the weights; run `git lfs pull` in that folder"
+    return str(error)
 
 
 def _files_of(index: Path) -> list[str]:
