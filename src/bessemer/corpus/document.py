@@ -55,8 +55,8 @@ ADVICE = {
     "bad_record": "mend the files: records are objects whose corpus.sources.{source}.text_key is a string",
     "empty": "give files that hold text",
     "too_short": "keep shorter ones: --set corpus.rules.min_characters=1",
-    "too_long": "keep longer ones: --set corpus.rules.max_characters=1_000_000_000; or cut the files into documents, e.g. "
-    "split -C 500k --additional-suffix=.txt FILE FOLDER/part-",
+    "too_long": "cut the files into documents, e.g. split -C 500k --additional-suffix=.txt FILE FOLDER/part-; or keep longer "
+    "ones, at 100 bytes of memory a character: --set corpus.rules.max_characters=1_000_000_000",
     "long_lines": "keep long lines: --set corpus.rules.max_mean_line_length=1e9",
     "not_text": "keep them: --set corpus.rules.min_alphanumeric_share=0",
     "repetitive": "keep them: --set corpus.rules.min_unique_line_share=0",

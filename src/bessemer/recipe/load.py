@@ -24,9 +24,7 @@ from bessemer.recipe.quality import Quality
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.start import follow_start
 
-LONGEST_TEXT = (
-    100_000_000  # characters of a document in a folder or file that is named in the place of a recipe: a book is one
-)
+LONGEST_TEXT = 20_000_000  # characters of a document, where a folder or file stands for its recipe: a book is one
 HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
 
 
