@@ -356,7 +356,7 @@ def _planned(
     if resolved.parallel.world > 1:
         require_fit(resolved, config, torch.device("cuda"))  # who plans on a laptop may train elsewhere
     if not device.is_cuda:
-        devices.release_unused()
+        devices.release_unused(device)
         devices.keep_freed_memory()
     check_budget(resolved, config, device)
     base, peak = base_bytes(device), devices.peak_rate(device)

@@ -118,9 +118,11 @@ def keep_freed_memory() -> None:
         return
 
 
-def release_unused() -> None:
-    """Give memory that earlier stages freed back to the system, so that it is not counted as the training's: Python's garbage,
-    Arrow's pools and the C library's heap. Afterwards `keep_freed_memory` may keep what the steps free."""
+def release_unused(device: Device) -> None:
+    """Return to the system what a CPU process has freed, by earlier stages or by steps: Python's garbage, Arrow's pools and the
+    C library's heap, whose arenas do not serve each other's threads. `keep_freed_memory` stays in force."""
+    if device.is_cuda:
+        return
     gc.collect()
     if (arrow := sys.modules.get("pyarrow")) is not None:
         arrow.default_memory_pool().release_unused()

@@ -24,7 +24,7 @@ from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch, Reader
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.audit import Given, mixture_audit
-from bessemer.train.device import Device, memory_in_use
+from bessemer.train.device import Device, memory_in_use, release_unused
 from bessemer.train.metrics import Log, MetricsLog, NoLog
 from bessemer.train.pace import Pace
 from bessemer.train.rates import Rates
@@ -222,8 +222,10 @@ def _numbers(
 
 def _validate(step: TrainStep, parts: list[HeldOut], log: Log, position: Position, sizes: Batches) -> Validation:
     started = perf_counter()
+    release_unused(step.device)  # the heap's holes: a validation's tensors do not fit where those of a step were
     with step.averaged():
         found = validate(step, parts)
+    release_unused(step.device)
     log.write(
         "validation",
         position.step,

@@ -12,6 +12,7 @@ from bessemer.recipe import Recipe
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
 from bessemer.tokens.shards import TokenStore
+from bessemer.train.device import release_unused
 from bessemer.train.state import Position, capture
 from bessemer.train.step import TrainStep
 
@@ -58,6 +59,7 @@ class Saver:
         self._write(position)
 
     def _write(self, position: Position) -> None:
+        release_unused(self._step.device)
         tensors, facts = capture(self._step, position, self._recipe, self._store)
         keep, team = self._recipe.checkpoint.keep, self._step.team
         save(self._run.checkpoints, position.step, tensors, facts, keep, team, self._branch)
