@@ -52,17 +52,17 @@ class Extension:
     rewarm: float | None
 
     def applied(self, recipe: Recipe) -> Recipe:
-        """The resolved recipe with the re-warm-up."""
-        if self.rewarm is None:
-            return recipe
-        train = recipe.train
-        keys = {
-            "rewarm_at": self.start + 1,
-            "rewarm_steps": max(train.schedule.warmup_steps or 0, 1),
-            "rewarm_from": self.rewarm,
-        }
-        schedule = train.schedule.model_copy(update=keys)
-        return recipe.model_copy(update={"train": train.model_copy(update={"schedule": schedule})})
+        """The resolved recipe with the re-warm-up, and without what was decided of the steps that are done again."""
+        train, keys = recipe.train, dict[str, object](decay_at=None)
+        if self.rewarm is not None:
+            keys |= {
+                "rewarm_at": self.start + 1,
+                "rewarm_steps": max(train.schedule.warmup_steps or 0, 1),
+                "rewarm_from": self.rewarm,
+            }
+        revised = tuple(one for one in train.revised if one.at < self.start)
+        changed = {"schedule": train.schedule.model_copy(update=keys), "revised": revised}
+        return recipe.model_copy(update={"train": train.model_copy(update=changed)})
 
     def begin(self, run: RunFolder, kind: str) -> None:
         """Say what is done, set aside what another result takes the place of, and go back to `start`."""
@@ -116,7 +116,7 @@ def extension(stored: Recipe, wanted: Recipe, run: RunFolder, done: list[int], a
             f"train.schedule.rewarm_at: {schedule.rewarm_at} lies ahead of step {newest:,}, where a longer {schedule.kind} "
             "schedule has to be warmed up again; train past it first, or start over with --restart"
         )
-    unwarmed = wanted.train.schedule.model_copy(update={"rewarm_at": None})
+    unwarmed = wanted.train.schedule.model_copy(update={"rewarm_at": None, "decay_at": None})
     before = learning_rate_share(schedule, min(newest, planned - 1), planned)
     after = learning_rate_share(unwarmed, newest, steps)
     return Extension(newest, newest, planned, steps, min(before / after, 1.0) if after else 1.0)
@@ -127,7 +127,8 @@ def _exact_start(schedule: Schedule, run: RunFolder, done: list[int], planned: i
     if schedule.kind in ("constant", "inverse_sqrt"):
         return done[-1]
     if schedule.kind == "wsd":
-        last = min(schedule.decay_start(planned), schedule.decay_start(steps))
+        anew = schedule.model_copy(update={"decay_at": None})
+        last = min(schedule.decay_start(planned), anew.decay_start(steps))
     else:  # the same up to the peak; who is past it has nothing to go back to that is worth it
         last = min(schedule.warmup_steps or 0, planned, steps)
         done = done[-1:]
@@ -231,6 +232,7 @@ def _kept_schedule(asked: Schedule, stored: Schedule, done: int) -> Schedule:
     keys: dict[str, object] = {
         "warmup_steps": stored.warmup_steps if asked.warmup_steps is None else asked.warmup_steps
     }
+    keys["decay_at"] = stored.decay_at
     is_over = asked.rewarm_at is None or asked.rewarm_at + asked.rewarm_steps <= done + 1
     if stored.rewarm_at is not None and stored.rewarm_at <= done + 1 and is_over:  # written by an extension, perhaps
         keys |= {key: getattr(stored, key) for key in ("rewarm_at", "rewarm_steps", "rewarm_from")}

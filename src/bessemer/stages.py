@@ -66,7 +66,9 @@ def run_all(session: Session) -> None:
     if session.recipe.parallel.world > 1:
         from bessemer.train.split import require_layout
 
-        require_layout(session.recipe, session.run.tokens, _micro_batch_tokens(session.recipe))
+        require_layout(
+            derived.filled(session.recipe, session.run), session.run.tokens, _micro_batch_tokens(session.recipe)
+        )
     if session.recipe.corpus.sources or not session.recipe.tokens.sources:
         corpus(session)
     tokens(session)
@@ -162,8 +164,7 @@ def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepa
         recipe = longer.keep_derived(recipe, stored, done[-1])
     elif stored is not None and recipe.train.micro_batch is None:  # another device would choose another
         recipe = _with_train(recipe, micro_batch=longer.kept_micro_batch(recipe, stored))
-    timed = longer.steps_of_minutes(recipe, stored, run, store.held_out_tokens)
-    known = num_tokens(run.tokens)
+    timed, known = longer.steps_of_minutes(recipe, stored, run, store.held_out_tokens), num_tokens(run.tokens)
     resolved = dial.resolve(recipe, store.vocabulary, timed, _micro_batch_tokens(recipe), len(store.labels), **known)
     extension = None
     if stored is not None and done:

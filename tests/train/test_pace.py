@@ -32,7 +32,7 @@ def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> A
     update = TrainStep.update
 
     def timed(self: TrainStep, step: int, norm: float) -> float:
-        clock["now"] += clock["seconds"]
+        clock["now"] += clock["later"] if step >= clock["changes_at"] else clock["seconds"]
         return update(self, step, norm)
 
     monkeypatch.setattr(TrainStep, "update", timed)
@@ -51,9 +51,10 @@ def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> A
     for module in (paces, loop):
         monkeypatch.setattr(module, "perf_counter", lambda: clock["now"])
 
-    def make(name: str, seconds: float, *overrides: str, between: float = 0.0) -> Path:
-        """between: seconds of a validation; a checkpoint takes a tenth of it."""
-        clock["between"] = between
+    def make(name: str, seconds: float, *overrides: str, between: float = 0.0, **changed: float) -> Path:
+        """between: seconds of a validation; a checkpoint takes a tenth of it. changed: from step `changes_at` on a step takes
+        `later` seconds."""
+        clock.update({"between": between, "changes_at": 10**9, "later": seconds, **changed})
         if not (runs / name).exists():
             shutil.copytree(runs / "small", runs / name)
         clock["seconds"] = seconds
@@ -70,6 +71,15 @@ def weights(folder: Path) -> str:
     return str(json.loads((folder / "checkpoints" / name / "manifest.json").read_text())["facts"]["weights"])
 
 
+def rewind(folder: Path, step: int) -> None:
+    """Leave a finished run as one that was killed after its checkpoint of `step`."""
+    for checkpoint in (folder / "checkpoints").glob("step-*"):
+        if int(checkpoint.name.removeprefix("step-")) > step:
+            shutil.rmtree(checkpoint)
+    write_atomic(folder / "checkpoints" / "latest", f"step-{step:08d}")
+    (folder / "mixture.json").unlink()
+
+
 def rates(folder: Path) -> dict[int, float]:
     rows = read_json_lines(folder / "metrics.jsonl")
     return {row["step"]: row["learning_rate"] for row in rows if row["kind"] == "train"}
@@ -84,7 +94,7 @@ def test_the_steps_follow_the_rate_and_so_does_a_resumed_run(
     whole = trained("whole", seconds, *kinds)
     run = RunFolder(whole)
     train, wanted = load(run.recipe).train, int(60 * MINUTES / seconds)
-    assert 0.88 * wanted <= (train.steps or 0) <= wanted and len(train.revised) == decisions
+    assert 0.88 * wanted <= (train.steps or 0) <= wanted and len(train.revised) >= decisions
     assert train.revised[0].planned == json.loads(run.plan.read_text())["steps"]
     assert [row["step"] for row in read_json_lines(run.metrics) if row["kind"] == "steps"] == [
         r.at for r in train.revised
@@ -99,11 +109,7 @@ def test_the_steps_follow_the_rate_and_so_does_a_resumed_run(
     for left in (train.revised[0].at // 5 * 5, train.revised[-1].at // 5 * 5 + 5):
         again = whole.parent / f"again-{left}"
         shutil.copytree(whole, again)
-        for folder in (again / "checkpoints").iterdir():
-            if folder.is_dir() and int(folder.name.removeprefix("step-")) > left:
-                shutil.rmtree(folder)
-        write_atomic(again / "checkpoints" / "latest", f"step-{left:08d}")
-        (again / "mixture.json").unlink()
+        rewind(again, left)
         trained(again.name, 7 * seconds, *kinds)
         assert load(again / "recipe.toml").train == train
         assert weights(again) == weights(whole) and rates(again) == rates(whole)
@@ -120,11 +126,43 @@ def test_a_machine_that_slows_down_leaves_the_decay_its_share(trained: Any, monk
     kinds = ("train.schedule.kind=wsd", "train.schedule.decay_share=0.5", "train.schedule.final_share=0.0")
     whole = trained("slower", 0.01, *kinds)
     train = load(whole / "recipe.toml").train
-    _early, late = train.revised
-    assert late.at < train.schedule.decay_start(late.planned)
+    start, steps = train.schedule.decay_at, train.steps
+    assert start is not None and steps is not None and 0.3 * steps < start < 0.7 * steps
     found = rates(whole)
-    assert found[late.at] == found[late.at - 1] == max(found.values())
-    assert found[late.at + 1] > 0.7 * found[late.at]  # no fall from the peak to nearly nothing
+    assert found[start] == found[start - 1] == max(found.values())
+    assert found[start + 1] > 0.7 * found[start]  # no fall from the peak to nearly nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("later", [0.005, 0.05])
+def test_within_the_decay_the_steps_follow_another_pace(trained: Any, later: float) -> None:
+    """The decay begins where it began, a resumed run takes the same way, and a longer one does the decay again."""
+    kinds = ("train.schedule.kind=wsd", "train.schedule.decay_share=0.5")
+    whole = trained("late", 0.02, *kinds, changes_at=36, later=later)
+    run = RunFolder(whole)
+    train = load(run.recipe).train
+    start = train.schedule.decay_at
+    assert start is not None and start < train.revised[-1].at and len(train.revised) > 2
+    told = [row for row in read_json_lines(run.metrics) if row["kind"] == "time"][-1]
+    assert told["seconds"] == pytest.approx(60 * MINUTES, rel=0.1)
+    peak, found = train.optimizer.learning_rate or 0.0, rates(whole)
+    assert found[start] == peak > found[start + 1] and found[train.steps] == pytest.approx(0.1 * peak)
+
+    again = whole.parent / "again"
+    shutil.copytree(whole, again)
+    rewind(again, start // 5 * 5 + 5)
+    trained("again", 0.1, *kinds)
+    assert load(again / "recipe.toml").train == train
+    assert weights(again) == weights(whole) and rates(again) == found
+
+    trained("late", 0.02, *kinds, f"train.steps={2 * (train.steps or 0)}")
+    longer = load(run.recipe).train
+    assert longer.schedule.decay_at is None
+    assert longer.revised == tuple(one for one in train.revised if one.at < start)
+    assert {step: rate for step, rate in rates(whole).items() if step <= start} == {
+        step: rate for step, rate in found.items() if step <= start
+    }
+    assert rates(whole)[start + 1] == peak
 
 
 def test_a_run_on_time_and_one_that_is_given_steps_are_left_alone(trained: Any) -> None:

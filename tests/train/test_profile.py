@@ -142,7 +142,7 @@ def test_the_command_profiles_and_changes_nothing(
     assert run_command(["train", str(recipe_file), "--set", f"run.dir={tmp_path / 'plain'}"]) == 0
     capsys.readouterr()
     assert run_command(["train", str(recipe_file), "--set", f"run.dir={runs}", "--profile"]) == 0
-    assert "Where the time of a step goes (steps 9 to 9" in capsys.readouterr().out
+    assert "Where the time of a step goes (steps 9 to 11" in capsys.readouterr().out
     assert (runs / "small" / "profile" / "trace.json.gz").exists()
     assert trained(runs / "small") == trained(tmp_path / "plain" / "small")
     assert run_command(["train", str(recipe_file), "--set", f"run.dir={runs}", "--profile"]) == 2

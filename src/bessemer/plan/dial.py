@@ -38,6 +38,7 @@ WARMUP_SHARE, WARMUP_LIMIT = 0.02, 2000
 MIN_VALIDATIONS, MAX_VALIDATIONS = 4, 10
 VALIDATION_SHARE, FORWARD_SHARE = 0.08, 1 / 3  # of the steps' time; of a step, for as many tokens
 VALIDATION_TOKENS = 2_000_000
+CHECKPOINT_SECONDS = 30  # between the checkpoints of a run that is given minutes, at the least
 SAVING_SHARE = 0.02  # of train.minutes that checkpoints take, until one was timed
 BETAS = {  # AdamW as in GPT-3 (Brown et al. 2020, appendix B); Lion as in its paper (Chen et al. 2023, section 4)
     "adamw": (0.9, 0.95),
@@ -109,7 +110,7 @@ def resolve(
         ),
     }
     checkpoint = recipe.checkpoint.model_copy(
-        update={"every": recipe.checkpoint.every or min(math.ceil(steps / 10), 1000)}
+        update={"every": recipe.checkpoint.every or min(math.ceil(steps / _checkpoints(train.minutes)), 1000)}
     )
     changed = {
         "model": model,
@@ -118,6 +119,11 @@ def resolve(
         "evaluate": recipe.evaluate.model_copy(update={"max_tokens": scored}),
     }
     return recipe.model_copy(update=changed)
+
+
+def _checkpoints(minutes: float | None) -> int:
+    """Intervals between the checkpoints of a run: 10, but 30 seconds each at the least: saving should take little of the time."""
+    return 10 if minutes is None else min(max(round(60 * minutes / CHECKPOINT_SECONDS), 2), 10)
 
 
 def _validations(recipe: Recipe, steps: int, tokens: int, held_out_tokens: int | None) -> tuple[int, int]:

@@ -124,6 +124,12 @@ class Schedule(Section):
         None, ge=0, description="Steps of linear warmup; left out: 2% of the steps, at most 2000."
     )
     decay_share: Share = Field(0.2, description="Share of all steps in the decay phase (wsd).")
+    decay_at: int | None = Field(
+        None,
+        ge=0,
+        description="Written by a run that is given minutes: the step after which its decay began (wsd), which stays where "
+        "the number of steps is decided again.",
+    )
     final_share: Share = Field(0.1, description="The learning rate at the last step, as a share of the peak.")
     rewarm_at: int | None = Field(
         None,
@@ -134,8 +140,11 @@ class Schedule(Section):
     rewarm_steps: Positive = Field(100, description="Steps over which it comes back to the schedule.")
     rewarm_from: Share = Field(0.1, description="Share of the schedule's rate with which it begins.")
 
-    def decay_start(self, steps: int) -> int:
-        """The first step (0-based) of the decay phase of a run of so many steps (wsd)."""
+    def decay_start(self, steps: int, step: int | None = None) -> int:
+        """The first step (0-based) of the decay phase of a run of so many steps (wsd), as update `step` (None: the last) sees
+        it: before decay_at that was not decided."""
+        if self.decay_at is not None and self.decay_at < steps and (step is None or step >= self.decay_at):
+            return self.decay_at
         warmup = min(self.warmup_steps or 0, steps)
         return max(warmup, steps - max(round(steps * self.decay_share), 1))
 

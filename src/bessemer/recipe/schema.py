@@ -184,7 +184,10 @@ class Checkpoint(Section):
     """When the run is saved and how many saves are kept."""
 
     every: int | None = Field(
-        None, gt=0, description="Steps between checkpoints; left out: a tenth of the steps, at most 1000."
+        None,
+        gt=0,
+        description="Steps between checkpoints; left out: a tenth of the steps, at most 1000, with "
+        "train.minutes about 30 seconds at the least.",
     )
     keep: Positive = Field(3, description="Newest verified checkpoints kept; the older ones are removed.")
     asynchronous: bool | None = Field(

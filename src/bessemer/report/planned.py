@@ -46,7 +46,19 @@ def of_run(run: RunFolder) -> dict[str, Any] | None:
     found, taken = measured(rows), [row for row in rows if row.get("kind") == "time"]
     if not isinstance(plan, dict) or found is None:
         return None
-    return against_measured(plan, found, taken[-1] if taken else None)
+    told = against_measured(plan, found, taken[-1] if taken else None)
+    if (whole := told.get("seconds")) and (started := stage_seconds(run, "train")):
+        whole["starting"] = max(started - whole["measured"], 0.0)
+    return told
+
+
+def stage_seconds(run: RunFolder, name: str) -> float | None:
+    """How long a stage took, with all that it does before its work begins."""
+    try:
+        rows = read_json(run.path / "stages.json")["stages"]
+    except (BessemerError, OSError, KeyError):
+        return None
+    return next((row["seconds"] for row in rows if row["name"] == name), None)
 
 
 def write(run: RunFolder) -> dict[str, Any] | None:
@@ -64,8 +76,10 @@ def lines(told: dict[str, Any]) -> list[str]:
     """For the terminal: one line each for the whole time, a step and memory, those that are known."""
     shown = []
     if found := told.get("seconds"):
-        between = f"{duration(found['validation'])} validation and {duration(found['saving'])} saving in it"
-        times = f"{duration(found['planned'])} planned, {duration(found['measured'])} taken ({between})"
+        parts = f"{duration(found['validation'])} validation and {duration(found['saving'])} saving in it"
+        if found.get("starting", 0.0) >= 1.0:
+            parts += f", {duration(found['starting'])} before it to start"
+        times = f"{duration(found['planned'])} planned, {duration(found['measured'])} taken ({parts})"
         shown.append(f"time    {times}: {found['error']:+.1%}")
     if found := told.get("step_seconds"):
         times = (

@@ -1,11 +1,14 @@
 """The number of steps of a run that is given minutes follows its own measured rate.
 
 Before the run a step is timed once, perhaps beside other work, or without it. So the number of steps is decided once more
-early on, when 8% of the time is over, and with a wsd schedule a last time where its stable phase ends, or where the time for
-it is over: the rate there does not depend on how many steps follow, and the decay keeps its share of the time. The minutes are
-those of the whole training, and validations and checkpoints, which are timed apart from the steps, are counted in what is
-left. Each decision is recorded in the recipe (train.revised) before the next step, and never taken again: with it, a run that
-is killed and resumed reads the same learning rates and samples as one that is not.
+early on, when 8% of the time is over, and with a wsd schedule again where its stable phase ends, or where the time for it is
+over: the rate there does not depend on how many steps follow, and the decay keeps its share of the time. Within either phase it
+is looked at each time that half of the rest is done, and decided again where the pace has changed by more than LOOK_CHANGE; the
+decay begins where it began.
+
+The minutes are those of the whole training: validations and checkpoints, which are timed apart from the steps, are counted in
+what is left. Each decision is recorded in the recipe (train.revised) before the next step, and never taken again: with it, a
+run that is killed and resumed reads the same learning rates and samples as one that is not.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from bessemer.terminal import say
 from bessemer.tokens.loader import Batch, Reader, prefetched
 
 EARLY, LATE = 0.08, 0.2  # shares of that time: the first decision, and that after which few steps are enough for it
+LOOK_CHANGE = 0.05  # of the steps that are left, for a decision within a phase
 MIN_STEPS, FEW_STEPS, SLOW_START = 24, 3, 2  # steps timed before it; at the least; steps at the start that tell nothing
 LOOK_EVERY = 8  # steps between two looks at the clock in the stable phase, as all processes have to agree
 
@@ -121,10 +125,13 @@ class Pace:
         )
         assert seconds is not None and spent is not None
         steps = step + self._steps_left(step, seconds, spent, validation, saving)
-        steps = min(steps, self._limit) if self._limit else steps
-        self._decided(step, max(steps, step + 1), seconds)
+        steps = max(min(steps, self._limit) if self._limit else steps, step + 1)
+        is_look = bool(self.recipe.train.revised) and not self._ends_stable_phase(step)
+        is_new = not is_look or abs(steps - self.steps) > LOOK_CHANGE * (self.steps - step)
+        if is_new:
+            self._decided(step, steps, seconds)
         self._mark_here(step)
-        return True
+        return is_new
 
     def _steps_left(
         self, step: int, seconds: float, spent: float, validation: float | None, saving: float | None
@@ -147,30 +154,48 @@ class Pace:
     def _may_decide(self, step: int) -> bool:
         if not self._seconds or self._is_fixed or step >= self.steps - 1:
             return False
-        train, taken = self.recipe.train, len(self.recipe.train.revised)
-        if taken == 0:
+        train = self.recipe.train
+        if not train.revised:
             return True
-        start = train.schedule.decay_start(self.steps)
-        return (
-            taken == 1 and train.schedule.kind == "wsd" and (step == start or (step < start and step % LOOK_EVERY == 0))
-        )
+        if step <= train.revised[-1].at or train.schedule.kind != "wsd":
+            return False
+        schedule = train.schedule
+        by_time = step % LOOK_EVERY == 0 and step < schedule.decay_start(self.steps)
+        return self._is_looked_at(step) or (schedule.decay_at is None and (by_time or self._ends_stable_phase(step)))
+
+    def _ends_stable_phase(self, step: int) -> bool:
+        """Of a step after which something is decided: whether that is for the stable phase's end, by its steps or its time."""
+        train, schedule = self.recipe.train, self.recipe.train.schedule
+        if schedule.kind != "wsd" or schedule.decay_at is not None:
+            return False
+        return step == schedule.decay_start(self.steps) or (bool(train.revised) and not self._is_looked_at(step))
+
+    def _is_looked_at(self, step: int) -> bool:
+        """Half-way from the last look to the end of the phase; not in a resumed run, which goes the way that is recorded."""
+        schedule = self.recipe.train.schedule
+        end = self.steps if schedule.decay_at is not None else schedule.decay_start(self.steps)
+        half = (end - self._counted_from) // 2
+        return self._first == 0 and half >= FEW_STEPS and step == self._counted_from + half
 
     def _is_due(self, step: int, timed: int) -> bool:
         elapsed, schedule = perf_counter() - self._started, self.recipe.train.schedule
         if self.recipe.train.revised:
             before = self._first * (perf_counter() - self._mark) / timed  # of a resumed run
-            is_late = elapsed + before >= (1.0 - schedule.decay_share) * self._seconds
-            return is_late or step == schedule.decay_start(self.steps)
+            is_over = elapsed + before >= (1.0 - schedule.decay_share) * self._seconds
+            return is_over or step == schedule.decay_start(self.steps) or self._is_looked_at(step)
         # Where half of the planned steps are done, they were fast, and the run would soon be over.
         few = timed >= FEW_STEPS and (elapsed >= LATE * self._seconds or 2 * step >= self.steps)
         return few or (elapsed >= EARLY * self._seconds and timed >= MIN_STEPS)
 
     def _decided(self, step: int, steps: int, seconds: float) -> None:
         train, planned = self.recipe.train, self.steps
-        revised = (*train.revised, Revision(at=step, planned=planned))
-        self.recipe = self.recipe.model_copy(
-            update={"train": train.model_copy(update={"steps": steps, "revised": revised})}
-        )
+        changed: dict[str, object] = {"steps": steps, "revised": (*train.revised, Revision(at=step, planned=planned))}
+        schedule = train.schedule
+        # Of a run that became much longer the stable phase goes on, and its end is a new occasion.
+        near = LOOK_CHANGE * steps if self._ends_stable_phase(step) else 0.0
+        if schedule.kind == "wsd" and schedule.decay_at is None and schedule.decay_start(steps) <= step + near:
+            changed["schedule"] = schedule.model_copy(update={"decay_at": step})
+        self.recipe = self.recipe.model_copy(update={"train": train.model_copy(update=changed)})
         self.steps = steps
         if not self._team.is_first:
             return

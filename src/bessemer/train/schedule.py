@@ -52,7 +52,7 @@ def _share(schedule: Schedule, step: int, steps: int) -> float:
     if schedule.kind == "inverse_sqrt":
         return max(math.sqrt((warmup + 1) / (step + 1)), schedule.final_share)
     if schedule.kind == "wsd":
-        start = schedule.decay_start(steps)
+        start = schedule.decay_start(steps, step)
         if step < start:
             return 1.0
         progress = min((step - start + 1) / max(steps - start, 1), 1.0)
