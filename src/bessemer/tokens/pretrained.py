@@ -216,7 +216,7 @@ def carry(source: Path, folder: Path) -> None:
             shutil.copyfile(source / name, folder / name)
 
 
-def is_continued(recipe: Recipe) -> bool:
+def keeps_tokenizer(recipe: Recipe) -> bool:
     """Whether a run starts from trained weights whose tokenizer it keeps."""
     return recipe.tokenizer.path is not None and (recipe.model.from_ is not None or recipe.train.start is not None)
 
@@ -226,7 +226,7 @@ def framing_of(recipe: Recipe, tokenizer: Tokenizer) -> Framing | None:
 
     None: end-of-text before each, as in a model trained here. A decoder's text goes on, whatever its tokenizer puts after it.
     """
-    if not is_continued(recipe):
+    if not keeps_tokenizer(recipe):
         return None
     kept = read_table(folder_of(str(recipe.tokenizer.path)) / "manifest.json").get("tokenizer")
     around, end = tokenizer.framing, tokenizer.end_of_text
@@ -246,7 +246,7 @@ def framing_of(recipe: Recipe, tokenizer: Tokenizer) -> Framing | None:
 def facts_of(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     """What the manifest of a run's tokens says of the model that it starts from: the ids around a text (prefix, suffix), those at
     which generation ends, the special tokens by role. Empty for a model of its own."""
-    if not is_continued(recipe):
+    if not keeps_tokenizer(recipe):
         return {}
     folder, around = folder_of(str(recipe.tokenizer.path)), framing_of(recipe, tokenizer)
     folders = [folder, *([hub.local_folder(recipe.model.from_, weights=False)] if recipe.model.from_ else [])]
@@ -259,7 +259,7 @@ def facts_of(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
 
 def carried_files(recipe: Recipe) -> list[Path]:
     """The files of CARRIED that lie beside the tokenizer of a model that a run starts from."""
-    if not is_continued(recipe):
+    if not keeps_tokenizer(recipe):
         return []
     folder = folder_of(str(recipe.tokenizer.path))
     if recipe.model.from_ is not None and not any((folder / name).exists() for name in CARRIED):
