@@ -14,6 +14,7 @@ from bessemer.recipe import load, parse
 from bessemer.run import RunFolder, read_json_lines, write_atomic
 from bessemer.train import loop
 from bessemer.train import pace as paces
+from bessemer.train import rates as step_rates
 from bessemer.train.saving import Saver
 from bessemer.train.schedule import learning_rate_share
 from bessemer.train.step import TrainStep
@@ -48,7 +49,7 @@ def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> A
 
     monkeypatch.setattr(loop, "validate", validated)
     monkeypatch.setattr(Saver, "_write", saved)
-    for module in (paces, loop):
+    for module in (paces, loop, step_rates):
         monkeypatch.setattr(module, "perf_counter", lambda: clock["now"])
 
     def make(name: str, seconds: float, *overrides: str, between: float = 0.0, **changed: float) -> Path:
