@@ -13,8 +13,8 @@ vocabulary  1,024 for 2 MB of text and in proportion to its cube root: a token s
 sequence    256 tokens, 512 from depth 6, 1,024 from depth 9; 32 sequences in the text at least.
 epochs      20 at the most: up to 4 are nearly as good as new text, and little is gained after 16 to 40 (Muennighoff et al.
             2023, section 6).
-decay       weight decay of 0.1, or 0.15 for each epoch up to 1, also of the embeddings: text that is read often is learned by heart
-            otherwise (Kim et al. 2025 find the best decay up to 30 times the usual one when text is repeated).
+decay       weight decay of 0.1, or 0.15 for each epoch up to 1, also of the embeddings: text that is read often is learned by
+            heart otherwise (Kim et al. 2025 find the best decay up to 30 times the usual one when text is repeated).
 batch       a 4,000th of the run's tokens, but not more than the dial's rule: a short run needs its updates.
 schedule    wsd: its stable phase does not depend on the number of steps, so that the time can be kept to; half of it decay.
 """
