@@ -164,11 +164,10 @@ def _write_tokenizer(beside: Beside, config: ModelConfig, folder: Path) -> None:
     inputs = (
         ["input_ids", "token_type_ids", "attention_mask"] if config.token_types else ["input_ids", "attention_mask"]
     )
+    has_own_ends = not config.causal and "sep" in beside.special  # [CLS] and [SEP] in the place of bos and eos
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **(
-            dict.fromkeys(("bos_token", "eos_token", "pad_token"), token) if config.causal or not beside.special else {}
-        ),
+        **dict.fromkeys(("pad_token",) if has_own_ends else ("bos_token", "eos_token", "pad_token"), token),
         **{f"{role}_token": name for role, name in beside.special.items()},
         # A classifier reads what it was trained on; anything else reads as far as its positions go.
         "model_max_length": config.sequence_length if config.labels else config.positions_length,
