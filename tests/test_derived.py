@@ -8,7 +8,7 @@ import pytest
 
 from bessemer import derived
 from bessemer.cli import run_command
-from bessemer.recipe import load
+from bessemer.recipe import load, parse
 from bessemer.run import RunFolder, read_json
 from bessemer.tokens.shards import TokenStore
 from tests.conftest import write_text
@@ -62,6 +62,27 @@ def test_a_folder_of_text_is_trained_on_and_gone_on_with(here: Path, capsys: pyt
     assert run.recipe.read_text() == text
     assert run_command(["run", str(run.path)]) == 0  # the run folder itself
     assert run_command(["evaluate", str(run.path)]) == 0
+
+
+def test_a_run_that_is_trained_longer_keeps_what_was_derived(here: Path) -> None:
+    command = ["run", "text", "--set", "evaluate.sample_tokens=4", "--set", "export.hf=false", "--set"]
+    assert run_command([*command, "train.minutes=0.02"]) == 0
+    run = RunFolder(here / "runs" / "text")
+    before, found = load(run.recipe), read_json(run.derived)
+    assert run_command([*command, "train.minutes=0.08"]) == 0
+    after = load(run.recipe)
+    assert (after.train.steps or 0) > (before.train.steps or 0) and read_json(run.derived) == found
+    assert after.train.optimizer == before.train.optimizer and after.model == before.model
+
+
+def test_a_length_that_is_derived_fits_the_model_to_start_from(here: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    theirs = transformers.LlamaConfig(vocab_size=300, max_position_embeddings=24, **sizes)
+    theirs.save_pretrained(here / "theirs")
+    recipe = parse(FIVE + '[model]\nfrom = "hf:theirs"\n', "five")
+    filled = derived.filled(recipe, RunFolder(here / "runs" / "five"))
+    assert filled.tokens.sequence_length <= 24
 
 
 def test_a_single_file_holds_out_passages_of_it(here: Path) -> None:

@@ -147,6 +147,7 @@ def test_an_encoder_reads_a_text_between_its_own_tokens(place: Path, objective: 
     assert all(ids[0] == 1 and ids[-1] == 0 and not {0, 1} & set(ids[1:-1]) for ids in documents(folder))
     theirs, ours = (transformers.AutoTokenizer.from_pretrained(at) for at in (place / "roberta", folder / "export"))
     assert ours("He was")["input_ids"] == theirs("He was")["input_ids"]
+    assert ours("He was", "she had")["input_ids"] == theirs("He was", "she had")["input_ids"]
     assert theirs.special_tokens_map.items() <= ours.special_tokens_map.items()
     if objective == "classify":
         from bessemer.recipe import load

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bessemer.plan import sizing
+from bessemer.checkpoint.protocol import published
+from bessemer.plan import dial, sizing
 from bessemer.plan.sizing import Basis, Choice
 from bessemer.recipe import Recipe, parse
 from bessemer.run import STAGE_FILE, RunFolder, read_json, write_json
@@ -39,9 +40,18 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False) -> Recipe:
     record: keep what it followed from in the run folder and, where that is new, print what was chosen and why.
     """
     old = read_json(run.derived) if run.derived.exists() else None
+    if old is not None and published(run.checkpoints):
+        return _as_trained(recipe, old["choices"])
+    shape = None if recipe.model.from_ is None else dial.dimensions(recipe.model)
+    positions = (shape.max_positions if shape else None) or 0
     if old is None and recipe.model.has_size and (not record or run.tokens.exists()):
-        return recipe  # nothing is known of its text, or a run of a version that derived less
+        # Nothing is known of its text, or it is a run of a version that derived less.
+        if positions and "sequence_length" not in recipe.tokens.model_fields_set:
+            length = min(recipe.tokens.sequence_length, positions)
+            return sizing.with_values(recipe, "tokens", {"sequence_length": length})
+        return recipe
     basis, corpus = _basis(recipe, run, old)
+    basis = replace(basis, width=(shape.width if shape else None) or 0, positions=positions)
     made, choices = sizing.derive(recipe, basis)
     if record and choices:
         kept = {
@@ -53,6 +63,20 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False) -> Recipe:
             write_json(run.derived, kept)
             _show(basis, choices)
     return made
+
+
+def _as_trained(recipe: Recipe, choices: list[dict[str, Any]]) -> Recipe:
+    """A recipe with what was derived when its run began to train, and no more: training longer does not change it."""
+    train = recipe.train
+    has_horizon = any(value is not None for value in (train.steps, train.tokens, train.minutes))
+    for choice in choices:
+        outer, _, inner = choice["table"].partition(".")
+        section = getattr(recipe, outer)
+        given = (getattr(section, inner) if inner else section).model_fields_set
+        given = given | ({"minutes", "max_epochs"} if has_horizon else set())
+        values = {key: value for key, value in choice["values"].items() if key not in given}
+        recipe = sizing.with_values(recipe, choice["table"], values)
+    return recipe
 
 
 def reasons(run: RunFolder) -> list[str]:

@@ -34,7 +34,7 @@ HARMLESS = (
     "corpus.engine", "corpus.address", "corpus.workers", "tokens.workers",
 )  # fmt: skip
 # Keys that say how long a run is: what changes with them is decided here, and not refused as another recipe.
-HORIZON = ("train.steps", "train.tokens", "train.minutes")
+HORIZON = ("train.steps", "train.tokens", "train.minutes", "train.max_epochs")
 COMPARED_SAMPLES = 1 << 20
 PACE_ROWS = 200  # steps of metrics.jsonl, from the end, whose median time is the run's pace
 

@@ -53,6 +53,11 @@ def test_keys_that_transformers_does_not_read_either_are_named(tmp_path: Path) -
     )
 
 
+def test_gemma2_with_both_names_of_its_activation_as_on_the_hub(tmp_path: Path) -> None:
+    wanted = example("gemma2", "Gemma 2")
+    assert read_checked(written(wanted, tmp_path, hidden_act="gelu_pytorch_tanh"))[1].note == ""
+
+
 def test_gpt2_without_a_width_of_its_mlp_as_on_the_hub(tmp_path: Path) -> None:
     torch.manual_seed(0)
     theirs = transformers.GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64)

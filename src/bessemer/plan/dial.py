@@ -63,7 +63,7 @@ def resolve(
     whose output matrix is in the FLOPs of no token; unique_tokens: to train on, where they are known, for
     `train.max_epochs`; held_out_tokens: to validate on, where they are known.
     """
-    model = _dimensions(recipe.model)
+    model = dimensions(recipe.model)
     length = recipe.tokens.sequence_length
     classes = labels if recipe.train.objective == "classify" else 0
     config = model_config(recipe.model_copy(update={"model": model}), vocabulary, labels=classes)
@@ -151,7 +151,8 @@ def _with(recipe: Recipe, **changes: Any) -> Recipe:
     return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
 
 
-def _dimensions(model: Model) -> Model:
+def dimensions(model: Model) -> Model:
+    """The table with every dimension filled in: of its depth, or of the model that it starts from."""
     if model.from_ is not None:
         name = model.from_.removeprefix("hf:")
         if not hub.is_name(name):

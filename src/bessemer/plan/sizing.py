@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -48,7 +49,8 @@ BEATS_NGRAM_BYTES = 50_000
 @dataclass(frozen=True)
 class Basis:
     """What everything follows from. text_bytes, documents: of the clean text; flops_per_second: that a training step reaches
-    on the device; share, held_documents, held_bytes: the held-out split of whole documents that comes to the bytes wanted."""
+    on the device; share, held_documents, held_bytes: the held-out split of whole documents that comes to the bytes wanted;
+    width, positions: of the model that the training starts from, 0 where it starts from none."""
 
     text_bytes: int
     documents: int
@@ -57,6 +59,8 @@ class Basis:
     share: float = 0.01
     held_documents: int = MIN_HELD_OUT_DOCUMENTS
     held_bytes: int = 0
+    width: int = 0
+    positions: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the run folder."""
@@ -101,6 +105,16 @@ def derive(recipe: Recipe, basis: Basis) -> tuple[Recipe, list[Choice]]:
     return _Derivation(recipe, basis).made()
 
 
+def with_values(recipe: Recipe, table: str, values: Mapping[str, object]) -> Recipe:
+    """The recipe with these keys of a table; `train.schedule` is one within another."""
+    *outer, last = table.split(".")
+    section = recipe if not outer else getattr(recipe, outer[0])
+    filled = getattr(section, last).model_copy(update=dict(values))
+    if outer:
+        filled = section.model_copy(update={last: filled})
+    return recipe.model_copy(update={outer[0] if outer else last: filled})
+
+
 class _Derivation:
     def __init__(self, recipe: Recipe, basis: Basis) -> None:
         self.recipe, self.basis, self.choices = recipe, basis, list[Choice]()
@@ -123,12 +137,7 @@ class _Derivation:
     def _set(self, table: str, why: str, **values: object) -> None:
         """Fill in keys of a table; `train.schedule` is one within another."""
         self.choices.append(Choice(table, values, why))
-        *outer, last = table.split(".")
-        section = self.recipe if not outer else getattr(self.recipe, outer[0])
-        filled = getattr(section, last).model_copy(update=values)
-        if outer:
-            filled = section.model_copy(update={last: filled})
-        self.recipe = self.recipe.model_copy(update={outer[0] if outer else last: filled})
+        self.recipe = with_values(self.recipe, table, values)
 
     def _held_out(self) -> None:
         tokens, basis = self.recipe.tokens, self.basis
@@ -198,7 +207,7 @@ class _Derivation:
     def _depth(self) -> int:
         """The depth, or that of a model of the same width."""
         model = self.recipe.model
-        return max((model.width or 0) // 64 or model.depth or model.layers or MAX_DEPTH, 1)
+        return max((model.width or self.basis.width) // 64 or model.depth or model.layers or MAX_DEPTH, 1)
 
     def _length(self) -> None:
         tokens, train = self.recipe.tokens, self.recipe.train
@@ -206,7 +215,7 @@ class _Derivation:
             return
         length = next(length for depth, length in LENGTHS if self._depth >= depth)
         most = max(int(self._unique) // MIN_SEQUENCES, MIN_LENGTH)
-        length = min(length, 1 << int(math.log2(most)))
+        length = min(length, 1 << int(math.log2(most)), self.basis.positions or length)
         packed = {} if "pack_short_documents" in tokens.model_fields_set else {"pack_short_documents": True}
         self._set("tokens", f"for a depth of {self._depth}", sequence_length=length, **packed)
 

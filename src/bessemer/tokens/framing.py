@@ -6,6 +6,7 @@ A model trained here reads each document after an end-of-text token, so that tok
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,11 +33,25 @@ def framing_between(plain: Sequence[int], whole: Sequence[int]) -> Framing | Non
     return None
 
 
-def with_framing(description: dict[str, Any], framing: Framing) -> dict[str, Any]:
-    """A tokenizer.json's content that puts these ids around a text, in the place of what it put there before.
+def framing_of(description: dict[str, Any]) -> Framing | None:
+    """The ids that a tokenizer.json's content puts around a text; None where it does something else."""
+    from tokenizers import Tokenizer
 
-    A second text follows with the same tokens around it and type 1, as `transformers` does for `add_bos_token`.
+    tokenizer = Tokenizer.from_str(json.dumps(description))
+    sample = next((text for text in ("a", "1", ".") if tokenizer.encode(text, add_special_tokens=False).ids), "")
+    plain = tokenizer.encode(sample, add_special_tokens=False).ids
+    return framing_between(plain, tokenizer.encode(sample).ids) if plain else None
+
+
+def with_framing(description: dict[str, Any], framing: Framing) -> dict[str, Any]:
+    """A tokenizer.json's content that puts these ids around a text: as it is where it does so already, which keeps its own way
+    with pairs of texts, else with a template in the place of what it put there before.
+
+    In that a second text follows with type 1 and the same tokens around it, as `transformers` does for `add_bos_token`, but
+    without those before it where some come after, as with [CLS] A [SEP] B [SEP].
     """
+    if framing_of(description) == framing:
+        return description
     token_of = {number: token for token, number in _vocabulary(description).items()}
     names = {number: token_of[number] for number in (*framing.before, *framing.after)}
 
@@ -45,7 +60,8 @@ def with_framing(description: dict[str, Any], framing: Framing) -> dict[str, Any
             return {"SpecialToken": {"id": names[number], "type_id": kind}}
 
         text = {"Sequence": {"id": letter, "type_id": kind}}
-        return [*map(special, framing.before), text, *map(special, framing.after)]
+        before = framing.before if kind == 0 or not framing.after else ()
+        return [*map(special, before), text, *map(special, framing.after)]
 
     template = {
         "type": "TemplateProcessing",

@@ -101,6 +101,7 @@ FAMILY = Family(
     defaults=DEFAULTS,
     tensors=TENSORS,
     fixed={"use_bidirectional_attention": None},
+    harmless={"hidden_act": "of older versions; hidden_activation is what is computed with"},
     dropout={"attention_dropout": "attention"},
     free=("out_bias", "attention_soft_cap", "logit_soft_cap"),
     reads=(*ROPE_KEYS, *WINDOW_KEYS, "attn_logit_softcapping", "final_logit_softcapping"),
