@@ -17,23 +17,23 @@ def against_measured(plan: dict[str, Any], found: MeasuredRun, taken: dict[str, 
     spread: interquartile range of the steps as a share of their median; interval: in which the plan expected a step; taken: the
     line of metrics.jsonl about the time of the whole training, or of what came after its last resume.
     """
-    told: dict[str, Any] = {"steps": found.steps}
+    comparison: dict[str, Any] = {"steps": found.steps}
     whole = number(plan.get("seconds"))
     if taken and whole:
         part = whole * (taken["step"] - taken["resumed_at"]) / taken["step"]
-        told["seconds"] = {
+        comparison["seconds"] = {
             "planned": part, "measured": taken["seconds"], "error": part / taken["seconds"] - 1.0,
             "validation": taken["validation"], "saving": taken["saving"],
         }  # fmt: skip
     seconds, memory = number(plan.get("step_seconds")), number(table(plan.get("memory_bytes")).get("total"))
     if seconds:
-        told["step_seconds"] = {
+        comparison["step_seconds"] = {
             "planned": seconds, "measured": found.seconds, "error": seconds / found.seconds - 1.0, "spread": found.spread,
             "interval": plan.get("step_interval"), "from": plan.get("step_seconds_from"),
         }  # fmt: skip
     if memory and found.memory:
-        told["memory_bytes"] = {"planned": memory, "measured": found.memory, "error": memory / found.memory - 1.0}
-    return told
+        comparison["memory_bytes"] = {"planned": memory, "measured": found.memory, "error": memory / found.memory - 1.0}
+    return comparison
 
 
 def of_run(run: RunFolder) -> dict[str, Any] | None:
@@ -46,10 +46,10 @@ def of_run(run: RunFolder) -> dict[str, Any] | None:
     found, taken = measured(rows), [row for row in rows if row.get("kind") == "time"]
     if not isinstance(plan, dict) or found is None:
         return None
-    told = against_measured(plan, found, taken[-1] if taken else None)
-    if (whole := told.get("seconds")) and (started := stage_seconds(run, "train")):
+    comparison = against_measured(plan, found, taken[-1] if taken else None)
+    if (whole := comparison.get("seconds")) and (started := stage_seconds(run, "train")):
         whole["starting"] = max(started - whole["measured"], 0.0)
-    return told
+    return comparison
 
 
 def stage_seconds(run: RunFolder, name: str) -> float | None:
@@ -63,30 +63,28 @@ def stage_seconds(run: RunFolder, name: str) -> float | None:
 
 def write(run: RunFolder) -> dict[str, Any] | None:
     """Write planned_against_measured.json where both sides are there, atomically, and return what it holds."""
-    told = of_run(run)
-    if told is not None:
-        write_json(run.path / FILE, told)
-    return told
+    comparison = of_run(run)
+    if comparison is not None:
+        write_json(run.path / FILE, comparison)
+    return comparison
 
 
 FILE = "planned_against_measured.json"
 
 
-def lines(told: dict[str, Any]) -> list[str]:
+def lines(comparison: dict[str, Any]) -> list[str]:
     """For the terminal: one line each for the whole time, a step and memory, those that are known."""
     shown = []
-    if found := told.get("seconds"):
+    if found := comparison.get("seconds"):
         parts = f"{duration(found['validation'])} validation and {duration(found['saving'])} saving in it"
         if found.get("starting", 0.0) >= 1.0:
             parts += f", {duration(found['starting'])} before it to start"
         times = f"{duration(found['planned'])} planned, {duration(found['measured'])} taken ({parts})"
         shown.append(f"time    {times}: {found['error']:+.1%}")
-    if found := told.get("step_seconds"):
-        times = (
-            f"{seconds(found['planned'])} planned, {seconds(found['measured'])} measured (median of {told['steps']:,})"
-        )
+    if found := comparison.get("step_seconds"):
+        times = f"{seconds(found['planned'])} planned, {seconds(found['measured'])} measured (median of {comparison['steps']:,})"
         shown.append(f"step    {times}: {found['error']:+.1%}")
-    if found := told.get("memory_bytes"):
+    if found := comparison.get("memory_bytes"):
         shown.append(
             f"memory  {size(found['planned'])} planned, {size(found['measured'])} measured: {found['error']:+.1%}"
         )

@@ -36,9 +36,8 @@ def train_here(
     say(f"  on {device.name}, {device.precision}{', compiled' if device.compile else ''}")
     say(f"  {probe(device.arithmetic, device.place)}")
     if not device.is_cuda:
-        devices.release_unused(
-            device
-        )  # of the plan's measured steps and of earlier stages, else it counts as this training's base
+        # What the plan's measured steps and earlier stages freed would count as this training's base.
+        devices.release_unused(device)
         devices.keep_freed_memory()
         devices.reset_peak_resident()
     config = config_of(recipe, store.vocabulary, len(store.labels))

@@ -81,8 +81,8 @@ def _of_files(entry: str) -> Iterator[tuple[str, str]]:
         try:
             units = plan(source, found, Path(spool), 0, engine.STOP)
         except InputError as error:
-            told = str(error).removeprefix(f"corpus.sources.{source.name}: ").partition("; set text_key")[0]
-            raise InputError(f"corpus.quality: {entry}: {told}") from None
+            reason = str(error).removeprefix(f"corpus.sources.{source.name}: ").partition("; set text_key")[0]
+            raise InputError(f"corpus.quality: {entry}: {reason}") from None
         for unit in units:
             for piece, record in read(unit, Rules()):
                 text = record.text.encode("utf-8", "replace").decode()  # half of a surrogate pair, written as an escape

@@ -1,4 +1,4 @@
-"""What a folder says beside the computation: ids of special tokens, names of classes, dtype, chat template.
+"""What a folder declares apart from what is computed: ids of special tokens, names of classes, dtype, chat template.
 
 `transformers` takes much of it as it is and fails later, or never says that it is not used.
 """
