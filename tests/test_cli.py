@@ -583,3 +583,13 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path) -> None:
         assert "5-gram" in behind_ngram(run) and wanted in behind_ngram(run)
     write_json(run.evaluation, {"bits_per_byte": 2.3, "ngram": {"order": 5, "bits_per_byte": 2.4}})
     assert behind_ngram(run) == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [("--minutes", "train.minutes"), ("--lr", "train.optimizer.learning_rate"), ("--depth", "model.depth")],
+)
+def test_an_option_that_is_a_key_says_how_to_give_it(option: str, key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_command(["run", "text", option, "1"])
+    assert ended.value.code == 2 and f"--set {key}=VALUE" in capsys.readouterr().err

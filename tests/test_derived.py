@@ -8,6 +8,7 @@ import pytest
 
 from bessemer import derived
 from bessemer.cli import run_command
+from bessemer.plan import sizing
 from bessemer.recipe import load, parse
 from bessemer.run import RunFolder, read_json
 from bessemer.tokens.shards import TokenStore
@@ -105,3 +106,28 @@ def test_plan_says_what_a_folder_will_take(here: Path, capsys: pytest.CaptureFix
     assert run_command(["plan", "text"]) == 0
     assert "2 layers, width 128" in capsys.readouterr().out
     assert not (here / "runs").exists()
+
+
+def test_text_that_nothing_can_be_learned_from_is_refused_in_a_sentence(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "note.txt").write_text(
+        "\n".join(f"Line {number} of a short note on steel and iron." for number in range(20))
+    )
+    assert run_command(["run", "note.txt"]) == 2
+    assert "of clean text are too little to learn anything from" in capsys.readouterr().err
+
+
+def test_few_held_out_texts_of_a_classifier_are_named() -> None:
+    recipe = parse(FIVE + 'label = "a"\n[train]\nobjective = "classify"\n', "five")
+    _, choices = sizing.derive(recipe, sizing.Basis(40_000, 30, "cpu", 1e10, held_documents=3, held_bytes=4_000))
+    assert any("3 of 30 documents, so few that a score of them says little" in choice.why for choice in choices)
+
+
+def test_minutes_that_read_a_text_too_often_are_told_so() -> None:
+    basis = sizing.Basis(40_000, 30, "cpu", 1e11, held_documents=10, held_bytes=4_000)
+    asked, left = (
+        "; ".join(choice.why for choice in sizing.derive(parse(FIVE + more, "five"), basis)[1])
+        for more in ("[train]\nminutes = 30.0\n", "")
+    )
+    assert "learned by heart: train.max_epochs = 20 would end it" in asked and "learned by heart" not in left

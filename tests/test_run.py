@@ -122,3 +122,17 @@ def test_a_log_on_a_full_disk_waits_and_is_then_whole(
     assert said.count("No space left on device") == 2
     assert "its last 1 entries could not be written and are lost" in said
     LogFile(tmp_path / "new" / "log.jsonl" / "beneath").append(b"a file is in the place of the folder")
+
+
+def test_a_refusal_leaves_no_run_folder(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    with pytest.raises(InputError), run.writing():
+        raise InputError("no text")
+    assert not run.path.exists()
+    with pytest.raises(InputError), run.writing():  # noqa: PT012 (the block is what is tested)
+        (run.path / "stages.json").write_text("{}")
+        raise InputError("later")
+    assert run.path.exists()
+    with pytest.raises(InputError), run.writing():
+        raise InputError("again")
+    assert (run.path / "stages.json").exists()

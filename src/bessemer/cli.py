@@ -6,10 +6,11 @@ import argparse
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 from bessemer import __version__, calibrating, commands, interrupt
 from bessemer.errors import BessemerError, Stopped
@@ -67,8 +68,24 @@ def run_command(arguments: Sequence[str]) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says of an unknown option that is a key of the recipe how to give it."""
+
+    def error(self, message: str) -> NoReturn:
+        if match := re.search(r"unrecognized arguments: --([\w.-]+)", message):
+            from bessemer.recipe.keys import keys, nearest
+
+            name, known = match[1].replace("-", "_"), list(keys())
+            same = [key for key in known if key == name or key.endswith(f".{name}")]
+            if near := next(
+                (key for key in same if key.startswith("train.")), same[0] if same else nearest(name, known)
+            ):
+                message += f"; keys of the recipe are given as --set {near}=VALUE"
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="bessemer",
         description="Train language models, from raw text to a verified, exported model.",
         epilog=EPILOG,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bessemer.checkpoint.protocol import published
+from bessemer.errors import InputError
 from bessemer.plan import dial, sizing
 from bessemer.plan.sizing import Basis, Choice
 from bessemer.recipe import Recipe, parse
@@ -51,6 +52,11 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False) -> Recipe:
             return sizing.with_values(recipe, "tokens", {"sequence_length": length})
         return recipe
     basis, corpus = _basis(recipe, run, old)
+    if corpus and basis.text_bytes < sizing.MIN_TEXT_BYTES and not recipe.model.has_size:
+        raise InputError(
+            f"{size(basis.text_bytes)} of clean text are too little to learn anything from; give {size(sizing.MIN_TEXT_BYTES)} "
+            "or more, better 100 kB, or say yourself how large the model is (model.depth)"
+        )
     basis = replace(basis, width=(shape.width if shape else None) or 0, positions=positions)
     made, choices = sizing.derive(recipe, basis)
     if record and choices:
@@ -61,7 +67,7 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False) -> Recipe:
         }
         if kept != old:
             write_json(run.derived, kept)
-            _show(basis, choices)
+            _show(recipe, basis, choices)
     return made
 
 
@@ -95,11 +101,11 @@ def _heading(basis: Basis) -> str:
     )
 
 
-def _show(basis: Basis, choices: list[Choice]) -> None:
+def _show(recipe: Recipe, basis: Basis, choices: list[Choice]) -> None:
     say(f"  {_heading(basis)}:")
     for choice in choices:
         say(f"    [dim]{choice}[/]")
-    if basis.text_bytes < sizing.BEATS_NGRAM_BYTES:
+    if basis.text_bytes < sizing.BEATS_NGRAM_BYTES and recipe.train.objective == "causal":
         say(
             f"  [yellow]with less than {size(sizing.BEATS_NGRAM_BYTES)} of text a byte 5-gram may predict it better "
             "than a model; the evaluation compares them[/]"

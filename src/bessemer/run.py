@@ -106,9 +106,10 @@ class RunFolder:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Hold the run folder for one writer; a second one is refused. The lock dies with its process."""
+        lock, is_new = self.path / ".lock", not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise InputError(
                 f"{self.path}: the run folder cannot be written ({error.strerror}); choose another with --set run.dir=PATH"
@@ -126,6 +127,8 @@ class RunFolder:
             os.write(handle, f"pid {os.getpid()}".encode())
             yield
         finally:
+            if is_new and [entry.name for entry in self.path.iterdir()] == [lock.name]:  # a refusal leaves no trace
+                shutil.rmtree(self.path, ignore_errors=True)
             os.close(handle)
 
 

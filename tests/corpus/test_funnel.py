@@ -10,6 +10,7 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.corpus import units
 from bessemer.corpus.funnel import LINES, funnel_lines, percent
+from bessemer.errors import InputError
 from bessemer.run import RunFolder
 from bessemer.terminal import QUIET
 from tests.corpus.corpus_samples import prose, recipe
@@ -88,3 +89,19 @@ def test_the_command_shows_the_funnel_and_json_has_all_of_it(
     found = json.loads(capsys.readouterr().out)["corpus"]
     assert found["totals"]["rejected"] == {"too_short": 1}
     assert found["sources"][0]["rejected"]["too_short"]["examples"][0]["line"] == 2
+
+
+def test_each_file_that_needs_its_own_fix_is_named(data: Path, build) -> None:
+    (data / "a.jsonl").write_bytes(b'{"body": "x"}\n' * 5)
+    (data / "b.jsonl").write_bytes(b'{"story": "y"}\n' * 3)
+    (data / "c.jsonl").write_bytes(lines_of(prose(1)))
+    statistics = build(recipe({"name": "s", "format": "jsonl", "paths": [str(data)]}))[2]
+    (line,) = funnel_lines(statistics)
+    assert "data/a.jsonl" in line and 'set text_key = "body"' in line
+    assert "data/b.jsonl" in line and 'set text_key = "story"' in line
+
+
+def test_a_label_that_is_missing_is_told_as_such(data: Path, build) -> None:
+    (data / "a.jsonl").write_bytes(lines_of(prose(1)))
+    with pytest.raises(InputError, match="no_label.*there are: .*set corpus.sources.s.label_key=NAME"):
+        build(recipe({"name": "s", "format": "jsonl", "paths": [str(data)], "label_key": "kind"}))

@@ -46,6 +46,7 @@ SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'
         (SMALL + "[train]\nobjective = 'classify'\nz_loss = 0.1\n", "z_loss has no meaning for a classifier"),
         (SMALL + "[train.masking]\nshare = 0.0\n", "train.masking.share: input should be greater than 0"),
         (SMALL + "[tokenizer]\nmask_token = '<|endoftext|>'\n", "mask_token and end_of_text are both"),
+        (SMALL + "from = 'gpt2'\n", "model.from: write hf:gpt2: a model in the Hugging Face layout"),
         (SMALL + "from = 'hf:m'\n[train]\nstart = 'runs/a'\n", "train.start and model.from both give the starting weights"),
         (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "txt"\npaths = ["a"]\n', "my.toml:8: corpus.sources.a.format: input should be"),
     ],
@@ -108,7 +109,7 @@ SOURCES = "".join(f'\n[[corpus.sources]]\nname = "{name}"\nformat = "text"\npath
     [
         (["evaluate.prompts=a"], """--set evaluate.prompts=a: should be a list, as ["a", "b"], got 'a'"""),
         (["model=3"], "--set model=3: should be a table of keys, got 3"),
-        (["model.from=x"], "--set model.from=x: is not written as it should be (hf:FOLDER starts from the weights"),
+        (["model.from=x"], "--set model.from=x: write hf:x: a model in the Hugging Face layout"),
         (["train.ema=0.5", "model.heads=3"], "--set model.heads=3: model: heads = 3 does not divide width = 32; give"),
         (["train.ema=0.5", "model.heads=3", "model.kv_heads=2"], "--set model.heads=3 --set model.kv_heads=2: model: kv_heads"),
         (["run.seed=2", "corpus.sources.b.weight=a"], "--set corpus.sources.b.weight=a: should be a number, got 'a'"),
@@ -205,8 +206,8 @@ def test_a_missing_recipe_names_the_nearest_shipped_one() -> None:
     ("name", "content", "message"),
     [
         ("texts/none", None, "texts/none: no such file or folder$"),
-        ("book.doc", b"\xd0\xcf\x11\xe0", "cannot be read as a recipe.*; if it holds text to train on, name it .txt"),
-        ("notes", b"Dear all,", "not valid TOML.*; if it holds text to train on, name it .txt"),
+        ("book.doc", b"\xd0\xcf\x11\xe0", r"neither a recipe \(TOML\) nor a kind of text.*; if it is plain text"),
+        ("notes", b"Dear all,", r"neither a recipe \(TOML\) nor a kind of text.*; if it is plain text"),
         ("my.toml", b"Dear all,", r"not valid TOML: [^;]*$"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.recipe import load, parse
+from bessemer.recipe import dump, load, parse
 from bessemer.run import RunFolder, read_json_lines, write_atomic
 from bessemer.train import loop
 from bessemer.train import pace as paces
@@ -107,7 +107,8 @@ def test_the_steps_follow_the_rate_and_so_does_a_resumed_run(
         assert rate == peak * learning_rate_share(train.schedule, step - 1, had or 0)
 
     # Killed before the decision and after it, at another pace: the recorded decision holds, and the bits are the same.
-    for left in (train.revised[0].at // 5 * 5, train.revised[-1].at // 5 * 5 + 5):
+    for at in (train.revised[0].at, train.revised[len(train.revised) // 2].at):
+        left = at // 5 * 5 + (5 if at > train.revised[0].at else 0)
         again = whole.parent / f"again-{left}"
         shutil.copytree(whole, again)
         rewind(again, left)
@@ -164,6 +165,26 @@ def test_within_the_decay_the_steps_follow_another_pace(trained: Any, later: flo
         step: rate for step, rate in found.items() if step <= start
     }
     assert rates(whole)[start + 1] == peak
+
+
+def test_a_killed_run_keeps_to_its_minutes(trained: Any) -> None:
+    """It goes on at a third of its pace after a third of its steps: no decision is recorded for what comes then."""
+    kinds = ("train.schedule.kind=wsd", "train.schedule.decay_share=0.5")
+    whole = trained("killed", 0.02, *kinds)
+    recipe = load(whole / "recipe.toml")
+    kept = [one for one in recipe.train.revised if one.at <= 20]
+    later = recipe.train.revised[len(kept)]
+    train = recipe.train.model_copy(
+        update={
+            "revised": tuple(kept), "steps": later.planned,
+            "schedule": recipe.train.schedule.model_copy(update={"decay_at": None}),
+        }
+    )  # fmt: skip
+    write_atomic(whole / "recipe.toml", dump(recipe.model_copy(update={"train": train})))
+    rewind(whole, 20)
+    trained("killed", 0.06, *kinds)
+    # 20 steps of 0.06 s, as the resumed run must suppose, and the rest in what is left of 1.2 s: none too many.
+    assert (load(whole / "recipe.toml").train.steps or 0) <= 0.5 * (recipe.train.steps or 0)
 
 
 def test_a_run_on_time_and_one_that_is_given_steps_are_left_alone(trained: Any) -> None:

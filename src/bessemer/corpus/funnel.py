@@ -12,6 +12,8 @@ LINES = 5
 """Lines shown at the most: the rest is summed up in the last of them."""
 
 EXAMPLE_CHARACTERS = 100
+FIXABLE = ("wrong_format", "no_text_key", "no_label")
+"""Reasons that are a file's and that its user mends: each file may need something else."""
 
 
 def result_line(statistics: dict[str, Any], not_read: bool = False) -> str:
@@ -60,13 +62,16 @@ def percent(part: int, whole: int) -> str:
 
 
 def _example(statistics: dict[str, Any], reason: str) -> str:
+    """The first example; where what is wrong has a fix, one of each of two files, as they may need two."""
+    found: dict[str, str] = {}
     for source in statistics["sources"]:
         for example in source["rejected"].get(reason, {"examples": []})["examples"]:
             detail = " ".join(example["detail"].split())
             if len(detail) > EXAMPLE_CHARACTERS:
                 detail = detail[:EXAMPLE_CHARACTERS] + "..."
-            return f"e.g. {where(example)}" + (f": {detail}" if detail else "")
-    return ""
+            found.setdefault(example["path"], where(example) + (f": {detail}" if detail else ""))
+    shown = list(found.values())[: 2 if reason in FIXABLE else 1]
+    return f"e.g. {'; '.join(shown)}" if shown else ""
 
 
 def _not_read(statistics: dict[str, Any]) -> list[str]:

@@ -12,10 +12,21 @@ from bessemer.errors import BessemerError
 from bessemer.recipe.endings import ending
 
 EXAMPLES = 4
-"""Examples kept for each reason: the first ones by identity, so that they are the same in every build."""
+"""Examples kept for each reason: the first of each file by identity, so that they are the same in every build."""
 
 KEPT_EXAMPLES = 8
 """Examples kept of the documents that stay, likewise."""
+
+
+def _of_many_files(examples: list[dict[str, str]]) -> list[dict[str, str]]:
+    """EXAMPLES of them: one of each file before a second of one."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for example in examples:
+        turns.append(seen[example["path"]])
+        seen[example["path"]] += 1
+    kept = sorted(range(len(examples)), key=lambda place: turns[place])[:EXAMPLES]
+    return [examples[place] for place in kept]
 
 
 @dataclass
@@ -68,9 +79,9 @@ class Funnel:
         entry = self.rejected.setdefault(reason, Rejected())
         entry.documents += 1
         entry.bytes += num_bytes
-        if len(entry.examples) < EXAMPLES:
+        if len(entry.examples) < EXAMPLES or all(example["path"] != path for example in entry.examples):
             example = {"identity": identity, "path": path, "place": place, "excerpt": excerpt, "detail": detail}
-            entry.examples.append(example)
+            entry.examples = _of_many_files([*entry.examples, example])
 
     def add(self, other: Funnel) -> None:
         """Add a bucket with larger identities: its counts, and its examples where there is room."""
@@ -86,7 +97,7 @@ class Funnel:
             entry = self.rejected.setdefault(reason, Rejected())
             entry.documents += theirs.documents
             entry.bytes += theirs.bytes
-            entry.examples = (entry.examples + theirs.examples)[:EXAMPLES]
+            entry.examples = _of_many_files(entry.examples + theirs.examples)
 
     def count_not_read(self, name: str, num_bytes: int) -> None:
         """Count a file that no source reads."""

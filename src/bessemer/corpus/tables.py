@@ -121,7 +121,8 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
     record = Record(key, size, text, metadata={**place, **_small(value, place)})
     if label_key:
         labelled, name = field_in(value, label_key)
-        _set_label(record, f"field {label_key!r}", labelled[name] if labelled else None)
+        there = "" if labelled else f"; there are: {', '.join([*_named(value)][:20])}"
+        _set_label(record, f"field {label_key!r}", labelled[name] if labelled else None, there)
     return record
 
 
@@ -170,7 +171,7 @@ def no_text(kind: str, text_key: str, fields: Mapping[str, object]) -> str:
     return f"no {kind} {text_key!r}; there are: {names}"[: 280 - len(fix)] + fix
 
 
-def _set_label(record: Record, where: str, value: object) -> None:
+def _set_label(record: Record, where: str, value: object, there: str = "") -> None:
     """Give a record its class: a string, a whole number or a truth value; with anything else it is rejected."""
     plain = isinstance(value, str | int)
     label = str(value).strip() if plain else ""
@@ -178,7 +179,7 @@ def _set_label(record: Record, where: str, value: object) -> None:
         record.label = label
         return
     kind = "missing" if value is None else type(value).__name__ if not plain else "empty" if not label else "too long"
-    record.reason, record.detail = "bad_record", f"{where}: no label ({kind})"
+    record.reason, record.detail = "no_label", f"{where}: no label ({kind}){there}"[:300]
 
 
 def _small(fields: dict[str, object], place: dict[str, object]) -> dict[str, object]:
@@ -232,7 +233,7 @@ def parquet_layout(place: Any, head: bytes, text_key: str, label_key: str) -> tu
         return [], "no_text_key", f"column {text_key!r} holds {types[text_key]}, not text; {fix}"[:300]
     if label_key and label_key not in types:
         names = ", ".join(field.name for field in _leaves(schema))
-        return [], "no_text_key", f"no column {label_key!r}; there are: {names}; set label_key to one of them"[:300]
+        return [], "no_label", f"no column {label_key!r}; there are: {names}; set label_key to one of them"[:300]
     return [group.total_byte_size for group in groups], "", ""
 
 

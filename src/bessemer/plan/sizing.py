@@ -11,8 +11,8 @@ vocabulary  1,024 for 2 MB of text and in proportion to its cube root: a token s
             the best vocabulary grows more slowly than the text (Tao et al. 2024). 32 ids for each unit of width at the most, so
             that a small model is not all embedding.
 sequence    256 tokens, 512 from depth 6, 1,024 from depth 9; 32 sequences in the text at least.
-epochs      20 at the most: up to 4 are nearly as good as new text, and little is gained after 16 to 40 (Muennighoff et al.
-            2023, section 6).
+epochs      20 at the most, where nobody says how long: up to 4 are nearly as good as new text, and little is gained after 16
+            to 40 (Muennighoff et al. 2023, section 6).
 decay       weight decay of 0.1, or 0.15 for each epoch up to 1, also of the embeddings: text that is read often is learned by
             heart otherwise (Kim et al. 2025 find the best decay up to 30 times the usual one when text is repeated).
 batch       a 4,000th of the run's tokens, but not more than the dial's rule: a short run needs its updates.
@@ -44,6 +44,7 @@ UPDATES, MIN_BATCH_TOKENS = 4000, 512
 STEPS_SHARE = 0.92  # of train.minutes that goes into steps, about; the rest is validation and saving
 # The least text on which a model was measured ahead of a byte 5-gram trained on the same; with less, nothing is known.
 BEATS_NGRAM_BYTES = 50_000
+MIN_TEXT_BYTES = 4_000  # two pages; of less not even the smallest vocabulary can be made
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ class _Derivation:
             self._set("tokens", why, held_out=share, held_out_from="passages")
         else:
             why = f"{size(basis.held_bytes)}, {basis.held_documents:,} of {basis.documents:,} documents"
+            why += ", so few that a score of them says little" if basis.held_documents < MIN_HELD_OUT_DOCUMENTS else ""
             self._set("tokens", why, held_out=min(basis.share, 0.5))
 
     def _time(self) -> None:
@@ -253,6 +255,11 @@ class _Derivation:
             decay = round(min(max(DECAY_PER_EPOCH * epochs, DECAY), MAX_DECAY), 2)
             embeddings = {} if "decay_embeddings" in given else {"decay_embeddings": True}
             why = f"the text is read about {epochs:.3g} times"
+            why += (
+                f", and learned by heart: train.max_epochs = {MAX_EPOCHS:g} would end it"
+                if epochs > 2 * MAX_EPOCHS
+                else ""
+            )
             self._set("train.optimizer", why, weight_decay=decay, **embeddings)
         if "schedule" not in train.model_fields_set:
             why = "a stable phase fits any number of steps"

@@ -70,7 +70,7 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
     except FileNotFoundError:
         raise InputError(f"{path}: no such recipe file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as a recipe: {error}{_not_named(path)}") from None
+        raise _unreadable(str(path), f"cannot be read as a recipe: {error}") from None
     folder = path.resolve().parent
     recipe = parse(text, str(path), overrides, _name(path) if may_be_unnamed else None, folder)
     return _from_folder(recipe, folder)
@@ -92,9 +92,14 @@ def is_text(path: Path) -> bool:
     return path.is_file() and guessed_format(path.name) is not None
 
 
-def _not_named(path: Path) -> str:
-    """What to do about a file that was taken for a recipe by its ending alone."""
-    return "" if path.suffix == ".toml" or not path.is_file() else "; if it holds text to train on, name it .txt"
+def _unreadable(path: str, error: str) -> InputError:
+    """That a file is no recipe, or that its name tells nothing about what it holds."""
+    if Path(path).suffix == ".toml" or not Path(path).is_file():
+        return InputError(f"{path}: {error}")
+    return InputError(
+        f"{path}: neither a recipe (TOML) nor a kind of text that the ending of its name tells; if it is plain text to train "
+        "on, copy it to a name that ends in .txt"
+    )
 
 
 def recipe_for_text(path: Path, overrides: Sequence[str] = ()) -> str:
@@ -124,7 +129,7 @@ def parse(
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{where}: not valid TOML: {error}{_not_named(Path(where))}") from None
+        raise _unreadable(where, f"not valid TOML: {error}") from None
     if name is not None and isinstance(run := values.setdefault("run", {}), dict):
         run.setdefault("name", name)
     file = copy.deepcopy(values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bessemer.recipe.families import FamilyName
 from bessemer.recipe.rotary import RopeScaling
@@ -27,7 +27,6 @@ class Model(Section):
     from_: str | None = Field(
         None,
         alias="from",
-        pattern=r"^hf:.+",
         description="hf:FOLDER starts from the weights and dimensions of a model in the Hugging Face layout, hf:ORG/NAME or "
         "hf:ORG/NAME@REVISION from one of the hub; its tokenizer comes along unless [tokenizer] says otherwise.",
     )
@@ -138,6 +137,17 @@ class Model(Section):
         return self.from_ is not None or any(
             value is not None for value in (self.depth, self.layers, self.width, self.heads)
         )
+
+    @field_validator("from_")
+    @classmethod
+    def _is_hf(cls, value: str | None) -> str | None:
+        if value is not None and not value.removeprefix("hf:"):
+            raise ValueError("hf: names no model; write hf:FOLDER or hf:ORG/NAME")
+        if value is not None and not value.startswith("hf:"):
+            raise ValueError(
+                f"write hf:{value}: a model in the Hugging Face layout (train.start takes the folder of a run)"
+            )
+        return value
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

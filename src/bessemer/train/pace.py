@@ -1,14 +1,14 @@
 """The number of steps of a run that is given minutes follows its own measured rate.
 
 Before the run a step is timed once, perhaps beside other work, or without it. So the number of steps is decided once more
-early on, when 8% of the time is over, and with a wsd schedule again where its stable phase ends, or where the time for it is
-over: the rate there does not depend on how many steps follow, and the decay keeps its share of the time. Within either phase it
-is looked at each time that half of the rest is done, and decided again where the pace has changed by more than LOOK_CHANGE; the
-decay begins where it began.
+early on, when 8% of the time is over, and reviewed each time that half of what is then left is done: it changes where the pace
+has changed by more than REVIEW_CHANGE. With a wsd schedule the stable phase and the decay are reviewed each by itself, and the
+number is decided again where the stable phase ends, or where the time for it is over: the rate there does not depend on how many
+steps follow, and the decay keeps its share of the time. A decay begins where it began.
 
 The minutes are those of the whole training: validations and checkpoints, which are timed apart from the steps, are counted in
-what is left. Each decision is recorded in the recipe (train.revised) before the next step, and never taken again: with it, a
-run that is killed and resumed reads the same learning rates and samples as one that is not.
+what is left. Each decision and review is recorded in the recipe (train.revised) before the next step, and where the next one is
+due follows from the last: a run that is killed and resumed reads the same learning rates and samples as one that is not.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from bessemer.terminal import say
 from bessemer.tokens.loader import Batch, Reader, prefetched
 
 EARLY, LATE = 0.08, 0.2  # shares of that time: the first decision, and that after which few steps are enough for it
-LOOK_CHANGE = 0.05  # of the steps that are left, for a decision within a phase
+REVIEW_CHANGE = 0.05  # of the steps that are left: a review that finds less leaves them as they are
+SHOWN_CHANGE = 0.1  # of the steps that were last shown
 MIN_STEPS, FEW_STEPS, SLOW_START = 24, 3, 2  # steps timed before it; at the least; steps at the start that tell nothing
-LOOK_EVERY = 8  # steps between two looks at the clock in the stable phase, as all processes have to agree
+CLOCK_EVERY = 8  # steps between two readings of the clock in the stable phase, as all processes have to agree
 
 
 @dataclass
@@ -64,6 +65,7 @@ class Pace:
         assert recipe.train.steps is not None, "the recipe is resolved"
         self.recipe, self._run, self._team = recipe, run, team
         self.steps, self._sizes = recipe.train.steps, Batches.of(recipe)
+        self._shown_steps = self.steps
         self._first = self._counted_from = first
         self._scored, self._started, self._mark = scored_tokens, started, perf_counter()
         self.between = {"validation": Timed(), "saving": Timed()}
@@ -126,12 +128,12 @@ class Pace:
         assert seconds is not None and spent is not None
         steps = step + self._steps_left(step, seconds, spent, validation, saving)
         steps = max(min(steps, self._limit) if self._limit else steps, step + 1)
-        is_look = bool(self.recipe.train.revised) and not self._ends_stable_phase(step)
-        is_new = not is_look or abs(steps - self.steps) > LOOK_CHANGE * (self.steps - step)
-        if is_new:
-            self._decided(step, steps, seconds)
+        is_review = bool(self.recipe.train.revised) and self._reviews_at(step)
+        if is_review and abs(steps - self.steps) <= REVIEW_CHANGE * (self.steps - step):
+            steps = self.steps
+        self._decide(step, steps, seconds, is_review)
         self._mark_here(step)
-        return is_new
+        return True
 
     def _steps_left(
         self, step: int, seconds: float, spent: float, validation: float | None, saving: float | None
@@ -152,47 +154,46 @@ class Pace:
         return int((budget - spent) / whole_step)
 
     def _may_decide(self, step: int) -> bool:
+        """Whether a decision can be due: what all processes know without the clock."""
+        train, schedule = self.recipe.train, self.recipe.train.schedule
         if not self._seconds or self._is_fixed or step >= self.steps - 1:
             return False
-        train = self.recipe.train
         if not train.revised:
             return True
-        if step <= train.revised[-1].at or train.schedule.kind != "wsd":
+        if step <= train.revised[-1].at:
             return False
-        schedule = train.schedule
-        by_time = step % LOOK_EVERY == 0 and step < schedule.decay_start(self.steps)
-        return self._is_looked_at(step) or (schedule.decay_at is None and (by_time or self._ends_stable_phase(step)))
-
-    def _ends_stable_phase(self, step: int) -> bool:
-        """Of a step after which something is decided: whether that is for the stable phase's end, by its steps or its time."""
-        train, schedule = self.recipe.train, self.recipe.train.schedule
-        if schedule.kind != "wsd" or schedule.decay_at is not None:
-            return False
-        return step == schedule.decay_start(self.steps) or (bool(train.revised) and not self._is_looked_at(step))
-
-    def _is_looked_at(self, step: int) -> bool:
-        """Half-way from the last look to the end of the phase; not in a resumed run, which goes the way that is recorded."""
-        schedule = self.recipe.train.schedule
-        end = self.steps if schedule.decay_at is not None else schedule.decay_start(self.steps)
-        half = (end - self._counted_from) // 2
-        return self._first == 0 and half >= FEW_STEPS and step == self._counted_from + half
+        is_stable = schedule.kind == "wsd" and schedule.decay_at is None
+        return self._reviews_at(step) or (
+            is_stable and (step % CLOCK_EVERY == 0 or step == schedule.decay_start(self.steps))
+        )
 
     def _is_due(self, step: int, timed: int) -> bool:
         elapsed, schedule = perf_counter() - self._started, self.recipe.train.schedule
         if self.recipe.train.revised:
             before = self._first * (perf_counter() - self._mark) / timed  # of a resumed run
-            is_over = elapsed + before >= (1.0 - schedule.decay_share) * self._seconds
-            return is_over or step == schedule.decay_start(self.steps) or self._is_looked_at(step)
+            is_over = schedule.kind == "wsd" and elapsed + before >= (1.0 - schedule.decay_share) * self._seconds
+            return is_over or self._reviews_at(step) or step == schedule.decay_start(self.steps)
         # Where half of the planned steps are done, they were fast, and the run would soon be over.
         few = timed >= FEW_STEPS and (elapsed >= LATE * self._seconds or 2 * step >= self.steps)
         return few or (elapsed >= EARLY * self._seconds and timed >= MIN_STEPS)
 
-    def _decided(self, step: int, steps: int, seconds: float) -> None:
+    def _reviews_at(self, step: int) -> bool:
+        """Whether a review is due: half-way from the last decision to the end of the phase, or soon after where the run was
+        resumed just before."""
+        train, schedule = self.recipe.train, self.recipe.train.schedule
+        is_stable = schedule.kind == "wsd" and schedule.decay_at is None
+        end, last = schedule.decay_start(self.steps) if is_stable else self.steps, train.revised[-1].at
+        half = (end - last) // 2
+        return half >= FEW_STEPS and last + half <= step < end and step - self._counted_from >= FEW_STEPS
+
+    def _decide(self, step: int, steps: int, seconds: float, is_review: bool) -> None:
         train, planned = self.recipe.train, self.steps
         changed: dict[str, object] = {"steps": steps, "revised": (*train.revised, Revision(at=step, planned=planned))}
         schedule = train.schedule
-        # Of a run that became much longer the stable phase goes on, and its end is a new occasion.
-        near = LOOK_CHANGE * steps if self._ends_stable_phase(step) else 0.0
+        # Where the stable phase ends; of a run that became much longer it goes on, and its end is a new occasion.
+        near = (
+            REVIEW_CHANGE * steps if not is_review and (train.revised or step == schedule.decay_start(planned)) else 0.0
+        )
         if schedule.kind == "wsd" and schedule.decay_at is None and schedule.decay_start(steps) <= step + near:
             changed["schedule"] = schedule.model_copy(update={"decay_at": step})
         self.recipe = self.recipe.model_copy(update={"train": train.model_copy(update=changed)})
@@ -203,8 +204,9 @@ class Pace:
             kept = self._run.recipe.read_text(encoding="utf-8").splitlines()
             comments = [line.removeprefix("# ") for line in kept if line.startswith("#")]
             write_atomic(self._run.recipe, dump(self.recipe, comments))
-        if steps != planned:
+        if abs(steps - self._shown_steps) > SHOWN_CHANGE * self._shown_steps:
             say(
-                f"  after step {step:,}: {1000 * seconds:.3g} ms a step, so {planned:,} planned steps become {steps:,} to keep "
-                f"to {train.minutes:g} minutes"
+                f"  after step {step:,}: {1000 * seconds:.3g} ms a step, so {self._shown_steps:,} planned steps become "
+                f"{steps:,} to keep to {train.minutes:g} minutes"
             )
+            self._shown_steps = steps
