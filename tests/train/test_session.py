@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import numpy as np
 import torch
 
 from bessemer import stages
@@ -71,3 +72,15 @@ def test_a_validation_starts_without_what_steps_have_freed(monkeypatch: pytest.M
     loop._validate(step, [], NoLog(), Position(), sizes)
     if kept > 2.9e8:  # a C library that keeps what is freed
         assert seen[0] < empty + 5e7
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_pages_of_token_files_are_no_memory_of_the_training(tmp_path: Path) -> None:
+    np.zeros(64 << 20, np.uint8).tofile(tmp_path / "shard.bin")
+    devices.reset_peak_resident()
+    before = devices.peak_resident_bytes()
+    shard = np.memmap(tmp_path / "shard.bin", np.uint8, "r")
+    assert int(shard.sum(dtype=np.int64)) == 0
+    assert devices.peak_resident_bytes() < before + (16 << 20)
+    taken = np.ones(64 << 20, np.uint8)
+    assert devices.peak_resident_bytes() > before + (56 << 20) and taken.any()

@@ -179,16 +179,21 @@ def memory_in_use(device: Device) -> int:
 
 
 def peak_resident_bytes() -> int:
-    """Peak resident memory of this process, bytes; since the last reset_peak_resident."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+    """Peak resident memory of this process, bytes; since the last reset_peak_resident. Without the pages of files that it has
+    mapped since then, such as token shards: the system takes them back whenever memory is short."""
+    if (peak := _status_bytes("VmHWM")) is not None:
+        return peak - max((_status_bytes("RssFile") or 0) - _mapped_at_reset, 0)
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _status_bytes(field: str) -> int | None:
+    """A field of Linux's /proc/self/status, in bytes; None where there is none."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
 
 
 def resident_bytes() -> int:
@@ -207,8 +212,13 @@ def available_bytes(device: Device) -> int:
     return available_memory()
 
 
+_mapped_at_reset = 0
+
+
 def reset_peak_resident() -> None:
     """Start the peak of resident memory anew, where the kernel lets us (Linux, clear_refs 5)."""
+    global _mapped_at_reset
+    _mapped_at_reset = _status_bytes("RssFile") or 0
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -29,6 +29,7 @@ from bessemer.tokens.loader import Batch, Reader, prefetched
 
 EARLY, LATE = 0.08, 0.2  # shares of that time: the first decision, and that after which few steps are enough for it
 REVIEW_CHANGE = 0.05  # of the steps that are left: a review that finds less leaves them as they are
+RESERVE = 0.01  # of the minutes: the last steps are not always as fast as the mean
 SHOWN_CHANGE = 0.1  # of the steps that were last shown
 MIN_STEPS, FEW_STEPS, SLOW_START = 24, 3, 2  # steps timed before it; at the least; steps at the start that tell nothing
 CLOCK_EVERY = 8  # steps between two readings of the clock in the stable phase, as all processes have to agree
@@ -140,7 +141,7 @@ class Pace:
     ) -> int:
         """Steps that the rest of the time allows, at `seconds` each. spent: since the training began; validation, saving: seconds
         of one, None before the first."""
-        train, budget = self.recipe.train, self._seconds
+        train, budget = self.recipe.train, (1.0 - RESERVE) * self._seconds
         if validation is None:
             validation = FORWARD_SHARE * seconds * self._scored / (train.global_batch_tokens or 1)
         if saving is None:
