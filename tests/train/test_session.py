@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import numpy as np
+import pytest
 import torch
 
 from bessemer import stages
