@@ -5,12 +5,18 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.warm import Warm
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line sets it
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 RECIPE = """
 [run]
@@ -91,6 +97,27 @@ def write_text(folder: Path, documents: int = 60) -> Path:
 def recipe_text(folder: Path) -> str:
     """The small recipe over `folder`/text, with its runs in `folder`/runs."""
     return RECIPE.format(dir=folder / "runs", text=folder / "text")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm() -> Iterator[None]:
+    """Programs that tests start are forks of a process that has everything loaded (tests/warm.py), where the system has what
+    that takes."""
+    if not sys.platform.startswith("linux") or os.environ.get("COLD_PYTHON"):
+        yield
+        return
+    warm = Warm()
+    real, sys.executable = sys.executable, str(warm.interpreter)
+    os.environ["WARM_PYTHON"] = sys.executable
+    yield
+    sys.executable = real
+    warm.close()
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test of a new interpreter: what it loads, how much memory it takes."""
+    monkeypatch.setenv("COLD_PYTHON", "1")
 
 
 @pytest.fixture(scope="session")

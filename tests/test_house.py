@@ -118,18 +118,21 @@ def run_without(blocked: tuple[str, ...], code: str) -> subprocess.CompletedProc
     return subprocess.run([sys.executable, "-c", guard + code], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.usefixtures("cold")
 def test_training_needs_nothing_of_the_data_half() -> None:
     blocked = ("ray", "numba", "pyarrow", "resiliparse", "fastwarc", "tiktoken", "plotly")
     code = "import bessemer.train.loop, bessemer.train.restored, bessemer.model.huggingface.export, bessemer.stages"
     assert run_without(blocked, code).returncode == 0, run_without(blocked, code).stderr
 
 
+@pytest.mark.usefixtures("cold")
 def test_the_data_half_needs_nothing_of_training() -> None:
     blocked = ("torch", "safetensors", "transformers", "tensorboard", "plotly")
     code = "import bessemer.corpus.pipeline, bessemer.tokens.build, bessemer.tokens.loader"
     assert run_without(blocked, code).returncode == 0, run_without(blocked, code).stderr
 
 
+@pytest.mark.usefixtures("cold")
 def test_plans_need_no_torch() -> None:
     assert (
         run_without(
@@ -139,6 +142,7 @@ def test_plans_need_no_torch() -> None:
     )
 
 
+@pytest.mark.usefixtures("cold")
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys, bessemer.cli\n"

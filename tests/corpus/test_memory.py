@@ -33,6 +33,7 @@ print(done.documents_in, done.documents_kept, peak)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cold")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_three_times_the_limit_goes_through(data: Path, tmp_path: Path) -> None:
     base = [prose(number, 4000).replace("\n", "NEWLINE") for number in range(40)]

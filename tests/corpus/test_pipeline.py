@@ -32,6 +32,7 @@ def fill(data: Path, count: int = 20) -> None:
         (data / f"{number}.txt").write_text(prose(number))
 
 
+@pytest.mark.usefixtures("cold")
 def test_importing_the_package_is_cheap() -> None:
     code = (
         "import sys, bessemer.corpus, bessemer.corpus.pipeline\n"

@@ -44,6 +44,7 @@ print(before, peak(), int((found.verdict != KEPT).sum()))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cold")
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_a_million_documents_take_what_the_arithmetic_says() -> None:
     """80 bytes a document and memory_mib on top (docs/dedup.md), a tenth for the allocator, and 30 MiB a table."""

@@ -1,0 +1,325 @@
+"""Starts Python programs of the tests in a fraction of a second, by forking a process that has torch and the package loaded.
+
+`interpreter()` gives the path of a small program that takes the place of the Python interpreter: it passes its arguments,
+environment, folder and open files on to a server, which forks; the fork then runs what a new interpreter would run. Signals, exit
+codes and ends by a signal go both ways, and who kills the small program kills the fork. What a fork cannot do as a new interpreter
+would (other flags, variables that libraries read when they are loaded) is run by the real one.
+
+    python -m tests.warm SOCKET      the server, which a test session starts and ends
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import types
+from pathlib import Path
+from typing import Any
+
+LOADED = (
+    "torch", "torch.distributed", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.pipelining",
+    "torch.nn.parallel", "torch.distributed.checkpoint", "numpy", "pyarrow", "pyarrow.parquet", "tokenizers", "transformers", "numba",
+    "bessemer.cli", "bessemer.stages", "bessemer.preflight", "bessemer.longer", "bessemer.train.loop", "bessemer.train.session",
+    "bessemer.train.start", "bessemer.corpus.pipeline", "bessemer.corpus.worker", "bessemer.tokens.build", "bessemer.launch.start",
+    "bessemer.launch.member", "bessemer.evaluate.final", "bessemer.report.page", "rich.console", "rich.progress",
+)  # fmt: skip
+READ_AT_START = ("HF_", "NUMBA_", "MKL_", "TORCH", "PYTHON", "LD_", "GOMP_", "KINETO_", "NO_COLOR", "TRANSFORMERS_", "RAY_")
+"""Beginnings of variables that something reads when it is loaded: where they differ, a new interpreter is started."""
+FREE = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCHELASTIC_")
+"""Of these, those that a fork can follow."""
+PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+HEADER_BYTES = 1 << 20
+MAX_FILES = 250
+
+CLIENT = """#!{python} -IS
+import os, socket, sys
+ARGUMENTS, REAL = sys.argv[1:], {python!r}
+def cold():
+    os.execv(REAL, [REAL, *ARGUMENTS])
+if os.environ.get("COLD_PYTHON") or not ARGUMENTS or (ARGUMENTS[0][:1] == "-" and ARGUMENTS[0] not in ("-m", "-c")):
+    cold()
+import json, signal
+if ARGUMENTS[:2] == ["-m", "bessemer.launch.agent"]:  # which asks the kernel for this signal when its parent dies
+    import ctypes
+    ctypes.CDLL(None).prctl(1, signal.SIGHUP)
+files = []
+for name in os.listdir("/proc/self/fd"):
+    try:
+        os.fstat(int(name))
+        files.append(int(name))
+    except OSError:
+        pass
+server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+try:
+    server.connect({server!r})
+except OSError:
+    cold()
+files = [file for file in files if file != server.fileno()][:{max_files}]
+files = [file for file in files if not os.readlink(f"/proc/self/fd/{{file}}").startswith("/proc/")]
+ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
+mask = os.umask(0)
+os.umask(mask)
+header = {{
+    "arguments": ARGUMENTS, "folder": os.getcwd(), "environment": dict(os.environ), "files": files, "umask": mask,
+    "leads": os.getsid(0) == os.getpid(), "ignored": [int(n) for n in ignored],
+}}
+raw = json.dumps(header).encode("utf-8", "surrogateescape")
+socket.send_fds(server, [len(raw).to_bytes(4, "big")], files)
+server.sendall(raw)
+answer = server.makefile("rb")
+pid = int(answer.readline() or 0)
+if not pid:
+    cold()
+def passed(number, frame):
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+for number in {signals!r}:
+    if number not in ignored:
+        signal.signal(number, passed)
+for file in files:
+    os.close(file)
+status = answer.readline()
+if not status:
+    os._exit(70)
+status = int(status)
+if os.WIFSIGNALED(status):
+    number = os.WTERMSIG(status)
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    import resource
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.kill(os.getpid(), number)
+os._exit(os.WEXITSTATUS(status))
+"""
+
+
+class Warm:
+    """A server and the program that takes the interpreter's place, in a folder of their own."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="warm-")
+        place = Path(self.folder.name)
+        self.real = sys.executable
+        address = place / "socket"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(address))
+        listener.listen(64)
+        paths = [str(Path(__file__).parent.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        self.process = subprocess.Popen(
+            [self.real, "-m", "tests.warm", str(listener.fileno())], env=environment, pass_fds=[listener.fileno()],
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        listener.close()
+        self.interpreter = place / "python"
+        self.interpreter.write_text(
+            CLIENT.format(
+                python=self.real, server=str(address), max_files=MAX_FILES, signals=[int(n) for n in PASSED_SIGNALS]
+            )
+        )
+        self.interpreter.chmod(0o755)
+
+    def close(self) -> None:
+        """End the server."""
+        self.process.kill()
+        self.process.wait()
+        self.folder.cleanup()
+
+
+def serve(listener: socket.socket) -> None:
+    """Fork for each connection, and tell it how the fork ended."""
+    base = [path for path in sys.path if path not in os.environ["PYTHONPATH"].split(os.pathsep)]
+    own = dict(os.environ)
+    for name in LOADED:
+        importlib.import_module(name)
+    set_by_imports = {name: value for name, value in os.environ.items() if own.get(name) != value}
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    clients: dict[int, tuple[socket.socket, int, int]] = {}  # by each of its two files: the connection, pid, pidfd
+    while True:
+        for number, _ in poll.poll():
+            if number == listener.fileno():
+                _accept(listener, poll, clients, own, base, set_by_imports)
+            elif number in clients:
+                _end(number, poll, clients)
+
+
+def _accept(
+    listener: socket.socket, poll: Any, clients: dict[int, Any], own: dict[str, str], base: list[str],
+    set_by_imports: dict[str, str],
+) -> None:  # fmt: skip
+    connection, _ = listener.accept()
+    files: list[int] = []
+    try:
+        raw, files, _, _ = socket.recv_fds(connection, 4, MAX_FILES + 1)
+        length, parts = int.from_bytes(raw, "big"), b""
+        while len(parts) < length:
+            more = connection.recv(length - len(parts))
+            if not more:
+                raise EOFError
+            parts += more
+        header = json.loads(parts.decode("utf-8", "surrogateescape"))
+        if not _can_fork(header["environment"], own):
+            connection.sendall(b"0\n")
+            connection.close()
+            return
+        pid = os.fork()
+        if pid == 0:
+            for number in {listener.fileno(), connection.fileno(), *clients}:
+                os.close(number)
+            header["environment"] = {**set_by_imports, **header["environment"]}
+            _become(header, files, base)
+        handle = os.pidfd_open(pid)
+        connection.sendall(f"{pid}\n".encode())
+        for number in (connection.fileno(), handle):
+            clients[number] = (connection, pid, handle)
+            poll.register(number, select.POLLIN)
+    except (OSError, EOFError, ValueError):
+        connection.close()
+    finally:
+        for number in files:
+            os.close(number)
+
+
+def _can_fork(environment: dict[str, str], own: dict[str, str]) -> bool:
+    for name in {*environment, *own}:
+        if name.startswith(READ_AT_START) and not name.startswith(FREE) and environment.get(name) != own.get(name):
+            if name == "TORCH_CPP_LOG_LEVEL" and name not in environment:
+                continue
+            return False
+    return True
+
+
+def _end(number: int, poll: Any, clients: dict[int, Any]) -> None:
+    """The fork has ended, or the one that it stands for was killed."""
+    connection, pid, handle = clients[number]
+    if number != handle:
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(OSError):
+        connection.sendall(f"{status}\n".encode())
+    for each in (connection.fileno(), handle):
+        poll.unregister(each)
+        del clients[each]
+    connection.close()
+    os.close(handle)
+
+
+def _become(header: dict[str, Any], files: list[int], base: list[str]) -> None:
+    """Be the process that was asked for, in the fork; never returns."""
+    code = 1
+    try:
+        if header["leads"]:
+            os.setsid()
+        _take(header, files)
+        code = _run(header["arguments"], header["environment"], base)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+        with contextlib.suppress(BaseException):
+            sys.stderr.flush()
+        if code == -signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        os._exit(code)
+
+
+def _take(header: dict[str, Any], files: list[int]) -> None:
+    """The other process's files, folder, variables and signals."""
+    import fcntl
+
+    high = [fcntl.fcntl(number, fcntl.F_DUPFD, 700) for number in files]
+    for number in files:
+        os.close(number)
+    for number, target in zip(high, header["files"], strict=True):
+        os.dup2(number, target, inheritable=True)
+        os.close(number)
+    for number in {0, 1, 2} - {*header["files"]}:
+        with contextlib.suppress(OSError):
+            os.close(number)
+    os.umask(header["umask"])
+    os.chdir(header["folder"])
+    environment = header["environment"]
+    os.environ.clear()
+    os.environ.update(environment)
+    for number in signal.valid_signals():
+        if number in header["ignored"]:
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, signal.SIG_IGN)
+    if signal.SIGINT not in header["ignored"]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    through = bool(environment.get("PYTHONUNBUFFERED"))
+    sys.stdin = open(0, encoding="utf-8", closefd=False) if 0 in header["files"] else None  # type: ignore[assignment] # noqa: SIM115
+    for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
+        if number in header["files"]:
+            stream = open(number, "w", encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
+            stream.reconfigure(line_buffering=number == 2 or stream.isatty(), write_through=through)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
+def _run(arguments: list[str], environment: dict[str, str], base: list[str]) -> int:
+    """Run a module, a line of code or a file as the interpreter would. Returns the exit code; -2: ended by Ctrl-C."""
+    import torch
+
+    if environment.get("OMP_NUM_THREADS", "").isdigit():
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    kind, rest = (arguments[0], arguments[1:]) if arguments[0] in ("-m", "-c") else ("", arguments)
+    first = {"-m": os.getcwd(), "-c": "", "": str(Path(rest[0]).resolve().parent)}[kind]
+    sys.path[:] = list(dict.fromkeys([first, *paths, *base]))
+    sys.argv = ["-c" if kind == "-c" else rest[0], *rest[1:]]
+    sys.executable = environment.get("WARM_PYTHON", sys.executable)
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    code = 0
+    try:
+        if kind == "-c":
+            exec(compile(rest[0], "<string>", "exec"), main.__dict__)
+        elif kind == "-m":
+            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        else:
+            main.__file__ = rest[0]
+            exec(compile(Path(rest[0]).read_bytes(), rest[0], "exec"), main.__dict__)
+    except SystemExit as error:
+        code = _exit_code(error.code)
+    except BaseException as error:
+        frames = error.__traceback__.tb_next if error.__traceback__ else None
+        traceback.print_exception(error.with_traceback(frames))
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    return code
+
+
+def _exit_code(value: object) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value & 0xFF
+    print(value, file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
