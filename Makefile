@@ -12,7 +12,7 @@ demo: $(INSTALLED)
 	$(BIN)/bessemer demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -36,9 +37,27 @@ LOADED = (
     "bessemer.train.start", "bessemer.corpus.pipeline", "bessemer.corpus.worker", "bessemer.tokens.build", "bessemer.launch.start",
     "bessemer.launch.member", "bessemer.evaluate.final", "bessemer.report.page", "rich.console", "rich.progress",
 )  # fmt: skip
-READ_AT_START = ("HF_", "NUMBA_", "MKL_", "TORCH", "PYTHON", "LD_", "GOMP_", "KINETO_", "NO_COLOR", "TRANSFORMERS_", "RAY_")
+READ_AT_START = (
+    "HF_",
+    "NUMBA_",
+    "MKL_",
+    "TORCH",
+    "PYTHON",
+    "LD_",
+    "GOMP_",
+    "KINETO_",
+    "NO_COLOR",
+    "TRANSFORMERS_",
+    "RAY_",
+)
 """Beginnings of variables that something reads when it is loaded: where they differ, a new interpreter is started."""
-FREE = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCHELASTIC_")
+FREE = (
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "PYTHONDONTWRITEBYTECODE",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    "TORCHELASTIC_",
+)
 """Of these, those that a fork can follow."""
 PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 HEADER_BYTES = 1 << 20
@@ -147,6 +166,9 @@ def serve(listener: socket.socket) -> None:
     own = dict(os.environ)
     for name in LOADED:
         importlib.import_module(name)
+    importlib.import_module("bessemer.derived").PROBE_SECONDS = 0.0  # type: ignore[attr-defined]
+    gc.collect()
+    gc.freeze()
     set_by_imports = {name: value for name, value in os.environ.items() if own.get(name) != value}
     poll = select.poll()
     poll.register(listener, select.POLLIN)
@@ -295,6 +317,7 @@ def _run(arguments: list[str], environment: dict[str, str], base: list[str]) -> 
         if kind == "-c":
             exec(compile(rest[0], "<string>", "exec"), main.__dict__)
         elif kind == "-m":
+            sys.modules.pop(rest[0], None)
             runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
         else:
             main.__file__ = rest[0]

