@@ -102,6 +102,6 @@ def test_each_file_that_needs_its_own_fix_is_named(data: Path, build) -> None:
 
 
 def test_a_label_that_is_missing_is_told_as_such(data: Path, build) -> None:
-    (data / "a.jsonl").write_bytes(lines_of(prose(1)))
-    with pytest.raises(InputError, match="no_label.*there are: .*set corpus.sources.s.label_key=NAME"):
+    (data / "a.jsonl").write_text(json.dumps({"text": prose(1), "sort": "x"}))
+    with pytest.raises(InputError, match="no_label.*there are: sort.*set corpus.sources.s.label_key=NAME"):
         build(recipe({"name": "s", "format": "jsonl", "paths": [str(data)], "label_key": "kind"}))

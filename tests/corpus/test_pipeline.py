@@ -95,6 +95,7 @@ def test_every_format(data: Path, build) -> None:
 
 
 ELSEWHERE = {
+    "no_label",
     "step_failed",
     "low_quality",
     "only_repeats",

@@ -186,7 +186,7 @@ def test_labels_of_records(data: Path) -> None:
     piece = Piece(str(path), path.name, 0, path.stat().st_size, path.stat().st_size)
     found = [record for _, record in read(Unit(0, "s", "jsonl", "text", (piece,), label_key="kind"), Rules())]
     assert [record.label for record in found] == ["good", "3", "True", "", "", "", ""]
-    assert [record.reason for record in found] == [None] * 3 + ["bad_record"] * 4
+    assert [record.reason for record in found] == [None] * 3 + ["no_label"] * 4
     assert [record.detail for record in found[3:]] == [
         f"field 'kind': no label ({why})" for why in ("missing", "list", "empty", "too long")
     ]

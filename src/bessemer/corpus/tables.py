@@ -121,7 +121,8 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
     record = Record(key, size, text, metadata={**place, **_small(value, place)})
     if label_key:
         labelled, name = field_in(value, label_key)
-        there = "" if labelled else f"; there are: {', '.join([*_named(value)][:20])}"
+        names = [] if labelled else [*_named(value)][:20]
+        there = f"; there are: {', '.join(names)}" if names else ""
         _set_label(record, f"field {label_key!r}", labelled[name] if labelled else None, there)
     return record
 

@@ -2,9 +2,9 @@
 
 Before the run a step is timed once, perhaps beside other work, or without it. So the number of steps is decided once more
 early on, when 8% of the time is over, and reviewed each time that half of what is then left is done: it changes where the pace
-has changed by more than REVIEW_CHANGE. With a wsd schedule the stable phase and the decay are reviewed each by itself, and the
-number is decided again where the stable phase ends, or where the time for it is over: the rate there does not depend on how many
-steps follow, and the decay keeps its share of the time. A decay begins where it began.
+has changed by more than REVIEW_CHANGE; at once, where the rest would take too long. With a wsd schedule the stable phase and the
+decay are reviewed each by itself, and the number is decided again where the stable phase ends, or where the time for it is over:
+the rate there does not depend on how many steps follow, and the decay keeps its share of the time. A decay begins where it began.
 
 The minutes are those of the whole training: validations and checkpoints, which are timed apart from the steps, are counted in
 what is left. Each decision and review is recorded in the recipe (train.revised) before the next step, and where the next one is
@@ -30,9 +30,10 @@ from bessemer.tokens.loader import Batch, Reader, prefetched
 EARLY, LATE = 0.08, 0.2  # shares of that time: the first decision, and that after which few steps are enough for it
 REVIEW_CHANGE = 0.05  # of the steps that are left: a review that finds less leaves them as they are
 RESERVE = 0.01  # of the minutes: the last steps are not always as fast as the mean
+LATE_CHANGE = 0.15  # of the time that is left: what the rest would take longer, for a review at once
 SHOWN_CHANGE = 0.1  # of the steps that were last shown
 MIN_STEPS, FEW_STEPS, SLOW_START = 24, 3, 2  # steps timed before it; at the least; steps at the start that tell nothing
-CLOCK_EVERY = 8  # steps between two readings of the clock in the stable phase, as all processes have to agree
+CLOCK_EVERY = 8  # steps between two readings of the clock, as all processes have to agree
 
 
 @dataclass
@@ -104,6 +105,11 @@ class Pace:
         parts = {what: timed.seconds for what, timed in self.between.items()}
         return {"seconds": perf_counter() - self._started, **parts}
 
+    def _step_seconds(self, timed: int) -> float:
+        """Mean of the steps since the last decision, so many, without what came between them."""
+        apart = sum(one.seconds for one in self.between.values()) - self._between_at_mark
+        return (perf_counter() - self._mark - apart) / timed
+
     def _mark_here(self, step: int) -> None:
         self._counted_from, self._mark = step, perf_counter()
         self._between_at_mark = sum(timed.seconds for timed in self.between.values())
@@ -121,8 +127,8 @@ class Pace:
             or not self._team.any(self._team.is_first and self._is_due(step, timed))
         ):
             return False
-        now, apart = perf_counter(), sum(one.seconds for one in self.between.values()) - self._between_at_mark
-        mine = (now - self._mark - apart) / timed, now - self._started, *(one.each for one in self.between.values())
+        elapsed = perf_counter() - self._started
+        mine = self._step_seconds(timed), elapsed, *(one.each for one in self.between.values())
         seconds, spent, validation, saving = (
             None if None in values else max(values) for values in zip(*self._team.gather(mine), strict=True)
         )
@@ -163,17 +169,19 @@ class Pace:
             return True
         if step <= train.revised[-1].at:
             return False
-        is_stable = schedule.kind == "wsd" and schedule.decay_at is None
-        return self._reviews_at(step) or (
-            is_stable and (step % CLOCK_EVERY == 0 or step == schedule.decay_start(self.steps))
-        )
+        ends_stable = self._is_stable and step == schedule.decay_start(self.steps)
+        return self._reviews_at(step) or ends_stable or (step % CLOCK_EVERY == 0 and self._can_review(step))
 
     def _is_due(self, step: int, timed: int) -> bool:
         elapsed, schedule = perf_counter() - self._started, self.recipe.train.schedule
         if self.recipe.train.revised:
-            before = self._first * (perf_counter() - self._mark) / timed  # of a resumed run
-            is_over = schedule.kind == "wsd" and elapsed + before >= (1.0 - schedule.decay_share) * self._seconds
-            return is_over or self._reviews_at(step) or step == schedule.decay_start(self.steps)
+            each = self._step_seconds(timed)
+            left = self._seconds - elapsed - self._first * each  # what a resumed run took before is about that
+            ends_stable = self._is_stable and (
+                left <= schedule.decay_share * self._seconds or step == schedule.decay_start(self.steps)
+            )
+            is_late = self._can_review(step) and (self.steps - step) * each > (1.0 + LATE_CHANGE) * left
+            return ends_stable or is_late or self._reviews_at(step)
         # Where half of the planned steps are done, they were fast, and the run would soon be over.
         few = timed >= FEW_STEPS and (elapsed >= LATE * self._seconds or 2 * step >= self.steps)
         return few or (elapsed >= EARLY * self._seconds and timed >= MIN_STEPS)
@@ -181,11 +189,23 @@ class Pace:
     def _reviews_at(self, step: int) -> bool:
         """Whether a review is due: half-way from the last decision to the end of the phase, or soon after where the run was
         resumed just before."""
-        train, schedule = self.recipe.train, self.recipe.train.schedule
-        is_stable = schedule.kind == "wsd" and schedule.decay_at is None
-        end, last = schedule.decay_start(self.steps) if is_stable else self.steps, train.revised[-1].at
-        half = (end - last) // 2
-        return half >= FEW_STEPS and last + half <= step < end and step - self._counted_from >= FEW_STEPS
+        last = self.recipe.train.revised[-1].at
+        return self._can_review(step) and step >= last + (self._phase_end - last) // 2
+
+    def _can_review(self, step: int) -> bool:
+        """Whether enough steps were timed for a review, and were left after the last one to be worth it."""
+        end, last = self._phase_end, self.recipe.train.revised[-1].at
+        return (end - last) // 2 >= FEW_STEPS and step < end and step - self._counted_from >= FEW_STEPS
+
+    @property
+    def _is_stable(self) -> bool:
+        """Whether a wsd schedule has not begun its decay."""
+        schedule = self.recipe.train.schedule
+        return schedule.kind == "wsd" and schedule.decay_at is None
+
+    @property
+    def _phase_end(self) -> int:
+        return self.recipe.train.schedule.decay_start(self.steps) if self._is_stable else self.steps
 
     def _decide(self, step: int, steps: int, seconds: float, is_review: bool) -> None:
         train, planned = self.recipe.train, self.steps
@@ -195,7 +215,7 @@ class Pace:
         near = (
             REVIEW_CHANGE * steps if not is_review and (train.revised or step == schedule.decay_start(planned)) else 0.0
         )
-        if schedule.kind == "wsd" and schedule.decay_at is None and schedule.decay_start(steps) <= step + near:
+        if self._is_stable and schedule.decay_start(steps) <= step + near:
             changed["schedule"] = schedule.model_copy(update={"decay_at": step})
         self.recipe = self.recipe.model_copy(update={"train": train.model_copy(update=changed)})
         self.steps = steps
