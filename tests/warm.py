@@ -221,8 +221,6 @@ def _accept(
 def _can_fork(environment: dict[str, str], own: dict[str, str]) -> bool:
     for name in {*environment, *own}:
         if name.startswith(READ_AT_START) and not name.startswith(FREE) and environment.get(name) != own.get(name):
-            if name == "TORCH_CPP_LOG_LEVEL" and name not in environment:
-                continue
             return False
     return True
 
