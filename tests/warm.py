@@ -57,10 +57,13 @@ FREE = (
     "PYTHONDONTWRITEBYTECODE",
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
     "TORCHELASTIC_",
+    "TORCH_CPP_LOG_LEVEL",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "KINETO_LOG_LEVEL",
+    "HF_HUB_DISABLE_PROGRESS_BARS",
 )
 """Of these, those that a fork can follow."""
 PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
-HEADER_BYTES = 1 << 20
 MAX_FILES = 250
 
 CLIENT = """#!{python} -IS
