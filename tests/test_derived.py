@@ -71,7 +71,13 @@ def test_a_run_that_is_trained_longer_keeps_what_was_derived(here: Path) -> None
     run = RunFolder(here / "runs" / "text")
     before, found = load(run.recipe), read_json(run.derived)
     assert run_command([*command, "train.minutes=0.08"]) == 0
-    after = load(run.recipe)
+    after, planned = load(run.recipe), read_json(run.plan)
+    assert run_command(command[:-1]) == 0  # without a word about how long: nothing is left to do
+    assert (
+        load(run.recipe) == after
+        and read_json(run.plan)["memory_bytes"] == planned["memory_bytes"]
+        and stages(run.path)["plan"]
+    )
     assert (after.train.steps or 0) > (before.train.steps or 0) and read_json(run.derived) == found
     assert after.train.optimizer == before.train.optimizer and after.model == before.model
 

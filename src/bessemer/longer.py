@@ -201,7 +201,7 @@ def keep_derived(asked: Recipe, stored: Recipe, done: int) -> Recipe:
     if train.micro_batch is None and same_length:
         changed["micro_batch"] = kept_micro_batch(asked, stored)
     if train.steps is None and train.tokens is None and train.minutes is None:
-        changed["steps"] = old.steps
+        changed |= {"steps": old.steps, "minutes": old.minutes}
     optimizer = train.optimizer
     if optimizer.kind == old.optimizer.kind:
         rates = {
