@@ -137,3 +137,17 @@ def test_minutes_that_read_a_text_too_often_are_told_so() -> None:
         for more in ("[train]\nminutes = 30.0\n", "")
     )
     assert "learned by heart: train.max_epochs = 20 would end it" in asked and "learned by heart" not in left
+
+
+def test_text_that_is_added_before_the_training_is_derived_from_too(here: Path) -> None:
+    assert run_command(["train", "five.toml"]) == 2  # there are no tokens, and nothing is recorded of raw files
+    assert not (here / "runs").exists() or not RunFolder(here / "runs" / "five").derived.exists()
+    for number in (1, 2):
+        for command in ("corpus", "tokens"):
+            assert run_command([command, "five.toml"]) == 0
+        found = read_json(RunFolder(here / "runs" / "five").derived)["basis"]
+        lines = (f"Chapter {number * line} tells of furnace {line}." for line in range(200))
+        (here / "text" / f"more{number}.txt").write_text("\n".join(lines))
+    assert run_command(["corpus", "five.toml"]) == run_command(["tokens", "five.toml"]) == 0
+    grown = read_json(RunFolder(here / "runs" / "five").derived)["basis"]
+    assert grown["documents"] > found["documents"] and grown["text_bytes"] > found["text_bytes"]

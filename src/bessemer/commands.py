@@ -31,7 +31,7 @@ def demo(given: argparse.Namespace) -> Any:
 def run(given: argparse.Namespace, finish: Callable[[RunFolder], None] | None = None) -> Any:
     from bessemer import preflight, stages
 
-    session = _session(given)
+    session = _session(given, fills=False)
     preflight.check(session.recipe, session.run, given.recipe)
     with session.run.writing():
         _restart(given, session)
@@ -56,7 +56,7 @@ def _say_recipe(path: Path, overrides: Sequence[str]) -> None:
 def corpus(given: argparse.Namespace) -> Any:
     from bessemer import stages
 
-    session = _session(given)
+    session = _session(given, fills=False)
     with session.run.writing():
         stages.corpus(session)
     return {"stages": session.told, "folder": session.run.corpus, **_funnel(session)}
@@ -65,7 +65,7 @@ def corpus(given: argparse.Namespace) -> Any:
 def tokens(given: argparse.Namespace) -> Any:
     from bessemer import stages
 
-    session = _session(given)
+    session = _session(given, fills=False)
     with session.run.writing():
         stages.tokens(session)
     return {"stages": session.told, "folder": session.run.tokens}
@@ -86,7 +86,7 @@ def train(given: argparse.Namespace) -> Any:
         processes.train_as_member(given, _session)
     if given.nnodes is not None:
         return processes.train_on_node(given, _session)
-    session = _session(given)
+    session = _session(given, fills=False)
     preflight.check(session.recipe, session.run, given.recipe)
     with session.run.writing():
         _restart(given, session)
@@ -320,7 +320,8 @@ def recipe(given: argparse.Namespace) -> Any:
     return {"text": text}
 
 
-def _session(given: argparse.Namespace) -> Session:
+def _session(given: argparse.Namespace, fills: bool = True) -> Session:
+    """The recipe of a command and its run; fills: with what was derived, which the commands that build a run do themselves."""
     from bessemer import derived
     from bessemer.recipe import is_text, load
     from bessemer.run import RunFolder
@@ -334,7 +335,8 @@ def _session(given: argparse.Namespace) -> Session:
         return session
     recipe = followed(load(given.recipe, given.overrides))
     folder = RunFolder(recipe.run.folder)
-    recipe = derived.filled(recipe, folder) if folder.derived.exists() else recipe
+    if fills and folder.derived.exists():
+        recipe = derived.filled(recipe, folder)
     if recipe.parallel.auto:
         from bessemer.planning import with_chosen_layout
 

@@ -43,6 +43,8 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False) -> Recipe:
     old = read_json(run.derived) if run.derived.exists() else None
     if old is not None and published(run.checkpoints):
         return _as_trained(recipe, old["choices"])
+    if old is not None and recipe.corpus.sources and not old["corpus"]:
+        old = None  # of the raw files, by an earlier version
     shape = None if recipe.model.from_ is None else dial.dimensions(recipe.model)
     positions = (shape.max_positions if shape else None) or 0
     if old is None and recipe.model.has_size and (not record or run.tokens.exists()):
@@ -59,7 +61,7 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False) -> Recipe:
         )
     basis = replace(basis, width=(shape.width if shape else None) or 0, positions=positions)
     made, choices = sizing.derive(recipe, basis)
-    if record and choices:
+    if record and choices and (corpus or not recipe.corpus.sources):
         kept = {
             "corpus": corpus,
             "basis": basis.to_dict(),

@@ -155,9 +155,9 @@ def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepa
     from bessemer.tokens.outlook import num_tokens, outlook
     from bessemer.tokens.shards import TokenStore
 
-    session.recipe = derived.filled(session.recipe, session.run, record=True)
-    run, recipe = session.run, session.recipe
-    store, done = TokenStore.open(run.tokens), longer.checkpoints_of(run)
+    run, store = session.run, TokenStore.open(session.run.tokens)  # without tokens there is nothing to derive from
+    recipe = session.recipe = derived.filled(session.recipe, run, record=True)
+    done = longer.checkpoints_of(run)
     stored = load(run.recipe) if run.recipe.exists() else None
     planned = read_json(run.plan) if stored is not None and run.plan.exists() else None
     if stored is not None and done:

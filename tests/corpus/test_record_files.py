@@ -304,3 +304,13 @@ def test_where_the_text_is_not_the_hint_can_be_followed(name: str, data: Path, b
 def test_a_table_with_line_ends_of_old_macs_is_read(data: Path, build) -> None:
     (data / "a.csv").write_bytes(as_csv(",").replace("\r\n", "\r").encode())
     assert len(build(recipe({"name": "s", "paths": [str(data)]}))[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "reason"), [("a.csv", "review", None), ("a.tsv", "review", None), ("b.csv", "text", "no_text_key")]
+)
+def test_a_table_whose_fields_hold_code_is_a_table(name: str, key: str, reason: str | None) -> None:
+    delimiter = "\t" if name.endswith("tsv") else ","
+    head = f'id{delimiter}review\n1{delimiter}"int main()\n{{\n  return 0;\n}}\n"\n2{delimiter}fine\n'.encode()
+    found = record_files.look(head, True, name, key)
+    assert (found.layout, found.reason) == (("csv", "") if reason is None else ("", reason))

@@ -60,12 +60,17 @@ def look(head: bytes, is_whole: bool, name: str, text_key: str, encoding: str = 
     if (nul := text.find("\0")) >= 0:
         return Look("", "wrong_format", f"binary data, not JSON: a NUL at character {nul}")
     lines = [line for line in (text.split("\n") if is_whole else text.split("\n")[:-1] or [text]) if line.strip()]
-    if start[:1] in "{[" and not name.lower().endswith(TABLE_ENDINGS):
+    is_named_table = name.lower().endswith(TABLE_ENDINGS)
+    if start[:1] in "{[" and not is_named_table:
         values = start[0] == "[" or wide or _is_pretty(start)
         return Look("values" if values else "lines", missing=_missing(start, lines, values, text_key))
-    if any(line.lstrip().startswith("{") for line in lines[:SAMPLED]):
-        return Look("lines")
     columns, first = _columns(lines, name)
+    if (
+        is_named_table and text_key in columns
+    ):  # a field of several lines may hold code, and lines that begin with a brace
+        return Look("csv")
+    if any(_is_object(line) if is_named_table else line.lstrip().startswith("{") for line in lines[:SAMPLED]):
+        return Look("lines")
     if text_key in columns:
         return Look("csv")
     if columns:
@@ -79,6 +84,13 @@ def _encoding(head: bytes, other: str = "") -> str:
     if name and name != "utf-8":
         return name.rpartition("-")[0] if mark else name
     return other if other and not is_utf8(head) else "utf-8-sig"
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _is_pretty(start: str) -> bool:
