@@ -15,7 +15,7 @@ RESULTS = (
 )  # fmt: skip
 # What a training that goes on keeps writing to.
 TRAINED = (
-    "recipe.toml", "plan.json", "metrics.jsonl", "incidents.jsonl", "tensorboard", "environment.json", *RESULTS,
+    "recipe.toml", "derived.json", "plan.json", "metrics.jsonl", "incidents.jsonl", "tensorboard", "environment.json", *RESULTS,
 )  # fmt: skip
 CHECKPOINTS = "checkpoints"
 

@@ -46,8 +46,9 @@ def headline(data: RunData) -> str:
 
 
 def finished(data: RunData) -> bool:
-    """Whether the last step of the plan was trained; true when there is no plan to hold it against."""
-    steps = number(data.plan.get("steps"))
+    """Whether the run's last step was trained: that of its recipe, which follows the pace of a run that is given minutes, else
+    of the plan; true when there is neither."""
+    steps = number(table(data.recipe.get("train")).get("steps")) or number(data.plan.get("steps"))
     return len(data.train) > 0 and (steps is None or data.train.step[-1] >= steps)
 
 

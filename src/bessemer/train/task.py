@@ -94,7 +94,10 @@ def task_of(recipe: Recipe, config: ModelConfig, end_of_text: int) -> Task:
         return Classify(recipe.train, end_of_text, is_encoder=not config.causal)
     if config.causal != (objective == "causal"):
         kind, other = ("a decoder", "an encoder") if config.causal else ("an encoder", "a decoder")
-        raise InputError(f"train.objective: {objective} needs {other}, but the model is {kind}; see model.family")
+        remedy = "train.objective = " + ("causal" if config.causal else "masked")
+        raise InputError(
+            f"train.objective: {objective} needs {other}, but the model is {kind}; set {remedy}, or take another model"
+        )
     if objective == "masked":
         return Masked(recipe.train, recipe.tokens.document_mask, end_of_text)
     return Causal(recipe.train, recipe.tokens.document_mask, end_of_text)
