@@ -22,7 +22,7 @@ import json, sys, time
 import numpy as np
 from bessemer.model.of_recipe import model_config
 from bessemer.model.initialisation import build
-from bessemer.plan.dial import resolve
+from bessemer.layout.dial import resolve
 from bessemer.recipe import load
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices

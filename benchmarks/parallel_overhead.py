@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from machine import describe
 
+from bessemer.layout import dial
+from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build, shell
 from bessemer.parallel import data
 from bessemer.parallel.team import ALONE, Team, join, leave
-from bessemer.plan import dial
-from bessemer.plan.cost import flops_per_token
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
 from bessemer.tokens.loader import Batch

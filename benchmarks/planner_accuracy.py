@@ -27,8 +27,8 @@ from machine import describe
 from planner_sets import Case
 
 from bessemer.errors import InputError
-from bessemer.plan import devices
-from bessemer.plan.cost import flops_per_token
+from bessemer.layout import devices
+from bessemer.layout.flops import flops_per_token
 from bessemer.plan.estimate import stacks
 from bessemer.plan.estimate.calibrated import calibrate
 from bessemer.plan.estimate.job import Cluster, Job, Layout

@@ -19,7 +19,7 @@ import planner_sets
 from planner_sets import GIB, Case, gpt
 
 from bessemer.errors import InputError
-from bessemer.plan import devices
+from bessemer.layout import devices
 from bessemer.plan.estimate import stacks
 from bessemer.plan.estimate.job import Cluster, Job, Layout
 from bessemer.plan.estimate.memory import Memory, fits, memory, stages

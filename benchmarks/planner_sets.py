@@ -15,10 +15,10 @@ from typing import Any
 
 from planner_models import MPT, gpt, llama, llama3, megatron_flops, padded
 
+from bessemer.layout import devices
+from bessemer.layout.devices import Device
+from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ALL_BIASES
-from bessemer.plan import devices
-from bessemer.plan.cost import flops_per_token
-from bessemer.plan.devices import Device
 from bessemer.plan.estimate import stacks
 from bessemer.plan.estimate.job import Cluster, Job, Layout
 from bessemer.plan.estimate.physics import PHYSICS

@@ -29,8 +29,8 @@ Call = Callable[[], object]
 
 def products(micro_batch: int) -> dict[str, tuple[int, int, Call, Call]]:
     """name: (how often in a step, FLOPs of one, the step's way, torch.mm's way)."""
+    from bessemer.layout.memory import loss_chunk
     from bessemer.model.product import times, times_transposed
-    from bessemer.plan.cost import loss_chunk
 
     rows, passes = micro_batch * LENGTH, SEQUENCES // micro_batch
     chunk = loss_chunk(4096, VOCABULARY, is_cuda=False)

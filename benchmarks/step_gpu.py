@@ -75,10 +75,10 @@ def mean_context(tokens: np.ndarray) -> float:
 def bessemer(size: str, length: int, overrides: tuple[str, ...], tiny: bool) -> tuple[Step, dict[str, Any]]:
     from planned import plan_of
 
+    from bessemer.layout.dial import resolve
+    from bessemer.layout.flops import flops_per_token
     from bessemer.model.initialisation import build
     from bessemer.model.of_recipe import model_config
-    from bessemer.plan.cost import flops_per_token
-    from bessemer.plan.dial import resolve
     from bessemer.recipe import parse
     from bessemer.tokens.loader import Batch
     from bessemer.train import device as devices
@@ -266,7 +266,7 @@ def main() -> None:
             sides.append((f"litgpt {name}", given.litgpt_python, ["litgpt", size]))
     from planned import beside, print_beside
 
-    from bessemer.plan.cost import peak_flops
+    from bessemer.layout.devices import peak_flops
 
     rows = []
     print(f"{'case':<22} {'tokens/s':>10} {'MFU':>6} {'peak GB':>8} {'first step, cold':>17} {'warm':>6}")

@@ -44,10 +44,10 @@ def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
     import numpy as np
     from planned import plan_of
 
+    from bessemer.layout.dial import CPU_MICRO_BATCH_TOKENS, resolve
+    from bessemer.layout.flops import flops_per_token
     from bessemer.model.initialisation import build
     from bessemer.model.of_recipe import model_config
-    from bessemer.plan.cost import flops_per_token
-    from bessemer.plan.dial import CPU_MICRO_BATCH_TOKENS, resolve
     from bessemer.recipe import parse
     from bessemer.tokens.loader import Batch
     from bessemer.train import device as devices

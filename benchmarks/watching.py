@@ -19,9 +19,9 @@ import torch
 from machine import describe
 from planned import beside, plan_of, print_beside
 
+from bessemer.layout.dial import CPU_MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS, resolve
 from bessemer.model.initialisation import build
 from bessemer.model.of_recipe import model_config
-from bessemer.plan.dial import CPU_MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS, resolve
 from bessemer.recipe import parse
 from bessemer.run import RunFolder
 from bessemer.tokens.loader import Batch

@@ -7,7 +7,7 @@ widths: w bytes for a weight that is computed with (4, or 2 in bf16), 4 for a gr
 
     0: (8 + 8) P    1: w P + 4 P + 12 P / N    2: w P + (4 + 12) P / N    3: (4 + 12) P / N
 
-and the plan's (plan/layout_memory.py), which adds the buffers of the blocks that are gathered and added up (the paper's C_B,
+and the plan's (layout/memory.py), which adds the buffers of the blocks that are gathered and added up (the paper's C_B,
 section 6.2).
 
     python benchmarks/zero_memory.py --json FILE
@@ -29,11 +29,12 @@ from typing import Any
 import torch
 from machine import describe
 
+from bessemer.layout import dial
+from bessemer.layout import memory as layout_memory
+from bessemer.layout.memory import optimizer_bytes
+from bessemer.layout.stages import parts_of
 from bessemer.parallel import data
-from bessemer.parallel.stage import parts_of
 from bessemer.parallel.team import join, leave
-from bessemer.plan import dial, layout_memory
-from bessemer.plan.state_bytes import optimizer_bytes
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
 from bessemer.train import simulate, split

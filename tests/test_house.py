@@ -18,12 +18,13 @@ FLOORS = [
     ("corpus",),
     ("tokens",),
     ("model",),
-    ("plan",),
+    ("layout",),
     ("parallel",),
     ("checkpoint",),
     ("guard",),
     ("train",),
     ("launch",),
+    ("plan",),
     ("measure",),
     ("evaluate",),
     ("report",),
@@ -136,7 +137,7 @@ def test_the_data_half_needs_nothing_of_training() -> None:
 def test_plans_need_no_torch() -> None:
     assert (
         run_without(
-            ("torch", "pyarrow"), "import bessemer.plan.dial, bessemer.plan.cost, bessemer.plan.pipeline"
+            ("torch", "pyarrow"), "import bessemer.layout.dial, bessemer.plan.cost, bessemer.plan.pipeline"
         ).returncode
         == 0
     )

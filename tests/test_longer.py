@@ -118,7 +118,7 @@ def test_fewer_steps_than_are_done_are_refused(trained: Any, capsys: pytest.Capt
 
 def test_minutes_are_counted_at_the_pace_of_the_run(runs: Path, recipe_file: Path) -> None:
     from bessemer import longer
-    from bessemer.plan import dial
+    from bessemer.layout import dial
 
     folder = runs / "small"
     stored = dial.resolve(load(recipe_file), 400)

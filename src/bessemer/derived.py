@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.checkpoint.protocol import published
 from bessemer.errors import InputError
-from bessemer.plan import dial, sizing
+from bessemer.layout import dial
+from bessemer.plan import sizing
 from bessemer.plan.sizing import Basis, Choice
 from bessemer.recipe import Recipe, parse
 from bessemer.run import STAGE_FILE, RunFolder, read_json, write_json
@@ -144,8 +145,8 @@ def _machine(recipe: Recipe) -> Basis:
 
 def _probed(device: Device) -> float:
     """FLOP/s of a CPU in training steps of a small model."""
-    from bessemer.plan.cost import flops_per_token
-    from bessemer.plan.dial import resolve
+    from bessemer.layout.dial import resolve
+    from bessemer.layout.flops import flops_per_token
     from bessemer.train.measure import step_seconds
     from bessemer.train.task import config_of
 

@@ -20,7 +20,7 @@ from bessemer import previous
 from bessemer.checkpoint.protocol import published, verify
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import record
-from bessemer.plan.dial import SAVING_SHARE, validation_share
+from bessemer.layout.dial import SAVING_SHARE, validation_share
 from bessemer.recipe import Batches, Recipe, Schedule, differences
 from bessemer.run import RunFolder, read_json_lines
 from bessemer.terminal import say

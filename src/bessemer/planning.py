@@ -13,9 +13,9 @@ from bessemer.screens import plan_rows, print_plan, print_simulated
 from bessemer.terminal import amount, coloured
 
 if TYPE_CHECKING:
+    from bessemer.layout.devices import Device
     from bessemer.model.config import ModelConfig
     from bessemer.plan.ask import Asked
-    from bessemer.plan.devices import Device
     from bessemer.plan.jobs import Goal
     from bessemer.plan.outcome import Outcome
     from bessemer.recipe import Recipe
@@ -213,7 +213,7 @@ def _goal(asked: Asked) -> Goal:
 
 def _devices(given: argparse.Namespace) -> Any:
     """The catalogue."""
-    from bessemer.plan import devices
+    from bessemer.layout import devices
     from bessemer.plan.tables import devices_table
 
     found = devices.catalogue(Path(given.catalogue) if given.catalogue else None)
@@ -279,8 +279,8 @@ def _pipeline(given: argparse.Namespace, session_of: Opened) -> Any:
 
 def _model_of(session: Session) -> tuple[Recipe, ModelConfig]:
     """The resolved recipe and the dimensions of its model, from the recipe alone: nothing is measured."""
+    from bessemer.layout import dial
     from bessemer.model.of_recipe import model_config
-    from bessemer.plan import dial
     from bessemer.tokens import outlook
 
     vocabulary = outlook.vocabulary(session.recipe, session.run.tokens)
@@ -342,7 +342,7 @@ def with_chosen_layout(recipe: Recipe, run: RunFolder) -> Recipe:
 def _require_fit(recipe: Recipe, goal: Goal, require: Callable[..., None]) -> None:
     import torch
 
-    from bessemer.plan import dial
+    from bessemer.layout import dial
 
     require(dial.resolve(recipe, goal.job.model.vocabulary), goal.job.model, torch.device("cuda"))
 
@@ -355,7 +355,7 @@ def _devices_here(recipe: Recipe) -> tuple[Device | None, int]:
     """This machine's accelerators, as the catalogue has them, and their number; None: it computes on its CPU."""
     import torch
 
-    from bessemer.plan import devices
+    from bessemer.layout import devices
 
     if recipe.train.device == "cpu" or not torch.cuda.is_available():
         return None, 0

@@ -150,7 +150,8 @@ def prepare(session: Session, measure_seconds: float = MEASURE_SECONDS) -> Prepa
     measure_seconds: of training steps, to say how long the run will take.
     """
     from bessemer import longer
-    from bessemer.plan import dial, here
+    from bessemer.layout import dial
+    from bessemer.plan import here
     from bessemer.tokens.ledger import reader
     from bessemer.tokens.outlook import num_tokens, outlook
     from bessemer.tokens.shards import TokenStore
@@ -318,7 +319,7 @@ def plan_only(
 ) -> tuple[dict[str, Any], Recipe]:
     """What a recipe will take, without a run folder: for `bessemer plan`. calibration: a file, in the place of the user's;
     measure: time a step where that is quick."""
-    from bessemer.plan import dial
+    from bessemer.layout import dial
     from bessemer.tokens import outlook
 
     recipe = derived.filled(recipe, run)
@@ -342,8 +343,10 @@ def _planned(
     the run, and turn train.minutes into steps. known: numbers of tokens, as outlook.num_tokens gives them."""
     import torch
 
+    from bessemer.layout import dial
+    from bessemer.layout.flops import devices_of, hardware_flops
     from bessemer.measure.known import machine_of
-    from bessemer.plan import cost, dial, here
+    from bessemer.plan import cost, here
     from bessemer.plan.estimate import cpu
     from bessemer.train import device as devices
     from bessemer.train.measure import step_seconds
@@ -365,7 +368,7 @@ def _planned(
 
     def planned(of: Recipe, seconds: float | None) -> cost.Plan:
         memory = memory_of(of, config, device, blocks, base)
-        share = cost.devices_of(of, device.is_cuda)
+        share = devices_of(of, device.is_cuda)
         return cost.plan(
             of,
             config,
@@ -387,11 +390,11 @@ def _planned(
     micro_batches = (
         (resolved.train.global_batch_tokens or 1) // config.sequence_length // (resolved.train.micro_batch or 1)
     )
-    each = first.step_seconds * cost.devices_of(resolved, device.is_cuda) / micro_batches
+    each = first.step_seconds * devices_of(resolved, device.is_cuda) / micro_batches
     quick = measure_seconds > 0 and fits and alone.total < free and each < MEASURABLE_SECONDS
     measured = step_seconds(resolved, config, device, measure_seconds, blocks) if quick else None
     if measured is not None and not device.is_cuda:  # the peak's measurement may have met a busy moment
-        peak = max(peak, cost.hardware_flops(resolved, config, blocks) / measured)
+        peak = max(peak, hardware_flops(resolved, config, blocks) / measured)
     if measured is None and not device.is_cuda and (machine := machine_of(device, calibration)) is not None:
         predicted = None if cpu.why_not(resolved, config) else cpu.step(resolved, config, machine)
         if predicted is not None:
@@ -405,7 +408,7 @@ def _planned(
             resolved = dial.resolve(recipe, vocabulary, steps, _micro_batch_tokens(recipe), labels, **known)
         preflight.require_warmup(resolved)
     final = planned(resolved, measured)
-    share = cost.devices_of(resolved, device.is_cuda)
+    share = devices_of(resolved, device.is_cuda)
     told = {**final.to_dict(), "fits": fits, **here.keys(resolved, config, final, devices=share, recomputed=blocks)}
     if resolved.parallel.world > 1:
         told["communicated_bytes"] = planned_bytes(resolved, config, device.precision, recomputed=blocks)
@@ -417,7 +420,7 @@ def _on_one_process(recipe: Recipe) -> Recipe:
 
 
 def _micro_batch_tokens(recipe: Recipe) -> int:
-    from bessemer.plan import dial
+    from bessemer.layout import dial
     from bessemer.train import device as devices
 
     return dial.MICRO_BATCH_TOKENS if devices.choose(recipe.train).is_cuda else dial.CPU_MICRO_BATCH_TOKENS

@@ -210,7 +210,7 @@ def test_rungs_of_an_earlier_budget_count_too(
 def test_a_planned_run_that_is_trained_is_held_against_the_prediction(whole: Path, made: Path, tmp_path: Path) -> None:
     """Only where it is the run that was planned."""
     from bessemer.ladder import prepare, text
-    from bessemer.plan.dial import resolve
+    from bessemer.layout.dial import resolve
     from bessemer.recipe import dump, load
     from bessemer.run import RunFolder
 

@@ -18,9 +18,9 @@ from bessemer.ladder.design import (
     rungs_within,
 )
 from bessemer.ladder.sizes import batch_tokens, learning_rate, rate_rule, size_of, smaller
+from bessemer.layout.dial import resolve
+from bessemer.layout.flops import flops_per_token
 from bessemer.model.of_recipe import model_config
-from bessemer.plan.cost import flops_per_token
-from bessemer.plan.dial import resolve
 from bessemer.recipe import Recipe, load
 
 

@@ -18,16 +18,17 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.errors import InputError
+from bessemer.layout.communication import pipeline_bytes
+from bessemer.layout.stages import Costs, rank_of, spans, stages_at
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.initialisation import build, initial, shell
 from bessemer.model.product import linear
 from bessemer.parallel import pipeline
 from bessemer.parallel.pipeline import Pipeline
-from bessemer.parallel.stage import Costs, Found, Stage, cut, part_of, place_of, spans, stages_at
+from bessemer.parallel.stage import Found, Stage, cut, part_of
 from bessemer.parallel.team import AXES, Team, join
 from bessemer.parallel.tied import owned_parameters, whole_name
-from bessemer.plan.communication_pipeline import pipeline_bytes
 from bessemer.recipe import Parallel, Train
 from bessemer.train import recompute
 from bessemer.train.objective import chunked_cross_entropy
@@ -355,14 +356,14 @@ def test_a_large_vocabulary_takes_blocks_from_the_last_stage() -> None:
 
 
 def test_where_stages_lie() -> None:
-    assert [stages_at(Parallel(pipeline=4), place) for place in range(4)] == [[0], [1], [2], [3]]
+    assert [stages_at(Parallel(pipeline=4), place) for place in range(4)] == [(0,), (1,), (2,), (3,)]
     interleaved = Parallel(pipeline=2, schedule="interleaved", virtual=3)
-    assert [stages_at(interleaved, place) for place in range(2)] == [[0, 2, 4], [1, 3, 5]]
+    assert [stages_at(interleaved, place) for place in range(2)] == [(0, 2, 4), (1, 3, 5)]
     v = Parallel(pipeline=3, schedule="zbv")
-    assert [stages_at(v, place) for place in range(3)] == [[0, 5], [1, 4], [2, 3]]
+    assert [stages_at(v, place) for place in range(3)] == [(0, 5), (1, 4), (2, 3)]
     for layout in (interleaved, v):
         for place in range(layout.pipeline):
-            assert {place_of(layout, stage) for stage in stages_at(layout, place)} == {place}
+            assert {rank_of(layout.schedule, stage, layout.pipeline) for stage in stages_at(layout, place)} == {place}
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "bert", "gemma2", "roberta"])

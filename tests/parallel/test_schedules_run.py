@@ -9,7 +9,8 @@ import torch
 from processes import run_on
 from torch import Tensor, nn
 
-from bessemer.plan.schedules import IN_A_V, NAMES, actions, generate, to_csv_rows
+from bessemer.layout.schedules import NAMES, actions, generate, to_csv_rows
+from bessemer.recipe.parallel import V_SHAPED
 
 RANKS, MICRO_BATCHES, WIDTH = 2, 6, 8
 
@@ -82,7 +83,7 @@ def note(stage: Any, done: list[str]) -> None:
 @pytest.mark.slow
 def test_what_runs_is_the_list_and_its_gradients_are_right() -> None:
     old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
-    names = [name for name in NAMES if not (old and name in IN_A_V)]  # those hang on gloo before torch 2.13
+    names = [name for name in NAMES if not (old and name in V_SHAPED)]  # those hang on gloo before torch 2.13
     by_rank = run_on(RANKS, step, names)
     for name in names:
         schedule = generate(name, RANKS, MICRO_BATCHES)

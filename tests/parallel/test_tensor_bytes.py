@@ -11,9 +11,9 @@ from processes import run_on
 from test_tensor import CASES, config_of, data_of, step, task_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bessemer.layout.communication import Exchanged, tensor_bytes
 from bessemer.parallel.team import join
 from bessemer.parallel.tensor import finish_gradients, split
-from bessemer.plan.communication_tensor import Exchanged, tensor_bytes
 from bessemer.recipe import Parallel
 from bessemer.train import recompute
 from tests.model.samples import stirred

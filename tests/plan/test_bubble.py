@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from bessemer.layout.schedules import generate
 from bessemer.plan.estimate.bubble import passage
-from bessemer.plan.schedules import generate
 from bessemer.plan.timetable import Durations, bubble, simulate
 
 

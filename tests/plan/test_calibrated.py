@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from bessemer.errors import InputError
+from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
-from bessemer.plan import devices
 from bessemer.plan.estimate import stacks
 from bessemer.plan.estimate.calibrated import calibrate
 from bessemer.plan.estimate.job import Cluster, Job, Layout

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.errors import InputError
-from bessemer.plan import devices
+from bessemer.layout import devices
 
 
 @pytest.mark.parametrize(

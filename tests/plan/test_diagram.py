@@ -9,8 +9,8 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.errors import InputError
+from bessemer.layout.schedules import NAMES, generate
 from bessemer.plan import diagram, pipeline
-from bessemer.plan.schedules import NAMES, generate
 from bessemer.plan.timetable import Durations, Timetable, simulate
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")

@@ -8,8 +8,8 @@ from time import process_time
 import pytest
 
 from bessemer.errors import InputError
+from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
-from bessemer.plan import devices
 from bessemer.plan.estimate import stacks
 from bessemer.plan.estimate.job import Cluster, Job, Layout
 from bessemer.plan.estimate.memory import fits, memory

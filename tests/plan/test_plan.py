@@ -1,13 +1,16 @@
 import pytest
 import torch
 
+from bessemer.layout import dial
+from bessemer.layout.devices import peak_flops
+from bessemer.layout.flops import flops_per_token
+from bessemer.layout.memory import memory as whole_memory
 from bessemer.model import product
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.initialisation import build
 from bessemer.model.of_recipe import model_config
 from bessemer.model.transformer import Transformer
-from bessemer.plan import cost, dial
 from bessemer.recipe import load, parse
 
 
@@ -50,7 +53,7 @@ def test_flops_are_those_of_the_matrix_products(monkeypatch: pytest.MonkeyPatch)
     products = counter.get_flop_counts()["Global"]
     counted = sum(flops for op, flops in products.items() if "attention" not in str(op))
     causal = 12 * 3 * 4 * 64 * (128 + 1) / 2
-    assert cost.flops_per_token(wanted) == pytest.approx(3 * counted / 128 + causal, rel=1e-9)
+    assert flops_per_token(wanted) == pytest.approx(3 * counted / 128 + causal, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +82,7 @@ def test_activations_are_what_autograd_keeps(changes: dict[str, object]) -> None
         model(torch.zeros(2, 128, dtype=torch.long))
     held = sum(storage.nbytes() for storage in kept.values())
     text = '[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nmicro_batch=2\nglobal_batch_tokens=256\n'
-    planned = cost.memory(parse(text, "x"), wanted, 4, 0)
+    planned = whole_memory(parse(text, "x"), wanted, 4, 0)
     assert planned.activations == pytest.approx(held, rel=0.06)
 
 
@@ -117,13 +120,13 @@ def test_a_resolved_recipe_resolves_to_itself() -> None:
     [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("Some CPU", None)],
 )  # fmt: skip
 def test_peaks_are_the_dense_ones(name: str, peak: float | None) -> None:
-    assert cost.peak_flops(name) == peak
+    assert peak_flops(name) == peak
 
 
 @pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
 @pytest.mark.parametrize("state", ["fp32", "bf16", "8bit"])
 def test_the_optimizer_weighs_what_it_is_planned_to(kind: str, state: str) -> None:
-    from bessemer.plan.state_bytes import optimizer_bytes
+    from bessemer.layout.memory import optimizer_bytes
     from bessemer.recipe import Optimizer, Train
     from bessemer.train import optimizer as optimizers
 
@@ -141,9 +144,9 @@ def test_the_optimizer_weighs_what_it_is_planned_to(kind: str, state: str) -> No
 def test_offloaded_moments_and_the_average_are_planned_where_they_are() -> None:
     text = '[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nmicro_batch=2\nglobal_batch_tokens=256\nema=0.99\n[train.optimizer]\noffload=true\n'
     recipe, wanted = parse(text, "x"), config()
-    assert cost.memory(recipe, wanted, 4, 0).optimizer == 8 * wanted.parameters
-    assert cost.memory(recipe, wanted, 4, 0, is_cuda=True).optimizer == 0
-    assert cost.memory(recipe, wanted, 4, 0).average == 4 * wanted.parameters
+    assert whole_memory(recipe, wanted, 4, 0).optimizer == 8 * wanted.parameters
+    assert whole_memory(recipe, wanted, 4, 0, is_cuda=True).optimizer == 0
+    assert whole_memory(recipe, wanted, 4, 0).average == 4 * wanted.parameters
 
 
 def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
@@ -164,7 +167,7 @@ def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
     optimizer.step()
     state = optimizers.state_tensors(model, optimizer)
     held = sum(tensor.nbytes for name, tensor in state.items() if not name.endswith("/step"))
-    planned, unfrozen = cost.memory(frozen, wanted, 4, 0), cost.memory(whole, wanted, 4, 0)
+    planned, unfrozen = whole_memory(frozen, wanted, 4, 0), whole_memory(whole, wanted, 4, 0)
     assert planned.optimizer == held
     assert planned.gradients == 4 * wanted.classifier_parameters
     assert not model(torch.zeros(2, 128, dtype=torch.long)).requires_grad

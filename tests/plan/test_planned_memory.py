@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 
 from bessemer.errors import InputError
+from bessemer.layout import devices
+from bessemer.layout import memory as layout_memory
+from bessemer.layout.flops import flops_per_token
+from bessemer.layout.memory import memory as whole_memory
+from bessemer.layout.schedules import generate
+from bessemer.layout.stages import balanced, parts_of
 from bessemer.model.config import ModelConfig
-from bessemer.parallel.stage import parts_of
-from bessemer.plan import cost, devices, layout_memory
 from bessemer.plan.estimate import own, stacks
 from bessemer.plan.estimate.job import Cluster, Job, Layout
 from bessemer.plan.estimate.memory import fits, memory, require_possible, stages
 from bessemer.plan.estimate.places import blocks_of_stages, places
 from bessemer.plan.estimate.stacks import Stack
 from bessemer.plan.estimate.state import each, least_devices
-from bessemer.plan.schedules import generate
-from bessemer.plan.stage_cut import balanced
 from bessemer.recipe import parse
 
 GB = 1e9
@@ -165,7 +167,7 @@ def test_the_fast_cut_is_the_balanced_one() -> None:
     for _ in range(60):
         config = model(layers=draw.randint(2, 24), vocabulary=draw.choice([256, 8_000, 128_000, 512_000]))
         count = draw.randint(1, config.layers)
-        block = cost.flops_per_token(config) - 6.0 * config.head_matrix_parameters
+        block = flops_per_token(config) - 6.0 * config.head_matrix_parameters
         costs = [block / config.layers] * config.layers
         expected = balanced(costs, 2.0 * config.width, 6.0 * config.head_matrix_parameters, count)
         assert blocks_of_stages(config, count, "balanced") == tuple(map(len, expected)), (config.layers, count)
@@ -252,9 +254,9 @@ def test_this_programs_memory_is_its_own_plan(layout: Layout, precision: Any) ->
     recomputed = 0 if layout.recompute == "none" else config.layers
     width, cast = (4, 0) if precision == "fp32" else (2, 2 if precision == "bf16" else 0)
     if layout.devices == 1:
-        theirs = cost.memory(recipe, config, width, 0, recomputed=recomputed, bytes_per_cast=cast, is_cuda=True)
+        theirs = whole_memory(recipe, config, width, 0, recomputed=recomputed, bytes_per_cast=cast, is_cuda=True)
     else:
-        theirs = layout_memory.memory(
+        theirs = layout_memory.split_memory(
             recipe, config, parts_of(config, recipe.parallel), bytes_per_activation=width, bytes_per_cast=cast, base=0,
             recomputed=recomputed, is_cuda=True,
         )  # fmt: skip

@@ -6,8 +6,8 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
+from bessemer.layout import devices
 from bessemer.model.config import ALL_BIASES, ModelConfig
-from bessemer.plan import devices
 from bessemer.plan.estimate import stacks
 from bessemer.plan.estimate.job import Cluster, Job, Layout
 from bessemer.plan.estimate.memory import memory

@@ -3,7 +3,7 @@
 import pytest
 
 from bessemer.errors import InputError
-from bessemer.plan.cost import flops_per_token
+from bessemer.layout.flops import flops_per_token
 from bessemer.plan.shapes import Shape, by_parameters, count_of, default_vocabulary, find, model, shapes
 
 

@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from bessemer.plan import dial, sizing
+from bessemer.layout import dial
+from bessemer.plan import sizing
 from bessemer.plan.sizing import Basis, derive
 from bessemer.recipe import Recipe, dump, parse
 

@@ -6,10 +6,12 @@ import random
 import pytest
 
 from bessemer.errors import InputError
+from bessemer.layout import dial
+from bessemer.layout import stages as stage_cut
+from bessemer.layout.flops import recomputed_flops_per_token, step_flops_per_token
+from bessemer.layout.stages import Costs, balanced, stage_costs
 from bessemer.model.config import ModelConfig
 from bessemer.model.of_recipe import model_config
-from bessemer.plan import cost, dial, stage_cut
-from bessemer.plan.stage_cut import Costs, balanced, stage_costs
 from bessemer.recipe import Recipe, load
 
 
@@ -63,7 +65,7 @@ def resolved(name: str, vocabulary: int, *overrides: str) -> tuple[Recipe, Model
 def test_the_parts_are_the_plans_flops(recomputed: int) -> None:
     recipe, config = resolved("gpt2-124m", 50_257, "train.recompute=full")
     parts = stage_cut.costs(recipe, config, recomputed)
-    wanted = cost.step_flops_per_token(recipe, config) + cost.recomputed_flops_per_token(recipe, config, recomputed)
+    wanted = step_flops_per_token(recipe, config) + recomputed_flops_per_token(recipe, config, recomputed)
     assert parts.total == pytest.approx(wanted, rel=1e-12)
     # two products for each of forward, input and weight: vocabulary x width, padded as the model pads it
     assert parts.head == 6 * config.head_matrix_parameters >= 6 * 50_257 * 768
@@ -86,4 +88,4 @@ def test_a_masked_objective_pays_the_head_for_hidden_tokens_alone() -> None:
     recipe, config = resolved("depth", 5_000, *masked)
     parts = stage_cut.costs(recipe, config)
     assert parts.head == 0.25 * 6 * config.head_matrix_parameters > 0
-    assert parts.total == pytest.approx(cost.step_flops_per_token(recipe, config), rel=1e-12)
+    assert parts.total == pytest.approx(step_flops_per_token(recipe, config), rel=1e-12)

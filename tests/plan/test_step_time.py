@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from bessemer.errors import InputError
+from bessemer.layout import devices
+from bessemer.layout.flops import flops_per_token
+from bessemer.layout.stages import balanced
 from bessemer.model.config import ALL_BIASES, ModelConfig
-from bessemer.plan import devices
-from bessemer.plan.cost import flops_per_token
 from bessemer.plan.estimate import collectives, compute, stacks, update
 from bessemer.plan.estimate.job import Cluster, Job, Layout
 from bessemer.plan.estimate.physics import PHYSICS, Physics
 from bessemer.plan.estimate.step import _cut, refuse, step
-from bessemer.plan.stage_cut import balanced
 
 PARTS = (
     "products", "attention", "elementwise", "host", "tensor", "context", "shard", "data", "pipeline", "bubble", "stragglers",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
-from bessemer.plan import devices
 from bessemer.plan.estimate import collectives, pieces, stacks
 from bessemer.plan.estimate.compute import casts
 from bessemer.plan.estimate.job import Cluster, Job, Layout

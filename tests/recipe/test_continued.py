@@ -9,7 +9,7 @@ import pytest
 from bessemer import preflight
 from bessemer.cli import run_command
 from bessemer.errors import InputError
-from bessemer.plan import dial
+from bessemer.layout import dial
 from bessemer.recipe import dump, load
 from bessemer.run import RunFolder, read_json_lines, write_atomic
 from tests.conftest import recipe_text

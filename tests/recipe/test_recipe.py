@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from bessemer import recipe as recipes
 from bessemer.errors import InputError
-from bessemer.plan import dial
+from bessemer.layout import dial
 from bessemer.recipe.keys import OTHER_NAMES, nearest
 
 SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'

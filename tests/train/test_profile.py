@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from bessemer.layout.dial import resolve
+from bessemer.layout.flops import recomputed_flops_per_token
 from bessemer.model.of_recipe import model_config
-from bessemer.plan.cost import recomputed_flops_per_token
-from bessemer.plan.dial import resolve
 from bessemer.recipe import load
 from bessemer.train import profile
 from bessemer.train.profile import Profile, by_category, category, quiet_of, window

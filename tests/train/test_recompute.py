@@ -12,13 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bessemer.errors import InputError
+from bessemer.layout.flops import recomputed_flops_per_token
+from bessemer.layout.memory import mask_bytes
+from bessemer.layout.memory import memory as whole_memory
 from bessemer.model import product
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.families import FAMILIES as FAMILY_OPTIONS
 from bessemer.model.initialisation import build
-from bessemer.plan import cost
 from bessemer.recipe import Dropout, Recipe, load, parse
 from bessemer.recipe.families import ENCODERS
 from bessemer.train import precision as precisions
@@ -122,7 +124,7 @@ def test_what_a_recomputed_block_keeps_is_what_the_plan_says(changes: dict[str, 
     """Counted from the storages still held after a forward pass, by what one more block adds."""
     deep, shallow = (held_after_forward(config(**changes, layers=layers), mode, layers) for layers in (4, 2))
     kept = (deep - shallow) / 2 / (2 * 128) / 4  # elements a token and block
-    assert kept == pytest.approx(cost.kept(mode, config(**changes)), rel=0.02)
+    assert kept == pytest.approx(kept(mode, config(**changes)), rel=0.02)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "modernbert"])
@@ -141,7 +143,7 @@ def test_dropout_keeps_a_byte_an_element_and_no_scores(family: str) -> None:
 
     settings = [Dropout(), Dropout(hidden=0.1), Dropout(hidden=0.1, attention=0.1)]
     none, some, both = ((held(4, rates) - held(2, rates)) / 2 / (2 * 128) for rates in settings)
-    planned = [cost.mask_bytes(rates, config(**{**FAMILY_OPTIONS[family].options, **size})) for rates in settings]
+    planned = [mask_bytes(rates, config(**{**FAMILY_OPTIONS[family].options, **size})) for rates in settings]
     assert some - none == pytest.approx(planned[1], rel=0.05)
     assert both - none <= 1.05 * planned[2]
 
@@ -156,7 +158,7 @@ def test_a_block_in_bf16_keeps_its_copies_of_the_weights_only_without_recompute(
     copies = config().block_matrix_parameters * 2
     assert per_block["none"] > copies
     widths = precisions.PRECISIONS["bf16"].widths
-    planned = [cost.memory(recipe(), config(layers=layers), base=0, **widths).casts for layers in (4, 2)]
+    planned = [whole_memory(recipe(), config(layers=layers), base=0, **widths).casts for layers in (4, 2)]
     assert planned[0] - planned[1] == 2 * copies
 
 
@@ -166,7 +168,7 @@ def test_a_part_of_the_blocks_is_recomputed_from_the_first() -> None:
     steps = {a - b for a, b in pairwise(held)}
     assert max(steps) - min(steps) < 0.02 * max(steps), "each block frees the same"
     planned = [
-        cost.memory(recipe("train.recompute=budget"), config(), 4, 0, recomputed=blocks).activations
+        whole_memory(recipe("train.recompute=budget"), config(), 4, 0, recomputed=blocks).activations
         for blocks in range(5)
     ]
     assert planned == sorted(planned, reverse=True)
@@ -179,7 +181,7 @@ def test_the_budget_recomputes_as_few_blocks_as_fit() -> None:
     base = recompute.base_bytes(device)
     wanted = config()
     totals = [
-        cost.memory(recipe("train.recompute=budget"), wanted, 4, base, recomputed=blocks).total for blocks in range(5)
+        whole_memory(recipe("train.recompute=budget"), wanted, 4, base, recomputed=blocks).total for blocks in range(5)
     ]
     between = (totals[1] + totals[2]) / 2
     asked = recipe("train.recompute=budget", f"train.memory_budget={between}")
@@ -223,7 +225,7 @@ def test_recomputed_flops_are_those_torch_counts(changes: dict[str, Any], monkey
     attention = 4 * wanted.heads * wanted.head_dim * (128 + 1) / 2
     for blocks in (1, 4):
         extra = (counted("full", blocks) - counted("none", 0)) / 128 + blocks * attention
-        said = cost.recomputed_flops_per_token(recipe("train.recompute=full"), wanted, blocks)
+        said = recomputed_flops_per_token(recipe("train.recompute=full"), wanted, blocks)
         assert said == pytest.approx(extra, rel=1e-9)
     assert counted("selective", 4) == counted("none", 0)
-    assert cost.recomputed_flops_per_token(recipe("train.recompute=selective"), wanted, 4) == 0
+    assert recomputed_flops_per_token(recipe("train.recompute=selective"), wanted, 4) == 0

@@ -13,11 +13,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "parallel"))
 from processes import run_on
 
 from bessemer.errors import InputError
+from bessemer.layout import dial
+from bessemer.layout import memory as layout_memory
+from bessemer.layout.stages import Part, parts_of
 from bessemer.model.config import ModelConfig
 from bessemer.parallel import data
-from bessemer.parallel.stage import parts_of
 from bessemer.parallel.team import join
-from bessemer.plan import dial, layout_memory
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import load, parse
 from bessemer.train import simulate, split
@@ -107,8 +108,8 @@ def test_the_plan_agrees_with_the_simulation(layout: Parallel) -> None:
         assert planned.optimizer == pytest.approx(found.moments.peak["optimizer"], rel=0.01)
 
 
-def plan(recipe: Recipe, config: ModelConfig, parts: list[layout_memory.Part]) -> Any:
-    return layout_memory.memory(
+def plan(recipe: Recipe, config: ModelConfig, parts: list[Part]) -> Any:
+    return layout_memory.split_memory(
         recipe, config, parts, bytes_per_activation=2, bytes_per_cast=2, base=0, recomputed=config.layers, is_cuda=True
     )
 

@@ -8,8 +8,8 @@ import torch
 
 from bessemer.checkpoint import save
 from bessemer.errors import InputError
+from bessemer.layout.dial import resolve
 from bessemer.model.initialisation import build
-from bessemer.plan.dial import resolve
 from bessemer.recipe import load
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.device import choose

@@ -14,7 +14,7 @@ from bessemer.train.step import TrainStep
 
 
 def step_of(recipe_file: Path, *overrides: str) -> TrainStep:
-    from bessemer.plan.dial import resolve
+    from bessemer.layout.dial import resolve
 
     recipe: Recipe = resolve(load(recipe_file, overrides), 400)
     model = build(model_config(recipe, 400), 0)

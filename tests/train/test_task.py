@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from bessemer.errors import InputError
+from bessemer.layout.dial import resolve
+from bessemer.layout.flops import flops_per_token, step_flops_per_token
 from bessemer.model.initialisation import build
-from bessemer.plan.cost import flops_per_token, step_flops_per_token
-from bessemer.plan.dial import resolve
 from bessemer.recipe import load
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch

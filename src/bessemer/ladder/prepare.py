@@ -15,7 +15,7 @@ from bessemer import stages
 from bessemer.errors import BessemerError, InputError
 from bessemer.ladder.design import Budget, Planned, Rung
 from bessemer.ladder.sizes import Size, batch_tokens, size_of, smaller
-from bessemer.plan import dial
+from bessemer.layout import dial
 from bessemer.recipe import Recipe, digest, load
 from bessemer.run import RunFolder, read_json, read_json_lines, write_json
 from bessemer.stages import Session

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bessemer.errors import InputError
 from bessemer.launch import kubernetes, slurm
-from bessemer.plan.devices import find
+from bessemer.layout.devices import find
 from bessemer.recipe import Recipe, dump
 from bessemer.run import write_atomic
 

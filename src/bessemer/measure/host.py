@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from bessemer.layout.dial import resolve
 from bessemer.measure.rounds import Item, timed, timer_of
 from bessemer.model.initialisation import build
 from bessemer.model.of_recipe import model_config
-from bessemer.plan.dial import resolve
 from bessemer.plan.estimate import cpu
 from bessemer.plan.machine import PAIRS, WHOLE, Host, Machine
 from bessemer.recipe import Recipe, parse

@@ -23,8 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 from bessemer.errors import InputError
 from bessemer.parallel.team import Team
 
-SPLIT_BACKWARD = ("zbv", "dualpipev")
-
 
 def uses_ddp(team: Team) -> bool:
     """Whether plain copies are all there is."""
@@ -54,7 +52,7 @@ def shard(root: nn.Module, blocks: list[nn.Module], team: Team, narrow: torch.dt
         "shard_placement_fn": lambda parameter: cut_of(parameter, ways),
     }
     # Split backward passes with weights given back after the forward pass compute wrong gradients (torch 2.13).
-    again = layout.zero == 3 and not (layout.pipeline > 1 and layout.schedule in SPLIT_BACKWARD)
+    again = layout.zero == 3 and not layout.is_v_shaped
     for block in blocks:
         fully_shard(block, reshard_after_forward=again, **options)
     fully_shard(root, reshard_after_forward=False, **options)

@@ -22,9 +22,10 @@ from torch.distributed.pipelining._backward import stage_backward
 from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.errors import InputError
+from bessemer.layout.stages import rank_of
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
-from bessemer.parallel.stage import V_SHAPED, Found, Stage, place_of
+from bessemer.parallel.stage import Found, Stage
 from bessemer.parallel.team import Team
 from bessemer.parallel.tied import is_tied, sum_tied_gradients, tie_group
 from bessemer.recipe import Parallel
@@ -32,7 +33,7 @@ from bessemer.recipe import Parallel
 
 def require_schedule(layout: Parallel, device: torch.device) -> None:
     """Raise InputError when this torch on this device cannot run the layout's schedule."""
-    if layout.pipeline == 1 or layout.schedule not in V_SHAPED:
+    if not layout.is_v_shaped:
         return
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if device.type != "cuda" and version < (2, 13):
@@ -90,7 +91,7 @@ def build(
     layout = team.layout
     require_schedule(layout, device)
     require_micro_batches(layout, of.count)
-    if layout.schedule in V_SHAPED and any(isinstance(module, DistributedDataParallel) for module in modules):
+    if layout.is_v_shaped and any(isinstance(module, DistributedDataParallel) for module in modules):
         raise InputError(
             f"parallel.schedule: with {layout.schedule} DDP never sees a gradient; copies go through FSDP2, or take 1f1b"
         )
@@ -108,7 +109,7 @@ def build(
             input_args=(ids if stage.span.has_embedding else hidden,),
             output_args=(loss if stage.span.has_head else hidden,),
             group=team.group("pipeline"),
-            dw_builder=None if split_backward or layout.schedule not in V_SHAPED else _nothing_left,
+            dw_builder=None if split_backward or not layout.is_v_shaped else _nothing_left,
             team=team,
         )
         for module, stage in zip(modules, stages, strict=True)
@@ -136,7 +137,7 @@ class _Stage(PipelineStage):
     def __init__(self, *arguments: Any, team: Team, **options: Any) -> None:
         super().__init__(*arguments, **options)
         layout = team.layout
-        self.divides = isinstance(self.submod, FSDPModule) and layout.zero > 1 and layout.schedule not in V_SHAPED
+        self.divides = isinstance(self.submod, FSDPModule) and layout.zero > 1 and not layout.is_v_shaped
         self.team = team
 
     def backward_maybe_with_nosync(
@@ -272,7 +273,9 @@ class Pipeline:
         return found
 
     def _rank_of(self, stage: int) -> int:
-        return dist.get_global_rank(self.team.group("pipeline"), place_of(self.team.layout, stage))
+        return dist.get_global_rank(
+            self.team.group("pipeline"), rank_of(self.team.layout.schedule, stage, self.team.layout.pipeline)
+        )
 
     def _reshard(self) -> None:
         """Give gathered weights back: what is gathered would stay as it is when the shards change (an average of weights is

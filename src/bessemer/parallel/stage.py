@@ -14,115 +14,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bessemer.errors import InputError
+from bessemer.layout.stages import Span
 from bessemer.model.attention import Documents
-from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer
 from bessemer.parallel.context import Share
-from bessemer.plan.cost import tokens_seen
-from bessemer.plan.layout_memory import Part
-from bessemer.plan.stage_cut import balanced
-from bessemer.recipe import Parallel
 
-V_SHAPED = ("zbv", "dualpipev")
 BEFORE_BLOCKS = ("embedding", "position_embedding", "type_embedding", "embedding_norm")
 AFTER_BLOCKS = ("norm", "head", "classifier")
 
 # of (inputs_BT, targets_BS, starts_BT, dropout_B)
 Reading = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Share]
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What the parts of a model take on a token, in any one unit: each block, what is before them, what is after them."""
-
-    blocks: tuple[float, ...]
-    embedding: float
-    head: float
-
-    @classmethod
-    def of(cls, config: ModelConfig, head_share: float = 1.0) -> Costs:
-        """FLOPs of forward and backward of a token (as in `plan.cost.flops_per_token`).
-
-        The embeddings are looked up: an addition forward and one backward for each number. head_share: of the tokens that
-        go through the head: 1 for each, train.masking.share for hidden tokens, 1 / T for a classifier.
-        """
-        per_token = 12 * config.heads * config.head_dim
-        blocks = tuple(
-            6.0 * config.block_matrix_parameters + per_token * tokens_seen(config, layer)
-            for layer in range(config.layers)
-        )
-        tables = 1 + (config.positions == "learned") + (config.token_types > 0)
-        return cls(blocks, 2.0 * tables * config.width, 6.0 * config.head_matrix_parameters * head_share)
-
-
-@dataclass(frozen=True)
-class Span:
-    """One stage of `count`: the blocks first..end-1; the first stage has the embeddings, the last one norm and head."""
-
-    stage: int
-    count: int
-    first: int
-    end: int
-
-    @property
-    def has_embedding(self) -> bool:
-        return self.stage == 0
-
-    @property
-    def has_head(self) -> bool:
-        return self.stage == self.count - 1
-
-
-def spans(config: ModelConfig, layout: Parallel, costs: Costs | None = None) -> list[Span]:
-    """All stages of a layout, in order, cut so that the dearest of them is as cheap as can be.
-
-    costs: `Costs.of(config)` when left out. Raises InputError when there are more stages than blocks.
-    """
-    count = layout.pipeline * layout.stages_each
-    if count > config.layers:
-        fits = [p for p in range(1, layout.pipeline) if p * layout.stages_each <= config.layers]
-        advice = (
-            f"parallel.pipeline = {fits[-1]} would fit" if fits else "take parallel.schedule = 1f1b and fewer stages"
-        )
-        raise InputError(
-            f"parallel.pipeline: {layout.pipeline} processes with {layout.stages_each} stages each are {count} stages, but "
-            f"the model has {config.layers} blocks; {advice}"
-        )
-    found = costs or Costs.of(config)
-    parts = balanced(found.blocks, found.embedding, found.head, count)
-    return [Span(stage, count, part.start, part.stop) for stage, part in enumerate(parts)]
-
-
-def stages_at(layout: Parallel, place: int) -> list[int]:
-    """The numbers of the stages that the process at `place` of the pipeline axis holds.
-
-    Interleaved: stage s lies at s mod p (Narayanan et al. 2021, "Efficient large-scale language model training on GPU
-    clusters using Megatron-LM", section 2.2); in a V (Qi et al. 2024, "Pipeline parallelism with controllable memory")
-    stages r and 2p - 1 - r lie at r.
-    """
-    if layout.schedule in V_SHAPED and layout.pipeline > 1:
-        return [place, 2 * layout.pipeline - 1 - place]
-    return [place + turn * layout.pipeline for turn in range(layout.stages_each)]
-
-
-def parts_of(config: ModelConfig, layout: Parallel) -> list[Part]:
-    """What each place of the pipeline axis holds, all of its stages together."""
-    every = spans(config, layout)
-    found = []
-    for place in range(layout.pipeline):
-        held = [every[number] for number in stages_at(layout, place)]
-        blocks = sum(span.end - span.first for span in held)
-        found.append(Part(place, blocks, any(s.has_embedding for s in held), any(s.has_head for s in held)))
-    return found
-
-
-def place_of(layout: Parallel, stage: int) -> int:
-    """Where on the pipeline axis a stage lies."""
-    if layout.schedule in V_SHAPED and stage >= layout.pipeline:
-        return 2 * layout.pipeline - 1 - stage
-    return stage % layout.pipeline
 
 
 def cut(model: Transformer, held: Sequence[Span]) -> None:

@@ -80,7 +80,7 @@ class Team:
     @property
     def last_stage_place(self) -> int:
         """Where on the pipeline axis the loss is computed: schedules in a V end where they began."""
-        return 0 if self.layout.schedule in ("zbv", "dualpipev") else self.layout.pipeline - 1
+        return 0 if self.layout.is_v_shaped else self.layout.pipeline - 1
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all processes of a small tensor on the CPU."""

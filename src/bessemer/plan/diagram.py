@@ -7,7 +7,7 @@ from html import escape
 from itertools import groupby
 from math import ceil
 
-from bessemer.plan.schedules import Action
+from bessemer.layout.schedules import Action
 from bessemer.plan.timetable import Slot, Timetable
 
 WORDS = {"F": "forward", "B": "backward", "I": "gradient of the input", "W": "gradient of the weights"}

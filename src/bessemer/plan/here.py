@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from bessemer.layout.flops import recomputed_flops_per_token
+from bessemer.layout.schedules import generate
 from bessemer.model.config import ModelConfig
 from bessemer.plan import cost, pictures
 from bessemer.plan.laws.chinchilla import optimal_tokens, training_flops
 from bessemer.plan.laws.standing import standing
-from bessemer.plan.schedules import generate
 from bessemer.plan.timetable import simulate
 from bessemer.recipe import Batches, Recipe
 
@@ -22,7 +23,7 @@ MOST_MICRO_BATCHES = 256  # of a simulated schedule; more change nothing that is
 
 def keys(recipe: Recipe, config: ModelConfig, plan: cost.Plan, *, devices: int, recomputed: int) -> dict[str, Any]:
     """What a plan of a resolved recipe comes to by the common names. devices: that share its work; recomputed: blocks."""
-    again = cost.recomputed_flops_per_token(recipe, config, recomputed)
+    again = recomputed_flops_per_token(recipe, config, recomputed)
     hours = plan.seconds / 3600 * devices
     price = recipe.cluster.price
     model_rate = plan.flops_per_token * plan.tokens_per_second / devices

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.plan.devices import Device
+from bessemer.layout.devices import Device
 from bessemer.run import write_atomic
 
 FORMAT = 1  # of the file; another one is measured anew

@@ -8,10 +8,10 @@ from math import isfinite
 from typing import Any
 
 from bessemer.errors import InputError
+from bessemer.layout.schedules import generate, stages_each
+from bessemer.layout.stages import balanced, costs, stage_costs
 from bessemer.model.config import ModelConfig
 from bessemer.plan import diagram
-from bessemer.plan.schedules import generate, stages_each
-from bessemer.plan.stage_cut import balanced, costs, stage_costs
 from bessemer.plan.timetable import Durations, Timetable, simulate
 from bessemer.recipe import Recipe
 

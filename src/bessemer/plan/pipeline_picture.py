@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from bessemer.layout.schedules import generate
+from bessemer.layout.stages import stages_of
 from bessemer.plan import diagram
 from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.estimate.step import Step
-from bessemer.plan.schedules import IN_A_V, generate
 from bessemer.plan.timetable import Durations, simulate
+from bessemer.recipe.parallel import V_SHAPED
 
 CELLS = 1500  # about as many as can be drawn; more micro-batches repeat what these show
 ROWS = 16
 
 
-def held(layout: Layout, stages: int) -> list[tuple[int, ...]]:
-    """The stages of each rank, as the schedules place them (down the ranks, and up again in a V)."""
-    ranks = layout.pipeline
-    if layout.schedule in IN_A_V and stages == 2 * ranks:
-        return [(rank, stages - 1 - rank) for rank in range(ranks)]
-    return [tuple(range(rank, stages, ranks)) for rank in range(ranks)]
-
-
 def rank_of_slowest(step: Step, layout: Layout) -> tuple[int, ...]:
     """The stages of the rank whose passes take longest."""
     return max(
-        held(layout, len(step.stages)),
+        (
+            stages_of(layout.schedule, rank, layout.pipeline, len(step.stages) // layout.pipeline)
+            for rank in range(layout.pipeline)
+        ),
         key=lambda mine: sum(step.stages[one].forward + step.stages[one].backward for one in mine),
     )
 
@@ -40,7 +37,7 @@ def pipeline(job: Job, step: Step) -> dict[str, Any] | None:
     if ranks == 1:
         return None
     rows = list(range(ranks)) if ranks <= ROWS else [*range(ROWS - 1), ranks - 1]
-    kinds = 3 if layout.schedule in IN_A_V else 2
+    kinds = 3 if layout.schedule in V_SHAPED else 2
     most = max(
         CELLS // (len(rows) * virtual * kinds) // ranks * ranks, ranks
     )  # interleaving wants a multiple of the ranks

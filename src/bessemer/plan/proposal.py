@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bessemer.errors import InputError
-from bessemer.plan import ask, budget, devices, shapes
+from bessemer.layout import devices
+from bessemer.plan import ask, budget, shapes
 from bessemer.plan.budget import Proposal
 
 FIRST_MFU = 0.4  # before the plan has said better

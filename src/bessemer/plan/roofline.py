@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bessemer.plan.cost import tokens_seen
+from bessemer.layout.flops import tokens_seen
 from bessemer.plan.estimate.compute import BYTES
 from bessemer.plan.estimate.job import Job
 from bessemer.plan.estimate.physics import PHYSICS

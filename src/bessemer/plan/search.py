@@ -14,10 +14,11 @@ from itertools import product
 
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
-from bessemer.plan.estimate.job import Job, Layout, Recompute, Schedule
+from bessemer.plan.estimate.job import Job, Layout, Recompute
 from bessemer.plan.estimate.memory import Memory, fits, memory
 from bessemer.plan.estimate.step import Step, step
 from bessemer.plan.jobs import divisors
+from bessemer.recipe.parallel import PipelineSchedule
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # in the order of their price in time
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
@@ -136,7 +137,7 @@ def _shards(job: Job, data: int, inner: int) -> list[int]:
     return sorted({data, within if data % within == 0 else data, 1}, reverse=True)
 
 
-def _schedules(model: ModelConfig, pipeline: int) -> Iterator[tuple[Schedule, int]]:
+def _schedules(model: ModelConfig, pipeline: int) -> Iterator[tuple[PipelineSchedule, int]]:
     yield "1f1b", 1
     if pipeline > 1:
         for virtual in STAGES_EACH[1:]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bessemer.layout.devices import Device
 from bessemer.plan import textbook
-from bessemer.plan.devices import Device
 from bessemer.plan.estimate.job import Job
 from bessemer.plan.laws import chinchilla
 from bessemer.plan.outcome import STEP_PARTS, TIME_ERROR, Outcome
@@ -210,6 +210,6 @@ def devices_table(devices: Sequence[Device]) -> str:
         [
             *lines,
             "",
-            "TFLOP/s dense; memory, its bandwidth and links one way, GB and GB/s; sources in plan/devices.toml",
+            "TFLOP/s dense; memory, its bandwidth and links one way, GB and GB/s; sources in layout/devices.toml",
         ]
     )

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from bessemer.plan.schedules import Action, Schedule, actions, to_csv_rows
+from bessemer.layout.schedules import Action, Schedule, actions, to_csv_rows
 
 
 @dataclass(frozen=True)

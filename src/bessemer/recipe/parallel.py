@@ -9,6 +9,13 @@ from pydantic import Field, model_validator
 from bessemer.recipe.section import Positive, Section
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
+V_SHAPED: tuple[PipelineSchedule, ...] = ("zbv", "dualpipev")
+"""Two stages a rank, placed down the ranks and up again: rank r of p has stages r and 2p - 1 - r (Qi et al. 2024)."""
+
+
+def stages_per_rank(schedule: str, pipeline: int, virtual: int | None = None) -> int:
+    """Pipeline stages on each rank; a schedule that needs several has two unless `virtual` says otherwise."""
+    return virtual or (2 if pipeline > 1 and schedule in ("interleaved", *V_SHAPED) else 1)
 
 
 class Parallel(Section):
@@ -66,19 +73,24 @@ class Parallel(Section):
 
     @model_validator(mode="after")
     def _stages_fit(self) -> Self:
-        several = ("interleaved", "zbv", "dualpipev")
+        several = ("interleaved", *V_SHAPED)
         if self.virtual is not None and self.virtual > 1 and self.schedule not in several:
             raise ValueError(
                 f"parallel.virtual = {self.virtual} needs a schedule with several stages a process: {', '.join(several)}"
             )
-        if self.schedule in ("zbv", "dualpipev") and self.virtual not in (None, 2):
+        if self.schedule in V_SHAPED and self.virtual not in (None, 2):
             raise ValueError(f"parallel.schedule = {self.schedule} has 2 stages a process, not {self.virtual}")
         return self
 
     @property
     def stages_each(self) -> int:
         """Pipeline stages on each process."""
-        return self.virtual or (2 if self.schedule in ("interleaved", "zbv", "dualpipev") and self.pipeline > 1 else 1)
+        return stages_per_rank(self.schedule, self.pipeline, self.virtual)
+
+    @property
+    def is_v_shaped(self) -> bool:
+        """Whether the pipeline's stages go down the ranks and up again."""
+        return self.pipeline > 1 and self.schedule in V_SHAPED
 
     def fits_micro_batches(self, count: int) -> bool:
         """Whether the pipeline schedule can run so many micro-batches a step."""

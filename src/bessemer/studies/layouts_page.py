@@ -58,7 +58,7 @@ def page(found: dict[str, Any]) -> str:
         "",
         "loss: largest difference over the steps, nats a token. weights: largest difference of any weight at the end, both "
         f"read from checkpoints. bytes: what all processes together send in a step in {COUNTED}, as a ring would move it, "
-        "counted at the collectives; formula: what the planner says (`plan/communication_step.py`), - where it has none: how "
+        "counted at the collectives; formula: what the planner says (`layout/communication.py`), - where it has none: how "
         "often a sharded stage of a pipeline gathers its weights depends on the schedule.",
     ]
     if found["missed"]:

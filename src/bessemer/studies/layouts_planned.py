@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from bessemer.layout.communication import Bytes, step_bytes
 from bessemer.model.of_recipe import model_config
-from bessemer.plan.communication_step import Bytes, step_bytes
 from bessemer.recipe import Recipe
 from bessemer.studies import text
 from bessemer.train.precision import PRECISIONS

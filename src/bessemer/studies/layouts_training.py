@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from bessemer.checkpoint import save
+from bessemer.layout.dial import resolve
 from bessemer.model.initialisation import build, shell
 from bessemer.model.of_recipe import model_config
 from bessemer.parallel import traffic
 from bessemer.parallel.team import ALONE, Team, in_group, join, leave
 from bessemer.parallel.tied import owned_parameters
-from bessemer.plan.dial import resolve
 from bessemer.recipe import Parallel, Recipe, parse
 from bessemer.run import read_json, write_json
 from bessemer.studies import text

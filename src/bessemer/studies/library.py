@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.corpus import pipeline
+from bessemer.layout.dial import resolve
 from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build
 from bessemer.model.of_recipe import model_config
-from bessemer.plan.dial import resolve
 from bessemer.recipe import Recipe, parse
 from bessemer.run import RunFolder
 from bessemer.tokens import build as tokens_build

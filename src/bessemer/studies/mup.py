@@ -12,9 +12,9 @@ from math import inf, isfinite, log2
 from time import perf_counter
 from typing import Any
 
+from bessemer.layout.dial import resolve
 from bessemer.model.initialisation import build
 from bessemer.model.of_recipe import model_config
-from bessemer.plan.dial import resolve
 from bessemer.recipe import parse
 from bessemer.studies import text
 from bessemer.terminal import progress

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.plan.schedules import IN_A_V, NAMES, generate
+from bessemer.layout.schedules import NAMES, generate
 from bessemer.plan.timetable import Durations, simulate
+from bessemer.recipe.parallel import V_SHAPED
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,6 @@ def table(found: dict[str, Any]) -> str:
         "",
         "time: of a step, where a rank without a bubble takes "
         f"{1 + asked['backward']:g} for each micro-batch; idle: of a rank; held: micro-batches whose",
-        f"activations the fullest rank holds, in units of its part of the model. {' and '.join(IN_A_V)} split backwards.",
+        f"activations the fullest rank holds, in units of its part of the model. {' and '.join(V_SHAPED)} split backwards.",
     ]
     return "\n".join(lines)

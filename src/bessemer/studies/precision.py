@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bessemer.layout.dial import resolve
 from bessemer.model.initialisation import build
 from bessemer.model.of_recipe import model_config
-from bessemer.plan.dial import resolve
 from bessemer.recipe import parse
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import choose

@@ -45,7 +45,7 @@ def vocabulary(recipe: Recipe, folder: Path) -> int:
 
 
 def num_tokens(folder: Path) -> dict[str, int]:
-    """Tokens to train on and held out, by the names that plan/dial.py has for them; empty before they are written."""
+    """Tokens to train on and held out, by the names that layout/dial.py has for them; empty before they are written."""
     if not (folder / "manifest.json").exists():
         return {}
     store = TokenStore.open(folder)

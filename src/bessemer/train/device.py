@@ -17,8 +17,8 @@ import torch.utils.deterministic
 
 from bessemer.environment import available_memory
 from bessemer.errors import InputError
+from bessemer.layout.devices import peak_flops
 from bessemer.model.product import times_transposed
-from bessemer.plan.cost import peak_flops
 from bessemer.recipe import Train
 from bessemer.train.precision import Precision, apply_flags, chosen
 

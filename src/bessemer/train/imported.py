@@ -14,6 +14,7 @@ from torch import Tensor
 from bessemer.checkpoint import save
 from bessemer.environment import describe
 from bessemer.errors import InputError
+from bessemer.layout import dial
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import ReadCheck, check_read
 from bessemer.model.huggingface.claims import require_classes
@@ -22,7 +23,6 @@ from bessemer.model.huggingface.files import keep_files
 from bessemer.model.huggingface.gate import compare_ids, errors_about, their_framing, their_tokenizer, verify
 from bessemer.model.huggingface.read import read_model
 from bessemer.model.transformer import Transformer
-from bessemer.plan import dial
 from bessemer.recipe import Recipe, dump, parse
 from bessemer.run import RunFolder, staging, write_atomic, write_json
 from bessemer.tokens.pretrained import carry, end_ids, end_of_text, file_in, read_table, special_tokens

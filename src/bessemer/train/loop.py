@@ -13,10 +13,10 @@ from bessemer.checkpoint import latest
 from bessemer.errors import BessemerError, Stopped
 from bessemer.guard.incidents import record
 from bessemer.guard.judge import GuardState, Verdict, cause, judge
+from bessemer.layout.flops import recomputed_flops_per_token, step_flops_per_token
 from bessemer.model.config import ModelConfig
 from bessemer.model.initialisation import build, shell
 from bessemer.parallel.team import ALONE, Team
-from bessemer.plan.cost import recomputed_flops_per_token, step_flops_per_token
 from bessemer.recipe import Batches, Recipe
 from bessemer.run import RunFolder, write_json
 from bessemer.terminal import progress, say, warn

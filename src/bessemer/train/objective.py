@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from bessemer.errors import InputError
+from bessemer.layout.memory import loss_chunk
 from bessemer.model.product import times, times_transposed
 from bessemer.parallel.vocabulary import VocabularyShard
-from bessemer.plan.cost import loss_chunk
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class _Terms:
     """What the loss is made of, besides the cross-entropy."""
 
     chunk: int
+    is_cuda: bool
     z_loss: float
     label_smoothing: float
     soft_cap: float | None
@@ -44,6 +45,7 @@ def chunked_cross_entropy(
     *,
     bias_V: Tensor | None = None,
     chunk: int,
+    is_cuda: bool | None = None,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
     soft_cap: float | None = None,
@@ -51,7 +53,8 @@ def chunked_cross_entropy(
 ) -> Loss:
     """Cross-entropy of softmax(hidden @ head.T + bias) in nats, summed over targets >= 0.
 
-    Logits exist for `chunk` tokens at a time, on a CPU for no more than fit its cache. Their gradient is formed in the
+    Logits exist for `chunk` tokens at a time, on a CPU for no more than fit its cache (is_cuda: left out, where the tensors
+    lie; a simulation has those of a GPU elsewhere). Their gradient is formed in the
     same pass, in place of the logits, and carried straight on to `hidden`, `head` and `bias`, so the backward pass
     computes nothing again. The sums are in fp32 whatever the inputs (fp64 for fp64). On a CPU tokens without a target
     cost nothing: they are left out before the product.
@@ -71,7 +74,14 @@ def chunked_cross_entropy(
         raise InputError(f"label_smoothing: it lies in [0, 1), got {label_smoothing}")
     if soft_cap is not None and soft_cap <= 0.0:
         raise InputError(f"soft_cap: it is positive, got {soft_cap}; leave it out for logits without a bound")
-    terms = _Terms(chunk, z_loss, label_smoothing, soft_cap, vocabulary)
+    terms = _Terms(
+        chunk,
+        hidden_ND.device.type != "cpu" if is_cuda is None else is_cuda,
+        z_loss,
+        label_smoothing,
+        soft_cap,
+        vocabulary,
+    )
     rows = None
     if targets_N.device.type == "cpu" and not bool((targets_N >= 0).all()):
         rows = (targets_N >= 0).nonzero()[:, 0]
@@ -105,7 +115,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if head_grad is not None and count == 0:
                 head_grad.zero_()
             most = rows if terms.vocabulary is None else terms.vocabulary.most  # every process cuts the same chunks
-            chunk = loss_chunk(terms.chunk, most, device.type != "cpu")
+            chunk = loss_chunk(terms.chunk, most, terms.is_cuda)
             for start in range(0, count, chunk):
                 part = slice(start, start + chunk)
                 hidden_CD, targets_C = hidden_ND[part], targets_N[part]

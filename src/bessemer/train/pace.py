@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
+from bessemer.layout.dial import FORWARD_SHARE, SAVING_SHARE
 from bessemer.parallel.team import Team
-from bessemer.plan.dial import FORWARD_SHARE, SAVING_SHARE
 from bessemer.recipe import Batches, Recipe, dump
 from bessemer.recipe.optimization import Revision
 from bessemer.run import RunFolder, write_atomic

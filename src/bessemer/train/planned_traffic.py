@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from bessemer.layout.communication import Bytes, step_bytes
 from bessemer.model.config import ModelConfig
-from bessemer.plan.communication_step import Bytes, step_bytes
 from bessemer.recipe import Recipe
 from bessemer.train.precision import PRECISIONS
 

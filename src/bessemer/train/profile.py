@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from bessemer.layout.flops import recomputed_flops_per_token
 from bessemer.model.config import ModelConfig
-from bessemer.plan.cost import recomputed_flops_per_token
 from bessemer.recipe import Batches, Recipe
 from bessemer.run import write_json
 from bessemer.terminal import amount, rate

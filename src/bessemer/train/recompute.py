@@ -16,12 +16,14 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from bessemer.errors import InputError
+from bessemer.layout import memory as layout_memory
+from bessemer.layout.memory import Memory
+from bessemer.layout.memory import memory as whole_memory
+from bessemer.layout.stages import parts_of
 from bessemer.model.cache import LayerCache
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer
-from bessemer.parallel.stage import parts_of
-from bessemer.plan import cost, layout_memory
 from bessemer.recipe import Recipe
 from bessemer.terminal import size
 from bessemer.train.accumulate import micro_batches_together
@@ -41,16 +43,16 @@ if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
 PRODUCTS_OF_A_BLOCK = 4  # queries, keys and values; output; MLP in; MLP out
 
 
-def memory_of(recipe: Recipe, config: ModelConfig, device: Device, recomputed: int, base: int) -> cost.Memory:
+def memory_of(recipe: Recipe, config: ModelConfig, device: Device, recomputed: int, base: int) -> Memory:
     """What a step takes on this device when so many blocks are recomputed; base: what the process holds before. Of several
     processes the one that takes the most."""
     layout = recipe.parallel
     if layout.world > 1:
-        return layout_memory.memory(
+        return layout_memory.split_memory(
             recipe, config, parts_of(config, layout), base=base, recomputed=recomputed, is_cuda=device.is_cuda,
             **device.arithmetic.widths,
         )  # fmt: skip
-    return cost.memory(
+    return whole_memory(
         recipe, config, base=base, recomputed=recomputed, is_cuda=device.is_cuda,
         together=micro_batches_together(recipe, device.place, device.compile), **device.arithmetic.widths,
     )  # fmt: skip

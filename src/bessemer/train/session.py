@@ -7,8 +7,8 @@ from typing import Any
 
 from bessemer.checkpoint.protocol import published
 from bessemer.environment import describe
+from bessemer.layout.flops import devices_of
 from bessemer.parallel.team import ALONE, Team
-from bessemer.plan.cost import devices_of
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, read_json, write_json
 from bessemer.terminal import say

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,13 +25,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bessemer.errors import InputError
+from bessemer.layout import dial
+from bessemer.layout import memory as layout_memory
+from bessemer.layout.stages import parts_of
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
 from bessemer.parallel.numbers import clip
-from bessemer.parallel.stage import parts_of
 from bessemer.parallel.team import AXES, Team
-from bessemer.plan import cost, dial, layout_memory
 from bessemer.recipe import Batches, Parallel, Recipe
 from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
@@ -85,7 +85,9 @@ def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
     recomputed, rows = blocks_recomputed(resolved, config), []
     for part in parts_of(config, resolved.parallel):
         found = simulate(resolved, config, part.place, is_cuda=is_cuda)
-        planned = layout_memory.memory(resolved, config, [part], base=0, recomputed=recomputed, is_cuda=True, **widths)
+        planned = layout_memory.split_memory(
+            resolved, config, [part], base=0, recomputed=recomputed, is_cuda=True, **widths
+        )
         rows.append({**asdict(found), "total": found.total, "planned": planned.to_dict(), "blocks": part.blocks})
     return {"processes": resolved.parallel.world, "parameters": config.parameters, "stages": rows}
 
@@ -102,11 +104,11 @@ def simulate(recipe: Recipe, config: ModelConfig, place: int = 0, *, is_cuda: bo
     layout = recipe.parallel
     arithmetic = precisions.PRECISIONS[precision_of(recipe, is_cuda)]
     device = Device(torch.device("cpu"), "simulated", arithmetic, compile=False)
-    task = task_of(_one_document_each(recipe), config, 0)
+    task = task_of(_one_document_each(recipe, is_cuda), config, 0)
     recomputed = blocks_recomputed(recipe, config)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     rank = place * (layout.world // layout.pipeline)
-    with _group(layout, rank) as team, _chunks_of(is_cuda), warnings.catch_warnings():
+    with _group(layout, rank) as team, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
         copies = data.uses_ddp(team)
         # DDP asks for values; what it holds beside the model are the gradients, in buckets that are there from the start.
@@ -209,15 +211,10 @@ def _group(layout: Parallel, rank: int) -> Iterator[Team]:
         dist.destroy_process_group()
 
 
-@contextlib.contextmanager
-def _chunks_of(is_cuda: bool) -> Iterator[None]:
-    """The loss cuts its logits to a CPU's cache where its tensors are on one, as those of a simulation always are."""
-    with mock.patch.object(cost, "CACHED_LOGITS", 1 << 62) if is_cuda else contextlib.nullcontext():
-        yield
-
-
-def _one_document_each(recipe: Recipe) -> Recipe:
-    return recipe.model_copy(update={"tokens": recipe.tokens.model_copy(update={"document_mask": False})})
+def _one_document_each(recipe: Recipe, is_cuda: bool) -> Recipe:
+    train = recipe.train.model_copy(update={"device": "cuda" if is_cuda else "cpu"})
+    tokens = recipe.tokens.model_copy(update={"document_mask": False})
+    return recipe.model_copy(update={"tokens": tokens, "train": train})
 
 
 def _micro_batches(recipe: Recipe) -> int:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from bessemer.errors import InputError
+from bessemer.layout import dial
+from bessemer.layout.stages import Span, spans, stages_at
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.initialisation import initial, shell
@@ -21,9 +23,8 @@ from bessemer.model.transformer import Transformer
 from bessemer.parallel import context, data, stage, tensor, tied
 from bessemer.parallel.local import put
 from bessemer.parallel.pipeline import Pipeline, require_micro_batches, require_schedule
-from bessemer.parallel.stage import Span, Stage, spans
+from bessemer.parallel.stage import Stage
 from bessemer.parallel.team import Team
-from bessemer.plan import dial
 from bessemer.recipe import Batches, Recipe
 from bessemer.tokens import outlook
 from bessemer.train import device as devices
@@ -152,7 +153,7 @@ def _stages_here(recipe: Recipe, config: ModelConfig, team: Team) -> list[Span]:
     if team.layout.pipeline == 1:
         return []
     every = spans(config, team.layout)
-    return [every[number] for number in stage.stages_at(team.layout, team.place("pipeline"))]
+    return [every[number] for number in stages_at(team.layout, team.place("pipeline"))]
 
 
 @torch.no_grad()

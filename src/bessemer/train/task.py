@@ -126,6 +126,7 @@ def language_loss(model: Transformer, hidden_ND: Tensor, targets_N: Tensor, sett
         targets_N,
         bias_V=head.bias,
         chunk=settings.loss_chunk,
+        is_cuda=True if settings.device == "cuda" else None,
         z_loss=0.0 if scored else settings.z_loss,
         label_smoothing=0.0 if scored else settings.label_smoothing,
         soft_cap=head.soft_cap or None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from bessemer.plan.schedules import generate
+from bessemer.layout.schedules import generate
 from bessemer.plan.timetable import Durations, simulate
 
 

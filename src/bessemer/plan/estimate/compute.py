@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
+from bessemer.layout.devices import Device
+from bessemer.layout.flops import tokens_seen
 from bessemer.model.config import ModelConfig
-from bessemer.plan.cost import tokens_seen
-from bessemer.plan.devices import Device
 from bessemer.plan.estimate.physics import Physics
 from bessemer.plan.estimate.stacks import Stack
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
+from bessemer.layout.memory import loss_chunk
 from bessemer.model.config import ModelConfig
-from bessemer.plan.cost import loss_chunk
 from bessemer.plan.machine import PAIRS, WHOLE, Machine
 from bessemer.recipe import Recipe
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from bessemer.layout.devices import Device
 from bessemer.model.config import ModelConfig
-from bessemer.plan.devices import Device
 from bessemer.plan.estimate.stacks import Stack
+from bessemer.recipe.parallel import PipelineSchedule
 
 Recompute = Literal["none", "selective", "full"]
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 
 
@@ -35,7 +35,7 @@ class Layout:
     virtual: int = 1
     context: int = 1
     zero: int = 1
-    schedule: Schedule = "1f1b"
+    schedule: PipelineSchedule = "1f1b"
     micro_batch: int = 1
     recompute: Recompute = "none"
     sequence_parallel: bool = True

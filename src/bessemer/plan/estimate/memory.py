@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from bessemer.errors import InputError
+from bessemer.layout.memory import waiting
+from bessemer.layout.stages import Part
 from bessemer.plan.estimate import own
 from bessemer.plan.estimate.activations import Split, of_a_block
 from bessemer.plan.estimate.job import Job
 from bessemer.plan.estimate.places import places, stages_each
 from bessemer.plan.estimate.state import state
-from bessemer.plan.layout_memory import Part, waiting
 from bessemer.terminal import size
 
 # Room, over the data sheet's figure. Its GB are 1e9 bytes here, while parts with HBM have nearly as many 2^30: nvidia-smi shows

@@ -1,4 +1,4 @@
-"""Memory of a run of this program, by the plan it makes for itself (plan/layout_memory.py, plan/cost.py)."""
+"""Memory of a run of this program, by the plan it makes for itself (layout/memory.py, plan/cost.py)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, cast
 
+from bessemer.layout.memory import Held, activation_bytes, kept, kept_by_a_block, state_bytes, uses_fsdp, waiting, ways
+from bessemer.layout.stages import Part
 from bessemer.model.config import ModelConfig
-from bessemer.plan.cost import kept, kept_by_a_block
 from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.estimate.places import stages_each
-from bessemer.plan.layout_memory import Held, Part, activation_bytes, state_bytes, uses_fsdp, waiting, ways
 from bessemer.recipe import Parallel
 
 
@@ -71,7 +71,7 @@ def _held(model: ModelConfig, part: Part, tensor: int) -> Held:
 
 
 def _alone(job: Job, width: int, narrow: int, recomputed: int) -> Parts:
-    """One device that holds the whole model, as `plan.cost.memory`."""
+    """One device that holds the whole model, as `plan.whole_memory`."""
     model, stack, recompute = job.model, job.stack, job.layout.recompute
     tokens = job.layout.micro_batch * model.sequence_length
     block, selected = kept_by_a_block(model), kept(recompute, model)

@@ -5,29 +5,26 @@ from __future__ import annotations
 from functools import lru_cache
 
 from bessemer.errors import InputError
+from bessemer.layout.stages import Costs, Part, balanced, stages_of
 from bessemer.model.config import ModelConfig
-from bessemer.plan.cost import tokens_seen
 from bessemer.plan.estimate.job import Layout
 from bessemer.plan.estimate.keeps import Cut
-from bessemer.plan.layout_memory import Part
-from bessemer.plan.stage_cut import balanced
-
-V_SHAPED = ("zbv", "dualpipev")
+from bessemer.recipe.parallel import stages_per_rank
 
 
 def places(config: ModelConfig, layout: Layout, cut: Cut) -> tuple[Part, ...]:
     """Each place of the pipeline, all of its stages together. Raises InputError where there are more stages than blocks."""
-    return _places(config, layout.pipeline, stages_each(layout), layout.schedule in V_SHAPED, cut)
+    return _places(config, layout.pipeline, stages_each(layout), layout.schedule, cut)
 
 
 def stages_each(layout: Layout) -> int:
     """Stages of one device; schedules that need several have two unless the layout says otherwise."""
-    several = layout.pipeline > 1 and layout.schedule in ("interleaved", *V_SHAPED)
-    return max(layout.virtual, 2) if several else 1
+    least = stages_per_rank(layout.schedule, layout.pipeline)
+    return max(layout.virtual, 2) if least > 1 else 1
 
 
 @lru_cache(maxsize=4096)
-def _places(config: ModelConfig, pipeline: int, each: int, v_shaped: bool, cut: Cut) -> tuple[Part, ...]:
+def _places(config: ModelConfig, pipeline: int, each: int, schedule: str, cut: Cut) -> tuple[Part, ...]:
     count = pipeline * each
     if count > config.layers + 2 * (cut == "ends"):
         raise InputError(
@@ -37,7 +34,7 @@ def _places(config: ModelConfig, pipeline: int, each: int, v_shaped: bool, cut: 
     blocks = blocks_of_stages(config, count, cut)
     found = []
     for place in range(pipeline):
-        held = [place, count - 1 - place] if v_shaped and pipeline > 1 else list(range(place, count, pipeline))
+        held = stages_of(schedule, place, pipeline, each)
         found.append(Part(place, sum(blocks[stage] for stage in held), 0 in held, count - 1 in held))
     return tuple(found)
 
@@ -57,13 +54,10 @@ def blocks_of_stages(config: ModelConfig, count: int, cut: Cut) -> tuple[int, ..
         return tuple(least + (0 < stage <= extra) for stage in range(count))
     if cut == "cumulative":
         return _cumulative(config, count)
-    per_token = 12 * config.heads * config.head_dim
-    costs = [6.0 * config.block_matrix_parameters + per_token * tokens_seen(config, one) for one in range(layers)]
-    tables = 1 + (config.positions == "learned") + (config.token_types > 0)
-    embedding, head = 2.0 * tables * config.width, 6.0 * config.head_matrix_parameters
-    if min(costs) == max(costs):
-        return _balanced_alike(layers, costs[0], embedding, head, count)
-    return tuple(len(part) for part in balanced(costs, embedding, head, count))
+    costs = Costs.of(config)
+    if min(costs.blocks) == max(costs.blocks):
+        return _balanced_alike(layers, costs.blocks[0], costs.embedding, costs.head, count)
+    return tuple(len(part) for part in balanced(costs.blocks, costs.embedding, costs.head, count))
 
 
 def _balanced_alike(layers: int, block: float, embedding: float, head: float, count: int) -> tuple[int, ...]:

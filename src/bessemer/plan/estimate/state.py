@@ -10,11 +10,12 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from bessemer.layout.memory import Held
+from bessemer.layout.stages import Part
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.job import Job
 from bessemer.plan.estimate.places import stages_each
 from bessemer.plan.estimate.stacks import Stack
-from bessemer.plan.layout_memory import Held, Part
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ from functools import lru_cache
 from math import log, sqrt
 
 from bessemer.errors import InputError
+from bessemer.layout.flops import flops_per_token, tokens_seen
+from bessemer.layout.schedules import stages_each
+from bessemer.layout.stages import stages_of
 from bessemer.model.config import ModelConfig
-from bessemer.plan.cost import flops_per_token, tokens_seen
 from bessemer.plan.estimate import collectives, compute, pieces, update
 from bessemer.plan.estimate.bubble import passage
 from bessemer.plan.estimate.job import Job
 from bessemer.plan.estimate.physics import PHYSICS, Physics
 from bessemer.plan.estimate.stacks import Stack
-from bessemer.plan.estimate.update import stages_of
-from bessemer.plan.schedules import stages_each
 
 
 @dataclass(frozen=True)

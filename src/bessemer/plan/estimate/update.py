@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from bessemer.layout.stages import stages_of
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives
 from bessemer.plan.estimate.job import Job
 from bessemer.plan.estimate.physics import Physics
-
-
-def stages_of(schedule: str, rank: int, ranks: int, virtual: int) -> tuple[int, ...]:
-    """The pipeline stages that a rank holds: every p-th, or in a V its mirror image besides."""
-    if schedule in ("zbv", "dualpipev"):
-        return (rank, 2 * ranks - 1 - rank)
-    return tuple(range(rank, ranks * virtual, ranks))
 
 
 def fullest(job: Job, cut: tuple[int, ...]) -> float:

@@ -29,13 +29,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from bessemer.errors import InputError
-from bessemer.recipe.parallel import PipelineSchedule
+from bessemer.layout.stages import rank_of, stages_of
+from bessemer.recipe.parallel import V_SHAPED, PipelineSchedule
 
 Kind = Literal["F", "B", "I", "W"]
 NAMES: tuple[str, ...] = get_args(PipelineSchedule)
-IN_A_V = ("zbv", "dualpipev")
-"""Two stages a rank, placed down the ranks and up again: rank r has stages r and 2p - 1 - r."""
-
 MOST_ACTIONS = 2_000_000
 """Larger schedules are refused: a list is made and simulated in Python, a million actions in some seconds."""
 
@@ -97,13 +95,11 @@ class Schedule:
 
     def rank_of(self, stage: int) -> int:
         """The rank that holds a stage."""
-        if self.name in IN_A_V:
-            return min(stage, self.stages - 1 - stage)
-        return stage % self.ranks
+        return rank_of(self.name, stage, self.ranks)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank holds, from the first."""
-        return tuple(stage for stage in range(self.stages) if self.rank_of(stage) == rank)
+        return stages_of(self.name, rank, self.ranks, self.virtual)
 
     def held(self, rank: int) -> float:
         """Micro-batches whose activations a rank holds at its fullest, in units of all its stages' for one micro-batch.
@@ -124,7 +120,7 @@ def stages_each(name: str, virtual: int | None = None) -> int:
         near = difflib.get_close_matches(name.lower(), [*NAMES, *_ALIASES], n=1, cutoff=0.5)
         meant = f"; did you mean {_ALIASES.get(near[0], near[0])}?" if near else ""
         raise InputError(f"schedule {name}: there is none of that name{meant} There are {', '.join(NAMES)}")
-    if name in IN_A_V:
+    if name in V_SHAPED:
         if virtual not in (None, 2):
             raise InputError(f"schedule {name}: has 2 stages a process, not {virtual}; leave virtual out")
         return 2

@@ -12,9 +12,20 @@ from itertools import accumulate
 from math import inf
 
 from bessemer.errors import InputError
+from bessemer.layout.flops import recomputed_flops_per_token, tokens_seen
 from bessemer.model.config import ModelConfig
-from bessemer.plan.cost import recomputed_flops_per_token, tokens_seen
-from bessemer.recipe import Recipe
+from bessemer.recipe import Parallel, Recipe
+from bessemer.recipe.parallel import V_SHAPED
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a process of the pipeline axis holds of the model. place: on that axis, from 0; blocks: their number."""
+
+    place: int
+    blocks: int
+    has_embedding: bool
+    has_head: bool
 
 
 @dataclass(frozen=True)
@@ -24,6 +35,21 @@ class Costs:
     blocks: tuple[float, ...]
     embedding: float
     head: float
+
+    @classmethod
+    def of(cls, config: ModelConfig, head_share: float = 1.0) -> Costs:
+        """FLOPs of forward and backward of a token (as in `plan.flops_per_token`).
+
+        The embeddings are looked up: an addition forward and one backward for each number. head_share: of the tokens that
+        go through the head: 1 for each, train.masking.share for hidden tokens, 1 / T for a classifier.
+        """
+        per_token = 12 * config.heads * config.head_dim
+        blocks = tuple(
+            6.0 * config.block_matrix_parameters + per_token * tokens_seen(config, layer)
+            for layer in range(config.layers)
+        )
+        tables = 1 + (config.positions == "learned") + (config.token_types > 0)
+        return cls(blocks, 2.0 * tables * config.width, 6.0 * config.head_matrix_parameters * head_share)
 
     @property
     def total(self) -> float:
@@ -99,3 +125,70 @@ def stage_costs(of: Costs, cut: Sequence[range]) -> tuple[float, ...]:
     totals[0] += of.embedding
     totals[-1] += of.head
     return tuple(totals)
+
+
+@dataclass(frozen=True)
+class Span:
+    """One stage of `count`: the blocks first..end-1; the first stage has the embeddings, the last one norm and head."""
+
+    stage: int
+    count: int
+    first: int
+    end: int
+
+    @property
+    def has_embedding(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def has_head(self) -> bool:
+        return self.stage == self.count - 1
+
+
+def spans(config: ModelConfig, layout: Parallel, costs: Costs | None = None) -> list[Span]:
+    """All stages of a layout, in order, cut so that the costliest of them costs least.
+
+    costs: `Costs.of(config)` when left out. Raises InputError when there are more stages than blocks.
+    """
+    count = layout.pipeline * layout.stages_each
+    if count > config.layers:
+        fits = [p for p in range(1, layout.pipeline) if p * layout.stages_each <= config.layers]
+        advice = (
+            f"parallel.pipeline = {fits[-1]} would fit" if fits else "take parallel.schedule = 1f1b and fewer stages"
+        )
+        raise InputError(
+            f"parallel.pipeline: {layout.pipeline} processes with {layout.stages_each} stages each are {count} stages, but "
+            f"the model has {config.layers} blocks; {advice}"
+        )
+    found = costs or Costs.of(config)
+    parts = balanced(found.blocks, found.embedding, found.head, count)
+    return [Span(stage, count, part.start, part.stop) for stage, part in enumerate(parts)]
+
+
+def stages_of(schedule: str, rank: int, ranks: int, virtual: int) -> tuple[int, ...]:
+    """The stages of a rank of the pipeline, `virtual` on each: in a V the second one is the first one's mirror image, else stage
+    s lies at s mod p (Narayanan et al. 2021, section 2.2)."""
+    if schedule in V_SHAPED and ranks > 1:
+        return (rank, 2 * ranks - 1 - rank)
+    return tuple(range(rank, ranks * virtual, ranks))
+
+
+def rank_of(schedule: str, stage: int, ranks: int) -> int:
+    """The rank of the pipeline that holds a stage."""
+    return 2 * ranks - 1 - stage if schedule in V_SHAPED and stage >= ranks else stage % ranks
+
+
+def stages_at(layout: Parallel, place: int) -> tuple[int, ...]:
+    """The stages that the process at `place` of the pipeline axis holds."""
+    return stages_of(layout.schedule, place, layout.pipeline, layout.stages_each)
+
+
+def parts_of(config: ModelConfig, layout: Parallel) -> list[Part]:
+    """What each place of the pipeline axis holds, all of its stages together."""
+    every = spans(config, layout)
+    found = []
+    for place in range(layout.pipeline):
+        held = [every[number] for number in stages_at(layout, place)]
+        blocks = sum(span.end - span.first for span in held)
+        found.append(Part(place, blocks, any(s.has_embedding for s in held), any(s.has_head for s in held)))
+    return found

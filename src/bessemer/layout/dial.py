@@ -23,11 +23,11 @@ from typing import Any
 
 from bessemer import hub
 from bessemer.errors import InputError
+from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.config import recipe_keys
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.of_recipe import model_config
-from bessemer.plan.cost import flops_per_token
 from bessemer.recipe import Batches, Model, Parallel, Recipe
 from bessemer.recipe.start import CONTINUED_RATE
 

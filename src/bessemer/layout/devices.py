@@ -93,7 +93,7 @@ def find(name: str, extra: Path | None = None) -> Device:
         names = list(dict.fromkeys(spellings[each] for each in near))
         meant = f"did you mean {' or '.join(names)}?" if names else f"there are {', '.join(devices)}."
         raise InputError(
-            f"device {name!r}: not in the catalogue; {meant} A file of your own adds devices (see plan/devices.toml)"
+            f"device {name!r}: not in the catalogue; {meant} A file of your own adds devices (see layout/devices.toml)"
         )
     return found
 
@@ -143,11 +143,11 @@ def _read(path: Path) -> Mapping[str, Device]:
     try:
         parsed = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path}: not TOML ({error}); see plan/devices.toml for the form") from None
+        raise InputError(f"{path}: not TOML ({error}); see layout/devices.toml for the form") from None
     tables = parsed.get("device")
     if set(parsed) != {"device"} or not isinstance(tables, list):
         raise InputError(
-            f"{path}: holds {sorted(parsed) or 'nothing'}; it should hold [[device]] tables, as plan/devices.toml"
+            f"{path}: holds {sorted(parsed) or 'nothing'}; it should hold [[device]] tables, as layout/devices.toml"
         )
     devices = [_device(table, f"{path}: device {number}") for number, table in enumerate(tables, 1)]
     return MappingProxyType({device.name: device for device in devices})
@@ -217,3 +217,9 @@ def _device(table: Any, where: str) -> Device:
 def _above_zero(value: Any, what: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise InputError(f"{what} = {value!r}, but it must be a number above zero")
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Published dense bf16 peak of a device by the name its driver gives it (layout/devices.toml); None when it is not listed."""
+    device = match(device_name, catalogue())
+    return device.flops.get("bf16") if device else None

@@ -1,0 +1,69 @@
+"""FLOPs of a token and of a step, and where the hardware does more than the model asks for."""
+
+from __future__ import annotations
+
+from bessemer.model.config import ModelConfig
+from bessemer.recipe import Recipe, Train
+
+
+def is_frozen(train: Train) -> bool:
+    """Whether only the head of a classifier is trained."""
+    return train.objective == "classify" and train.classify.frozen
+
+
+def flops_per_token(config: ModelConfig) -> float:
+    """FLOPs of forward and backward for one token.
+
+    6 per parameter that multiplies the token (the embedding is looked up, so it counts once, as the head), plus the
+    scores and the weighted values of attention over the tokens it sees on average (Chowdhery et al. 2022, appendix B,
+    with the causal half and the windows).
+    """
+    seen = sum(tokens_seen(config, layer) for layer in range(config.layers))
+    return 6.0 * config.matrix_parameters + 12 * config.heads * config.head_dim * seen
+
+
+def step_flops_per_token(recipe: Recipe, config: ModelConfig) -> float:
+    """FLOPs that a training step of a recipe's objective spends on a token.
+
+    Masked: only the hidden tokens go through the output matrix. A frozen transformer has no backward pass; the head it
+    leaves, of a few numbers a text, is not counted.
+    """
+    per_token = flops_per_token(config)
+    if recipe.train.objective == "masked":
+        per_token -= 6.0 * config.head_matrix_parameters * (1.0 - recipe.train.masking.share)
+    return per_token / 3.0 if is_frozen(recipe.train) else per_token
+
+
+def tokens_seen(config: ModelConfig, layer: int) -> float:
+    """Tokens that a token of a whole sequence attends to in a layer, itself included, on average."""
+    length = config.sequence_length
+    window = config.window_of(layer)
+    back = min((window - 1 if config.causal else window // 2) if window else length - 1, length - 1)
+    one_side = back - back * (back + 1) / (2 * length)  # the first tokens have fewer before them
+    return 1 + one_side * (1 if config.causal else 2)
+
+
+def recomputed_flops_per_token(recipe: Recipe, config: ModelConfig, recomputed: int) -> float:
+    """FLOPs that activation recompute adds to flops_per_token: the forward pass of the first `recomputed` blocks.
+
+    Selective recompute keeps what products and attention give and adds none that counts. A recomputed block stops at
+    what its backward pass needs, which the MLP's last product is not, unless a norm follows it. Fused attention's own
+    second look at the scores is left out, as is usual.
+    """
+    if recipe.train.recompute in ("none", "selective"):
+        return 0.0
+    last = 0 if config.norm_follows else config.width * config.mlp_width
+    seen = sum(tokens_seen(config, layer) for layer in range(recomputed))
+    return 2.0 * recomputed * (config.block_matrix_parameters - last) + 4 * config.heads * config.head_dim * seen
+
+
+def hardware_flops(recipe: Recipe, config: ModelConfig, recomputed: int) -> float:
+    """FLOPs of a whole step of a resolved recipe with `recomputed` blocks, the recompute's included."""
+    assert recipe.train.global_batch_tokens is not None, "the recipe is resolved"
+    per_token = step_flops_per_token(recipe, config) + recomputed_flops_per_token(recipe, config, recomputed)
+    return per_token * recipe.train.global_batch_tokens
+
+
+def devices_of(recipe: Recipe, is_cuda: bool) -> int:
+    """Devices that a run works with: each process has a GPU of its own, those of a node share its CPU's cores."""
+    return recipe.parallel.world if is_cuda else min(recipe.cluster.nodes, recipe.parallel.world)

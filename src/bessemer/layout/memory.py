@@ -1,0 +1,367 @@
+"""Bytes on a device at the peak of a training step, by part, of a model that it holds whole or in part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+
+from bessemer.layout.flops import is_frozen
+from bessemer.layout.stages import Part
+from bessemer.model.config import ModelConfig, dropping_chunk
+from bessemer.recipe import Batches, Dropout, Parallel, Recipe, Train
+
+# Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
+MOMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "8bit": 1.0 + 4.0 / 256}
+MOMENTS = {"adamw": 2, "lion": 1, "muon": 1}
+# What one of several processes holds on a CPU beyond its tensors, since blocks of many sizes leave holes in the heap: measured
+# with glibc on models of 1.4M to 79M parameters and micro-batches of 256 to 1,024 tokens, resident memory less live tensors.
+HEAP_SLACK_BYTES = 50_000_000
+HEAP_SLACK_SHARE = 0.5  # of what a step allocates and frees: gradients, activations, logits
+# The same of a process alone: libraries that training loads and its threads, and the share with one micro-batch a step and
+# with several, whose gradients are made while the sum of the earlier ones is held. Two at a time do not reach their peaks
+# together, which makes up for the holes. Fitted on the runs marked so in docs/calibration.md.
+RUN_BYTES, PAIRED_BYTES = 20_000_000, 30_000_000
+SLACK_OF_ONE, SLACK_OF_SEVERAL = 0.25, 0.45
+# Of a score where attention weights are dropped: 18 counted in bf16, 20 in fp32, over the forward and backward pass of a chunk.
+SCORE_BYTES = 20
+# Logits of a chunk on a CPU: 8 MiB of fp32 stay in the last cache, where every pass over them is faster; with 8,192 ids
+# that is 256 rows. Products of fewer than 128 rows run slowly (docs/notes/cpu-step.md).
+CACHED_LOGITS, FEWEST_ROWS = 1 << 21, 128
+
+
+def loss_chunk(asked: int, vocabulary: int, is_cuda: bool) -> int:
+    """Tokens whose logits are held at one time, of the number asked for."""
+    return asked if is_cuda else min(asked, max(CACHED_LOGITS // vocabulary, FEWEST_ROWS))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the device at the peak of a training step, by part. casts: narrow copies of the blocks' weights."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    average: int
+    activations: int
+    logits: int
+    base: int
+    casts: int = 0
+    slack: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+    def to_dict(self) -> dict[str, int]:
+        return {**asdict(self), "total": self.total}
+
+
+def memory(
+    recipe: Recipe,
+    config: ModelConfig,
+    bytes_per_activation: int,
+    base: int,
+    *,
+    recomputed: int | None = None,
+    bytes_per_cast: int = 0,
+    is_cuda: bool = False,
+    together: int = 1,
+) -> Memory:
+    """Memory of one device that holds the whole model.
+
+    Weights and gradients are fp32; the moments as the optimizer keeps them, and elsewhere when the recipe asks for it and
+    the device has memory of its own (is_cuda). Activations, in elements per token and block,
+    are what autograd keeps of the operations in `model/transformer.py`; a test counts them on a CPU in fp32.
+    bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model; recomputed: blocks,
+    from the first, that are recomputed; None: all, if any; bytes_per_cast: of the copies of the blocks' weights that
+    autocast makes and the backward pass keeps; together: micro-batches at a time, each with gradients of its own.
+    """
+    train = recipe.train
+    assert train.micro_batch is not None, "the recipe is resolved"
+    tokens = train.micro_batch * config.sequence_length
+    per_block = kept_by_a_block(config) * bytes_per_activation + mask_bytes(train.dropout, config)
+    chunk = min(loss_chunk(train.loss_chunk, config.vocabulary, is_cuda), tokens)
+    # A classifier forms one row of a few logits a text.
+    head = config.vocabulary * config.width
+    logits = 0 if config.labels else 2 * 4 * chunk * config.vocabulary + 4 * head
+    if not is_cuda and bytes_per_activation < 4 and not config.labels:
+        logits += 2 * bytes_per_activation * head  # the head's narrow copy, and its gradient before it is added in fp32
+    blocks = recomputed if recomputed is not None else 0 if train.recompute == "none" else config.layers
+    selected = kept(train.recompute, config) * bytes_per_activation
+    activations = tokens * (blocks * selected + 2 * config.width * bytes_per_activation)
+    # The blocks that are not recomputed are done, and their memory free, by the time the others are. When there are
+    # none, the last block is recomputed after the loss, in the place of its logits.
+    whole = config.layers - blocks
+    activations += tokens * whole * per_block
+    if blocks and not whole:
+        activations += max(tokens * (per_block - selected) - logits, 0)
+    trained = config.parameters
+    if is_frozen(recipe.train):  # nothing is kept for a way back: what one block works on, and the stream through all
+        trained = config.classifier_parameters
+        activations = tokens * (per_block + 2 * config.width * bytes_per_activation)
+    activations += score_bytes(recipe, config)
+    activations, logits = together * activations, together * logits
+    micro_batches = (train.global_batch_tokens or tokens) // tokens
+    # Two at a time: those of each that is under way, and the sum of the ones before, where there are any.
+    gradients = 4 * trained * (1 if together == 1 else min(micro_batches, 1 + together))
+    transient = gradients + activations + logits
+    return Memory(
+        weights=4 * config.parameters,
+        gradients=gradients,
+        optimizer=0 if is_cuda and train.optimizer.offload else optimizer_bytes(train, config),
+        average=average_bytes(train, config),
+        activations=activations,
+        logits=logits,
+        base=base,
+        casts=whole * config.block_matrix_parameters * bytes_per_cast,
+        slack=0 if is_cuda else heap_slack(transient, micro_batches, together),
+    )
+
+
+def heap_slack(transient: int, micro_batches: int, together: int) -> int:
+    """Bytes that a process alone holds on a CPU beyond its tensors; transient: bytes that a step allocates and frees."""
+    if together > 1:
+        return PAIRED_BYTES
+    return RUN_BYTES + int((SLACK_OF_SEVERAL if micro_batches > 1 else SLACK_OF_ONE) * transient)
+
+
+def kept_by_a_block(config: ModelConfig) -> int:
+    """Elements per token that autograd keeps of a block that is not recomputed."""
+    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    # Of a norm before a sublayer its input and its result, which the sublayer reads; of one after it the input.
+    norms = (6 if config.norm_position == "both" else 4) * config.width
+    # Rotated queries and keys, values, the output by head and by token; without rotation the parts of the joined product
+    # are attended to where they are; what QK-norm normalises keeps the whole product.
+    attention = (heads + 2 * kv_heads) + 2 * heads
+    if config.positions == "learned":
+        attention += kv_heads - heads  # which attention then gives by token
+    elif config.qk_norm == "head":
+        attention += heads + 2 * kv_heads
+    if config.qk_norm == "full":  # which joins the heads anew before it
+        attention += heads + kv_heads
+    # gate and up, silu(gate) * up in one; what an activation reads and gives, where it stands alone
+    parts = 2 if not config.gated else 3 if config.activation == "silu" else 4
+    mlp = (parts + (config.activation in ("gelu_quick", "relu2"))) * config.mlp_width
+    return norms + attention + mlp
+
+
+def mask_bytes(dropout: Dropout, config: ModelConfig) -> int:
+    """Bytes per token that a block keeps of its dropout's masks, one an element; those of attention weights are not kept."""
+    if config.inner_dropout:
+        return (config.mlp_width if dropout.hidden else 0) + (config.width if dropout.attention else 0)
+    return 2 * config.width if dropout.hidden else 0
+
+
+def score_bytes(recipe: Recipe, config: ModelConfig) -> int:
+    """Bytes that the attention of a block works in where its weights are dropped: the scores of some queries at a time, with
+    their softmax, their random bits and their gradients."""
+    layout, rows = recipe.parallel, recipe.train.micro_batch or 1
+    if not recipe.train.dropout.attention:
+        return 0
+    heads, queries = config.heads // layout.tensor, config.sequence_length // layout.context
+    chunk = min(dropping_chunk(rows, heads, config.sequence_length), queries)
+    return SCORE_BYTES * rows * heads * chunk * config.sequence_length
+
+
+def kept(recompute: str, config: ModelConfig) -> int:
+    """Elements per token that a recomputed block keeps: its input; selective: also what products and attention give."""
+    if recompute != "selective":
+        return config.width
+    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    products = heads + 2 * kv_heads + config.width + config.mlp_width * (1 + config.gated)
+    last = config.width if config.norm_follows else 0
+    return config.width + products + heads + last
+
+
+def optimizer_bytes(train: Train, config: ModelConfig) -> int:
+    """Bytes of the moments: one an element for Lion, and for Muon in the hidden matrices; two for AdamW.
+
+    Tensors that stay fp32 because they are small (vectors, a classifier's head above a frozen transformer) are counted
+    as such.
+    """
+    if is_frozen(train):
+        moments = MOMENTS["lion" if train.optimizer.kind == "lion" else "adamw"]
+        return round(MOMENT_BYTES["fp32"] * moments * config.classifier_parameters)
+    each = MOMENT_BYTES[train.optimizer.state]
+    matrices = config.layers * config.block_matrix_parameters
+    vectors = config.parameters - matrices - config.embedding_parameters
+    rest = MOMENTS["lion" if train.optimizer.kind == "lion" else "adamw"]
+    moved = MOMENTS[train.optimizer.kind] * matrices + rest * config.embedding_parameters
+    return round(each * moved + MOMENT_BYTES["fp32"] * rest * vectors)
+
+
+def average_bytes(train: Train, config: ModelConfig) -> int:
+    """Bytes of the weights' moving average, in fp32."""
+    return 4 * config.parameters if train.ema else 0
+
+
+@dataclass(frozen=True)
+class Held:
+    """Parameters of a process's part of the model, after tensor parallelism and before ZeRO. block: of one block; root: of
+    all that lies in none."""
+
+    block: int
+    root: int
+    blocks: int
+
+    @property
+    def all(self) -> int:
+        return self.blocks * self.block + self.root
+
+    @classmethod
+    def of(cls, config: ModelConfig, part: Part, tensor: int) -> Held:
+        """Matrices are divided over the tensor group; vectors, and what has no row of its own for an id, are not."""
+        outside = config.parameters - config.layers * config.block_matrix_parameters - config.embedding_parameters
+        vectors = outside // (
+            config.layers + 1
+        )  # norms and biases, those outside of blocks as if they were of one more
+        tables = part.has_embedding + (part.has_head and not (config.tie_embeddings and part.has_embedding))
+        table = -(-config.vocabulary // tensor) * config.width
+        rest = (tables * table) + (vectors if part.has_head else 0)
+        return cls(config.block_matrix_parameters // tensor + vectors, rest, part.blocks)
+
+
+def split_memory(
+    recipe: Recipe,
+    config: ModelConfig,
+    parts: Sequence[Part],
+    *,
+    bytes_per_activation: int,
+    bytes_per_cast: int,
+    base: int,
+    recomputed: int,
+    is_cuda: bool,
+) -> Memory:
+    """The fullest process of a resolved recipe's layout, at the peak of a step; arguments as of `memory`.
+
+    parts: of each place of the pipeline. `casts` are whole copies of weights, in the type of the products: those that FSDP2
+    gathers, or those that autocast makes.
+    """
+    planned = (
+        _of_part(
+            recipe, config, part, bytes_per_activation=bytes_per_activation, bytes_per_cast=bytes_per_cast, base=base,
+            recomputed=recomputed, is_cuda=is_cuda,
+        )
+        for part in parts
+    )  # fmt: skip
+    return max(planned, key=lambda found: found.total)
+
+
+def ways(layout: Parallel) -> int:
+    """Processes that divide weights, gradients and optimizer among them: FSDP2 counts those of a context group too."""
+    return layout.shard * layout.context
+
+
+def in_flight(layout: Parallel, place: int, micro_batches: int) -> float:
+    """Micro-batches whose activations a process of the pipeline holds at the most, all of its stages together counted as one."""
+    return waiting(layout.schedule, layout.pipeline, layout.stages_each, place, micro_batches)
+
+
+@lru_cache(maxsize=4096)
+def waiting(schedule: str, stages: int, virtual: int, place: int, micro_batches: int) -> float:
+    """in_flight of a place of a pipeline of so many processes, with `virtual` stages on each.
+
+    All of them in GPipe (Huang et al. 2019); one for each stage from here on in 1F1B (Narayanan et al. 2021, section 2.2.1),
+    with (p - 1) / (p v) as many again where v stages are interleaved (there, section 2.2.2); p in a V (Qi et al. 2024).
+    """
+    if stages == 1:
+        return 1.0
+    if schedule == "gpipe":
+        return float(micro_batches)
+    if schedule == "1f1b":
+        most = float(stages - place)
+    elif schedule == "interleaved":
+        most = (2 * (stages - place - 1) + (virtual - 1) * stages + 1) / virtual
+    else:
+        most = stages + 0.5
+    return min(most, float(micro_batches))
+
+
+def state_bytes(layout: Parallel, held: Held, narrow: int, micro_batches: int) -> tuple[int, int, int]:
+    """Weights, whole copies of them, and gradients of a process, with the buffers in which they are gathered and divided.
+
+    narrow: bytes of a gathered weight. What is kept is 4 bytes each, divided by N (Rajbhandari et al. 2020, "ZeRO", section
+    5: P_os, P_os+g, P_os+g+p); but where there the weights of stages 1 and 2 are whole, here fp32 masters are divided and a
+    narrow copy is whole while a step lasts.
+    """
+    divided, n = uses_fsdp(layout), ways(layout)
+    kept = 4 * held.all // n
+    if not divided:
+        return kept, 0, kept
+    two = min(2, held.blocks) * held.block  # one in use, one on its way
+    whole = held.all if layout.zero < 3 else held.root + two
+    buffer = 4 * (held.block if held.blocks else held.root)  # of the block that is being added up
+    # Gradients of a block and of what lies outside of blocks are whole until they are added up.
+    fresh = narrow * (held.block + held.root // 2)
+    if layout.zero == 1 and micro_batches > 1:
+        # A block's weights are given back for the buffer.
+        return kept, narrow * whole, 4 * held.all + buffer - narrow * held.block
+    return kept, narrow * whole, kept + buffer + fresh
+
+
+def uses_fsdp(layout: Parallel) -> bool:
+    """Whether FSDP2 adds the gradients up: wherever there is more than one part of the batch, but for plain copies."""
+    copies = layout.replicate > 1 and ways(layout) * layout.tensor * layout.pipeline == 1
+    return layout.data * layout.context > 1 and not copies
+
+
+def _of_part(
+    recipe: Recipe, config: ModelConfig, part: Part, *, bytes_per_activation: int, bytes_per_cast: int, base: int,
+    recomputed: int, is_cuda: bool,
+) -> Memory:  # fmt: skip
+    train, layout = recipe.train, recipe.parallel
+    assert train.micro_batch is not None, "the recipe is resolved"
+    micro_batches = Batches.of(recipe).full // layout.data // train.micro_batch
+    held = Held.of(config, part, layout.tensor)
+    weights, copies, gradients = state_bytes(layout, held, bytes_per_cast or 4, micro_batches)
+    share = held.all / ways(layout) / config.parameters
+    tokens = train.micro_batch * config.sequence_length // layout.context
+    activations, working = activation_bytes(
+        config, part, tokens, in_flight(layout, part.place, micro_batches), bytes_per_activation, recomputed,
+        train.recompute, layout.tensor, mask_bytes(train.dropout, config),
+    )  # fmt: skip
+    working += score_bytes(recipe, config)
+    logits = 0
+    if part.has_head and not config.labels:
+        rows = -(-config.vocabulary // layout.tensor)
+        chunk = min(loss_chunk(train.loss_chunk, rows, is_cuda), tokens)
+        logits = 2 * 4 * chunk * rows + 4 * rows * config.width
+    activations += max(working - logits, 0)  # the blocks' way back begins where the logits were
+    whole = max(part.blocks - recomputed, 0)
+    casts = copies if uses_fsdp(layout) else whole * config.block_matrix_parameters // layout.tensor * bytes_per_cast
+    optimizer = 0 if is_cuda and train.optimizer.offload else round(optimizer_bytes(train, config) * share)
+    return Memory(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        average=round(average_bytes(train, config) * share),
+        activations=activations,
+        logits=logits,
+        base=base,
+        casts=casts,
+        slack=0 if is_cuda else HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * (gradients + activations + logits)),
+    )
+
+
+def activation_bytes(
+    config: ModelConfig, part: Part, tokens: int, waiting: float, width: int, recomputed: int, recompute: str, tensor: int,
+    masks: int = 0,
+) -> tuple[int, int]:  # fmt: skip
+    """Bytes that the backward passes of the micro-batches in flight wait with, and what one block takes on its way back.
+
+    tokens: of a micro-batch, on this process; waiting: micro-batches in flight; width: bytes of an element; masks: bytes a
+    token that a block keeps of dropout's masks.
+    Between the products each process of a tensor group has its tokens' part of the residual stream, inside of them all
+    tokens of its heads and hidden units (Korthikanti et al. 2022, section 4.2.2); what it gathered as their input is kept.
+    """
+    again = min(recomputed, part.blocks)
+    entry = config.width / tensor  # the residual stream
+    gathered = 2 * config.width * (tensor > 1)
+    block = (kept_by_a_block(config) + masks / width) / tensor + gathered
+    keeps = kept(recompute, config) / tensor
+    waits = again * keeps + (part.blocks - again) * block + 2 * entry
+    widest = (3 if config.gated else 2) * config.mlp_width / tensor
+    # Norms of narrow streams work in fp32 and keep that; gradients of the hidden units and of the stream come on the way back.
+    working = (block if again else 0) * width + widest * width + 2 * entry * 6 * (width < 4) + 2 * config.width * width
+    return round(tokens * waiting * waits * width), round(tokens * working)
