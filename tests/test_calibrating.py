@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bessemer import cli, stages
+from bessemer import cli, forecast
 from bessemer.errors import InputError
 from bessemer.measure import calibrate, collectives, disk, host, kernels, known
 from bessemer.measure.rounds import ENOUGH_ROUNDS, Item, measure, timing_of
@@ -166,11 +166,11 @@ def small(folder: Path) -> Path:
 @pytest.mark.slow
 def test_a_plan_is_predicted_where_a_step_is_not_measured(calibrated: Path, tmp_path: Path) -> None:
     recipe = load(small(tmp_path))
-    told, _ = stages.plan_only(recipe, RunFolder(tmp_path / "none"), calibrated, measure=False)
-    assert told["step_seconds_from"] == stages.PREDICTED
+    told, _ = forecast.plan_only(recipe, RunFolder(tmp_path / "none"), calibrated, measure=False)
+    assert told["step_seconds_from"] == forecast.PREDICTED
     low, high = told["step_interval"]
     assert low < told["step_seconds"] < high
-    guessed, _ = stages.plan_only(recipe, RunFolder(tmp_path / "none"), None, measure=True)
+    guessed, _ = forecast.plan_only(recipe, RunFolder(tmp_path / "none"), None, measure=True)
     assert guessed["step_seconds_from"] == "measured on this machine" and guessed["step_interval"] is None
 
 

@@ -29,7 +29,7 @@ FLOORS = [
     ("evaluate",),
     ("report",),
     ("previous", "longer", "derived"),
-    ("stages", "preflight"),
+    ("preflight", "forecast", "stages"),
     ("studies",),
     ("ladder",),
     ("screens",),

@@ -136,7 +136,7 @@ def table(machine: Machine) -> list[str]:
 
 def _by_run(given: argparse.Namespace, session_of: Callable[[argparse.Namespace], Session]) -> dict[str, Any]:
     """The plan of a recipe, scaled by a run's measured over planned step."""
-    from bessemer import stages
+    from bessemer import forecast
     from bessemer.plan.estimate import points
     from bessemer.recipe import load
     from bessemer.run import RunFolder
@@ -148,9 +148,9 @@ def _by_run(given: argparse.Namespace, session_of: Callable[[argparse.Namespace]
     if not run.recipe.exists():
         raise InputError(f"{run.path}: no run lies here (recipe.toml is missing); --measured takes the folder of a run")
     found, calibration = points.of_run(run), Path(given.calibration) if given.calibration else None
-    its, its_recipe = stages.plan_only(load(run.recipe), run, calibration, measure=False)
+    its, its_recipe = forecast.plan_only(load(run.recipe), run, calibration, measure=False)
     session = session_of(given)
-    told, recipe = stages.plan_only(session.recipe, session.run, calibration, measure=False)
+    told, recipe = forecast.plan_only(session.recipe, session.run, calibration, measure=False)
     scaled = by_run(told, recipe.train.global_batch_tokens or 1, its, its_recipe.train.global_batch_tokens or 1, found)
     scaled["calibrated_on"] |= {"run": run.path}
     if not given.json:

@@ -88,10 +88,12 @@ def _is_for_a_cluster(given: argparse.Namespace) -> bool:
 
 
 def _on_this_machine(given: argparse.Namespace, session: Session) -> Any:
-    from bessemer import stages
+    from bessemer import forecast
 
     page = None if given.html is None else _page(given.html)
-    plan, recipe = stages.plan_only(session.recipe, session.run, Path(given.calibration) if given.calibration else None)
+    plan, recipe = forecast.plan_only(
+        session.recipe, session.run, Path(given.calibration) if given.calibration else None
+    )
     if not given.json:
         print_plan(plan, recipe)
     if page is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bessemer import stages
+from bessemer import forecast, stages
 from bessemer.errors import BessemerError, InputError
 from bessemer.ladder.design import Budget, Planned, Rung
 from bessemer.ladder.sizes import Size, batch_tokens, size_of, smaller
@@ -85,7 +85,7 @@ def _resolved(session: Session, store: TokenStore) -> Recipe:
             most = recipe.evaluate.max_tokens or stored.evaluate.max_tokens
             recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"max_tokens": most})})
         else:
-            return stages.plan_only(recipe, run)[1]
+            return forecast.plan_only(recipe, run)[1]
     is_cuda = devices.choose(recipe.train).is_cuda
     micro = dial.MICRO_BATCH_TOKENS if is_cuda else dial.CPU_MICRO_BATCH_TOKENS
     return dial.resolve(recipe, store.vocabulary, steps, micro)
