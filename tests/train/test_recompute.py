@@ -123,8 +123,8 @@ def test_generation_and_validation_are_not_recomputed(recipe_file: Path) -> None
 def test_what_a_recomputed_block_keeps_is_what_the_plan_says(changes: dict[str, Any], mode: str) -> None:
     """Counted from the storages still held after a forward pass, by what one more block adds."""
     deep, shallow = (held_after_forward(config(**changes, layers=layers), mode, layers) for layers in (4, 2))
-    kept = (deep - shallow) / 2 / (2 * 128) / 4  # elements a token and block
-    assert kept == pytest.approx(kept(mode, config(**changes)), rel=0.02)
+    measured = (deep - shallow) / 2 / (2 * 128) / 4  # elements a token and block
+    assert measured == pytest.approx(kept(mode, config(**changes)), rel=0.02)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "modernbert"])
