@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from bessemer.errors import InputError
 from bessemer.layout.flops import recomputed_flops_per_token
-from bessemer.layout.memory import mask_bytes
+from bessemer.layout.memory import kept, mask_bytes
 from bessemer.layout.memory import memory as whole_memory
 from bessemer.model import product
 from bessemer.model.config import ModelConfig
