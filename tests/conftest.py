@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,7 +112,18 @@ def _warm() -> Iterator[None]:
     warm = Warm()
     real, sys.executable = sys.executable, str(warm.interpreter)
     os.environ["WARM_PYTHON"] = sys.executable
+    wait = subprocess.Popen.wait
+
+    def wait_for_fork(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        """What was killed stands for a fork, which the server kills a moment later."""
+        code = wait(process, timeout)
+        if code == -signal.SIGKILL:
+            time.sleep(0.3)
+        return code
+
+    subprocess.Popen.wait = wait_for_fork  # type: ignore[assignment, method-assign]
     yield
+    subprocess.Popen.wait = wait  # type: ignore[method-assign]
     sys.executable = real
     warm.close()
 
