@@ -65,9 +65,8 @@ def look(head: bytes, is_whole: bool, name: str, text_key: str, encoding: str = 
         values = start[0] == "[" or wide or _is_pretty(start)
         return Look("values" if values else "lines", missing=_missing(start, lines, values, text_key))
     columns, first = _columns(lines, name)
-    if (
-        is_named_table and text_key in columns
-    ):  # a field of several lines may hold code, and lines that begin with a brace
+    # Fields of several lines may hold code, and so lines that begin with a brace: a table's name and header decide.
+    if is_named_table and text_key in columns:
         return Look("csv")
     if any(_is_object(line) if is_named_table else line.lstrip().startswith("{") for line in lines[:SAMPLED]):
         return Look("lines")
