@@ -1,18 +1,22 @@
 # make demo   train a small model from raw text on this machine
 # make test   the test suite
+# make test-long   the tests that take minutes each
 # make check  lint and types
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 
-.PHONY: demo test check clean
+.PHONY: demo test test-long check clean
 
 demo: $(INSTALLED)
 	$(BIN)/bessemer demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"
+
+test-long: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ PAGES = (
     "docs/recipe.md",
     "docs/mixture.md",
     "docs/rules.md",
+    "docs/dedup.md",
     "docs/models.md",
     "docs/export.md",
     "docs/parity.md",
@@ -39,7 +40,10 @@ PAGES = (
     "docs/plan.md",
     "docs/plan-accuracy.md",
     "docs/scale.md",
+    "docs/index.md",
     "docs/parallel.md",
+    "docs/parallel-reference.md",
+    "docs/parallel-evidence.md",
     "docs/parallel-certificate.md",
     "docs/launch.md",
     "docs/ladder.md",
@@ -99,8 +103,12 @@ def test_the_commands_of_the_docs_run(page: str, place: Path) -> None:
         assert done.returncode == 0, f"{page}: {line}\n{done.stderr}"
 
 
-def test_the_docs_have_commands() -> None:
-    assert sum(len(commands(page)) for page in PAGES) > 15
+def test_every_page_is_listed() -> None:
+    """In PAGES, which this file runs, and in the index."""
+    found = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
+    assert found <= set(PAGES), found - set(PAGES)
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert not [page for page in found - {"docs/index.md"} if f"({page.removeprefix('docs/')})" not in index]
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
