@@ -149,7 +149,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_this_machine_is_measured(calibrated: Path) -> None:
     found = machines.load(calibrated)
     assert found.kind == "cpu" and found.torch == torch.__version__ and found.threads == torch.get_num_threads()
@@ -163,7 +163,7 @@ def small(folder: Path) -> Path:
     return folder / "my.toml"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_plan_is_predicted_where_a_step_is_not_measured(calibrated: Path, tmp_path: Path) -> None:
     recipe = load(small(tmp_path))
     told, _ = forecast.plan_only(recipe, RunFolder(tmp_path / "none"), calibrated, measure=False)
@@ -188,7 +188,7 @@ def test_a_calibration_of_another_machine_is_not_used(tmp_path: Path, capsys: py
     assert isinstance(found, Machine) and found.name == same.name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_is_held_against_its_plan_and_scales_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = small(tmp_path)
     assert cli.run_command(["run", str(recipe)]) == 0

@@ -215,7 +215,6 @@ def wait_for_step(runs: Path, step: int, process: subprocess.Popen[str]) -> None
     pytest.fail(f"step {step} was not reached")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 11, 20])
 def test_a_killed_training_goes_on_bit_for_bit(whole: Path, runs: Path, recipe_file: Path, step: int) -> None:
     process = start(recipe_file, runs)
@@ -227,7 +226,6 @@ def test_a_killed_training_goes_on_bit_for_bit(whole: Path, runs: Path, recipe_f
     assert trained(runs / "small") == trained(whole / "small")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_stop_signal_finishes_the_step_saves_and_exits_75(
     whole: Path, runs: Path, recipe_file: Path, number: signal.Signals
@@ -249,7 +247,6 @@ def test_a_stop_signal_finishes_the_step_saves_and_exits_75(
     assert trained(runs / "small") == trained(whole / "small")
 
 
-@pytest.mark.slow
 def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: Path) -> None:
     for step in (2, 7, 9, 15, 17):
         process = start(recipe_file, runs)
@@ -260,7 +257,6 @@ def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: P
     assert trained(runs / "small") == trained(whole / "small")
 
 
-@pytest.mark.slow
 def test_a_stop_in_any_stage_leaves_nothing_half_written(tmp_path: Path) -> None:
     write_text(tmp_path / "text", documents=300)
     (tmp_path / "small.toml").write_text(recipe_text(tmp_path))
@@ -303,7 +299,6 @@ def test_another_recipe_in_the_same_folder_is_refused(
     assert command("train", recipe_file, "--set", here, "--set", "evaluate.top_k=3", "--set", "checkpoint.keep=2") == 0
 
 
-@pytest.mark.slow
 def test_changes_can_be_accepted_and_runs_started_over(whole: Path, recipe_file: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "runs")
     here = ["--set", f"run.dir={tmp_path / 'runs'}"]
@@ -319,7 +314,6 @@ def test_changes_can_be_accepted_and_runs_started_over(whole: Path, recipe_file:
     assert (folder / "previous-1" / "checkpoints" / "latest").exists()
 
 
-@pytest.mark.slow
 def test_the_same_recipe_twice_gives_the_same_bits(whole: Path, tmp_path: Path, prepared: Path) -> None:
     done = bessemer("run", prepared / "small.toml", "--set", f"run.dir={tmp_path / 'runs'}")
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.choose import long_but
 from tests.conftest import recipe_text, write_text
 from tests.test_cli import bessemer, command, start, trained, wait_for_step
 
@@ -140,8 +141,7 @@ def test_who_does_not_write_says_what_it_does(place: Path, capsys: pytest.Captur
     assert "is a classifier and writes no text" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [5, 19])
+@pytest.mark.parametrize("step", long_but([5, 19], 19))
 def test_a_killed_masked_training_goes_on_bit_for_bit(place: Path, tmp_path: Path, step: int) -> None:
     for name in ("corpus", "tokens"):
         shutil.copytree(place / "runs" / "small" / name, tmp_path / "small" / name)
@@ -154,7 +154,7 @@ def test_a_killed_masked_training_goes_on_bit_for_bit(place: Path, tmp_path: Pat
     assert trained(tmp_path / "small") == trained(place / "runs" / "small")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_decoder_is_a_classifier_too(place: Path, tmp_path: Path) -> None:
     """From scratch, on its last token; export included."""
     text = changed(

@@ -13,8 +13,6 @@ from tests.conftest import recipe_text
 from tests.test_cli import bessemer, command, start, trained, wait_for_step
 from tests.test_cli_objectives import changed, masked_recipe
 
-pytestmark = pytest.mark.slow
-
 
 def whole_run(folder: Path, text: str) -> tuple[Path, Path]:
     """Packs the documents of a recipe and runs every stage of it, without a stop. Returns the recipe and the runs."""
@@ -56,6 +54,7 @@ def test_a_packed_run_whole_and_killed(prepared: Path, tmp_path: Path, capsys: p
         assert (3, row["sample"]) in {(one["step"], one["sample"]) for one in steps}
 
 
+@pytest.mark.long
 def test_a_masked_run_of_packed_documents_whole_and_killed(prepared: Path, tmp_path: Path) -> None:
     """What is masked is drawn anew at every step, and must not depend on the stop."""
     recipe, runs = whole_run(tmp_path, masked_recipe(prepared))

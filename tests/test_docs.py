@@ -88,7 +88,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "benchmarks/README.md"])
 def test_the_commands_of_the_docs_run(page: str, place: Path) -> None:
     environment = {**os.environ, "PATH": f"{place / 'bin'}:{os.environ['PATH']}"}

@@ -126,7 +126,6 @@ def test_hidden_words_are_filled_in_as_here(family: str, tokenizer: Tokenizer, t
     assert [row["score"] for row in found] == pytest.approx(best.values.tolist(), abs=1e-6)
 
 
-@pytest.mark.slow
 def test_the_evaluation_harness_scores_as_our_own_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """lm_eval with default arguments on a task of multiple choice; on whole texts with add_bos_token=False."""
     pytest.importorskip("accelerate", reason="the extra harness is not installed")

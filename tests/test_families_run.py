@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.cli import run_command
+from tests.choose import long_but
 from tests.conftest import recipe_text, write_text
 
 pytest.importorskip("transformers")
@@ -33,8 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", long_but(FAMILIES, "gemma3"))
 def test_a_family_is_trained_from_scratch_and_from_its_export(
     family: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

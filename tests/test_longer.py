@@ -83,7 +83,7 @@ def test_a_constant_rate_goes_on_bit_for_bit(trained: Any) -> None:
     assert (folder / "previous-1" / "checkpoints" / "step-00000024").is_dir()
 
 
-@pytest.mark.parametrize("kind", ["cosine", "linear"])
+@pytest.mark.parametrize("kind", ["cosine", pytest.param("linear", marks=pytest.mark.long)])
 def test_cosine_and_linear_are_planned_anew_from_where_they_stand(
     trained: Any, recipe_file: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
@@ -170,7 +170,7 @@ def test_a_trained_run_without_its_checkpoints_does_not_start_over(
     assert (folder / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_everything_is_done_again_after_longer_training(trained: Any) -> None:
     """A run folder that was moved: nothing is written where it lay."""
     more = "export.hf=false", "evaluate.ngram=false"

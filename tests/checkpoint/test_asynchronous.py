@@ -129,7 +129,6 @@ def test_no_memory_for_the_copy_itself_is_a_failed_save(tmp_path: Path, monkeypa
     assert not list(tmp_path.glob("*.tmp"))
 
 
-@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 10, {"model": {"a": torch.ones(3)}}, {}, keep=2)
     code = """
@@ -188,7 +187,6 @@ def reduced(alive: bool) -> torch.Tensor:
     return flag
 
 
-@pytest.mark.slow
 def test_the_training_goes_on_beside_it(tmp_path: Path) -> None:
     first, second = run_on(2, beside_collectives, tmp_path)
     assert first == second

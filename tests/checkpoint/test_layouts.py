@@ -158,7 +158,7 @@ def matrix(folder: Path) -> list[str]:
     return wrong
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_layout_loads_what_every_layout_wrote(tmp_path: Path) -> None:
     assert run_on(4, matrix, tmp_path) == [[]] * 4
     for name, layout in LAYOUTS.items():
@@ -206,7 +206,6 @@ def changed(path: Path, data: bytes | None) -> Iterator[None]:
     path.write_bytes(before)
 
 
-@pytest.mark.slow
 def test_damage_to_any_piece_falls_back(sharded: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     files = sorted((sharded / "step-00000004").iterdir())
@@ -238,7 +237,6 @@ def find_damage(folder: Path) -> tuple[int, list[str]]:
     return found.step, said
 
 
-@pytest.mark.slow
 def test_damage_that_one_process_finds_is_known_to_all(sharded: Path) -> None:
     path = sharded / "step-00000004" / "optimizer-00002-of-00002.safetensors"
     with changed(path, path.read_bytes()[:-1] + b"\x01"):

@@ -149,7 +149,7 @@ def test_a_write_that_fails_leaves_the_old_ones(folder: Path, monkeypatch: pytes
         assert latest(folder).step == 30  # type: ignore[union-attr]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_kill_at_any_file_operation_leaves_a_whole_checkpoint(folder: Path) -> None:
     """Die before each operation on the file system in turn; what is there afterwards verifies."""
     code = """
@@ -193,7 +193,6 @@ print(count)
     assert died >= 5
 
 
-@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(folder: Path) -> None:
     code = """
 import sys

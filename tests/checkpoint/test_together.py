@@ -122,7 +122,6 @@ def leaves_nothing(team: Team) -> bool:
     return seen() is None
 
 
-@pytest.mark.slow
 def test_what_fails_on_one_fails_on_all_with_one_error(tmp_path: Path) -> None:
     first, second = run_on(2, fail_in_turn, tmp_path)
     assert first == second
@@ -150,7 +149,6 @@ def apart(folder: Path) -> str:
     return ""
 
 
-@pytest.mark.slow
 def test_a_folder_that_is_not_shared_is_told(tmp_path: Path) -> None:
     for said in run_on(2, apart, tmp_path):
         assert said.startswith("rank 1: ") and "is the folder shared by all?" in said
@@ -222,7 +220,7 @@ def kill_in_turn(folder: Path) -> dict[int, int]:
     return died
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_kill_at_any_file_operation_of_any_process_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     (died,) = run_on(1, kill_in_turn, tmp_path, timeout=300)
     assert died[0] >= 8 and died[1] >= 3, died

@@ -63,7 +63,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_corpus_and_shards_are_equal(of: Recipe, address: str, tmp_path: Path) -> None:
     from bessemer.tokens import build
 
@@ -91,7 +91,7 @@ def test_corpus_and_shards_are_equal(of: Recipe, address: str, tmp_path: Path) -
     assert {name: mine[name] for name in shards} == {name: theirs[name] for name in shards}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_workers_neither_double_nor_lose_documents(of: Recipe, address: str, tmp_path: Path) -> None:
     here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
     pipeline.build(of, here)
@@ -122,7 +122,6 @@ def test_killed_workers_neither_double_nor_lose_documents(of: Recipe, address: s
     assert contents(there.corpus) == contents(here.corpus)
 
 
-@pytest.mark.slow
 def test_a_failure_on_a_worker_arrives_as_it_is(of: Recipe, address: str, run: RunFolder) -> None:
     cluster.each_on_ray("clean", [], on_ray(of, address).corpus, lambda done: None)
     task = {"work": str(run.path), "number": 0}

@@ -32,7 +32,7 @@ print(done.documents_in, done.documents_kept, peak)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("cold")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_three_times_the_limit_goes_through(data: Path, tmp_path: Path) -> None:

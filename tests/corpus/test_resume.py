@@ -76,7 +76,6 @@ def start(of: Recipe, tmp_path: Path, run: Path, *more: str) -> subprocess.Popen
     return subprocess.Popen([sys.executable, PROGRAM, str(file), str(run), *more], stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.slow
 def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> None:
     whole = RunFolder(tmp_path / "whole")
     pipeline.build(of, whole)
@@ -104,7 +103,7 @@ def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> Non
     assert [path.name for path in run.iterdir()] == ["corpus"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_build_takes_its_workers_along_and_another_goes_on(of: Recipe, tmp_path: Path, finely: None) -> None:
     whole = RunFolder(tmp_path / "whole")
     pipeline.build(of, whole)

@@ -94,7 +94,6 @@ PATHOLOGICAL = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["resiliparse", "trafilatura"])
 def test_pathological_nesting_neither_crashes_nor_hangs(engine: str) -> None:
     """In a process of its own: a crash of the parser would end the tests with it."""

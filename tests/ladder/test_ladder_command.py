@@ -11,6 +11,8 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.run import read_json
 
+pytestmark = pytest.mark.long
+
 SMALL = ["--budget", "1.6e10", "--rungs", "5"]
 
 

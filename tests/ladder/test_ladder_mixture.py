@@ -88,6 +88,7 @@ def test_bounds_hold() -> None:
     assert made.sum() == pytest.approx(1.0) and made[0] <= 0.5 + 1e-9 and made[2] >= 0.05 - 1e-9
 
 
+@pytest.mark.long
 def test_a_mixture_search_whole(wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["ladder", str(wide / "wide.toml"), "--mixture", "--rungs", "5", "--budget", "2.4e9", "--verify", "--json"]
     assert run_command(given) == 0

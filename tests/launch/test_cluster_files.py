@@ -295,7 +295,7 @@ esac
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_batch_script_trains_on_two_nodes_and_is_queued_again(made: Path, tmp_path: Path) -> None:
     """With srun and scontrol played by two small programs: two "nodes" of one process each on this machine."""
     for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL.format(folder=tmp_path))):

@@ -60,7 +60,7 @@ def _elastic(asked: dict[str, int]) -> Recipe:
     return made.model_copy(update={"parallel": made.parallel.model_copy(update={"elastic": True})})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_process_that_dies_at_every_start_is_left_out(made: Path, tmp_path: Path) -> None:
     """Four copies; from the first checkpoint on one of them is killed whenever it starts: two go on, with the same losses.
 

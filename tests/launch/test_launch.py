@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 from trainings import another, bessemer, command, facts, losses, metrics, wait_for_step
 
-pytestmark = pytest.mark.slow
-
 
 def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: Path) -> None:
     given = another(made, "shards")
@@ -49,6 +47,7 @@ def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: 
     assert facts(made, "shards")["given"] == facts(made, "alone")["given"]
 
 
+@pytest.mark.long
 def test_a_profile_says_what_communication_nothing_was_computed_beside(made: Path) -> None:
     given = another(made, "profiled")
     done = bessemer("train", *given, "--set", "parallel.shard=2", "--profile")
@@ -110,6 +109,7 @@ def test_a_layout_that_does_not_fit_is_one_clear_error(made: Path, keys: tuple[s
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.long
 def test_the_documented_command_for_two_processes_runs_with_what_is_derived(made: Path) -> None:
     """docs/parallel.md: a run of one process that is done, then the same run, then a new one, on two; 4 sequences a step."""
     small = made.parent / "four.toml"

@@ -13,7 +13,8 @@ from trainings import another, bessemer, command, differ, errors, facts, losses,
 
 from tests.ports import free_port, wait_for_listener
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
+
 FP64 = ("--set", "train.precision=fp64")
 
 

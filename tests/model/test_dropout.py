@@ -212,7 +212,7 @@ def test_it_drops_where_transformers_drops(
     assert float((one - other).abs().max()) < 1e-10 * float(other.abs().max())
 
 
-@pytest.mark.parametrize("family", ["gpt2", pytest.param("modernbert", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["gpt2", pytest.param("modernbert", marks=pytest.mark.long)])
 def test_compiled_blocks_drop_the_same(family: str) -> None:
     """Each layer without a compilation of its own."""
     wanted = config(**{**FAMILIES[family].options, "heads": 4, "kv_heads": 4, "head_dim": 8, "layers": 3})

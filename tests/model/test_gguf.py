@@ -155,7 +155,6 @@ def loaded(path: Path) -> Any:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("split", list(PRE), ids=list(PRE.values()))
 def test_llama_cpp_gives_the_same_ids(split: Split, tmp_path: Path) -> None:
     tokenizer = trained(split)
@@ -168,7 +167,6 @@ def test_llama_cpp_gives_the_same_ids(split: Split, tmp_path: Path) -> None:
     assert llama.tokenize(f"a<|im_end|>{END}".encode(), add_bos=False, special=True)[-2:] == [1, 0]
 
 
-@pytest.mark.slow
 def test_llama_cpp_gives_the_same_ids_where_each_digit_stands_alone(tmp_path: Path) -> None:
     """As SmolLM's tokenizer, which others bring along."""
     from tokenizers import pre_tokenizers
@@ -188,7 +186,6 @@ def test_llama_cpp_gives_the_same_ids_where_each_digit_stands_alone(tmp_path: Pa
         assert llama.tokenize(text.encode(), add_bos=False, special=False) == tokenizer.encode(text), text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", list(MODELS))
 def test_llama_cpp_gives_the_same_logits(name: str, tmp_path: Path) -> None:
     """In float32, on the ids of a text and on ids drawn from the whole vocabulary."""
@@ -206,7 +203,6 @@ def test_llama_cpp_gives_the_same_logits(name: str, tmp_path: Path) -> None:
         )  # its attention rounds keys to f16
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "error"), [("float16", 5e-3), ("bfloat16", 5e-2), ("q8_0", 5e-2)])
 def test_smaller_types_are_near(dtype: str, error: float, tmp_path: Path) -> None:
     model, tokenizer = model_of("qwen3"), trained()

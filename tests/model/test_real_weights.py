@@ -12,7 +12,6 @@ pytest.importorskip("transformers")
 FOLDER = os.environ.get("BESSEMER_REAL_WEIGHTS")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(FOLDER is None, reason="BESSEMER_REAL_WEIGHTS names no folder of real weights")
 def test_greedy_text_is_that_of_transformers(tmp_path: Path) -> None:
     check = import_model(Path(str(FOLDER)), RunFolder(tmp_path / "run"), "run", str(tmp_path))

@@ -119,7 +119,6 @@ def deviations(team: Team, dtype: torch.dtype) -> dict[str, tuple[float, float, 
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp64", 1e-12), ("fp32", 5e-6)])
 def test_equals_one_process(by_rank: list[dict[str, Any]], dtype: str, tolerance: float) -> None:
     for measured in by_rank:
@@ -166,7 +165,6 @@ def at(cut: Cut, x_BHTK: Tensor) -> Tensor:
     return cut.take(x_BHTK.transpose(1, 2)).transpose(1, 2)
 
 
-@pytest.mark.slow
 def test_long_chunks_and_the_mask_for_cuda(by_rank: list[dict[str, Any]]) -> None:
     for measured in by_rank:
         assert len(measured["long"]) == (20 if len(by_rank) == 2 else 10)
@@ -222,7 +220,6 @@ def counted(team: Team) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
 def test_bytes_are_those_of_the_formula(by_rank: list[dict[str, Any]]) -> None:
     for measured in by_rank:
         for name, calls in (("fp32", 6), ("fp64", 6), ("recomputed", 7)):
@@ -230,7 +227,6 @@ def test_bytes_are_those_of_the_formula(by_rank: list[dict[str, Any]]) -> None:
             assert (count, done) == (wanted, calls) and wanted > 0
 
 
-@pytest.mark.slow
 def test_gradients_add_up_in_narrow_types(by_rank: list[dict[str, Any]]) -> None:
     for measured in by_rank:
         for name in ("torch.bfloat16", "torch.float16"):

@@ -22,6 +22,7 @@ from bessemer.train.device import choose
 from bessemer.train.precision import LossScale
 from bessemer.train.split import initial_weights
 from bessemer.train.step import TrainStep
+from tests.choose import long_but
 
 SEQUENCES, LENGTH, VOCABULARY = 8, 16, 64
 
@@ -108,24 +109,29 @@ CASES = [
 WHOLE = [Parallel(shard=2), Parallel(tensor=2), Parallel(pipeline=2), Parallel(context=2)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [
+    long_but(
+        [
+            Parallel(replicate=2),
+            Parallel(shard=2, zero=1),
+            Parallel(shard=2, zero=2),
+            Parallel(shard=2, zero=3),
+            Parallel(shard=2, offload=True),
+            Parallel(shard=4),
+            Parallel(replicate=2, shard=2),
+            Parallel(),
+            Parallel(tensor=2),
+            Parallel(context=2),
+            Parallel(pipeline=2),
+            Parallel(shard=2, tensor=2),
+            Parallel(shard=2, tensor=2, pipeline=2),
+        ],
         Parallel(replicate=2),
-        Parallel(shard=2, zero=1),
-        Parallel(shard=2, zero=2),
-        Parallel(shard=2, zero=3),
-        Parallel(shard=2, offload=True),
-        Parallel(shard=4),
-        Parallel(replicate=2, shard=2),
-        Parallel(),
-        Parallel(tensor=2),
-        Parallel(context=2),
+        Parallel(shard=2),
         Parallel(pipeline=2),
-        Parallel(shard=2, tensor=2),
         Parallel(shard=2, tensor=2, pipeline=2),
-    ],
+    ),
     ids=[
         "ddp2",
         "zero1",
@@ -173,10 +179,11 @@ def scaled(layout: Parallel) -> list[tuple[float, bool, float]]:
     return told
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [Parallel(replicate=2), Parallel(shard=2), Parallel(pipeline=2), Parallel(tensor=2)],
+    long_but(
+        [Parallel(replicate=2), Parallel(shard=2), Parallel(pipeline=2), Parallel(tensor=2)], Parallel(pipeline=2)
+    ),
     ids=["ddp2", "zero3", "pp2", "tp2"],
 )
 def test_in_fp16_all_processes_lower_the_same_scale(layout: Parallel) -> None:
@@ -191,7 +198,7 @@ def test_in_fp16_all_processes_lower_the_same_scale(layout: Parallel) -> None:
     assert len(alike) >= 3 and max(map(abs, alike)) < 5e-3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_and_recomputed_blocks_that_share_matrices_train_as_one_process() -> None:
     compiled = recipe_of("fp32", recompute="full", compile="on")
     alone = trained(recipe_of("fp32"), False, ALONE)

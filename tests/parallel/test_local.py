@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from processes import run_on
 from torch import nn
@@ -69,7 +68,6 @@ def of_each() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
 def test_every_process_knows_what_it_holds() -> None:
     for rank, found in enumerate(run_on(4, of_each)):
         wrong = [name for name, right in found.items() if not right]

@@ -248,7 +248,6 @@ IN_TWO = ("zbv", "dualpipev")
 BOTH = pytest.mark.parametrize("schedules", [WHOLE, pytest.param(IN_TWO, marks=NEEDS_213)], ids=["whole", "in-two"])
 
 
-@pytest.mark.slow
 @BOTH
 def test_two_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any, ...]) -> None:
     """Untied and tied, decoder, encoder, classifier and a frozen one; recompute; fp64, fp32, bf16."""
@@ -270,7 +269,6 @@ def test_two_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any
     check(cases, 2)
 
 
-@pytest.mark.slow
 @BOTH
 def test_four_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any, ...]) -> None:
     """A pipeline of four; two pipelines that share their weights (FSDP2); two that are copies (DDP)."""
@@ -310,7 +308,6 @@ def sent_by(layouts: list[Parallel], config: ModelConfig, rows: int) -> list[int
     return found
 
 
-@pytest.mark.slow
 def test_bytes_between_stages_are_those_of_the_formula() -> None:
     config = config_for("qwen3", 4)
     schedules = WHOLE + (IN_TWO if HAS_213 else ())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from processes import run_on
 from torch import Tensor, nn
@@ -80,7 +79,6 @@ def note(stage: Any, done: list[str]) -> None:
     stage.backward_weight_one_chunk = weight_noted
 
 
-@pytest.mark.slow
 def test_what_runs_is_the_list_and_its_gradients_are_right() -> None:
     old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
     names = [name for name in NAMES if not (old and name in V_SHAPED)]  # those hang on gloo before torch 2.13

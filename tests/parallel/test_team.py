@@ -29,7 +29,6 @@ def of_each(layout: Parallel) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
 def test_places_on_the_mesh() -> None:
     found = run_on(8, of_each, Parallel(shard=2, tensor=2, pipeline=2))
     for rank, of in enumerate(found):

@@ -138,7 +138,6 @@ def against_one(
     return {(name, dtype): differences(team, CASES[name], dtype) for dtype, names in work for name in names}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ways", "work"),
     [
@@ -213,7 +212,7 @@ def with_fsdp(layout: Parallel, names: list[str]) -> dict[str, dict[str, float]]
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fsdp_over_a_split_model_is_the_same_model() -> None:
     names = ["qwen3, tied, all recomputed", "olmo2", "bert", "bert, classifier"]
     for of in run_on(4, with_fsdp, Parallel(shard=2, tensor=2), names, timeout=300):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import pytest
 import torch
 from processes import run_on
 from test_tensor import CASES, config_of, data_of, step, task_of
@@ -61,7 +60,6 @@ def exchanged(layout: Parallel) -> dict[str, tuple[dict[str, int], dict[str, int
     return found
 
 
-@pytest.mark.slow
 def test_the_formula_is_what_is_exchanged() -> None:
     for of in run_on(2, exchanged, Parallel(tensor=2), timeout=300):
         for name, (counted, planned) in of.items():

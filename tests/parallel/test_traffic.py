@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from processes import run_on
@@ -77,7 +76,6 @@ def counted() -> dict[str, dict[str, float]]:
     return found
 
 
-@pytest.mark.slow
 def test_every_exchange_is_counted_once_as_a_ring_would_move_it() -> None:
     half = {"all_gather": BYTES / 2, "reduce_scatter": BYTES / 2}
     for found in run_on(2, counted):

@@ -8,20 +8,23 @@ from test_data import difference, on_a_team, recipe_of, trained
 
 from bessemer.parallel.team import ALONE
 from bessemer.recipe import Parallel
+from tests.choose import long_but
 
 CASES = [(recipe_of("fp64"), False), (recipe_of("fp64", recompute="full"), True)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [
-        Parallel(shard=2, pipeline=2, zero=1),
-        Parallel(shard=2, pipeline=2, zero=2),
+    long_but(
+        [
+            Parallel(shard=2, pipeline=2, zero=1),
+            Parallel(shard=2, pipeline=2, zero=2),
+            Parallel(replicate=2, shard=2, pipeline=2, zero=3),
+            Parallel(shard=2, pipeline=2, schedule="gpipe", zero=3),
+            Parallel(shard=2, pipeline=2, schedule="interleaved", virtual=1, zero=3),
+        ],
         Parallel(replicate=2, shard=2, pipeline=2, zero=3),
-        Parallel(shard=2, pipeline=2, schedule="gpipe", zero=3),
-        Parallel(shard=2, pipeline=2, schedule="interleaved", virtual=1, zero=3),
-    ],
+    ),
     ids=["zero1", "zero2", "hsdp zero3", "gpipe zero3", "interleaved zero3"],
 )
 def test_a_divided_pipeline_trains_as_one_process(layout: Parallel) -> None:

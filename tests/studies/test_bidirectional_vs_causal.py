@@ -13,6 +13,8 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.train.step import TrainStep
 from tests.studies.test_library import TINY
 
+pytestmark = pytest.mark.long
+
 VOCABULARY = 512
 
 

@@ -19,7 +19,6 @@ from bessemer.studies.layouts_training import CASES, Settings, batch_of
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.slow
 def test_the_short_list_meets_its_target_and_the_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["study", "layouts", "--short", "--folder", str(tmp_path / "s")]
     assert run_command(arguments) == 0

@@ -39,7 +39,7 @@ def test_shares_are_counted() -> None:
     assert precision._shares(values, torch.bfloat16) == {"zero": 0.0, "subnormal": 0.0, "infinite": 0.0}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fp16_without_a_scale_loses_gradients_and_learns_less(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["study", "precision", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -252,7 +252,6 @@ def test_bits_per_byte_only_where_the_tokens_account_for_the_text(
         assert run_command(["train", str(here / "other.toml"), *trained]) == 0
 
 
-@pytest.mark.slow
 def test_a_run_without_bits_per_byte(prepared: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     every_kind()["bert"].save(str(here / "tokenizer.json"))
     text = (prepared / "small.toml").read_text().replace("vocabulary = 400", f'path = "{here / "tokenizer.json"}"')

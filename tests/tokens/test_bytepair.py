@@ -109,6 +109,7 @@ def test_rare_words_fill_the_memory_of_pieces_and_it_begins_anew() -> None:
     assert any(made._local.scratch.bytes[at] == first[0] for at, length, *_ in slots.tolist() if length)
 
 
+@pytest.mark.long
 def test_fifty_megabytes_of_one_letter_cost_linear_time_and_memory() -> None:
     """What is expected follows from the vocabulary: the same run, whatever its length, ends in the same way."""
     made = built(byte_level(split(GPT4)))

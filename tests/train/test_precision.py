@@ -169,7 +169,7 @@ def step_of_guard(recipe_file: Path):
     return load(recipe_file).guard
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_training_in_fp16_goes_on_bit_for_bit(runs: Path, recipe_file: Path, tmp_path: Path) -> None:
     """With the loss scale where it was, down to the count of good steps."""
     import shutil

@@ -129,7 +129,7 @@ def test_a_run_that_stops_under_the_profiler_leaves_it_off(recipe_file: Path, tm
     assert looks.found == {}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_profiles_and_changes_nothing(
     runs: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ from bessemer.train import simulate, split
 from bessemer.train.device import choose
 from bessemer.train.ledger import Ledger, total
 from bessemer.train.task import config_of, task_of
+from tests.choose import long_but
 
 TEXT = """
 [run]
@@ -78,8 +79,7 @@ LAYOUTS = [
 NAMES = ["ddp2", "zero1", "zero3", "hsdp", "tp2", "cp2", "pp2", "fsdp2 tp2", "fsdp2 pp2"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS, ids=NAMES)
+@pytest.mark.parametrize("layout", long_but(LAYOUTS, LAYOUTS[3], LAYOUTS[6]), ids=NAMES)
 def test_a_simulated_process_holds_what_a_real_one_does(layout: Parallel) -> None:
     recipe = recipe_of(layout)
     config = config_of(recipe, VOCABULARY, 0)
@@ -114,8 +114,7 @@ def plan(recipe: Recipe, config: ModelConfig, parts: list[Part]) -> Any:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero", long_but([0, 1, 2, 3], 3))
 def test_two_processes_hold_what_the_formula_of_their_zero_stage_says(zero: int) -> None:
     """Bytes a parameter, fp32 (Rajbhandari et al. 2020, section 5, with masters divided): 4 weight, 4 gradient, 8 moments."""
     layout = Parallel(shard=2, zero=zero) if zero else Parallel(replicate=2)  # type: ignore[arg-type]
@@ -138,7 +137,7 @@ def states(held: dict[str, int]) -> int:
     return sum(held[owner] for owner in ("weights", "gathered", "gradients", "optimizer"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_seven_billion_parameters_on_64_processes() -> None:
     recipe = dial.resolve(load("llama-7b-64"), 32_000)
     config = config_of(recipe, 32_000, 0)

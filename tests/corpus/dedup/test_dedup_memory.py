@@ -43,7 +43,7 @@ print(before, peak(), int((found.verdict != KEPT).sum()))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("cold")
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_a_million_documents_take_what_the_arithmetic_says() -> None:
