@@ -97,9 +97,9 @@ def _on_this_machine(given: argparse.Namespace, session: Session) -> Any:
     if not given.json:
         print_plan(plan, recipe)
     if page is not None:
-        from bessemer.report import planning
+        from bessemer.report import plan_page
 
-        planning.write_here(page, plan, plan_rows(plan, recipe), name=recipe.run.name)
+        plan_page.write_here(page, plan, plan_rows(plan, recipe), name=recipe.run.name)
         if not given.json:
             print(f"{'drawn in':<14} {page}")
     return plan
@@ -131,9 +131,9 @@ def _on_a_cluster(given: argparse.Namespace, asked: dict[str, str]) -> Any:
         if given.search and found.found is not None:
             print("\n" + search_table(found.found, found.job.cluster.devices, curve))
     if page is not None:
-        from bessemer.report import planning
+        from bessemer.report import plan_page
 
-        planning.write(page, found, name=_title(given, found), curve=curve, beside=beside, titles=given.what_if)
+        plan_page.write(page, found, name=_title(given, found), curve=curve, beside=beside, titles=given.what_if)
         if not given.json:
             print(f"\n{'drawn in':<10} {page}")
     told = outcome.to_dict(found, given.search)
@@ -150,7 +150,7 @@ def _on_a_cluster(given: argparse.Namespace, asked: dict[str, str]) -> Any:
 
 def _page(text: str) -> Path:
     """Where --html is to write, before anything is counted. Raises InputError."""
-    from bessemer.report.planning import writable
+    from bessemer.report.plan_page import writable
 
     return writable(Path(text))
 

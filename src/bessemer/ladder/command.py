@@ -71,7 +71,7 @@ def ladder(session: Session, asked: Asked) -> dict[str, Any]:
         write_json(folder / "ladder.json", found)
         from bessemer.ladder import page
 
-        found["page"] = str(page.write(folder, found))
+        found["page"] = str(page.write(folder / "ladder.html", found))
     return found
 
 

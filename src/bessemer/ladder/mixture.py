@@ -80,9 +80,9 @@ def mixture(session: Session, asked: AskedMixture) -> dict[str, Any]:
             found["verify"] = _verified(ground, names, targets, proxy, found, scores[made[0][0]])
         found["folder"] = str(folder)
         write_json(folder / "mixture.json", found)
-        from bessemer.ladder import mixture_page
+        from bessemer.ladder import page
 
-        found["page"] = str(mixture_page.write(folder, found))
+        found["page"] = str(page.write(folder / "mixture.html", found))
     return found
 
 

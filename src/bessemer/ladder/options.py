@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.ladder import command, mixture, mixture_page, text
+from bessemer.ladder import command, mixture, page
 from bessemer.stages import Session
 from bessemer.terminal import say
 
@@ -31,9 +31,9 @@ def run(session: Session, given: dict[str, Any]) -> tuple[dict[str, Any], str, s
             raise InputError("ladder: --mixture has proxies of one size; leave out --design and --ratio")
         asked = mixture.AskedMixture(target=given["target"] or mixture.MEAN, verify=given["verify"], **shared)
         found = mixture.mixture(session, asked)
-        return found, mixture_page.table(found), mixture_page.ending(found)
+        return found, page.table(found), page.ending(found)
     if given["target"] is not None or given["verify"]:
         raise InputError("ladder: --target and --verify belong to --mixture; add it, or leave them out")
     design = given["design"] or command.Asked.design
     found = command.ladder(session, command.Asked(design=design, ratio=given["ratio"], **shared))
-    return found, text.table(found), text.ending(found)
+    return found, page.table(found), page.ending(found)

@@ -1,205 +1,378 @@
-"""ladder.html: the plots and tables of a ladder, in the report's frame."""
+"""What a ladder or a mixture search found: tables and sentences for a terminal, and the same on a page with figures."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bessemer.ladder import text
-from bessemer.report.page import compose
-from bessemer.run import write_atomic
+from bessemer.report import parts
+from bessemer.report.parts import Block, Figure, tile
+from bessemer.terminal import amount, duration
 
-Figure = dict[str, Any]
-PAGE = "ladder.html"
-
-
-def write(folder: Path, found: dict[str, Any]) -> Path:
-    """Write the page of what ladder.json holds, and return where it lies."""
-    path = folder / PAGE
-    write_atomic(path, render(found).encode("utf-8", errors="replace"))
-    return path
+Json = dict[str, Any]
+LADDER_COLUMNS = ("rung", "N", "D", "D/N", "C, FLOPs", "rate", "batch", "loss", "law")
 
 
-def render(found: dict[str, Any]) -> str:
-    """The page as HTML."""
-    told = text.sentences(found)
-    parts: list[dict[str, Any]] = [
-        {
-            "id": "loss",
-            "title": "Loss over compute",
-            "finding": f"{told['law']}.",
-            "figures": [loss(found)],
-        },
-        {
-            "id": "rungs",
-            "title": "Rungs",
-            "finding": f"{text.left_out(found)}.",
-            "figures": [residuals(found)],
-            "table": {"titles": text.TITLES, "rows": text.rows(found)},
-        },
-    ]
+def table(found: Json) -> str:
+    """For a terminal: the runs, the law or the regressions, and what follows."""
+    titles, rows = (
+        (_mixture_titles(found), _mixture_rows(found)) if _is_mixture(found) else (LADDER_COLUMNS, _rungs(found))
+    )
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in (titles, *rows)]
+    return "\n".join([*lines, "", *(f"{name:<12} {sentence}" for name, sentence in sentences(found).items())])
+
+
+def ending(found: Json) -> str:
+    """How long it took, and where it all is."""
+    seconds = sum(row["seconds"] for row in found["proxies" if _is_mixture(found) else "rungs"])
+    return f"\n  training {duration(seconds)} in all\n  page     {found['page']}\n  folder   {found['folder']}"
+
+
+def sentences(found: Json) -> dict[str, str]:
+    """What was found, a sentence for each question."""
+    return _mixture_sentences(found) if _is_mixture(found) else _ladder_sentences(found)
+
+
+def write(path: Path, found: Json) -> Path:
+    """Write the page of what ladder.json or mixture.json holds, and return where it lies."""
+    name = Path(found["folder"]).parent.name
+    said = sentences(found)
+    words = parts.section("answers", "All of it in words", *(
+        parts.titled(parts.capitalised(key), parts.finding(sentence)) for key, sentence in said.items()))  # fmt: skip
+    if _is_mixture(found):
+        html = parts.render_page(name, "mixture search", f"Proposed: {said['proposed']}.",
+                                 [*_mixture_sections(found, said), words], tiles=_mixture_tiles(found))  # fmt: skip
+    else:
+        html = parts.render_page(name, "ladder", _headline(found), [*_ladder_sections(found, said), words],
+                                 tiles=_ladder_tiles(found))  # fmt: skip
+    return parts.write_page(path, html)
+
+
+def _is_mixture(found: Json) -> bool:
+    return found.get("kind") == "mixture"
+
+
+# --- A ladder ---------------------------------------------------------------------------------------------------------
+
+
+def _rungs(found: Json) -> list[list[str]]:
+    return [
+        [
+            rung["name"], amount(rung["parameters"]), amount(rung["tokens"]), f"{rung['tokens'] / rung['parameters']:.1f}",
+            f"{rung['flops']:.2e}", f"{rung['learning_rate']:.4g}", amount(rung["batch_tokens"]), f"{rung['loss']:.4f}",
+            f"{rung['residual']:+.2%}",
+        ]
+        for rung in found["rungs"]
+    ]  # fmt: skip
+
+
+def _ladder_sentences(found: Json) -> dict[str, str]:
+    said = {"law": _law(found), "left out": _left_out(found)}
+    prediction, measured, planned = found["prediction"], found["planned"]["measured"], found["planned"]
+    if prediction is not None:
+        said["prediction"] = (
+            f"{_between(prediction, '.4f')} nats a token for the planned {amount(planned['parameters'])} parameters on "
+            f"{amount(planned['tokens'])} tokens, {prediction['beyond']:.1f} times beyond the largest rung"
+        )
+    if measured is not None and prediction is not None:
+        inside = "inside" if prediction["low"] <= measured["loss"] <= prediction["high"] else "outside"
+        error = prediction["value"] / measured["loss"] - 1
+        said["the run"] = (
+            f"trained already: {measured['loss']:.4f}, the prediction is off by {error:+.2%}, it lies {inside} its interval"
+        )
+    if found["more_runs"] is not None:
+        said["more runs"] = _more_runs(found["more_runs"])
+    said |= _best_size(found)
+    said["N counts"] = f"{found['parameters_counted']}; C is exact, with attention"
+    said["rate"] = found["learning_rate_rule_says"]
+    return said
+
+
+def _headline(found: Json) -> str:
+    planned, said = found["planned"], found["prediction"]
+    if said is None:
+        return _law(found)
+    return (
+        f"{amount(planned['parameters'])} parameters on {amount(planned['tokens'])} tokens will reach {said['value']:.3f} nats a "
+        f"token, between {said['low']:.3f} and {said['high']:.3f} with 90% certainty, by {len(found['rungs'])} small runs that "
+        f"took {found['compute_share']:.0%} of its compute."
+    )
+
+
+def _law(found: Json) -> str:
+    """The law with the intervals of its parameters."""
+    fit = found["fit"]
+    numbers = ", ".join(f"{name} {value['value']:.4g} [{value['low']:.3g}, {value['high']:.3g}]"
+                        for name, value in fit["numbers"].items())  # fmt: skip
+    is_low = fit["numbers"]["E"]["value"] < 0.1 * min(rung["loss"] for rung in found["rungs"])
+    none = "; E is near 0: rungs as small as these do not show where the loss ends" if is_low else ""
+    how = "rungs drawn with replacement" if fit["bootstrap"] == "rungs" else "losses drawn anew about the law"
+    return (
+        f"L = {fit['law']}: {numbers} (90% of {fit['draws']} draws; {how}); the rungs lie {fit['spread']:.2%} about it "
+        f"({fit['freedom']} degrees of freedom){none}"
+    )
+
+
+def _left_out(found: Json) -> str:
+    left = found["left_out"]
+    if left is None:
+        return "too few rungs to leave one out and fit the others: the law is untested; add rungs with --rungs"
+    return (
+        f"{left['name']}, {left['beyond']:.1f} times beyond the {left['from_rungs']} it is predicted from: predicted "
+        f"{_between(left['predicted'], '.4f')}, measured {left['measured']:.4f}, error {left['error']:+.2%}, "
+        f"{'inside' if left['covered'] else 'OUTSIDE'} the interval"
+    )
+
+
+def _more_runs(more: Json) -> str:
+    same = f"{more['of_the_same_kind']} more like these ({more['same_kind_flops']:.1e} FLOPs)"
+    if more["going_upwards"] is not None:
+        runs = f"{more['going_upwards']} more run{'s' if more['going_upwards'] > 1 else ''}"
+        same = f"{runs} going on upwards ({more['upwards_flops']:.1e} FLOPs), or {same},"
+    return f"{same} would halve the law's error of {more['error_now']:.2%} ({more['method']})"
+
+
+def _best_size(found: Json) -> dict[str, str]:
+    best, planned = found["optimum"], found["planned"]
+    if best is None:
+        return {"best size": "a ladder of one ratio cannot tell; --design isoflop does"}
+    size, tokens = (f"{amount(of['value'])} [{amount(of['low'])}, {amount(of['high'])}]"
+                    for of in (best["parameters"], best["tokens"]))  # fmt: skip
+    said = (
+        f"for {planned['flops']:.2e} FLOPs {size} parameters on {tokens} tokens ({best['tokens_per_parameter']['value']:.1f} a "
+        f"parameter; planned {planned['tokens_per_parameter']:.1f}), loss {best['loss']['value']:.4f}; N_opt ~ "
+        f"C^{_between(best['exponent'], '.2f')}"
+    )
+    profile = (found["isoflop"] or {}).get("best")
+    if profile is None or profile["parameters"] is None:
+        second = "no second opinion: of fewer than two amounts of compute the best size lies between the smallest and the largest"
+        return {"best size": said, "isoFLOP": second}
+    of = profile["parameters"]
+    sizes = f"{amount(of['value'])} [{amount(of['low'])}, {amount(of['high'])}]"
+    return {
+        "best size": said,
+        "isoFLOP": f"by parabolas {sizes} parameters, N_opt ~ C^{profile['exponent']['value']:.2f}",
+    }
+
+
+def _between(of: dict[str, float], form: str) -> str:
+    return f"{of['value']:{form}} [{of['low']:{form}}, {of['high']:{form}}]"
+
+
+def _ladder_tiles(found: Json) -> list[Block]:
+    said, left, e = found["prediction"], found["left_out"], found["fit"]["numbers"]["E"]
+    shown = [
+        said and tile("Predicted loss", f"{said['value']:.3f}", f"{said['low']:.3f} to {said['high']:.3f}, nats a token"),
+        left and tile("Largest rung, left out", f"{left['error']:+.2%}",
+                      f"{'inside' if left['covered'] else 'outside'} its interval"),
+        tile("E", f"{e['value']:.3f}", f"{e['low']:.2f} to {e['high']:.2f}"),
+        tile("Rungs", str(len(found["rungs"])), f"{found['compute_share']:.0%} of the run's compute"),
+    ]  # fmt: skip
+    return [one for one in shown if one]
+
+
+def _ladder_sections(found: Json, said: dict[str, str]) -> list[Block]:
+    rungs = found["rungs"]
+    flops, off = [rung["flops"] for rung in rungs], [100 * rung["residual"] for rung in rungs]
+    y = parts.axis("difference", ticksuffix="%", zeroline=True)
+    residuals = _figure("residuals", "Measured and fitted", [_points("rungs", flops, off, "train", _names(rungs))],
+                        _log("compute, FLOPs"), y)  # fmt: skip
+    sections = [
+        parts.section("loss", "Loss over compute", parts.finding(f"{said['law']}."), parts.plots(_loss(found), wide=True)),
+        parts.section("rungs", "Rungs", parts.finding(f"{said['left out']}."), parts.plots(residuals, wide=True),
+                      parts.table(_columns(LADDER_COLUMNS), _rungs(found))),
+    ]  # fmt: skip
     if found["isoflop"] is not None and found["isoflop"]["profiles"]:
-        best = f"{told['best size']}. {told['isoFLOP']}."
-        parts.insert(
-            1,
-            {
-                "id": "isoflop",
-                "title": "IsoFLOP profiles",
-                "finding": best,
-                "figures": [profiles(found)],
-                "table": None,
-            },
+        words = parts.finding(f"{said['best size']}.", f"{said['isoFLOP']}.")
+        sections.insert(
+            1, parts.section("isoflop", "IsoFLOP profiles", words, parts.plots(_profiles(found), wide=True))
         )
-    parts.append(words(told))
-    return page(Path(found["folder"]).parent.name, "ladder", text.headline(found), tiles(found), parts)
+    return sections
 
 
-def words(told: dict[str, str]) -> dict[str, Any]:
-    """The part that answers question by question."""
-    return {"id": "answers", "title": "All of it in words", "finding": "", "figures": [], "words": list(told.items())}
-
-
-def page(name: str, kind: str, headline: str, tiles: list[dict[str, str]], parts: list[dict[str, Any]]) -> str:
-    """A page of parts: each with id, title and finding, and figures, a table (titles, rows) or words (name, sentence)."""
-    figures = {figure["id"]: figure for part in parts for figure in part["figures"]}
-    return compose(
-        "ladder.html",
-        {
-            "name": name,
-            "kind": kind,
-            "headline": headline,
-            "origin": "",
-            "notes": [],
-            "tiles": tiles,
-            "sections": {part["id"]: part["title"] for part in parts},
-            "parts": [{"table": None, "words": [], **part} for part in parts],
-            "figures": figures,
-        },
-    )
-
-
-def tiles(found: dict[str, Any]) -> list[dict[str, str]]:
-    """The numbers at the top."""
-    told = []
-    if (said := found["prediction"]) is not None:
-        note = f"{said['low']:.3f} to {said['high']:.3f}, nats a token"
-        told.append({"label": "Predicted loss", "value": f"{said['value']:.3f}", "note": note})
-    if (left := found["left_out"]) is not None:
-        note = f"{'inside' if left['covered'] else 'outside'} its interval"
-        told.append({"label": "Largest rung, left out", "value": f"{left['error']:+.2%}", "note": note})
-    e = found["fit"]["numbers"]["E"]
-    told.append({"label": "E", "value": f"{e['value']:.3f}", "note": f"{e['low']:.2f} to {e['high']:.2f}"})
-    told.append(
-        {
-            "label": "Rungs",
-            "value": str(len(found["rungs"])),
-            "note": f"{found['compute_share']:.0%} of the run's compute",
-        }
-    )
-    return told
-
-
-def loss(found: dict[str, Any]) -> Figure:
+def _loss(found: Json) -> Figure:
     """Loss over compute: the rungs, the law with its band, the rung that was left out, the planned run."""
-    curve = found["curves"]
-    x = [row["flops"] for row in curve]
-    label = "fit" if found["design"] == "ratio" else "fit, at the best size"
+    curve, planned, rungs = found["curves"], found["planned"], found["rungs"]
+    x, is_ratio = [row["flops"] for row in curve], found["design"] == "ratio"
+    low, high, middle = ([row[key] for row in curve] for key in ("low", "high", "value"))
     traces = [
-        {**line("", x, [row["low"] for row in curve], "raw", 0), "hoverinfo": "skip", "showlegend": False},
-        {
-            **line("90% of the draws", x, [row["high"] for row in curve], "raw", 0),
-            "fill": "tonexty",
-            "hoverinfo": "skip",
-        },
-        line(label, x, [row["value"] for row in curve], "train", 2),
+        parts.trace("", x, low, "raw", width=0, hoverinfo="skip", showlegend=False),
+        parts.trace("90% of the draws", x, high, "raw", width=0, fill="tonexty", hoverinfo="skip"),
+        parts.trace("fit" if is_ratio else "fit, at the best size", x, middle, "train", width=2),
     ]
-    groups = sorted({rung["group"] for rung in found["rungs"]}) if found["design"] == "isoflop" else [None]
-    for number, group in enumerate(groups):
-        mine = [rung for rung in found["rungs"] if group is None or rung["group"] == group]
-        name = "rungs" if group is None else f"{np.mean([rung['flops'] for rung in mine]):.1e} FLOPs"
-        labels = [rung["name"] for rung in mine]
-        xs, ys = [rung["flops"] for rung in mine], [rung["loss"] for rung in mine]
-        traces.append(points(name, xs, ys, f"source-{number % 6 + 1}", labels))
+    for number, group in enumerate([None] if is_ratio else sorted({rung["group"] for rung in rungs})):
+        mine = [rung for rung in rungs if group is None or rung["group"] == group]
+        flops, losses = [rung["flops"] for rung in mine], [rung["loss"] for rung in mine]
+        name = "rungs" if group is None else f"{np.mean(flops):.1e} FLOPs"
+        traces.append(_points(name, flops, losses, parts.series_ink(number), _names(mine)))
     if (left := found["left_out"]) is not None:
-        at = next(rung["flops"] for rung in found["rungs"] if rung["name"] == left["name"])
-        traces.append(_with_bar(points("largest, from the others", [at], [left["predicted"]["value"]], "reference",
-                                       ["predicted"], "x"), left["predicted"]))  # fmt: skip
-    planned = found["planned"]
-    if (said := found["prediction"]) is not None:
-        shown = points("planned run", [planned["flops"]], [said["value"]], "accent", ["predicted"], "diamond")
-        traces.append(_with_bar(shown, said))
+        at = next(rung["flops"] for rung in rungs if rung["name"] == left["name"])
+        traces.append(_interval("largest, from the others", at, left["predicted"], "reference", "x"))
+    if found["prediction"] is not None:
+        traces.append(_interval("planned run", planned["flops"], found["prediction"], "accent", "diamond"))
     if planned["measured"] is not None:
-        traces.append(
-            points(
-                "planned run, measured", [planned["flops"]], [planned["measured"]["loss"]], "good", ["measured"], "star"
-            )
-        )
-    return figure("loss", "Held-out loss", "compute, FLOPs", "nats a token", traces, log_x=True)
+        at, loss = [planned["flops"]], [planned["measured"]["loss"]]
+        traces.append(_points("planned run, measured", at, loss, "good", ["measured"], "star"))
+    return _figure("loss", "Held-out loss", traces, _log("compute, FLOPs"), "nats a token")
 
 
-def profiles(found: dict[str, Any]) -> Figure:
+def _profiles(found: Json) -> Figure:
     """Loss over size at each amount of compute, with the parabolas."""
     traces = []
     for number, profile in enumerate(found["isoflop"]["profiles"]):
         mine = [rung for rung in found["rungs"] if rung["group"] == profile["group"]]
-        ink, sizes = f"source-{number % 6 + 1}", [rung["parameters"] for rung in mine]
-        labels = [rung["name"] for rung in mine]
-        traces.append(points(f"{profile['flops']:.1e} FLOPs", sizes, [rung["loss"] for rung in mine], ink, labels))
+        ink, sizes = parts.series_ink(number), [rung["parameters"] for rung in mine]
+        losses = [rung["loss"] for rung in mine]
+        traces.append(_points(f"{profile['flops']:.1e} FLOPs", sizes, losses, ink, _names(mine)))
         x = np.geomspace(min(sizes) / 1.15, max(sizes) * 1.15, 31)
-        curve = line("parabola", x.tolist(), np.polyval(profile["curve"], np.log(x)).tolist(), ink, 1.25)
-        traces.append({**curve, "showlegend": False, "hoverinfo": "skip"})
-    return figure("profiles", "IsoFLOP profiles", "parameters in matrix products", "nats a token", traces, log_x=True)
+        y = np.polyval(profile["curve"], np.log(x))
+        traces.append(parts.trace("parabola", x, y, ink, width=1.25, showlegend=False, hoverinfo="skip"))
+    return _figure("profiles", "IsoFLOP profiles", traces, _log("parameters in matmuls"), "nats a token")
 
 
-def residuals(found: dict[str, Any]) -> Figure:
-    """How far each rung lies from the law."""
-    rungs = found["rungs"]
-    trace = points("rungs", [rung["flops"] for rung in rungs], [100 * rung["residual"] for rung in rungs], "train",
-                   [rung["name"] for rung in rungs])  # fmt: skip
-    made = figure("residuals", "Measured against the law", "compute, FLOPs", "difference", [trace], log_x=True)
-    made["layout"]["yaxis"] |= {"ticksuffix": "%"}
-    made["layout"]["yaxis"]["zeroline"] = True
+# --- A mixture search -------------------------------------------------------------------------------------------------
+
+
+def _mixture_titles(found: Json) -> list[str]:
+    return ["proxy", *found["sources"], "target", "unseen"]
+
+
+def _mixture_rows(found: Json) -> list[list[str]]:
+    """The proxies: shares, the target's loss, and what the others predict of it."""
+    return [
+        ["given" if not number else str(number), *(f"{row['shares'][name]:.1%}" for name in found["sources"]),
+         f"{row['target']:.4f}", f"{row['predicted_unseen']:.4f}"]
+        for number, row in enumerate(found["proxies"])
+    ]  # fmt: skip
+
+
+def _shares(shares: dict[str, float]) -> str:
+    return ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+
+
+def _mixture_sentences(found: Json) -> dict[str, str]:
+    proxy, gain, proposed, at = found["proxy"], found["gain"], found["proposed"], found["proposed"]["at_bound"]
+    off = gain["optimism"]
+    less = f", after taking off the {off:.4f} by which the best of many looks better than it is" if off >= 5e-5 else ""
+    edge = f" (at the edge of what was tried, or of four readings of the text: {', '.join(at)})" if at else ""
+    verdict = "the proposed mixture is better, as far as models of this size can tell"
+    if gain["inside_noise"]:
+        verdict = "inside the noise, so nothing says that the proposed mixture is better than the given one"
+    said = {
+        "target": f"mean of the held-out losses of {', '.join(found['targets'])}, nats a token, of {len(found["proxies"])} "
+        f"models of {amount(proxy["parameters"])} parameters on {amount(proxy["tokens"])} tokens",
+        "regression": "; ".join(
+            f"{name}: {one['form']}, misses a left-out run by {one['left_out_error']:.4f}"
+            for name, one in found["regressions"].items()
+        ),
+        "left out": f"each proxy predicted from the others: off by {found['left_out_error']:.4f} (root mean square), where the "
+        f"targets differ by {found['spread_of_targets']:.4f}",
+        "given": _shares(found["given"]),
+        "proposed": _shares(proposed["shares"]) + edge,
+        "gain": f"{gain['value']:+.4f} [{gain['low']:+.4f}, {gain['high']:+.4f}] nats a token{less}: {verdict}",
+    }
+    if (checked := found["verify"]) is not None:
+        said["verified"] = (
+            f"predicted {checked['predicted']:.4f}, measured {checked['measured']:.4f} ({checked['error']:+.2%}, "
+            f"{'inside' if checked['covered'] else 'OUTSIDE'} its interval); the gain over the given mixture, measured: "
+            f"{checked['measured_gain']:+.4f}"
+        )
+    said["to use it"] = " ".join(
+        f"--set {found['keys'][name]}={share:.4f}" for name, share in proposed["shares"].items()
+    )
+    return said
+
+
+def _mixture_tiles(found: Json) -> list[Block]:
+    gain = found["gain"]
+    noise = ", inside the noise" if gain["inside_noise"] else ""
+    return [
+        tile("Predicted gain", f"{gain['value']:+.4f}", f"{gain['low']:+.4f} to {gain['high']:+.4f}{noise}"),
+        tile("Left-out error", f"{found['left_out_error']:.4f}", "nats a token"),
+        tile("Proxies", str(len(found["proxies"])), f"{amount(found['proxy']['parameters'])} parameters"),
+    ]
+
+
+def _mixture_sections(found: Json, said: dict[str, str]) -> list[Block]:
+    columns = _columns(["Proxy", *found["sources"], "Target, nats a token", "Predicted from the others"])
+    figures = parts.plots(_unseen(found), *_by_share(found), wide=True)
+    words, rows = parts.finding(f"{parts.capitalised(said['left out'])}."), _mixture_rows(found)
+    pairs = (("given", found["given"], "raw"), ("proposed", found["proposed"]["shares"], "accent"))
+    bars = [parts.bars(name, list(by), [round(100 * share, 3) for share in by.values()], ink, "%{y:.1f}%")
+            for name, by, ink in pairs]  # fmt: skip
+    shares = _figure("mixture", "Shares of the tokens", bars, parts.axis("source", type="category"),
+                     parts.axis("share", ticksuffix="%", rangemode="tozero"), barmode="group", bargap=0.3)  # fmt: skip
+    return [
+        parts.section("shares", "Shares", parts.finding(f"Gain: {said['gain']}."), parts.plots(shares, wide=True)),
+        parts.section("prediction", "Predicted and measured", words, figures, parts.table(columns, rows)),
+    ]
+
+
+def _unseen(found: Json) -> Figure:
+    """Each proxy's target as predicted from the others, and as measured."""
+    measured, said = ([row[key] for row in found["proxies"]] for key in ("target", "predicted_unseen"))
+    ends = [min(measured), max(measured)]
+    traces = [
+        parts.trace("equal", ends, ends, "reference", width=1.5, dash="dash"),
+        _points("proxies", measured, said, "train", ["given", *map(str, range(1, len(measured)))]),
+    ]
+    if (checked := found["verify"]) is not None:
+        place = [checked["measured"]], [checked["predicted"]]
+        traces.append(_points("proposed", *place, "accent", ["proposed"], "diamond"))
+    return _figure("unseen", "Predicted from the others", traces, "measured, nats a token", "predicted")
+
+
+def _by_share(found: Json) -> list[Figure]:
+    """The losses of all sources over each source's share."""
+    made, proxies = [], found["proxies"]
+    for number, source in enumerate(found["sources"]):
+        x = [100 * row["shares"][source] for row in proxies]
+        traces = [
+            _points(
+                target,
+                x,
+                [row["loss_by_source"][target] for row in proxies],
+                parts.series_ink(place),
+                [target] * len(x),
+            )
+            for place, target in enumerate(proxies[0]["loss_by_source"])
+        ]
+        title, axis = f"Held-out losses by the share of {source}", parts.axis(f"share of {source}", ticksuffix="%")
+        made.append(_figure(f"share-{number}", title, traces, axis, "nats a token"))
     return made
 
 
-def figure(name: str, title: str, x: str, y: str, traces: list[dict[str, Any]], log_x: bool = False) -> Figure:
-    """A figure with axes of its own."""
-    xaxis: dict[str, Any] = {"title": {"text": x}}
-    if log_x:
-        xaxis |= {"type": "log", "exponentformat": "power"}
-    layout = {"xaxis": xaxis, "yaxis": {"title": {"text": y}}, "hovermode": "closest"}
-    return {"id": name, "title": title, "group": "own", "traces": traces, "shapes": [], "note": "", "layout": layout}
+# --- Both -------------------------------------------------------------------------------------------------------------
 
 
-def line(name: str, x: list[float], y: list[float], ink: str, width: float) -> dict[str, Any]:
-    """A curve."""
-    return {
-        "type": "scatter", "mode": "lines", "name": name, "x": _short(x), "y": _short(y), "ink": ink,
-        "line": {"width": width}, "marker": {}, "hovertemplate": "%{y:.4f}",
-    }  # fmt: skip
+def _figure(name: str, title: str, traces: list[Block], x: Block | str, y: Block | str, **layout: Any) -> Figure:
+    return parts.figure(name, title, traces, x, y, hovermode="closest", **layout)
 
 
-def points(
-    name: str, x: list[float], y: list[float], ink: str, labels: list[str], symbol: str = "circle"
-) -> dict[str, Any]:
-    """Marks, each with a label."""
-    return {
-        "type": "scatter", "mode": "markers", "name": name, "x": _short(x), "y": _short(y), "ink": ink, "line": {},
-        "marker": {"size": 9, "symbol": symbol}, "text": labels, "hovertemplate": "%{text}: %{y:.4f}",
-    }  # fmt: skip
+def _log(title: str) -> Block:
+    return parts.axis(title, type="log", exponentformat="power")
 
 
-def _with_bar(trace: dict[str, Any], said: dict[str, float]) -> dict[str, Any]:
-    """A mark with its interval."""
-    above, below = [said["high"] - said["value"]], [said["value"] - said["low"]]
-    return {
-        **trace,
-        "error_y": {"type": "data", "symmetric": False, "array": _short(above), "arrayminus": _short(below)},
-    }
+def _names(rungs: Iterable[Json]) -> list[str]:
+    return [rung["name"] for rung in rungs]
 
 
-def _short(values: list[float]) -> list[float]:
-    """Six significant digits."""
-    return [float(f"{value:.6g}") for value in values]
+def _points(
+    name: str, x: Iterable[float], y: Iterable[float], ink: str, labels: Sequence[str], symbol: str = "circle"
+) -> Block:
+    return parts.trace(name, x, y, ink, hover="%{text}: %{y:.4f}", lines=False, marks=9, symbol=symbol, text=labels)
+
+
+def _interval(name: str, x: float, of: dict[str, float], ink: str, symbol: str) -> Block:
+    """A predicted point with its interval."""
+    above, below = parts.short([of["high"] - of["value"]]), parts.short([of["value"] - of["low"]])
+    error = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+    return {**_points(name, [x], [of["value"]], ink, ["predicted"], symbol), "error_y": error}
+
+
+def _columns(titles: Sequence[str]) -> list[str]:
+    return [titles[0], *(f"n|{title}" for title in titles[1:])]

@@ -1,7 +1,7 @@
 """Reads what lies in a run folder into plain values.
 
-Every file is optional, because a run is reported at any stage; what is there but damaged becomes a note on
-the page rather than an error, because a report is wanted most when something went wrong.
+Every file is optional, because a run is reported at any stage; a damaged one becomes a note on the page rather than an error,
+because a report is wanted most when something went wrong.
 """
 
 from __future__ import annotations
@@ -19,33 +19,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bessemer.errors import BessemerError, InputError
+from bessemer.report.parts import series_ink
 from bessemer.run import RunFolder, read_json, read_json_lines
 
 Column = NDArray[np.float64]
-
-TRAIN = (
-    "tokens",
-    "loss",
-    "accuracy",
-    "grad_norm",
-    "learning_rate",
-    "tokens_per_second",
-    "mfu",
-    "data_wait",
-    "step_seconds",
-    "memory_bytes",
-)
-INSIDE = ("activation_rms", "activation_max", "attention_logit_max", "grad_norm", "update_ratio")
-VALIDATION = ("tokens", "loss", "bits_per_byte", "accuracy", "seconds")
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Columns over the steps of one kind of metrics line; NaN where a line lacks the value."""
+    """All numbers of one kind of metrics line, over the steps; NaN where a line lacks the value.
 
-    step: Column
+    groups: of a key that holds numbers by name (by source, by block), the columns by name.
+    """
+
+    step: Column = field(default_factory=lambda: np.empty(0))
     columns: dict[str, Column] = field(default_factory=dict)
-    by_source: dict[str, Column] = field(default_factory=dict)
+    groups: dict[str, dict[str, Column]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.step)
@@ -60,34 +50,38 @@ class Curves:
         values = self.column(name)
         return None if values is None else float(values[np.isfinite(values)][-1])
 
+    def median(self, name: str) -> float | None:
+        """The median of a column's finite values."""
+        values = self.column(name)
+        return None if values is None else float(np.nanmedian(values))
+
 
 @dataclass(frozen=True)
 class RunData:
     """What one run folder holds. Empty values stand for files that are not there."""
 
     name: str
-    recipe: dict[str, Any]
-    recipe_text: str
-    environment: dict[str, Any]
-    statistics: dict[str, Any]
-    manifest: dict[str, Any]
-    plan: dict[str, Any]
-    train: Curves
-    validation: Curves
-    mixture: dict[str, Any]
-    incidents: list[dict[str, Any]]
-    evaluation: dict[str, Any]
-    export: dict[str, Any]
-    stages: list[dict[str, Any]]
-    notes: list[str]
-    inside: dict[str, Curves] = field(default_factory=dict)
-    sent: dict[str, float] = field(default_factory=dict)
-    quality: dict[str, Any] = field(default_factory=dict)
+    recipe: Json = field(default_factory=dict)
+    recipe_text: str = ""
+    environment: Json = field(default_factory=dict)
+    statistics: Json = field(default_factory=dict)
+    quality: Json = field(default_factory=dict)
+    manifest: Json = field(default_factory=dict)
+    plan: Json = field(default_factory=dict)
+    mixture: Json = field(default_factory=dict)
+    evaluation: Json = field(default_factory=dict)
+    export: Json = field(default_factory=dict)
+    train: Curves = field(default_factory=Curves)
+    validation: Curves = field(default_factory=Curves)
+    inside: Curves = field(default_factory=Curves)
+    incidents: list[Json] = field(default_factory=list)
+    stages: list[Json] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def objective(self) -> str:
         """What the run predicts: causal, masked or classify."""
-        return text(table(self.recipe.get("train")).get("objective")) or "causal"
+        return as_text(as_object(self.recipe.get("train")).get("objective")) or "causal"
 
     @property
     def loss_unit(self) -> str:
@@ -97,11 +91,18 @@ class RunData:
     @property
     def source_names(self) -> list[str]:
         """Names of the sources, first as in the recipe, then as in the data: the order of their colours."""
-        names = [text(source.get("name")) for source in tables(table(self.recipe.get("corpus")).get("sources"))]
-        names += [text(source.get("source")) for source in tables(self.statistics.get("sources"))]
-        names += [*table(self.manifest.get("sources")), *table(self.mixture.get("sources"))]
-        names += [*self.train.by_source, *self.validation.by_source]
+        names = [
+            as_text(source.get("name")) for source in as_objects(as_object(self.recipe.get("corpus")).get("sources"))
+        ]
+        names += [as_text(source.get("source")) for source in as_objects(self.statistics.get("sources"))]
+        names += [*as_object(self.manifest.get("sources")), *as_object(self.mixture.get("sources"))]
+        for curves in (self.train, self.validation):
+            names += [name for key, group in curves.groups.items() if key.endswith("_by_source") for name in group]
         return list(dict.fromkeys(names))
+
+    def ink(self, source: str) -> str:
+        """The colour of a source."""
+        return series_ink(self.source_names.index(source))
 
 
 def read(run: RunFolder) -> RunData:
@@ -110,11 +111,9 @@ def read(run: RunFolder) -> RunData:
         raise InputError(f"{run.path}: no such run folder; `bessemer run RECIPE` makes one")
     notes: list[str] = []
 
-    def json_file(path: Path) -> dict[str, Any]:
-        if not path.exists():
-            return {}
+    def json_file(path: Path) -> Json:
         try:
-            return table(read_json(path))
+            return as_object(read_json(path)) if path.exists() else {}
         except BessemerError:
             notes.append(f"{path.relative_to(run.path)} is damaged and was left out.")
             return {}
@@ -125,10 +124,8 @@ def read(run: RunFolder) -> RunData:
     except tomllib.TOMLDecodeError:
         notes.append("recipe.toml is damaged; it is shown as it stands.")
         recipe = {}
-    train, validation, inside, sent = _curves(run.metrics, notes)
-    stages = json_file(run.path / "stages.json")
     data = RunData(
-        name=text(table(recipe.get("run")).get("name")) or run.path.resolve().name,
+        name=as_text(as_object(recipe.get("run")).get("name")) or run.path.resolve().name,
         recipe=recipe,
         recipe_text=recipe_text,
         environment=json_file(run.environment),
@@ -136,81 +133,58 @@ def read(run: RunFolder) -> RunData:
         quality=json_file(run.corpus / "quality.json"),
         manifest=json_file(run.tokens / "manifest.json"),
         plan=json_file(run.plan),
-        train=train,
-        validation=validation,
-        inside=inside,
-        sent=sent,
         mixture=json_file(run.path / "mixture.json"),
-        incidents=tables(read_json_lines(run.incidents)),
         evaluation=json_file(run.evaluation),
         export=json_file(run.export / "bessemer.json"),
-        stages=tables(stages.get("stages")),
+        incidents=as_objects(read_json_lines(run.incidents)),
+        stages=as_objects(json_file(run.path / "stages.json").get("stages")),
         notes=notes,
+        **_curves(run.metrics, notes),
     )
-    parts = (
-        data.recipe_text,
-        data.environment,
-        data.statistics,
-        data.manifest,
-        data.plan,
-        len(train),
-        len(validation),
-    )
-    if not any((*parts, data.mixture, data.incidents, data.evaluation, data.export, data.stages, notes)):
+    if not any(bool(value) for key, value in vars(data).items() if key not in ("name", "recipe", "quality", "inside")):
         raise InputError(
             f"{run.path}: nothing of a run lies here, so there is nothing to report; `bessemer run RECIPE` starts one"
         )
     return data
 
 
-def number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
     """A finite number, or None for anything else that a file may hold in its place."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
 
 
-def table(value: Any) -> dict[str, Any]:
+def as_object(value: Any) -> Json:
     """A JSON object, or an empty one for anything else."""
     return value if isinstance(value, dict) else {}
 
 
-def tables(value: Any) -> list[dict[str, Any]]:
+def as_objects(value: Any) -> list[Json]:
     """The JSON objects in a list; nothing for anything else."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """A string, or the empty one."""
     return value if isinstance(value, str) else ""
 
 
-def _curves(path: Path, notes: list[str]) -> tuple[Curves, Curves, dict[str, Curves], dict[str, float]]:
-    """Curves of training, of validation and of what was watched inside the model, those by block or group of weights
-    in the place of sources; and the bytes that the processes sent each other in a step, by kind, at the median. Read line by
-    line: as objects, a long run would not fit in memory."""
-    train, validation, sent = _Columns(TRAIN), _Columns(VALIDATION), _Columns(())
-    inside = {name: _Columns(()) for name in INSIDE}
+def _curves(path: Path, notes: list[str]) -> dict[str, Curves]:
+    """The curves of each kind of line. Read line by line: as objects, a long run would not fit in memory."""
+    columns = {kind: _Columns() for kind in ("train", "validation", "inside")}
     damaged = 0
     for row in _lines(path):
-        if row is None or number(row.get("step")) is None:
+        if row is None or as_number(row.get("step")) is None:
             damaged += 1
-        elif row.get("kind") == "train":
-            train.add(row, table(row.get("loss_by_source")))
-            if kinds := table(row.get("communicated_bytes")):
-                sent.add(row, kinds)
-        elif row.get("kind") == "validation":
-            validation.add(row, table(row.get("bits_per_byte_by_source") or row.get("accuracy_by_source")))
-        elif row.get("kind") == "inside":
-            for name, columns in inside.items():
-                columns.add(row, table(row.get(name)))
+        elif row.get("kind") in columns:
+            columns[row["kind"]].add(row)
     if damaged:
         notes.append(f"{damaged} damaged line{'s' if damaged > 1 else ''} of metrics.jsonl left out.")
-    in_a_step = {kind: float(np.nanmedian(values)) for kind, values in sent.finish().by_source.items()}
-    return train.finish(), validation.finish(), {name: columns.finish() for name, columns in inside.items()}, in_a_step
+    return {kind: one.finish() for kind, one in columns.items()}
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
+def _lines(path: Path) -> Iterator[Json | None]:
     """Each line as an object; None for one that is damaged."""
     if not path.exists():
         return
@@ -226,36 +200,31 @@ def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
 
 
 class _Columns:
-    """Collects rows into columns of doubles."""
+    """Collects the numbers of lines, by (key, name in the key's object or None), into columns of doubles."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self) -> None:
         self.step = array("d")
-        self.columns = {name: array("d") for name in names}
-        self.by_source: dict[str, array[float]] = {}
+        self.values: dict[tuple[str, str | None], array[float]] = {}
 
-    def add(self, row: dict[str, Any], by_source: dict[str, Any]) -> None:
-        for name in by_source:
-            if name not in self.by_source:
-                self.by_source[name] = array("d", [math.nan]) * len(self.step)
-        for name, values in self.by_source.items():
-            values.append(_or_nan(by_source.get(name)))
-        for name, values in self.columns.items():
-            values.append(_or_nan(row.get(name)))
-        self.step.append(float(row["step"]))
+    def add(self, line: Json) -> None:
+        found: dict[tuple[str, str | None], float] = {}
+        for key, value in line.items():
+            for name, inner in value.items() if isinstance(value, dict) else ((None, value),):
+                if key != "step" and (known := as_number(inner)) is not None:
+                    found[key, name] = known
+        for place in found.keys() - self.values.keys():
+            self.values[place] = array("d", [math.nan]) * len(self.step)
+        for place, values in self.values.items():
+            values.append(found.get(place, math.nan))
+        self.step.append(float(line["step"]))
 
     def finish(self) -> Curves:
         """Ordered by step. A step trained twice, as after a return to a checkpoint, counts as it was last."""
         step = np.array(self.step)
-        newest_first = step[::-1]
-        _, index = np.unique(newest_first, return_index=True)
+        _, index = np.unique(step[::-1], return_index=True)
         keep = len(step) - 1 - index
-        return Curves(
-            step[keep],
-            {name: np.array(values)[keep] for name, values in self.columns.items()},
-            {name: np.array(values)[keep] for name, values in self.by_source.items()},
-        )
-
-
-def _or_nan(value: Any) -> float:
-    found = number(value)
-    return math.nan if found is None else found
+        curves = Curves(step[keep])
+        for (key, name), values in self.values.items():
+            by_name = curves.columns if name is None else curves.groups.setdefault(key, {})
+            by_name[key if name is None else name] = np.array(values)[keep]
+        return curves

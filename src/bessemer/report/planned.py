@@ -1,4 +1,4 @@
-"""The plan of a run held against what was measured: memory and step time, side by side, with the error."""
+"""The plan of a run compared with what was measured: whole time, step time and memory, with the plan's error."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 from bessemer.errors import BessemerError
 from bessemer.plan.estimate.points import MeasuredRun, measured
-from bessemer.report.data import number, table
+from bessemer.report.data import as_number, as_object
 from bessemer.run import RunFolder, read_json, read_json_lines, write_json
 from bessemer.terminal import duration, size
+
+FILE = "planned_against_measured.json"
 
 
 def against_measured(plan: dict[str, Any], found: MeasuredRun, taken: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -17,22 +19,21 @@ def against_measured(plan: dict[str, Any], found: MeasuredRun, taken: dict[str, 
     spread: interquartile range of the steps as a share of their median; interval: in which the plan expected a step; taken: the
     line of metrics.jsonl about the time of the whole training, or of what came after its last resume.
     """
+
+    def pair(planned: float, got: float, **more: Any) -> dict[str, Any]:
+        return {"planned": planned, "measured": got, "error": planned / got - 1.0, **more}
+
     comparison: dict[str, Any] = {"steps": found.steps}
-    whole = number(plan.get("seconds"))
+    whole, step = as_number(plan.get("seconds")), as_number(plan.get("step_seconds"))
+    memory = as_number(as_object(plan.get("memory_bytes")).get("total"))
     if taken and whole:
-        part = whole * (taken["step"] - taken["resumed_at"]) / taken["step"]
-        comparison["seconds"] = {
-            "planned": part, "measured": taken["seconds"], "error": part / taken["seconds"] - 1.0,
-            "validation": taken["validation"], "saving": taken["saving"],
-        }  # fmt: skip
-    seconds, memory = number(plan.get("step_seconds")), number(table(plan.get("memory_bytes")).get("total"))
-    if seconds:
-        comparison["step_seconds"] = {
-            "planned": seconds, "measured": found.seconds, "error": seconds / found.seconds - 1.0, "spread": found.spread,
-            "interval": plan.get("step_interval"), "from": plan.get("step_seconds_from"),
-        }  # fmt: skip
+        rest = whole * (taken["step"] - taken["resumed_at"]) / taken["step"]
+        comparison["seconds"] = pair(rest, taken["seconds"], validation=taken["validation"], saving=taken["saving"])
+    if step:
+        more = {"interval": plan.get("step_interval"), "from": plan.get("step_seconds_from")}
+        comparison["step_seconds"] = pair(step, found.seconds, spread=found.spread, **more)
     if memory and found.memory:
-        comparison["memory_bytes"] = {"planned": memory, "measured": found.memory, "error": memory / found.memory - 1.0}
+        comparison["memory_bytes"] = pair(memory, found.memory)
     return comparison
 
 
@@ -69,25 +70,21 @@ def write(run: RunFolder) -> dict[str, Any] | None:
     return comparison
 
 
-FILE = "planned_against_measured.json"
-
-
 def lines(comparison: dict[str, Any]) -> list[str]:
     """For the terminal: one line each for the whole time, a step and memory, those that are known."""
     shown = []
     if found := comparison.get("seconds"):
-        parts = f"{duration(found['validation'])} validation and {duration(found['saving'])} saving in it"
+        more = f"{duration(found['validation'])} validation and {duration(found['saving'])} saving in it"
         if found.get("starting", 0.0) >= 1.0:
-            parts += f", {duration(found['starting'])} before it to start"
-        times = f"{duration(found['planned'])} planned, {duration(found['measured'])} taken ({parts})"
+            more += f", {duration(found['starting'])} before it to start"
+        times = f"{duration(found['planned'])} planned, {duration(found['measured'])} taken ({more})"
         shown.append(f"time    {times}: {found['error']:+.1%}")
     if found := comparison.get("step_seconds"):
-        times = f"{seconds(found['planned'])} planned, {seconds(found['measured'])} measured (median of {comparison['steps']:,})"
-        shown.append(f"step    {times}: {found['error']:+.1%}")
+        times = f"{seconds(found['planned'])} planned, {seconds(found['measured'])} measured"
+        shown.append(f"step    {times} (median of {comparison['steps']:,}): {found['error']:+.1%}")
     if found := comparison.get("memory_bytes"):
-        shown.append(
-            f"memory  {size(found['planned'])} planned, {size(found['measured'])} measured: {found['error']:+.1%}"
-        )
+        times = f"{size(found['planned'])} planned, {size(found['measured'])} measured"
+        shown.append(f"memory  {times}: {found['error']:+.1%}")
     return shown
 
 

@@ -1,0 +1,290 @@
+"""What the numbers of a run come to: one sentence, key figures, and the plan compared with what was measured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bessemer.plan.cost import parameters_of
+from bessemer.report import parts, planned
+from bessemer.report.data import RunData, as_number, as_object, as_text
+from bessemer.report.parts import Block
+from bessemer.terminal import amount, duration, size
+
+SHOWN_VALIDATIONS = 25
+
+
+def headline(data: RunData) -> str:
+    """The run in one sentence."""
+    parameters = parameters_of(data.plan)[0] or as_number(data.export.get("parameters"))
+    kind = {"masked": "encoder", "classify": "classifier"}.get(data.objective, "decoder")
+    subject = f"{article(amount(parameters))} {amount(parameters)}-parameter {kind}" if parameters else f"A {kind}"
+    if not len(data.train):
+        return _untrained(data, subject)
+    tokens, planned, done = data.train.last("tokens"), as_number(data.plan.get("tokens")), finished(data)
+    of = f" of {amount(planned)}" if planned and not done else ""
+    verb = "read" if done else "has so far read"
+    sentence = f"{subject} {verb} {amount(tokens)}{of} tokens" if tokens else f"{subject} was trained"
+    seconds, bits, right = training_seconds(data), score(data, "bits_per_byte"), score(data, "accuracy")
+    if seconds is not None:
+        sentence += f" in {duration(seconds)}"
+    if bits is not None:
+        sentence += f" and {'reaches' if done else 'stands at'} {bits:.2f} bits per byte on held-out text"
+        against = _against_ngram(data, digits=2)
+        sentence += f", {against}" if against else ""
+    if right is not None:
+        classify = data.objective == "classify"
+        sentence += f" and puts {right:.1%} of the held-out texts in the right class" if classify else (
+            f" and guesses {right:.1%} of the tokens hidden in held-out text"
+        )  # fmt: skip
+    return sentence + "."
+
+
+def origin(data: RunData) -> str:
+    """When and where the run started, in one line."""
+    known = data.environment
+    commit = as_text(as_object(known.get("git")).get("commit"))
+    said = [
+        f"started {parts.clock(known['started'])}" if known.get("started") else "", as_text(known.get("device")),
+        as_text(known.get("precision")), f"commit {commit[:8]}" if commit else "",
+        f"Bessemer {known['bessemer']}" if known.get("bessemer") else "",
+    ]  # fmt: skip
+    return " · ".join(filter(None, said))
+
+
+def finished(data: RunData) -> bool:
+    """Whether the run's last step was trained: that of its recipe, which follows the pace of a run that is given minutes, else
+    of the plan; true when there is neither."""
+    steps = as_number(as_object(data.recipe.get("train")).get("steps")) or as_number(data.plan.get("steps"))
+    return len(data.train) > 0 and (steps is None or data.train.step[-1] >= steps)
+
+
+def score(data: RunData, name: str) -> float | None:
+    """A score of the final evaluation, else of the last validation; None for an objective that is not scored by it."""
+    found = as_number(data.evaluation.get(name))
+    return data.validation.last(name) if found is None else found
+
+
+def training_seconds(data: RunData) -> float | None:
+    """Time spent in training steps, validation and saving left out: what the plan speaks of.
+
+    A line stands for all steps since the line before; a line without its time counts as the median one.
+    """
+    seconds = data.train.column("step_seconds")
+    if seconds is None:
+        return None
+    steps = np.diff(data.train.step, prepend=0.0)
+    return float(np.sum(steps * np.where(np.isfinite(seconds), seconds, np.nanmedian(seconds))))
+
+
+def tiles(data: RunData) -> list[Block]:
+    """Up to six key figures."""
+    found = (_score_tile(data), _parameters_tile(data), _tokens_tile(data), *_speed_tiles(data), _export_tile(data),
+             _corpus_tile(data))  # fmt: skip
+    return [tile for tile in found if tile is not None][:6]
+
+
+def comparison(data: RunData) -> list[Block]:
+    """Planned and measured values: label, planned, measured, ratio, rated (whether the ratio is the plan's error)."""
+    plan, train = data.plan, data.train
+    if not plan or not len(train):
+        return []
+    steps, seconds = float(train.step[-1]), as_number(plan.get("step_seconds"))
+    peak, total = train.column("memory_bytes"), as_number(as_object(plan.get("memory_bytes")).get("total"))
+    time = f"Training time{'' if finished(data) else ' so far'}"
+    rows: list[tuple[str, float | None, float | None, Callable[[Any], str], bool]] = [
+        ("Steps", as_number(plan.get("steps")), steps, parts.count, False),
+        ("Tokens", as_number(plan.get("tokens")), train.last("tokens"), amount, False),
+        (time, seconds * steps if seconds else None, training_seconds(data), duration, True),
+        ("Time of a step (median)", seconds, train.median("step_seconds"), planned.seconds, True),
+        ("Tokens per second (median)", as_number(plan.get("tokens_per_second")), train.median("tokens_per_second"),
+         parts.count, True),
+        ("Model FLOPs utilisation (median)", as_number(plan.get("mfu")), train.median("mfu"), "{:.1%}".format, True),
+        ("Memory at the peak", total, None if peak is None else float(np.nanmax(peak)), size, True),
+    ]  # fmt: skip
+    return [
+        {"label": label, "planned": shown(planned), "measured": shown(measured), "rated": rated,
+         "ratio": measured / planned if planned else None}
+        for label, planned, measured, shown, rated in rows if planned is not None and measured is not None
+    ]  # fmt: skip
+
+
+def plan_section(data: RunData) -> Block:
+    """Planned and measured, with the error of each, and the planned memory by part."""
+    rows = []
+    compared = comparison(data)
+    for one in compared:
+        ratio, rated = one["ratio"], one["rated"]
+        far = rated and ratio is not None and not 0.8 <= ratio <= 1.25
+        # On a logarithmic scale from a half to twice, so that too high and too low look alike.
+        place = 50.0 + 50.0 * float(np.clip(np.log2(ratio), -1.0, 1.0)) if rated and ratio and ratio > 0 else None
+        track = [["far" if far else "", place]] if place is not None else None
+        shown = parts.cell(f"{ratio:.2f}" if ratio else "–", css="far" if far else "")
+        rows.append([one["label"], one["planned"], one["measured"], shown, parts.cell(track=track)])
+    columns = ["", "n|Planned", "n|Measured", "n|Ratio", parts.cell(css="dots wide-only", icon="scale")]
+    memory = {
+        name: as_number(value) for name, value in as_object(data.plan.get("memory_bytes")).items() if name != "total"
+    }
+    held = [(f"part-{place % 6 + 1}", name, value) for place, (name, value) in enumerate(memory.items()) if value]
+    total = sum(value for _, _, value in held)
+    return parts.section(
+        "plan", "Planned and measured", parts.finding(_plan_finding(data, compared)) if rows or held else {},
+        parts.table(columns, rows, css="compare"),
+        parts.titled(
+            "Memory, as planned", parts.stack((ink, 100.0 * value / total) for ink, _, value in held),
+            parts.key((ink, name, size(value)) for ink, name, value in held),
+        ),
+    )  # fmt: skip
+
+
+def curve_finding(data: RunData) -> str:
+    """What the validation curve says."""
+    bits, step = data.validation.column("bits_per_byte"), data.validation.step
+    if bits is None:
+        return _accuracy_finding(data)
+    step, bits = step[np.isfinite(bits)], bits[np.isfinite(bits)]
+    if len(bits) == 1:
+        return f"One validation, at step {step[0]:,.0f}: {bits[0]:.3f} bits per byte."
+    best = int(np.argmin(bits))
+    is_last = best == len(bits) - 1
+    lowest = "the last is the lowest" if is_last else f"the lowest was {bits[best]:.3f} at step {step[best]:,.0f}"
+    way = f"from {bits[0]:.3f} to {bits[-1]:.3f} bits per byte over {len(bits)} validations"
+    return f"Held-out text went {way}; {lowest}."
+
+
+def validations(data: RunData) -> Block:
+    """The validations as a table, to be read and copied; every n-th of many, and the last."""
+    curves, last = data.validation, len(data.validation) - 1
+    every = max(len(curves) // SHOWN_VALIDATIONS, 1)
+    shown: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "tokens": ("Tokens", "{:,.0f}".format), "loss": (f"Loss, {data.loss_unit}", "{:.4f}".format),
+        "bits_per_byte": ("Bits per byte", "{:.4f}".format), "accuracy": ("Accuracy", "{:.2%}".format),
+    }  # fmt: skip
+    names = [name for name in shown if name in ("tokens", "loss") or curves.column(name) is not None]
+    rows = []
+    for place in (place for place in range(len(curves)) if place % every == 0 or place == last):
+        values = [float(curves.columns[name][place]) if name in curves.columns else np.nan for name in names]
+        cells = [
+            shown[name][1](value) if np.isfinite(value) else "–" for name, value in zip(names, values, strict=True)
+        ]
+        rows.append([f"{curves.step[place]:,.0f}", *cells])
+    return parts.folded(
+        "Validations in numbers", parts.table(["n|Step", *(f"n|{shown[name][0]}" for name in names)], rows)
+    )
+
+
+def article(shown: str) -> str:
+    """An eight, an eleven and an eighteen; a hundred and ten."""
+    return "An" if re.match(r"8|1[18](?!\d)", shown) else "A"
+
+
+def _untrained(data: RunData, subject: str) -> str:
+    totals = as_object(data.statistics.get("totals"))
+    kept, found, clean = (as_number(totals.get(key)) for key in ("documents_kept", "documents_in", "bytes_kept"))
+    said = []
+    if kept is not None and found:
+        of_text = f", {size(clean)} of clean text" if clean is not None else ""
+        said.append(f"The corpus keeps {kept:,.0f} of {found:,.0f} documents ({kept / found:.0%}){of_text}.")
+    tokens, seconds = as_number(data.plan.get("tokens")), as_number(data.plan.get("seconds"))
+    if tokens:
+        time = f" in about {duration(seconds)}" if seconds else ""
+        said.append(f"{subject} is planned to read {amount(tokens)} tokens{time}.")
+    return " ".join(said) or "Nothing has been trained yet."
+
+
+def _against_ngram(data: RunData, digits: int) -> str:
+    ngram = as_object(data.evaluation.get("ngram"))
+    bits, theirs = as_number(data.evaluation.get("bits_per_byte")), as_number(ngram.get("bits_per_byte"))
+    if bits is None or theirs is None:
+        return ""
+    order = as_number(ngram.get("order")) or 5
+    return f"{abs(theirs - bits):.{digits}f} {'below' if bits < theirs else 'above'} a byte {order:.0f}-gram"
+
+
+def _score_tile(data: RunData) -> Block | None:
+    loss = as_number(data.evaluation.get("loss")) or data.validation.last("loss")
+    bits, right = score(data, "bits_per_byte"), score(data, "accuracy")
+    if bits is not None:
+        said = _against_ngram(data, digits=3) or (f"loss {loss:.3f} nats per token" if loss is not None else "")
+        return parts.tile("Held-out bits per byte", f"{bits:.3f}", said)
+    if right is None:
+        return None
+    label = "Held-out texts classed right" if data.objective == "classify" else "Hidden tokens guessed right"
+    return parts.tile(label, f"{right:.1%}", f"loss {loss:.3f} {data.loss_unit}" if loss else "")
+
+
+def _accuracy_finding(data: RunData) -> str:
+    right = data.validation.column("accuracy")
+    if right is None:
+        return ""
+    right = right[np.isfinite(right)]
+    what = "Texts put in the right class" if data.objective == "classify" else "Hidden tokens guessed right"
+    if len(right) == 1:
+        return f"{what}, at the one validation: {right[0]:.1%}."
+    return f"{what} on held-out text: from {right[0]:.1%} to {right[-1]:.1%} over {len(right)} validations."
+
+
+def _parameters_tile(data: RunData) -> Block | None:
+    total, inner = parameters_of(data.plan)
+    said = f"{amount(inner)} without embeddings" if inner else ""
+    return None if total is None else parts.tile("Parameters", amount(total), said)
+
+
+def _tokens_tile(data: RunData) -> Block | None:
+    tokens, total = data.train.last("tokens"), parameters_of(data.plan)[0]
+    if tokens is not None:
+        return parts.tile("Training tokens", amount(tokens), f"{tokens / total:.2g} per parameter" if total else "")
+    sources = as_object(data.manifest.get("sources")).values()
+    counts = [as_number(as_object(as_object(source).get("train")).get("tokens")) for source in sources]
+    known = sum(count for count in counts if count)
+    return parts.tile("Tokens to train on", amount(known)) if known else None
+
+
+def _speed_tiles(data: RunData) -> list[Block]:
+    found, seconds = [], training_seconds(data)
+    if seconds is not None:
+        step = as_number(data.plan.get("step_seconds"))
+        planned = step * float(data.train.step[-1]) if step else None
+        said = f"{seconds / planned:.2f} of the plan" if planned else f"{data.train.step[-1]:,.0f} steps"
+        found.append(parts.tile("Training time", duration(seconds), said))
+    rate, mfu = data.train.median("tokens_per_second"), data.train.median("mfu")
+    if rate is not None:
+        found.append(parts.tile("Tokens per second", amount(rate), f"{mfu:.0%} of peak FLOPs" if mfu else ""))
+    return found
+
+
+def _export_tile(data: RunData) -> Block | None:
+    return parts.tile("Export", "verified", str(data.export.get("architecture") or "")) if data.export else None
+
+
+def _corpus_tile(data: RunData) -> Block | None:
+    totals = as_object(data.statistics.get("totals"))
+    kept, found = as_number(totals.get("documents_kept")), as_number(totals.get("documents_in"))
+    if kept is None or not found:
+        return None
+    return parts.tile("Documents kept", f"{kept / found:.0%}", f"{kept:,.0f} of {found:,.0f}")
+
+
+def _plan_finding(data: RunData, rows: list[Block]) -> str:
+    """The plan's error in time and memory, in words."""
+    said = []
+    for one in rows:
+        if one["ratio"] and one["label"].startswith("Training time"):
+            said.append(f"training took {_off(one['ratio'], 'longer', 'less')}")
+        elif one["ratio"] and one["label"].startswith("Memory"):
+            said.append(f"memory came to {_off(one['ratio'], 'more', 'less')}")
+    source = as_text(data.plan.get("step_seconds_from"))
+    basis = f" The plan's step time: {source}." if source else ""
+    return f"{parts.capitalised(' and '.join(said))}.{basis}" if said else ""
+
+
+def _off(ratio: float, above: str, below: str) -> str:
+    percent = 100.0 * (ratio - 1.0)
+    if abs(percent) < 1:
+        return "what the plan said, to within 1%"
+    if ratio >= 2:
+        return f"{ratio:.1f} times what was planned"
+    return f"{abs(percent):.0f}% {above if percent > 0 else below} than planned"
