@@ -211,7 +211,7 @@ def test_rungs_of_an_earlier_budget_count_too(
 
 def test_a_planned_run_that_is_trained_is_held_against_the_prediction(whole: Path, made: Path, tmp_path: Path) -> None:
     """Only where it is the run that was planned."""
-    from bessemer.ladder import prepare, text
+    from bessemer.ladder import page, prepare
     from bessemer.layout.dial import resolve
     from bessemer.recipe import dump, load
     from bessemer.run import RunFolder
@@ -227,7 +227,7 @@ def test_a_planned_run_that_is_trained_is_held_against_the_prediction(whole: Pat
     assert prepare.measured(ground) is None
     found = read_json(whole / "ladder.json")
     found["planned"]["measured"] = {"loss": 100.0}
-    assert "outside its interval" in text.sentences(found)["the run"]
+    assert "outside its interval" in page.sentences(found)["the run"]
 
 
 @pytest.mark.parametrize(

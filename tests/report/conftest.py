@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -430,3 +433,72 @@ ENVIRONMENT = {
 def make_run(tmp_path: Path) -> Callable[..., RunFolder]:
     """Writes a whole run into a new folder."""
     return lambda **options: write_run(tmp_path / "forge", **options)
+
+
+class Reader(HTMLParser):
+    """Elements with their attributes, and the text of scripts and of everything else."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text: list[str] = []
+        self._inside = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside != "style":
+            self.text.append(data)
+
+    def sections(self) -> list[str | None]:
+        return [attributes.get("id") for tag, attributes in self.elements if tag == "section"]
+
+    def loads_nothing(self) -> None:
+        """No element asks the network for anything, and the policy allows just the scripts that stand in the page."""
+        for tag, attributes in self.elements:
+            assert "src" not in attributes, tag
+            assert tag not in ("link", "iframe", "object", "embed", "base", "image", "use")
+            assert not any(name.startswith("on") for name in attributes), attributes
+            assert (attributes.get("href") or "#").startswith("#")
+        policy = next(str(attributes["content"]) for _, attributes in self.elements if "http-equiv" in attributes)
+        assert policy.startswith("default-src 'none'")
+        code = [text for text in self.scripts if not text.startswith("{")]
+        assert len(code) == 2
+        for text in code:
+            assert base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in policy
+
+
+def blocks(block: Any, kind: str) -> list[dict[str, Any]]:
+    """All blocks of a kind in a section (or in a list of blocks), in their order."""
+    inner = block if isinstance(block, list) else block.get("blocks", [])
+    found = [] if isinstance(block, list) or block.get("kind") != kind else [block]
+    return found + [one for each in inner for one in blocks(each, kind)]
+
+
+def rows(block: Any) -> list[list[str]]:
+    """The rows of all tables, as text."""
+    return [
+        [str(cell["text"]) if isinstance(cell, dict) else str(cell) for cell in row["cells"]]
+        for table in blocks(block, "table")
+        for row in table["rows"]
+    ]
+
+
+def valid_plotly(figure: dict[str, Any]) -> None:
+    """Plotly knows every name in it; it refuses others."""
+    plotly = pytest.importorskip("plotly.graph_objects")
+    traces = [{**trace, **trace.get("levels", [{}])[-1]} for trace in figure["traces"]]
+    traces = [{key: value for key, value in trace.items() if key not in ("ink", "levels")} for trace in traces]
+    plotly.Figure({"data": traces, "layout": figure["layout"]})

@@ -11,6 +11,7 @@ import pytest
 from bessemer.report import corpus, page
 from bessemer.report.data import read
 from bessemer.run import RunFolder, write_json
+from tests.report.conftest import blocks, rows
 
 
 def statistics() -> dict[str, object]:
@@ -81,33 +82,34 @@ def run(tmp_path: Path) -> RunFolder:
     return made
 
 
-def test_parts(run: RunFolder) -> None:
-    found = corpus.parts(read(run))
-    assert [(row["name"], row["came"], row["rejected"]) for row in found["steps"]] == [
-        ("read", "14", "0"),
-        ("rules", "14", "6"),
-    ]
-    assert found["steps"][1]["width"] + found["steps"][1]["lost"] == pytest.approx(100)
-    languages = found["languages"]
-    assert (languages[0]["name"], languages[0]["count"], languages[0]["width"]) == ("l00", "100", 100 * 100 / 676)
-    assert (languages[-1]["name"], languages[-1]["count"]) == ("8 more", f"{sum(100 - n for n in range(12, 20))}")
-    assert [(part["title"], [row["name"] for row in part["rows"]]) for part in found["tables"]] == [
-        ("Personal data found", ["email", "phone"]),
-        ("Odd", ["x"]),
-    ]
-    assert [(row["name"], row["count"]) for row in found["clusters"]] == [
-        ("2 to 3 documents", "6"),
-        ("8 to 15 documents", "2"),
-    ]
-    (quiz,) = found["evaluation_sets"]
-    assert [*quiz.values()] == ["quiz", "1,200", "1,100", "11", "7", "1.0%"]
-    (repeats,) = found["repeats"]
-    assert [*repeats.values()] == ["repeated paragraphs", "3", "4", "5,678"]
-    assert [(row["name"], row["kept"], row["rejected"]) for row in found["lengths"]] == [
-        ("64", "0", "6"),
-        ("128", "0", "0"),
-        ("256", "8", "0"),
-    ]
+def tables(run: RunFolder) -> dict[str, dict[str, Any]]:
+    """The section's tables by the heading before each."""
+    found, heading = {}, ""
+    for block in corpus.section(read(run))["blocks"]:
+        heading = block["text"] if block["kind"] == "heading" else heading
+        if block["kind"] == "table":
+            found[heading] = block
+    return found
+
+
+def test_tables(run: RunFolder) -> None:
+    found = tables(run)
+    shown = {title: rows(table) for title, table in found.items()}
+    assert [row[:3] for row in shown["Step by step"]] == [["read", "14", "0"], ["rules", "14", "6"]]
+    stretches = found["Step by step"]["rows"][1]["cells"][3]["bars"]
+    assert sum(width for _, _, width in stretches) == pytest.approx(100)
+    languages = found["Languages of the kept documents"]["rows"]
+    name, count, bar = languages[0]["cells"]
+    assert (name, count, bar["bars"][0][2]) == ("l00", "100", 100 * 100 / 676)
+    assert languages[-1]["cells"][:2] == ["8 more", f"{sum(100 - n for n in range(12, 20))}"]
+    assert [row[0] for row in shown["Personal data found"]] == ["email", "phone"]
+    assert [row[0] for row in shown["Odd"]] == ["x"]
+    clusters = shown["Groups of duplicates, by size"]
+    assert [row[:2] for row in clusters] == [["2 to 3 documents", "6"], ["8 to 15 documents", "2"]]
+    assert shown["Evaluation sets found in the corpus"] == [["quiz", "1,200", "1,100", "11", "1.0%", "7"]]
+    assert shown["Cut out of the kept documents"] == [["repeated paragraphs", "3", "4", "5,678"]]
+    lengths = [(row[0], row[1], row[3]) for row in shown["Length, kept and rejected"]]
+    assert lengths == [("64", "0", "6"), ("128", "0", "0"), ("256", "8", "0")]
 
 
 def test_near_duplicates_stand_on_their_side_of_the_limit(run: RunFolder) -> None:
@@ -157,16 +159,16 @@ def test_files_that_were_not_read_are_on_the_page(run: RunFolder) -> None:
 
 
 def test_each_reason_stands_beside_a_kept_document_of_its_source(run: RunFolder) -> None:
-    pairs = corpus.parts(read(run))["pairs"]
-    assert [(row["source"], row["reason"]) for row in pairs[:3]] == [
+    pairs = [pair["blocks"] for pair in blocks(corpus.section(read(run)), "pair")]
+    assert [(one["more"], one["name"]) for one, _ in pairs[:3]] == [
         ("a", "too short"),
         ("a", "not text"),
         ("b", "too short"),
     ]
     assert len(pairs) == 6
-    for row in pairs:
-        assert row["kept"]["path"].startswith(f"{row['source']}/kept-")
-        assert row["rejected"]["path"].startswith(f"{row['source']}/")
+    for rejected, kept in pairs:
+        assert kept["name"] == "kept" and kept["path"].startswith(f"{rejected['more']}/kept-")
+        assert rejected["path"].startswith(f"{rejected['more']}/")
 
 
 def test_the_page_shows_them_escaped(run: RunFolder) -> None:
@@ -192,5 +194,7 @@ def test_the_page_shows_them_escaped(run: RunFolder) -> None:
 
 def test_nothing_is_shown_of_statistics_that_lack_it(run: RunFolder) -> None:
     write_json(run.corpus / "statistics.json", {"sources": [{"source": 3, "steps": "x"}], "totals": {"languages": []}})
-    found = corpus.parts(read(run))
-    assert not any(found[name] for name in ("steps", "pairs", "languages", "tables", "clusters", "lengths"))
+    assert corpus.section(read(run)) == {}
+    totals = {"documents_in": 3, "languages": []}
+    write_json(run.corpus / "statistics.json", {"sources": [{"source": 3, "steps": "x"}], "totals": totals})
+    assert [*tables(run)] == ["", "By source"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.errors import InputError
-from bessemer.report import data, findings
+from bessemer.report import data, summary
 from bessemer.run import RunFolder
 
 
@@ -41,7 +41,7 @@ def test_a_source_that_comes_late_has_gaps_before(make_run: Callable[..., RunFol
     run = make_run(steps=4)
     with open(run.metrics, "a") as file:
         file.write(json.dumps({"kind": "train", "step": 5, "loss": 1.0, "loss_by_source": {"late": 2.0}}) + "\n")
-    late = data.read(run).train.by_source["late"]
+    late = data.read(run).train.groups["loss_by_source"]["late"]
     assert [value == value for value in late] == [False] * 4 + [True]
 
 
@@ -73,7 +73,7 @@ def test_nothing_to_report(tmp_path: Path) -> None:
 
 def test_the_sentence(make_run: Callable[..., RunFolder]) -> None:
     run = make_run()
-    said = findings.headline(data.read(run))
+    said = summary.headline(data.read(run))
     assert said.startswith("A 1.38M-parameter decoder read 4.92M tokens in 4 min")
     assert said.endswith("and reaches 1.93 bits per byte on held-out text, 0.11 below a byte 5-gram.")
 
@@ -81,17 +81,17 @@ def test_the_sentence(make_run: Callable[..., RunFolder]) -> None:
 def test_the_sentence_of_an_unfinished_run(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=300)
     run.evaluation.unlink()
-    said = findings.headline(data.read(run))
+    said = summary.headline(data.read(run))
     assert "has so far read 1.23M of 4.92M tokens" in said
     assert "stands at" in said
-    assert [row["label"] for row in findings.comparison(data.read(run))][2] == "Training time so far"
+    assert [row["label"] for row in summary.comparison(data.read(run))][2] == "Training time so far"
 
 
 def test_the_sentence_before_training(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=10)
     for path in (run.metrics, run.evaluation, run.export / "bessemer.json"):
         path.unlink()
-    said = findings.headline(data.read(run))
+    said = summary.headline(data.read(run))
     assert said.startswith("The corpus keeps 12,612 of 14,874 documents (85%), 143.6 MB of clean text.")
     assert "is planned to read 4.92M tokens in about 3 min 58 s" in said
 
@@ -101,7 +101,7 @@ def test_the_sentence_before_training(make_run: Callable[..., RunFolder]) -> Non
     [("8.2M", "An"), ("11M", "An"), ("18.4M", "An"), ("110M", "A"), ("1.38M", "A"), ("800k", "An")],
 )
 def test_the_article(shown: str, article: str) -> None:
-    assert findings._article(shown) == article
+    assert summary.article(shown) == article
 
 
 def test_a_source_without_a_name_is_no_error(make_run: Callable[..., RunFolder]) -> None:

@@ -11,9 +11,10 @@ pytest.importorskip("plotly")
 
 from bessemer.report import data as run_data
 from bessemer.report import page
-from bessemer.report.fertility import SHOWN, fertility
+from bessemer.report.tokens import SHOWN_FERTILITY, fertility
 from bessemer.run import RunFolder, read_json, write_json
 from bessemer.tokens.fertility import SEPARATOR, table
+from tests.report.conftest import blocks, rows
 
 
 def tally(languages: int = 1) -> dict[str, Any]:
@@ -25,14 +26,15 @@ def tally(languages: int = 1) -> dict[str, Any]:
 
 def test_rows_of_each_tokenizer(make_run: Callable[..., RunFolder]) -> None:
     found = run_data.read(make_run())
-    assert fertility(found) == {}  # a manifest without it
+    assert fertility(found) == []  # a manifest without it
     shown = fertility(replace(found, manifest={"fertility": table(tally(), ["this run", "<other>"], [400, 50257])}))
-    assert shown["finding"] == "A token stands for 4.00 bytes of this text: −20.0% against <other>."
-    assert shown["rows"][0]["cells"] == ["4.00", "2.50", "10.0%", "5.00", "2.00", "50.0%"]
-    assert shown["languages"] is False
+    assert shown[1]["text"] == "A token stands for 4.00 bytes of this text: −20.0% against <other>."
+    assert rows(shown)[0][-6:] == ["4.00", "2.50", "10.0%", "5.00", "2.00", "50.0%"]
+    assert "Language" not in [column["text"] for column in blocks(shown, "table")[0]["columns"]]
     many = fertility(replace(found, manifest={"fertility": table(tally(70), ["a", "b"], [1, 2])}))
-    assert (len(many["rows"]), many["left_out"]) == (SHOWN, 10)
-    assert many["rows"][0]["language"] == "l010"  # the largest are shown, in their order
+    assert len(rows(many)) == SHOWN_FERTILITY + 1
+    assert blocks(many, "note")[0]["text"].startswith("10 more rows")
+    assert rows(many)[0][1] == "l010"  # the largest are shown, in their order
     for damaged in ({"rows": [{"source": 3, "tokens": "x"}]}, {"rows": "x"}, []):
         fertility(replace(found, manifest={"fertility": damaged}))
 

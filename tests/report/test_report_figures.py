@@ -9,16 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bessemer.report import data, figures, thinning
+from bessemer.report import corpus, curves, data
 from bessemer.run import RunFolder
+from tests.report.conftest import valid_plotly, write_run
 
 
 def test_thinning_keeps_ends_and_extremes() -> None:
     x = np.arange(1, 1_000_001, dtype=np.float64)
     y = np.random.default_rng(0).normal(size=len(x))
     y[123_456], y[987_654] = 40.0, -40.0
-    kept_x, kept_y = thinning.thin(x, y)
-    assert 1000 < len(kept_x) <= thinning.POINTS
+    kept_x, kept_y = curves.thin(x, y)
+    assert 1000 < len(kept_x) <= curves.POINTS
     assert (kept_x[0], kept_x[-1]) == (1.0, 1_000_000.0)
     assert (kept_y[0], kept_y[-1]) == (y[0], y[-1])
     assert (kept_y.max(), kept_x[kept_y.argmax()]) == (40.0, 123_457.0)
@@ -28,7 +29,7 @@ def test_thinning_keeps_ends_and_extremes() -> None:
 
 def test_thinning_keeps_the_beginning_for_a_logarithmic_axis() -> None:
     x = np.arange(1, 1_000_001, dtype=np.float64)
-    kept_x, _ = thinning.thin(x, np.sin(x))
+    kept_x, _ = curves.thin(x, np.sin(x))
     for decade in (10, 100, 1000, 10_000, 100_000):
         assert np.sum((kept_x >= decade) & (kept_x < 10 * decade)) > 80 or decade == 10
 
@@ -36,43 +37,34 @@ def test_thinning_keeps_the_beginning_for_a_logarithmic_axis() -> None:
 @pytest.mark.parametrize("points", [1, 2, 3, 1999, 2000, 2001, 5000])
 def test_thinning_of_any_length(points: int) -> None:
     x = np.arange(points, dtype=np.float64)
-    kept_x, kept_y = thinning.thin(x, x**2)
-    assert len(kept_x) <= thinning.POINTS
+    kept_x, kept_y = curves.thin(x, x**2)
+    assert len(kept_x) <= curves.POINTS
     assert (kept_x[0], kept_x[-1], kept_y[-1]) == (0.0, points - 1.0, (points - 1.0) ** 2)
 
 
 def test_thinning_leaves_out_what_is_not_finite() -> None:
     y = np.array([1.0, np.nan, np.inf, 4.0])
-    kept_x, kept_y = thinning.thin(np.arange(4.0), y)
+    kept_x, kept_y = curves.thin(np.arange(4.0), y)
     assert (list(kept_x), list(kept_y)) == ([0.0, 3.0], [1.0, 4.0])
 
 
 def test_smoothing_is_centred_and_skips_gaps() -> None:
     line = np.arange(200.0)
-    assert np.allclose(thinning.smooth(line, 21)[:180], line[:180])
+    assert np.allclose(curves.smooth(line, 21)[:180], line[:180])
     line[50] = np.nan
-    assert np.isfinite(thinning.smooth(line, 21)).all()
+    assert np.isfinite(curves.smooth(line, 21)).all()
     spike = np.zeros(101)
     spike[50] = 1.0
-    smoothed = thinning.smooth(spike, 21)
+    smoothed = curves.smooth(spike, 21)
     assert smoothed.argmax() == 50
     assert np.allclose(smoothed[40:50], smoothed[60:50:-1])
 
 
 def test_figures_are_valid_plotly(make_run: Callable[..., RunFolder]) -> None:
-    plotly = pytest.importorskip("plotly.graph_objects")
     read = data.read(make_run(steps=60))
-    for figure in [*figures.curves(read), figures.lengths(read)]:
+    for figure in [*curves.curves(read), corpus.lengths(read)]:
         assert figure is not None
-        traces = [
-            {
-                key: value
-                for key, value in {**trace, **trace.get("levels", [{}])[-1]}.items()
-                if key not in ("ink", "levels")
-            }
-            for trace in figure["traces"]
-        ]
-        plotly.Figure({"data": traces, "layout": figure["layout"]})  # refuses names that plotly does not know
+        valid_plotly(figure)
 
 
 def test_figures_hold_no_nan(make_run: Callable[..., RunFolder]) -> None:
@@ -81,7 +73,7 @@ def test_figures_hold_no_nan(make_run: Callable[..., RunFolder]) -> None:
     for row in rows[10:20]:
         row["loss"] = row["grad_norm"] = None
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert json.dumps(figures.curves(data.read(run)), allow_nan=False)
+    assert json.dumps(curves.curves(data.read(run)), allow_nan=False)
 
 
 def test_a_long_run_makes_a_small_page() -> None:
@@ -97,10 +89,9 @@ def test_a_long_run_makes_a_small_page() -> None:
         "memory_bytes",
         "mfu",
     )
-    curves = data.Curves(steps, {**dict.fromkeys(names, values), "tokens": steps}, {"a": values, "b": values})
-    nothing = data.Curves(steps[:0])
-    long = data.RunData("long", {}, "", {}, {}, {}, {}, curves, nothing, {}, [], {}, {}, [], [])
-    assert len(json.dumps(figures.curves(long))) < 1_000_000
+    columns = {**dict.fromkeys(names, values), "tokens": steps}
+    long = data.RunData("long", train=data.Curves(steps, columns, {"loss_by_source": {"a": values, "b": values}}))
+    assert len(json.dumps(curves.curves(long))) < 1_000_000
 
 
 def test_what_was_watched_becomes_three_figures(tmp_path: Path) -> None:
@@ -117,7 +108,7 @@ def test_what_was_watched_becomes_three_figures(tmp_path: Path) -> None:
     ]  # fmt: skip
     run.recipe.write_text("[run]\n")
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = {figure["id"]: figure for figure in figures.curves(data.read(run))}
+    found = {figure["id"]: figure for figure in curves.curves(data.read(run))}
     activations, logits, updates = (found[name]["traces"] for name in ("activations", "logits", "updates"))
     assert [trace["name"] for trace in activations] == [f"block {number}" for number in (1, 3, 5, 8, 10, 12)]
     assert [trace["y"][0] for trace in activations] == [1, 3, 5, 8, 10, 12]
@@ -129,9 +120,7 @@ def test_what_was_watched_becomes_three_figures(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_not_watched_has_no_such_figures(tmp_path: Path) -> None:
-    from tests.report.conftest import write_run
-
-    shown = {figure["id"] for figure in figures.curves(data.read(write_run(tmp_path / "run", steps=20)))}
+    shown = {figure["id"] for figure in curves.curves(data.read(write_run(tmp_path / "run", steps=20)))}
     assert "loss" in shown and not shown & {"activations", "logits", "updates"}
 
 
@@ -139,6 +128,6 @@ def test_a_curve_of_a_part_of_the_held_out_text_says_so(make_run: Callable[..., 
     run = make_run(steps=60)
     for limit, said in ((2_000_000, False), (60_000, True)):
         run.recipe.write_text(f'[run]\nname = "x"\n[evaluate]\nmax_tokens = {limit}\n', encoding="utf-8")
-        found = {figure["id"]: figure["note"] for figure in figures.curves(data.read(run))}
+        found = {figure["id"]: figure["note"] for figure in curves.curves(data.read(run))}
         for name in ("loss", "bits"):
             assert ("Validations read 60k of the 527k held-out tokens" in found[name]) is said, name

@@ -9,8 +9,9 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
 
-from bessemer.report import data, figures, findings, page, rows
+from bessemer.report import curves, data, page, results, summary
 from bessemer.run import RunFolder, write_json
+from tests.report.conftest import blocks, rows
 
 HOSTILE = "</code><script>alert(1)</script>"
 
@@ -42,16 +43,19 @@ def test_an_encoder(make_run: Callable[..., RunFolder]) -> None:
     fill_in = {"source": "code", "before": "self.", "word": "get" + HOSTILE, "after": "(key)", "guesses": guesses}
     found = turned(run, "masked", {"fill_ins": [fill_in, {**fill_in, "word": "pop"}]})
     assert found.loss_unit == "nats per hidden token"
-    assert "encoder" in findings.headline(found) and "guesses 62.5% of the tokens hidden" in findings.headline(found)
-    assert findings.tiles(found)[0] == {
+    assert "encoder" in summary.headline(found) and "guesses 62.5% of the tokens hidden" in summary.headline(found)
+    assert summary.tiles(found)[0] == {
         "label": "Hidden tokens guessed right", "value": "62.5%", "note": "loss 2.500 nats per hidden token"
     }  # fmt: skip
-    assert findings.curve_finding(found) == (
+    assert summary.curve_finding(found) == (
         "Hidden tokens guessed right on held-out text: from 5.0% to 60.0% over 12 validations."
     )
-    assert [row["right"] for row in rows.fill_ins(found)] == [True, False]
-    assert "bits_per_byte" not in findings.validations(found)[0]
-    drawn = {figure["id"]: figure for figure in figures.curves(found)}
+    captions = [item["caption"][0][0] for item in blocks(results.fill_ins(found), "quotes")[0]["items"]]
+    assert captions == ["code · right:", "code · wrong:"]
+    assert "Bits per byte" not in [
+        column["text"] for column in blocks(summary.validations(found), "table")[0]["columns"]
+    ]
+    drawn = {figure["id"]: figure for figure in curves.curves(found)}
     assert "bits" not in drawn and "sources" in drawn
     assert drawn["accuracy"]["traces"][-1]["y"][-1] == 60.0
     shown = plain(run)
@@ -66,12 +70,12 @@ def test_a_classifier(make_run: Callable[..., RunFolder]) -> None:
         {"label": "ham", "texts": 0, "precision": None, "recall": None, "f1": 0.0},
     ]
     found = turned(run, "classify", {"classes": classes, "confusion": [[3, 1], [0, 0]]})
-    assert "classifier" in findings.headline(found) and "puts 62.5% of the held-out texts" in findings.headline(found)
-    shown = rows.classes(found)
-    assert [row["precision"] for row in shown["rows"]] == ["75.0%", "–"]
-    assert [[cell["count"] for cell in row["cells"]] for row in shown["confusion"]] == [["3", "1"], ["0", "0"]]
-    assert [cell["share"] for cell in shown["confusion"][0]["cells"]] == [75.0, 25.0]
-    drawn = {figure["id"]: figure for figure in figures.curves(found)}
+    assert "classifier" in summary.headline(found) and "puts 62.5% of the held-out texts" in summary.headline(found)
+    shown = results.classes(found)
+    assert [row[2] for row in rows(shown)[:2]] == ["75.0%", "–"]
+    assert [row[1:] for row in rows(shown)[2:]] == [["3", "1"], ["0", "0"]]
+    assert [cell.get("shade") for cell in blocks(shown, "table")[1]["rows"][0]["cells"][1:]] == [45.0, 15.0]
+    drawn = {figure["id"]: figure for figure in curves.curves(found)}
     assert [trace["name"] for trace in drawn["accuracy"]["traces"]] == ["train, smoothed", "held out"]
     text = plain(run)
     assert "<h2>Classes</h2>" in text and "<script>alert" not in text
@@ -80,11 +84,10 @@ def test_a_classifier(make_run: Callable[..., RunFolder]) -> None:
 def test_many_classes_are_listed_but_not_crossed(make_run: Callable[..., RunFolder]) -> None:
     classes = [{"label": str(number), "texts": 1, "precision": 1.0, "recall": 1.0, "f1": 1.0} for number in range(30)]
     found = turned(make_run(), "classify", {"classes": classes, "confusion": [[1] * 30] * 30})
-    assert len(rows.classes(found)["rows"]) == 30
-    assert rows.classes(found)["confusion"] == []
+    assert len(rows(results.classes(found))) == 30
 
 
 def test_damaged_classes_are_no_failure(make_run: Callable[..., RunFolder]) -> None:
     found = turned(make_run(), "classify", {"classes": [{"label": 3}, "x"], "confusion": ["x", [1]]})
-    assert rows.classes(found)["confusion"] == []
-    assert rows.fill_ins(found) == []
+    assert len(blocks(results.classes(found), "table")) == 1
+    assert results.fill_ins(found) == {}

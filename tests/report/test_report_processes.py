@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from bessemer.report import data, page, processes
+from bessemer.report import data, page, results
 from bessemer.run import RunFolder
+from tests.report.conftest import rows
 
 
 def split(run: RunFolder, steps: int = 3) -> RunFolder:
@@ -25,20 +26,21 @@ def split(run: RunFolder, steps: int = 3) -> RunFolder:
 
 
 def test_layout_and_bytes_stand_beside_the_formula(make_run: Callable[..., RunFolder]) -> None:
-    found = processes.section(data.read(split(make_run(steps=40))))
-    assert "8 processes: shard 2 x tensor 2 x pipeline 2" in found["finding"]
-    assert {row["way"]: row["count"] for row in found["split"]} == {
-        "shard": 2, "tensor": 2, "pipeline": 2, "zero": 1, "schedule": "1f1b",
-    }  # fmt: skip
-    rows = {row["kind"]: row for row in found["sent"]}
-    assert rows["all-gather"]["ratio"] == 1.0
-    assert rows["all-reduce"]["measured"] == "31 B" and rows["all-reduce"]["ratio"] is None  # the median; no formula
-    assert rows["send"]["planned"] == "500 B" and rows["send"]["measured"] == "–"
+    found = results.processes(data.read(split(make_run(steps=40))))
+    assert found["blocks"][0]["text"].startswith("8 processes: shard 2 x tensor 2 x pipeline 2.")
+    assert [row[:2] for row in rows(found)[:5]] == [
+        ["shard", "2"], ["tensor", "2"], ["pipeline", "2"], ["zero", "1"], ["schedule", "1f1b"],
+    ]  # fmt: skip
+    assert rows(found)[5:] == [
+        ["all-gather", "2.0 kB", "2.0 kB", "1.000"],
+        ["send", "500 B", "–", "–"],
+        ["all-reduce", "–", "31 B", "–"],  # the median; no formula
+    ]
 
 
 def test_the_page_has_the_section_only_then(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=40)
-    assert processes.section(data.read(run)) == {}
+    assert results.processes(data.read(run)) == {}
     assert 'id="processes"' not in page.render(data.read(run))
     assert 'id="processes"' in page.render(data.read(split(run)))
 
@@ -47,4 +49,4 @@ def test_the_page_has_the_section_only_then(make_run: Callable[..., RunFolder]) 
 def test_a_damaged_layout_is_no_error(make_run: Callable[..., RunFolder], value: object) -> None:
     run = data.read(make_run(steps=10))
     run.recipe["parallel"] = value
-    assert processes.section(run) == {}
+    assert results.processes(run) == {}

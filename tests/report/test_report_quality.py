@@ -10,6 +10,7 @@ import pytest
 
 from bessemer.report import data, page, quality
 from bessemer.run import RunFolder, write_json
+from tests.report.conftest import blocks, valid_plotly
 
 HOSTILE = "</script><script>alert(1)</script>"
 
@@ -69,21 +70,21 @@ def test_the_section_is_there_when_the_file_is(make_run: Callable[..., RunFolder
 def test_examples_are_the_nearest_and_the_ends(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=10)
     write_json(run.corpus / "quality.json", record())
-    groups = {group["title"]: group["rows"] for group in quality.section(data.read(run))["examples"]}
-    assert [row["score"] for row in groups["scored lowest"]] == ["0.000", "0.017", "0.033", "0.050"]
-    assert groups["scored highest"][0]["excerpt"] == "text 59"
-    near = [float(row["score"]) for row in groups["nearest to the limit"]]
+    folded = blocks(quality.section(data.read(run)), "folded")
+    groups = {group["summary"]: group["blocks"] for group in folded}
+    assert [row["name"] for row in groups["scored lowest"]] == ["0.000", "0.017", "0.033", "0.050"]
+    assert groups["scored highest"][0]["text"] == "text 59"
+    near = [float(row["name"]) for row in groups["nearest to the limit"]]
     assert len(near) == 8 and near == sorted(near) and max(abs(score - 0.3) for score in near) < 0.07
 
 
 def test_figures_are_valid_plotly_and_hold_the_numbers(make_run: Callable[..., RunFolder]) -> None:
-    plotly = pytest.importorskip("plotly.graph_objects")
     run = make_run(steps=10)
     write_json(run.corpus / "quality.json", record())
-    found = {figure["id"]: figure for figure in quality.figures(data.read(run))}
+    (plots,) = blocks(quality.section(data.read(run)), "plots")
+    found = {figure["id"]: figure for figure in plots["figures"]}
     for figure in found.values():
-        traces = [{key: value for key, value in trace.items() if key != "ink"} for trace in figure["traces"]]
-        plotly.Figure(data=traces, layout=figure["layout"])
+        valid_plotly(figure)
     points = found["reliability"]["traces"][1]
     assert len(points["x"]) == 9, "a tenth without documents has no point"
     assert points["y"][0] == 0.06 and points["text"][0] == "20 documents"

@@ -263,8 +263,8 @@ def _mixture_sentences(found: Json) -> dict[str, str]:
     if gain["inside_noise"]:
         verdict = "inside the noise, so nothing says that the proposed mixture is better than the given one"
     said = {
-        "target": f"mean of the held-out losses of {', '.join(found['targets'])}, nats a token, of {len(found["proxies"])} "
-        f"models of {amount(proxy["parameters"])} parameters on {amount(proxy["tokens"])} tokens",
+        "target": f"mean of the held-out losses of {', '.join(found['targets'])}, nats a token, of {len(found['proxies'])} "
+        f"models of {amount(proxy['parameters'])} parameters on {amount(proxy['tokens'])} tokens",
         "regression": "; ".join(
             f"{name}: {one['form']}, misses a left-out run by {one['left_out_error']:.4f}"
             for name, one in found["regressions"].items()

@@ -1,4 +1,4 @@
-"""A plan as plain series, for pictures: what each shows stands here, how it looks in report/planning.py.
+"""A plan as plain series, for pictures: what each shows stands here, how it looks in report/plan_figures.py.
 
 Bytes, seconds, FLOPs, dollars. Nothing is drawn, except that a pipeline's diagram is the one of plan/diagram.py.
 """
