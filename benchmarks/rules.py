@@ -26,17 +26,19 @@ from typing import Any
 import numpy as np
 from machine import describe
 
-from bessemer.corpus.rules import apply, c4, fineweb, gopher, words
-from bessemer.corpus.rules.counts import Statistics
-from bessemer.corpus.rules.findings import Finding
+from bessemer.corpus.rules import apply
+from bessemer.corpus.rules.edits import CITATION, edit_c4
+from bessemer.corpus.rules.table import Finding, check
+from bessemer.corpus.text import words
+from bessemer.corpus.text.statistics import Statistics
 from bessemer.recipe import Rules
 from bessemer.recipe.rules import C4, FineWeb, GopherQuality, GopherRepetition
 
 FILTERS: dict[str, Callable[[str], Finding | None]] = {
-    "gopher_quality": lambda text: gopher.quality(Statistics(text), GopherQuality()),
-    "gopher_repetition": lambda text: gopher.repetition(Statistics(text), GopherRepetition()),
-    "c4": lambda text: c4.edit(Statistics(text), C4())[1],
-    "fineweb": lambda text: fineweb.judge(Statistics(text), FineWeb()),
+    "gopher_quality": lambda text: check("gopher_quality", Statistics(text), GopherQuality()),
+    "gopher_repetition": lambda text: check("gopher_repetition", Statistics(text), GopherRepetition()),
+    "c4": lambda text: edit_c4(Statistics(text), C4())[1],
+    "fineweb": lambda text: check("fineweb", Statistics(text), FineWeb()),
 }
 REASONS = {
     "gopher_short_doc": "few_words", "gopher_long_doc": "many_words", "gopher_below_avg_threshold": "short_words",
@@ -95,7 +97,7 @@ def _texts(paths: Iterator[Path]) -> Iterator[str]:
 def our_sentences(text: str) -> dict[str, int]:
     """Our number of sentences of every line of a text, with and without its citations: what the peer is given."""
     lines = {line.strip() for line in text.splitlines()}
-    lines |= {c4.CITATION.sub("", line) for line in lines}
+    lines |= {CITATION.sub("", line) for line in lines}
     return {line: Statistics(line).sentences for line in lines}
 
 
@@ -137,7 +139,7 @@ def main() -> None:
         decisions[name] = [finding and finding.reason.partition(".")[2] for finding in map(decide, texts)]
     seconds["all"] = best_of(3, lambda: [apply(text, every) for text in texts])
     seconds["words alone"] = best_of(3, lambda: [Statistics(text).word_spans for text in texts])
-    edits = [c4.edit(Statistics(text), C4()) for text in texts]
+    edits = [edit_c4(Statistics(text), C4()) for text in texts]
 
     with tempfile.TemporaryDirectory() as place:
         there, split, out = Path(place) / "documents", Path(place) / "split", Path(place) / "out"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba", reason="the corpus extra is not installed")
 
-from bessemer.corpus.ngrams import UNSPACED, find, gram_hashes, num_words, table
+from bessemer.corpus.text.ngrams import UNSPACED, find, gram_hashes, num_words, table
 
 LETTERS = st.text(alphabet="aAbBéÉßñ12 .,\n-日本гД\u0301😀", max_size=80)
 

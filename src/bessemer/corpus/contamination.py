@@ -1,7 +1,7 @@
 """Text of evaluation sets in documents: found by n-gram overlap, then dropped, masked or reported.
 
 The way of GPT-3 (Brown et al. 2020, appendix C): an item is touched when a document holds 13 words in a row of it.
-Shorter texts are looked for as a whole. What a word is says bessemer.corpus.ngrams.
+Shorter texts are looked for as a whole. What a word is says bessemer.corpus.text.ngrams.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def build(settings: Settings) -> Index:
     """Read the sets and index their n-grams. Raises InputError for a set that cannot be read or searched."""
     import numpy as np
 
-    from bessemer.corpus.ngrams import table
+    from bessemer.corpus.text.ngrams import table
 
     hashes: list[NDArray[np.uint64]] = []
     lengths: set[int] = set()
@@ -137,7 +137,7 @@ def check(text: str, index: Index) -> Found:
     """What a text holds of the sets, in one pass over it. A pure function of text and index."""
     import numpy as np
 
-    from bessemer.corpus.ngrams import find
+    from bessemer.corpus.text.ngrams import find
 
     if not len(index.lengths):
         return NOTHING
@@ -206,7 +206,7 @@ def _grams(texts: list[str], settings: Settings) -> tuple[Any, set[int]]:
     """The distinct n-grams of an item, and their lengths."""
     import numpy as np
 
-    from bessemer.corpus.ngrams import gram_hashes, num_words
+    from bessemer.corpus.text.ngrams import gram_hashes, num_words
 
     parts, used = [np.empty(0, dtype=np.uint64)], set()
     for text in texts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from bessemer.corpus.rules.findings import RULE_REASONS
+from bessemer.corpus.rules.table import RULE_REASONS
 
 COLUMNS = ("identity", "text", "source", "path", "place", "language", "metadata", "label")
 """Columns of documents/part-*.parquet, all strings; sorted by (source, identity). A document without a label has "",

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.corpus.rules.findings import against
+from bessemer.corpus.rules.table import against
 from bessemer.errors import InputError
 from bessemer.recipe.parts import language_part
 

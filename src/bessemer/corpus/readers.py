@@ -9,7 +9,7 @@ from bessemer.corpus import extract, mediawiki, record_files, storage, tables, w
 from bessemer.corpus.document import Record
 from bessemer.corpus.first_bytes import decode_text, foreign_format, unicode_of
 from bessemer.corpus.inflate import Damaged, inflate
-from bessemer.corpus.rules.findings import against
+from bessemer.corpus.rules.table import against
 from bessemer.corpus.tables import MAX_RECORD_BYTES, not_utf8
 from bessemer.corpus.units import Piece, Unit
 from bessemer.recipe import Extract, Rules

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.corpus.rules import alphanumeric_share, judge
-from bessemer.corpus.rules.findings import against
+from bessemer.corpus.rules.table import against
 from bessemer.recipe import Rules
 from tests.corpus.language_samples import DECLARATION
 

@@ -5,32 +5,16 @@ import base64
 import pytest
 
 from bessemer.corpus.rules import statistics
-from bessemer.corpus.rules.code import judge, strip_licence
+from bessemer.corpus.rules.edits import strip_licence
+from bessemer.corpus.rules.table import check
 from bessemer.recipe.rules import Code
 
 PROGRAM = "import os\n\n\ndef main():\n    return os.getcwd()\n"
 
 
 def reason(text: str, **settings: object) -> str | None:
-    finding = judge(statistics(text), Code(**settings))
+    finding = check("code", statistics(text), Code(**settings))
     return finding and finding.reason
-
-
-@pytest.mark.parametrize(
-    ("text", "key", "value", "name"),
-    [
-        ("a\nb\nc", "max_lines", 3, "lines"),
-        ("ab\nabcd\n", "max_line_length", 4, "line_length"),
-        ("ab\nabcd", "max_mean_line_length", 3.0, "mean_line_length"),
-        ("ab1+ -", "min_alphanumeric_share", 0.5, "alphanumeric"),
-        ("ab11+-", "min_alphabetic_share", 2 / 6, "alphabetic"),
-    ],
-)
-def test_at_both_sides(text: str, key: str, value: float, name: str) -> None:
-    settings = {"min_alphanumeric_share": 0.0, "min_alphabetic_share": 0.0, key: value}
-    assert reason(text, **settings) is None
-    beyond = (1 if isinstance(value, int) else 1e-9) * (1 if key.startswith("min") else -1)
-    assert reason(text, **{**settings, key: value + beyond}) == f"code.{name}"
 
 
 def test_generated_files_and_xml() -> None:

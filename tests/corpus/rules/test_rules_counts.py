@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bessemer.corpus.rules import characters
-from bessemer.corpus.rules.counts import STOP_WORDS, Statistics
+from bessemer.corpus.text import characters
+from bessemer.corpus.text.statistics import STOP_WORDS, Statistics
 
 WORDS = st.sampled_from(
     [

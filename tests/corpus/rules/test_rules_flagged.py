@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from bessemer.corpus.rules import flagged
+from bessemer.corpus.rules import lists as lists_module
+from bessemer.corpus.rules.lists import judge_flagged
 from bessemer.errors import InputError
 from bessemer.recipe.rules import Flagged
 
@@ -20,7 +21,7 @@ def lists(tmp_path: Path) -> Path:
 
 
 def reason(text: str, language: str, **settings: object) -> str | None:
-    finding = flagged.judge(text, "adult", Flagged(**settings), language)
+    finding = judge_flagged(text, "adult", Flagged(**settings), language)
     return finding and finding.reason
 
 
@@ -79,7 +80,7 @@ class Model:
 
 
 def test_classifier_at_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flagged, "_model", lambda path, name: Model())
+    monkeypatch.setattr(lists_module, "_model", lambda path, name: Model())
     for label in ("adult", "__label__adult"):
         assert reason("nasty\nfine", "en", classifier="m", label=label, threshold=0.5) is None
         assert reason("nasty\nfine", "en", classifier="m", label=label, threshold=0.49) == "adult.classifier"

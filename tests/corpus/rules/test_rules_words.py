@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bessemer.corpus.rules.counts import Statistics
-from bessemer.corpus.rules.specials import LONGEST, specials
+from bessemer.corpus.text.specials import LONGEST, specials
+from bessemer.corpus.text.statistics import Statistics
 
 
 def split(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from bessemer.corpus.rules.findings import against
+from bessemer.corpus.rules.table import against
 from bessemer.recipe import Rules
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _classes() -> np.ndarray:
     """Class of every code point: 1 letter or digit, 2 white space, 0 anything else."""
     import numpy as np
 
-    from bessemer.corpus.rules.characters import ALPHANUMERIC, SPACE, python_table
+    from bessemer.corpus.text.characters import ALPHANUMERIC, SPACE, python_table
 
     bits = python_table()
     return (bits & ALPHANUMERIC > 0) + 2 * (bits & SPACE > 0).astype(np.uint8)

@@ -1,12 +1,33 @@
-"""Lists of words and names that a recipe points to: read once in a process, never shipped."""
+"""Rules that read lists which a recipe names and which are never shipped: URLs (RefinedWeb), adult and toxic content.
+
+datatrove's and DCLM's URL lists can be used as they are. Word lists by language: the npm package naughty-words (CC-BY-4.0)
+has the List of Dirty, Naughty, Obscene and Otherwise Bad Words in 28 languages, by which C4 rejects (Raffel et al. 2020,
+section 2.2).
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
+from bessemer.corpus.rules.table import Finding, against
 from bessemer.errors import InputError
+from bessemer.recipe.rules import Flagged, RefinedWeb
+
+MAX_URL_CHARACTERS = 8192
+"""Characters of a URL that are looked at."""
+OTHERS = re.compile(r"[^a-z0-9]+")
+WORD = re.compile(r"\w+")
+UNSPACED = ("ja", "th", "zh")
+"""Languages without spaces between words: entries are looked for anywhere."""
+NOT_ALONE = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}
+"""Entries that are part of common words; datatrove leaves out the same (c4_filters.py)."""
+MAX_CLASSIFIED_CHARACTERS = 100_000
+"""Characters of a text that a classifier reads: a model of bags of words has seen enough."""
 
 
 @cache
@@ -38,3 +59,130 @@ def language_file(path: str, language: str, key: str) -> str | None:
         raise InputError(f"{key}: {path} is neither a file nor a folder of word lists")
     names = [f"{language}{ending}" for ending in ("", ".txt", ".json")]
     return next((str(place / name) for name in names if (place / name).is_file()), None)
+
+
+def judge_url(url: str, settings: RefinedWeb) -> Finding | None:
+    """Why a document of this URL is rejected; None when nothing speaks against it (Penedo et al. 2023, appendix).
+
+    A domain on the list stands for its subdomains. Words are what stands between other characters than a-z and 0-9,
+    substrings are looked for with those removed, both without case: c-a-s-i-n-o hides nothing. Raises InputError for a
+    list that cannot be read.
+    """
+    small = url[:MAX_URL_CHARACTERS].lower()
+    key = "corpus.rules.refinedweb"
+    if settings.domains is not None:
+        listed = entries(settings.domains, f"{key}.domains")
+        labels = _host(small).split(".")
+        for first in range(len(labels) - 1):
+            if ".".join(labels[first:]) in listed:
+                return Finding("refinedweb.domain", ".".join(labels[first:]))
+    if settings.urls is not None:
+        listed = entries(settings.urls, f"{key}.urls")
+        if small in listed or small.rstrip("/") in listed or small.partition("://")[2].rstrip("/") in listed:
+            return Finding("refinedweb.url", small)
+    words = set(OTHERS.split(small))
+    if settings.url_words is not None:
+        hard = words & entries(settings.url_words, f"{key}.url_words")
+        if hard:
+            return Finding("refinedweb.url_word", min(hard))
+    if settings.url_soft_words is not None:
+        soft = words & entries(settings.url_soft_words, f"{key}.url_soft_words")
+        if len(soft) >= settings.min_url_soft_words:
+            return Finding("refinedweb.url_soft_words", ", ".join(sorted(soft)))
+    if settings.url_substrings is not None:
+        joined = OTHERS.sub("", small)
+        found = next((part for part in _substrings(settings.url_substrings) if part in joined), None)
+        if found:
+            return Finding("refinedweb.url_substring", found)
+    return None
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url if "://" in url else "//" + url).hostname or ""
+    except ValueError:
+        return ""
+
+
+@cache
+def _substrings(path: str) -> tuple[str, ...]:
+    """The listed strings as they are looked for; sorted, so that the reason is the same in every run."""
+    listed = entries(path, "corpus.rules.refinedweb.url_substrings")
+    return tuple(sorted({OTHERS.sub("", entry) for entry in listed} - {""}))
+
+
+def judge_flagged(text: str, name: str, settings: Flagged, language: str) -> Finding | None:
+    """`name` is the set, adult or toxic; a language without a list is judged by the classifier alone."""
+    if settings.path is not None:
+        finding = _judge_words(text, name, settings, settings.path, language)
+        if finding is not None:
+            return finding
+    if settings.classifier is not None:
+        score = _score(settings.classifier, settings.label or "", name, text)
+        if score > settings.threshold:
+            return Finding(f"{name}.classifier", f"score {against(score, settings.threshold)}")
+    return None
+
+
+def _judge_words(text: str, name: str, settings: Flagged, path: str, language: str) -> Finding | None:
+    key = f"corpus.rules.{name}.path"
+    file = language_file(path, language, key)
+    if file is None:
+        return None
+    small = text.lower()
+    if language in UNSPACED:
+        listed = entries(file, key) - NOT_ALONE.get(language, set())
+        number, total = sum(small.count(entry) for entry in listed), max(len(text), 1)
+    else:
+        words = WORD.findall(small)
+        number, total = _count(words, _phrases(file, key)), max(len(words), 1)
+    if number > settings.max_words and number / total > settings.max_share:
+        share = against(number / total, settings.max_share, 4)
+        return Finding(f"{name}.words", f"{number} flagged words, {share} of the text")
+    return None
+
+
+@cache
+def _phrases(file: str, key: str) -> dict[str, set[tuple[str, ...]]]:
+    """Entries as words, by their first word."""
+    found: dict[str, set[tuple[str, ...]]] = {}
+    for entry in entries(file, key):
+        words = tuple(WORD.findall(entry))
+        if words:
+            found.setdefault(words[0], set()).add(words)
+    return found
+
+
+def _count(words: list[str], phrases: dict[str, set[tuple[str, ...]]]) -> int:
+    """Entries that occur, each where it begins."""
+    number = 0
+    for first in phrases.keys() & set(words):
+        lengths = set(map(len, phrases[first]))
+        if lengths == {1}:
+            number += words.count(first)
+            continue
+        for at, word in enumerate(words):
+            if word == first:
+                number += any(tuple(words[at : at + length]) in phrases[first] for length in lengths)
+    return number
+
+
+@cache
+def _model(path: str, name: str) -> Any:
+    key = f"corpus.rules.{name}.classifier"
+    try:
+        import fasttext
+    except ImportError:
+        raise InputError(f"{key}: fastText is not installed; pip install 'bessemer[corpus]'") from None
+    try:
+        return fasttext.load_model(path)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"{key}: {path} cannot be loaded as a fastText model: {error}") from None
+
+
+def _score(path: str, label: str, name: str, text: str) -> float:
+    """The model's probability of the label; 0 when it does not give one."""
+    line = " ".join(text[:MAX_CLASSIFIED_CHARACTERS].split())
+    labels, scores = _model(path, name).predict(line, k=-1)
+    wanted = {label, f"__label__{label}"}
+    return float(sum(score for found, score in zip(labels, scores, strict=True) if found in wanted))

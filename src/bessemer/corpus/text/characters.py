@@ -1,74 +1,33 @@
-"""What every code point is, as one table of bits: what the passes over a text look up for each character.
+"""Character classes: for every code point one value of 32 bits, which the compiled passes look up.
 
-The classes are Python's (str.isspace and so on), Unicode's categories, and the sets that two other projects decide by,
-so that the same documents are kept: datatrove 0.10 (utils/text.py: PUNCTUATION, TERMINAL_PUNCTUATION) and spaCy 3.8
-(lang/char_classes.py and lang/punctuation.py: which characters the English splitter cuts at).
+The classes are Python's (str.isspace and so on), Unicode's categories, and the sets of two other projects, so that the
+same documents are kept: datatrove 0.10 (utils/text.py: PUNCTUATION, TERMINAL_PUNCTUATION) and spaCy 3.8
+(lang/char_classes.py and lang/punctuation.py: where the English tokenizer splits).
 """
 
 from __future__ import annotations
 
 import unicodedata
 from functools import cache
-from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from bessemer.corpus.extract import ASSIGNED
 
-if TYPE_CHECKING:
-    import numpy as np
-
-SPACE = 1 << 0
-"""str.isspace."""
-ALPHABETIC = 1 << 1
-"""str.isalpha."""
-DECIMAL = 1 << 2
-"""str.isdecimal: a digit 0 to 9 of any script."""
-NUMERIC = 1 << 3
-"""str.isdigit: with superscripts and circled digits."""
-ALPHANUMERIC = 1 << 4
-"""str.isalnum."""
-UPPER = 1 << 5
-"""str.isupper."""
-LINE_END = 1 << 6
-"""Where str.splitlines cuts."""
-SYMBOL = 1 << 7
-"""Of datatrove's punctuation: a word of these alone is no word for Gopher's counts."""
-TERMINAL = 1 << 8
-"""A line that ends in it ends a sentence (FineWeb)."""
-SENTENCE_END = 1 << 9
-"""A token that ends a sentence for spaCy's sentencizer."""
-PUNCTUATION = 1 << 10
-"""Unicode category P."""
-LETTER = 1 << 11
-"""A letter for the splitter."""
-LOWER_LETTER = 1 << 12
-"""A letter for the splitter that is small or has no case."""
-UPPER_LETTER = 1 << 13
-"""A letter for the splitter that is large or has no case."""
-PREFIX = 1 << 14
-"""Cut off at the start of a word, alone."""
-SUFFIX = 1 << 15
-"""Cut off at the end of a word, alone."""
-ICON = 1 << 16
-"""Unicode category So: cut out anywhere."""
-QUOTE = 1 << 17
-BEFORE_DOT = 1 << 18
-"""A full stop after it is cut off."""
-CURRENCY = 1 << 19
-"""Cut off after a digit."""
-INFIX = 1 << 20
-"""Where a cut inside a word can be."""
-STARTS_SPECIAL = 1 << 21
-"""A special string that the splitter would have cut begins with it."""
-COMMON = 1 << 22
-"""a-z, A-Z, 0-9, line feed, ? ! , . and nothing else: NeMo Curator's letters and digits."""
-BRACKET = 1 << 23
-"""{ } ⟨ ⟩ [ ] ( )"""
-BASE64 = 1 << 24
-"""a-z, A-Z, 0-9, + / ="""
-HEXADECIMAL = 1 << 25
-
-PLAIN = 1 << 26
-"""A letter at which the splitter never cuts."""
+# str.isspace, isalpha, isdecimal (0 to 9 of any script), isdigit (superscripts and circled digits too), isalnum, isupper;
+# where str.splitlines breaks
+SPACE, ALPHABETIC, DECIMAL, NUMERIC, ALPHANUMERIC, UPPER, LINE_END = (1 << bit for bit in range(7))
+# datatrove: a word of SYMBOL alone is no word for Gopher's counts; a line that ends in TERMINAL ends a sentence (FineWeb).
+# spaCy's sentencizer: a token SENTENCE_END ends a sentence. PUNCTUATION is Unicode's category P.
+SYMBOL, TERMINAL, SENTENCE_END, PUNCTUATION = (1 << bit for bit in range(7, 11))
+# The tokenizer's letters; LOWER_LETTER and UPPER_LETTER include letters without case; PLAIN: it never splits there.
+LETTER, LOWER_LETTER, UPPER_LETTER, PLAIN = (1 << bit for bit in range(11, 15))
+# Split off alone at the start (PREFIX) or end (SUFFIX) of a word; may be split inside it (INFIX); ICON: Unicode's So, split
+# anywhere; a full stop after BEFORE_DOT is split off; CURRENCY is split off after a digit.
+PREFIX, SUFFIX, INFIX, ICON, QUOTE, BEFORE_DOT, CURRENCY = (1 << bit for bit in range(15, 22))
+# a-z A-Z 0-9 line feed ? ! , . (NeMo Curator's letters and digits); {} ⟨⟩ [] (); a-z A-Z 0-9 + / =; 0-9 a-f A-F
+COMMON, BRACKET, BASE64, HEXADECIMAL = (1 << bit for bit in range(22, 26))
 
 TERMINAL_PUNCTUATION = """
 21 2e 3f 589 61d-61f 6d4 700-702 7f9 837 839 83d-83e 964-965 104a-104b 1362 1367-1368 166e 1735-1736 17d4-17d6 17d9-17da
@@ -106,25 +65,25 @@ QUOTES = "'\"”“`‘´’‚,„»«「」『』（）〔〕【】《》〈�
 CURRENCIES = "$£€¥฿₽﷼₴₠₡₢₣₤₥₦₧₨₩₪₫€₭₮₯₰₱₲₳₵₶₷₸₹₺₻₼₾₿"
 
 
+def code_points(text: str) -> npt.NDArray[np.uint32]:
+    """The characters of a text as numbers. A lone surrogate stays what it is."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
 @cache
-def table() -> np.ndarray:
-    """Bits of every code point, as 0x110000 values of 32 bits; made once in a process."""
-    import numpy as np
-
-    from bessemer.corpus.rules.specials import specials
-
+def table() -> npt.NDArray[np.uint32]:
+    """The bits of every code point, 0x110000 values; made once in a process."""
     bits = python_table().copy()
 
     def mark(points: str | list[int], flags: int) -> None:
-        where = points if isinstance(points, list) else [ord(character) for character in points]
-        bits[where] |= flags
+        bits[points if isinstance(points, list) else [ord(character) for character in points]] |= flags
 
     mark("\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029", LINE_END)
     mark(_points(TERMINAL_PUNCTUATION), TERMINAL | SENTENCE_END | SYMBOL)
     bits[_points(NO_SENTENCE_END)] &= ~np.uint32(SENTENCE_END)
     mark(_points(OTHER_SYMBOLS), SYMBOL)
     for point in _points(CASED):
-        bits[point] |= LETTER | (LOWER_LETTER if not chr(point).isupper() else UPPER_LETTER)
+        bits[point] |= LETTER | (UPPER_LETTER if chr(point).isupper() else LOWER_LETTER)
     mark(_points(UNCASED), LETTER | LOWER_LETTER | UPPER_LETTER)
     mark(MARKS, PREFIX | SUFFIX | BEFORE_DOT)
     mark(QUOTES, PREFIX | SUFFIX | BEFORE_DOT | QUOTE)
@@ -136,7 +95,6 @@ def table() -> np.ndarray:
     mark(".…+-*^–—~,:<>=/", INFIX)
     bits[bits & LOWER_LETTER > 0] |= BEFORE_DOT
     bits[(bits & LETTER > 0) & (bits & (PREFIX | SUFFIX | INFIX | ICON) == 0)] |= PLAIN
-    mark([ord(text[0]) for text, pieces in specials().items() if len(pieces) == 1], STARTS_SPECIAL)
     letters_and_digits = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
     mark(letters_and_digits + "\n?!,.", COMMON)
     mark("{}⟨⟩[]()", BRACKET)
@@ -146,38 +104,27 @@ def table() -> np.ndarray:
 
 
 @cache
-def python_table() -> np.ndarray:
-    """The bits that are Python's and Unicode's own, of every code point; what is not assigned has none."""
-    import numpy as np
-
+def python_table() -> npt.NDArray[np.uint32]:
+    """The bits that are Python's and Unicode's own, of every code point; unassigned ones have none."""
     bits = np.zeros(0x110000, dtype=np.uint32)
     for plane in ASSIGNED:
-        bits[plane.start : plane.stop] = [_python_bits(point) for point in plane]
+        bits[plane.start : plane.stop] = [_python_bits(chr(point)) for point in plane]
     return bits
 
 
-def _python_bits(point: int) -> int:
-    character = chr(point)
+def _python_bits(character: str) -> int:
     category = unicodedata.category(character)
     if category == "Cn":
         return 0
     found = PUNCTUATION if category[0] == "P" else ICON if category == "So" else 0
-    if character.isspace():
-        found |= SPACE
+    found |= SPACE * character.isspace() | UPPER * character.isupper()
     if character.isalnum():
-        found |= ALPHANUMERIC
-        found |= ALPHABETIC if character.isalpha() else 0
-        found |= DECIMAL if character.isdecimal() else 0
-        found |= NUMERIC if character.isdigit() else 0
-    if character.isupper():
-        found |= UPPER
+        found |= ALPHANUMERIC | ALPHABETIC * character.isalpha()
+        found |= DECIMAL * character.isdecimal() | NUMERIC * character.isdigit()
     return found
 
 
 def _points(ranges: str) -> list[int]:
     """Code points of ranges in hexadecimal, such as 30-39."""
-    found: list[int] = []
-    for part in ranges.split():
-        first, _, last = part.partition("-")
-        found.extend(range(int(first, 16), int(last or first, 16) + 1))
-    return found
+    bounds = [part.partition("-") for part in ranges.split()]
+    return [point for first, _, last in bounds for point in range(int(first, 16), int(last or first, 16) + 1)]

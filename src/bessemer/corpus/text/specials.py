@@ -11,29 +11,13 @@ from collections.abc import Iterator
 
 PERSONS = ("i", "you", "he", "she", "it", "we", "they")
 QUESTIONS = ("who", "what", "when", "where", "why", "how", "there", "that", "this", "these", "those")
-NEGATED = (
-    "ca",
-    "could",
-    "do",
-    "does",
-    "did",
-    "had",
-    "may",
-    "might",
-    "must",
-    "need",
-    "ought",
-    "sha",
-    "should",
-    "wo",
-    "would",
-)
+NEGATED = "ca could do does did had may might must need ought sha should wo would"
 """Verbs that take n't and n't've."""
-NEGATED_ONLY = ("ai", "are", "is", "was", "were", "have", "has", "dare")
+NEGATED_ONLY = "ai are is was were have has dare"
 """Verbs that take n't alone."""
 WORDS = {"ill", "its", "hell", "shell", "shed", "were", "well", "whore"}
 """Words of their own that a contraction without its apostrophe would look like."""
-
+PAIRS = "can/not Can/not gon/na Gon/na got/ta Got/ta y/'all y/all let/'s Let/'s c'm/on C'm/on how/'d/'y How/'d/'y"
 DROPPED_G = ("doin", "goin", "nothin", "nuthin", "ol", "somethin", "lovin", "havin")
 DROPPED_START = ("em", "ll", "nuff")
 CAUSE = ("'Cause", "'cause", "'cos", "'Cos", "'coz", "'Coz", "'cuz", "'Cuz", "'bout")
@@ -69,59 +53,37 @@ def specials() -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for pieces in _contractions():
         for first in (pieces[0], pieces[0].title()):
-            cut = (first, *pieces[1:])
-            bare = tuple(piece.replace("'", "") for piece in cut)
-            for way in (cut, bare):
-                if "".join(way).lower() not in WORDS:
-                    found["".join(way)] = way
-    for stem in DROPPED_G:
-        for form in (stem, stem.title()):
-            found |= {form: (form,), form + "'": (form + "'",)}
-    for rest in DROPPED_START:
-        found |= {rest: (rest,), "'" + rest: ("'" + rest,)}
+            words = (first, *pieces[1:])
+            for form in (words, tuple(piece.replace("'", "") for piece in words)):
+                if "".join(form).lower() not in WORDS:
+                    found["".join(form)] = form
+    whole = [form + mark for stem in DROPPED_G for form in (stem, stem.title()) for mark in ("", "'")]
+    whole += [mark + rest for rest in DROPPED_START for mark in ("", "'")]
+    whole += [letter + "." for letter in "abcdefghijklmnopqrstuvwxyz"]
+    found |= {text: (text,) for text in whole}
     for hour in range(1, 13):
-        for half in ("a.m.", "am", "p.m.", "pm"):
-            found[f"{hour}{half}"] = (str(hour), half)
-    for word in ("cannot", "Cannot", "gonna", "Gonna", "gotta", "Gotta"):
-        found[word] = (word[:3], word[3:])
-    for pieces in (
-        ("y", "'all"),
-        ("y", "all"),
-        ("let", "'s"),
-        ("Let", "'s"),
-        ("c'm", "on"),
-        ("C'm", "on"),
-        ("how", "'d", "'y"),
-        ("How", "'d", "'y"),
-    ):
-        found["".join(pieces)] = pieces
-    for letter in "abcdefghijklmnopqrstuvwxyz":
-        found[letter + "."] = (letter + ".",)
-    for whole in (*CAUSE, *ABBREVIATIONS.split(), *EMOTICONS.split()):
-        found.setdefault(whole, (whole,))
+        found |= {f"{hour}{half}": (str(hour), half) for half in ("a.m.", "am", "p.m.", "pm")}
+    found |= {pair.replace("/", ""): tuple(pair.split("/")) for pair in PAIRS.split()}
+    for text in (*CAUSE, *ABBREVIATIONS.split(), *EMOTICONS.split()):
+        found.setdefault(text, (text,))
     curly = {
-        text.replace("'", "’"): tuple(piece.replace("'", "’") for piece in cut)
-        for text, cut in found.items()
+        text.replace("'", "’"): tuple(piece.replace("'", "’") for piece in words)
+        for text, words in found.items()
         if "'" in text
     }
     return found | curly | {"‘S": ("‘S",), "‘s": ("‘s",)}
 
 
 def _contractions() -> Iterator[tuple[str, ...]]:
-    """Contractions in lower case with their apostrophes, cut into words."""
+    """Contractions in lower case with their apostrophes, split into words."""
     for who in (*PERSONS, *QUESTIONS):
         yield from ((who, "'ll"), (who, "'ll", "'ve"), (who, "'d"), (who, "'d", "'ve"))
-    for who in ("i", "you", "we", "they", *QUESTIONS):
-        if who not in ("that", "this"):
-            yield (who, "'ve")
-    for who in ("you", "we", "they", *QUESTIONS):
-        if who not in ("that", "this"):
-            yield (who, "'re")
-    for who in ("he", "she", "it", *QUESTIONS):
-        if who not in ("these", "those"):
-            yield (who, "'s")
+    have = [who for who in ("i", "you", "we", "they", *QUESTIONS) if who not in ("that", "this")]
+    yield from ((who, "'ve") for who in have)
+    yield from ((who, "'re") for who in have[1:])
+    yield from ((who, "'s") for who in ("he", "she", "it", *QUESTIONS[:-2]))
     yield from (("i", "'m"), ("i", "'m", "a"))
-    for verb in NEGATED:
+    for verb in NEGATED.split():
         yield from ((verb, "n't"), (verb, "n't", "'ve"))
-    yield from ((verb, "n't") for verb in NEGATED_ONLY)
+    yield from ((verb, "n't") for verb in NEGATED_ONLY.split())
     yield from ((verb, "'ve") for verb in ("could", "might", "must", "should", "would", "not"))

@@ -1,0 +1,167 @@
+"""Rules that remove lines from a text: C4's and RefinedWeb's, and the licence at the top of source code."""
+
+from __future__ import annotations
+
+import re
+
+from bessemer.corpus.rules.table import Finding, against
+from bessemer.corpus.text import lines
+from bessemer.corpus.text.characters import table
+from bessemer.corpus.text.statistics import Statistics
+from bessemer.recipe.rules import C4, RefinedWeb
+
+CITATION = re.compile(r"\[\d{0,12}\]|\[edit\]|\[citation needed\]")
+CLOSING = (".", "?", "!", '"', "'")
+C4_POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+
+COUNTED = (
+    "likes", "shares", "comments", "retweets", "reposts", "quotes", "bookmarks", "upvotes", "downvotes", "downloads",
+    "views", "followers",
+)  # fmt: skip
+COUNTER = re.compile(rf"\W{{0,20}}\d[\d,.]{{0,20}}[kmb]?\s{{1,20}}(?:{'|'.join(COUNTED)})\W{{0,20}}")
+MAX_COUNTER_CHARACTERS = 100
+SHORT_LINE_WORDS, SHORT_LINE_CHARACTERS = 10, 1000
+"""Phrases are removed from lines of at most so many words and characters."""
+
+HEADER_LINES = 200
+"""Lines of a comment at the top that are looked at."""
+LINE_COMMENTS = ("#", "//", "--", ";", "%", "!", "dnl ")
+BLOCK_COMMENTS = (("/*", "*/"), ("<!--", "-->"), ("(*", "*)"), ("{-", "-}"))
+LICENCE = re.compile(r"copyright|licen[sc]e|spdx-|\(c\)|all rights reserved")
+KEPT = re.compile(r"#!|#[ \t]{0,8}-\*-|#[ \t]{0,8}(?:vim?|coding)[:=]")
+"""Lines of a header that are no part of a licence: the interpreter, the encoding."""
+
+
+def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Finding | None]:
+    """The text with only the lines that C4 keeps, and why it is rejected, if it is.
+
+    Raffel et al. 2020, section 2.2, and the rules that only its code has, as datatrove applies them
+    (pipeline/filters/c4_filters.py); sentences as spaCy's sentencizer counts.
+    """
+    kept: list[str] = []
+    for line in statistics.text.splitlines():
+        words = line.split()
+        line = line.strip()
+        if len(line) > settings.max_word_characters and max(map(len, words)) > settings.max_word_characters:
+            continue
+        if settings.remove_citations and "[" in line:
+            line = CITATION.sub("", line)
+        if settings.require_terminal and (not line.endswith(CLOSING) or line.endswith("...")):
+            continue
+        if len(words) < settings.min_words_per_line:
+            continue
+        small = line.lower()
+        if settings.reject_lorem_ipsum and "lorem ipsum" in small:
+            return statistics, Finding("c4.lorem_ipsum", f"in the line {line[:80]!r}")
+        if settings.remove_javascript and "javascript" in small:
+            continue
+        if settings.reject_curly_bracket and "{" in line:
+            return statistics, Finding("c4.curly_bracket", f"in the line {line[:80]!r}")
+        if settings.remove_policy and any(phrase in small for phrase in C4_POLICY):
+            continue
+        kept.append(line)
+    every = Statistics("\n".join(kept))
+    if settings.min_sentences and every.sentences < settings.min_sentences:
+        return statistics, Finding("c4.sentences", f"{every.sentences} sentences in {len(kept)} lines that stay")
+    stripped = every.text.strip()
+    edited = every if stripped == every.text else Statistics(stripped)
+    if settings.min_long_lines:
+        num_long = sum(len(line) >= settings.long_line_characters for line in edited.text.split("\n"))
+        if num_long < settings.min_long_lines:
+            return edited, Finding("c4.long_lines", f"{num_long} lines of {settings.long_line_characters} characters")
+    return edited, None
+
+
+def edit_refinedweb(statistics: Statistics, settings: RefinedWeb) -> tuple[Statistics, Finding | None]:
+    """The text without the lines that are menus and counters, and why it is rejected, if it is.
+
+    Penedo et al. 2023, section 3.2 and appendix, as DCLM rebuilt it (baselines_configs/dclm_baseline_refinedweb.yaml,
+    mappers/modifiers.py), in its order. Words are what white space separates. DCLM compares the lines of a text from
+    which it has removed URLs first; this does not.
+    """
+    codes, text = statistics.codes, statistics.text
+    spans = lines.find_lines(codes, table(), False)
+    counts = lines.count_in_lines(codes, table(), *spans)
+    kept: list[str] = []
+    for start, end, upper, digits in zip(*(array.tolist() for array in (*spans, *counts)), strict=True):
+        length = end - start
+        if length == 0:
+            kept.append("")
+            continue
+        if upper / length > settings.max_line_upper_share or (settings.remove_numeric_lines and digits == length):
+            continue
+        line = text[start:end]
+        if settings.remove_counter_lines and length <= MAX_COUNTER_CHARACTERS and COUNTER.fullmatch(line.lower()):
+            continue
+        if settings.min_line_words > 1 and len(line.split(maxsplit=settings.min_line_words)) < settings.min_line_words:
+            continue
+        if settings.remove_phrases and length <= SHORT_LINE_CHARACTERS:
+            without = _without_phrases(line)
+            if without is not line and not without.strip():
+                continue
+            line = without
+        kept.append(line)
+    edited = "\n".join(kept).strip()
+    before, after = len(text.split()), len(edited.split())
+    removed = (before - after) / max(before, 1)
+    if removed > settings.max_removed_word_share:
+        shown = against(removed, settings.max_removed_word_share)
+        return statistics, Finding("refinedweb.removed_words", f"{shown} of the words are removed")
+    return (statistics if edited == text else Statistics(edited)), None
+
+
+def _without_phrases(line: str) -> str:
+    """A short line without the phrases of shops and blogs; the same object when there are none."""
+    small = line.lower()
+    if not ("items in cart" in small or small.startswith("sign-in") or small.endswith("read more...")):
+        return line
+    if len(small) != len(line) or len(line.split()) > SHORT_LINE_WORDS:
+        return line  # a character whose small form is longer: places would not agree
+    while (at := line.lower().find("items in cart")) >= 0:
+        line = line[:at].removesuffix(" ") + line[at + len("items in cart") :]
+    if line.lower().endswith("read more..."):
+        line = line[: -len("read more...")].removesuffix(" ")
+    if line.lower().startswith("sign-in"):
+        line = line[len("sign-in") :].removeprefix(" ")
+    return line
+
+
+def strip_licence(text: str) -> str:
+    """The text without the comment it begins with, when that speaks of a licence or copyright.
+
+    The interpreter line and the encoding stay. What is taken for the comment ends at the first blank line after a
+    licence was found, or where the comment ends.
+    """
+    every = text.split("\n", HEADER_LINES)
+    head = every[:HEADER_LINES]
+    first = 0
+    while first < len(head) and (not head[first].strip() or KEPT.match(head[first])):
+        first += 1
+    end = _comment_end(head, first)
+    if end <= first or not LICENCE.search("\n".join(head[first:end]).lower()):
+        return text
+    while end < len(head) and not head[end].strip():
+        end += 1
+    return "\n".join(head[:first] + every[end:])
+
+
+def _comment_end(lines: list[str], first: int) -> int:
+    """The line after the comment that begins at `first`; `first` itself when there is none."""
+    if first >= len(lines):
+        return first
+    start = lines[first].strip()
+    for opening, closing in BLOCK_COMMENTS:
+        if start.startswith(opening):
+            for at in range(first, len(lines)):
+                if closing in lines[at]:
+                    return at + 1 if lines[at].rstrip().endswith(closing) else first
+            return first
+    mark = next((mark for mark in LINE_COMMENTS if start.startswith(mark)), None)
+    if mark is None:
+        return first
+    end = first
+    while end < len(lines) and lines[end].strip().startswith(mark) and not lines[end].startswith("#!"):
+        if mark == "#" and lines[end].startswith(("#include", "#define", "#if", "#pragma")):
+            break
+        end += 1
+    return end

@@ -1,0 +1,300 @@
+"""The rules that compare a measured value with a limit of the recipe, as one table; and the reasons of all rules.
+
+A rule of the limit max_... rejects what is larger, one of min_... what is smaller. Sources: docs/rules.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from bessemer.corpus.text.statistics import Statistics
+
+URL = re.compile(r"https?://[A-Za-z0-9$\-_@.&+/:=?#~!*(),%]+")
+NEMO_POLICY = (
+    "terms of use", "privacy policy", "cookie policy", "uses cookies", "privacy overview", "use of cookies", "use cookies",
+    "privacy & cookies policy", "privacy and cookies policy", "necessary cookies are absolutely essential",
+    "change your cookie settings, click here", "without changing your cookie settings",
+)  # fmt: skip
+"""What boilerplate paragraphs say; Curator's paragraph-long entries by a phrase of each."""
+XML_WITHIN = 100
+
+
+class Finding(NamedTuple):
+    """Why a rule rejects."""
+
+    reason: str
+    detail: str
+    """The measured value."""
+
+
+class Judgement(NamedTuple):
+    """What the rules decide on a document."""
+
+    text: str
+    """As the rules that edit left it."""
+    reason: str | None
+    """None when it is kept."""
+    detail: str
+
+
+class Rule(NamedTuple):
+    """One rule of a set."""
+
+    reason: str
+    description: str
+    limit: str
+    """The recipe's key: max_... or min_..., or reject_... (then `measure` returns the detail, or None to keep)."""
+    measure: Callable[[Statistics, Any], float | str | None]
+    """From the text's counts and the set's keys; None of a share of lines: no line that is not blank, which rejects."""
+    detail: str | Callable[[Statistics, Any], str] = ""
+    """What follows the measured value and its limit, with {keys} of the set; or the whole detail."""
+    digits: int = 2
+
+
+def check(name: str, statistics: Statistics, settings: Any) -> Finding | None:
+    """The first rule of a set that a text breaks; None when there is none."""
+    for rule in RULES[name]:
+        limit = getattr(settings, rule.limit)
+        if limit is False:
+            continue
+        value, reason = rule.measure(statistics, settings), f"{name}.{rule.reason}"
+        if rule.limit.startswith("reject_"):
+            if value is not None:
+                return Finding(reason, str(value))
+        elif not isinstance(value, int | float):
+            return Finding(reason, "no line that is not blank")
+        elif value > limit if rule.limit.startswith("max_") else value < limit:
+            if callable(rule.detail):
+                return Finding(reason, rule.detail(statistics, settings))
+            shown = against(value, limit, rule.digits)
+            return Finding(reason, f"{shown} {rule.detail.format_map(vars(settings))}")
+    return None
+
+
+def against(value: float, limit: float, digits: int = 2) -> str:
+    """A measured value and the limit that it breaks, as "0.796 (limit 0.8)": with `digits` after the point, or as many
+    more as it takes to show on which side of the limit it lies."""
+    if not isinstance(value, float):  # a count
+        return f"{value} (limit {limit:.12g})"
+    shown = f"{value:.{digits}f}"
+    while (
+        value != limit
+        and digits < 17
+        and (float(shown) < limit, float(shown) > limit) != (value < limit, value > limit)
+    ):
+        digits += 1
+        shown = f"{value:.{digits}f}"
+    return f"{shown} (limit {limit:.12g})"
+
+
+def _of_characters(number: Callable[[Statistics], float]) -> Callable[[Statistics, Any], float]:
+    """A share of all characters."""
+    return lambda text, _: number(text) / max(text.characters.total, 1)
+
+
+def _of_words(number: Callable[[Statistics], float]) -> Callable[[Statistics, Any], float]:
+    """A number for each word."""
+    return lambda text, _: number(text) / max(len(text.word_spans[0]), 1)
+
+
+def _gopher_words(statistics: Statistics, settings: Any) -> Any:
+    return statistics.words_with(settings.stop_words)
+
+
+def _share_with_letter(statistics: Statistics, settings: Any) -> float:
+    words = _gopher_words(statistics, settings)
+    return float(words.alphabetic / max(words.total if settings.marks_are_words else words.proper, 1))
+
+
+def _boilerplate_share(statistics: Statistics) -> float:
+    paragraphs = statistics.text.lower().split("\n\n")
+    if "lorem ipsum" in statistics.text.lower():
+        return 1.0
+    return sum(any(phrase in paragraph for phrase in NEMO_POLICY) for paragraph in paragraphs) / len(paragraphs)
+
+
+def _generated_marker(statistics: Statistics, settings: Any) -> str | None:
+    head = "\n".join(statistics.text.split("\n", settings.generated_lines)[: settings.generated_lines]).lower()
+    return next((marker for marker in settings.generated_markers if marker.lower() in head), None)
+
+
+def _boilerplate_phrases(statistics: Statistics, settings: Any) -> list[str]:
+    small = statistics.text.lower()
+    return [phrase for phrase in settings.boilerplate_phrases if phrase.lower() in small]
+
+
+def _distinct_share(statistics: Statistics) -> float:
+    words = statistics.text.lower().split()
+    return len(set(words)) / max(len(words), 1)
+
+
+CODE = (
+    Rule("lines", "more lines than corpus.rules.code.max_lines", "max_lines",
+         lambda text, _: text.characters.line_feeds + 1, "lines"),
+    Rule("xml", "XML under another name", "reject_xml",
+         lambda text, _: "" if "<?xml version=" in text.text[:XML_WITHIN] else None),
+    Rule("line_length", "a line longer than corpus.rules.code.max_line_length", "max_line_length",
+         lambda text, _: text.lines.longest,
+         lambda text, keys: f"a line of {against(text.lines.longest, keys.max_line_length)} characters"),
+    Rule("mean_line_length", "mean line longer than corpus.rules.code.max_mean_line_length", "max_mean_line_length",
+         lambda text, _: _mean_line(text),
+         lambda text, keys: f"mean line of {against(_mean_line(text), keys.max_mean_line_length, 0)} characters"),
+    Rule("alphanumeric", "too few letters and digits for source code", "min_alphanumeric_share",
+         _of_characters(lambda text: text.characters.alphanumeric), "of the characters are letters or digits"),
+    Rule("alphabetic", "too few letters for source code", "min_alphabetic_share",
+         _of_characters(lambda text: text.characters.alphabetic), "of the characters are letters"),
+    Rule("generated", "the file says that a program wrote it", "reject_generated", _generated_marker),
+    Rule("encoded", "data in base64 or hexadecimal", "max_encoded_run",
+         lambda text, keys: text.encoded_runs(keys.min_encoded_run)[0], "characters of encoded data in a row"),
+    Rule("encoded", "data in base64 or hexadecimal", "max_encoded_share",
+         lambda text, keys: text.encoded_runs(keys.min_encoded_run)[1] / max(text.characters.total, 1),
+         "of the characters are encoded data"),
+)  # fmt: skip
+
+
+def _mean_line(text: Statistics) -> float:
+    """Mean line in characters, blank lines counted."""
+    return (text.characters.total + 1) / (text.characters.line_feeds + 1) - 1
+
+
+TEXTBOOK = (
+    Rule("characters", "fewer characters than corpus.rules.textbook.min_characters", "min_characters",
+         lambda text, _: len(text.text), "characters"),
+    Rule("line_feeds", "too many line feeds", "max_line_feeds_per_character",
+         _of_characters(lambda text: text.characters.line_feeds), "line feeds per character"),
+    Rule("distinct_words", "too few distinct words", "min_distinct_word_share",
+         lambda text, _: _distinct_share(text), "of the words are distinct"),
+    Rule("boilerplate", "too many boilerplate phrases", "max_boilerplate_phrases",
+         lambda text, keys: len(_boilerplate_phrases(text, keys)),
+         lambda text, keys: ", ".join(_boilerplate_phrases(text, keys))),
+)  # fmt: skip
+
+
+def _mean_word(text: Statistics, settings: Any) -> float:
+    words = _gopher_words(text, settings)
+    return float(words.proper_characters / max(words.proper, 1))
+
+
+GOPHER_QUALITY = (
+    Rule("few_words", "fewer words than corpus.rules.gopher_quality.min_words", "min_words",
+         lambda text, keys: _gopher_words(text, keys).proper, "words"),
+    Rule("many_words", "more words than corpus.rules.gopher_quality.max_words", "max_words",
+         lambda text, keys: _gopher_words(text, keys).proper, "words"),
+    Rule("short_words", "mean word shorter than corpus.rules.gopher_quality.min_mean_word_length", "min_mean_word_length",
+         _mean_word,
+         lambda text, keys: f"mean word of {against(_mean_word(text, keys), keys.min_mean_word_length)} characters"),
+    Rule("long_words", "mean word longer than corpus.rules.gopher_quality.max_mean_word_length", "max_mean_word_length",
+         _mean_word,
+         lambda text, keys: f"mean word of {against(_mean_word(text, keys), keys.max_mean_word_length)} characters"),
+    Rule("hashes", "too many signs #", "max_hashes_per_word",
+         _of_words(lambda text: text.characters.hashes), "signs # per word", 3),
+    Rule("ellipses", "too many ellipses", "max_ellipses_per_word",
+         _of_words(lambda text: text.characters.ellipses), "ellipses per word", 3),
+    Rule("bullet_lines", "too many lines that begin with a bullet", "max_bullet_line_share",
+         lambda text, _: text.bullets_and_ellipses[1] / max(text.bullets_and_ellipses[0], 1),
+         "of the lines begin with a bullet"),
+    Rule("ellipsis_lines", "too many lines that end with an ellipsis", "max_ellipsis_line_share",
+         lambda text, _: text.bullets_and_ellipses[2] / max(text.bullets_and_ellipses[0], 1),
+         "of the lines end with an ellipsis"),
+    Rule("alphabetic_words", "too few words with a letter", "min_alphabetic_word_share", _share_with_letter,
+         "of the words have a letter"),
+    Rule("stop_words", "too few different stop words", "min_stop_words",
+         lambda text, keys: _gopher_words(text, keys).stop_words, "different stop words"),
+)  # fmt: skip
+
+GOPHER_REPETITION = (
+    Rule("paragraphs", "too many paragraphs that stood before", "max_duplicate_paragraph_share",
+         lambda text, _: text.repeated_paragraphs.duplicates / text.repeated_paragraphs.total,
+         "of the paragraphs are paragraphs that stood before"),
+    Rule("paragraph_characters", "too many characters in paragraphs that stood before",
+         "max_duplicate_paragraph_character_share",
+         _of_characters(lambda text: text.repeated_paragraphs.duplicate_characters),
+         "of the characters stand in paragraph that stood before"),
+    Rule("lines", "too many lines that stood before", "max_duplicate_line_share",
+         lambda text, _: text.repeated_lines.duplicates / text.repeated_lines.total,
+         "of the lines are lines that stood before"),
+    Rule("line_characters", "too many characters in lines that stood before", "max_duplicate_line_character_share",
+         _of_characters(lambda text: text.repeated_lines.duplicate_characters),
+         "of the characters stand in line that stood before"),
+    *(Rule(f"top_{n}gram", f"one run of {n} words is too much of the text", f"max_top_{n}gram_share",
+           _of_characters(lambda text, n=n: text.top_ngram_characters(n)),  # type: ignore[misc]
+           f"of the text is one run of {n} words")
+      for n in (2, 3, 4)),
+    *(Rule(f"duplicate_{n}grams", f"too much text in repeated runs of {n} words", f"max_duplicate_{n}gram_share",
+           _of_characters(lambda text, n=n: text.repeated_ngram_characters(n)),  # type: ignore[misc]
+           f"of the text in repeated runs of {n} words")
+      for n in range(5, 11)),
+)  # fmt: skip
+
+NEMO = (
+    Rule("non_alphanumeric", "too many characters other than letters, digits and marks", "max_non_alphanumeric_share",
+         _of_characters(lambda text: text.characters.total - text.characters.common), "of the characters"),
+    Rule("digits", "too many digits", "max_digit_share",
+         _of_characters(lambda text: text.characters.decimal), "of the characters"),
+    Rule("urls", "too much of the text is URLs", "max_url_share",
+         _of_characters(lambda text: sum(map(len, URL.findall(text.text))) if "://" in text.text else 0),
+         "of the characters"),
+    Rule("white_space", "too much white space", "max_white_space_share",
+         _of_characters(lambda text: text.characters.blanks), "of the characters"),
+    Rule("brackets", "too many brackets", "max_bracket_share",
+         _of_characters(lambda text: text.characters.brackets), "of the characters"),
+    Rule("boilerplate", "too many paragraphs on cookies and policies, or lorem ipsum", "max_boilerplate_share",
+         lambda text, _: _boilerplate_share(text), "of the paragraphs"),
+    Rule("lines", "too few distinct lines", "min_distinct_line_share",
+         lambda text, _: (text.lines.total - text.lines.duplicates) / text.lines.total if text.lines.total else None,
+         "distinct"),
+    Rule("paragraphs", "too few distinct paragraphs", "min_distinct_paragraph_share",
+         lambda text, _: (text.paragraphs.total - text.paragraphs.duplicates) / text.paragraphs.total, "distinct"),
+    Rule("line_characters", "too few characters in distinct lines", "min_distinct_line_character_share",
+         lambda text, _: text.lines.distinct_characters / max(text.lines.characters, 1), "distinct"),
+    Rule("paragraph_characters", "too few characters in distinct paragraphs", "min_distinct_paragraph_character_share",
+         lambda text, _: text.paragraphs.distinct_characters
+         / max(text.paragraphs.distinct_characters + text.paragraphs.duplicate_characters, 1), "distinct"),
+    Rule("unmarked_lines", "too few lines with a closing mark", "max_unmarked_line_share",
+         lambda text, _: 1 - text.lines.marked / text.lines.total, "of the lines have no closing mark"),
+)  # fmt: skip
+
+FINEWEB = (
+    Rule("terminal_lines", "too few lines end in punctuation", "min_terminal_line_share",
+         lambda text, _: text.lines.terminal / text.lines.total if text.lines.total else None,
+         "of the lines end in punctuation"),
+    Rule("short_lines", "too many short lines", "max_short_line_share",
+         lambda text, keys: text.lines_up_to(keys.short_line_characters).short / text.lines.total,
+         "of the lines have at most {short_line_characters} characters"),
+    Rule("duplicate_characters", "too many characters in lines that stood before", "max_duplicate_character_share",
+         lambda text, _: text.lines.duplicate_characters
+         / max(text.characters.total - text.characters.line_feeds, 1),
+         "of the characters stand in lines that stood before", 3),
+    Rule("line_feeds", "too many line feeds for the words", "max_line_feeds_per_word",
+         _of_words(lambda text: text.characters.line_feeds), "line feeds per word"),
+)  # fmt: skip
+
+RULES = {
+    "code": CODE, "textbook": TEXTBOOK, "gopher_quality": GOPHER_QUALITY, "gopher_repetition": GOPHER_REPETITION,
+    "nemo": NEMO, "fineweb": FINEWEB,
+}  # fmt: skip
+
+OTHER_REASONS = {
+    "refinedweb.domain": "the domain is on the list",
+    "refinedweb.url": "the URL is on the list",
+    "refinedweb.url_substring": "a string of the list stands in the URL",
+    "refinedweb.url_word": "a word of the list stands in the URL",
+    "refinedweb.url_soft_words": "several soft words of the list stand in the URL",
+    "refinedweb.removed_words": "the corrections of lines remove too many words",
+    "c4.lorem_ipsum": "lorem ipsum",
+    "c4.curly_bracket": "a curly bracket",
+    "c4.sentences": "too few sentences in the lines that stay",
+    "c4.long_lines": "too few long lines",
+    "adult.words": "flagged words (corpus.rules.adult.path)",
+    "adult.classifier": "the classifier of corpus.rules.adult says so",
+    "toxic.words": "flagged words (corpus.rules.toxic.path)",
+    "toxic.classifier": "the classifier of corpus.rules.toxic says so",
+}
+"""Of the rules that edit, look at URLs, or read lists."""
+
+RULE_REASONS = {f"{name}.{rule.reason}": rule.description for name, rules in RULES.items() for rule in rules}
+RULE_REASONS |= OTHER_REASONS
+"""Reasons of the rule sets, which are off unless the recipe names them."""

@@ -1,0 +1,231 @@
+"""Characters, lines and paragraphs of a text, as counts and as spans of code points; compiled with Numba."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bessemer.corpus.text.characters import (
+    ALPHABETIC,
+    ALPHANUMERIC,
+    BASE64,
+    BRACKET,
+    COMMON,
+    DECIMAL,
+    HEXADECIMAL,
+    LINE_END,
+    NUMERIC,
+    PUNCTUATION,
+    SENTENCE_END,
+    SPACE,
+    TERMINAL,
+    UPPER,
+)  # fmt: skip
+from bessemer.corpus.text.hashing import Array, compiled, find_slot, hash_span, hash_table
+
+ESCAPE = 6  # characters of a \uXXXX
+MIN_DATA_LINE = 40
+"""Characters of a line of base64: PEM has 64, MIME 76. Shorter lines are lists of words."""
+
+
+@compiled
+def count_characters(codes: Array, bits: Array) -> Array:
+    """The fields of `statistics.Characters` after the first, in their order."""
+    found = np.zeros(13, np.int64)
+    dots = 0
+    for i in range(len(codes)):
+        code = codes[i]
+        kind = bits[code]
+        found[0] += kind & ALPHABETIC != 0
+        found[1] += kind & ALPHANUMERIC != 0
+        found[2] += kind & SPACE != 0
+        found[3] += kind & DECIMAL != 0
+        found[4] += kind & BRACKET != 0
+        found[5] += kind & COMMON != 0
+        found[6] += code == 10
+        found[7] += code == 35
+        found[9] += code == 9 or code == 10 or code == 13 or code == 8 or code == 32
+        found[10] += kind & UPPER != 0
+        found[11] += kind & PUNCTUATION != 0
+        found[12] += kind & SENTENCE_END != 0
+        dots = dots + 1 if code == 46 else 0
+        if dots == 3 or code == 0x2026:
+            found[8] += 1
+            dots = 0
+    return found
+
+
+@compiled
+def find_lines(codes: Array, bits: Array, every_end: bool) -> tuple[Array, Array]:
+    """Spans of the lines: split at each line feed as str.split does, or, with `every_end`, as str.splitlines does."""
+    starts, ends = np.empty(len(codes) + 1, np.int32), np.empty(len(codes) + 1, np.int32)
+    count, start, i = 0, 0, 0
+    while i < len(codes):
+        if codes[i] == 10 or (every_end and bits[codes[i]] & LINE_END):
+            starts[count], ends[count] = start, i
+            count += 1
+            if every_end and codes[i] == 13 and i + 1 < len(codes) and codes[i + 1] == 10:
+                i += 1
+            start = i + 1
+        i += 1
+    if not every_end or start < len(codes):
+        starts[count], ends[count] = start, len(codes)
+        count += 1
+    return starts[:count].copy(), ends[:count].copy()
+
+
+@compiled
+def find_blocks(codes: Array, min_line_feeds: int, first: int, last: int) -> tuple[Array, Array]:
+    """Spans between runs of at least so many line feeds, within first to last, as re.split gives them."""
+    starts, ends = np.empty(last - first + 1, np.int32), np.empty(last - first + 1, np.int32)
+    count, start, i = 0, first, first
+    while i < last:
+        run = i
+        while run < last and codes[run] == 10:
+            run += 1
+        if run - i >= min_line_feeds:
+            starts[count], ends[count] = start, i
+            count += 1
+            start = run
+        i = max(run, i + 1)
+    starts[count], ends[count] = start, last
+    return starts[: count + 1].copy(), ends[: count + 1].copy()
+
+
+@compiled
+def trim(codes: Array, bits: Array, first: int, last: int) -> tuple[int, int]:
+    """The span without white space at both ends."""
+    while first < last and bits[codes[first]] & SPACE:
+        first += 1
+    while last > first and bits[codes[last - 1]] & SPACE:
+        last -= 1
+    return first, last
+
+
+@compiled
+def drop_blank(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[Array, Array]:
+    """The spans that have more than white space."""
+    kept = np.zeros(len(starts), np.bool_)
+    for i in range(len(starts)):
+        first, last = trim(codes, bits, starts[i], ends[i])
+        kept[i] = first < last
+    return starts[kept], ends[kept]
+
+
+@compiled
+def count_duplicates(codes: Array, starts: Array, ends: Array) -> tuple[int, int, int]:
+    """Spans that are repeated, their characters, and the characters of the distinct ones."""
+    slots = hash_table(len(starts))
+    duplicates, characters, distinct = 0, 0, 0
+    for i in range(len(starts)):
+        key = hash_span(codes, starts[i], ends[i])
+        slot = find_slot(slots, key)
+        if slots[slot] == key:
+            duplicates += 1
+            characters += ends[i] - starts[i]
+        else:
+            slots[slot] = key
+            distinct += ends[i] - starts[i]
+    return duplicates, characters, distinct
+
+
+@compiled
+def line_ends(codes: Array, bits: Array, starts: Array, ends: Array, short: int) -> Array:
+    """Of non-blank lines, how many: end in terminal punctuation as they stand; have at most `short` characters; end in
+    . ? ! \" or ' once trimmed; and the longest line's characters and the characters of all."""
+    found = np.zeros(5, np.int64)
+    for i in range(len(starts)):
+        found[0] += bits[codes[ends[i] - 1]] & TERMINAL != 0
+        found[1] += ends[i] - starts[i] <= short
+        _, last = trim(codes, bits, starts[i], ends[i])
+        code = codes[last - 1]
+        found[2] += code == 46 or code == 63 or code == 33 or code == 34 or code == 39
+        found[3] = max(found[3], ends[i] - starts[i])
+        found[4] += ends[i] - starts[i]
+    return found
+
+
+@compiled
+def bullets_and_ellipses(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[int, int]:
+    """Lines that begin with • or -, and lines that end with ... or …, white space aside."""
+    bullets, ellipses = 0, 0
+    for i in range(len(starts)):
+        first, last = trim(codes, bits, starts[i], ends[i])
+        if first < last:
+            dots = last
+            while dots > first and codes[dots - 1] == 46 and last - dots < 3:
+                dots -= 1
+            bullets += codes[first] == 0x2022 or codes[first] == 45
+            ellipses += last - dots == 3 or codes[last - 1] == 0x2026
+    return bullets, ellipses
+
+
+@compiled
+def count_in_lines(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[Array, Array]:
+    """Upper-case characters and digits of each line."""
+    upper, digits = np.zeros(len(starts), np.int32), np.zeros(len(starts), np.int32)
+    for i in range(len(starts)):
+        for at in range(starts[i], ends[i]):
+            upper[i] += bits[codes[at]] & UPPER != 0
+            digits[i] += bits[codes[at]] & NUMERIC != 0
+    return upper, digits
+
+
+@compiled
+def encoded_runs(codes: Array, bits: Array, min_base64: int) -> tuple[int, int]:
+    """The longest run of encoded data, and the characters of all: base64 of at least `min_base64` characters, with line
+    feeds after lines of at least MIN_DATA_LINE; at least eight bytes in hexadecimal, each with or without 0x or \\x,
+    commas and blanks between; or at least eight characters in a row written \\uXXXX."""
+    longest, total, at = 0, 0, 0
+    while at < len(codes):
+        escapes = _escapes(codes, bits, at)
+        end, line = at, at
+        if escapes - at >= 8 * ESCAPE:
+            end = escapes
+        else:
+            while end < len(codes) and (
+                bits[codes[end]] & BASE64 or (codes[end] == 10 and end - line >= MIN_DATA_LINE)
+            ):
+                end += 1
+                if codes[end - 1] == 10:
+                    line = end
+            if end - at < min_base64:
+                hexadecimal, num_bytes = at, 0
+                if not at or not bits[codes[at - 1]] & ALPHANUMERIC:
+                    hexadecimal, num_bytes = _hexadecimal(codes, bits, at)
+                if num_bytes < 8:
+                    at = max(end, at + 1)
+                    continue
+                end = hexadecimal
+        longest, total = max(longest, end - at), total + end - at
+        at = end
+    return longest, total
+
+
+@compiled
+def _escapes(codes: Array, bits: Array, at: int) -> int:
+    """Where a run of escaped characters, \\u and four hexadecimal digits each, ends."""
+    while at + ESCAPE <= len(codes) and codes[at] == 92 and codes[at + 1] == 117:
+        for digit in range(at + 2, at + ESCAPE):
+            if not bits[codes[digit]] & HEXADECIMAL:
+                return at
+        at += ESCAPE
+    return at
+
+
+@compiled
+def _hexadecimal(codes: Array, bits: Array, at: int) -> tuple[int, int]:
+    """Where a run of bytes in hexadecimal ends, and how many there are; no letter or digit may follow a byte."""
+    num_bytes, end = 0, at
+    while at < len(codes):
+        if at + 1 < len(codes) and codes[at + 1] == 120 and (codes[at] == 48 or codes[at] == 92):  # 0x \x
+            at += 2
+        if at + 1 >= len(codes) or not bits[codes[at]] & bits[codes[at + 1]] & HEXADECIMAL:
+            break
+        at += 2
+        if at < len(codes) and bits[codes[at]] & ALPHANUMERIC:
+            break
+        num_bytes += 1
+        end = at
+        while at < len(codes) and at - end < 80 and (codes[at] == 44 or bits[codes[at]] & SPACE):
+            at += 1
+    return end, num_bytes

@@ -1,0 +1,321 @@
+"""Counts over the characters, lines, words and n-grams of one text, for the rule sets and the quality classifier.
+
+Each group is counted in one compiled pass when it is first asked for, so that a rule set that is off costs nothing.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from bessemer.corpus.text import lines as passes
+from bessemer.corpus.text.characters import ALPHABETIC, PUNCTUATION, SENTENCE_END, SYMBOL, code_points, table
+from bessemer.corpus.text.hashing import (
+    BASE,
+    MULTIPLIER,
+    ONE,
+    SHIFT,
+    Array,
+    compiled,
+    find_slot,
+    hash_span,
+    hash_table,
+)
+from bessemer.corpus.text.words import split
+
+INVERSE = np.uint64(pow(int(BASE), -1, 1 << 64))
+STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
+"""Gopher's (Rae et al. 2021, appendix A); compared as they stand, in lower case."""
+SHORT_LINE = 30
+"""Characters; FineWeb's limit for a short line (Penedo et al. 2024, section 3.6)."""
+
+
+class Characters(NamedTuple):
+    """Characters of each kind; kinds overlap."""
+
+    total: int
+    alphabetic: int
+    alphanumeric: int
+    white_space: int
+    decimal: int  # 0 to 9 of any script
+    brackets: int  # { } ⟨ ⟩ [ ] ( )
+    common: int  # a-z, A-Z, 0-9, line feed, ? ! , and full stop
+    line_feeds: int
+    hashes: int  # #
+    ellipses: int  # ... and …
+    blanks: int  # tab, line feed, carriage return, backspace and space
+    upper: int
+    punctuation: int
+    sentence_ends: int
+
+
+class Lines(NamedTuple):
+    """The lines of a text that are not blank, split at line feeds."""
+
+    total: int
+    terminal: int  # end in terminal punctuation of any script
+    short: int  # have at most SHORT_LINE characters, or as many as asked for
+    marked: int  # end in . ? ! " or ' once trimmed
+    longest: int
+    characters: int
+    duplicates: int
+    duplicate_characters: int
+    distinct_characters: int
+
+
+class Repeats(NamedTuple):
+    """Lines or paragraphs, those that are repeated, and the characters of the repeated and of the distinct ones."""
+
+    total: int
+    duplicates: int
+    duplicate_characters: int
+    distinct_characters: int
+
+
+class Words(NamedTuple):
+    """Words as `words.split` gives them."""
+
+    total: int
+    proper: int  # not punctuation alone
+    proper_characters: int
+    alphabetic: int  # with a letter
+    stop_words: int  # different ones that occur
+    longest: int
+    distinct: int
+
+
+class Statistics:
+    """The counts over one text; each group is counted when it is first asked for."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.codes = code_points(text)
+        self._lines: dict[int, Lines] = {}
+        self._words: dict[tuple[str, ...], Words] = {}
+        self._encoded: dict[int, tuple[int, int]] = {}
+
+    @cached_property
+    def characters(self) -> Characters:
+        return Characters(len(self.codes), *passes.count_characters(self.codes, table()).tolist())
+
+    @cached_property
+    def line_spans(self) -> tuple[Array, Array]:
+        """Lines that are not blank."""
+        return passes.drop_blank(self.codes, table(), *passes.find_lines(self.codes, table(), False))
+
+    @property
+    def lines(self) -> Lines:
+        return self.lines_up_to(SHORT_LINE)
+
+    def lines_up_to(self, short: int) -> Lines:
+        """The lines, with those counted as short that have at most so many characters."""
+        if short not in self._lines:
+            spans = self.line_spans
+            counts = [len(spans[0]), *passes.line_ends(self.codes, table(), *spans, short).tolist()]
+            self._lines[short] = Lines._make([*counts, *passes.count_duplicates(self.codes, *spans)])
+        return self._lines[short]
+
+    @cached_property
+    def bullets_and_ellipses(self) -> tuple[int, int, int]:
+        """Lines (as str.splitlines splits), those that begin with • or -, and those that end with ... or …"""
+        spans = passes.find_lines(self.codes, table(), True)
+        return (len(spans[0]), *passes.bullets_and_ellipses(self.codes, table(), *spans))
+
+    @cached_property
+    def repeated_lines(self) -> Repeats:
+        """Lines, with runs of line feeds as one separator."""
+        return self._repeats(*passes.find_blocks(self.codes, 1, 0, len(self.codes)))
+
+    @cached_property
+    def repeated_paragraphs(self) -> Repeats:
+        """Paragraphs of the trimmed text: two line feeds or more separate them."""
+        return self._repeats(*passes.find_blocks(self.codes, 2, *passes.trim(self.codes, table(), 0, len(self.codes))))
+
+    def _repeats(self, starts: Array, ends: Array) -> Repeats:
+        return Repeats(len(starts), *passes.count_duplicates(self.codes, starts, ends))
+
+    @cached_property
+    def paragraphs(self) -> Repeats:
+        """What exactly two line feeds separate."""
+        every = self.text.split("\n\n")
+        characters, distinct = sum(map(len, every)), set(every)
+        of_distinct = sum(map(len, distinct))
+        return Repeats(len(every), len(every) - len(distinct), characters - of_distinct, of_distinct)
+
+    def encoded_runs(self, min_base64: int) -> tuple[int, int]:
+        """Characters of the longest run of encoded data, and of all."""
+        if min_base64 not in self._encoded:
+            self._encoded[min_base64] = passes.encoded_runs(self.codes, table(), min_base64)
+        return self._encoded[min_base64]
+
+    @cached_property
+    def word_spans(self) -> tuple[Array, Array]:
+        """First character of each word, and the one after its last."""
+        return split(self.codes)
+
+    @property
+    def words(self) -> Words:
+        return self.words_with(STOP_WORDS)
+
+    def words_with(self, stop_words: tuple[str, ...]) -> Words:
+        """The words, with these stop words (62 at most) looked for."""
+        if stop_words not in self._words:
+            wanted = np.array([hash_span(code_points(word), 0, len(word)) for word in stop_words], np.uint64)
+            *counts, seen, longest, distinct = _count_words(self.codes, table(), *self.word_spans, wanted).tolist()
+            self._words[stop_words] = Words._make([*counts, seen.bit_count(), longest, distinct])
+        return self._words[stop_words]
+
+    def top_ngram_characters(self, n: int) -> int:
+        """Characters that the most frequent run of n words takes in all, with single spaces between the words."""
+        return int(_top_ngram_characters(self._word_hashes, *self.word_spans, n))
+
+    @cached_property
+    def _word_hashes(self) -> Array:
+        return _hash_words(self.codes, *self.word_spans)
+
+    @cached_property
+    def _places(self) -> tuple[Array, Array, Array]:
+        return _place_words(self.codes, *self.word_spans)
+
+    def repeated_ngram_characters(self, n: int) -> int:
+        """Characters in runs of n words that are repeated, counted from the left without overlap."""
+        return int(_repeated_characters(*self._places, n))
+
+    @cached_property
+    def sentences(self) -> int:
+        """Sentences, each line on its own."""
+        return int(_count_sentences(self.codes, table(), *self.word_spans))
+
+
+@compiled
+def _count_words(codes: Array, bits: Array, starts: Array, ends: Array, stop_words: Array) -> Array:
+    """The fields of Words in their order; of the stop words (given by their hashes) a bit for each that occurs."""
+    found = np.zeros(7, np.int64)
+    found[0] = len(starts)
+    slots = hash_table(len(starts))
+    for i in range(len(starts)):
+        proper, letter = False, False
+        for at in range(starts[i], ends[i]):
+            kind = bits[codes[at]]
+            proper = proper or not kind & SYMBOL
+            letter = letter or kind & ALPHABETIC != 0
+            if proper and letter:
+                break
+        found[1] += proper
+        found[2] += ends[i] - starts[i] if proper else 0
+        found[3] += letter
+        found[5] = max(found[5], ends[i] - starts[i])
+        key = hash_span(codes, starts[i], ends[i])
+        slot = find_slot(slots, key)
+        if slots[slot] == 0:
+            slots[slot] = key
+            found[6] += 1
+            for place in range(len(stop_words)):
+                if stop_words[place] == key:
+                    found[4] |= 1 << place
+    return found
+
+
+@compiled
+def _hash_words(codes: Array, starts: Array, ends: Array) -> Array:
+    """The hash of each word."""
+    found = np.empty(len(starts), np.uint64)
+    for i in range(len(starts)):
+        found[i] = hash_span(codes, starts[i], ends[i])
+    return found
+
+
+@compiled
+def _top_ngram_characters(words: Array, starts: Array, ends: Array, n: int) -> int:
+    """Occurrences of the most frequent n-gram (the first of equals) x its characters, with single spaces between words;
+    `words` are the words' hashes."""
+    total = len(starts) - n + 1
+    if total < 1:
+        return 0
+    slots = hash_table(total)
+    seen = np.zeros(len(slots), np.int64)  # occurrences << 32 | the first place
+    best, best_first = 0, 0
+    for i in range(total):
+        key = words[i]
+        for k in range(1, n):
+            key = (key ^ (key >> SHIFT)) * MULTIPLIER + words[i + k]
+        key = ((key ^ (key >> SHIFT)) * MULTIPLIER) | ONE
+        slot = find_slot(slots, key)
+        if slots[slot] == 0:
+            slots[slot] = key
+            seen[slot] = i
+        seen[slot] += 1 << 32
+        count, first = seen[slot] >> 32, seen[slot] & 0xFFFFFFFF
+        if count > best or (count == best and first < best_first):
+            best, best_first = count, first
+    length = n - 1
+    for k in range(best_first, best_first + n):
+        length += ends[k] - starts[k]
+    return length * best
+
+
+@compiled
+def _place_words(codes: Array, starts: Array, ends: Array) -> tuple[Array, Array, Array]:
+    """What makes the hash of any run of words one multiplication: with all words written without a space between them,
+    the sum of mixed characters x BASE^place up to each word; BASE^-place; and the place itself."""
+    sums, inverses = np.empty(len(starts) + 1, np.uint64), np.empty(len(starts) + 1, np.uint64)
+    places = np.empty(len(starts) + 1, np.int64)
+    sums[0], inverses[0], places[0] = np.uint64(0), ONE, 0
+    power, inverse, total, place = ONE, ONE, np.uint64(0), 0
+    for i in range(len(starts)):
+        for at in range(starts[i], ends[i]):
+            mixed = (np.uint64(codes[at]) + ONE) * MULTIPLIER
+            total += (mixed ^ (mixed >> SHIFT)) * power
+            power *= BASE
+            inverse *= INVERSE
+        place += ends[i] - starts[i]
+        sums[i + 1], inverses[i + 1], places[i + 1] = total, inverse, place
+    return sums, inverses, places
+
+
+@compiled
+def _repeated_characters(sums: Array, inverses: Array, places: Array, n: int) -> int:
+    """Characters in n-grams that are repeated, read from the left without overlap; words joined without a space."""
+    num_words = len(places) - 1
+    slots = hash_table(num_words)
+    repeated, i = 0, 0
+    while i < num_words - n + 1:
+        key = (sums[i + n] - sums[i]) * inverses[i]
+        key = (key ^ (key >> SHIFT)) * MULTIPLIER + np.uint64(places[i + n] - places[i])
+        key = ((key ^ (key >> SHIFT)) * BASE) | ONE
+        slot = find_slot(slots, key)
+        if slots[slot] == key:
+            repeated += places[i + n] - places[i]
+            i += n
+        else:
+            slots[slot] = key
+            i += 1
+    return repeated
+
+
+@compiled
+def _count_sentences(codes: Array, bits: Array, starts: Array, ends: Array) -> int:
+    """Sentences as spaCy's sentencizer finds them in each line: one begins after a closing mark, at the next word that
+    is not punctuation, or at a run of white space longer than one blank. A line of words has at least one."""
+    sentences, closed = 0, False
+    for i in range(len(starts)):
+        new_line, gap = i == 0, False
+        if i:
+            for at in range(ends[i - 1], starts[i]):
+                new_line = new_line or codes[at] == 10
+                gap = gap or codes[at] != 32 or at > ends[i - 1]
+        if new_line or (closed and gap):
+            sentences += 1
+            closed = False
+        if ends[i] - starts[i] == 1 and bits[codes[starts[i]]] & SENTENCE_END:
+            closed = True
+        elif closed:
+            mark = True
+            for at in range(starts[i], ends[i]):
+                mark = mark and bits[codes[at]] & PUNCTUATION != 0
+            if not mark:
+                sentences += 1
+                closed = False
+    return sentences

@@ -1,0 +1,407 @@
+"""Words as spaCy's blank English tokenizer splits them, which is what datatrove's filters count.
+
+A word is a run without white space, minus the punctuation in front of it and behind it, split at hyphens, slashes and
+full stops between letters; contractions are two words (do n't); URLs and e-mail addresses stay whole. The algorithm and
+the order of its attempts are spaCy's ("How spaCy's tokenizer works" in its manual); every attempt looks at a bounded
+number of characters, so that the time is linear in the text. What differs: five emoticons outside ASCII, symbols that
+newer versions of Unicode added, and URLs with more than eight @.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from bessemer.corpus.text.characters import (
+    BEFORE_DOT,
+    CURRENCY,
+    ICON,
+    INFIX,
+    LETTER,
+    LOWER_LETTER,
+    PLAIN,
+    PREFIX,
+    QUOTE,
+    SPACE,
+    SUFFIX,
+    UPPER_LETTER,
+    table,
+)  # fmt: skip
+from bessemer.corpus.text.hashing import ONE, Array, compiled, hash_span
+from bessemer.corpus.text.specials import LONGEST, UNITS, specials
+
+SLOTS = 8192
+"""Slots of the table of special strings, a power of two; it holds about 1,500."""
+SLOT_MASK = np.uint64(SLOTS - 1)
+UNIT, MERGED = 1 << 30, 1 << 29
+"""Values: a unit of measurement; a special string that is merged again after it was split: most are emoticons."""
+LONGEST_UNIT = 5
+LONGEST_PLAIN = 24
+"""Words of more characters are searched for splits even when they are letters alone."""
+MAX_MERGED = 9
+"""Pieces that are merged into a special string, at most."""
+MAX_AT_SIGNS = 8
+"""Positions of @ in a word after which a host is looked for."""
+
+
+def split(codes: Array) -> tuple[Array, Array]:
+    """First character of every word, and the one after its last; `codes` are code points."""
+    return _split(codes, *special_table())
+
+
+def _split(codes: Array, keys: Array, values: Array) -> tuple[Array, Array]:
+    starts, ends = np.empty(len(codes), np.int32), np.empty(len(codes), np.int32)  # only what is written takes memory
+    count = _write_words(codes, table(), keys, values, starts, ends)
+    return starts[:count].copy(), ends[:count].copy()
+
+
+@cache
+def special_table() -> tuple[Array, Array]:
+    """Special strings by hash (linear probing); a value holds the lengths of the words, 4 bits each, or a flag.
+
+    Behind the slots, for each first and last character (their low 7 bits), a bit for each length that a special string
+    has: nearly every word is seen not to be one without its hash.
+    """
+    keys, values = np.zeros(SLOTS + 128 * 128, np.uint64), np.zeros(SLOTS, np.uint32)
+    empty = keys.copy(), values.copy()
+    entries = [(text, pieces, 0) for text, pieces in specials().items()] + [(unit, (), UNIT) for unit in UNITS.split()]
+    for text, pieces, value in entries:
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        for place, piece in enumerate(pieces):
+            value |= len(piece) << 4 * place
+        if len(pieces) == 1:
+            num_split = len(_split(codes, *empty)[0])
+            value |= MERGED | num_split << 16 if num_split > 1 else 0
+        keys[SLOTS + (ord(text[0]) & 127) * 128 + (ord(text[-1]) & 127)] |= np.uint64(1 << len(text))
+        key = hash_span(codes, 0, len(codes))
+        slot = int(key) % SLOTS
+        while keys[slot] not in (0, key):
+            slot = (slot + 1) % SLOTS
+        keys[slot] = key
+        values[slot] |= np.uint32(value)
+    return keys, values
+
+
+@compiled
+def _look_up(codes: Array, first: int, last: int, keys: Array, values: Array) -> int:
+    """Value of the special string first to last; 0 when it is none."""
+    if last - first > LONGEST or last <= first:
+        return 0
+    lengths = keys[SLOTS + (np.int64(codes[first]) & 127) * 128 + (np.int64(codes[last - 1]) & 127)]
+    if not (lengths >> np.uint64(last - first)) & ONE:
+        return 0
+    key = hash_span(codes, first, last)
+    slot = key & SLOT_MASK
+    while keys[slot] != 0:
+        if keys[slot] == key:
+            return int(values[slot])
+        slot = (slot + ONE) & SLOT_MASK
+    return 0
+
+
+@compiled
+def _special(codes: Array, first: int, last: int, keys: Array, values: Array) -> int:
+    """Lengths of the words of a special string, 4 bits each; 0 when it is none."""
+    return _look_up(codes, first, last, keys, values) & 0xFFF
+
+
+@compiled
+def _is_digit(code: int) -> bool:
+    return 48 <= code <= 57
+
+
+@compiled
+def _count_dots(codes: Array, at: int, last: int) -> int:
+    """Full stops in a row from a place on."""
+    end = at
+    while end < last and codes[end] == 46:
+        end += 1
+    return end - at
+
+
+@compiled
+def _prefix(codes: Array, first: int, last: int, bits: Array) -> int:
+    """Characters to split off at the start."""
+    code = codes[first]
+    if bits[code] & PREFIX:
+        return 1
+    if code == 43:  # + unless a digit follows
+        return 0 if first + 1 < last and _is_digit(codes[first + 1]) else 1
+    if code == 46:
+        dots = _count_dots(codes, first, last)
+        return dots if dots > 1 else 0
+    if last - first > 1 and codes[first + 1] == 36 and (code == 67 or code == 65):  # C$ A$
+        return 2
+    if last - first > 2 and code == 85 and codes[first + 1] == 83 and codes[first + 2] == 36:  # US$
+        return 3
+    return 0
+
+
+@compiled
+def _suffix(codes: Array, first: int, last: int, bits: Array, keys: Array, values: Array) -> int:
+    """Characters to split off at the end: the longest that any pattern finds."""
+    if first >= last:
+        return 0
+    code = codes[last - 1]
+    kind = bits[code]
+    found = 1 if kind & SUFFIX else 0
+    before = codes[last - 2] if last - 2 >= first else codes[last - 1] * 0
+    third = codes[last - 3] if last - 3 >= first else before * 0
+    if code == 46:
+        start = last
+        while start > first and codes[start - 1] == 46:
+            start -= 1
+        if last - start > 1:
+            return last - start
+        if (before and bits[before] & BEFORE_DOT) or (third and bits[before] & bits[third] & UPPER_LETTER):
+            return 1
+        return 1 if third == 0xB0 and (before == 70 or before == 67 or before == 75) else 0  # °F. °C. °K.
+    if (code == 115 or code == 83) and (before == 39 or before == 0x2019):  # 's
+        found = 2
+    if _is_digit(before) and (code == 43 or kind & CURRENCY):
+        found = max(found, 1)
+    if code == 36:  # 5US$ 5C$
+        if last - 4 >= first and third == 85 and before == 83 and _is_digit(codes[last - 4]):
+            found = 3
+        if (before == 67 or before == 65) and _is_digit(third):
+            found = max(found, 2)
+    for length in range(1, LONGEST_UNIT + 1):
+        if last - length - 1 < first or _is_digit(codes[last - length]):
+            break
+        if _is_digit(codes[last - length - 1]):
+            if _look_up(codes, last - length, last, keys, values) & UNIT:
+                found = max(found, length)
+            break
+    return found
+
+
+@compiled
+def _infix(codes: Array, at: int, first: int, last: int, bits: Array) -> int:
+    """Characters to split out at a place inside a word."""
+    code = codes[at]
+    if code == 46 and at + 1 < last and codes[at + 1] == 46:
+        return _count_dots(codes, at, last)
+    if code == 0x2026 or bits[code] & ICON:
+        return 1
+    if at == first or at + 1 >= last:
+        return 0
+    before, after = codes[at - 1], codes[at + 1]
+    left, right = bits[before], bits[after]
+    if (
+        (code == 43 or code == 45 or code == 42 or code == 94)
+        and _is_digit(before)
+        and (_is_digit(after) or after == 45)
+    ):
+        return 1  # + - * ^ between digits
+    if code == 46:
+        return 1 if left & (LOWER_LETTER | QUOTE) and right & (UPPER_LETTER | QUOTE) else 0
+    if code == 44:
+        return 1 if left & LETTER and right & LETTER else 0
+    if not left & LETTER and not _is_digit(before):
+        return 0
+    if code == 58 or code == 60 or code == 61 or code == 62 or code == 47:  # : < = > /
+        return 1 if right & LETTER else 0
+    if code == 45 or code == 0x2013 or code == 0x2014 or code == 126:  # - – — ~
+        if right & LETTER:
+            return 1
+        for length in range(2, (4 if code == 45 else 3 if code == 0x2014 else 2)):
+            if at + length >= last or codes[at + length - 1] != code:
+                return 0
+            if bits[codes[at + length]] & LETTER:
+                return length
+    return 0
+
+
+@compiled
+def _is_host(codes: Array, first: int, last: int, bits: Array) -> bool:
+    """Whether a host name with a top-level domain in small letters, or an IPv4 address that is not a private one, starts
+    here, then a port and a path or nothing: spaCy's pattern (lang/tokenizer_exceptions.py, after Diego Perini's)."""
+    end = first
+    while end < last and not (codes[end] == 58 or codes[end] == 47 or codes[end] == 63 or codes[end] == 35):  # : / ? #
+        code = codes[end]
+        if code < 0xA1 and not (_is_digit(code) or 97 <= code | 32 <= 122 or code == 45 or code == 46 or code == 95):
+            return False
+        end += 1
+    if end < last and codes[end] == 58:
+        after = end + 1
+        while after < last and _is_digit(codes[after]):
+            after += 1
+        if not 3 <= after - end <= 6:
+            return False
+        if after < last and not (codes[after] == 47 or codes[after] == 63 or codes[after] == 35):
+            return False
+    start, num_labels, num_numbers, number = first, 0, 0, 0
+    one, two = 0, 0
+    for at in range(first, end):
+        if codes[at] != 46:
+            number = 10 * number + codes[at] - 48
+            continue
+        if at == start or at - start > 64 or codes[start] == 45 or codes[start] == 95:
+            return False
+        if codes[at - 1] == 45 or codes[at - 1] == 95:
+            return False
+        one, two = (number if num_labels == 0 else one), (number if num_labels == 1 else two)
+        num_labels += 1
+        num_numbers += at - start <= 3 and _is_digit(codes[start]) and _is_digit(codes[at - 1])
+        start, number = at + 1, 0
+    if num_labels == 0 or start == end:
+        return False
+    if num_labels == num_numbers == 3 and end - start <= 3 and _is_digit(codes[start]) and _is_digit(codes[end - 1]):
+        private = (one == 169 and two == 254) or (one == 192 and two == 168) or (one == 172 and 16 <= two <= 31)
+        return not (private or one == 10 or one == 127)
+    for at in range(start, end):
+        if not bits[codes[at]] & LOWER_LETTER:
+            return False
+    return 2 <= end - start <= 63
+
+
+@compiled
+def _is_url(codes: Array, first: int, last: int, bits: Array) -> bool:
+    """Whether a word is a URL, with or without its scheme, or an e-mail address."""
+    start = first
+    for at in range(first, min(last - 2, first + 64)):
+        if codes[at] == 58 and codes[at + 1] == 47 and codes[at + 2] == 47:  # ://
+            start = at + 3 if at - first >= 2 else first
+            break
+        if not (_is_digit(codes[at]) or bits[codes[at]] & LETTER or 43 <= codes[at] <= 46 or codes[at] == 95):
+            break
+    if _is_host(codes, start, last, bits):
+        return True
+    num_signs = 0
+    for at in range(start + 1, last):
+        if codes[at] == 64:
+            num_signs += 1
+            if num_signs > MAX_AT_SIGNS:
+                break
+            if _is_host(codes, at + 1, last, bits):
+                return True
+    return False
+
+
+@compiled
+def _write_words(codes: Array, bits: Array, keys: Array, values: Array, starts: Array, ends: Array) -> int:
+    """Write words into starts and ends, which have room for every character; returns their number."""
+    count, at = 0, 0
+    while at < len(codes):
+        while at < len(codes) and bits[codes[at]] & SPACE:
+            at += 1
+        first, plain = at, True
+        while at < len(codes):
+            kind = bits[codes[at]]
+            if kind & SPACE:
+                break
+            plain = plain and kind & PLAIN != 0
+            at += 1
+        if first == at:
+            break
+        if plain and not _special(codes, first, at, keys, values):
+            starts[count], ends[count] = first, at
+            count += 1
+        else:
+            count = _split_run(codes, first, at, bits, keys, values, starts, ends, count)
+    return count
+
+
+@compiled
+def _split_run(
+    codes: Array, first: int, last: int, bits: Array, keys: Array, values: Array, starts: Array, ends: Array, count: int
+) -> int:
+    """Split a run without white space; its words are written to starts and ends from `count` on."""
+    begin, low, high, size = count, first, last, -1
+    tail = count + last - first  # suffixes are stacked from here downwards; words never outnumber characters
+    lengths = _special(codes, first, last, keys, values)
+    plain = False
+    while low < high and high - low != size and not lengths:
+        size = high - low
+        plain = _is_plain(codes, low, high, bits)
+        if plain:
+            break
+        front = _prefix(codes, low, high, bits)
+        if front:
+            starts[count], ends[count] = low, low + front
+            count += 1
+            lengths = _special(codes, low + front, high, keys, values)
+            if lengths:
+                low += front
+                break
+        back = _suffix(codes, low + front, high, bits, keys, values)
+        if back:
+            tail -= 1
+            starts[tail], ends[tail] = high - back, high
+            lengths = _special(codes, low, high - back, keys, values)
+            if lengths:
+                count -= front > 0  # the prefix belongs to the special string
+                high -= back
+                break
+        low, high = low + front, high - back
+        if front or back:
+            lengths = _special(codes, low, high, keys, values)
+    while lengths:
+        starts[count], ends[count] = low, low + (lengths & 15)
+        low, lengths, count = ends[count], lengths >> 4, count + 1
+        high = low
+    if plain:
+        starts[count], ends[count] = low, high
+        count += 1
+    elif low < high:
+        count = _split_inside(codes, low, high, bits, starts, ends, count)
+    for place in range(tail, begin + last - first):
+        starts[count], ends[count] = starts[place], ends[place]
+        count += 1
+    return _merge(codes, begin, count, keys, values, starts, ends) if count - begin > 1 else count
+
+
+@compiled
+def _is_plain(codes: Array, first: int, last: int, bits: Array) -> bool:
+    """Whether a word of a common length has letters alone, so that nothing more is split off or out."""
+    if last - first > LONGEST_PLAIN:
+        return False
+    for at in range(first, last):  # noqa: SIM110 - Numba compiles no generator expression
+        if not bits[codes[at]] & PLAIN:
+            return False
+    return True
+
+
+@compiled
+def _split_inside(codes: Array, low: int, high: int, bits: Array, starts: Array, ends: Array, count: int) -> int:
+    """Split a word at its infixes, unless it is a URL."""
+    at, start, checked = low + 1, low, False
+    while at < high:
+        length = _infix(codes, at, low, high, bits) if bits[codes[at]] & INFIX else 0
+        if not length:
+            at += 1
+            continue
+        if not checked and _is_url(codes, low, high, bits):
+            break
+        checked = True
+        if at > start:
+            starts[count], ends[count] = start, at
+            count += 1
+        starts[count], ends[count] = at, at + length
+        count += 1
+        start = at = at + length
+    if start < high:
+        starts[count], ends[count] = start, high
+        count += 1
+    return count
+
+
+@compiled
+def _merge(codes: Array, begin: int, count: int, keys: Array, values: Array, starts: Array, ends: Array) -> int:
+    """Merge neighbouring words of one run into special strings, the longest first."""
+    place, out = begin, begin
+    while place < count:
+        taken = 1
+        most = 1
+        while most < MAX_MERGED and place + most < count and ends[place + most] - starts[place] <= LONGEST:
+            most += 1
+        for number in range(most, 1, -1):
+            value = _look_up(codes, starts[place], ends[place + number - 1], keys, values)
+            if value & MERGED and (value >> 16) & 15 == number:
+                taken = number
+                break
+        starts[out], ends[out] = starts[place], ends[place + taken - 1]
+        out += 1
+        place += taken
+    return out
