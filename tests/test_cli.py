@@ -560,10 +560,11 @@ def test_a_reader_that_has_seen_enough_is_no_failure(whole: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path) -> None:
+def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bessemer.run import RunFolder, write_json
     from bessemer.screens import behind_ngram
 
+    monkeypatch.setattr("bessemer.tokens.outlook.num_tokens", lambda folder: {"unique_tokens": 3000})
     run = RunFolder(tmp_path)
     assert behind_ngram(run) == ""
     write_json(run.evaluation, {"bits_per_byte": 2.5, "ngram": {"order": 5, "bits_per_byte": 2.4}})
@@ -575,6 +576,9 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path) -> None:
     ):
         run.recipe.write_text(text + more)
         assert "5-gram" in behind_ngram(run) and wanted in behind_ngram(run)
+    run.recipe.write_text(text)
+    run.metrics.write_text("".join(f'{{"kind": "validation", "loss": {loss}}}\n' for loss in (3.0, 2.0, 2.5)))
+    assert "risen from 2.000 to 2.500: give it more text" in behind_ngram(run)
     write_json(run.evaluation, {"bits_per_byte": 2.3, "ngram": {"order": 5, "bits_per_byte": 2.4}})
     assert behind_ngram(run) == ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -65,14 +66,19 @@ def test_a_folder_of_text_is_trained_on_and_gone_on_with(here: Path, capsys: pyt
     assert run_command(["evaluate", str(run.path)]) == 0
 
 
-def test_a_run_that_is_trained_longer_keeps_what_was_derived(here: Path) -> None:
+def test_a_run_that_is_trained_longer_keeps_what_was_derived(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sizing, "default_minutes", lambda num_bytes: 0.03)
     command = ["run", "text", "--set", "evaluate.sample_tokens=4", "--set", "export.hf=false", "--set"]
     assert run_command([*command, "train.minutes=0.02"]) == 0
     run = RunFolder(here / "runs" / "text")
     before, found = load(run.recipe), read_json(run.derived)
     assert run_command([*command, "train.minutes=0.08"]) == 0
     after, planned = load(run.recipe), read_json(run.plan)
-    assert run_command(command[:-1]) == 0  # without a word about how long: nothing is left to do
+    capsys.readouterr()
+    assert run_command(command[:-1]) == 0  # without a word about how long: the text's own time is over
+    assert f"{after.train.steps} steps are done, train.minutes = 0.08" in capsys.readouterr().err
     assert (
         load(run.recipe) == after
         and read_json(run.plan)["memory_bytes"] == planned["memory_bytes"]
@@ -80,6 +86,23 @@ def test_a_run_that_is_trained_longer_keeps_what_was_derived(here: Path) -> None
     )
     assert (after.train.steps or 0) > (before.train.steps or 0) and read_json(run.derived) == found
     assert after.train.optimizer == before.train.optimizer and after.model == before.model
+
+
+def test_a_plain_run_after_a_first_look_trains_for_the_time_of_its_text(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sizing, "default_minutes", lambda num_bytes: 0.1)
+    command = ["run", "text", "--set", "evaluate.sample_tokens=4", "--set", "export.hf=false"]
+    assert run_command([*command, "--set", "train.minutes=0.02"]) == 0
+    run = RunFolder(here / "runs" / "text")
+    looked = load(run.recipe).train.steps or 0
+    assert run_command(["plan", "text", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    monkeypatch.setenv("BESSEMER_QUIET", "")  # as --json has left it
+    assert run_command(command) == 0
+    shown, train = capsys.readouterr().err, load(run.recipe).train
+    assert f"{looked} planned steps become {planned['steps']}" in shown and "train.minutes = 0.1: for its text" in shown
+    assert (train.steps or 0) > looked and train.minutes == 0.1 and train.max_epochs == sizing.MAX_EPOCHS
 
 
 def test_a_length_that_is_derived_fits_the_model_to_start_from(here: Path) -> None:
@@ -110,7 +133,11 @@ def test_runs_are_not_their_own_text(here: Path) -> None:
 
 def test_plan_says_what_a_folder_will_take(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan", "text"]) == 0
-    assert "2 layers, width 128" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "2 layers, width 128" in shown.out and "40 files, before cleaning" in shown.err
+    assert run_command(["plan", "text", "--set", "train.minutes=1000", "--set", "train.max_epochs=2", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["tokens"] < 2 * 14_500, "the epochs of raw files count before they are tokens"
     assert not (here / "runs").exists()
 
 

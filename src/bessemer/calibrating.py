@@ -47,7 +47,7 @@ def wanted(given: argparse.Namespace) -> bool:
     return bool(given.calibrate) or given.measured is not None
 
 
-def plan(given: argparse.Namespace, session_of: Callable[[argparse.Namespace], Session]) -> Any:
+def plan(given: argparse.Namespace, session_of: Callable[..., Session]) -> Any:
     """Do what was asked; `wanted` says whether it is for here."""
     return _calibrate(given) if given.calibrate else _by_run(given, session_of)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import json
 import os
@@ -72,7 +73,10 @@ class _Parser(argparse.ArgumentParser):
     """Says of an unknown option that is a key of the recipe how to give it."""
 
     def error(self, message: str) -> NoReturn:
-        if match := re.search(r"unrecognized arguments: --([\w.-]+)", message):
+        if match := re.search(r"invalid choice: '([\w-]*)' \(choose from (.*)\)", message):
+            if near := difflib.get_close_matches(match[1], re.findall(r"[\w-]+", match[2]), 1):
+                message = f"{message.partition(' (')[0]}; did you mean {near[0]}?"
+        elif match := re.search(r"unrecognized arguments: --([\w.-]+)", message):
             from bessemer.recipe.keys import keys, nearest
 
             name, known = match[1].replace("-", "_"), list(keys())

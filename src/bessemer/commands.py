@@ -334,14 +334,15 @@ def _session(given: argparse.Namespace, fills: bool = True) -> Session:
         session.accept_changes = getattr(given, "accept_changes", False)
         return session
     recipe = followed(load(given.recipe, given.overrides))
-    folder = RunFolder(recipe.run.folder)
+    folder, has_horizon = RunFolder(recipe.run.folder), recipe.train.has_horizon
     if fills and folder.derived.exists():
         recipe = derived.filled(recipe, folder)
     if recipe.parallel.auto:
         from bessemer.planning import with_chosen_layout
 
-        recipe = with_chosen_layout(recipe, RunFolder(recipe.run.folder))
-    return Session(recipe, RunFolder(recipe.run.folder), accept_changes=getattr(given, "accept_changes", False))
+        recipe = with_chosen_layout(recipe, folder)
+    accept_changes = getattr(given, "accept_changes", False)
+    return Session(recipe, folder, accept_changes, has_horizon)
 
 
 def _existing(given: argparse.Namespace) -> Session:

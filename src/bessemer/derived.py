@@ -13,7 +13,7 @@ from bessemer.plan import sizing
 from bessemer.plan.sizing import Basis, Choice
 from bessemer.recipe import Recipe, parse
 from bessemer.run import STAGE_FILE, RunFolder, read_json, write_json
-from bessemer.terminal import rate, say, size
+from bessemer.terminal import counted, rate, say, size
 
 if TYPE_CHECKING:
     from bessemer.train.device import Device
@@ -36,14 +36,15 @@ PROBE_VOCABULARY = 1024
 TOKEN_BYTES = 2.2  # bytes of text for each byte of a file of uint16 tokens
 
 
-def filled(recipe: Recipe, run: RunFolder, *, record: bool = False) -> Recipe:
+def filled(recipe: Recipe, run: RunFolder, *, record: bool = False, show: bool = False) -> Recipe:
     """The recipe with every value that follows from its text: of the corpus where it is built, else of the raw files.
 
-    record: keep what it followed from in the run folder and, where that is new, print what was chosen and why.
+    record: keep what it followed from in the run folder and, where that is new, print what was chosen and why; show: print
+    it and keep nothing.
     """
     old = read_json(run.derived) if run.derived.exists() else None
     if old is not None and published(run.checkpoints):
-        return _as_trained(recipe, old["choices"])
+        return _as_trained(recipe, old)
     if old is not None and recipe.corpus.sources and not old["corpus"]:
         old = None  # of the raw files, by an earlier version
     shape = None if recipe.model.from_ is None else dial.dimensions(recipe.model)
@@ -62,6 +63,8 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False) -> Recipe:
         )
     basis = replace(basis, width=(shape.width if shape else None) or 0, positions=positions)
     made, choices = sizing.derive(recipe, basis)
+    if show and choices:
+        _show(recipe, basis, choices, is_raw=not corpus)
     if record and choices and (corpus or not recipe.corpus.sources):
         kept = {
             "corpus": corpus,
@@ -70,14 +73,17 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False) -> Recipe:
         }
         if kept != old:
             write_json(run.derived, kept)
-            _show(recipe, basis, choices)
+            _show(recipe, basis, choices, is_raw=False)
     return made
 
 
-def _as_trained(recipe: Recipe, choices: list[dict[str, Any]]) -> Recipe:
-    """A recipe with what was derived when its run began to train, and no more: training longer does not change it."""
-    train = recipe.train
-    has_horizon = any(value is not None for value in (train.steps, train.tokens, train.minutes))
+def _as_trained(recipe: Recipe, old: dict[str, Any]) -> Recipe:
+    """A recipe with what was derived when its run began to train, and no more: training longer does not change it. A run that
+    was given its time then, as for a first look, has none derived: that of its text stands where none is given now."""
+    has_horizon, choices = recipe.train.has_horizon, old["choices"]
+    if not has_horizon and not recipe.model.has_size and all("minutes" not in one["values"] for one in choices):
+        minutes = sizing.default_minutes(old["basis"]["text_bytes"])
+        choices = [*choices, {"table": "train", "values": {"minutes": minutes, "max_epochs": sizing.MAX_EPOCHS}}]
     for choice in choices:
         outer, _, inner = choice["table"].partition(".")
         section = getattr(recipe, outer)
@@ -97,15 +103,16 @@ def reasons(run: RunFolder) -> list[str]:
     return [_heading(basis), *(str(Choice(**choice)) for choice in found["choices"])]
 
 
-def _heading(basis: Basis) -> str:
+def _heading(basis: Basis, is_raw: bool = False) -> str:
+    text = f"{counted(basis.documents, 'file')}, before cleaning" if is_raw else counted(basis.documents, "document")
     return (
-        f"derived from {size(basis.text_bytes)} of text in {basis.documents:,} documents, and about "
-        f"{rate(basis.flops_per_second)} in training on {basis.device}"
+        f"derived from {size(basis.text_bytes)} of text in {text}, and about {rate(basis.flops_per_second)} in training on "
+        f"{basis.device}"
     )
 
 
-def _show(recipe: Recipe, basis: Basis, choices: list[Choice]) -> None:
-    say(f"  {_heading(basis)}:")
+def _show(recipe: Recipe, basis: Basis, choices: list[Choice], is_raw: bool) -> None:
+    say(f"  {_heading(basis, is_raw)}:")
     for choice in choices:
         say(f"    [dim]{choice}[/]")
     if basis.text_bytes < sizing.BEATS_NGRAM_BYTES and recipe.train.objective == "causal":
@@ -113,6 +120,18 @@ def _show(recipe: Recipe, basis: Basis, choices: list[Choice]) -> None:
             f"  [yellow]with less than {size(sizing.BEATS_NGRAM_BYTES)} of text a byte 5-gram may predict it better "
             "than a model; the evaluation compares them[/]"
         )
+
+
+def expected_tokens(recipe: Recipe, run: RunFolder) -> dict[str, int]:
+    """Tokens to train on and held out, by the names of tokens/outlook.py: of the shards, else about those of the raw files."""
+    from bessemer.tokens import outlook
+
+    if (known := outlook.num_tokens(run.tokens)) or not recipe.corpus.sources:
+        return known
+    text_bytes, vocabulary = _raw(recipe)[0], outlook.vocabulary(recipe, run.tokens)
+    held_out = recipe.tokens.held_out * text_bytes
+    each = sizing.bytes_per_token(vocabulary)
+    return {"unique_tokens": int((text_bytes - held_out) / each), "held_out_tokens": int(held_out / each)}
 
 
 def _basis(recipe: Recipe, run: RunFolder, old: dict[str, Any] | None) -> tuple[Basis, str]:

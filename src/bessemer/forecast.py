@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from bessemer import derived, preflight
-from bessemer.recipe import Batches, Parallel, Recipe
+from bessemer.checkpoint.protocol import published
+from bessemer.recipe import Batches, Parallel, Recipe, load
 from bessemer.run import RunFolder
+from bessemer.terminal import say
 
 MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
 MEASURABLE_SECONDS = 10.0  # micro-batches predicted to take longer are not measured
@@ -19,13 +21,24 @@ def plan_only(
 ) -> tuple[dict[str, Any], Recipe]:
     """What a recipe will take, without a run folder: for `bessemer plan`. calibration: a file, in the place of the user's;
     measure: time a step where that is quick."""
+    from bessemer import longer
     from bessemer.layout import dial
     from bessemer.tokens import outlook
 
-    recipe = derived.filled(recipe, run)
+    has_horizon = recipe.train.has_horizon
+    recipe = derived.filled(recipe, run, show=True)
     vocabulary, labels = outlook.vocabulary(recipe, run.tokens), outlook.labels(recipe, run.tokens)
-    known, seconds = outlook.num_tokens(run.tokens), MEASURE_SECONDS if measure else 0.0
-    resolved = dial.resolve(recipe, vocabulary, None, micro_batch_tokens(recipe), labels, **known)
+    known, seconds = derived.expected_tokens(recipe, run), MEASURE_SECONDS if measure else 0.0
+
+    def resolve(one: Recipe, steps: int | None) -> Recipe:
+        return dial.resolve(one, vocabulary, steps, micro_batch_tokens(one), labels, **known)
+
+    stored, done = load(run.recipe) if run.recipe.exists() else None, published(run.checkpoints)
+    held_out_tokens = known.get("held_out_tokens", 0)
+    recipe, resolved = longer.resolved_for(recipe, stored, run, done, held_out_tokens, has_horizon, resolve)
+    if done:
+        say(f"  {done[-1]:,} of its steps are done in {run.path}")
+        recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": resolved.train.steps})})
     told, final = planned_run(recipe, resolved, vocabulary, labels, known, calibration, seconds)
     return {**told, **outlook.outlook(final, run.tokens)}, final
 

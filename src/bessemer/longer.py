@@ -11,6 +11,7 @@ cosine, linear           re-planned: their rate depends on the number of steps f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
@@ -200,7 +201,7 @@ def keep_derived(asked: Recipe, stored: Recipe, done: int) -> Recipe:
         changed["global_batch_tokens"] = old.global_batch_tokens
     if train.micro_batch is None and same_length:
         changed["micro_batch"] = kept_micro_batch(asked, stored)
-    if train.steps is None and train.tokens is None and train.minutes is None:
+    if not train.has_horizon:
         changed |= {"steps": old.steps, "minutes": old.minutes}
     optimizer = train.optimizer
     if optimizer.kind == old.optimizer.kind:
@@ -248,6 +249,35 @@ def checkpoints_of(run: RunFolder) -> list[int]:
             "(what is left of the training is set aside, not removed)"
         )
     return done
+
+
+def resolved_for(
+    recipe: Recipe,
+    stored: Recipe | None,
+    run: RunFolder,
+    done: list[int],
+    held_out_tokens: int,
+    has_horizon: bool,
+    resolve: Callable[[Recipe, int | None], Recipe],
+) -> tuple[Recipe, Recipe]:
+    """A recipe with what its run keeps of an earlier plan (`stored`) and checkpoints (`done`), and the same resolved.
+
+    has_horizon: whether the recipe said how long before it was filled in; what is derived does not end a run sooner. resolve:
+    fills in the rest, given steps that train.minutes come to or None.
+    """
+    if stored is None:
+        return recipe, resolve(recipe, None)
+    if done:
+        recipe = keep_derived(recipe, stored, done[-1])
+    elif recipe.train.micro_batch is None:  # another device would choose another
+        kept = recipe.train.model_copy(update={"micro_batch": kept_micro_batch(recipe, stored)})
+        recipe = recipe.model_copy(update={"train": kept})
+    resolved, planned = resolve(recipe, steps_of_minutes(recipe, stored, run, held_out_tokens)), stored.train
+    if done and not has_horizon and (resolved.train.steps or 0) < (planned.steps or 0):
+        horizon = {"steps": planned.steps, "minutes": planned.minutes, "max_epochs": planned.max_epochs}
+        recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update=horizon)})
+        resolved = resolve(recipe, None)
+    return recipe, resolved
 
 
 def steps_of_minutes(asked: Recipe, stored: Recipe | None, run: RunFolder, held_out_tokens: int) -> int | None:

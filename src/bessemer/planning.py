@@ -31,7 +31,7 @@ FLAGS = (
     "catalogue",
 )  # fmt: skip
 BUDGETS = ("flops", "days", "money")
-Opened = Callable[[argparse.Namespace], "Session"]
+Opened = Callable[..., "Session"]
 
 
 def plan(given: argparse.Namespace, session_of: Opened) -> Any:
@@ -63,7 +63,7 @@ def plan(given: argparse.Namespace, session_of: Opened) -> Any:
         )
     if given.recipe is None or asked or given.what_if or given.search or _is_for_a_cluster(given):
         return _on_a_cluster(given, asked)
-    return _on_this_machine(given, session_of(given))
+    return _on_this_machine(given, session_of(given, False))  # what is left open is filled in and shown there
 
 
 def _named(given: argparse.Namespace) -> argparse.Namespace:

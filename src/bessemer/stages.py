@@ -18,6 +18,7 @@ from bessemer import derived, forecast, interrupt
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Batches, Recipe, digest, dump, load
 from bessemer.run import RunFolder, read_json, stage_is_current, write_atomic, write_json
+from bessemer.screens import learns_by_heart, longer_command
 from bessemer.sharing import built_once
 from bessemer.terminal import amount, duration, say, size, working
 
@@ -31,6 +32,7 @@ class Session:
     recipe: Recipe
     run: RunFolder
     accept_changes: bool = False
+    has_horizon: bool = True  # whether the recipe says how long it trains, before anything is filled in
     told: list[dict[str, Any]] = field(default_factory=list)
 
     def stage(self, name: str, work: Callable[[], str | None], current: bool = False, result: str = "") -> None:
@@ -158,13 +160,14 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     done = longer.checkpoints_of(run)
     stored = load(run.recipe) if run.recipe.exists() else None
     planned = read_json(run.plan) if stored is not None and run.plan.exists() else None
-    if stored is not None and done:
-        recipe = longer.keep_derived(recipe, stored, done[-1])
-    elif stored is not None and recipe.train.micro_batch is None:  # another device would choose another
-        recipe = _with_train(recipe, micro_batch=longer.kept_micro_batch(recipe, stored))
-    timed, known = longer.steps_of_minutes(recipe, stored, run, store.held_out_tokens), num_tokens(run.tokens)
-    resolved = dial.resolve(
-        recipe, store.vocabulary, timed, forecast.micro_batch_tokens(recipe), len(store.labels), **known
+    known = num_tokens(run.tokens)
+
+    def resolve(one: Recipe, steps: int | None) -> Recipe:
+        return dial.resolve(one, store.vocabulary, steps, forecast.micro_batch_tokens(one), len(store.labels), **known)
+
+    has_horizon = session.has_horizon
+    recipe, resolved = longer.resolved_for(
+        recipe, stored, run, done, store.held_out_tokens, has_horizon, resolve
     )
     extension = None
     if stored is not None and done:
@@ -197,6 +200,8 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
         assert planned is not None
         result.append(Prepared(resolved, planned))
     if extension is not None:
+        if not session.has_horizon:
+            say(f"  train.minutes = {recipe.train.minutes:g}: for its text, as no other time is given now")
         extension.begin(run, resolved.train.schedule.kind)
     write_atomic(run.recipe, dump(result[0].recipe, derived.reasons(run)))
     write_json(run.plan, {**result[0].plan, **outlook(result[0].recipe, run.tokens), **here.drawn(result[0].plan)})
@@ -233,7 +238,11 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         return f"{made.step:,} steps{scored}{skipped}{memory}{again}"
 
     # Whether the last checkpoint is whole is for the loop to find out; that there is one is enough to ask it.
-    session.stage("train", work, current=bool(done) and done[-1] == steps and (run.path / "mixture.json").exists())
+    current = bool(done) and done[-1] == steps and (run.path / "mixture.json").exists()
+    finished = f"{steps:,} steps are done"
+    finished += f", train.minutes = {recipe.train.minutes:g}" if recipe.train.minutes is not None else ""
+    finished += f"; {learns_by_heart(run) or longer_command(run, recipe.train)}" if current else ""
+    session.stage("train", work, current, finished)
     planned.write(run)
 
 

@@ -205,6 +205,11 @@ def amount(number: float) -> str:
     return f"{number:.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: 1 document, 12,345 documents."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def size(num_bytes: float) -> str:
     """Bytes as a person reads them: 512 B, 3.4 MB, 1.2 GB (decimal)."""
     for unit, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

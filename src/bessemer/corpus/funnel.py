@@ -6,7 +6,7 @@ from typing import Any
 
 from bessemer.corpus.document import REASONS
 from bessemer.corpus.statistics import where
-from bessemer.terminal import size
+from bessemer.terminal import counted, size
 
 LINES = 5
 """Lines shown at the most: the rest is summed up in the last of them."""
@@ -21,8 +21,8 @@ def result_line(statistics: dict[str, Any], not_read: bool = False) -> str:
     totals = statistics["totals"]
     names = ", ".join(source["source"] for source in statistics["sources"])
     files = totals.get("files_not_read", 0) if not_read else 0
-    ignored = f", {files:,} files not read" if files else ""
-    kept = f"{totals['documents_kept']:,} of {totals['documents_in']:,} documents kept"
+    ignored = f", {counted(files, 'file')} not read" if files else ""
+    kept = f"{totals['documents_kept']:,} of {counted(totals['documents_in'], 'document')} kept"
     return f"{kept}, {size(totals['bytes_kept'])} ({names}){ignored}"
 
 

@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bessemer.recipe import Recipe
-from bessemer.terminal import size
+from bessemer.terminal import counted, size
 
 MIN_MINUTES, MAX_MINUTES, MINUTES_PER_DECADE, MINUTES_FROM_BYTES = 2.0, 20.0, 4.0, 50_000
 HELD_OUT_BYTES, HELD_OUT_LIMIT, MIN_HELD_OUT_DOCUMENTS = 10_000, 0.1, 8
@@ -148,22 +148,26 @@ class _Derivation:
         if tokens.model_fields_set & {"held_out", "held_out_from"}:
             return
         wanted = held_out_bytes(basis.text_bytes)
-        few = basis.held_documents < MIN_HELD_OUT_DOCUMENTS or basis.held_bytes > 2 * wanted
+        is_known = basis.held_bytes > 0  # else of raw files
+        few = (basis.held_documents if is_known else basis.documents) < MIN_HELD_OUT_DOCUMENTS
+        few = few or basis.held_bytes > 2 * wanted
         if few and self.recipe.train.objective != "classify":
             share = round(wanted / basis.text_bytes, 4)
             why = (
-                f"about {size(wanted)}, a passage of each, cut at the ends of lines, as {basis.documents:,} documents are too "
-                "few to hold out whole ones"
+                f"about {size(wanted)}, a passage of each, cut at the ends of lines: {counted(basis.documents, 'document')} can"
+                " spare too few whole ones"
             )
             self._set("tokens", why, held_out=share, held_out_from="passages")
+        elif not is_known:
+            self._set("tokens", f"about {size(wanted)}", held_out=round(wanted / basis.text_bytes, 4))
         else:
-            why = f"{size(basis.held_bytes)}, {basis.held_documents:,} of {basis.documents:,} documents"
+            why = f"{size(basis.held_bytes)}, {basis.held_documents:,} of {counted(basis.documents, 'document')}"
             why += ", so few that a score of them says little" if basis.held_documents < MIN_HELD_OUT_DOCUMENTS else ""
             self._set("tokens", why, held_out=min(basis.share, 0.5))
 
     def _time(self) -> None:
         train = self.recipe.train
-        if train.steps is None and train.tokens is None and train.minutes is None:
+        if not train.has_horizon:
             self._set("train", f"for {self.text}", minutes=default_minutes(self.basis.text_bytes))
 
     @property
@@ -271,4 +275,4 @@ class _Derivation:
 
 
 def _shown(value: object) -> str:
-    return json.dumps(value)
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)

@@ -155,6 +155,11 @@ class Train(Section):
         assert self.steps is not None, "the recipe is resolved"
         return next((revision.planned for revision in self.revised if step < revision.at), self.steps)
 
+    @property
+    def has_horizon(self) -> bool:
+        """Whether the recipe says how long to train."""
+        return any(value is not None for value in (self.steps, self.tokens, self.minutes))
+
     @model_validator(mode="after")
     def _one_horizon(self) -> Self:
         if self.tokens is not None and (self.steps is not None or self.minutes is not None):
