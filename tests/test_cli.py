@@ -584,10 +584,18 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("option", "key"),
-    [("--minutes", "train.minutes"), ("--lr", "train.optimizer.learning_rate"), ("--depth", "model.depth")],
+    ("arguments", "complaint"),
+    [
+        (("run", "text", "--minutes", "1"), "--set train.minutes=VALUE"),
+        (("run", "text", "--mintes", "1"), "--set train.minutes=VALUE"),
+        (("run", "text", "--lr", "1"), "--set train.optimizer.learning_rate=VALUE"),
+        (("trian", "text"), "'trian'; did you mean train?"),
+        (("launch", "text", "--on", "slrum"), "'slrum'; did you mean slurm?"),
+    ],
 )
-def test_an_option_that_is_a_key_says_how_to_give_it(option: str, key: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_command_or_option_names_the_right_one(
+    arguments: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        run_command(["run", "text", option, "1"])
-    assert ended.value.code == 2 and f"--set {key}=VALUE" in capsys.readouterr().err
+        run_command(arguments)
+    assert ended.value.code == 2 and complaint in capsys.readouterr().err

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from bessemer import interrupt
+from bessemer.errors import Stopped
+from bessemer.recipe import load
+from bessemer.run import RunFolder
+from bessemer.stages import Session
 
 
 def test_a_swallowed_interrupt_is_remembered() -> None:
@@ -38,3 +42,16 @@ def test_the_signal_that_the_command_received_has_its_name(tmp_path: Path, monke
     interrupt.name_signal(tmp_path)
     assert interrupt.signal_name(signal.SIGUSR1) == "SIGTERM"
     assert interrupt.signal_name(signal.SIGINT) == "SIGINT"
+
+
+def test_a_stop_before_the_first_checkpoint_says_that_nothing_is_saved(tmp_path: Path) -> None:
+    def stopped() -> str:
+        raise KeyboardInterrupt
+
+    session = Session(load("demo"), RunFolder(tmp_path))
+    for name in ("corpus", "tokens"):
+        session.stage(name, lambda: "done")
+    with pytest.raises(
+        Stopped, match="stopped in train; corpus, tokens are kept, no step of the training is saved yet"
+    ):
+        session.stage("train", stopped)

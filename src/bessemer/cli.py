@@ -74,8 +74,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if match := re.search(r"invalid choice: '([\w-]*)' \(choose from (.*)\)", message):
-            if near := difflib.get_close_matches(match[1], re.findall(r"[\w-]+", match[2]), 1):
-                message = f"{message.partition(' (')[0]}; did you mean {near[0]}?"
+            if close := difflib.get_close_matches(match[1], re.findall(r"[\w-]+", match[2]), 1):
+                message = f"{message.partition(' (')[0]}; did you mean {close[0]}?"
         elif match := re.search(r"unrecognized arguments: --([\w.-]+)", message):
             from bessemer.recipe.keys import keys, nearest
 

@@ -15,9 +15,10 @@ from typing import Any
 from rich.markup import escape
 
 from bessemer import derived, forecast, interrupt
-from bessemer.errors import BessemerError, InputError
+from bessemer.checkpoint.protocol import published
+from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.recipe import Batches, Recipe, digest, dump, load
-from bessemer.run import RunFolder, read_json, stage_is_current, write_atomic, write_json
+from bessemer.run import RunFolder, read_json, read_json_lines, stage_is_current, write_atomic, write_json
 from bessemer.screens import learns_by_heart, longer_command
 from bessemer.sharing import built_once
 from bessemer.terminal import amount, duration, say, size, working
@@ -38,10 +39,13 @@ class Session:
     def stage(self, name: str, work: Callable[[], str | None], current: bool = False, result: str = "") -> None:
         """Do a stage unless it is current, and say what came of it. `work` returns a line, or None: nothing was to do;
         `result`: what there is of one that is current."""
-        interrupt.check()
         started = perf_counter()
-        with working(name):
-            line = None if current else work()
+        try:
+            interrupt.check()
+            with working(name):
+                line = None if current else work()
+        except KeyboardInterrupt:
+            raise Stopped(self._stopped_in(name)) from None
         seconds = perf_counter() - started
         self.told.append({"name": name, "seconds": round(seconds, 3), "skipped": line is None})
         if line is None:
@@ -50,6 +54,16 @@ class Session:
             say(f"[green]✓[/] [bold]{name:<9}[/] {line} [dim]{duration(seconds)}[/]")
         if self.run.path.exists():
             write_json(self.run.path / "stages.json", {"stages": self._all_stages()})
+
+    def _stopped_in(self, name: str) -> str:
+        kept = ", ".join(row["name"] for row in self.told)
+        said = f"stopped in {name}; " + (f"{kept} {'are' if ',' in kept else 'is'} kept, " if kept else "")
+        if name in ("plan", "train"):
+            saved = published(self.run.checkpoints)
+            said += (
+                f"training is saved up to step {saved[-1]:,}, " if saved else "no step of the training is saved yet, "
+            )
+        return said + "the same command goes on from here"
 
     def _all_stages(self) -> list[dict[str, Any]]:
         """This command's stages over those of earlier ones: a skipped stage keeps the time it took when it ran."""
@@ -166,9 +180,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
         return dial.resolve(one, store.vocabulary, steps, forecast.micro_batch_tokens(one), len(store.labels), **known)
 
     has_horizon = session.has_horizon
-    recipe, resolved = longer.resolved_for(
-        recipe, stored, run, done, store.held_out_tokens, has_horizon, resolve
-    )
+    recipe, resolved = longer.resolved_for(recipe, stored, run, done, store.held_out_tokens, has_horizon, resolve)
     extension = None
     if stored is not None and done:
         extension = longer.extension(stored, resolved, run, done, session.accept_changes)
@@ -210,7 +222,6 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
 
 def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     """Train to the last step, from where the run stands. profile: a few steps under the profiler, into profile/."""
-    from bessemer.checkpoint.protocol import published
     from bessemer.launch import start
     from bessemer.report import planned
     from bessemer.train import device as devices
@@ -220,6 +231,8 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     recipe, run = prepared.recipe, session.run
     steps = recipe.train.steps
     done = published(run.checkpoints)
+    if not done and (lost := read_json_lines(run.metrics)):
+        say(f"  the {lost[-1].get('step', 0):,} steps trained before ended without a checkpoint: beginning at step 1")
 
     def work() -> str | None:
         if recipe.parallel.world > 1:
@@ -251,7 +264,6 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
 
     average: score the mean of so many newest checkpoints.
     """
-    from bessemer.checkpoint.protocol import published
 
     run = session.run
     inputs = digest(recipe.evaluate, published(run.checkpoints)[-average:], _stage_inputs(run.tokens))
@@ -284,7 +296,6 @@ def export(
     average: write the mean of so many newest checkpoints; to: "hf" or "gguf"; dtype: of the weights, None: export.dtype.
     """
     from bessemer.checkpoint.manifest import MANIFEST
-    from bessemer.checkpoint.protocol import published
 
     if dtype == "q8_0" and to == "hf":
         raise InputError("--dtype q8_0: only a GGUF file has it; add --to gguf, or take bfloat16 or float16")

@@ -220,8 +220,9 @@ def size(num_bytes: float) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds as a person reads them: 8.2 s, 4 min 10 s, 3 h 05 min, 12.4 days, 15 years."""
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
+    seconds = round(seconds)
     if seconds < 3600:
         return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
     if seconds < 172_800:
