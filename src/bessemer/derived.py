@@ -12,6 +12,7 @@ from bessemer.layout import dial
 from bessemer.plan import sizing
 from bessemer.plan.sizing import Basis, Choice
 from bessemer.recipe import Recipe, parse
+from bessemer.recipe.load import MIN_TEXT_BYTES
 from bessemer.run import STAGE_FILE, RunFolder, read_json, write_json
 from bessemer.terminal import counted, rate, say, size
 
@@ -56,10 +57,10 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False, show: bool =
             return sizing.with_values(recipe, "tokens", {"sequence_length": length})
         return recipe
     basis, corpus = _basis(recipe, run, old)
-    if corpus and basis.text_bytes < sizing.MIN_TEXT_BYTES and not recipe.model.has_size:
+    if corpus and basis.text_bytes < MIN_TEXT_BYTES and not recipe.model.has_size:
         raise InputError(
-            f"{size(basis.text_bytes)} of clean text are too little to learn anything from; give {size(sizing.MIN_TEXT_BYTES)} "
-            "or more, better 100 kB, or say yourself how large the model is (model.depth)"
+            f"{size(basis.text_bytes)} of clean text are too little to learn anything from; give {size(MIN_TEXT_BYTES)} or "
+            "more, better 100 kB, or say yourself how large the model is (model.depth)"
         )
     basis = replace(basis, width=(shape.width if shape else None) or 0, positions=positions)
     made, choices = sizing.derive(recipe, basis)

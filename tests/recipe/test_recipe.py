@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from bessemer import recipe as recipes
 from bessemer.errors import InputError
 from bessemer.layout import dial
+from bessemer.recipe.endings import guessed_format
 from bessemer.recipe.keys import OTHER_NAMES, nearest
 
 SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'
@@ -206,8 +207,11 @@ def test_a_missing_recipe_names_the_nearest_shipped_one() -> None:
     ("name", "content", "message"),
     [
         ("texts/none", None, "texts/none: no such file or folder$"),
-        ("book.doc", b"\xd0\xcf\x11\xe0", r"neither a recipe \(TOML\) nor a kind of text.*; if it is plain text"),
-        ("notes", b"Dear all,", r"neither a recipe \(TOML\) nor a kind of text.*; if it is plain text"),
+        ("book.doc", b"\xd0\xcf\x11\xe0", r"holds binary data: neither a recipe \(TOML\) nor text to train on"),
+        ("book.pdf", b"%PDF-1.7 of plain letters", r"a PDF, .*`pdftotext .*/book.pdf .*/book.txt`"),
+        ("nothing", b"\n", r"is empty: neither a recipe"),
+        ("typo", b"[run]\nname = x\n", r"typo: not valid TOML: [^;]*$"),
+        ("broken", b"[run]\nname = 'x'\nsteps = \0", r"broken: not valid TOML"),
         ("my.toml", b"Dear all,", r"not valid TOML: [^;]*$"),
     ],
 )
@@ -220,9 +224,11 @@ def test_what_is_no_recipe_and_no_text_is_refused(
         recipes.load(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["a.txt", "b.TXT.gz", "c.csv", "d.json.zst", "e.py", "f.pq", "g.htm"])
+@pytest.mark.parametrize(
+    "name", ["a.txt", "b.TXT.gz", "c.csv", "d.json.zst", "e.py", "f.pq", "g.htm", "h.srt", "LICENSE"]
+)
 def test_a_file_of_any_kind_that_is_read_stands_for_its_recipe(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"")
+    (tmp_path / name).write_bytes(b"" if guessed_format(name) else "Größe: [Text]\n".encode())
     found = recipes.load(tmp_path / name).corpus
     assert found.sources[0].paths == (str(tmp_path / name),)
     assert found.rules.max_characters >= 20_000_000  # a book is one document
@@ -234,6 +240,11 @@ def test_shipped_recipes_are_valid_and_say_what_they_are(name: str) -> None:
     assert recipe.run.name == name
     assert recipes.shipped()[name].startswith("# ")
     dial.resolve(recipe, recipe.tokenizer.vocabulary or 32_768)
+
+
+def test_a_recipe_needs_no_ending(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text(SMALL)
+    assert recipes.load(tmp_path / "mine") == recipes.parse(SMALL, "x")
 
 
 def test_differences_name_the_keys() -> None:

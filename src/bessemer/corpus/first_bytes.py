@@ -16,7 +16,7 @@ BOMS = (
 
 BINARY_FORMATS = (
     (b"PK\x03\x04", "a zip archive (or an office document): unpack it and name the folder"),
-    (b"%PDF-", "a PDF: convert it to text first"),
+    (b"%PDF-", "a PDF: convert it to text first (pdftotext FILE.pdf FILE.txt)"),
     (b"\x1f\x8b\x08", "gzip data: name the file .gz"),
     (b"BZh91AY&SY", "bzip2 data: name the file .bz2"),
     (b"\xfd7zXZ\0", "xz data: name the file .xz"),

@@ -347,10 +347,11 @@ def _contamination(corpus: Corpus, counts: dict[str, Counts]) -> list[dict[str, 
 
 
 def _check_left(funnels: dict[str, Funnel]) -> None:
+    total_bytes = sum(funnel.bytes_in for funnel in funnels.values())
     for name, funnel in funnels.items():
         if not funnel.documents_kept:
             raise InputError(
-                f"corpus.sources.{name}: none of its {funnel.documents_in} documents is left after cleaning: "
-                f"{funnel.top_reasons() or 'the files are empty'}; {funnel.advice()}"
+                f"corpus.sources.{name}: none of its documents is left after cleaning: "
+                f"{funnel.top_reasons() or 'the files are empty'}; {funnel.advice(total_bytes)}"
                 + ("; or remove the source" if len(funnels) > 1 else "")
             )

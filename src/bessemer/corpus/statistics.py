@@ -10,6 +10,8 @@ from typing import Any
 from bessemer.corpus.document import ADVICE, REASONS
 from bessemer.errors import BessemerError
 from bessemer.recipe.endings import ending
+from bessemer.recipe.load import MIN_TEXT_BYTES
+from bessemer.terminal import size
 
 EXAMPLES = 4
 """Examples kept for each reason: the first of each file by identity, so that they are the same in every build."""
@@ -125,9 +127,11 @@ class Funnel:
             )
         return ", ".join(shown)
 
-    def advice(self) -> str:
-        """What to do about the commonest reason."""
+    def advice(self, total_bytes: int) -> str:
+        """What to do about the commonest reason. total_bytes: of all sources, which may be too little however it is cleaned."""
         reason = min(self.rejected, key=lambda name: (-self.rejected[name].documents, name), default="empty")
+        if reason == "too_short" and total_bytes < MIN_TEXT_BYTES:
+            return f"and {size(total_bytes)} are too little to learn from: add text, {size(MIN_TEXT_BYTES)} or more"
         return ADVICE.get(reason, "see corpus.rules").format(source=self.source)
 
     def to_json(self) -> dict[str, Any]:

@@ -47,7 +47,6 @@ UPDATES_OF_TIME, UPDATES, MIN_BATCH_TOKENS = 400, 4000, 512
 STEPS_SHARE = 0.92  # of train.minutes that goes into steps, about; the rest is validation and saving
 # The least text on which a model was measured ahead of a byte 5-gram trained on the same; with less, nothing is known.
 BEATS_NGRAM_BYTES = 50_000
-MIN_TEXT_BYTES = 4_000  # two pages; of less not even the smallest vocabulary can be made
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,11 @@ from bessemer.recipe.schema import Recipe
 from bessemer.recipe.start import follow_start
 
 LONGEST_TEXT = 20_000_000  # characters of a document, where a folder or file stands for its recipe: a book is one
+SAMPLE_BYTES = 8000  # of a file: looked at to tell a recipe, text and binary data apart
+TABLE = re.compile(rb"^\[(run|corpus|\[corpus\.sources\]|tokenizer|tokens|model|train)\]", re.MULTILINE)
+CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})
+PDF, UTF_16 = b"%PDF-", (b"\xff\xfe", b"\xfe\xff")
+MIN_TEXT_BYTES = 4_000  # of clean text, two pages; of less not even the smallest vocabulary can be made
 HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
 
 
@@ -71,6 +76,8 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
         raise InputError(f"{path}: no such recipe file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(str(path), f"cannot be read as a recipe: {error}") from None
+    if not text.strip():
+        raise _unreadable(str(path), "is empty: no recipe")
     folder = path.resolve().parent
     recipe = parse(text, str(path), overrides, _name(path) if may_be_unnamed else None, folder)
     return _from_folder(recipe, folder)
@@ -89,17 +96,39 @@ def is_text(path: Path) -> bool:
     if path.is_dir():
         is_run = any((path / name).exists() for name in ("recipe.toml", "corpus/stage.json", "corpus.work"))
         return not is_run and next(path.glob("*/recipe.toml"), None) is None
-    return path.is_file() and guessed_format(path.name) is not None
+    if not path.is_file() or path.suffix == ".toml":
+        return False
+    return guessed_format(path.name) is not None or _holds_text(path)
+
+
+def _holds_text(path: Path) -> bool:
+    """Whether a file begins as text does, and not as a recipe: with hardly any control characters, but for UTF-16."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(SAMPLE_BYTES)
+    except OSError:
+        return False
+    if TABLE.search(head):
+        return False
+    is_plain = 0 not in head and len(head.translate(None, CONTROLS)) >= 0.98 * len(head)
+    return head.startswith(UTF_16) or (bool(head.strip()) and is_plain and not head.startswith(PDF))
 
 
 def _unreadable(path: str, error: str) -> InputError:
     """That a file is no recipe, or that its name tells nothing about what it holds."""
     if Path(path).suffix == ".toml" or not Path(path).is_file():
         return InputError(f"{path}: {error}")
-    return InputError(
-        f"{path}: neither a recipe (TOML) nor a kind of text that the ending of its name tells; if it is plain text to train "
-        "on, copy it to a name that ends in .txt"
-    )
+    with open(path, "rb") as file:
+        head = file.read(SAMPLE_BYTES)
+    if TABLE.search(head):
+        return InputError(f"{path}: {error}")
+    if head.startswith(PDF):
+        text = Path(path).with_suffix(".txt")
+        return InputError(
+            f"{path}: a PDF, which holds no plain text; extract it with `pdftotext {path} {text}`, then name {text}"
+        )
+    what = "holds binary data" if head.strip() else "is empty"
+    return InputError(f"{path}: {what}: neither a recipe (TOML) nor text to train on; name a file or a folder of text")
 
 
 def recipe_for_text(path: Path, overrides: Sequence[str] = ()) -> str:
