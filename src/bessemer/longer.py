@@ -22,7 +22,7 @@ from bessemer.checkpoint.protocol import published, verify
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import record
 from bessemer.layout.dial import SAVING_SHARE, validation_share
-from bessemer.recipe import Batches, Recipe, Schedule, differences
+from bessemer.recipe import Batches, Recipe, Schedule, Train, differences, load
 from bessemer.run import RunFolder, read_json_lines
 from bessemer.terminal import say
 from bessemer.tokens.mixture import Mixture
@@ -37,6 +37,7 @@ HARMLESS = (
 # Keys that say how long a run is: what changes with them is decided here, and not refused as another recipe.
 HORIZON = ("train.steps", "train.tokens", "train.minutes", "train.max_epochs")
 COMPARED_SAMPLES = 1 << 20
+OVERFITTED = 1.02  # the last held-out loss as a share of the lowest
 PACE_ROWS = 200  # steps of metrics.jsonl, from the end, whose median time is the run's pace
 
 
@@ -82,6 +83,27 @@ class Extension:
         if redone or (run.path / "mixture.json").exists():
             say(f"  what was trained and made before is in {previous.copy_aside(run, self.newest)}")
             previous.drop_results(run, self.start)
+
+
+def longer_command(run: RunFolder, train: Train) -> str:
+    """What trains a run four times as long."""
+    key, now = ("minutes", train.minutes) if train.minutes is not None else ("steps", train.steps or 1)
+    return f"train longer: bessemer run {run.path} --set train.{key}={4 * now:g}"
+
+
+def learns_by_heart(run: RunFolder) -> str:
+    """That more training on the same text would not help, and why; empty where it may."""
+    from bessemer.plan.sizing import MAX_EPOCHS
+    from bessemer.tokens.outlook import num_tokens
+
+    losses = [row["loss"] for row in read_json_lines(run.metrics) if row.get("kind") == "validation"]
+    if losses and losses[-1] > OVERFITTED * min(losses):
+        return f"its held-out loss has risen from {min(losses):.3f} to {losses[-1]:.3f}: give it more text"
+    train, unique = load(run.recipe).train, num_tokens(run.tokens).get("unique_tokens", 0)
+    epochs = (train.steps or 0) * (train.global_batch_tokens or 0) / max(unique, 1)
+    if unique and epochs >= 0.95 * (train.max_epochs or MAX_EPOCHS):
+        return f"it has read the text {epochs:.3g} times: give it more text"
+    return ""
 
 
 def extension(stored: Recipe, wanted: Recipe, run: RunFolder, done: list[int], accept: bool) -> Extension | None:

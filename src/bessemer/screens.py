@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Any
 from bessemer.terminal import amount, duration, rate, say, size
 
 if TYPE_CHECKING:
-    from bessemer.recipe import Recipe, Train
+    from bessemer.recipe import Recipe
     from bessemer.run import RunFolder
-
-
-OVERFITTED = 1.02  # the last held-out loss as a share of the lowest
 
 
 def print_plan(plan: dict[str, Any], recipe: Recipe) -> None:
@@ -111,6 +108,7 @@ def planned_lines(run: RunFolder) -> str:
 
 def behind_ngram(run: RunFolder) -> str:
     """A line about a model that the byte 5-gram predicts better than, and what to do; empty where there is none."""
+    from bessemer.longer import learns_by_heart, longer_command
     from bessemer.recipe import load
     from bessemer.run import read_json
 
@@ -120,29 +118,6 @@ def behind_ngram(run: RunFolder) -> str:
         return ""
     behind = f"a byte {ngram['order']}-gram still predicts the held-out text better than this model"
     return f"{behind}; {learns_by_heart(run) or longer_command(run, load(run.recipe).train)}"
-
-
-def longer_command(run: RunFolder, train: Train) -> str:
-    """What trains a run four times as long."""
-    key, now = ("minutes", train.minutes) if train.minutes is not None else ("steps", train.steps or 1)
-    return f"train longer: bessemer run {run.path} --set train.{key}={4 * now:g}"
-
-
-def learns_by_heart(run: RunFolder) -> str:
-    """That more training on the same text would not help, and why; empty where it may."""
-    from bessemer.plan.sizing import MAX_EPOCHS
-    from bessemer.recipe import load
-    from bessemer.run import read_json_lines
-    from bessemer.tokens.outlook import num_tokens
-
-    losses = [row["loss"] for row in read_json_lines(run.metrics) if row.get("kind") == "validation"]
-    if losses and losses[-1] > OVERFITTED * min(losses):
-        return f"its held-out loss has risen from {min(losses):.3f} to {losses[-1]:.3f}: give it more text"
-    train, unique = load(run.recipe).train, num_tokens(run.tokens).get("unique_tokens", 0)
-    epochs = (train.steps or 0) * (train.global_batch_tokens or 0) / max(unique, 1)
-    if unique and epochs >= 0.95 * (train.max_epochs or MAX_EPOCHS):
-        return f"it has read the text {epochs:.3g} times: give it more text"
-    return ""
 
 
 def run_screen(run: RunFolder) -> None:

@@ -19,7 +19,6 @@ from bessemer.checkpoint.protocol import published
 from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.recipe import Batches, Recipe, digest, dump, load
 from bessemer.run import RunFolder, read_json, read_json_lines, stage_is_current, write_atomic, write_json
-from bessemer.screens import learns_by_heart, longer_command
 from bessemer.sharing import built_once
 from bessemer.terminal import amount, duration, say, size, working
 
@@ -223,6 +222,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
 def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     """Train to the last step, from where the run stands. profile: a few steps under the profiler, into profile/."""
     from bessemer.launch import start
+    from bessemer.longer import learns_by_heart, longer_command
     from bessemer.report import planned
     from bessemer.train import device as devices
     from bessemer.train.loop import TrainSummary
