@@ -54,7 +54,7 @@ STAGES = {
     "link duplicates": ("passed", "identities, hashes and signatures read, 20 bands of 7 linked; one task"),
     "verify duplicates": ("passed", "texts with a candidate read again, folded and cut into shingles; one task"),
     "publish": ("passed", "a bucket of all partitions read, merged and written again"),
-    "tokenise": ("kept", f"compiled byte-level BPE, GPT-4 pattern, {VOCABULARY} ids"),
+    "tokenise": ("kept", f"byte-level BPE by tiktoken, GPT-4 pattern, {VOCABULARY} ids"),
 }
 """Stage: whose bytes it is charged by, and what it is."""
 
@@ -165,10 +165,9 @@ class Round:
         self.seconds["verify duplicates"] -= self.seconds["link duplicates"]
         texts = [text for table in self.documents() for text in table["text"].to_pylist()]
         self.flow["kept"] = sum(len(text.encode()) for text in texts)
-        tokenizer = Tokenizer.train(texts[:2000], VOCABULARY, END).by("compiled")
-        tokenizer.encode_documents(texts[:100], 1)
+        tokenizer = Tokenizer.train(texts[:2000], VOCABULARY, END)
         with self.clock("tokenise"):
-            tokenizer.encode_documents(texts, 1)
+            tokenizer.encode_batch(texts)
 
     def documents(self) -> Iterator[Any]:
         return parquet_tables(sorted((self.folder / "corpus" / "corpus" / "documents").glob("*.parquet")))(["text"])

@@ -2,9 +2,8 @@
 
 Trains one byte-level BPE (GPT-4's pattern) on the text, then encodes all of it by every side, in turns, with one thread and
 with two, each number of threads in a process of its own. Sides: `tokenizers` one text at a time (as most scripts call it) and in
-batches; tiktoken alone; rustbpe where it is installed; Bessemer by tiktoken and by its compiled way. Every side's ids of
-every document are held against those of `tokenizers` (for rustbpe, against its own vocabulary's in tiktoken). --gpt2 does it
-with GPT-2's pattern, where gigatoken is tried too.
+batches; tiktoken alone; rustbpe where it is installed; Bessemer. Every side's ids of every document are compared with those of
+`tokenizers` (not rustbpe's, which has a vocabulary of its own). --gpt2: GPT-2's pattern, with gigatoken too.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -45,6 +45,12 @@ def texts_of(folders: list[Path], megabytes: float) -> list[str]:
     return found
 
 
+def threaded(encode: Callable[[list[str]], Encoded], texts: list[str], threads: int) -> Encoded:
+    batches = [texts[start : start + 64] for start in range(0, len(texts), 64)]
+    with ThreadPoolExecutor(threads) as pool:
+        return [ids for batch in pool.map(encode, batches) for ids in batch]
+
+
 def sides(path: Path, texts: list[str], threads: int, gpt2: bool) -> dict[str, Callable[[], Encoded]]:
     import tiktoken
     from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -54,15 +60,13 @@ def sides(path: Path, texts: list[str], threads: int, gpt2: bool) -> dict[str, C
     inner = HuggingFaceTokenizer.from_file(str(path))
     inner.encode_special_tokens = True
     ours = Tokenizer.load(path, END)
-    plain = ours._fast
+    plain = ours._tiktoken
     assert isinstance(plain, tiktoken.Encoding)
     found: dict[str, Callable[[], Encoded]] = {
         "tokenizers, batches": lambda: [one.ids for one in inner.encode_batch_fast(texts, add_special_tokens=False)],
         "tiktoken alone": lambda: plain.encode_ordinary_batch(texts, num_threads=threads),
-        "Bessemer, tiktoken": lambda: [ids[:-1] for ids in ours.encode_documents(texts, threads)],
-        "Bessemer, compiled": lambda: [ids[:-1] for ids in compiled.encode_documents(texts, threads)],
+        "Bessemer": lambda: [ids[:-1] for ids in threaded(ours.encode_batch, texts, threads)],
     }
-    compiled = ours.by("compiled")
     if threads == 1:
         found["tokenizers, one by one"] = lambda: [inner.encode(text, add_special_tokens=False).ids for text in texts]
         try:
@@ -100,9 +104,6 @@ def measure(path: Path, texts: list[str], threads: int, rounds: int, gpt2: bool)
     every = sides(path, texts, threads, gpt2)
     reference = [list(ids) for ids in every["tokenizers, batches"]()]
     rows: dict[str, Any] = {name: {"cpu": [], "wall": [], "differ": None} for name in every}
-    started = perf_counter()
-    every["Bessemer, compiled"]()
-    warm = perf_counter() - started
     for number in range(rounds):
         for name in [*every][number % len(every) :] + [*every][: number % len(every)]:
             wall, cpu = perf_counter(), process_time()
@@ -124,7 +125,6 @@ def measure(path: Path, texts: list[str], threads: int, rounds: int, gpt2: bool)
         )
     return {
         "sides": rows,
-        "first_call_of_compiled_seconds": round(warm, 2),
         "documents": len(texts),
         "megabytes": megabytes,
     }

@@ -18,8 +18,8 @@ from bessemer.model.gguf.vocabulary import PRE, pre_tokenizer, vocabulary_of
 from bessemer.model.gguf.write import ARCHITECTURES, Described, Ids, architecture_of, write
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer
-from bessemer.tokens.framing import Framing
 from bessemer.tokens.patterns import GPT2, GPT4, Split
+from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.conftest import WORDS
 from tests.model.samples import config, stirred

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -12,15 +14,19 @@ import pytest
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from bessemer.errors import InputError
+from bessemer.tokens.patterns import WHITE_SPACE, Split
 from bessemer.tokens.tokenizer import Tokenizer
-from tests.tokens.tokenizer_samples import END, ENDS, HARD, every_kind, random_texts
+from tests.tokens.tokenizer_samples import END, ENDS, HARD, byte_level, corpus, every_kind, random_texts, split
 
 transformers = pytest.importorskip("transformers")
 TEXTS = [*HARD, *random_texts(1500)]
-WAYS = {
-    "gpt4": {"compiled", "tiktoken"}, "gpt2": {"compiled", "tiktoken"}, "gpt2-split": {"compiled", "tiktoken"},
-    "smollm": {"compiled"},
-}  # fmt: skip
+BY_TIKTOKEN = {"gpt4", "gpt2", "gpt2-split", "smollm"}
+PATTERNS = [
+    Split(*choice)
+    for choice in itertools.product(
+        ("none", "lower", "any"), (True, False), (0, 1, 3), (True, False), (True, False), WHITE_SPACE
+    )
+][::7]
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +47,22 @@ def test_the_ids_are_those_of_transformers(kinds: dict[str, HuggingFaceTokenizer
     kinds[name].save(str(path))
     tokenizer = Tokenizer.load(path, ENDS.get(name, END))
     wanted = theirs(path, TEXTS)
-    found = {tokenizer.way} | ({"compiled"} if tokenizer.engine is not None else set()) | {"library"}
-    assert found == WAYS.get(name, set()) | {"library"}
-    for way in sorted(found):
+    assert tokenizer.way == ("tiktoken" if name in BY_TIKTOKEN else "library")
+    assert tokenizer.agrees(TEXTS)
+    for by in (tokenizer, tokenizer.without_tiktoken()):
         end = [tokenizer.end_of_text]
-        by = tokenizer.by(way)
-        assert [ids.tolist() for ids in by.encode_documents(TEXTS, 2)] == [ids + end for ids in wanted]
+        assert [ids.tolist() for ids in by.encode_batch(TEXTS)] == [ids + end for ids in wanted]
         assert [by.encode(text) for text in HARD] == wanted[: len(HARD)]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.regex[:40])
+def test_every_pattern_gives_the_ids_of_the_library(pattern: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole texts, and texts cut into chunks of a few characters."""
+    tokenizer = Tokenizer(byte_level(split(pattern), 500), END)
+    assert tokenizer.way == "tiktoken" and tokenizer.agrees(TEXTS[:600])
+    monkeypatch.setattr("bessemer.tokens.tokenizer.CHUNK_CHARACTERS", 7)
+    assert len(list(tokenizer._chunks(corpus()[0]))) > 100
+    assert tokenizer.agrees([*TEXTS, *corpus()])
 
 
 def test_saved_truncation_and_padding_are_not_applied(kinds: dict[str, HuggingFaceTokenizer], tmp_path: Path) -> None:
@@ -72,15 +87,22 @@ def test_dropout_is_refused(kinds: dict[str, HuggingFaceTokenizer], tmp_path: Pa
         Tokenizer.load(tmp_path / "tokenizer.json", END)
 
 
-def test_long_documents_do_not_go_through_tiktoken(kinds: dict[str, HuggingFaceTokenizer], tmp_path: Path) -> None:
+def test_long_runs_do_not_go_through_tiktoken(kinds: dict[str, HuggingFaceTokenizer]) -> None:
     """Its regex engine overflows on a run of about a million spaces."""
-    kinds["gpt4"].save(str(tmp_path / "tokenizer.json"))
-    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json", END)
+    tokenizer = Tokenizer(kinds["gpt4"], END)
     assert tokenizer.way == "tiktoken"
-    text = "x" + " " * 1_200_000 + "y\n" * 3
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    medium = "x" + " " * 60_000 + "y"
-    assert tokenizer.encode(medium) == tokenizer.slowed().encode(medium)
+    runs = ["x" + " " * 1_200_000 + "y\n" * 3, "x" + " " * 60_000 + "y", "ab" * 600_000]
+    assert tokenizer.agrees(runs)
+    described = json.loads(kinds["gpt4"].to_str()) | {"normalizer": {"type": "Prepend", "prepend": " "}}
+    prefixed = Tokenizer(HuggingFaceTokenizer.from_str(json.dumps(described)), END)
+    assert prefixed.way == "tiktoken" and prefixed.agrees([*TEXTS[:300], ("word " * 200_000) + " " * 60_000 + "x"])
+
+
+def test_digits_and_spaces_are_the_same_characters_to_both_engines(kinds: dict[str, HuggingFaceTokenizer]) -> None:
+    """If an update brings another Unicode version to one of them, this says so."""
+    every = [*range(0xD800), *range(0xE000, 0x40000), *range(0xE0000, 0xE0200)]
+    texts = [" a".join(map(chr, every[start : start + 4096])) for start in range(0, len(every), 4096)]
+    assert all(Tokenizer(kinds[name], END).agrees(texts) for name in ("gpt4", "smollm"))
 
 
 def fetched(command: list[str], folder: Path, pattern: str) -> Path:
@@ -114,9 +136,7 @@ def test_the_vocabulary_of_gpt2(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json", END)
     wanted = theirs(tmp_path / "tokenizer.json", TEXTS)
     assert tokenizer.encode("Hello world") == [15496, 995]  # as OpenAI's own encoder says
-    for way in ("compiled", "library"):
-        by = tokenizer.by(way)
-        assert [by.encode(text) for text in TEXTS] == wanted
+    assert tokenizer.way == "tiktoken" and [tokenizer.encode(text) for text in TEXTS] == wanted
     alphabet = byte_alphabet()
     ranks = {bytes(alphabet[c] for c in token): n for token, n in inner.get_vocab().items() if token != END}
     reference = tiktoken.Encoding("gpt2", pat_str=GPT2.regex, mergeable_ranks=ranks, special_tokens={END: 50256})
@@ -144,10 +164,7 @@ def test_the_tokenizer_of_smollm2(tmp_path: Path) -> None:
             )
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json", END)
     wanted = theirs(tmp_path / "tokenizer.json", TEXTS)
-    ways = ["library", *(["compiled"] if tokenizer.engine is not None else [])]
-    for way in ways:
-        by = tokenizer.by(way)
-        assert [by.encode(text) for text in TEXTS] == wanted
+    assert tokenizer.way == "tiktoken" and [tokenizer.encode(text) for text in TEXTS] == wanted
 
 
 def _from_gguf(path: Path) -> HuggingFaceTokenizer:

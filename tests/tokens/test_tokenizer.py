@@ -20,9 +20,9 @@ def tokenizer() -> Tokenizer:
 
 
 def test_both_ways_of_encoding_agree(tokenizer: Tokenizer) -> None:
-    assert tokenizer._fast is not None
-    assert tokenizer.agrees(HARD)
-    assert [tokenizer.encode(text) for text in HARD] == [tokenizer.slowed().encode(text) for text in HARD]
+    assert tokenizer.way == "tiktoken" and tokenizer.agrees(HARD)
+    library = tokenizer.without_tiktoken()
+    assert [tokenizer.encode(text) for text in HARD] == [library.encode(text) for text in HARD]
 
 
 def test_text_comes_back(tokenizer: Tokenizer) -> None:
@@ -36,10 +36,8 @@ def test_text_that_looks_like_a_special_token_is_text(tokenizer: Tokenizer) -> N
 
 
 def test_documents_end_with_the_end_of_text_token(tokenizer: Tokenizer) -> None:
-    one = tokenizer.encode_documents(HARD, threads=1)
-    two = tokenizer.encode_documents(HARD, threads=2)
-    for left, right, text in zip(one, two, HARD, strict=True):
-        assert left.tolist() == right.tolist() == [*tokenizer.encode(text), tokenizer.end_of_text]
+    for ids, text in zip(tokenizer.encode_batch(HARD), HARD, strict=True):
+        assert ids.tolist() == [*tokenizer.encode(text), tokenizer.end_of_text]
 
 
 def test_transformers_gives_the_same_ids(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -82,7 +80,7 @@ def test_a_mask_token_is_special_and_never_comes_from_text() -> None:
     tokenizer = Tokenizer.train([text], 420, END, "<|mask|>")
     assert (tokenizer.end_of_text, tokenizer.mask_token, tokenizer.vocabulary) == (0, 1, 420)
     assert tokenizer.token_bytes()[[0, 1]].tolist() == [0, 0]
-    for way in (tokenizer, tokenizer.slowed()):
+    for way in (tokenizer, tokenizer.without_tiktoken()):
         assert 1 not in way.encode("a <|mask|> b")
         assert tokenizer.decode(way.encode("a <|mask|> b")) == "a <|mask|> b"
     with pytest.raises(InputError, match="257 ids do not hold the 256 bytes, .* give 258 or more"):

@@ -9,8 +9,8 @@ from bessemer.recipe import Masking, load
 from bessemer.tokens.held_out import held_out
 from bessemer.tokens.loader import Batch, Loader
 from bessemer.tokens.order import key_of
+from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
-from bessemer.tokens.words import WordEdges
 from bessemer.train.masking import Masker, MaskingLoader
 
 END, MASK, VOCABULARY = 0, 1, 500

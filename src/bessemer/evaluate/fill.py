@@ -10,9 +10,9 @@ import torch
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.tokens.held_out import held_out
+from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.words import WordEdges
 from bessemer.train.restored import Restored
 
 EXAMPLES = 8  # in all, spread over the sources

@@ -20,7 +20,7 @@ from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, write_json
 from bessemer.terminal import progress
-from bessemer.tokens.framing import Framing
+from bessemer.tokens.pieces import Framing
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.restored import Restored

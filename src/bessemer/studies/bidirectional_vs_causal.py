@@ -25,9 +25,9 @@ from bessemer.evaluate.fill import word_near_the_middle
 from bessemer.studies.library import PACKAGES, Settings, Snippets, carry, fit, one_source, step_of, tokens_of
 from bessemer.terminal import amount, progress
 from bessemer.tokens.held_out import held_out
+from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.words import WordEdges
 from bessemer.train.step import TrainStep
 from bessemer.train.validation import validate
 

@@ -32,15 +32,16 @@ from bessemer.tokens.packing import facts, packed_for, write_packs
 from bessemer.tokens.patterns import pattern_of
 from bessemer.tokens.pretrained import carried_files, facts_of, framing_of, tokenizer_file
 from bessemer.tokens.shards import NO_LABEL, TokenStore, token_dtype
-from bessemer.tokens.tokenizer import Tokenizer, Way, mask_token
+from bessemer.tokens.tokenizer import Tokenizer, mask_token
 from bessemer.tokens.usable import refuse_unusable
 from bessemer.tokens.writer import ShardWriter
 
 FORMAT = 2  # raised when shards are written differently, so that older ones are built again
 RECORD_BYTES = 64 << 20  # of text between two records of progress: what a kill can cost
-SAMPLE_GROUPS, SAMPLE_EACH = 16, 8  # documents from all over the corpus on which the ways of encoding are compared
-# Bytes of text from which on the compiled way repays its seconds of compiling, beside tiktoken and beside the library.
-COMPILED_OVER_TIKTOKEN, COMPILED_OVER_LIBRARY = 160 << 20, 24 << 20
+SAMPLE_GROUPS, SAMPLE_EACH = (
+    16,
+    8,
+)  # documents from all over the corpus on which tiktoken and the tokenizer.json are compared
 BYTES_TOLERANCE = 1e-3  # bytes of tokens and of text may differ by so much, and bits per byte are still given
 CAME_BACK = 0.99  # share of the sampled documents that decoding must give back
 SPLITS = ("train", "heldout")
@@ -135,7 +136,7 @@ def build(recipe: Recipe, run: RunFolder) -> TokensSummary:
         tokenizer = _tokenizer(recipe, corpus, staged)
         trained = perf_counter() - started
         sample = [one.text for one in documents.spread(corpus, SAMPLE_GROUPS, SAMPLE_EACH)] if corpus else []
-        tokenizer = _fastest(tokenizer, _text_bytes(run) if corpus else 0, sample)
+        tokenizer = _checked(tokenizer, sample)
         others = _compared(recipe)
         labels = documents.labels(corpus) if corpus else []
         writers, done = _write_shards(recipe, run, corpus, work, tokenizer, others, labels)
@@ -187,17 +188,12 @@ def _tokenizer(recipe: Recipe, corpus: Path | None, staged: Path) -> Tokenizer:
     return tokenizer
 
 
-def _fastest(tokenizer: Tokenizer, num_bytes: int, sample: list[str]) -> Tokenizer:
-    """The tokenizer by the way that pays for so much text, if that gives the ids of its tokenizer.json."""
-    way: Way = tokenizer.way
-    enough = COMPILED_OVER_TIKTOKEN if way == "tiktoken" else COMPILED_OVER_LIBRARY
-    if num_bytes >= enough and tokenizer.engine is not None:
-        way = "compiled"
-    chosen = tokenizer.by(way)
-    if chosen.agrees(sample):
-        return chosen
-    warn(f"encoding by {way} and by the tokenizer.json disagree on this text; encoding through the tokenizer.json")
-    return tokenizer.slowed()
+def _checked(tokenizer: Tokenizer, sample: list[str]) -> Tokenizer:
+    """The tokenizer; without tiktoken where that does not give the ids of its tokenizer.json on the sample."""
+    if tokenizer.agrees(sample):
+        return tokenizer
+    warn("tiktoken and the tokenizer.json disagree on this text; encoding with tokenizers, about four times as slow")
+    return tokenizer.without_tiktoken()
 
 
 def _compared(recipe: Recipe) -> tuple[Tokenizer, ...]:

@@ -14,7 +14,7 @@ from bessemer.errors import BessemerError
 from bessemer.tokens.documents import Document
 from bessemer.tokens.fertility import Gauge, Tally
 from bessemer.tokens.foreign import ForeignDocument
-from bessemer.tokens.framing import Framing
+from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Tokenizer
 
 BATCH_CHARACTERS = 1 << 20  # of text, or of ids that are there already: what a thread takes at one time

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from bessemer.errors import BessemerError
 from bessemer.recipe import Recipe
-from bessemer.tokens.framing import Framing
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.phases import Holding, mixture_of
+from bessemer.tokens.pieces import Framing
 from bessemer.tokens.shards import NO_LABEL, Split, TokenStore
 
 

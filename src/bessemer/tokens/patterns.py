@@ -1,8 +1,7 @@
-"""How text is cut into pieces before any merge: the split patterns, their parts, and what a custom one may be.
+"""How text is cut into pieces before any merge: split patterns, how a tokenizer.json applies one, what a custom one may be.
 
-A pattern is a list of alternatives: contractions, runs of letters, runs of digits, runs of other signs, white space. The
-published ones differ in few choices, so that each is named by those choices (`Split`), written out as a regular expression
-for a tokenizer.json, and recognised again when one is loaded.
+A pattern is a list of alternatives: contractions, runs of letters, of digits, of other signs, white space. The published ones
+differ in few choices, which `Split` names; it writes them as a regular expression, and recognises that of a loaded tokenizer.
 
 Sources: gpt2, openai/gpt-2, encoder.py; gpt4, cl100k_base in openai/tiktoken, tiktoken_ext/openai_public.py (with its
 possessive quantifiers written plainly and `\\s*[\\r\\n]` as `\\s*[\\r\\n]+`, which match the same); llama3, meta-llama/llama3,
@@ -16,7 +15,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 from time import thread_time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bessemer.errors import InputError
 
@@ -67,6 +66,8 @@ class Split:
 
 GPT4 = Split()
 GPT2 = Split("lower", any_prefix=False, digits=0, digits_space=True, line_ends=False, white_space="runs")
+# White space before a digit ends a piece, as it does at the end of a text.
+GPT2_DIGITS_FIRST = GPT2.regex.replace(r" ?\p{N}+", r"\p{N}").replace(r"|\s+(?!\S)", r"|\s+(?=\p{N})|\s+(?!\S)")
 NAMED = {"gpt4": GPT4, "llama3": GPT4, "gpt2": GPT2}
 
 
@@ -91,17 +92,50 @@ def pattern_of(name: str, digits: str | None, white_space: str) -> str:
     return split.regex
 
 
-def known(regex: str) -> Split | None:
-    """The choices behind a regular expression; None when it is none of ours."""
-    return _all().get(regex)
-
-
 @cache
-def _all() -> dict[str, Split]:
-    """Every combination of choices by its regular expression."""
+def _splits() -> dict[str, Split]:
     choices = itertools.product(CONTRACTIONS, (True, False), (0, 1, 3), (True, False), (True, False), WHITE_SPACE)
     splits = [Split(*choice) for choice in choices]  # type: ignore[arg-type]
     return {split.regex: split for split in splits}
+
+
+@dataclass(frozen=True)
+class PreTokenization:
+    """How a byte-level BPE cuts text. split: None where the regex is not one of `Split`; digits_first: each digit is cut out
+    before the split; prefix_space: a space is put before every text."""
+
+    split: Split | None
+    regex: str
+    digits_first: bool = False
+    prefix_space: bool = False
+
+
+def pre_tokenization(description: dict[str, Any]) -> PreTokenization | None:
+    """How a tokenizer.json cuts text; None where it is not a byte-level BPE that one regular expression describes.
+
+    Also None with added tokens that are not special, since they are found before the text is cut, and with a normalizer other
+    than a prefixed space.
+    """
+    model, normalizer = description["model"], description.get("normalizer")
+    keys = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+    if model.get("type", "BPE") != "BPE" or any(model.get(key) for key in keys):
+        return None
+    prefix_space = normalizer == {"type": "Prepend", "prepend": " "}
+    if (normalizer is not None and not prefix_space) or any(not t["special"] for t in description["added_tokens"]):
+        return None
+    outer = description.get("pre_tokenizer") or {}
+    steps = list(outer.get("pretokenizers", [outer]))
+    if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1].get("add_prefix_space"):
+        return None
+    if steps[-1].get("use_regex", True):
+        if steps[:-1] == [{"type": "Digits", "individual_digits": True}]:
+            return PreTokenization(GPT2, GPT2_DIGITS_FIRST, True, prefix_space)
+        return PreTokenization(GPT2, GPT2.regex, False, prefix_space) if len(steps) == 1 else None
+    split = steps[0]
+    if len(steps) != 2 or split.get("type") != "Split" or split.get("behavior") != "Isolated" or split.get("invert"):
+        return None
+    regex = split.get("pattern", {}).get("Regex")
+    return None if regex is None else PreTokenization(_splits().get(regex), regex, False, prefix_space)
 
 
 def check_custom(regex: str) -> None:
@@ -160,25 +194,11 @@ def _without_classes(regex: str) -> str:
 
 
 def _repeats_a_repeat(regex: str) -> bool:
-    """Whether a group that has an unbounded repeat in it is itself repeated without bound."""
-    plain = _without_classes(regex)
-    repeats_inside: list[bool] = []
-    position = 0
-    while position < len(plain):
-        sign = plain[position]
-        if sign == "\\":
-            position += 2
-            continue
-        if sign == "(":
-            repeats_inside.append(False)
-        elif sign == ")" and repeats_inside:
-            inside = repeats_inside.pop()
-            repeated = re.match(r"[*+]|\{\d*,\d*\}", plain[position + 1 :])
-            if inside and repeated:
-                return True
-            if repeats_inside:
-                repeats_inside[-1] |= inside or repeated is not None
-        elif repeats_inside and re.match(r"[*+]|\{\d*,\d*\}", plain[position:]):
-            repeats_inside[-1] = True
-        position += 1
+    """True when a group with an unbounded repeat in it is itself repeated without bound; from the innermost group outwards."""
+    plain, repeat = re.sub(r"\\.", "x", _without_classes(regex)), r"[*+]|\{\d*,\d*\}"
+    while group := re.search(rf"\(([^()]*)\)({repeat})?", plain):
+        inside = re.search(repeat, group[1])
+        if inside and group[2]:
+            return True
+        plain = plain[: group.start()] + ("x+" if inside or group[2] else "x") + plain[group.end() :]
     return False

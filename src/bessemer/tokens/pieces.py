@@ -1,30 +1,36 @@
-"""What each token stands for: its bytes, by the kind of its vocabulary; and what a tokenizer does to text before.
+"""What a tokenizer.json says of tokens and texts: the bytes of each token, where words begin, what is put around a text.
 
 byte-level BPE      a character of the token is a byte (GPT-2's alphabet): exact
-BPE, Unigram with ▁ ▁ is a space, <0x0A> a byte where the model falls back on bytes, the rest is UTF-8; a ▁ that is put before
-                    every text is one byte more than the text has
-WordPiece           ##x goes on with a word, anything else begins one and stands for a space more, though white space itself is
-                    not kept
+BPE, Unigram with ▁ ▁ is a space, <0x0A> a byte where the model falls back on bytes, the rest is UTF-8; a ▁ put before every
+                    text is one byte more than the text has
+WordPiece           ##x continues a word, anything else begins one and stands for a space too, though white space is not kept
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 SPACE_MARK = "▁"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+NORMALIZER_NAMES = {"Precompiled": "SentencePiece's character map", "StripAccents": "strip accents"}
+
+Bools = npt.NDArray[np.bool_]
 
 
 @cache
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte, reversed (openai/gpt-2, encoder.py, bytes_to_unicode)."""
+    """The byte of each of GPT-2's printable characters (openai/gpt-2, encoder.py, bytes_to_unicode)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    characters: dict[str, int] = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in printable]
-    characters.update({chr(256 + number): byte for number, byte in enumerate(others)})
-    return characters
+    return {chr(byte): byte for byte in printable} | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
 def kind_of(description: dict[str, Any]) -> str:
@@ -35,26 +41,25 @@ def kind_of(description: dict[str, Any]) -> str:
 
 
 def token_pieces(description: dict[str, Any], vocabulary: dict[str, int], special: set[int]) -> list[bytes]:
-    """The bytes each id stands for; none for special tokens. vocabulary: every token with its id, added ones too."""
+    """The bytes of each id; none for special tokens. vocabulary: the id of every token, added ones included."""
     kind, model = kind_of(description), description["model"]
     pieces = [b""] * (max(vocabulary.values()) + 1)
     added = {token["id"] for token in description["added_tokens"]}
     alphabet = byte_alphabet()
-    prefix = model.get("continuing_subword_prefix") or "##"
-    unknown = model.get("unk_token")
+    continuation = model.get("continuing_subword_prefix") or "##"
     for token, number in vocabulary.items():
-        if number in special or token == unknown:
+        if number in special or token == model.get("unk_token"):
             continue
-        if number in added:  # stands for its own letters
+        if number in added:
             pieces[number] = token.encode()
         elif kind == "byte-level":
-            known = [alphabet.get(character) for character in token]
-            pieces[number] = bytes(byte for byte in known if byte is not None) if None not in known else token.encode()
+            known = all(character in alphabet for character in token)
+            pieces[number] = bytes(alphabet[character] for character in token) if known else token.encode()
         elif kind == "wordpiece":
-            goes_on = token.startswith(prefix)
-            pieces[number] = token[len(prefix) :].encode() if goes_on else b" " + token.encode()
-        elif model.get("byte_fallback") and (found := BYTE_TOKEN.fullmatch(token)):
-            pieces[number] = bytes([int(found[1], 16)])
+            continues = token.startswith(continuation)
+            pieces[number] = token[len(continuation) :].encode() if continues else b" " + token.encode()
+        elif model.get("byte_fallback") and (byte := BYTE_TOKEN.fullmatch(token)):
+            pieces[number] = bytes([int(byte[1], 16)])
         else:
             pieces[number] = token.replace(SPACE_MARK, " ").encode()
     return pieces
@@ -62,34 +67,29 @@ def token_pieces(description: dict[str, Any], vocabulary: dict[str, int], specia
 
 def changes(description: dict[str, Any]) -> list[str]:
     """What the normalizer does to text, as short names: nfc, lowercase, strip accents, ...; empty: nothing."""
-    found = []
+    names: list[str] = []
     for step in _steps(description.get("normalizer"), "normalizers"):
         kind = str(step.get("type"))
         if kind == "Prepend":
-            found.append(f"puts {step.get('prepend')!r} before every text")
+            names.append(f"puts {step.get('prepend')!r} before every text")
         elif kind == "Replace":
             pattern = step.get("pattern", {})
-            found.append(f"replaces {next(iter(pattern.values()), '')!r} by {step.get('content')!r}")
+            names.append(f"replaces {next(iter(pattern.values()), '')!r} by {step.get('content')!r}")
         elif kind == "BertNormalizer":
-            names = {
-                "clean_text": "clean control characters",
-                "lowercase": "lowercase",
-                "strip_accents": "strip accents",
-            }
-            found += [name for key, name in names.items() if step.get(key)]
-            if step.get("lowercase") and step.get("strip_accents") is None:  # follows lowercase where it is not said
-                found.append("strip accents")
+            accents = step.get("strip_accents")
+            if step.get("clean_text"):
+                names.append("clean control characters")
+            if step.get("lowercase"):
+                names.append("lowercase")
+            if accents or (accents is None and step.get("lowercase")):  # null follows lowercase
+                names.append("strip accents")
         else:
-            found.append(
-                {"Precompiled": "SentencePiece's character map", "StripAccents": "strip accents"}.get(
-                    kind, kind.lower()
-                )
-            )
-    return found
+            names.append(NORMALIZER_NAMES.get(kind, kind.lower()))
+    return names
 
 
 def prefix_of(description: dict[str, Any]) -> bytes:
-    """What the tokenizer puts before every text and its first token is counted with: a space, or nothing."""
+    """What the tokenizer puts before every text: a space, or nothing."""
     for step in _steps(description.get("normalizer"), "normalizers"):
         if step.get("type") == "Prepend":
             return str(step.get("prepend")).replace(SPACE_MARK, " ").encode()
@@ -102,9 +102,108 @@ def prefix_of(description: dict[str, Any]) -> bytes:
 
 
 def _steps(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
-    """A normalizer or pre-tokenizer as the list of its steps, sequences within sequences laid flat."""
+    """A normalizer or pre-tokenizer as a flat list of its steps."""
     if not part:
         return []
     if part.get("type") == "Sequence":
         return [step for child in part.get(inner, []) for step in _steps(child, inner)]
     return [part]
+
+
+@dataclass(frozen=True)
+class WordEdges:
+    """By token id: whether its first byte, and whether its last byte, is no word byte; for whole-word masking.
+
+    Word bytes are ASCII letters and digits, and bytes of characters outside ASCII. A token continues the word before it when
+    both bytes at the border are word bytes. So the space that a byte-level BPE puts before letters belongs to the word,
+    `snake_case` is two words, and text without spaces is one word up to its next ASCII sign. Special tokens are words.
+    """
+
+    opens: Bools
+    closes: Bools
+
+    @classmethod
+    def of(cls, pieces: list[bytes]) -> WordEdges:
+        """pieces: the bytes of each id, none for special tokens."""
+        word = [byte >= 0x80 or chr(byte).isalnum() for byte in range(256)]
+        first, last = ([not piece or not word[piece[end]] for piece in pieces] for end in (0, -1))
+        return cls(np.array(first), np.array(last))
+
+    def starts(self, ids_T: npt.NDArray[Any]) -> Bools:
+        """Whether each token of a sequence begins a word; the first one does."""
+        starts_T: Bools = self.opens[ids_T]
+        starts_T[1:] |= self.closes[ids_T[:-1]]
+        starts_T[:1] = True
+        return starts_T
+
+
+@dataclass(frozen=True)
+class Framing:
+    """Ids before and after the ids of every text, wherever a model is used: generation, evaluation, the exported tokenizer.
+
+    A model trained here has end-of-text before each document; an imported one what its own tokenizer adds.
+    """
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+    def around(self, ids: Sequence[int]) -> list[int]:
+        """The ids of a text with their framing."""
+        return [*self.before, *ids, *self.after]
+
+
+def framing_between(plain: Sequence[int], whole: Sequence[int]) -> Framing | None:
+    """What was put around `plain` to make `whole`; None where `plain` does not occur in it."""
+    size = len(plain)
+    for start in range(len(whole) - size + 1):
+        if list(whole[start : start + size]) == list(plain):
+            return Framing(tuple(whole[:start]), tuple(whole[start + size :]))
+    return None
+
+
+def with_framing(description: dict[str, Any], framing: Framing) -> dict[str, Any]:
+    """A tokenizer.json's content that puts these ids around a text; unchanged where it does so already.
+
+    With a pair of texts the second has type 1 and the same framing (as `transformers` does for `add_bos_token`), but without
+    the ids before it where some come after, as in [CLS] A [SEP] B [SEP].
+    """
+    if _framing_of(description) == framing:
+        return description
+    token_of = {number: token for token, number in _vocabulary(description).items()}
+    names = {number: token_of[number] for number in (*framing.before, *framing.after)}
+
+    def part(letter: str, kind: int) -> list[dict[str, Any]]:
+        def special(number: int) -> dict[str, Any]:
+            return {"SpecialToken": {"id": names[number], "type_id": kind}}
+
+        before = framing.before if kind == 0 or not framing.after else ()
+        return [
+            *map(special, before),
+            {"Sequence": {"id": letter, "type_id": kind}},
+            *map(special, framing.after),
+        ]
+
+    template = {
+        "type": "TemplateProcessing",
+        "single": part("A", 0),
+        "pair": [*part("A", 0), *part("B", 1)],
+        "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]} for number, name in names.items()},
+    }
+    return {**description, "post_processor": template}
+
+
+def _framing_of(description: dict[str, Any]) -> Framing | None:
+    """The ids that a tokenizer.json's content puts around a text; None where it does something else."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(json.dumps(description))
+    sample = next((text for text in ("a", "1", ".") if tokenizer.encode(text, add_special_tokens=False).ids), "")
+    plain = tokenizer.encode(sample, add_special_tokens=False).ids
+    return framing_between(plain, tokenizer.encode(sample).ids) if plain else None
+
+
+def _vocabulary(description: dict[str, Any]) -> dict[str, int]:
+    vocabulary = description["model"].get("vocab", {})
+    if isinstance(vocabulary, list):  # Unigram: (token, score) in the order of the ids
+        vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+    return {**vocabulary, **{token["content"]: token["id"] for token in description["added_tokens"]}}

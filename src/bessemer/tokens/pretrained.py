@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bessemer import hub
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
-from bessemer.tokens.framing import Framing
+from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.run import read_json
-from bessemer.tokens.framing import Framing
+from bessemer.tokens.pieces import Framing
 
 MAGIC = b"BSMRIDX1"
 IDENTITY_BYTES = 16

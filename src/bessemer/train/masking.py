@@ -25,7 +25,7 @@ from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch, Reader
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.order import key_of
-from bessemer.tokens.words import WordEdges
+from bessemer.tokens.pieces import WordEdges
 
 Ids = npt.NDArray[np.int64]
 

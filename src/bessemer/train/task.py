@@ -27,9 +27,9 @@ from bessemer.tokens.labelled import LabelledLoader, held_out_texts
 from bessemer.tokens.loader import Batch, Reader
 from bessemer.tokens.order import key_of
 from bessemer.tokens.packed import held_out_sequences, sequence_loader
+from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.tokens.words import WordEdges
 from bessemer.train.masking import Masker, MaskingLoader
 from bessemer.train.objective import Loss, chunked_cross_entropy
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.tokens import engine
-from bessemer.tokens.patterns import GPT2, GPT4, Split
+from bessemer.tokens.patterns import GPT2, GPT4, Split, pre_tokenization
 
 # Splits whose pieces llama.cpp's pre-tokenizer of that name gives too, compared on texts of every kind in the tests.
 PRE: dict[Split, str] = {GPT4: "llama-bpe", replace(GPT4, digits=1): "qwen2", GPT2: "gpt-2"}
@@ -67,13 +66,13 @@ def pre_tokenizer(description: dict[str, Any]) -> str:
         raise refused(f"changes text before it is cut (normalizer {kind}), which llama.cpp does not")
     # What stands between text and pieces decides; added tokens that are not special are found first by llama.cpp too.
     bare = {**description, "normalizer": None, "added_tokens": [t for t in description["added_tokens"] if t["special"]]}
-    shape = engine.shape_of(bare)
-    if shape is None or shape.prefix_space:
+    found = pre_tokenization(bare)
+    if found is None or found.prefix_space:
         raise refused("cuts text in a way for which llama.cpp has no name")
-    known = PRE_DIGITS_FIRST if shape.digits_first else PRE
-    if shape.split not in known:
+    known = PRE_DIGITS_FIRST if found.digits_first else PRE
+    if found.split not in known:
         raise refused(
             "cuts text by a pattern for which llama.cpp has no name; it knows tokenizer.pattern gpt2, and gpt4 or llama3 with "
             'digits "groups-of-three" or "single" and white_space "runs"'
         )
-    return known[shape.split]
+    return known[found.split]

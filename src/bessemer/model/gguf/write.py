@@ -23,7 +23,7 @@ from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.weights import Part, Value, parts
 from bessemer.model.rotary import frequencies
 from bessemer.model.transformer import Transformer
-from bessemer.tokens.framing import Framing
+from bessemer.tokens.pieces import Framing
 
 # Families to llama.cpp's architectures, where both compute the same.
 ARCHITECTURES = {

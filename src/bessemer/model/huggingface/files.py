@@ -19,7 +19,7 @@ from bessemer.errors import BessemerError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import read_config, to_hugging_face
 from bessemer.run import read_json, write_atomic, write_json
-from bessemer.tokens.framing import Framing, with_framing
+from bessemer.tokens.pieces import Framing, with_framing
 from bessemer.tokens.pretrained import chat_template, read_table
 from bessemer.tokens.tokenizer import Tokenizer
 

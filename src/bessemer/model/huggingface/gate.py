@@ -22,7 +22,7 @@ from bessemer.model.attention import Documents
 from bessemer.model.huggingface.config import to_hugging_face
 from bessemer.model.huggingface.weights import parts
 from bessemer.model.transformer import Transformer
-from bessemer.tokens.framing import Framing, framing_between
+from bessemer.tokens.pieces import Framing, framing_between
 
 LOGITS_TOLERANCE = 1e-4  # largest difference of a logit in fp32, of the largest one or of 1
 GREEDY_TOKENS = 32
