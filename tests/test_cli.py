@@ -159,13 +159,13 @@ def test_a_run_becomes_a_gguf_file(whole: Path, tmp_path: Path, capsys: pytest.C
 
 def test_the_last_screen_names_only_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from bessemer.run import RunFolder
-    from bessemer.screens import run_screen
+    from bessemer.cli.run import print_results
 
     run = RunFolder(tmp_path)
-    run_screen(run)
+    print_results(run)
     assert "model" not in capsys.readouterr().err
     run.export.mkdir()
-    run_screen(run)
+    print_results(run)
     assert f"model   {run.export}" in capsys.readouterr().err.replace("\n", "")
 
 
@@ -562,7 +562,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure(whole: Path) -> None:
 
 def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bessemer.run import RunFolder, write_json
-    from bessemer.screens import behind_ngram
+    from bessemer.cli.run import behind_ngram
 
     monkeypatch.setattr("bessemer.tokens.outlook.num_tokens", lambda folder: {"unique_tokens": 3000})
     run = RunFolder(tmp_path)

@@ -34,8 +34,6 @@ FLOORS = [
     ("ladder",),
     ("screens",),
     ("calibrating", "planning"),
-    ("processes",),
-    ("commands",),
     ("cli",),
     ("__main__",),
 ]

@@ -1,0 +1,143 @@
+"""The command line: parse, call, print. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import errno
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, NoReturn
+
+from bessemer import __version__, interrupt
+from bessemer.errors import BessemerError, Stopped
+from bessemer.terminal import QUIET, silence_libraries, working
+
+EPILOG = """\
+Start here:  bessemer demo            a model trained on the text already on this machine, in minutes
+             bessemer run my.toml     the same on your own text
+             bessemer recipe demo     a recipe to begin with
+Exit codes:  0 ok, 1 failure, 2 wrong input, 75 stopped on request (the same command continues)."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `bessemer`; leaves the process with the command's exit code."""
+    code = run_command(sys.argv[1:] if arguments is None else arguments)
+    if code == Stopped.exit_code:
+        # Threads of the corpus engine may still be at work, and the interpreter's own way out can abort over them.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Parse and do one command. Returns its exit code; every expected failure is one line on standard error."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if not hasattr(args, "do"):
+        parser.print_help()
+        return 2
+    if args.json:
+        os.environ[QUIET] = "1"
+    # OpenMP threads spin at a barrier before they sleep. With another process on the cores, steps are 3.7 times slower
+    # with GNU OpenMP's default and 2.1 times with a short spin (benchmarks/contention.py). Read when torch is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    silence_libraries()
+    interrupt.listen()
+    try:
+        with nullcontext() if args.command == "chat" else working(args.command):
+            result = args.do(args)
+        if args.json:
+            print(json.dumps(result, indent=2, default=str), flush=True)
+    except KeyboardInterrupt:
+        return _failed(args, Stopped("stopped; nothing is half-written, the same command continues from here"))
+    except BessemerError as error:
+        return _failed(args, error)
+    except BrokenPipeError:  # the reader has seen enough, as in `bessemer trace ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's last flush is quiet too
+        return 0
+    except OSError as error:
+        return _failed(args, BessemerError(_os_error(error)))
+    except MemoryError:
+        return _failed(args, BessemerError("out of memory; lower train.micro_batch, or the model's size"))
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says of an unknown option that is a key of the recipe how to give it."""
+
+    def error(self, message: str) -> NoReturn:
+        if match := re.search(r"invalid choice: '([\w-]*)' \(choose from (.*)\)", message):
+            if close := difflib.get_close_matches(match[1], re.findall(r"[\w-]+", match[2]), 1):
+                message = f"{message.partition(' (')[0]}; did you mean {close[0]}?"
+        elif match := re.search(r"unrecognized arguments: --([\w.-]+)", message):
+            from bessemer.recipe.keys import keys, nearest
+
+            name, known = match[1].replace("-", "_"), list(keys())
+            same = [key for key in known if key == name or key.endswith(f".{name}")]
+            if near := next(
+                (key for key in same if key.startswith("train.")), same[0] if same else nearest(name, known)
+            ):
+                message += f"; keys of the recipe are args as --set {near}=VALUE"
+        elif "unrecognized arguments" in message and "--set" in sys.argv:
+            message += "; write --set KEY=VALUE, with quotes around it where it has spaces"
+        super().error(message)
+
+
+class _Commands:
+    """Adds commands to the parser."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.added = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    def add(self, name: str, help: str, do: Callable[[argparse.Namespace], Any]) -> argparse.ArgumentParser:
+        """A command that calls `do` with its arguments; what it returns is printed under --json."""
+        command: argparse.ArgumentParser = self.added.add_parser(
+            name, help=help, description=help[0].upper() + help[1:] + "."
+        )
+        command.set_defaults(do=do, command=name)
+        command.add_argument("--json", action="store_true", help="print one JSON value for machines, nothing else")
+        return command
+
+
+def _parser() -> argparse.ArgumentParser:
+    from bessemer.cli import data, ladder, launch, model, plan, recipe, report, run, study, trace, train
+
+    parser = _Parser(
+        prog="bessemer",
+        description="Train language models, from raw text to a verified, exported model.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"bessemer {__version__}")
+    commands = _Commands(parser)
+    for add in (
+        run.add, data.add, plan.add, train.add, launch.add, model.add_evaluate, model.add_exchange, trace.add,
+        report.add, ladder.add, study.add, recipe.add,
+    ):  # fmt: skip
+        add(commands)
+    return parser
+
+
+def _failed(args: argparse.Namespace, error: BessemerError) -> int:
+    if args.json:
+        print(json.dumps({"error": str(error), "exit": error.exit_code}))
+    elif str(error):  # else another node says it
+        print(f"bessemer: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def _os_error(error: OSError) -> str:
+    place = f"{error.filename}: " if error.filename else ""
+    advice = {
+        errno.ENOSPC: "the disk is full; free some space, the same command then continues",
+        errno.EDQUOT: "the disk quota is used up; free some space, the same command then continues",
+        errno.EACCES: "no permission; choose another folder with --set run.dir=PATH",
+        errno.EROFS: "the file system is read-only; choose another folder with --set run.dir=PATH",
+    }
+    return place + advice.get(error.errno or 0, error.strerror or str(error))

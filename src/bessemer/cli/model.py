@@ -1,0 +1,134 @@
+"""Commands about a trained model: evaluate, generate, chat, import and export."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bessemer.cli import options, runs
+from bessemer.errors import InputError
+from bessemer.terminal import amount, say
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_evaluate(commands: Any) -> None:
+    evaluate_ = commands.add("evaluate", "held-out scores and samples of a run's newest checkpoint", evaluate)
+    options.add_run(evaluate_)
+    options.add_average(evaluate_)
+    generate_ = commands.add("generate", "continue a prompt", generate)
+    options.add_run(generate_)
+    generate_.add_argument("prompt", help="the text to continue; - reads it from standard input")
+    options.add_sampling(generate_)
+    chat_ = commands.add("chat", "talk with a model, by its chat template", chat)
+    options.add_run(chat_)
+    options.add_sampling(chat_)
+    chat_.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
+    chat_.add_argument(
+        "--template", metavar="NAME|FILE", help="plain, chatml or a Jinja file (default: the model's own, else plain)"
+    )
+
+
+def add_exchange(commands: Any) -> None:
+    import_ = commands.add(
+        "import", "make a run of a model in the Hugging Face layout, checked against it", import_model
+    )
+    import_.add_argument("folder", help="a folder with config.json, safetensors and tokenizer.json, or hf:ORG/NAME")
+    import_.add_argument("--name", help="name of the run (default: the folder's)")
+    import_.add_argument("--dir", default="runs", help="folder that holds run folders (default runs)")
+    export_ = commands.add("export", "write a run's model in another layout, checked there", export)
+    options.add_run(export_)
+    options.add_average(export_)
+    export_.add_argument("folder", help="where to; it must be empty or not exist")
+    export_.add_argument(
+        "--to", choices=["hf", "gguf"], default="hf",
+        help="hf: what `transformers` loads (default); gguf: one file for llama.cpp, with a Modelfile for Ollama",
+    )  # fmt: skip
+    export_.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16", "q8_0"],
+        help="of the weights; q8_0: 8 bits, GGUF only (default: export.dtype, else an import's own, else float32)",
+    )  # fmt: skip
+
+
+def evaluate(args: argparse.Namespace) -> Any:
+    from bessemer import stages
+
+    session, resolved = runs.open_trained(args)
+    with session.run.writing():
+        scores = stages.evaluate(session, resolved, options.average(args))
+    return {key: value for key, value in scores.items() if key != "inputs"}
+
+
+def generate(args: argparse.Namespace) -> Any:
+    from bessemer.evaluate.final import complete
+
+    sampling = options.sampling(args)
+    store, tokenizer, model = runs.open_model(args)
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    text = complete(model, tokenizer, prompt, args.max_tokens, sampling, store.framing, store.ends)
+    if not args.json:
+        print(prompt + text)
+    return {"prompt": prompt, "text": text}
+
+
+def chat(args: argparse.Namespace) -> Any:
+    from bessemer.evaluate.chat import Chat, Template
+
+    sampling = options.sampling(args)
+    store, tokenizer, model = runs.open_model(args)
+    template = Template.choose(args.template, store.folder, tokenizer)
+    conversation = Chat(model, tokenizer, template, sampling, args.system, store.ends)
+    shown = not args.json
+    interactive = shown and sys.stdin.isatty()
+    if interactive:
+        print("Write a message and press Enter; an empty line or Ctrl-D ends the conversation.")
+    while message := _read_message("> " if interactive else ""):
+        for piece in conversation.reply(message, args.max_tokens):
+            if shown:
+                print(piece, end="", flush=True)
+        if shown:
+            print()
+    return {"messages": conversation.messages}
+
+
+def _read_message(prompt: str) -> str:
+    try:
+        return input(prompt).strip()
+    except EOFError:
+        return ""
+
+
+def import_model(args: argparse.Namespace) -> Any:
+    from bessemer import hub
+    from bessemer.run import RunFolder
+    from bessemer.train import imported
+
+    text, commit = args.folder.removeprefix("hf:"), None
+    source, name = Path(text), args.name or Path(text).resolve().name
+    if args.folder.startswith("hf:") and hub.is_name(text):
+        fetched = hub.fetched(text)
+        source, commit, name = fetched.folder, fetched.commit, args.name or fetched.name.rpartition("/")[2]
+    run = RunFolder(Path(args.dir) / name)
+    if not source.is_dir():
+        raise InputError(
+            f"{source}: no such folder; give one with config.json, safetensors and tokenizer.json, or hf:ORG/NAME of the hub"
+        )
+    result = imported.import_model(source, run, name, args.dir, commit)
+    compared = "" if result.logits_max_difference is None else (
+        f": transformers' logits differ by {result.logits_max_difference:.1e}"
+        + (f", {result.greedy_tokens_equal} greedy tokens equal" if result.greedy_tokens_equal else "")
+    )  # fmt: skip
+    say(f"[green]✓[/] {result.architecture} of {amount(result.parameters)} parameters in {run.path}{compared}")
+    if result.note:
+        say(f"  compared: {result.note}")
+    return {"run": run.path, **result.__dict__}
+
+
+def export(args: argparse.Namespace) -> Any:
+    from bessemer import stages
+
+    session, resolved = runs.open_trained(args)
+    facts = stages.export(session, resolved, Path(args.folder), options.average(args), args.to, args.dtype)
+    return {key: value for key, value in facts.items() if key != "inputs"}

@@ -1,0 +1,121 @@
+"""`bessemer run` and `bessemer demo`: every stage of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bessemer.cli import options, runs
+from bessemer.terminal import amount, say
+
+if TYPE_CHECKING:
+    import argparse
+
+    from bessemer.run import RunFolder
+
+
+def add(commands: Any) -> None:
+    demo_ = commands.add("demo", "the whole way, end to end, on text already on this machine, in minutes", demo)
+    options.add_overrides(demo_)
+    options.add_changes(demo_)
+    run_ = commands.add("run", "every stage of a recipe; what is done already is skipped", run)
+    options.add_recipe(run_)
+    options.add_changes(run_)
+
+
+def demo(args: argparse.Namespace) -> Any:
+    args.recipe = "demo"
+    return run(args, finish=_print_demo)
+
+
+def run(args: argparse.Namespace, finish: Callable[[RunFolder], None] | None = None) -> Any:
+    from bessemer import preflight, stages
+
+    session = runs.open_recipe(args, fill_derived=False)
+    preflight.check(session.recipe, session.run, args.recipe)
+    with session.run.writing():
+        runs.restart(args, session)
+        say(f"[bold]bessemer[/] {args.recipe} -> {session.run.path}")
+        _print_recipe_of_text(Path(args.recipe), args.overrides)
+        stages.run_all(session)
+    (finish or print_results)(session.run)
+    return runs.summary(session)
+
+
+def _print_recipe_of_text(path: Path, overrides: Sequence[str]) -> None:
+    """The recipe that was made for a folder or a file of text."""
+    from rich.markup import escape
+
+    from bessemer.recipe import is_text, recipe_for_text
+
+    if is_text(path):
+        text = escape(recipe_for_text(path.resolve(), overrides).strip()).replace("\n", "\n  ")
+        say(f"[dim]  {text}[/]")
+
+
+def planned_against_measured(run: RunFolder) -> str:
+    """Lines that compare the plan's step time and memory with the measured ones; empty where one is unknown."""
+    from bessemer.report import planned
+
+    compared = planned.of_run(run)
+    return "\n".join(f"  {line}" for line in planned.lines(compared)) if compared else ""
+
+
+def behind_ngram(run: RunFolder) -> str:
+    """A line about a model that is worse than the byte 5-gram, and what to do; empty for others."""
+    from bessemer.longer import learns_by_heart, longer_command
+    from bessemer.recipe import load
+    from bessemer.run import read_json
+
+    evaluation = read_json(run.evaluation) if run.evaluation.exists() else {}
+    ngram, score = evaluation.get("ngram"), evaluation.get("bits_per_byte")
+    if ngram is None or score is None or score <= ngram["bits_per_byte"]:
+        return ""
+    behind = f"a byte {ngram['order']}-gram still predicts the held-out text better than this model"
+    return f"{behind}; {learns_by_heart(run) or longer_command(run, load(run.recipe).train)}"
+
+
+def print_results(run: RunFolder) -> None:
+    if behind := behind_ngram(run):
+        say(f"\n  [yellow]{behind}[/]")
+    if compared := planned_against_measured(run):
+        say(f"\n{compared}")
+    model = f"\n  model   {run.export}" if run.export.exists() else ""
+    say(f"\n  report  {run.report}{model}\n  folder  {run.path}")
+
+
+def _print_demo(run: RunFolder) -> None:
+    """Scores, a sample, where everything is, and what to try next."""
+    from rich.markup import escape
+
+    from bessemer.plan.cost import parameters_of
+    from bessemer.run import read_json
+
+    evaluation, (parameters, _) = read_json(run.evaluation), parameters_of(read_json(run.plan))
+    score, baseline = evaluation["bits_per_byte"], evaluation["ngram"]
+    say(f"\n[bold]A {amount(parameters or 0)}-parameter model, trained from raw text on this machine.[/]")
+    if score is None and evaluation.get("accuracy") is not None:
+        say(f"It is right on {evaluation['accuracy']:.1%} of the held-out text; the report shows where.")
+    elif score is not None and baseline is not None:
+        better = baseline["bits_per_byte"] - score
+        say(
+            f"It needs {score:.3f} bits per byte for text it has not seen, "
+            f"{abs(better):.3f} {'fewer' if better > 0 else 'more'} than a byte 5-gram ({baseline['bits_per_byte']:.3f})."
+        )
+    for sample in evaluation["samples"][-1:]:
+        say("\n[dim]It writes, after the bold:[/]")
+        say("  [bold]" + escape(sample["prompt"]) + "[/]" + escape(sample["text"].rstrip()).replace("\n", "\n  "))
+    kind = {"masked": "MaskedLM", "classify": "SequenceClassification"}.get(evaluation.get("objective"), "CausalLM")
+    exported = run.export.exists()
+    say(
+        f"\n{planned_against_measured(run)}"
+        f"\n  report   {run.report}   open it in a browser"
+        + (f"\n  model    {run.export}   AutoModelFor{kind}.from_pretrained({str(run.export)!r})" if exported else "")
+        + f"\n  folder   {run.path}   recipe, corpus, tokens, checkpoints, metrics"
+        "\n\n[bold]Try next[/]"
+        + (f"\n  bessemer generate {run.path} 'import os' --temperature 0.5" if kind == "CausalLM" else "")
+        + f"\n  bessemer trace {run.path} --step 100          which documents step 100 read"
+        "\n  bessemer demo --set run.name=longer --set train.minutes=20"
+        "\n  bessemer recipe demo > my.toml                make it yours, then: bessemer run my.toml"
+    )

@@ -1,0 +1,133 @@
+"""From the arguments of a command to its recipe and its run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bessemer.errors import InputError
+from bessemer.terminal import say
+
+if TYPE_CHECKING:
+    import argparse
+
+    from bessemer.model.transformer import Transformer
+    from bessemer.recipe import Recipe
+    from bessemer.run import RunFolder
+    from bessemer.stages import Session
+    from bessemer.tokens.shards import TokenStore
+    from bessemer.tokens.tokenizer import Tokenizer
+
+
+def open_recipe(args: argparse.Namespace, fill_derived: bool = True) -> Session:
+    """The recipe that `args.recipe` names, and its run.
+
+    fill_derived: with the values derived earlier for this run; commands that build a run derive them themselves.
+    """
+    from bessemer import derived
+    from bessemer.recipe import is_text, load
+    from bessemer.run import RunFolder
+    from bessemer.stages import Session
+    from bessemer.tokens.pretrained import followed
+
+    if Path(args.recipe).is_dir() and not is_text(Path(args.recipe)):
+        args.run = args.recipe
+        session = open_run(args)
+        session.accept_changes = getattr(args, "accept_changes", False)
+        return session
+    recipe = followed(load(args.recipe, args.overrides))
+    folder, has_horizon = RunFolder(recipe.run.folder), recipe.train.has_horizon
+    if fill_derived and folder.derived.exists():
+        recipe = derived.filled(recipe, folder)
+    if recipe.parallel.auto:
+        from bessemer.planning import with_chosen_layout
+
+        recipe = with_chosen_layout(recipe, folder)
+    return Session(recipe, folder, getattr(args, "accept_changes", False), has_horizon)
+
+
+def open_run(args: argparse.Namespace) -> Session:
+    """The existing run that `args.run` names: by its folder, or by its recipe."""
+    from bessemer.recipe import load, shipped
+    from bessemer.run import RunFolder
+    from bessemer.stages import Session
+
+    folder = Path(args.run)
+    if not folder.is_dir():
+        if not folder.exists() and folder.suffix != ".toml" and args.run not in shipped():
+            raise InputError(f"{folder}: no such run folder or recipe{_nearby_runs(folder)}")
+        args.recipe = args.run
+        session = open_recipe(args)
+        if not session.run.path.is_dir():
+            sets = "".join(f" --set {override}" for override in args.overrides)
+            raise InputError(
+                f"{session.run.path}: this run does not exist yet; make it with `bessemer run {args.run}{sets}`"
+            )
+        return session
+    run = RunFolder(folder)
+    if not run.recipe.exists():
+        raise InputError(f"{folder}: not a run folder (it has no recipe.toml){_nearby_runs(folder / 'x')}")
+    return Session(load(folder, args.overrides), run)
+
+
+def _nearby_runs(folder: Path) -> str:
+    """The end of an error about a missing run folder: the runs in the same folder, or in runs/."""
+    for parent in dict.fromkeys((folder.parent, Path("runs"))):
+        runs = sorted(str(path.parent) for path in parent.glob("*/recipe.toml"))
+        if runs:
+            return f"; there are {', '.join(runs[:6])}{', ...' if len(runs) > 6 else ''}"
+    return ""
+
+
+def open_trained(args: argparse.Namespace) -> tuple[Session, Recipe]:
+    """A trained run, with its resolved recipe; overrides apply on top."""
+    from bessemer.recipe import load
+
+    session = open_run(args)
+    if not session.run.recipe.exists():
+        raise InputError(f"{session.run.path}: not trained yet; do it with `bessemer train {args.run}`")
+    return session, load(session.run.recipe, args.overrides)
+
+
+def open_model(args: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transformer]:
+    """A trained run's token shards, tokenizer and model."""
+    from bessemer.stages import opened
+    from bessemer.tokens.tokenizer import Tokenizer
+
+    session, resolved = open_trained(args)
+    store, restored = opened(resolved, session.run)
+    tokenizer = Tokenizer.load(store.folder / "tokenizer.json", resolved.tokenizer.end_of_text)
+    return store, tokenizer, restored.step.model
+
+
+def restart(args: argparse.Namespace, session: Session) -> None:
+    """Set the earlier training aside where --restart asks for it."""
+    from bessemer.previous import set_aside
+
+    if args.restart and (place := set_aside(session.run)) is not None:
+        say(f"what was trained before is in {place}")
+
+
+def corpus_statistics(run: RunFolder) -> dict[str, Any]:
+    """What came into the corpus, what stayed, why the rest did not; empty for a run on foreign tokens."""
+    from bessemer.run import read_json
+
+    path = run.corpus / "statistics.json"
+    return {"corpus": read_json(path)} if path.exists() else {}
+
+
+def summary(session: Session) -> dict[str, Any]:
+    """A run as --json shows it: its stages, scores and results."""
+    from bessemer.run import read_json
+
+    run = session.run
+    values: dict[str, Any] = {"run": run.path, "stages": session.told, **corpus_statistics(run)}
+    if run.evaluation.exists():
+        evaluation = read_json(run.evaluation)
+        keys = ("step", "loss", "bits_per_byte", "accuracy", "ngram")
+        values |= {key: evaluation[key] for key in keys if key in evaluation}
+    for name in ("report", "export"):
+        path: Path = getattr(run, name)
+        if path.exists():
+            values[name] = path
+    return values

@@ -1,0 +1,100 @@
+"""`bessemer train`: one process or several of this machine, one node of several, or one process of a launcher's."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from bessemer.cli import options, runs
+from bessemer.errors import InputError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from bessemer.recipe import Recipe
+    from bessemer.run import RunFolder
+    from bessemer.stages import Session
+
+
+def add(commands: Any) -> None:
+    train_ = commands.add("train", "train on the token shards; continues from the newest checkpoint", train)
+    options.add_recipe(train_)
+    options.add_changes(train_)
+    train_.add_argument(
+        "--profile", action="store_true", help="profile a few steps: a trace, and a table of where their time goes"
+    )
+    train_.add_argument("--nnodes", metavar="MIN:MAX", help="be one node of several; the same command runs on each "
+        "(`bessemer launch` writes it for a cluster)")  # fmt: skip
+    train_.add_argument("--nproc-per-node", type=int, metavar="N", help="processes on this node")
+    train_.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="rendezvous: the first node and a free port on it")
+    train_.add_argument("--rdzv-id", metavar="ID", help="tells this run from others with the same endpoint")
+
+
+def train(args: argparse.Namespace) -> Any:
+    if args.profile:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's own lines; read when torch is loaded
+    from bessemer import preflight, stages
+
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        _train_as_member(args)
+    if args.nnodes is not None:
+        return _train_on_node(args)
+    session = runs.open_recipe(args, fill_derived=False)
+    preflight.check(session.recipe, session.run, args.recipe)
+    with session.run.writing():
+        runs.restart(args, session)
+        stages.train(session, stages.prepare(session), args.profile)
+    if not args.profile:
+        return runs.summary(session)
+    return {**runs.summary(session), "profile": _profile(args, session)}
+
+
+def _profile(args: argparse.Namespace, session: Session) -> Any:
+    from bessemer.run import read_json
+    from bessemer.train.profile import show
+
+    if session.told[-1]["skipped"]:
+        raise InputError(
+            f"{session.run.path}: trained to its last step already, so there was no step to profile; "
+            "add --restart, or train longer with --set train.steps=N"
+        )
+    profile = read_json(session.run.profile / "profile.json")
+    if not args.json:
+        print(show(profile))
+    return profile
+
+
+def _train_as_member(args: argparse.Namespace) -> NoReturn:
+    """Be one process of several, which a launcher started."""
+    from bessemer import stages
+    from bessemer.launch.member import Part, take_part
+
+    def opened() -> tuple[Recipe, RunFolder]:
+        if args.restart:
+            raise InputError("train: --restart is for one process; give the run another name with --set run.name=NAME")
+        session = runs.open_recipe(args)
+        return session.recipe, session.run
+
+    def prepare() -> None:
+        stages.prepare(runs.open_recipe(args))
+
+    take_part(Part(opened, prepare, args.profile, args.json))
+
+
+def _train_on_node(args: argparse.Namespace) -> Any:
+    """Start and watch the processes of this node, one of several."""
+    from bessemer.launch import node, start
+
+    recipe, run = None, None
+    try:
+        session = runs.open_recipe(args)
+        recipe, run = session.recipe, session.run
+    except InputError:
+        pass  # the processes report it, once for all nodes
+    flags = [f"--{name}" for name in ("accept-changes", "restart", "profile") if getattr(args, name.replace("-", "_"))]
+    sets = [part for override in args.overrides for part in ("--set", override)]
+    arguments = ("-m", "bessemer", "train", args.recipe, *sets, *flags)
+    order = node.order(
+        arguments, recipe, args.nnodes, args.nproc_per_node, args.rdzv_endpoint, args.rdzv_id or "bessemer"
+    )
+    return {"run": run and run.path, **start.train_on_node(order, run)}
