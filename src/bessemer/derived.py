@@ -124,12 +124,16 @@ def _show(recipe: Recipe, basis: Basis, choices: list[Choice], is_raw: bool) -> 
 
 
 def expected_tokens(recipe: Recipe, run: RunFolder) -> dict[str, int]:
-    """Tokens to train on and held out, by the names of tokens/outlook.py: of the shards, else about those of the raw files."""
+    """Tokens to train on and held out, by the names of tokens/outlook.py: of the shards, else estimated from the raw files.
+    Empty where these are not on this machine, as when a run on a cluster is planned on a laptop."""
     from bessemer.tokens import outlook
 
     if (known := outlook.num_tokens(run.tokens)) or not recipe.corpus.sources:
         return known
-    text_bytes, vocabulary = _raw(recipe)[0], outlook.vocabulary(recipe, run.tokens)
+    try:
+        text_bytes, vocabulary = _raw(recipe)[0], outlook.vocabulary(recipe, run.tokens)
+    except InputError:
+        return {}
     held_out = recipe.tokens.held_out * text_bytes
     each = sizing.bytes_per_token(vocabulary)
     return {"unique_tokens": int((text_bytes - held_out) / each), "held_out_tokens": int(held_out / each)}
