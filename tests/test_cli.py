@@ -158,8 +158,8 @@ def test_a_run_becomes_a_gguf_file(whole: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_the_last_screen_names_only_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from bessemer.run import RunFolder
     from bessemer.cli.run import print_results
+    from bessemer.run import RunFolder
 
     run = RunFolder(tmp_path)
     print_results(run)
@@ -561,8 +561,8 @@ def test_a_reader_that_has_seen_enough_is_no_failure(whole: Path) -> None:
 
 
 def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bessemer.run import RunFolder, write_json
     from bessemer.cli.run import behind_ngram
+    from bessemer.run import RunFolder, write_json
 
     monkeypatch.setattr("bessemer.tokens.outlook.num_tokens", lambda folder: {"unique_tokens": 3000})
     run = RunFolder(tmp_path)
