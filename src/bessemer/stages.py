@@ -96,6 +96,7 @@ def corpus(session: Session) -> None:
     """Raw sources to clean documents."""
     from bessemer.corpus import pipeline
     from bessemer.corpus.funnel import funnel_lines, result_line
+    from bessemer.corpus.separate_sources import separate_sources
     from bessemer.corpus.work import close_work
 
     inputs = pipeline.inputs_digest(session.recipe)
@@ -118,7 +119,12 @@ def corpus(session: Session) -> None:
         return result_line(read_json(statistics))
 
     session.stage("corpus", work, current, result_line(read_json(statistics), not_read=True) if current else "")
-    for line in () if current else funnel_lines(read_json(statistics)):
+    if current:
+        return
+    lines = funnel_lines(read_json(statistics))
+    if separate := separate_sources(session.recipe.corpus.sources, read_json(statistics)):
+        lines += ["no one text_key reads all of these files: write their sources into a recipe as", *separate]
+    for line in lines:
         say(f"            [dim]{escape(line)}[/]")
 
 
@@ -205,7 +211,8 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
             f"about {duration(told['seconds'])} and {size(memory)} ({measured})"
         )
 
-    current = planned is not None and same and (recipe.train.minutes is None or stored is not None)
+    finished = bool(done) and done[-1] == resolved.train.steps  # nothing is left to plan
+    current = planned is not None and (finished or (same and (recipe.train.minutes is None or stored is not None)))
     session.stage("plan", work, current)
     if current:
         assert planned is not None
@@ -224,6 +231,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     from bessemer.launch import start
     from bessemer.longer import learns_by_heart, longer_command
     from bessemer.report import planned
+    from bessemer.tokens.outlook import num_tokens
     from bessemer.train import device as devices
     from bessemer.train.loop import TrainSummary
     from bessemer.train.session import train_here
@@ -244,8 +252,10 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
             return None
         skipped = f", {made.skipped} updates skipped" if made.skipped else ""
         skipped += f", {made.rescaled} steps given up to lower the loss scale" if made.rescaled else ""
-        scored = f", {made.bits_per_byte:.3f} bits per byte held out" if made.bits_per_byte else ""
-        scored += f", {made.accuracy:.1%} right on held-out text" if made.accuracy is not None else ""
+        share = (recipe.evaluate.max_tokens or 1) / max(num_tokens(run.tokens)["held_out_tokens"], 1)
+        text = "held-out text" if share >= 1 else f"{share:.0%} of the held-out text"
+        scored = f", {made.bits_per_byte:.3f} bits per byte on {text}" if made.bits_per_byte else ""
+        scored += f", {made.accuracy:.1%} right on {text}" if made.accuracy is not None else ""
         memory = f", {size(made.peak_memory)} at the peak ({size(predicted)} predicted)"
         again = f", {made.recomputed} blocks recomputed" if made.recomputed else ""
         return f"{made.step:,} steps{scored}{skipped}{memory}{again}"
@@ -282,7 +292,7 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
         beside = ""
         if found["ngram"] is not None:
             beside = f"; a byte {found['ngram']['order']}-gram on the same text: {found['ngram']['bits_per_byte']:.3f}"
-        return f"{found['bits_per_byte']:.3f} bits per byte on {size(found['held_out_bytes'])} held out{beside}"
+        return f"{found['bits_per_byte']:.3f} bits per byte on all {size(found['held_out_bytes'])} held out{beside}"
 
     session.stage("evaluate", work, current)
     return dict(read_json(run.evaluation))

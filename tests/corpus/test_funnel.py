@@ -10,7 +10,9 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.corpus import units
 from bessemer.corpus.funnel import LINES, funnel_lines, percent
+from bessemer.corpus.separate_sources import separate_sources
 from bessemer.errors import InputError
+from bessemer.recipe import parse
 from bessemer.run import RunFolder
 from bessemer.terminal import QUIET
 from tests.corpus.corpus_samples import prose, recipe
@@ -95,10 +97,17 @@ def test_each_file_that_needs_its_own_fix_is_named(data: Path, build) -> None:
     (data / "a.jsonl").write_bytes(b'{"body": "x"}\n' * 5)
     (data / "b.jsonl").write_bytes(b'{"story": "y"}\n' * 3)
     (data / "c.jsonl").write_bytes(lines_of(prose(1)))
-    statistics = build(recipe({"name": "s", "format": "jsonl", "paths": [str(data)]}))[2]
+    whole = recipe({"name": "s", "format": "jsonl", "paths": [str(data)]})
+    statistics = build(whole)[2]
     (line,) = funnel_lines(statistics)
     assert "data/a.jsonl" in line and 'set text_key = "body"' in line
     assert "data/b.jsonl" in line and 'set text_key = "story"' in line
+    pasted = "\n".join(separate_sources(whole.corpus.sources, statistics))
+    found = parse('[run]\nname = "x"\n' + pasted, "pasted").corpus.sources
+    assert [(one.text_key, [Path(path).name for path in one.paths], one.exclude) for one in found] == [
+        ("body", ["a.jsonl"], ()), ("story", ["b.jsonl"], ()), ("text", [data.name], ("a.jsonl", "b.jsonl")),
+    ]  # fmt: skip
+    assert all(Path(path).exists() for one in found for path in one.paths)
 
 
 def test_a_label_that_is_missing_is_told_as_such(data: Path, build) -> None:

@@ -146,3 +146,26 @@ def test_a_folder_that_transformers_does_not_read_is_one_sentence(tmp_path: Path
     write_json(folder / "config.json", {**settings, "output_hidden_states": ["full_attention"]})
     with pytest.raises(InputError, match="transformers loads it, but cannot compute with it: "):
         read_checked(folder)
+
+
+def test_a_tokenizer_class_that_ignores_the_file_is_named(tmp_path: Path) -> None:
+    from bessemer.errors import BessemerError
+    from bessemer.model.huggingface.gate import compare_ids
+    from bessemer.tokens.framing import Framing
+
+    class OwnTokenizer:
+        name_or_path = str(tmp_path)
+        backend_tokenizer = property(lambda self: self)
+
+        def to_str(self) -> str:
+            return '{"pre_tokenizer": "their own", "normalizer": null}'
+
+        def get_added_vocab(self) -> dict[str, int]:
+            return {}
+
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [1, 3]}
+
+    (tmp_path / "tokenizer.json").write_text('{"pre_tokenizer": "another", "normalizer": null}')
+    with pytest.raises(BessemerError, match=r"loads OwnTokenizer, which has a pre_tokenizer of its own and ignores"):
+        compare_ids(OwnTokenizer(), [("text", [1, 2])], Framing())

@@ -81,9 +81,12 @@ def test_plan_and_measurement_side_by_side(tmp_path: Path) -> None:
     run.metrics.write_text(run.metrics.read_text() + json.dumps(time) + "\n")
     run.plan.write_text(json.dumps({"seconds": 12.0}))
     told = planned.of_run(run)
+    shown = "time    3.0 s planned, 4.0 s taken (1.5 s validation and 0.5 s saving in it): "
     assert told is not None and planned.lines(told) == [
-        "time    3.0 s planned, 4.0 s taken (1.5 s validation and 0.5 s saving in it): -25.0%"
+        f"{shown}so short a run is mostly start-up, validation and saving"
     ]
+    told["seconds"]["error"] = -0.05
+    assert planned.lines(told) == [f"{shown}-5.0%"]
     run.plan.write_text("{")
     assert planned.of_run(run) is None
 

@@ -23,6 +23,7 @@ from bessemer.recipe import Recipe, load
 from bessemer.run import RunFolder, mark_stage, read_json
 from bessemer.tokens import build, encode
 from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.usable import refuse_unusable
 from tests.tokens.test_foreign import megatron
 from tests.tokens.tokenizer_samples import ENDS, every_kind
 
@@ -353,3 +354,13 @@ def test_the_split_follows_its_own_seed(prepared: Path, here: Path) -> None:
         recipe, run = recipe_of(prepared, here, *keys)
         build.build(recipe, run)
         assert (hashes(run.tokens) == wanted) is same
+
+
+def test_a_label_that_is_an_id_is_refused() -> None:
+    recipe = load("demo")
+    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"objective": "classify"})})
+    facts = {"documents": 30, "tokens": 900, "longest": 40}
+    manifest = {"labels": [f"id{number}" for number in range(50)], "sources": {"a": {"train": facts, "heldout": facts}}}
+    with pytest.raises(InputError, match="50 classes of 60 texts: .* label_key seems to name an id"):
+        refuse_unusable(recipe, manifest)
+    refuse_unusable(recipe, {**manifest, "labels": manifest["labels"][:30]})

@@ -225,7 +225,9 @@ class _Derivation:
         most = max(int(self._unique) // MIN_SEQUENCES, MIN_LENGTH)
         length = min(length, 1 << int(math.log2(most)), self.basis.positions or length)
         packed = {} if "pack_short_documents" in tokens.model_fields_set else {"pack_short_documents": True}
-        self._set("tokens", f"for a depth of {self._depth}", sequence_length=length, **packed)
+        depth = self.recipe.model.depth
+        why = f"for a width of {64 * self._depth}" if depth is None else f"for a depth of {depth}"
+        self._set("tokens", why, sequence_length=length, **packed)
 
     def _epochs(self) -> None:
         train = self.recipe.train

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from bessemer.layout.devices import Device
 from bessemer.plan import textbook
 from bessemer.plan.estimate.job import Job
+from bessemer.plan.estimate.memory import ROOM
 from bessemer.plan.laws import chinchilla
 from bessemer.plan.outcome import STEP_PARTS, TIME_ERROR, Outcome
 from bessemer.plan.search import Candidate, Found
 from bessemer.plan.what_if import Point
-from bessemer.terminal import amount, duration, rate, size
+from bessemer.terminal import amount, counted, duration, rate, size
 
 LISTED = 10
 WAYS = ("replicate", "shard", "tensor", "pipeline", "context")
@@ -48,7 +49,7 @@ def plan_rows(of: Outcome) -> dict[str, str]:
         "step": f"{step.seconds:.3g} s (within {TIME_ERROR:.0%}): {split}",
         "speed": f"{amount(of.tokens_per_second / cluster.devices)} tokens/s a device, {amount(of.tokens_per_second)} in all; "
         f"{rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
-        "memory": f"{size(memory['total'])} of {size(device.memory)}{where}: {held}",
+        "memory": f"{size(memory['total'])} of {size(device.memory * ROOM)} usable{where}: {held}",
         "state": "; ".join(
             f"{size(each.bytes)} ({each.devices:,} device{'s' * (each.devices > 1)}) with {each.assumes}"
             for each in textbook.states(config.parameters, device.memory)
@@ -109,7 +110,7 @@ def layout_line(job: Job) -> str:
 def search_table(of: Found, devices: int, curve: Sequence[Point] = ()) -> str:
     """The fastest layouts, those that trade speed for memory, the nearest misses, and other numbers of devices."""
     lines = [
-        f"{len(of.ranked):,} layouts fit, {len(of.rejected):,} do not.",
+        f"{counted(len(of.ranked), 'layout')} fit, {len(of.rejected):,} do not.",
         "",
         *_layouts("fastest", of.ranked[:LISTED], devices),
     ]

@@ -93,7 +93,24 @@ def _metric(data: RunData, metric: Metric) -> Figure | None:
     positive = values[np.isfinite(values) & (values > 0)]
     if metric.id == "grad" and len(positive) and positive.max() / positive.min() > 50:
         axis = {"type": "log"}
-    return _figure(metric.id, metric.title, metric.unit, traces, axis)
+    changed, note = _other_steps(data) if metric.id == "rate" else ([], "")
+    return _figure(
+        metric.id, metric.title, metric.unit, traces, axis, shapes=[parts.vertical(step) for step in changed], note=note
+    )
+
+
+def _other_steps(data: RunData) -> tuple[list[float], str]:
+    """Where the number of steps changed, which the decay follows, and why."""
+    revised = [as_number(one.get("at")) for one in as_object(data.recipe.get("train")).get("revised") or []]
+    longer = [as_number(one.get("step")) for one in data.incidents if one.get("what") == "recipe_changed"]
+    steps = [step for step in [*revised, *longer] if step is not None]
+    if not steps:
+        return [], ""
+    said = [
+        "the number of steps was decided again by the measured time of a step" if revised else "",
+        "training went on under another number of steps" if longer else "",
+    ]
+    return steps, f"Dotted lines: {', or '.join(filter(None, said))}; the decay follows it."
 
 
 def _loss(data: RunData) -> Figure | None:

@@ -10,6 +10,7 @@ from bessemer.report.data import as_number, as_object
 from bessemer.run import RunFolder, read_json, read_json_lines, write_json
 from bessemer.terminal import duration, size
 
+SHORT_SECONDS = 60.0  # of training, in which the steps' time says little
 FILE = "planned_against_measured.json"
 
 
@@ -78,7 +79,9 @@ def lines(comparison: dict[str, Any]) -> list[str]:
         if found.get("starting", 0.0) >= 1.0:
             more += f", {duration(found['starting'])} before it to start"
         times = f"{duration(found['planned'])} planned, {duration(found['measured'])} taken ({more})"
-        shown.append(f"time    {times}: {found['error']:+.1%}")
+        is_short = found["measured"] < SHORT_SECONDS and abs(found["error"]) > 0.1
+        short = "so short a run is mostly start-up, validation and saving"
+        shown.append(f"time    {times}: {short if is_short else format(found['error'], '+.1%')}")
     if found := comparison.get("step_seconds"):
         times = f"{seconds(found['planned'])} planned, {seconds(found['measured'])} measured"
         shown.append(f"step    {times} (median of {comparison['steps']:,}): {found['error']:+.1%}")

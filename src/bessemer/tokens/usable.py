@@ -6,6 +6,9 @@ from typing import Any
 
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
+from bessemer.terminal import counted
+
+FEW_CLASSES = 10  # so many may have a text each, as in a first try
 
 
 def refuse_unusable(recipe: Recipe, manifest: dict[str, Any]) -> None:
@@ -32,8 +35,9 @@ def refuse_unusable(recipe: Recipe, manifest: dict[str, Any]) -> None:
     if held_out <= length:
         documents = sum(splits[split]["documents"] for splits in manifest["sources"].values() for split in splits)
         raise InputError(
-            f"tokens.held_out: {recipe.tokens.held_out} of {documents} documents leaves {held_out} held-out tokens, fewer "
-            f"than one sequence of {length}; raise the share, shorten the sequence or add documents"
+            f"tokens.held_out: {recipe.tokens.held_out:.4g} of {counted(documents, 'document')} leaves {held_out} held-out "
+            f"tokens, fewer than one sequence of {length}; hold out a passage of each document (tokens.held_out_from = "
+            '"passages"), raise the share, shorten the sequence or add documents'
         )
     return None
 
@@ -67,6 +71,12 @@ def _refuse_unusable_texts(recipe: Recipe, manifest: dict[str, Any]) -> None:
         raise InputError(f"tokens.held_out: source {bare[0]!r} has no document left to train on; add text")
     if not documents["heldout"]:
         raise InputError(
-            f"tokens.held_out: {recipe.tokens.held_out} of {documents['train']} documents leaves none held out; raise the "
-            "share or add documents"
+            f"tokens.held_out: {recipe.tokens.held_out:.4g} of {counted(documents['train'], 'document')} leaves none held "
+            "out; raise the share or add documents"
+        )
+    texts = sum(documents.values())
+    if len(manifest["labels"]) > max(texts / 2, FEW_CLASSES):
+        raise InputError(
+            f"train.objective: {len(manifest['labels']):,} classes of {counted(texts, 'text')}: nearly every text has a class of "
+            "its own, so label_key seems to name an id; name the field of the class with corpus.sources.NAME.label_key"
         )

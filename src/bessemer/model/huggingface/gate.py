@@ -6,6 +6,7 @@ tokens, the scores of a padded batch.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -153,7 +154,24 @@ def compare_ids(tokenizer: Any, texts: Texts, framing: Framing) -> None:
             raise BessemerError(
                 f"transformers' tokenizer gives other ids for the text that begins {text[:60]!r}: "
                 f"{found['input_ids'][place : place + 4]} at position {place}, here {wanted[place : place + 4]}"
+                + _replaced_part(tokenizer)
             )
+
+
+def _replaced_part(tokenizer: Any) -> str:
+    """The end of a sentence: what of tokenizer.json a class of `transformers` ignores, and what to do; empty: nothing."""
+    file = Path(tokenizer.name_or_path) / "tokenizer.json"
+    used = json.loads(tokenizer.backend_tokenizer.to_str()) if hasattr(tokenizer, "backend_tokenizer") else {}
+    description = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    parts = [part for part in ("pre_tokenizer", "normalizer") if used.get(part) != description.get(part)]
+    if not used or not description or not parts:
+        return ""
+    kind = type(tokenizer).__name__
+    return (
+        f"; for this model_type it loads {kind}, which has a {' and a '.join(parts)} of its own and ignores those of "
+        f"tokenizer.json. If the model was trained with {kind}, AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) "
+        "writes that tokenizer; if not, transformers cannot encode text as in its training"
+    )
 
 
 def _keep_only_ends(theirs: Any, transformers: Any) -> None:
