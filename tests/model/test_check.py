@@ -15,8 +15,10 @@ from bessemer.model.huggingface.check import check_read, read_checked
 from bessemer.model.huggingface.config import to_hugging_face
 from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.families import FAMILIES
+from bessemer.model.huggingface.gate import compare_ids
 from bessemer.model.huggingface.read import read_model
 from bessemer.run import write_json
+from bessemer.tokens.pieces import Framing
 from tests.model.samples import config, stirred
 
 transformers = pytest.importorskip("transformers")
@@ -149,10 +151,6 @@ def test_a_folder_that_transformers_does_not_read_is_one_sentence(tmp_path: Path
 
 
 def test_a_tokenizer_class_that_ignores_the_file_is_named(tmp_path: Path) -> None:
-    from bessemer.errors import BessemerError
-    from bessemer.model.huggingface.gate import compare_ids
-    from bessemer.tokens.framing import Framing
-
     class OwnTokenizer:
         name_or_path = str(tmp_path)
         backend_tokenizer = property(lambda self: self)
