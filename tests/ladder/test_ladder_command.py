@@ -31,11 +31,11 @@ def plain(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ladder that nothing stopped, in a folder of its own."""
-    from bessemer.ladder import prepare, runs
+    from bessemer.ladder import runs
 
     folder = tmp_path_factory.mktemp("whole") / "ladder"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "PROBE_SECONDS", 0.0)
+        patch.setattr(runs, "PROBE_SECONDS", 0.0)
         patch.setattr(runs, "MEASURE_SECONDS", 0.0)
         assert ladder(made, *SMALL, "--folder", str(folder)) == 0
     return folder
@@ -179,7 +179,7 @@ def test_isoflop_says_which_size_is_best(
         assert law.loss(size * other, tokens / other) > law.loss(size, tokens)
     assert Path(found["page"]).read_text().count('"id":"profiles"') == 1
     assert ladder(wide, "--budget", "4e11", *longer) == 1, "a ladder of another design has its own folder"
-    assert "cannot be held against new ones" in capsys.readouterr().err
+    assert "cannot be compared with new ones" in capsys.readouterr().err
 
 
 def test_rungs_of_an_earlier_budget_count_too(
@@ -211,20 +211,21 @@ def test_rungs_of_an_earlier_budget_count_too(
 
 def test_a_planned_run_that_is_trained_is_held_against_the_prediction(whole: Path, made: Path, tmp_path: Path) -> None:
     """Only where it is the run that was planned."""
-    from bessemer.ladder import page, prepare
+    from bessemer.ladder import page, runs
+    from bessemer.ladder.design import Planned
     from bessemer.layout.dial import resolve
     from bessemer.recipe import dump, load
     from bessemer.run import RunFolder
 
     recipe = resolve(load(made / "wide.toml"), 400, None, 1024)
-    ground = prepare.Ground(tmp_path, RunFolder(tmp_path), None, prepare.Planned(recipe, None, 1), [], "")  # type: ignore[arg-type]
-    assert prepare.measured(ground) is None
+    ground = runs.Ground(tmp_path, RunFolder(tmp_path), None, Planned(recipe, None, 1), [], "")  # type: ignore[arg-type]
+    assert runs.measured(ground) is None
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"kind": "validation", "step": 1600, "loss": 3.25}) + "\n")
     (tmp_path / "recipe.toml").write_text(dump(recipe))
-    assert prepare.measured(ground) == {"loss": 3.25}
+    assert runs.measured(ground) == {"loss": 3.25}
     other = resolve(load(made / "wide.toml", ["train.optimizer.learning_rate=0.02"]), 400, None, 1024)
     (tmp_path / "recipe.toml").write_text(dump(other))
-    assert prepare.measured(ground) is None
+    assert runs.measured(ground) is None
     found = read_json(whole / "ladder.json")
     found["planned"]["measured"] = {"loss": 100.0}
     assert "outside its interval" in page.sentences(found)["the run"]

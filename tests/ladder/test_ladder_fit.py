@@ -7,9 +7,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from bessemer.errors import InputError
-from bessemer.ladder import parabola
-from bessemer.ladder.fit import Point, fitted, left_out, more_runs, optimum
-from bessemer.ladder.law import Law
+from bessemer.ladder.law import Law, Point, best_size, fitted, left_out, more_runs, optimum, profiles
 
 LAW = Law(1.8172, (482.01, 2085.43), (0.3478, 0.3658))  # Besiroglu et al. 2024, table 1
 
@@ -35,16 +33,17 @@ def isoflop_points(count: int, levels: int, noise: float, seed: int) -> tuple[Po
     return tuple(found)
 
 
+@pytest.mark.long
 def test_the_interval_of_a_short_ladder_holds_the_truth_as_often_as_it_says() -> None:
     """Six rungs, three numbers: 90% intervals, over 24 ladders. A binomial of 24 and 0.9 is below 17 once in 5,000."""
     held = covered = 0
     for seed in range(24):
-        found = fitted("ratio", ratio_points(6, 0.004, seed), seed, draws=100)
+        found = fitted("ratio", ratio_points(6, 0.004, seed), seed, draws=60)
         assert found.method == "noise"
         size = float(np.sqrt(4.0**6.5 * 1e18 / 120))
         said = found.loss(size, 20 * size, 120 * size**2, of_a_run=False)
         held += said.covers(float(LAW.loss(size, 20 * size)))
-        out = left_out("ratio", ratio_points(6, 0.004, seed), seed, draws=100)
+        out = left_out("ratio", ratio_points(6, 0.004, seed), seed, draws=60)
         assert out is not None
         covered += out["covered"]
     assert held >= 17, held
@@ -52,7 +51,7 @@ def test_the_interval_of_a_short_ladder_holds_the_truth_as_often_as_it_says() ->
 
 
 def test_many_rungs_are_drawn_with_replacement_and_the_law_is_in_the_intervals() -> None:
-    found = fitted("isoflop", isoflop_points(7, 4, 0.002, 0), draws=200)
+    found = fitted("isoflop", isoflop_points(7, 4, 0.002, 0), draws=100)
     assert found.method == "rungs"
     assert found.law.exponents == pytest.approx(LAW.exponents, abs=0.1)
     said = found.loss(4e9, 8e10, 6 * 4e9 * 8e10, of_a_run=False)
@@ -77,11 +76,11 @@ def test_parabolas_agree_with_the_law_about_the_best_size() -> None:
     """Approach 2 on losses without noise: within what a parabola misses of a curve that is none."""
     points = isoflop_points(9, 4, 0.0, 0)
     found = fitted("isoflop", points, draws=20)
-    second = parabola.best_size(found, 3e20)
+    second = best_size(found, 3e20)
     assert second is not None
     best = optimum(found, 3e20, 6.0)
     assert second["parameters"]["value"] == pytest.approx(best["parameters"]["value"], rel=0.15)
-    assert all(row["inside"] for row in parabola.profiles(points))
+    assert all(row["inside"] for row in profiles(points))
 
 
 def test_the_largest_rung_is_predicted_from_the_others() -> None:
@@ -90,7 +89,7 @@ def test_the_largest_rung_is_predicted_from_the_others() -> None:
         *points[:-1],
         Point("worse", 6, points[-1].parameters, points[-1].tokens, points[-1].flops, points[-1].loss * 1.1),
     )
-    good, bad = left_out("ratio", points), left_out("ratio", worse)
+    good, bad = left_out("ratio", points, draws=40), left_out("ratio", worse, draws=40)
     assert good is not None and bad is not None
     assert good["name"] == "r6" and good["from_rungs"] == 6
     # The law of a fixed ratio is a sum of two powers with nearly one exponent, which one power fits to a hundredth of a percent.
@@ -104,7 +103,7 @@ def test_more_runs_halve_the_error_when_they_are_made() -> None:
     points = ratio_points(8, 0.004, 1)
     size = float(np.sqrt(points[-1].flops * 64 / 120))
     at = (size, 20 * size, 120 * size**2)
-    found = fitted("ratio", points, draws=300)
+    found = fitted("ratio", points, draws=20)
     told = more_runs(found, *at)
     assert told["of_the_same_kind"] == 24
     assert told["going_upwards"] is not None and 1 <= told["going_upwards"] < 24
@@ -119,7 +118,7 @@ def test_more_runs_halve_the_error_when_they_are_made() -> None:
             tuple(Point(p.name, p.group, p.parameters, p.tokens, p.flops,
                         float(LAW.loss(p.parameters, p.tokens)) * float(np.exp(0.004 * chance.standard_normal())))
                   for p in rungs)
-            for _ in range(30)
+            for _ in range(16)
         ]  # fmt: skip
 
     four_times = spread(points * 4) / spread(points)

@@ -41,7 +41,7 @@ def test_no_other_optimiser_gets_lower(law: Law) -> None:
         return 1e5 * float(huber(predicted(place[None], x)[0][0] - y).sum())
 
     chance = np.random.default_rng(0)
-    starts = [found.parameters[0] * (1 + 0.3 * chance.standard_normal(5)) for _ in range(8)]
+    starts = [found.parameters[0] * (1 + 0.3 * chance.standard_normal(5)) for _ in range(4)]
     others = [minimize(objective, start, method="BFGS", options={"gtol": 1e-9, "maxiter": 4000}) for start in starts]
     near = minimize(objective, found.parameters[0], method="Nelder-Mead", options={"maxfev": 4000, "fatol": 1e-12})
     lowest = min([near.fun, *(other.fun for other in others)])
@@ -58,24 +58,6 @@ def test_derivatives_are_those_of_differences() -> None:
         step[number] = 1e-6
         difference = (predicted(place + step, x)[0] - predicted(place - step, x)[0]) / 2e-6
         assert slopes[0, :, number] == pytest.approx(difference[0], abs=1e-8)
-
-
-def test_how_often_a_run_counts_is_as_if_it_stood_so_often() -> None:
-    sizes, losses = runs(BESIROGLU, noise=0.01, seed=3)
-    times = np.random.default_rng(3).integers(0, 3, len(losses))
-    weighted = fit(sizes, losses, times[None].astype(float))
-    # The same centre, so that the parameters can be held against each other.
-    repeated = fit(np.repeat(sizes, times, axis=0), np.repeat(losses, times))
-    assert weighted.objective[0] == pytest.approx(repeated.objective[0], rel=1e-6)
-    assert weighted.law().exponents == pytest.approx(repeated.law().exponents, rel=1e-3)
-
-
-def test_a_factor_before_the_objective_changes_nothing() -> None:
-    """The mean in place of the sum ended the published fit early (Besiroglu et al. 2024)."""
-    sizes, losses = runs(HOFFMANN, noise=0.01, seed=4)
-    whole, part = fit(sizes, losses), fit(sizes, losses, np.full((1, len(losses)), 1e-6))
-    assert part.law().exponents == pytest.approx(whole.law().exponents, rel=1e-5)
-    assert part.objective[0] == pytest.approx(1e-6 * whole.objective[0], rel=1e-8)
 
 
 def test_one_wild_run_moves_the_law_little() -> None:
@@ -99,9 +81,8 @@ def test_the_bootstrap_holds_the_published_numbers(law: Law) -> None:
     """Rungs drawn with replacement: the 95% intervals hold the law that the losses were drawn from."""
     sizes, losses = runs(law, noise=0.005, seed=6)
     found = fit(sizes, losses)
-    count = len(losses)
-    weights = np.random.default_rng(6).multinomial(count, np.full(count, 1 / count), size=150).astype(float)
-    drawn = refit(found, sizes, np.tile(losses, (150, 1)), weights)
+    rows = np.random.default_rng(6).integers(0, len(losses), (60, len(losses)))
+    drawn = refit(found, sizes[rows], losses[rows])
     low, high = np.percentile(drawn.parameters, [2.5, 97.5], axis=0)
     true = [np.log(law.constant), *(np.log(law.coefficients) - np.array(law.exponents) * found.centre), *law.exponents]
     inside = [a <= value <= b for a, value, b in zip(low, true, high, strict=True)]

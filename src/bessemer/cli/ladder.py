@@ -43,13 +43,13 @@ def ladder(args: argparse.Namespace) -> dict[str, Any]:
         if args.design is not None or args.ratio is not None:
             raise InputError("ladder: --mixture has proxies of one size; leave out --design and --ratio")
         result = mixture.mixture(
-            session, mixture.AskedMixture(target=args.target or mixture.MEAN, verify=args.verify, **shared)
+            session, mixture.MixtureOptions(target=args.target or mixture.MEAN, verify=args.verify, **shared)
         )
     elif args.target is not None or args.verify:
         raise InputError("ladder: --target and --verify belong to --mixture; add it, or leave them out")
     else:
-        design = args.design or command.Asked.design
-        result = command.ladder(session, command.Asked(design=design, ratio=args.ratio, **shared))
+        design = args.design or command.LadderOptions.design
+        result = command.ladder(session, command.LadderOptions(design=design, ratio=args.ratio, **shared))
     if not args.json:
         print(page.table(result))
         say(page.ending(result))

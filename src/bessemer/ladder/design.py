@@ -68,8 +68,8 @@ class Rung:
         model = recipe.model.model_copy(update={"depth": None, **kept["model"]})
         size = Size(model, kept["parameters"], kept["flops_per_token"])
         return cls(
-            kept["name"], kept["group"], size, kept["batch_tokens"], kept["steps"], kept["learning_rate"]
-        )  # fmt: skip
+            kept["name"], kept["group"], size, *(kept[key] for key in ("batch_tokens", "steps", "learning_rate"))
+        )
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,13 @@ class Budget:
 UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "hours": 3600.0, "minutes": 60.0}
 
 
-def parse_budget(text: str) -> Budget:
-    """`5`, `5min`, `2h`: time on this machine, in minutes where no unit stands; `1e15`, `1e15flops`: FLOPs.
+def parse_budget(text: str | None) -> Budget:
+    """`5`, `5min`, `2h`: time on this machine, in minutes where no unit stands; `1e15`, `1e15flops`: FLOPs; None: 5 minutes.
 
     A bare number from a million on is FLOPs. Raises InputError for what is neither, or not above 0.
     """
+    if text is None:
+        return Budget(seconds=300.0)
     plain = text.strip().lower()
     number = plain.rstrip("abcdefghijklmnopqrstuvwxyz ")
     unit = plain[len(number) :].strip()
@@ -132,21 +134,11 @@ def refuse_few(design: Design, count: int) -> None:
         )
 
 
-def rungs_of(design: Design, planned: Planned, sizes: list[Size], count: int, top: float, ratio: float) -> list[Rung]:
-    """The rungs of a ladder whose largest has about `top` FLOPs, or fewer where sizes run out. ratio: tokens a parameter."""
-    return _ratio(planned, sizes, count, top, ratio) if design == "ratio" else _isoflop(planned, sizes, count, top)
-
-
 def rungs_within(
-    design: Design,
-    planned: Planned,
-    sizes: list[Size],
-    count: int,
-    budget: Budget,
-    ratio: float,
+    design: Design, planned: Planned, sizes: list[Size], count: int, budget: Budget, ratio: float,
     seconds: Callable[[Rung], float],
-) -> list[Rung]:
-    """The largest ladder that keeps to the budget. seconds: what a rung is said to take.
+) -> list[Rung]:  # fmt: skip
+    """The largest ladder that keeps to the budget. ratio: tokens a parameter; seconds: what a rung is expected to take.
 
     Raises InputError when there are too few sizes below the planned one, or when the budget is too small for them.
     """
@@ -155,7 +147,8 @@ def rungs_within(
         return sum(rung.flops if budget.seconds is None else seconds(rung) for rung in made)
 
     def made_with(share: float) -> list[Rung]:
-        return rungs_of(design, planned, sizes, count, planned.flops * share, ratio)
+        top = planned.flops * share
+        return _ratio(planned, sizes, count, top, ratio) if design == "ratio" else _isoflop(planned, sizes, count, top)
 
     allowed = budget.flops if budget.seconds is None else budget.seconds
     assert allowed is not None

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from bessemer.errors import InputError
-from bessemer.ladder import prepare, runs, shares
-from bessemer.ladder.design import FEWEST_STEPS, LARGEST_SHARE, Budget, Rung
-from bessemer.ladder.fit import Interval
-from bessemer.ladder.law import Array
-from bessemer.ladder.prepare import Ground
+from bessemer.ladder import page, runs, shares
+from bessemer.ladder.design import FEWEST_STEPS, LARGEST_SHARE, Budget, Rung, parse_budget
+from bessemer.ladder.law import Array, Interval
+from bessemer.ladder.runs import Ground
 from bessemer.ladder.sizes import batch_tokens, learning_rate
 from bessemer.recipe import MixturePhase, Recipe, digest
 from bessemer.run import RunFolder, write_json
@@ -30,9 +29,9 @@ FEWEST_PER_PARAMETER = 5.0  # tokens, of a proxy: with fewer it has not begun to
 
 
 @dataclass(frozen=True)
-class AskedMixture:
-    """The options. target: a source, or mean; rungs: proxies, None for 4 a source and at least 8; verify: train a proxy on
-    what is proposed."""
+class MixtureOptions:
+    """target: a source, or mean; rungs: proxies, None for 4 a source and at least 8; verify: train a proxy on what is
+    proposed; folder: None for mixture/ in the run folder."""
 
     target: str = MEAN
     rungs: int | None = None
@@ -42,109 +41,89 @@ class AskedMixture:
     restart: bool = False
 
 
-def mixture(session: Session, asked: AskedMixture) -> dict[str, Any]:
+def mixture(session: Session, options: MixtureOptions) -> dict[str, Any]:
     """Train proxies, fit the loss over the shares, propose a mixture. Writes mixture.json and mixture.html.
 
     Goes on where it was stopped. Raises InputError for a recipe of one source, an unknown target, too few runs.
     """
-    budget = prepare.budget_of(asked.budget)
-    names = list(session.recipe.source_weights)
+    budget, names = parse_budget(options.budget), list(session.recipe.source_weights)
     if len(names) < 2:
         raise InputError(
-            f"ladder --mixture: the recipe has {'one source' if names else 'no source'}{f' ({names[0]})' if names else ''}; "
+            f"ladder --mixture: the recipe has {f'one source ({names[0]})' if names else 'no source'}; "
             "shares need two or more in [[corpus.sources]] or [[tokens.sources]]"
         )
-    count = asked.rungs or max(8, 4 * len(names))
-    fewest = max(FEWEST_RUNS, len(names) + 2)
+    count, fewest = options.rungs or max(8, 4 * len(names)), max(FEWEST_RUNS, len(names) + 2)
     if count < fewest:
         raise InputError(f"--rungs {count}: {len(names)} sources need {fewest} proxies or more")
-    folder = asked.folder or session.run.path / "mixture"
+    folder = options.folder or session.run.path / "mixture"
     with ExitStack() as locks:
         locks.enter_context(session.run.writing())
-        if asked.restart:
-            prepare.set_aside(folder)
+        if options.restart:
+            runs.set_aside(folder)
         locks.enter_context(RunFolder(folder).writing())
-        ground = prepare.ground(session, folder)
-        targets = _targets(asked.target, ground)
+        ground = runs.ground(session, folder)
+        targets = _targets(options.target, ground)
         proxy, points = _design(ground, names, count, budget)
-        tokens = amount(proxy.tokens)
         say(
-            f"{len(points)} proxies of {amount(proxy.size.parameters)} parameters on {tokens} tokens each, "
+            f"{len(points)} proxies of {amount(proxy.size.parameters)} parameters on {amount(proxy.tokens)} tokens each, "
             f"on {len(names)} sources: {len(points) * proxy.flops / ground.planned.flops:.0%} of the planned compute"
         )
         made = [(f"{number:02d}-{proxy.name}", point) for number, point in enumerate(points)]
         recipes = [(name, proxy_recipe(ground, proxy, name, names, point)) for name, point in made]
         scores = runs.train_all(recipes, ground.run.tokens)
         found = result(ground, names, targets, proxy, points, [scores[name] for name, _ in made])
-        if asked.verify:
+        if options.verify:
             found["verify"] = _verified(ground, names, targets, proxy, found, scores[made[0][0]])
         found["folder"] = str(folder)
         write_json(folder / "mixture.json", found)
-        from bessemer.ladder import page
-
         found["page"] = str(page.write(folder / "mixture.html", found))
     return found
 
 
-def given_shares(ground: Ground, names: list[str]) -> Array:
-    """(m,) the recipe's own shares of the tokens, on average over its run."""
-    recipe, store = ground.planned.recipe, ground.store
-    sizes = {name: store.split(name, "train").num_tokens for name in store.sources}
-    parts = average_shares(recipe, sizes)
-    total = dict.fromkeys(names, 0.0)
-    for name, share in parts.items():
-        total[recipe.parts[name].source] += share
-    return np.array([total[name] for name in names])
-
-
-def available(ground: Ground, names: list[str]) -> Array:
-    """(m,) tokens to train on, by source."""
-    total = dict.fromkeys(names, 0)
-    for name in ground.store.sources:
-        total[ground.planned.recipe.parts[name].source] += ground.store.split(name, "train").num_tokens
-    return np.array([total[name] for name in names], dtype=np.float64)
-
-
-def most_shares(ground: Ground, names: list[str], tokens: int) -> Array:
+def largest_shares(ground: Ground, names: list[str], tokens: int) -> Array:
     """(m,) the largest share of so many tokens that reads no source more than four times (Muennighoff et al. 2023)."""
-    most = np.minimum(REPEATS_WORTH_A_WARNING * available(ground, names) / tokens, 1.0)
-    if most.sum() < 1.0:  # the run reads everything more often than that
-        most = most / most.sum()
-    return np.asarray(most)
+    available = dict.fromkeys(names, 0)
+    for name in ground.store.sources:
+        available[ground.planned.recipe.parts[name].source] += ground.store.split(name, "train").num_tokens
+    most = np.minimum(REPEATS_WORTH_A_WARNING * np.array([available[name] for name in names]) / tokens, 1.0)
+    return np.asarray(most / min(most.sum(), 1.0))  # 1 in all where the run reads everything more often than that
 
 
-def _targets(asked: str, ground: Ground) -> list[str]:
+def _targets(name: str, ground: Ground) -> list[str]:
     """The stored sources whose held-out losses are averaged."""
     with_text = [name for name in ground.store.sources if ground.store.split(name, "heldout").num_tokens > 1]
-    if asked == MEAN:
-        return with_text
-    if asked in with_text:
-        return [asked]
-    near = difflib.get_close_matches(asked, [*with_text, MEAN], 1)
-    raise InputError(
-        f"--target {asked}: no source of that name with held-out text; there are {', '.join([*with_text, MEAN])}"
-        + (f"; did you mean {near[0]}?" if near else "")
-    )
+    if name == MEAN or name in with_text:
+        return with_text if name == MEAN else [name]
+    near = "".join(f"; did you mean {one}?" for one in difflib.get_close_matches(name, [*with_text, MEAN], 1))
+    known = ", ".join([*with_text, MEAN])
+    raise InputError(f"--target {name}: no source of that name with held-out text; there are {known}{near}")
 
 
 def _design(ground: Ground, names: list[str], count: int, budget: Budget) -> tuple[Rung, Array]:
     """The proxy's size and length, and the shares of each: as kept, or worked out and kept."""
-    protocol = prepare.protocol_of(ground, "mixture", names, count, str(budget))
-    held = prepare.kept(ground.folder, protocol, protocol)
-    if held is None:
-        proxy = _proxy(ground, count, budget)
-        points = shares.spread_out(
-            given_shares(ground, names), count, most_shares(ground, names, proxy.tokens), ground.planned.recipe.run.seed
-        )
-        held = prepare.keep(ground.folder, protocol, protocol, [proxy.to_dict()], points=points.round(6).tolist())
-    return Rung.of(held.rungs[0], ground.planned.recipe), np.array(held.more["points"])
+    recipe, store = ground.planned.recipe, ground.store
+    protocol = ground.protocol("mixture", names, count, str(budget))
+    kept = runs.kept_design(ground.folder, protocol, protocol)
+    if kept is None:
+        proxy, given = _proxy(ground, count, budget), dict.fromkeys(names, 0.0)
+        # The recipe's own shares of the tokens, on average over its run.
+        for name, share in average_shares(
+            recipe, {n: store.split(n, "train").num_tokens for n in store.sources}
+        ).items():
+            given[recipe.parts[name].source] += share
+        most = largest_shares(ground, names, proxy.tokens)
+        points = shares.spread_out(np.array([given[name] for name in names]), count, most, recipe.run.seed)
+        kept = runs.keep_design(
+            ground.folder, protocol, protocol, [proxy.to_dict()], points=points.round(6).tolist()
+        )  # fmt: skip
+    return Rung.of(kept.rungs[0], recipe), np.array(kept.more["points"])
 
 
 def _proxy(ground: Ground, count: int, budget: Budget) -> Rung:
     """The largest proxy of which `count` keep to the budget; InputError where not even the smallest does."""
     planned, seconds = ground.planned, None
     if budget.seconds is not None:
-        seconds = prepare.seconds_by(ground, prepare.timing(ground))
+        seconds = runs.seconds_by(ground, runs.timing(ground))
     each = (budget.flops or budget.seconds or 0.0) / count
     ratio = max(planned.ratio, FEWEST_PER_PARAMETER)
     best: Rung | None = None
@@ -152,8 +131,7 @@ def _proxy(ground: Ground, count: int, budget: Budget) -> Rung:
         flops = min(size.flops * size.parameters * ratio, LARGEST_SHARE * planned.flops)
         batch = batch_tokens(planned.recipe, flops, planned.flops)
         steps = round(flops / size.flops / batch)
-        rate = learning_rate(planned.recipe, flops, planned.flops)
-        rung = Rung(size.name, 0, size, batch, steps, rate)
+        rung = Rung(size.name, 0, size, batch, steps, learning_rate(planned.recipe, flops, planned.flops))
         cost = seconds(rung) if seconds is not None else rung.flops
         if cost > each:
             if best is None:  # the smallest model, for fewer tokens
@@ -191,11 +169,9 @@ def result(
     chosen = list(models.values())
     measured = np.mean([losses[name] for name in targets], axis=0)
     unseen = np.mean([shares.left_out(models[name], points, losses[name]) for name in targets], axis=0)
-    available_most = most_shares(ground, names, ground.planned.tokens)
-    least = points.min(axis=0)
-    most = np.minimum(points.max(axis=0), available_most)
-    if most.sum() < 1.0:
-        most = available_most
+    allowed = largest_shares(ground, names, ground.planned.tokens)
+    least, most = points.min(axis=0), np.minimum(points.max(axis=0), allowed)
+    most = allowed if most.sum() < 1.0 else most
     least = np.minimum(least, most)
     given = points[0]
     start = shares.within(given, least, most)

@@ -1,26 +1,62 @@
-"""The runs of a ladder: ordinary runs in FOLDER/runs/NAME that read the same tokens, trained one after another.
+"""The runs of a ladder: what they all start from, how fast this machine trains, the design they follow, and their training.
 
-A run that is done is not opened again; one that was stopped goes on from its checkpoint, as any run does.
+They are ordinary runs in FOLDER/runs/NAME that read the same tokens, trained one after another. A run that is done is not
+opened again; one that was stopped goes on from its checkpoint, as any run does.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import asdict, dataclass
+from math import exp, isfinite, log
 from pathlib import Path
 from typing import Any
 
-from bessemer import interrupt, stages
-from bessemer.errors import BessemerError
-from bessemer.ladder.design import Rung
-from bessemer.recipe import Parallel, Recipe, dump, parse
-from bessemer.run import RunFolder, read_json_lines
+import numpy as np
+
+from bessemer import forecast, interrupt, stages
+from bessemer.errors import BessemerError, InputError
+from bessemer.ladder.design import Planned, Rung
+from bessemer.ladder.sizes import Size, batch_tokens, size_of, smaller
+from bessemer.layout import dial
+from bessemer.recipe import Parallel, Recipe, digest, dump, load, parse
+from bessemer.run import RunFolder, read_json, read_json_lines, write_json
 from bessemer.stages import Session
 from bessemer.terminal import amount, say
+from bessemer.tokens.shards import TokenStore
+from bessemer.train import device as devices
+from bessemer.train.measure import step_seconds
+from bessemer.train.task import config_of
 
+DESIGN_FILE = "design.json"
+PROBE_SECONDS = 1.0  # of steps of each size that is timed
+LONGEST_STEP = 2.0  # seconds; larger models than one that takes so long are not timed
+PROBE_FACTOR = 6.0  # between the sizes that are timed
+RUN_SECONDS = {False: 3.0, True: 45.0}  # of a run beside its steps: on a CPU; on CUDA, where it is compiled
 MEASURE_SECONDS = 0.5  # of each run's steps, for its own plan
+# Sections of the planned recipe that no rung depends on.
+UNRELATED = ("run", "corpus", "parallel", "checkpoint", "report", "export", "cluster", "evaluate")
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What all small runs stand on. sizes: smaller than the planned one, by N; inputs: names the tokens."""
+
+    folder: Path
+    run: RunFolder
+    store: TokenStore
+    planned: Planned
+    sizes: list[Size]
+    inputs: str
+
+    def protocol(self, *more: Any) -> str:
+        """Names what runs must share to be compared: tokens, training, and `more`."""
+        recipe = self.planned.recipe
+        plain = recipe.model_dump(mode="json", by_alias=True)
+        related = {key: value for key, value in plain.items() if key not in UNRELATED}
+        return digest(self.inputs, related, recipe.evaluate.max_tokens, *more)
 
 
 @dataclass(frozen=True)
@@ -32,16 +68,158 @@ class Score:
     seconds: float
 
 
+# --- What they start from ---------------------------------------------------------------------------------------------
+
+
+def ground(session: Session, folder: Path) -> Ground:
+    """Make the corpus and the tokens if they are not there, and resolve the planned run.
+
+    Raises InputError for a recipe whose loss has no law to fit: a classifier, or one that starts from other weights.
+    """
+    recipe, run = session.recipe, session.run
+    if recipe.train.objective == "classify":
+        raise InputError("ladder: a classifier's loss follows no law of size and tokens; give a recipe that pretrains")
+    if recipe.model.from_ is not None or recipe.train.start is not None:
+        key = "model.from" if recipe.model.from_ is not None else "train.start"
+        raise InputError(f"ladder: {key} gives the weights, and small models of that kind have none; leave it out")
+    if recipe.corpus.sources or not recipe.tokens.sources:
+        stages.corpus(session)
+    stages.tokens(session)
+    store = TokenStore.open(run.tokens)
+    resolved = _resolved(session, store)
+    steps, batch = resolved.train.steps, resolved.train.global_batch_tokens
+    assert steps is not None and batch is not None
+    planned = Planned(resolved, size_of(resolved, store.vocabulary), steps * batch)
+    inputs = read_json(run.tokens / "stage.json")["inputs"]
+    return Ground(folder, run, store, planned, smaller(resolved, store.vocabulary), inputs)
+
+
+def _resolved(session: Session, store: TokenStore) -> Recipe:
+    """The planned run with every value filled in; its minutes as steps, those of the run where it exists."""
+    recipe, run, steps = session.recipe, session.run, None
+    if recipe.train.minutes is not None and recipe.train.steps is None:
+        stored = load(run.recipe) if run.recipe.exists() else None
+        if stored is None or stored.train.minutes != recipe.train.minutes:
+            return forecast.plan_only(recipe, run)[1]
+        steps = stored.train.steps
+        limit = recipe.evaluate.max_tokens or stored.evaluate.max_tokens
+        recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"max_tokens": limit})})
+    return dial.resolve(recipe, store.vocabulary, steps, _micro_batch(recipe))
+
+
+def _micro_batch(recipe: Recipe) -> int:
+    return dial.MICRO_BATCH_TOKENS if devices.choose(recipe.train).is_cuda else dial.CPU_MICRO_BATCH_TOKENS
+
+
+def measured(ground: Ground) -> dict[str, Any] | None:
+    """The planned run's own loss, where it has been trained to its last step already: the same model, as long, as fast, and
+    scored on the same text."""
+
+    def key(recipe: Recipe) -> str:
+        train = recipe.train
+        return digest(recipe.model, train.steps, train.global_batch_tokens, train.optimizer, train.schedule,
+                      recipe.evaluate.max_tokens)  # fmt: skip
+
+    run, planned = ground.run, ground.planned.recipe
+    if not run.recipe.exists() or key(load(run.recipe)) != key(planned):
+        return None
+    last = _validation(read_json_lines(run.metrics), planned.train.steps)
+    return {"loss": last["loss"]} if last is not None else None
+
+
+def timing(ground: Ground) -> list[tuple[int, float]]:
+    """FLOP/s that training reaches here at some sizes, by N, measured for a second each."""
+    planned, vocabulary = ground.planned, ground.store.vocabulary
+    device = devices.choose(planned.recipe.train)
+    if not device.is_cuda:
+        devices.keep_freed_memory()
+    batch = batch_tokens(planned.recipe, planned.flops * 0.03, planned.flops)
+    changed = {"global_batch_tokens": batch, "micro_batch": None, "batch_ramp": None}
+    train = planned.recipe.train.model_copy(update=changed)
+    found: list[tuple[int, float]] = []
+    for size in ground.sizes:
+        if found and size.parameters < found[-1][0] * PROBE_FACTOR and size is not ground.sizes[-1]:
+            continue
+        recipe = planned.recipe.model_copy(update={"model": size.model, "train": train})
+        probe = dial.resolve(recipe, vocabulary, 100, _micro_batch(recipe))
+        seconds = step_seconds(probe, config_of(probe, vocabulary, 0), device, PROBE_SECONDS)
+        found.append((size.parameters, batch * size.flops / seconds))
+        if seconds > LONGEST_STEP:
+            break
+    return found
+
+
+def seconds_by(ground: Ground, rates: list[tuple[int, float]]) -> Callable[[Rung], float]:
+    """What a rung is expected to take, from the rates that `timing` found; between its sizes by the logarithm of N."""
+    at, logs = np.log([size for size, _ in rates]), np.log([rate for _, rate in rates])
+    start = RUN_SECONDS[devices.choose(ground.planned.recipe.train).is_cuda]
+    return lambda rung: start + rung.flops / exp(float(np.interp(log(rung.size.parameters), at, logs)))
+
+
+# --- The design that the folder keeps ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeptDesign:
+    """What design.json holds. key: the options; protocol: what all runs of the folder share; rungs: of these options; earlier:
+    those of designs before; more: what else was worked out with them."""
+
+    key: str
+    protocol: str
+    rungs: list[dict[str, Any]]
+    earlier: list[dict[str, Any]]
+    more: dict[str, Any]
+
+
+def kept_design(folder: Path, key: str, protocol: str) -> KeptDesign | None:
+    """The design that the folder holds, if it is that of these options; None with other options.
+
+    Raises BessemerError when its runs were made from other tokens or trained otherwise.
+    """
+    path = folder / DESIGN_FILE
+    if not path.exists():
+        return None
+    found = KeptDesign(**read_json(path))
+    if found.protocol != protocol:
+        raise BessemerError(
+            f"{folder}: its runs were made from other tokens, for another planned run, or of another kind, and cannot be "
+            "compared with new ones; give this ladder a folder of its own with --folder DIR, or start over with "
+            "--restart (what is there is set aside)"
+        )
+    return found if found.key == key else None
+
+
+def keep_design(folder: Path, key: str, protocol: str, rungs: list[dict[str, Any]], **more: Any) -> KeptDesign:
+    """Write design.json; rungs of designs before stay as `earlier`."""
+    path, names = folder / DESIGN_FILE, {rung["name"] for rung in rungs}
+    before = KeptDesign(**read_json(path)) if path.exists() else None
+    earlier = [rung for rung in [*before.earlier, *before.rungs] if rung["name"] not in names] if before else []
+    made = KeptDesign(key, protocol, rungs, earlier, more)
+    write_json(path, asdict(made))
+    return made
+
+
+def set_aside(folder: Path) -> None:
+    """Move a ladder's folder to previous-N beside it."""
+    if (folder / DESIGN_FILE).exists():
+        number = 1 + len(list(folder.parent.glob(f"{folder.name}-previous-*")))
+        place = folder.with_name(f"{folder.name}-previous-{number}")
+        shutil.move(folder, place)
+        say(f"what was there before is in {place}")
+
+
+# --- Training ---------------------------------------------------------------------------------------------------------
+
+
 def recipe_of(planned: Recipe, rung: Rung, folder: Path) -> Recipe:
     """The recipe of one run. planned: resolved; all that is not the run's own size, length, batch and rate is as there,
     but that it runs in one process, without a batch ramp, and is saved and scored only as often as it needs."""
     train, steps = planned.train, rung.steps
     assert train.steps is not None and train.schedule.warmup_steps is not None, "the recipe is resolved"
     warmup = min(max(round(train.schedule.warmup_steps / train.steps * steps), 1), steps)
-    schedule = train.schedule.model_copy(update={"warmup_steps": warmup})
     changed = {
         "steps": steps, "tokens": None, "minutes": None, "global_batch_tokens": rung.batch, "micro_batch": None,
-        "batch_ramp": None, "schedule": schedule, "validate_every": steps,
+        "batch_ramp": None, "schedule": train.schedule.model_copy(update={"warmup_steps": warmup}), "validate_every": steps,
         "optimizer": train.optimizer.model_copy(update={"learning_rate": rung.learning_rate}),
     }  # fmt: skip
     parts = {
@@ -62,17 +240,21 @@ def score(run: RunFolder, steps: int) -> Score | None:
     if steps not in published(run.checkpoints):
         return None
     rows = read_json_lines(run.metrics)
-    last = next((row for row in reversed(rows) if row.get("kind") == "validation" and row["step"] == steps), None)
+    last = _validation(rows, steps)
     if last is None:
         return None
-    steps_told = [row for row in rows if row.get("kind") == "train"]
-    seconds = sum(row["step_seconds"] for row in steps_told) * steps / max(len(steps_told), 1)
+    trained = [row for row in rows if row.get("kind") == "train"]
+    seconds = sum(row["step_seconds"] for row in trained) * steps / max(len(trained), 1)
     return Score(last["loss"], last["loss_by_source"], seconds)
 
 
-def train_all(
-    made: list[tuple[str, Recipe]], tokens: Path, told: Callable[[str, Score], str] | None = None
-) -> dict[str, Score]:
+def _validation(rows: list[dict[str, Any]], steps: int | None) -> dict[str, Any] | None:
+    """The last validation after so many steps."""
+    found = (row for row in reversed(rows) if row.get("kind") == "validation" and row["step"] == steps)
+    return next(found, None)
+
+
+def train_all(made: list[tuple[str, Recipe]], tokens: Path) -> dict[str, Score]:
     """Train what is not done yet, in order. tokens: the folder they all read. Returns each run's score by its name.
 
     Raises Stopped after a stop signal, with everything saved, and BessemerError for a run without a finite loss.
@@ -80,11 +262,11 @@ def train_all(
     found: dict[str, Score] = {}
     for number, (name, recipe) in enumerate(made, 1):
         interrupt.check()
-        run, steps = RunFolder(recipe.run.folder), recipe.train.steps
-        assert steps is not None
+        run, steps, batch = RunFolder(recipe.run.folder), recipe.train.steps, recipe.train.global_batch_tokens
+        assert steps is not None and batch is not None
         done = score(run, steps)
         if done is None:
-            what = f"{recipe.model.layers} layers, width {recipe.model.width}, {amount(_tokens(recipe))} tokens"
+            what = f"{recipe.model.layers} layers, width {recipe.model.width}, {amount(steps * batch)} tokens"
             say(f"[bold]{number} of {len(made)}[/] {name}: {what}")
             done = _trained(recipe, run, tokens, steps)
         if not isfinite(done.loss):
@@ -93,14 +275,14 @@ def train_all(
                 "over with --restart"
             )
         found[name] = done
-        say(f"[dim]{number} of {len(made)}[/] {told(name, done) if told else f'{name}: {done.loss:.4f} nats a token'}")
+        say(f"[dim]{number} of {len(made)}[/] {name}: {done.loss:.4f} nats a token")
     return found
 
 
 def _trained(recipe: Recipe, run: RunFolder, tokens: Path, steps: int) -> Score:
     session = Session(recipe, run)
     with run.writing():
-        link(run.tokens, tokens)
+        _link(run.tokens, tokens)
         stages.train(session, stages.prepare(session, MEASURE_SECONDS))
     done = score(run, steps)
     if done is None:
@@ -108,18 +290,13 @@ def _trained(recipe: Recipe, run: RunFolder, tokens: Path, steps: int) -> Score:
     return done
 
 
-def link(place: Path, tokens: Path) -> None:
+def _link(place: Path, tokens: Path) -> None:
     """Let a run read tokens that lie elsewhere; relative, so that the folder above both can be moved."""
     target = Path(os.path.relpath(tokens.resolve(), place.parent.resolve()))
-    if place.is_symlink() and Path(os.readlink(place)) == target:
-        return
-    if place.is_symlink():
+    if place.is_symlink() and Path(os.readlink(place)) != target:
         place.unlink()
-    place.symlink_to(target, target_is_directory=True)
-
-
-def _tokens(recipe: Recipe) -> int:
-    return (recipe.train.steps or 0) * (recipe.train.global_batch_tokens or 0)
+    if not place.is_symlink():
+        place.symlink_to(target, target_is_directory=True)
 
 
 def plain(value: Any) -> Any:

@@ -1,14 +1,11 @@
 """Smaller models of a recipe's own shape, and the learning rate and batch of each small run.
 
-Shape: as on the depth dial, one number sets it: depth goes with width in the recipe's own proportion, as near as whole
-layers allow, the MLP and the key/value heads with the width and the heads. Two layers at least: models of one fall off the
-line that the others lie on (Kaplan et al. 2020, section 3.2, figure 6), while the proportion matters little (figure 5).
+Shape: as on the depth dial, one number sets it: depth, MLP and heads follow the width in the recipe's own proportion. Two
+layers at least: models of one fall off the line of the others (Kaplan et al. 2020, section 3.2, figure 6).
 
-Which parameters count as N: those that a token multiplies with, blocks and output matrix; the input embedding is looked up
-and not counted. In small models the output matrix is much of the work: leaving it out, as Kaplan et al. did, bends the curve
-at small sizes and is most of why they found N_opt ~ C^0.73 where Hoffmann et al. found 0.50 (Pearce and Song 2024, who
-therefore count everything; Porian et al. 2024 count as here). C is then close to 6 N D at every size, attention apart, which
-is counted exactly.
+N counts the parameters of matrix products, blocks and output matrix, without the input embedding. Leaving out the output
+matrix too, as Kaplan et al. did, bends the curve at small sizes and is most of why they found N_opt ~ C^0.73 where Hoffmann
+et al. found 0.50 (Pearce and Song 2024; Porian et al. 2024 count as here). C is counted exactly, with attention.
 """
 
 from __future__ import annotations
@@ -58,9 +55,8 @@ def size_of(recipe: Recipe, vocabulary: int) -> Size:
 def smaller(recipe: Recipe, vocabulary: int) -> list[Size]:
     """All models of a resolved recipe's shape that are smaller than its own, by N: one for each width.
 
-    Widths in steps of a sixteenth of the power of two below them; as many heads as are nearest to the recipe's width of a
-    head; the depth that is nearest to the recipe's proportion (of two as near, the smaller one), so that from one size to the
-    next nothing jumps but what must.
+    Widths in steps of a sixteenth of the power of two below them; the number of heads whose width is nearest to the recipe's;
+    the depth nearest to the recipe's proportion (of two as near, the smaller one).
     """
     model = recipe.model
     layers, width, heads, kv_heads = model.layers, model.width, model.heads, model.kv_heads
@@ -78,14 +74,10 @@ def smaller(recipe: Recipe, vocabulary: int) -> list[Size]:
         while count % groups:
             groups -= 1
         shape = {
-            "depth": None,
-            "layers": depth,
-            "width": wide,
-            "heads": count,
-            "kv_heads": groups,
+            "depth": None, "layers": depth, "width": wide, "heads": count, "kv_heads": groups,
             "head_dim": max(inner, WIDTH_STEP) // count,
             "mlp_width": max(round(mlp_width * wide / width / WIDTH_STEP), 1) * WIDTH_STEP,
-        }
+        }  # fmt: skip
         size = size_of(recipe.model_copy(update={"model": model.model_copy(update=shape)}), vocabulary)
         if size.parameters < planned:
             found.append(size)
