@@ -13,7 +13,7 @@ import pytest
 from bessemer import studies
 from bessemer.cli import run_command
 from bessemer.parallel.team import ALONE
-from bessemer.studies import layouts, layouts_page, layouts_picture
+from bessemer.studies import layouts, layouts_page
 from bessemer.studies.layouts_training import CASES, Settings, batch_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -103,7 +103,7 @@ def test_ragged_batches_are_ragged() -> None:
 def test_the_docs_say_what_the_study_found() -> None:
     found = json.loads((ROOT / "benchmarks" / "results" / "layouts.json").read_text())
     assert (ROOT / "docs" / "parallel-certificate.md").read_text() == layouts_page.page(found)
-    assert (ROOT / "docs" / "layouts.svg").read_text() == layouts_picture.picture(found)
+    assert (ROOT / "docs" / "layouts.svg").read_text() == layouts_page.picture(found)
 
     assert found["settings"]["steps"] == 100
     assert {row["layout"] for row in found["rows"]} == set(layouts.LAYOUTS)
@@ -116,14 +116,14 @@ def test_the_docs_say_what_the_study_found() -> None:
 
 def test_in_the_picture_a_point_stands_where_its_difference_is() -> None:
     found = found_with([row("fp64", 1e-15), row("fp32", 0.0)])
-    drawn = ElementTree.fromstring(layouts_picture.picture(found))
+    drawn = ElementTree.fromstring(layouts_page.picture(found))
     points = {
         circle[0].text: float(circle.attrib["cx"])
         for circle in drawn.iter("{http://www.w3.org/2000/svg}circle")
         if len(circle)
     }
-    scale = layouts_picture.WIDTH / 16
+    scale = layouts_page.WIDTH / 16
     assert points == {
-        "dp2, fp64: 1.0e-15": pytest.approx(layouts_picture.LEFT + 2 * scale, abs=0.1),
-        "dp2, fp32: equal bit for bit": layouts_picture.LEFT,
+        "dp2, fp64: 1.0e-15": pytest.approx(layouts_page.LEFT + 2 * scale, abs=0.1),
+        "dp2, fp32: equal bit for bit": layouts_page.LEFT,
     }

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from bessemer.evaluate.fill import word_near_the_middle
-from bessemer.studies.library import PACKAGES, Settings, Snippets, carry, fit, one_source, step_of, tokens_of
-from bessemer.terminal import amount, progress
+from bessemer.studies.library import PACKAGES, Settings, Snippets, classifier, pretrained, tokens_of, train_classifier
+from bessemer.terminal import amount
 from bessemer.tokens.held_out import held_out
 from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
@@ -51,15 +51,9 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
         train = Snippets.of(store, "train", asked.snippet, asked.train_snippets, asked.seed)
         test = Snippets.of(store, "heldout", asked.snippet, asked.test_snippets, asked.seed)
         for kind, (objective, family) in KINDS.items():
-            recipe = asked.recipe(objective, family)
-            config = asked.config(store.vocabulary, causal=kind == "causal")
-            step = step_of(recipe, config, store)
-            with progress(f"training, {kind}", asked.steps, "steps") as advance:
-                fit(step, one_source(step.task.loader(recipe, store), asked.sequences), advance)
-            row: dict[str, Any] = {
-                "parameters": config.parameters,
-                "tokens": asked.steps * asked.sequences * asked.length,
-            }
+            step = pretrained(asked, store, objective, family)
+            tokens = asked.steps * asked.sequences * asked.length
+            row: dict[str, Any] = {"parameters": step.model.config.parameters, "tokens": tokens}
             assert store.mask_token is not None
             last = np.full(len(texts), asked.length - 1)
             row["fill_in"] = _answers(step, texts, places, store.mask_token)
@@ -67,13 +61,9 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
             if kind == "causal":
                 row["fill_in_rescored"] = _rescored(step, texts, places)
             for name, frozen in (("probe", True), ("fine_tuned", False)):
-                classify = asked.recipe("classify", "qwen3", frozen=frozen)
-                labelled = asked.config(store.vocabulary, causal=kind == "causal", labels=len(PACKAGES))
-                classifier = step_of(classify, labelled, store)
-                carry(step, classifier)
-                with progress(f"{name}, {kind}", asked.class_steps, "steps") as advance:
-                    fit(classifier, train.reader(asked.class_batch, asked.seed), advance)
-                row[name] = validate(classifier, [test.held_out()]).accuracy
+                head = classifier(asked, store, step, "qwen3", kind == "causal", frozen)
+                train_classifier(asked, head, train, f"{name}, {kind}")
+                row[name] = validate(head, [test.held_out()]).accuracy
             found[kind] = row
     return found
 

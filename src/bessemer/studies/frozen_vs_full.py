@@ -14,8 +14,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from bessemer.studies.library import PACKAGES, Settings, Snippets, carry, fit, one_source, step_of, tokens_of
-from bessemer.terminal import amount, progress, size
+from bessemer.studies.library import PACKAGES, Settings, Snippets, classifier, pretrained, tokens_of, train_classifier
+from bessemer.terminal import amount, size
 from bessemer.train import device as devices
 from bessemer.train.step import TrainStep
 from bessemer.train.validation import validate
@@ -34,14 +34,10 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
     asked = settings or Settings()
     with tempfile.TemporaryDirectory() as folder:
         store = tokens_of(asked, Path(folder))
-        recipe = asked.recipe("masked", FAMILY)
-        pretrained = step_of(recipe, asked.config(store.vocabulary, causal=False), store)
-        with progress("pretraining", asked.steps, "steps") as advance:
-            started = perf_counter()
-            reader = one_source(pretrained.task.loader(recipe, store), asked.sequences)
-            fit(pretrained, reader, advance)
-            seconds = perf_counter() - started
-        hidden = validate(pretrained, pretrained.task.held_out(recipe, store, 100_000))
+        started = perf_counter()
+        encoder = pretrained(asked, store, "masked", FAMILY)
+        seconds = perf_counter() - started
+        hidden = validate(encoder, encoder.task.held_out(asked.recipe("masked", FAMILY), store, 100_000))
         train = Snippets.of(store, "train", asked.snippet, asked.train_snippets, asked.seed)
         test = Snippets.of(store, "heldout", asked.snippet, asked.test_snippets, asked.seed)
         found: dict[str, Any] = {
@@ -53,13 +49,10 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
             },
             "chance": 1 / len(PACKAGES),
         }
-        for way in WAYS:
-            classify = asked.recipe("classify", FAMILY, frozen=way == "frozen")
-            labelled = asked.config(store.vocabulary, causal=False, labels=len(PACKAGES))
-            step = step_of(classify, labelled, store)
-            if way != "scratch":
-                carry(pretrained, step)
-            found[way] = _classifier(step, train, test, asked, WAYS[way])
+        for way, what in WAYS.items():
+            body = encoder if way != "scratch" else None
+            step = classifier(asked, store, body, FAMILY, causal=False, frozen=way == "frozen")
+            found[way] = _trained(step, train, test, asked, what)
     return found
 
 
@@ -85,11 +78,9 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _classifier(step: TrainStep, train: Snippets, test: Snippets, asked: Settings, what: str) -> dict[str, Any]:
-    base = _settled_memory()
-    started = perf_counter()
-    with progress(what, asked.class_steps, "steps") as advance:
-        loss = fit(step, train.reader(asked.class_batch, asked.seed), advance)
+def _trained(step: TrainStep, train: Snippets, test: Snippets, asked: Settings, what: str) -> dict[str, Any]:
+    base, started = _settled_memory(), perf_counter()
+    loss = train_classifier(asked, step, train, what)
     seconds, peak = perf_counter() - started, devices.peak_resident_bytes()
     scored = validate(step, [test.held_out()])
     return {

@@ -17,13 +17,17 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 from bessemer.checkpoint import latest
 from bessemer.errors import BessemerError
 from bessemer.recipe import Parallel
 from bessemer.run import read_json, write_json
+from bessemer.studies import layouts_page
+from bessemer.studies.layouts_page import table as table  # `bessemer study` prints it
 from bessemer.studies.layouts_training import CASES, Settings, recipe_of
 from bessemer.terminal import progress
 
@@ -102,9 +106,7 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
                 advance(len(missing), note=name)
     rows = [
         _row(scope, folder, name, case, precision, failures.get(name))
-        for name in scope.layouts
-        for case in scope.cases
-        for precision in scope.precisions
+        for name, case, precision in product(scope.layouts, scope.cases, scope.precisions)
     ]
     found: dict[str, Any] = {
         "settings": asdict(scope.settings),
@@ -114,20 +116,10 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
         "missed": [sentence for row in rows if (sentence := _missed(row)) is not None],
         "made": _made(),
     }
-    from bessemer.studies.layouts_page import page
-    from bessemer.studies.layouts_picture import picture
-
     write_json(folder / "layouts.json", found)
-    (folder / "layouts.md").write_text(page(found))
-    (folder / "layouts.svg").write_text(picture(found))
+    (folder / "layouts.md").write_text(layouts_page.page(found))
+    (folder / "layouts.svg").write_text(layouts_page.picture(found))
     return {**found, "folder": str(folder)}
-
-
-def table(found: dict[str, Any]) -> str:
-    """The result as text."""
-    from bessemer.studies import layouts_page
-
-    return layouts_page.table(found)
 
 
 def _begin(scope: Scope, folder: Path) -> None:
@@ -153,29 +145,15 @@ def _train(folder: Path, name: str, world: int, missing: list[str]) -> str | Non
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
     started = []
+    command = [sys.executable, "-W", "ignore", "-m", "bessemer.studies.layouts_training", str(folder), name, *missing]
+    common = {
+        **os.environ, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000", "CUDA_VISIBLE_DEVICES": "",
+        "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }  # fmt: skip
     for rank in range(world):
-        group = {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        }  # fmt: skip
-        own = {
-            "OMP_NUM_THREADS": "1",
-            "GOMP_SPINCOUNT": "1000",
-            "CUDA_VISIBLE_DEVICES": "",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-        }
-        given = {**os.environ, **own, **({} if name == ALONE else group)}
-        given["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "bessemer.studies.layouts_training",
-            str(folder),
-            name,
-            *missing,
-        ]
+        group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": str(port)}  # fmt: skip
+        given = common if name == ALONE else common | group
         with (logs / f"{name}-{rank}.txt").open("wb") as log:
             started.append(subprocess.Popen(command, env=given, stdout=log, stderr=subprocess.STDOUT))
     try:
@@ -194,8 +172,6 @@ def _train(folder: Path, name: str, world: int, missing: list[str]) -> str | Non
 
 def _ended(started: list[subprocess.Popen[bytes]]) -> list[int | None]:
     """Exit codes, once all have ended, or one badly, or time is up (None: still running)."""
-    from time import monotonic, sleep
-
     deadline = monotonic() + SECONDS
     while monotonic() < deadline:
         codes = [process.poll() for process in started]

@@ -150,14 +150,8 @@ def train(asked: Settings, layout: Parallel, case: Case, precision: str, team: T
     everyone = traffic.sent_by_all(team.sum, before)
     named = {name: parameter.detach() for name, parameter in owned_parameters(step.model)}
     kept = save(folder, asked.steps, {"model": named}, {}, 1, team)
-    return {
-        "losses": losses,
-        "norms": norms,
-        "targets": targets,
-        "seconds": seconds,
-        "sent": everyone,
-        "checkpoint": kept.folder.name,
-    }
+    return {"losses": losses, "norms": norms, "targets": targets, "seconds": seconds, "sent": everyone,
+            "checkpoint": kept.folder.name}  # fmt: skip
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from bessemer.model.initialisation import build
 from bessemer.model.of_recipe import model_config
 from bessemer.recipe import Recipe, parse
 from bessemer.run import RunFolder
+from bessemer.terminal import progress
 from bessemer.tokens import build as tokens_build
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.labelled import Texts
@@ -165,12 +166,32 @@ def one_source(reader: Reader, sequences: int) -> Callable[[int], Batch]:
     return read
 
 
-def carry(old: TrainStep, new: TrainStep) -> None:
-    """Give a new model the old one's weights, but for the head."""
-    weights = dict(old.model.named_parameters())
-    for name, parameter in new.model.named_parameters():
-        if not name.startswith(("head.", "classifier.")):
+def pretrained(settings: Settings, store: TokenStore, objective: str, family: str) -> TrainStep:
+    """A model trained on the library's text."""
+    recipe = settings.recipe(objective, family)
+    step = step_of(recipe, settings.config(store.vocabulary, causal=objective == "causal"), store)
+    with progress(f"pretraining, {objective}", settings.steps, "steps") as advance:
+        fit(step, one_source(step.task.loader(recipe, store), settings.sequences), advance)
+    return step
+
+
+def classifier(
+    settings: Settings, store: TokenStore, body: TrainStep | None, family: str, causal: bool, frozen: bool
+) -> TrainStep:
+    """A classifier of packages, not trained yet, with the weights of a pretrained model where there is one."""
+    config = settings.config(store.vocabulary, causal=causal, labels=len(PACKAGES))
+    step = step_of(settings.recipe("classify", family, frozen=frozen), config, store)
+    weights = dict(body.model.named_parameters()) if body is not None else {}
+    for name, parameter in step.model.named_parameters():
+        if name in weights and not name.startswith(("head.", "classifier.")):
             parameter.data.copy_(weights[name].data)
+    return step
+
+
+def train_classifier(settings: Settings, step: TrainStep, train: Snippets, what: str) -> float:
+    """Train it; the mean loss of the last tenth of the steps."""
+    with progress(what, settings.class_steps, "steps") as advance:
+        return fit(step, train.reader(settings.class_batch, settings.seed), advance)
 
 
 @dataclass(frozen=True)

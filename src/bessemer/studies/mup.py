@@ -64,11 +64,9 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
     best = {rule: {width: min(of, key=of.__getitem__) for width, of in loss[rule].items()} for rule in RULES}
     optimum = {rule: {width: _lowest(of) for width, of in loss[rule].items()} for rule in RULES}
     shown = {
-        rule: {
-            width: {rate: value if isfinite(value) else None for rate, value in of.items()} for width, of in by.items()
-        }
+        rule: {width: {rate: value if isfinite(value) else None for rate, value in of.items()} for width, of in by.items()}
         for rule, by in loss.items()
-    }
+    }  # fmt: skip
     widest = asked.widths[-1]
     return {
         "settings": asdict(asked),

@@ -38,22 +38,13 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
     for p, m in asked.sizes:
         for name in ("gpipe", "1f1b"):
             table = simulate(generate(name, p, m), Durations(1.0, 1.0))
-            textbook.append(
-                {
-                    "stages": p,
-                    "micro_batches": m,
-                    "schedule": name,
-                    "timesteps": table.timesteps,
-                    "active": table.active,
-                    "idle": table.idle,
-                    "utilisation": table.utilisation,
-                    "formula": m / (p + m - 1),
-                }
-            )
+            textbook.append({
+                "stages": p, "micro_batches": m, "schedule": name, "timesteps": table.timesteps, "active": table.active,
+                "idle": table.idle, "utilisation": table.utilisation, "formula": m / (p + m - 1),
+            })  # fmt: skip
         for name in NAMES:
-            schedules += [
-                _row(asked, name, p, m, virtual) for virtual in ((2, 4) if name == "interleaved" else (None,))
-            ]
+            stages = (2, 4) if name == "interleaved" else (None,)
+            schedules += [_row(asked, name, p, m, virtual) for virtual in stages]
     return {"settings": asdict(asked), "textbook": textbook, "schedules": schedules}
 
 
@@ -66,15 +57,9 @@ def _row(asked: Settings, name: str, p: int, m: int, virtual: int | None) -> dic
     v = schedule.virtual
     table = simulate(schedule, Durations(1.0 / v, asked.backward / v))
     sent = simulate(schedule, Durations(1.0 / v, asked.backward / v, asked.send))
-    return {
-        **row,
-        "virtual": v,
-        "time": table.timesteps,
-        "idle": table.idle / p,
-        "utilisation": table.utilisation,
-        "held": max(schedule.held(rank) for rank in range(p)),
-        "with_send": sent.utilisation,
-    }
+    held = max(schedule.held(rank) for rank in range(p))
+    return {**row, "virtual": v, "time": table.timesteps, "idle": table.idle / p, "utilisation": table.utilisation,
+            "held": held, "with_send": sent.utilisation}  # fmt: skip
 
 
 def table(found: dict[str, Any]) -> str:

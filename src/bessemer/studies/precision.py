@@ -73,23 +73,13 @@ def ranges() -> dict[str, dict[str, float]]:
         "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8 e4m3": torch.float8_e4m3fn,
         "fp8 e5m2": torch.float8_e5m2,
     }  # fmt: skip
-    found = {}
-    for name, dtype in types.items():
-        limits = torch.finfo(dtype)
-        found[name] = {
-            "largest": limits.max,
-            "smallest_normal": limits.tiny,
-            "smallest": limits.tiny * limits.eps,
-            "epsilon": limits.eps,
-        }
+    limits = {name: torch.finfo(dtype) for name, dtype in types.items()}
+    rows = {name: (of.max, of.tiny, of.tiny * of.eps, of.eps) for name, of in limits.items()}
     # tf32 has fp32's 8 bits of exponent and fp16's 10 of significand (NVIDIA A100 white paper, 2020).
-    tf32 = {
-        "largest": (2 - 2**-10) * 2.0**127,
-        "smallest_normal": 2.0**-126,
-        "smallest": 2.0**-136,
-        "epsilon": 2.0**-10,
-    }
-    return {"fp32": found["fp32"], "tf32": tf32, **{name: row for name, row in found.items() if name != "fp32"}}
+    tf32 = ((2 - 2**-10) * 2.0**127, 2.0**-126, 2.0**-136, 2.0**-10)
+    names = ("largest", "smallest_normal", "smallest", "epsilon")
+    ordered = {"fp32": rows.pop("fp32"), "tf32": tf32, **rows}
+    return {name: dict(zip(names, row, strict=True)) for name, row in ordered.items()}
 
 
 def scores() -> list[dict[str, Any]]:

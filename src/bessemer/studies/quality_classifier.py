@@ -84,15 +84,10 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
         for first in range(0, len(order), asked.batch):
             rows = order[first : first + asked.batch]
             weights -= asked.rate * loss_and_gradient(weights, train[0][rows], train[1][rows])[1]
-        epochs.append(
-            {
-                "epoch": epoch,
-                "loss": loss_and_gradient(weights, *train)[0],
-                "accuracy": _accuracy(weights, *train),
-                "held_out_loss": loss_and_gradient(weights, *test)[0],
-                "held_out_accuracy": _accuracy(weights, *test),
-            }
-        )
+        epochs.append({
+            "epoch": epoch, "loss": loss_and_gradient(weights, *train)[0], "accuracy": _accuracy(weights, *train),
+            "held_out_loss": loss_and_gradient(weights, *test)[0], "held_out_accuracy": _accuracy(weights, *test),
+        })  # fmt: skip
     best = minimise(lambda at: loss_and_gradient(at, *train), np.zeros(len(weights)), 200, 1e-9)
     snippets = _with_bias(standardised(_features(list(SNIPPETS)), centre, spread))
     return {
