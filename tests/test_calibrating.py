@@ -117,7 +117,7 @@ def test_the_host_is_what_no_operation_accounts_for() -> None:
     made = of(whole=flat(passes=1e9))
     seconds = {}
     for depth in host.DEPTHS:
-        from bessemer.model.of_recipe import model_config
+        from bessemer.model.huggingface.config import model_config
         from bessemer.plan.estimate import cpu
 
         config = model_config(host.tiny(depth, 1), host.VOCABULARY)

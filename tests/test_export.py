@@ -12,10 +12,9 @@ import torch
 from bessemer.errors import BessemerError
 from bessemer.evaluate.final import complete
 from bessemer.evaluate.generation import Sampling
-from bessemer.model.huggingface import files
-from bessemer.model.huggingface.export import export
+from bessemer.model.huggingface import export as files
+from bessemer.model.huggingface.export import ExportFiles, export
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.files import Beside
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Train
 from bessemer.tokens.tokenizer import Tokenizer
@@ -57,7 +56,7 @@ def exported(family: str, tokenizer: Tokenizer, folder: Path, **changes: Any) ->
     labels = tuple(f"class {number}" for number in range(model.config.labels))
     encoder = not model.config.causal
     mask_token = tokenizer.mask_token if encoder else None
-    beside = Beside(folder / "tokenizer.json", tokenizer.end_of_text, mask_token=mask_token, labels=labels)
+    beside = ExportFiles(folder / "tokenizer.json", tokenizer.end_of_text, mask_token=mask_token, labels=labels)
     export(model, beside, folder / "out", sample, texts)
     return model.eval(), folder / "out"
 

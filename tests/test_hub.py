@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer.model.huggingface.export import export
+from bessemer.model.huggingface.export import ExportFiles, export
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.files import Beside
 from bessemer.recipe import load
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.model.samples import config, stirred
@@ -46,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = stirred(config(**{**FAMILIES["qwen2"].options, "vocabulary": 300}))
     sample = torch.randint(0, 300, (1, 24), generator=torch.Generator().manual_seed(0))
     (folder / "someone" / "pickled").mkdir(parents=True)
-    beside = Beside(folder / "tokenizer.json", tokenizer.end_of_text)
+    beside = ExportFiles(folder / "tokenizer.json", tokenizer.end_of_text)
     export(model, beside, folder / "someone" / "small", sample, [])
     for name in (
         "pytorch_model.bin",

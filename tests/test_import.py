@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer.model.huggingface.export import export
+from bessemer.model.huggingface.export import ExportFiles, export
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.files import Beside
 from bessemer.recipe import load
 from bessemer.run import RunFolder, read_json_lines, write_json
 from bessemer.tokens.tokenizer import Tokenizer
@@ -35,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     sample = torch.randint(0, 400, (1, 24), generator=torch.Generator().manual_seed(0))
     dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1)
-    beside = Beside(folder / "tokenizer.json", tokenizer.end_of_text, dropout=dropout)
+    beside = ExportFiles(folder / "tokenizer.json", tokenizer.end_of_text, dropout=dropout)
     export(model, beside, folder / "theirs", sample, [])
     return folder
 

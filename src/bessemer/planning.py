@@ -282,7 +282,7 @@ def _pipeline(given: argparse.Namespace, session_of: Opened) -> Any:
 def _model_of(session: Session) -> tuple[Recipe, ModelConfig]:
     """The resolved recipe and the dimensions of its model, from the recipe alone: nothing is measured."""
     from bessemer.layout import dial
-    from bessemer.model.of_recipe import model_config
+    from bessemer.model.huggingface.config import model_config
     from bessemer.tokens import outlook
 
     vocabulary = outlook.vocabulary(session.recipe, session.run.tokens)

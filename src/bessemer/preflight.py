@@ -7,7 +7,7 @@ from pathlib import Path
 from bessemer import derived
 from bessemer.errors import InputError
 from bessemer.layout import dial
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Batches, Model, Recipe
 from bessemer.recipe.start import start_recipe
 from bessemer.run import RunFolder

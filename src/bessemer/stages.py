@@ -324,7 +324,7 @@ def export(
         if folder.exists() and any(folder.iterdir()) and not record.exists():
             raise InputError(f"{folder}: holds other files; give a folder that is empty or does not exist")
         if to == "gguf":
-            from bessemer.train.exported_gguf import export_gguf
+            from bessemer.train.exported import export_gguf
 
             line = export_gguf(recipe, run, folder, average, dtype)
         else:

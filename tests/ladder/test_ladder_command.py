@@ -141,7 +141,7 @@ def test_isoflop_says_which_size_is_best(
     """The command around runs whose losses are a law's, in place of training: the law comes back."""
     from bessemer.ladder import runs
     from bessemer.ladder.law import Law
-    from bessemer.model.of_recipe import model_config
+    from bessemer.model.huggingface.config import model_config
     from bessemer.recipe import Recipe
 
     law = Law(2.0, (60.0, 90.0), (0.4, 0.5))

@@ -20,7 +20,7 @@ from bessemer.ladder.design import (
 from bessemer.ladder.sizes import batch_tokens, learning_rate, rate_rule, size_of, smaller
 from bessemer.layout.dial import resolve
 from bessemer.layout.flops import flops_per_token
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Recipe, load
 
 

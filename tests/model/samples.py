@@ -5,8 +5,7 @@ from typing import Any
 import torch
 
 from bessemer.model.config import ModelConfig, RopeScaling
-from bessemer.model.initialisation import build
-from bessemer.model.transformer import Transformer
+from bessemer.model.transformer import Transformer, build_model
 
 
 def config(**changes: object) -> ModelConfig:
@@ -18,7 +17,7 @@ def config(**changes: object) -> ModelConfig:
 
 def stirred(wanted: ModelConfig, seed: int = 0) -> Transformer:
     """A model whose every weight matters: the initial one has zeros in its output projections."""
-    model = build(wanted, seed)
+    model = build_model(wanted, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bessemer.model.attention import Documents, Scope, Sight, attention, cached_attention
+from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, attention, cached_attention
 
 LENGTH = 300  # longer than a chunk of the soft-capped way
 
@@ -52,10 +52,10 @@ def test_equals_the_formula(causal: bool, window: int, soft_cap: float, packed: 
         tokens = torch.ones(2, LENGTH, dtype=torch.long)
         tokens[0, [3, 250]] = 0
         tokens[1, 149] = 0
-        documents = Documents.of(tokens, end_of_text=0)
-        number = documents.number_BT
+        documents = Documents.from_tokens(tokens, end_of_text=0)
+        number = documents.document_BT
         allowed = allowed & (number[:, :, None] == number[:, None, :])
-    found = attention(q, k, v, Scope.of(Sight(causal, window, soft_cap), documents, LENGTH, q.device))
+    found = attention(q, k, v, AttentionScope.of(AttentionSpec(causal, window, soft_cap), documents, LENGTH, q.device))
     wanted = plain(q, k, v, allowed[:, None], soft_cap)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     weight = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -67,10 +67,10 @@ def test_equals_the_formula(causal: bool, window: int, soft_cap: float, packed: 
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (10, 0.0), (0, 2.0), (10, 2.0)])
 def test_new_tokens_over_kept_ones_equal_the_whole(window: int, soft_cap: float) -> None:
     q, k, v = inputs(40)
-    sight = Sight(True, window, soft_cap)
-    whole = attention(q, k, v, Scope.of(sight, None, 40, q.device))
+    spec = AttentionSpec(True, window, soft_cap)
+    whole = attention(q, k, v, AttentionScope.of(spec, None, 40, q.device))
     for new in (1, 7):
-        tail = cached_attention(q[:, :, -new:], k, v, sight)
+        tail = cached_attention(q[:, :, -new:], k, v, spec)
         torch.testing.assert_close(tail, whole[:, :, -new:], rtol=0, atol=1e-12)
 
 
@@ -96,7 +96,9 @@ def test_no_tensor_is_as_large_as_all_scores(causal: bool, window: int, soft_cap
     length = 2048
     q, k, v = (torch.randn(1, 1, length, 4, requires_grad=True) for _ in range(3))
     with LargestTensor() as largest:
-        attention(q, k, v, Scope.of(Sight(causal, window, soft_cap), None, length, q.device)).sum().backward()
+        attention(
+            q, k, v, AttentionScope.of(AttentionSpec(causal, window, soft_cap), None, length, q.device)
+        ).sum().backward()
     assert largest.elements <= length * length // 8
 
 

@@ -16,7 +16,7 @@ from bessemer.model.huggingface.config import to_hugging_face
 from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.gate import compare_ids
-from bessemer.model.huggingface.read import read_model
+from bessemer.model.huggingface.weights import read_model
 from bessemer.run import write_json
 from bessemer.tokens.pieces import Framing
 from tests.model.samples import config, stirred

@@ -12,7 +12,7 @@ import pytest
 from bessemer.errors import InputError
 from bessemer.evaluate.chat import Template
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.claims import check_claims, require_classes
+from bessemer.model.huggingface.check import check_claims, require_classes
 from bessemer.tokens.pretrained import template_error
 
 CAUSAL = ModelConfig(vocabulary=50, layers=1, width=8, heads=1, kv_heads=1, head_dim=8, mlp_width=8, sequence_length=8)

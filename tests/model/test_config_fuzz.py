@@ -15,8 +15,8 @@ from bessemer.model.huggingface.check import check_read
 from bessemer.model.huggingface.config import recipe_keys, to_hugging_face
 from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.keys import FIXED, HARMLESS
-from bessemer.model.huggingface.read import read_model
+from bessemer.model.huggingface.family import FIXED, HARMLESS
+from bessemer.model.huggingface.weights import read_model
 from tests.model.samples import config, stirred
 
 pytest.importorskip("transformers")

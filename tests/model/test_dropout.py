@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bessemer.model.attention import Documents, Scope, Sight, attention
-from bessemer.model.dropout import DropoutMasks, dropped, mixed, sequence_keys
+from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, attention
+from bessemer.model.dropout import DropoutMasks, is_dropped, sequence_keys, splitmix64
 from bessemer.model.huggingface.config import to_hugging_face, written_dropout
 from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.families import FAMILIES
@@ -28,7 +28,7 @@ def keys(seed: int, first: int, count: int) -> Tensor:
 
 
 def masks_of(rates: Dropout, rows: int, length: int, seed: int = 3) -> DropoutMasks:
-    return DropoutMasks.of(rates, keys(seed, 0, rows), length)
+    return DropoutMasks.from_sequences(rates, keys(seed, 0, rows), length)
 
 
 def correlation(first: Tensor, second: Tensor) -> float:
@@ -39,15 +39,15 @@ def correlation(first: Tensor, second: Tensor) -> float:
 
 def test_splitmix_is_the_published_one() -> None:
     """The first outputs of the reference implementation for the seed 1234567."""
-    found = [int(mixed(torch.tensor(1234567), number)) % 2**64 for number in range(3)]
+    found = [int(splitmix64(torch.tensor(1234567), number)) % 2**64 for number in range(3)]
     assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    assert int(mixed(torch.tensor(1234567), torch.tensor(2))) % 2**64 == found[2]
+    assert int(splitmix64(torch.tensor(1234567), torch.tensor(2))) % 2**64 == found[2]
 
 
 def test_the_rate_and_the_spread_are_those_of_independent_draws() -> None:
     tokens, width = 4096, 512
-    token_T = mixed(keys(0, 5, 1), torch.arange(tokens))
-    mask = dropped(token_T, torch.arange(width, dtype=torch.int32), RATE).double()
+    token_T = splitmix64(keys(0, 5, 1), torch.arange(tokens))
+    mask = is_dropped(token_T, torch.arange(width, dtype=torch.int32), RATE).double()
     deviation = (RATE * (1 - RATE)) ** 0.5
     assert abs(float(mask.mean()) - RATE) < 4 * deviation / (tokens * width) ** 0.5
     for dim in (0, 1):  # by feature and by token: the means vary as those of independent draws do
@@ -62,15 +62,15 @@ def test_masks_are_independent_of_each_other() -> None:
     masks = masks_of(rates, 4, 256)
 
     def at(token_BT: Tensor) -> Tensor:
-        return dropped(token_BT, index, RATE)
+        return is_dropped(token_BT, index, RATE)
 
     base = at(masks.token_BT)
     others = {
         "feature": (base[..., :-1], base[..., 1:]),
         "position": (base[:, :-1], base[:, 1:]),
         "sample": (base[:-1], base[1:]),
-        "layer": (at(masks.of_layer(0).token_BT), at(masks.of_layer(1).token_BT)),
-        "embedding and layer": (base, at(masks.of_layer(0).token_BT)),
+        "layer": (at(masks.for_layer(0).token_BT), at(masks.for_layer(1).token_BT)),
+        "embedding and layer": (base, at(masks.for_layer(0).token_BT)),
         "seed": (base, at(masks_of(rates, 4, 256, seed=4).token_BT)),
     }
     ones = torch.ones(4, 256, 256)
@@ -112,13 +112,13 @@ def test_attention_equals_the_formula(
         torch.randn(2, heads, length, 8, generator=draw, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)
     )
     tokens = torch.randint(0, 5, (2, length), generator=draw)
-    documents = Documents.of(tokens, 0) if packed else None
-    sight, masks = Sight(causal, window, soft_cap), masks_of(Dropout(attention=0.3), 2, length)
-    found = attention(q, k, v, Scope.of(sight, documents, length, q.device), masks)
+    documents = Documents.from_tokens(tokens, 0) if packed else None
+    spec, masks = AttentionSpec(causal, window, soft_cap), masks_of(Dropout(attention=0.3), 2, length)
+    found = attention(q, k, v, AttentionScope.of(spec, documents, length, q.device), masks)
     index = torch.arange(length)
-    allowed = sight.allows(index[:, None], index).expand(2, length, length)
+    allowed = spec.allows(index[:, None], index).expand(2, length, length)
     if documents is not None:
-        allowed = allowed & (documents.number_BT[:, :, None] == documents.number_BT[:, None, :])
+        allowed = allowed & (documents.document_BT[:, :, None] == documents.document_BT[:, None, :])
     scores = q @ k.repeat_interleave(2, 1).transpose(2, 3) / 8**0.5
     scores = soft_cap * torch.tanh(scores / soft_cap) if soft_cap else scores
     weights = scores.masked_fill(~allowed[:, None], -torch.inf).softmax(-1)
@@ -135,7 +135,10 @@ def test_attention_averages_to_that_without_dropout() -> None:
     draws, length = 4000, 6
     draw = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(1, 1, length, 4, generator=draw, dtype=torch.float64) for _ in range(3))
-    scope, masks = Scope.of(Sight(), None, length, q.device), masks_of(Dropout(attention=0.4), draws, length)
+    scope, masks = (
+        AttentionScope.of(AttentionSpec(), None, length, q.device),
+        masks_of(Dropout(attention=0.4), draws, length),
+    )
     several = attention(*(x.expand(draws, -1, -1, -1) for x in (q, k, v)), scope, masks)
     error = several.std(dim=0) / draws**0.5
     away = (several.mean(dim=0) - attention(q, k, v, scope)[0]).abs() / error
@@ -174,7 +177,7 @@ def test_it_drops_where_transformers_drops(
     elif not decoder:
         queue.append((0.1, lambda x: masks.stream(x, "embedding", 0.1)))
     for layer in range(wanted.layers):
-        of = masks.of_layer(layer)
+        of = masks.for_layer(layer)
         queue.append((0.2, lambda x, of=of: of.attention(x, slice(0, length), 0)))
         if family == "modernbert":
             queue += [

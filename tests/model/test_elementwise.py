@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bessemer.model import elementwise
+from bessemer.model import kernels as elementwise
 from bessemer.model.config import Rope
-from bessemer.model.elementwise import rms_norm, rotate, swiglu
-from bessemer.model.transformer import rotations
+from bessemer.model.kernels import rms_norm, rotate, swiglu
+from bessemer.model.layers import rotary_cos_sin
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -33,7 +33,10 @@ def plain_turn(x: torch.Tensor) -> torch.Tensor:
 
 def turn(x: torch.Tensor) -> torch.Tensor:
     return rotate(
-        x, tuple(part.to(x.dtype) for part in rotations(torch.arange(x.shape[1]), Rope(100.0, x.shape[-1]), x.shape[1]))
+        x,
+        tuple(
+            part.to(x.dtype) for part in rotary_cos_sin(torch.arange(x.shape[1]), Rope(100.0, x.shape[-1]), x.shape[1])
+        ),
     )  # type: ignore[arg-type]
 
 
@@ -83,7 +86,7 @@ def test_both_ways_are_the_same_function(name: str, monkeypatch: pytest.MonkeyPa
     """What a GPU or a compiler gets is what the CPU computes."""
     ours, _, values = CASES[name]
     found = ours(*(value.float() for value in values))
-    monkeypatch.setattr(elementwise, "is_plain_cpu", lambda *tensors: False)
+    monkeypatch.setattr(elementwise, "is_eager_cpu", lambda *tensors: False)
     torch.testing.assert_close(ours(*(value.float() for value in values)), found, rtol=1e-6, atol=1e-6)
 
 

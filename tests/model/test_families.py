@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from bessemer.model.huggingface.activations import OURS
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.family import Family
-from bessemer.model.huggingface.keys import READ_ANYWHERE
+from bessemer.model.huggingface.family import READ_ANYWHERE, Family
+from bessemer.model.huggingface.rules import ACTIVATIONS
 
 transformers = pytest.importorskip("transformers")
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
@@ -51,7 +50,7 @@ def test_defaults_are_those_of_transformers(family: Family) -> None:
     theirs = their_defaults(family)
     for ours, default in family.defaults.items():
         value = theirs[family.keys[ours]]
-        assert default == (OURS[value] if ours == "activation" else value), ours
+        assert default == (ACTIVATIONS[value] if ours == "activation" else value), ours
     for key, fixed in family.fixed.items():
         assert theirs.get(key, fixed) == fixed, key
     assert not set(family.harmless) & family.understood

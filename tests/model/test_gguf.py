@@ -13,9 +13,16 @@ import torch
 
 from bessemer.errors import InputError
 from bessemer.model.config import RopeScaling
-from bessemer.model.gguf.modelfile import modelfile
-from bessemer.model.gguf.vocabulary import PRE, pre_tokenizer, vocabulary_of
-from bessemer.model.gguf.write import ARCHITECTURES, Described, Ids, architecture_of, write
+from bessemer.model.gguf import (
+    ARCHITECTURES,
+    PRE,
+    GgufIds,
+    architecture_of,
+    modelfile,
+    pre_tokenizer,
+    vocabulary_of,
+    write_gguf,
+)
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer
 from bessemer.tokens.patterns import GPT2, GPT4, Split
@@ -64,9 +71,11 @@ def written(
 ) -> Path:
     (folder / "tokenizer.json").write_text(tokenizer.to_json())
     vocabulary = vocabulary_of(folder / "tokenizer.json", model.config.vocabulary)
-    ids = Ids(Framing((tokenizer.end_of_text,) if framed else ()), (tokenizer.end_of_text, 1), tokenizer.end_of_text)
+    ids = GgufIds(
+        Framing((tokenizer.end_of_text,) if framed else ()), (tokenizer.end_of_text, 1), tokenizer.end_of_text
+    )
     path = folder / f"model-{dtype}.gguf"
-    write(model, lambda parameter: parameter.detach(), vocabulary, ids, Described("small"), path, dtype)
+    write_gguf(model, lambda parameter: parameter.detach(), vocabulary, ids, "small", path, dtype)
     return path
 
 

@@ -6,12 +6,10 @@ import torch
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.model.huggingface import export as exporting
-from bessemer.model.huggingface import files
 from bessemer.model.huggingface.config import dropout_keys, written_dropout
-from bessemer.model.huggingface.export import export
+from bessemer.model.huggingface.export import ExportFiles, export
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.files import Beside
-from bessemer.model.huggingface.weights import parts
+from bessemer.model.huggingface.weights import hub_tensors
 from bessemer.recipe import Dropout
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.model.samples import config, stirred
@@ -34,7 +32,7 @@ def test_an_export_is_held_against_transformers(tokenizer: tuple[Path, Tokenizer
     model = stirred(config(vocabulary=300))
     sample = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
     texts = [(text, made.encode(text)) for text in ("def f(x):\n    return x", f"naïve {END} 🙂")]
-    check = export(model, Beside(path, made.end_of_text), tmp_path / "export", sample, texts)
+    check = export(model, ExportFiles(path, made.end_of_text), tmp_path / "export", sample, texts)
     assert check.architecture == "Qwen3ForCausalLM"
     assert check.logits_max_difference < 1e-4
     assert 12 < check.greedy_tokens_equal <= 3 * 12  # from ids, and from both texts, which may end early
@@ -47,7 +45,7 @@ def test_an_encoder_is_exported_as_one(tokenizer: tuple[Path, Tokenizer], tmp_pa
     model = stirred(config(vocabulary=300, **options))
     sample = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
     dropout = written_dropout(model.config, Dropout(hidden=0.1, attention=0.2))
-    check = export(model, Beside(path, made.end_of_text, dropout=dropout), tmp_path / "export", sample, [])
+    check = export(model, ExportFiles(path, made.end_of_text, dropout=dropout), tmp_path / "export", sample, [])
     assert check.architecture == "ModernBertForMaskedLM"
     assert check.greedy_tokens_equal == 0
     assert dropout_keys(tmp_path / "export") == {
@@ -64,7 +62,7 @@ def test_options_no_family_has_are_named(tokenizer: tuple[Path, Tokenizer], tmp_
     path, made = tokenizer
     model = stirred(config(vocabulary=300, logit_soft_cap=30.0))
     with pytest.raises(InputError, match=r"the nearest is qwen3, which has no logit_soft_cap = 30.0"):
-        export(model, Beside(path, made.end_of_text), tmp_path / "export", torch.zeros(1, 4, dtype=torch.long), [])
+        export(model, ExportFiles(path, made.end_of_text), tmp_path / "export", torch.zeros(1, 4, dtype=torch.long), [])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -74,21 +72,21 @@ def test_a_wrong_export_is_refused_and_leaves_nothing(
     path, made = tokenizer
     model = stirred(config(vocabulary=300))
     sample = torch.randint(0, 300, (1, 24), generator=torch.Generator().manual_seed(0))
-    good = files.to_hugging_face
-    monkeypatch.setattr(files, "to_hugging_face", lambda c, e: {**good(c, e), "rope_theta": 5.0})
+    good = exporting.to_hugging_face
+    monkeypatch.setattr(exporting, "to_hugging_face", lambda c, e: {**good(c, e), "rope_theta": 5.0})
     with pytest.raises(
         BessemerError, match=r"the logits of transformers' Qwen3ForCausalLM differ by .*; first in model.layers.0"
     ):
-        export(model, Beside(path, made.end_of_text), tmp_path / "export", sample, [])
+        export(model, ExportFiles(path, made.end_of_text), tmp_path / "export", sample, [])
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(files, "to_hugging_face", good)
+    monkeypatch.setattr(exporting, "to_hugging_face", good)
     with pytest.raises(BessemerError, match="tokenizer gives other ids"):
-        export(model, Beside(path, made.end_of_text), tmp_path / "export", sample, [("some text", [1, 2])])
-    names = {part.name: part.theirs() for part in parts(model)}
+        export(model, ExportFiles(path, made.end_of_text), tmp_path / "export", sample, [("some text", [1, 2])])
+    names = {part.name: part.gather() for part in hub_tensors(model)}
     swapped = {**names, "model.layers.0.mlp.gate_proj.weight": names["model.layers.0.mlp.up_proj.weight"]}
     monkeypatch.setattr(exporting, "write_weights", lambda model, folder, **_: _write(swapped, folder))
     with pytest.raises(BessemerError, match=r"tensor model.layers.0.mlp.gate_proj.weight is not the same"):
-        export(model, Beside(path, made.end_of_text), tmp_path / "export", sample, [])
+        export(model, ExportFiles(path, made.end_of_text), tmp_path / "export", sample, [])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -109,6 +107,6 @@ def test_large_exports_are_cut_into_files(
     monkeypatch.setattr(exporting, "SHARD_BYTES", 30_000)
     model = stirred(config(vocabulary=300))
     sample = torch.randint(0, 300, (1, 24), generator=torch.Generator().manual_seed(0))
-    export(model, Beside(path, made.end_of_text), tmp_path / "export", sample, [])
+    export(model, ExportFiles(path, made.end_of_text), tmp_path / "export", sample, [])
     index = json.loads((tmp_path / "export" / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 2

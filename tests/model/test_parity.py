@@ -16,8 +16,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import to_hugging_face
 from bessemer.model.huggingface.export import write_weights
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.read import read_model
-from bessemer.model.huggingface.weights import parts
+from bessemer.model.huggingface.weights import hub_tensors, read_model
 from bessemer.model.transformer import Transformer
 from bessemer.run import write_json
 from tests.model.float64 import Float64
@@ -73,11 +72,13 @@ def worst_errors(ours: Transformer, theirs: Any) -> dict[str, float]:
         loss.backward()
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     worst, floor = 0.0, 1e-3 * max(float(g.abs().max()) for g in gradients.values() if g is not None)
-    for part in parts(ours, value=lambda parameter: parameter.grad):
+    for part in hub_tensors(ours, value=lambda parameter: parameter.grad):
         wanted_gradient = gradients[part.name]
         scale = max(float(wanted_gradient.abs().max()), floor)
-        worst = max(worst, float((part.theirs() - wanted_gradient).abs().max()) / scale)
-    assert {part.name for part in parts(ours)} == {name for name, gradient in gradients.items() if gradient is not None}
+        worst = max(worst, float((part.gather() - wanted_gradient).abs().max()) / scale)
+    assert {part.name for part in hub_tensors(ours)} == {
+        name for name, gradient in gradients.items() if gradient is not None
+    }
     return {
         "logits": float((found - wanted).detach().abs().max()),
         "loss": float((losses[0] - losses[1]).detach().abs()),

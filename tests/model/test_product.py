@@ -2,8 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bessemer.model import product
-from bessemer.model.product import linear, times, times_transposed
+from bessemer.model import kernels as product
+from bessemer.model.kernels import linear, linear_kernel, matmul_kernel
 
 
 class Linear(torch.nn.Linear):
@@ -40,7 +40,7 @@ def test_products_and_gradients_are_those_of_float64(either: bool, shape: tuple[
         torch.testing.assert_close(leaf.grad, wanted.grad.float(), rtol=1e-5, atol=1e-5)
     rows = x.detach().flatten(0, -2)
     torch.testing.assert_close(
-        times(times_transposed(rows, weight.detach()), weight.detach()),
+        matmul_kernel(linear_kernel(rows, weight.detach()), weight.detach()),
         (rows.double() @ weight.detach().double().T @ weight.detach().double()).float(),
         rtol=1e-4,
         atol=1e-4,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bessemer.model.config import ModelConfig, Rope, RopeScaling
-from bessemer.model.elementwise import rotate
-from bessemer.model.rotary import rotations
+from bessemer.model.kernels import rotate
+from bessemer.model.layers import rotary_cos_sin
 from tests.model.float64 import Float64
 from tests.model.samples import BLOCKS, config, stirred
 
@@ -70,7 +70,7 @@ def test_rotations_are_those_of_transformers(name: str, fraction: float, length:
         scaling = RopeScaling("longrope", 4.0, original_length=ORIGINAL, short_factor=short, long_factor=long)
     frequencies, amplitude = theirs(settings, fraction, length)
     positions = torch.arange(length)
-    cos, sin = rotations(positions, Rope(10_000.0, width, scaling), length, torch.float64)
+    cos, sin = rotary_cos_sin(positions, Rope(10_000.0, width, scaling), length, torch.float64)
     angles = positions[:, None].double() * frequencies.double()
     torch.testing.assert_close(cos[:, 0], angles.cos() * amplitude, rtol=0, atol=1e-9)
     torch.testing.assert_close(sin[:, 0], angles.sin() * amplitude, rtol=0, atol=1e-9)
@@ -80,7 +80,7 @@ def test_rotations_are_those_of_transformers(name: str, fraction: float, length:
 def test_a_part_of_a_head_stays_as_it_is(compiled: bool) -> None:
     """Both the CPU's own way and the textbook's (fp32 rotations of an fp64 tensor take that)."""
     x = torch.randn(2, 5, 3, 16, dtype=torch.float64, requires_grad=True)
-    rotation = rotations(torch.arange(5), Rope(100.0, 8), 5, torch.float32 if compiled else torch.float64)
+    rotation = rotary_cos_sin(torch.arange(5), Rope(100.0, 8), 5, torch.float32 if compiled else torch.float64)
     turned = rotate(x, rotation)
     assert torch.equal(turned[..., 8:], x[..., 8:])
     torch.testing.assert_close(turned[..., :8], rotate(x[..., :8].detach(), rotation))

@@ -13,10 +13,9 @@ from safetensors import safe_open
 from bessemer.checkpoint import save
 from bessemer.errors import BessemerError
 from bessemer.model.huggingface import export as exporting
+from bessemer.model.huggingface.export import ExportFiles, stream
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.files import Beside
-from bessemer.model.huggingface.stream import stream
-from bessemer.model.initialisation import shell
+from bessemer.model.transformer import meta_model
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.model.samples import config, stirred
 
@@ -60,7 +59,9 @@ def test_a_streamed_export_is_the_same(family: str, tokenizer: tuple[Path, Token
             most = max(most, len(alive))
             return found
 
-        check = stream(shell(wanted), read, Beside(path, made.end_of_text), tmp_path / "export", shard_bytes=SHARD)
+        check = stream(
+            meta_model(wanted), read, ExportFiles(path, made.end_of_text), tmp_path / "export", shard_bytes=SHARD
+        )
     there, whole = tensors_of(tmp_path / "export"), tensors_of(tmp_path / "whole")
     assert there.keys() == whole.keys() and check.tensors == len(there)
     assert all(torch.equal(there[name], whole[name]) and there[name].dtype == whole[name].dtype for name in whole)
@@ -86,7 +87,7 @@ def test_transformers_loads_it(tokenizer: tuple[Path, Tokenizer], tmp_path: Path
     path, made = tokenizer
     model = stirred(config(vocabulary=300)).eval()
     named = dict(model.named_parameters())
-    stream(shell(model.config), lambda name: named[name].detach(), Beside(path, made.end_of_text), tmp_path / "export", shard_bytes=SHARD)  # fmt: skip
+    stream(meta_model(model.config), lambda name: named[name].detach(), ExportFiles(path, made.end_of_text), tmp_path / "export", shard_bytes=SHARD)  # fmt: skip
     sample = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
     check = exporting.verify(model, tmp_path / "export", sample, [("some text", made.encode("some text"))])
     assert check.logits_max_difference < 1e-4
@@ -96,7 +97,7 @@ def test_one_file_where_it_fits_and_what_differs_is_refused(tokenizer: tuple[Pat
     path, made = tokenizer
     model = stirred(config(vocabulary=300))
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    stream(shell(model.config), named.__getitem__, Beside(path, made.end_of_text), tmp_path / "one")
+    stream(meta_model(model.config), named.__getitem__, ExportFiles(path, made.end_of_text), tmp_path / "one")
     assert [file.name for file in (tmp_path / "one").glob("model*")] == ["model.safetensors"]
     reads: dict[str, int] = {}
 
@@ -107,7 +108,7 @@ def test_one_file_where_it_fits_and_what_differs_is_refused(tokenizer: tuple[Pat
     with pytest.raises(
         BessemerError, match=r"tensor model.layers.1.mlp.down_proj.weight is not the same after reading"
     ):
-        stream(shell(model.config), drifting, Beside(path, made.end_of_text), tmp_path / "export")
+        stream(meta_model(model.config), drifting, ExportFiles(path, made.end_of_text), tmp_path / "export")
     with pytest.raises(BessemerError, match=r"tensor norm.weight is \[3\], the model's is \[32\]"):
-        stream(shell(model.config), lambda name: torch.ones(3) if name == "norm.weight" else named[name], Beside(path, made.end_of_text), tmp_path / "export")  # fmt: skip
+        stream(meta_model(model.config), lambda name: torch.ones(3) if name == "norm.weight" else named[name], ExportFiles(path, made.end_of_text), tmp_path / "export")  # fmt: skip
     assert [file.name for file in tmp_path.iterdir()] == ["one"]

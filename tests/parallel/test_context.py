@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bessemer.errors import InputError
-from bessemer.model.attention import Documents, Scope, Sight, attention
+from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, attention
 from bessemer.model.config import ALL_BIASES
 from bessemer.parallel import context
 from bessemer.parallel.context import Cut, LocalDocuments
@@ -56,8 +56,8 @@ def batches() -> dict[str, Documents | None]:
     one_each[:, 0] = True
     return {
         "no mask": None,
-        "ragged": Documents.beginning_at(starts()),
-        "one each": Documents.beginning_at(one_each),
+        "ragged": Documents.from_starts(starts()),
+        "one each": Documents.from_starts(one_each),
     }
 
 
@@ -140,20 +140,26 @@ def long_ones(team: Team) -> dict[str, float]:
         )
         weight = torch.randn(q.shape, generator=draw, dtype=torch.float64)
         cut = Cut.of(team, length)
-        for documents in (None, Documents.beginning_at(begins)):
+        for documents in (None, Documents.from_starts(begins)):
             local = LocalDocuments.seen_from(cut, documents, 2, torch.device("cpu"))
-            for sight in (Sight(), Sight(window=30), Sight(soft_cap=2.0), Sight(causal=False), Sight(False, 40)):
-                wanted = attention(q, k, v, Scope.of(sight, documents, length, q.device))
+            for spec in (
+                AttentionSpec(),
+                AttentionSpec(window=30),
+                AttentionSpec(soft_cap=2.0),
+                AttentionSpec(causal=False),
+                AttentionSpec(False, 40),
+            ):
+                wanted = attention(q, k, v, AttentionScope.of(spec, documents, length, q.device))
                 gradients = torch.autograd.grad((wanted * weight).sum(), (q, k, v))
                 mine = [cut.take(x.detach().transpose(1, 2)).transpose(1, 2).requires_grad_() for x in (q, k, v)]
-                name = f"{length}, {sight}, {'packed' if documents else 'whole'}"
+                name = f"{length}, {spec}, {'packed' if documents else 'whole'}"
                 if length == 64:  # the kernel is for CUDA; its reference, which runs here, has no backward
                     with torch.no_grad():
-                        scope = Scope(sight, local, local.block_mask(sight))
+                        scope = AttentionScope(spec, local, local.block_mask(spec))
                         out = context.attend(*(x.detach() for x in mine), scope, group=team.group("context"))
                     found["flex " + name] = relative(out, at(cut, wanted))
                     continue
-                out = context.attend(*mine, Scope.of(sight, local, 0, q.device), group=team.group("context"))
+                out = context.attend(*mine, AttentionScope.of(spec, local, 0, q.device), group=team.group("context"))
                 found[name] = relative(out, at(cut, wanted))
                 own = torch.autograd.grad((out * at(cut, weight)).sum(), mine)
                 for left, right in zip(own, gradients, strict=True):
@@ -202,7 +208,7 @@ def counted(team: Team) -> dict[str, Any]:
         model = stirred(config(sequence_length=LENGTH, layers=3)).to(dtype)
         context.apply(model, team)
         recompute.apply(model, "full", blocks)
-        mine = context.share(team, inputs, inputs, Documents.beginning_at(starts()))
+        mine = context.share(team, inputs, inputs, Documents.from_starts(starts()))
         with Counted(ways) as count:
             results(model, mine.inputs_BS, mine.targets_BS, mine.documents, inputs.numel())
         wanted = communicated_bytes(model.config, inputs.numel(), ways, dtype.itemsize, recomputed=blocks)
@@ -255,14 +261,16 @@ def test_the_cut_is_a_partition_and_balanced(ways: int) -> None:
 
 
 def test_documents_as_seen_from_a_process() -> None:
-    documents = Documents.beginning_at(starts(3, 48))
+    documents = Documents.from_starts(starts(3, 48))
     local = LocalDocuments.seen_from(Cut(4, 0, 48), documents, 3, torch.device("cpu"))  # tokens 0 to 6 and 42 to 48
     assert local.position_BT.tolist() == [
         [0, 1, 2, 3, 4, 5, 42, 43, 44, 45, 46, 47],
         [0, 0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 0],
         [0, 1, 2, 3, 4, 0, 11, 12, 13, 14, 15, 16],
     ]
-    pieces = [(p.rows.start, p.queries.start, p.queries.stop, p.keys.start, p.keys.stop, p.first) for p in local.pieces]
+    pieces = [
+        (p.rows.start, p.queries.start, p.queries.stop, p.keys.start, p.keys.stop, p.first) for p in local.query_blocks
+    ]
     assert pieces == [
         (0, 0, 6, 0, 48, 0), (0, 6, 12, 0, 48, 42),
         (1, 0, 1, 0, 1, 0), (1, 1, 6, 1, 6, 0), (1, 6, 11, 36, 47, 6), (1, 11, 12, 47, 48, 0),
@@ -270,7 +278,7 @@ def test_documents_as_seen_from_a_process() -> None:
     ]  # fmt: skip
     middle = LocalDocuments.seen_from(Cut(4, 3, 48), None, 2, torch.device("cpu"))  # neighbours: one range
     assert middle.position_BT.tolist() == list(range(18, 30))
-    assert [(p.rows, p.queries, p.keys, p.first) for p in middle.pieces] == [
+    assert [(p.rows, p.queries, p.keys, p.first) for p in middle.query_blocks] == [
         (slice(0, 2), slice(0, 12), slice(0, 48), 18)
     ]
 

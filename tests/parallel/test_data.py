@@ -10,8 +10,8 @@ import torch
 from processes import run_on
 
 from bessemer.model.config import ModelConfig
-from bessemer.model.initialisation import build, shell
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
+from bessemer.model.transformer import build_model, meta_model
 from bessemer.parallel.numbers import fingerprint
 from bessemer.parallel.team import ALONE, Team, join
 from bessemer.parallel.tied import owned_parameters
@@ -69,7 +69,7 @@ def part(batch: Batch, team: Team) -> Batch:
 
 def trained(recipe: Recipe, tied: bool, team: Team) -> dict[str, Any]:
     config = config_of(tied)
-    model = build(config, 3) if team.is_alone else shell(config)
+    model = build_model(config, 3) if team.is_alone else meta_model(config)
     step = TrainStep(recipe, model, choose(recipe.train), 0, 2, team, initial_weights(config, 3))
     start = fingerprint(owned_parameters(step.model), team)
     told = []
@@ -167,7 +167,7 @@ def scaled(layout: Parallel) -> list[tuple[float, bool, float]]:
     team = ALONE if layout.world == 1 else join(layout, torch.device("cpu"))
     recipe = recipe_of("fp16").model_copy(update={"parallel": layout})
     config = config_of()
-    model = build(config, 3) if team.is_alone else shell(config)
+    model = build_model(config, 3) if team.is_alone else meta_model(config)
     step = TrainStep(recipe, model, choose(recipe.train), 0, 2, team, initial_weights(config, 3))
     scale, told = LossScale(value=2.0**26), []
     for number, batch in enumerate(batches(10)):

@@ -22,8 +22,8 @@ from bessemer.layout.communication import pipeline_bytes
 from bessemer.layout.stages import Costs, rank_of, spans, stages_at
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.initialisation import build, initial, shell
-from bessemer.model.product import linear
+from bessemer.model.kernels import linear
+from bessemer.model.transformer import build_model, initial_tensor, meta_model
 from bessemer.parallel import pipeline
 from bessemer.parallel.pipeline import Pipeline
 from bessemer.parallel.stage import Found, Stage, cut, part_of
@@ -80,7 +80,7 @@ def batch_for(task: str, rows: int, config: ModelConfig) -> tuple[Tensor, Tensor
 
 def value_of(name: str, shape: torch.Size, config: ModelConfig, dtype: torch.dtype) -> Tensor:
     """Its initial value and a little more, so that what starts at zero has gradients behind it too."""
-    value = initial(name, shape, config, SEED).to(dtype)
+    value = initial_tensor(name, shape, config, SEED).to(dtype)
     draw = torch.Generator().manual_seed(len(name))
     return value + 0.05 * torch.randn(shape, generator=draw).to(dtype)
 
@@ -90,7 +90,7 @@ def alone(
     config: ModelConfig, task_name: str, rows: int, parts: int, dtype: torch.dtype, narrow: bool
 ) -> tuple[list[Found], dict[str, Tensor], list[tuple[Tensor, Tensor | None]]]:
     """One process: what each micro-batch gives, the sum's gradients by name, and the scores."""
-    model, task = build(config, SEED).to(dtype), task_for(task_name)
+    model, task = build_model(config, SEED).to(dtype), task_for(task_name)
     task.prepare(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -111,11 +111,11 @@ def alone(
 def piped(team: Team, config: ModelConfig, task_name: str, dtype: torch.dtype, wrap: str) -> Pipeline:
     """This process's part of the model with the same values, as training builds it."""
     held = [spans(config, team.layout)[stage] for stage in stages_at(team.layout, team.place("pipeline"))]
-    model, task = shell(config).to(dtype), task_for(task_name)
+    model, task = meta_model(config).to(dtype), task_for(task_name)
     task.prepare(model)
     cut(model, held)
     if wrap == "recompute":
-        model.use_product(Counted())
+        model.use_linear(Counted())
         recompute.apply(model, "full", config.layers)
     autocast = partial(torch.autocast, "cpu", torch.bfloat16, cache_enabled=False) if wrap == "bf16" else nullcontext
     stages = [Stage(part_of(model, span), span, task, autocast) for span in held]
@@ -193,7 +193,7 @@ def against_one(
     if wrap == "recompute":  # each block once more, and no oftener; of each of its 4 products, the last needs not be
         here_blocks = [block for stage in pipe.stages for block in stage.blocks]
         passes = 2 * here * len(here_blocks)
-        assert passes * 7 <= here_blocks[0].attention.product.number <= passes * 8
+        assert passes * 7 <= here_blocks[0].attention.project.number <= passes * 8
     for name, parameter in pipe.model.named_parameters():
         whole = whole_name(pipe.model, name)
         assert (parameter.grad is not None) == (whole in gradients), name
@@ -366,9 +366,9 @@ def test_where_stages_lie() -> None:
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "bert", "gemma2", "roberta"])
 def test_stages_have_every_weight_once(family: str) -> None:
     config = config_for(family, 5)
-    model, names, owned = shell(config), [], []
+    model, names, owned = meta_model(config), [], []
     for span in spans(config, Parallel(pipeline=4)):
-        part = shell(config)
+        part = meta_model(config)
         cut(part, [span])
         names += [whole_name(part, name) for name, _ in part.named_parameters()]
         owned += [name for name, _ in owned_parameters(part)]

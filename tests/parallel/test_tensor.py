@@ -15,8 +15,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.initialisation import shell
-from bessemer.model.transformer import Transformer
+from bessemer.model.transformer import Transformer, meta_model
 from bessemer.parallel.exchange import Share, scatter_tokens
 from bessemer.parallel.team import Team, join
 from bessemer.parallel.tensor import check, cut_dimension, finish_gradients, split
@@ -180,7 +179,7 @@ def with_fsdp(layout: Parallel, names: list[str]) -> dict[str, dict[str, float]]
     for name in names:
         case = CASES[name]
         wanted = config_of(case)
-        alone, model = stirred(wanted).double(), shell(wanted).double()
+        alone, model = stirred(wanted).double(), meta_model(wanted).double()
         split(model, team)
         for module in (*model.blocks, model):
             sharded = fully_shard(
@@ -255,7 +254,7 @@ def test_sequences_that_do_not_divide_are_refused(tokens: int, says: str) -> Non
 
 def test_matrices_are_cut_and_vectors_are_not() -> None:
     for case in CASES.values():
-        for name, parameter in shell(config_of(case)).named_parameters():
+        for name, parameter in meta_model(config_of(case)).named_parameters():
             cut = cut_dimension(name)
             assert cut is None or (parameter.dim() > 1 and parameter.shape[cut] > 1), name
             block_matrix = name.startswith("blocks.") and parameter.dim() > 1

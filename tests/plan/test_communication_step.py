@@ -5,7 +5,7 @@ from __future__ import annotations
 from bessemer.layout.communication import Bytes, held, step_bytes
 from bessemer.layout.dial import resolve
 from bessemer.model.config import ModelConfig
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Parallel, parse
 
 FP32 = Bytes(4, 4, 4, 4)

@@ -10,7 +10,7 @@ import pytest
 from bessemer.layout.dial import resolve
 from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ModelConfig
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
 from bessemer.plan.estimate import cpu
 from bessemer.plan.machine import PAIRS, TRANSPOSES, WHOLE, Host, Machine, Product, Timing, Way
 from bessemer.recipe import Recipe, parse

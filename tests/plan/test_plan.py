@@ -5,12 +5,11 @@ from bessemer.layout import dial
 from bessemer.layout.devices import peak_flops
 from bessemer.layout.flops import flops_per_token
 from bessemer.layout.memory import memory as whole_memory
-from bessemer.model import product
+from bessemer.model import kernels as product
 from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.config import model_config
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.initialisation import build
-from bessemer.model.of_recipe import model_config
-from bessemer.model.transformer import Transformer
+from bessemer.model.transformer import Transformer, build_model
 from bessemer.recipe import load, parse
 
 
@@ -46,7 +45,7 @@ def test_flops_are_those_of_the_matrix_products(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(product, "prefers_onednn", lambda: False)  # torch does not count oneDNN's products
     wanted = config()
-    model = build(wanted, 0)
+    model = build_model(wanted, 0)
     tokens = torch.zeros(1, 128, dtype=torch.long)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.logits(tokens)
@@ -68,7 +67,7 @@ def test_flops_are_those_of_the_matrix_products(monkeypatch: pytest.MonkeyPatch)
 )
 def test_activations_are_what_autograd_keeps(changes: dict[str, object]) -> None:
     wanted = config(**changes)
-    model = build(wanted, 0)
+    model = build_model(wanted, 0)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -131,7 +130,7 @@ def test_the_optimizer_weighs_what_it_is_planned_to(kind: str, state: str) -> No
     from bessemer.train import optimizer as optimizers
 
     wanted, settings = config(), Optimizer(learning_rate=0.01, betas=(0.9, 0.95), kind=kind, state=state)  # type: ignore[arg-type]
-    model = build(wanted, 0)
+    model = build_model(wanted, 0)
     optimizer = optimizers.build(model, settings)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -157,7 +156,7 @@ def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
     text = '[run]\nname="x"\n[[corpus.sources]]\nname="a"\nformat="text"\npaths=["."]\nlabel="b"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nobjective="classify"\nmicro_batch=2\nglobal_batch_tokens=256\nclassify.frozen={frozen}\n[train.optimizer]\nlearning_rate=0.1\nbetas=[0.9, 0.95]\n'
     frozen, whole = (parse(text.format(frozen=value), "x") for value in ("true", "false"))
     wanted = config(labels=4)
-    model = build(wanted, 0)
+    model = build_model(wanted, 0)
     task_of(frozen, wanted, 0).prepare(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert sum(parameter.numel() for parameter in trained) == wanted.classifier_parameters == 4 * 256

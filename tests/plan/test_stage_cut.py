@@ -11,7 +11,7 @@ from bessemer.layout import stages as stage_cut
 from bessemer.layout.flops import recomputed_flops_per_token, step_flops_per_token
 from bessemer.layout.stages import Costs, balanced, stage_costs
 from bessemer.model.config import ModelConfig
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Recipe, load
 
 

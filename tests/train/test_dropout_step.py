@@ -75,7 +75,7 @@ def test_a_classifier_drops_what_its_matrix_reads(recipe_file: Path) -> None:
     model, draws = stirred(config(labels=5, pooling="mean")).double(), 4000
     hidden = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     lengths = torch.tensor([6])
-    masks = DropoutMasks.of(Dropout(classifier=0.3), sequence_keys(1, torch.arange(draws)), 6)
+    masks = DropoutMasks.from_sequences(Dropout(classifier=0.3), sequence_keys(1, torch.arange(draws)), 6)
     with torch.no_grad():
         several = model.classifier(hidden.expand(draws, -1, -1), lengths.expand(draws), masks)
         plain = model.classifier(hidden, lengths)[0]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bessemer.model.initialisation import build
+from bessemer.model.transformer import build_model
 from bessemer.recipe import load, parse
 from bessemer.tokens.packed import PackedLoader, held_out_sequences
 from bessemer.train import device as devices
@@ -23,7 +23,7 @@ MASK = "document_mask = true"
 def step_of(recipe: object, micro: int = 4) -> TrainStep:
     settings = recipe.train.model_copy(update={"micro_batch": micro, "device": "cpu", "precision": "fp32"})  # type: ignore[attr-defined]
     made = recipe.model_copy(update={"train": settings})  # type: ignore[attr-defined]
-    model = build(config_of(made, VOCABULARY, 0), 1)
+    model = build_model(config_of(made, VOCABULARY, 0), 1)
     draw = torch.Generator().manual_seed(0)
     for parameter in model.parameters():  # matrices into the residual stream start at 0: nothing would be mixed
         parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=draw))

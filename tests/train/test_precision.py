@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 def in_precision(step: TrainStep, name: str) -> TrainStep:
     """The same step in a precision that a recipe may not ask a CPU for, but that torch emulates there."""
     step.device = step.engine.whole.device = replace(step.device, arithmetic=PRECISIONS[name])  # type: ignore[attr-defined]
-    step.model.use_product(precisions.product_of(PRECISIONS[name]))
+    step.model.use_linear(precisions.product_of(PRECISIONS[name]))
     return step
 
 

@@ -11,7 +11,7 @@ import torch
 
 from bessemer.layout.dial import resolve
 from bessemer.layout.flops import recomputed_flops_per_token
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import load
 from bessemer.train import profile
 from bessemer.train.profile import Profile, by_category, category, quiet_of, window

@@ -50,7 +50,7 @@ def test_the_peak_is_the_best_of_sizes_and_libraries_in_the_precision_of_the_ste
         return product
 
     monkeypatch.setattr(devices, "perf_counter", lambda: now)
-    monkeypatch.setattr(devices, "times_transposed", product_of("steps"))
+    monkeypatch.setattr(devices, "linear_kernel", product_of("steps"))
     monkeypatch.setattr(torch, "mm", product_of("torch"))
     before = torch.get_rng_state()
     found = devices.matmul_rate(devices.choose(Train(device="cpu", precision=precision)))  # type: ignore[arg-type]

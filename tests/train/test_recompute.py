@@ -15,12 +15,12 @@ from bessemer.errors import InputError
 from bessemer.layout.flops import recomputed_flops_per_token
 from bessemer.layout.memory import kept, mask_bytes
 from bessemer.layout.memory import memory as whole_memory
-from bessemer.model import product
+from bessemer.model import kernels as product
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.families import FAMILIES as FAMILY_OPTIONS
-from bessemer.model.initialisation import build
+from bessemer.model.transformer import build_model
 from bessemer.recipe import Dropout, Recipe, load, parse
 from bessemer.recipe.families import ENCODERS
 from bessemer.train import precision as precisions
@@ -62,7 +62,7 @@ def recipe(*overrides: str) -> Recipe:
 
 
 def held_after_forward(wanted: ModelConfig, mode: str, blocks: int, precision: str = "fp32") -> int:
-    model = build(wanted, 0)
+    model = build_model(wanted, 0)
     recompute.apply(model, mode, blocks)
     arithmetic = precisions.PRECISIONS[precision]
     with Storages() as storages, precisions.autocast(arithmetic, torch.device("cpu")):
@@ -106,7 +106,7 @@ def test_fp8_recomputes_to_the_same_bits(recipe_file: Path, mode: str) -> None:
 
 
 def test_generation_and_validation_are_not_recomputed(recipe_file: Path) -> None:
-    from bessemer.model.cache import Cache
+    from bessemer.model.attention import Cache
 
     step = step_of(recipe_file, "train.recompute=full")
     tokens = torch.arange(8)[None]
@@ -133,8 +133,8 @@ def test_dropout_keeps_a_byte_an_element_and_no_scores(family: str) -> None:
     size = {"kv_heads": 4, "head_dim": 64, "window": 0, "global_every": 0}
 
     def held(layers: int, rates: Dropout) -> int:
-        model = build(config(**{**FAMILY_OPTIONS[family].options, **size, "layers": layers}), 0)
-        masks = DropoutMasks.of(rates, torch.zeros(2, dtype=torch.int64), 128) if rates.is_on else None
+        model = build_model(config(**{**FAMILY_OPTIONS[family].options, **size, "layers": layers}), 0)
+        masks = DropoutMasks.from_sequences(rates, torch.zeros(2, dtype=torch.int64), 128) if rates.is_on else None
         with Storages() as storages:
             hidden = model(torch.zeros(2, 128, dtype=torch.long), masks=masks)
             found = storages.held()
@@ -214,7 +214,7 @@ def test_recomputed_flops_are_those_torch_counts(changes: dict[str, Any], monkey
     wanted = config(**changes)
 
     def counted(mode: str, blocks: int) -> int:
-        model = build(wanted, 0)
+        model = build_model(wanted, 0)
         recompute.apply(model, mode, blocks)
         loss = model(torch.zeros(1, 128, dtype=torch.long)).sum()
         with FlopCounterMode(display=False) as counter:

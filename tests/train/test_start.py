@@ -9,7 +9,7 @@ import torch
 from bessemer.checkpoint import save
 from bessemer.errors import InputError
 from bessemer.layout.dial import resolve
-from bessemer.model.initialisation import build
+from bessemer.model.transformer import build_model
 from bessemer.recipe import load
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.device import choose
@@ -24,7 +24,7 @@ ENCODER = ("model.family=bert", "model.kv_heads=2")
 
 def step_of(recipe_file: Path, *overrides: str, seed: int = 1) -> TrainStep:
     recipe = resolve(load(recipe_file, overrides), 400)
-    return TrainStep(recipe, build(config_of(recipe, 400, 2), seed), choose(recipe.train), 0, 2)
+    return TrainStep(recipe, build_model(config_of(recipe, 400, 2), seed), choose(recipe.train), 0, 2)
 
 
 def pretrained(runs: Path, recipe_file: Path, *overrides: str) -> TrainStep:

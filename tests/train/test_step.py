@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from bessemer.model.initialisation import build
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
+from bessemer.model.transformer import build_model
 from bessemer.recipe import Recipe, load
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import choose
@@ -17,7 +17,7 @@ def step_of(recipe_file: Path, *overrides: str) -> TrainStep:
     from bessemer.layout.dial import resolve
 
     recipe: Recipe = resolve(load(recipe_file, overrides), 400)
-    model = build(model_config(recipe, 400), 0)
+    model = build_model(model_config(recipe, 400), 0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from bessemer.errors import InputError
 from bessemer.layout.dial import resolve
 from bessemer.layout.flops import flops_per_token, step_flops_per_token
-from bessemer.model.initialisation import build
+from bessemer.model.transformer import build_model
 from bessemer.recipe import load
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch
@@ -32,7 +32,7 @@ ENCODER = ("model.family=modernbert", "model.kv_heads=2")
 
 def step_of(recipe_file: Path, *overrides: str) -> TrainStep:
     recipe = resolve(load(recipe_file, overrides), VOCABULARY)
-    model = build(config_of(recipe, VOCABULARY, LABELS), 0)
+    model = build_model(config_of(recipe, VOCABULARY, LABELS), 0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bessemer.model.attention import Documents, Scope, Sight
+from bessemer.model.attention import AttentionScope, AttentionSpec, Documents
 from bessemer.run import RunFolder, read_json_lines
 from bessemer.train import watch
 from bessemer.train.metrics import MetricsLog
@@ -16,30 +16,33 @@ from bessemer.train.step import TrainStep
 from tests.train.test_step import batch, step_of
 
 
-@pytest.mark.parametrize("sight", [Sight(), Sight(causal=False), Sight(window=20), Sight(causal=False, window=30)])
+@pytest.mark.parametrize(
+    "spec",
+    [AttentionSpec(), AttentionSpec(causal=False), AttentionSpec(window=20), AttentionSpec(causal=False, window=30)],
+)
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_largest_logit_is_that_of_the_full_matrix(
-    sight: Sight, packed: bool, monkeypatch: pytest.MonkeyPatch
+    spec: AttentionSpec, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "CHUNK", 32)
     draw = torch.Generator().manual_seed(0)
     q, k = torch.randn(1, 4, 100, 8, generator=draw), torch.randn(1, 2, 100, 8, generator=draw)
     tokens = torch.randint(0, 9, (1, 100), generator=draw)
-    documents = Documents.of(tokens, 0) if packed else None
+    documents = Documents.from_tokens(tokens, 0) if packed else None
     scores = (q.double() @ k.double().repeat_interleave(2, dim=1).transpose(2, 3))[0] / 8**0.5
     wanted = -np.inf
     for i in range(100):
         for j in range(100):
-            if sight.causal:
-                seen = j <= i and (not sight.window or i - j < sight.window)
+            if spec.causal:
+                seen = j <= i and (not spec.window or i - j < spec.window)
             else:
-                seen = not sight.window or abs(i - j) <= sight.window // 2
+                seen = not spec.window or abs(i - j) <= spec.window // 2
             if packed:
                 low, high = min(i, j), max(i, j)
                 seen = seen and not bool((tokens[0, low:high] == 0).any())
             if seen:
                 wanted = max(wanted, float(scores[:, i, j].max()))
-    found = watch.largest_logit(q, k, Scope.of(sight, documents, 100, torch.device("cpu")))
+    found = watch.largest_logit(q, k, AttentionScope.of(spec, documents, 100, torch.device("cpu")))
     assert float(found) == pytest.approx(wanted, rel=1e-6)
 
 

@@ -9,10 +9,9 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 
 from bessemer.errors import InputError
-from bessemer.evaluate.classes import by_class
-from bessemer.evaluate.fill import fill_ins
 from bessemer.evaluate.generation import Sampling, generate
 from bessemer.evaluate.ngram import MAX_ORDER, NgramModel
 from bessemer.model.config import ModelConfig
@@ -20,11 +19,16 @@ from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, write_json
 from bessemer.terminal import progress
-from bessemer.tokens.pieces import Framing
+from bessemer.tokens.held_out import held_out
+from bessemer.tokens.pieces import Framing, WordEdges
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.restored import Restored
 from bessemer.train.validation import Validation, validate
+
+FILL_INS = 8  # in all, spread over the sources
+GUESSES = 3
+CONTEXT_TOKENS = 24  # shown to each side of a hidden word
 
 
 def evaluate(recipe: Recipe, run: RunFolder, store: TokenStore, restored: Restored) -> dict[str, Any]:
@@ -37,32 +41,26 @@ def evaluate(recipe: Recipe, run: RunFolder, store: TokenStore, restored: Restor
         )
     parts = restored.step.task.held_out(recipe, store)
     with progress("evaluating", sum(int(part.valid.sum()) for part in parts), "tok") as advance:
-        found = validate(restored.step, parts, advance)
+        scored = validate(restored.step, parts, advance)
     result = {
-        "step": restored.position.step,
-        "objective": recipe.train.objective,
-        "loss": found.loss,
-        "loss_by_source": found.loss_by_source,
-        "bits_per_byte": None,
-        **found.scores(),
-        "held_out_bytes": found.bytes,
-        "tokens": found.tokens,
-        **_shown(recipe, store, restored, found),
-    }
+        "step": restored.position.step, "objective": recipe.train.objective, "loss": scored.loss,
+        "loss_by_source": scored.loss_by_source, "bits_per_byte": None, **scored.scores(), "held_out_bytes": scored.bytes,
+        "tokens": scored.tokens, **_examples(recipe, store, restored, scored),
+    }  # fmt: skip
     result["seconds"] = perf_counter() - started
     write_json(run.evaluation, result)
     return result
 
 
-def _shown(recipe: Recipe, store: TokenStore, restored: Restored, found: Validation) -> dict[str, Any]:
-    """What an objective is shown by: what a model writes, what it fills in, or the classes it tells apart."""
+def _examples(recipe: Recipe, store: TokenStore, restored: Restored, scored: Validation) -> dict[str, Any]:
+    """By objective: samples, hidden words filled in, or scores of each class."""
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
-    if found.confusion is not None:
-        classes = by_class(store.labels, found.confusion)
-        return {"ngram": None, "samples": [], "classes": classes, "confusion": found.confusion}
+    if scored.confusion is not None:
+        classes = scores_by_class(store.labels, scored.confusion)
+        return {"ngram": None, "samples": [], "classes": classes, "confusion": scored.confusion}
     if recipe.train.objective == "masked":
         return {"ngram": None, "samples": [], "fill_ins": fill_ins(recipe, store, restored, tokenizer)}
-    compares = recipe.evaluate.ngram and found.bits_per_byte is not None
+    compares = recipe.evaluate.ngram and scored.bits_per_byte is not None
     baseline = ngram_baseline(recipe, store, tokenizer) if compares else None
     return {"ngram": baseline, "samples": samples(recipe, store, restored, tokenizer)}
 
@@ -110,13 +108,13 @@ def ngram_baseline(recipe: Recipe, store: TokenStore, tokenizer: Tokenizer) -> d
 def samples(recipe: Recipe, store: TokenStore, restored: Restored, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """A continuation of each of the recipe's prompts."""
     settings = recipe.evaluate
-    found = []
+    continued = []
     for number, prompt in enumerate(settings.prompts):
         sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, recipe.run.seed + number)
         count, model = settings.sample_tokens, restored.step.model
         text = complete(model, tokenizer, prompt, count, sampling, store.framing, store.ends)
-        found.append({"prompt": prompt, "text": text, "temperature": settings.temperature})
-    return found
+        continued.append({"prompt": prompt, "text": text, "temperature": settings.temperature})
+    return continued
 
 
 def complete(
@@ -153,3 +151,68 @@ def _documents(store: TokenStore, source: str, split: str, tokenizer: Tokenizer)
             ids = np.asarray(shard.tokens[int(start) : int(end)]).tolist()
             documents.append(b"".join([pieces[token] for token in ids]).removeprefix(store.text_prefix))
     return documents
+
+
+@torch.no_grad()
+def fill_ins(recipe: Recipe, store: TokenStore, restored: Restored, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Words of one token in the middle of held-out sequences, hidden one at a time.
+
+    Each: source, before, word, after (text), and guesses, the likeliest tokens with their probabilities.
+    """
+    length, step = recipe.tokens.sequence_length, restored.step
+    if store.mask_token is None:
+        raise InputError(f"{store.folder}: its tokenizer has no mask token")
+    edges = WordEdges.of(tokenizer.token_pieces())
+    examples: list[dict[str, Any]] = []
+    parts = held_out(store, length, max_tokens=4 * FILL_INS * length)
+    for part in parts:
+        wanted = -(-FILL_INS // len(parts))
+        for ids_T in part.tokens[:, :length]:
+            position = word_near_the_middle(ids_T, edges, store.token_bytes)
+            if wanted == 0 or position is None:
+                continue
+            wanted -= 1
+            hidden_T = ids_T.copy()
+            hidden_T[position] = store.mask_token
+            inputs_BT = torch.from_numpy(hidden_T[None]).to(step.device.place)
+            with step.autocast():
+                hidden_BTD = step.hidden(inputs_BT)
+                logits_V = step.model.head.logits(hidden_BTD[0, position]).float()
+            best = logits_V.softmax(dim=0).topk(GUESSES)
+            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            examples.append(
+                {
+                    "source": part.source,
+                    "before": tokenizer.decode(ids_T[max(position - CONTEXT_TOKENS, 0) : position].tolist()),
+                    "word": tokenizer.decode([int(ids_T[position])]),
+                    "after": tokenizer.decode(ids_T[position + 1 : position + 1 + CONTEXT_TOKENS].tolist()),
+                    "guesses": [{"word": tokenizer.decode([token]), "probability": share} for token, share in pairs],
+                }
+            )
+    return examples[:FILL_INS]
+
+
+def word_near_the_middle(ids_T: Any, edges: WordEdges, token_bytes: Any) -> int | None:
+    """Position of the word of one token that is nearest to the middle, two bytes long at least; None: there is none."""
+    starts_T = edges.starts(ids_T)
+    alone_T = starts_T & np.append(starts_T[1:], True) & (token_bytes[ids_T] > 1) & ~edges.closes[ids_T]
+    places = np.flatnonzero(alone_T)
+    return int(places[np.argmin(np.abs(places - len(ids_T) // 2))]) if len(places) else None
+
+
+def scores_by_class(labels: tuple[str, ...], confusion: list[list[int]]) -> list[dict[str, Any]]:
+    """Texts, precision, recall and F1 of each label; None where there is nothing to divide by.
+
+    confusion: (labels, labels) texts of each class (row) by what they were taken for (column). Precision: of what was
+    taken for the class, the share that is of it; recall: of what is of the class, the share that was taken for it; F1:
+    their harmonic mean, 2 tp / (2 tp + fp + fn), 0 where all is wrong.
+    """
+    rows = []
+    for number, label in enumerate(labels):
+        right = confusion[number][number]
+        texts, taken = sum(confusion[number]), sum(row[number] for row in confusion)
+        rows.append({
+            "label": label, "texts": texts, "precision": right / taken if taken else None,
+            "recall": right / texts if texts else None, "f1": 2 * right / (texts + taken) if texts + taken else None,
+        })  # fmt: skip
+    return rows

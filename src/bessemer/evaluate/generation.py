@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bessemer.errors import InputError
-from bessemer.model.cache import Cache
+from bessemer.model.attention import Cache
 from bessemer.model.transformer import Transformer
 
 
@@ -50,20 +50,20 @@ def generate(
         raise InputError(f"this model {kind}; only a causal language model can continue a text")
     device, limit = next(model.parameters()).device, model.config.positions_length
     generator = torch.Generator("cpu").manual_seed(sampling.seed)
-    held = list(prompt[-limit:])
-    cache, unread = _fresh(model, device), held
+    context = list(prompt[-limit:])
+    cache, unread = _fresh(model, device), context
     for _ in range(max_tokens):
         length = cache.length + len(unread)
         if length > limit:
-            held = held[-max(limit // 2, 1) :]
-            cache, unread = _fresh(model, device), held
+            context = context[-max(limit // 2, 1) :]
+            cache, unread = _fresh(model, device), context
         elif cache.length and model.config.rope_regime(length) != model.config.rope_regime(cache.length):
-            cache, unread = _fresh(model, device), held  # the kept keys were rotated for shorter sequences
+            cache, unread = _fresh(model, device), context  # the kept keys were rotated for shorter sequences
         hidden_1TD = model(torch.tensor([unread], device=device), cache=cache)
         token = choose(model.head.logits(hidden_1TD[0, -1]).float().cpu(), sampling, generator)
         if token in ends:
             return
-        held.append(token)
+        context.append(token)
         unread = [token]
         yield token
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import ceil, log, sqrt
 
 from bessemer.layout.flops import step_flops_per_token
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Model, Recipe
 
 ASPECT_RANGE = 3.0  # no model is deeper for its width than by this factor

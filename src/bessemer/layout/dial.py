@@ -25,9 +25,8 @@ from bessemer import hub
 from bessemer.errors import InputError
 from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ModelConfig, default_mlp_width
-from bessemer.model.huggingface.config import recipe_keys
+from bessemer.model.huggingface.config import model_config, recipe_keys
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.of_recipe import model_config
 from bessemer.recipe import Batches, Model, Parallel, Recipe
 from bessemer.recipe.start import CONTINUED_RATE
 

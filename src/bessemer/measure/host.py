@@ -8,8 +8,8 @@ import numpy as np
 
 from bessemer.layout.dial import resolve
 from bessemer.measure.rounds import Item, timed, timer_of
-from bessemer.model.initialisation import build
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
+from bessemer.model.transformer import build_model
 from bessemer.plan.estimate import cpu
 from bessemer.plan.machine import PAIRS, WHOLE, Host, Machine
 from bessemer.recipe import Recipe, parse
@@ -51,7 +51,7 @@ def steps(way: str, threads: int) -> list[Item]:
         recipe = tiny(depth, MICRO_BATCHES[way])
         chosen = devices.choose(recipe.train)
         config = model_config(recipe, VOCABULARY)
-        step = TrainStep(recipe, build(config, 0), chosen, 0, 1)
+        step = TrainStep(recipe, build_model(config, 0), chosen, 0, 1)
         batch = step.task.made_up(np.random.default_rng(0), MICRO_BATCHES[way], config)
         step.gradients(batch)
 

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from bessemer.measure.rounds import Item, timed, timer_of
-from bessemer.model.attention import Scope, Sight
+from bessemer.model.attention import AttentionScope, AttentionSpec
 from bessemer.model.attention import attention as attend
-from bessemer.model.elementwise import rms_norm, rotate, swiglu
-from bessemer.model.parts import activate
-from bessemer.model.product import times, times_transposed
+from bessemer.model.kernels import linear_kernel, matmul_kernel, rms_norm, rotate, swiglu
+from bessemer.model.layers import activate
 from bessemer.plan.machine import TRANSPOSES
 from bessemer.train.optimizer.elementwise import adamw
 
@@ -156,9 +155,9 @@ def products(sizes: Sizes, precision: str, device: torch.device, count: int, eve
         hot = near[place][: m * k]
         for _ in range(repeats):
             if transpose == "nt":
-                made = times_transposed(hot.view(m, k), fresh[place].of(n, k))
+                made = linear_kernel(hot.view(m, k), fresh[place].of(n, k))
             elif transpose == "nn":
-                made = times(hot.view(m, k), fresh[place].of(k, n))
+                made = matmul_kernel(hot.view(m, k), fresh[place].of(k, n))
             else:
                 made = torch.mm(hot.view(k, m).T, fresh[place].of(k, n))
             kept[place].append(made)
@@ -183,10 +182,13 @@ def attention(sizes: Sizes, precision: str, device: torch.device, count: int, ev
             shape = (1, heads, length, head_dim)
             copies = _copies(heads * length * head_dim)
             operands = [cycle([_leaves(shape, 4, precision, device) for _ in range(copies)]) for _ in range(count)]
-            scope = Scope.of(Sight(), None, length, device)
+            scope = AttentionScope.of(AttentionSpec(), None, length, device)
 
             def work(
-                place: int, repeats: int, operands: Sequence[Iterator[list[Tensor]]] = operands, scope: Scope = scope
+                place: int,
+                repeats: int,
+                operands: Sequence[Iterator[list[Tensor]]] = operands,
+                scope: AttentionScope = scope,
             ) -> None:
                 for _ in range(repeats):
                     q, k, v, upstream = next(operands[place])

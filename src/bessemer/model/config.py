@@ -25,19 +25,17 @@ def swiglu_width(width: int) -> int:
 class RopeScaling:
     """How rotary positions are stretched beyond original_length, the length a model was first trained on.
 
-    linear: every position is divided by `factor` (Chen et al. 2023, "Extending context window of large language models
-    via positional interpolation", section 3.2). dynamic: the base grows with the length of the sequence at hand, once
-    it exceeds original_length (dynamic NTK; Peng et al. 2023, "YaRN", section 3.3). llama3: only the slow
-    frequencies are divided, those whose wavelength exceeds original_length / low_frequency, blending up to
-    original_length / high_frequency (Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.2, and its
-    published code). yarn: the same with a ramp over the dimensions between those that make beta_slow and beta_fast
-    turns over original_length, its ends rounded outward to whole dimensions where truncate (YaRN, section 3.2, and its
-    published code).
-    longrope: every frequency is divided by a factor of its own, of short_factor for sequences of up to original_length
-    tokens, else of long_factor (Ding et al. 2024, "LongRoPE", section 3).
+    linear: positions are divided by `factor` (Chen et al. 2023, "Extending context window of large language models via
+    positional interpolation", section 3.2). dynamic: the base grows with the length of the sequence, once it exceeds
+    original_length (Peng et al. 2023, "YaRN", section 3.3). llama3: only frequencies whose wavelength exceeds
+    original_length / low_frequency are divided, blending up to original_length / high_frequency (Grattafiori et al. 2024,
+    "The Llama 3 herd of models", section 3.2). yarn: the same with a ramp over the dimensions between those that make
+    beta_slow and beta_fast turns over original_length, rounded outward to whole dimensions where truncate (YaRN, section
+    3.2). longrope: every frequency is divided by a factor of its own, of short_factor up to original_length tokens, else of
+    long_factor (Ding et al. 2024, "LongRoPE", section 3).
 
-    attention_factor: cosines and sines are multiplied by it (yarn, longrope); None: what the method recommends, see
-    `amplitude`. mscale, mscale_all_dim: yarn's recommendation in its general form; 0: the plain one.
+    attention_factor: cosines and sines are multiplied by it (yarn, longrope); None: see `amplitude`. mscale,
+    mscale_all_dim: yarn's recommendation in its general form; 0: the plain one.
     """
 
     kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -226,8 +224,8 @@ class ModelConfig:
 
     @property
     def inner_dropout(self) -> bool:
-        """Whether dropout is placed as in ModernBERT, whose block is the one without a first norm: on the MLP's hidden
-        units, and on the attention's output by the attention's rate; else on the outputs of both."""
+        """Whether dropout is ModernBERT's, whose first block has no norm: on hidden units of the MLP, and on the attention's
+        output by the attention's rate; else on the outputs of both."""
         return not self.first_norm
 
     @property
@@ -332,16 +330,15 @@ class ModelConfig:
 
     @property
     def matrix_parameters(self) -> int:
-        """Parameters that multiply every token: the blocks' matrices and the output head; not the embedding, which is
-        looked up."""
+        """Parameters of matmuls: the blocks' matrices and the output head; not the embedding, which is looked up."""
         return self.layers * self.block_matrix_parameters + (self.head_matrix_parameters if not self.labels else 0)
 
 
-DROPPED_SCORES = 1 << 22  # scores that are held at one time where attention weights are dropped, if 16 queries fit
+DROPPED_SCORES = 1 << 22  # scores in memory at one time where attention weights are dropped, if 16 queries fit
 
 
 def dropping_chunk(batch: int, heads: int, length: int) -> int:
-    """Queries of each sequence whose scores are held at one time where attention weights are dropped. length: keys."""
+    """Queries of each sequence whose scores are in memory at one time where attention weights are dropped. length: keys."""
     return min(max(DROPPED_SCORES // (batch * heads * length), 16), length)
 
 

@@ -4,10 +4,10 @@ No generator has a state: whether an element is dropped is a hash of what the el
 the micro-batch, the layout or the device, when a block is recomputed, and when a run is resumed. A sample's number is that of
 the run's order and never comes twice, so it stands for the step as well.
 
-A token has a 64-bit key, made by SplitMix64 (Steele et al. 2014), in which seed, sample, position, layer, site and head are
-mixed in one after the other. An element's 32 bits are a hash of its token's key and its own index: the rounds of a 32-bit
-finaliser (multiply and xor-shift, constants by Wellons 2018, "Prospecting for hash functions") between which the other half of
-the key goes in. Integers wrap around, in int32 and int64, which torch computes alike on every device.
+A token has a 64-bit key, made by SplitMix64 (Steele et al. 2014) from seed, sample, position, layer, site and head in turn. An
+element's 32 bits are a hash of its token's key and its own index: a 32-bit finaliser (constants by Wellons 2018, "Prospecting
+for hash functions") into which the other half of the key goes between the rounds. Integers wrap around, in int32 and int64,
+which torch computes alike on every device.
 
 Shapes: B sequences, T tokens, S tokens of the residual stream here, D width, F hidden units here, H heads here, C queries, N
 any number of elements.
@@ -36,29 +36,29 @@ _M1, _M2 = _signed(0xBF58476D1CE4E5B9, 64), _signed(0x94D049BB133111EB, 64)
 _GAMMA_32, _C1, _C2 = _signed(0x9E3779B9, 32), _signed(0x7FEB352D, 32), _signed(0x846CA68B, 32)
 
 
-def mixed(keys: Tensor, number: Tensor | int = 0) -> Tensor:
+def splitmix64(keys: Tensor, number: Tensor | int = 0) -> Tensor:
     """The `number`-th output, from 0, of SplitMix64 generators with the states `keys` (int64)."""
     step = (number + 1) * _GAMMA
     x = keys + (step if isinstance(step, Tensor) else _signed(step % (1 << 64), 64))
-    x = (x ^ _right(x, 30, 64)) * _M1
-    x = (x ^ _right(x, 27, 64)) * _M2
-    return x ^ _right(x, 31, 64)
+    x = (x ^ _shift_right(x, 30, 64)) * _M1
+    x = (x ^ _shift_right(x, 27, 64)) * _M2
+    return x ^ _shift_right(x, 31, 64)
 
 
-def dropped(keys: Tensor, index_N: Tensor, rate: float) -> Tensor:
+def is_dropped(keys: Tensor, index_N: Tensor, rate: float) -> Tensor:
     """Whether the elements number `index_N` (int32) of each of `keys` (...) are dropped: bool, (..., N)."""
     low, high = (((keys << 32) >> 32).to(torch.int32), (keys >> 32).to(torch.int32))
     x = low[..., None] + index_N * _GAMMA_32
-    x ^= _right(x, 16, 32)
+    x ^= _shift_right(x, 16, 32)
     x *= _C1
     x ^= high[..., None]
-    x ^= _right(x, 15, 32)
+    x ^= _shift_right(x, 15, 32)
     x *= _C2
-    x ^= _right(x, 16, 32)
+    x ^= _shift_right(x, 16, 32)
     return x < round(rate * 2**32) - 2**31
 
 
-def _right(x: Tensor, places: int, bits: int) -> Tensor:
+def _shift_right(x: Tensor, places: int, bits: int) -> Tensor:
     """x >> places, filled with zeros."""
     return (x >> places) & ((1 << (bits - places)) - 1)
 
@@ -77,40 +77,40 @@ class DropoutMasks:
     part: int = 0
 
     @classmethod
-    def of(cls, rates: Dropout, sequence_B: Tensor, length: int) -> DropoutMasks:
+    def from_sequences(cls, rates: Dropout, sequence_B: Tensor, length: int) -> DropoutMasks:
         """The masks of whole sequences. sequence_B: the key of each, see `sequence_keys`."""
         position_T = torch.arange(length, device=sequence_B.device)
-        token_BT = mixed(sequence_B[:, None], position_T)
+        token_BT = splitmix64(sequence_B[:, None], position_T)
         return cls(rates, token_BT, token_BT)
 
-    def of_layer(self, layer: int) -> DropoutMasks:
+    def for_layer(self, layer: int) -> DropoutMasks:
         """Those of a block. Outside of compiled code, which would be compiled anew for each number."""
-        token_BT = mixed(self.token_BT, layer)
+        token_BT = splitmix64(self.token_BT, layer)
         return replace(
             self,
             token_BT=token_BT,
-            stream_BS=token_BT if self.stream_BS is self.token_BT else mixed(self.stream_BS, layer),
+            stream_BS=token_BT if self.stream_BS is self.token_BT else splitmix64(self.stream_BS, layer),
         )
 
     def stream(self, x_BSD: Tensor, site: Site, rate: float) -> Tensor:
         """Drop elements of what is added to the residual stream."""
-        return _drop(x_BSD, mixed(self.stream_BS, _SITES[site]), 0, rate)
+        return _drop(x_BSD, splitmix64(self.stream_BS, _SITES[site]), 0, rate)
 
     def hidden_units(self, x_BTF: Tensor) -> Tensor:
         """Drop hidden units of the MLP."""
-        keys_BT = mixed(self.token_BT, _SITES["hidden units"])
+        keys_BT = splitmix64(self.token_BT, _SITES["hidden units"])
         return _drop(x_BTF, keys_BT, self.part * x_BTF.shape[-1], self.rates.hidden)
 
     def classifier(self, pooled_BD: Tensor) -> Tensor:
         """Drop elements of what the matrix of a classifier reads."""
-        return _drop(pooled_BD, mixed(self.token_BT[:, 0], _SITES["classifier"]), 0, self.rates.classifier)
+        return _drop(pooled_BD, splitmix64(self.token_BT[:, 0], _SITES["classifier"]), 0, self.rates.classifier)
 
     def attention(self, p_BHCN: Tensor, queries: slice, first: int) -> Tensor:
         """Drop attention weights of the queries at `queries`, over the keys at first, first + 1, ... of the sequence."""
         heads = p_BHCN.shape[1]
         number_H1 = torch.arange(self.part * heads, (self.part + 1) * heads, device=p_BHCN.device)[:, None]
-        keys_BC = mixed(self.token_BT[:, queries], _SITES["scores"])
-        return _drop(p_BHCN, mixed(keys_BC[:, None], number_H1), first, self.rates.attention)
+        keys_BC = splitmix64(self.token_BT[:, queries], _SITES["scores"])
+        return _drop(p_BHCN, splitmix64(keys_BC[:, None], number_H1), first, self.rates.attention)
 
 
 def _drop(x: Tensor, keys: Tensor, first: int, rate: float) -> Tensor:
@@ -118,10 +118,10 @@ def _drop(x: Tensor, keys: Tensor, first: int, rate: float) -> Tensor:
     if not rate:
         return x
     index_N = torch.arange(first, first + x.shape[-1], dtype=torch.int32, device=x.device)
-    return (x * (1.0 / (1.0 - rate))).masked_fill(dropped(keys, index_N, rate), 0.0)
+    return (x * (1.0 / (1.0 - rate))).masked_fill(is_dropped(keys, index_N, rate), 0.0)
 
 
 def sequence_keys(seed_key: int, samples_B: Tensor) -> Tensor:
     """The key of each sequence's masks, (B,). seed_key: 64 bits that name the run's seed; samples_B: numbers in the run's
     order."""
-    return mixed(samples_B + _signed(seed_key, 64))
+    return splitmix64(samples_B + _signed(seed_key, 64))

@@ -1,8 +1,8 @@
-"""The transformer: blocks of attention and MLP between an embedding and a head.
+"""The transformer: blocks of attention and MLP between an embedding and a head; its initial weights.
 
-One implementation, decoder and encoder alike; its options (`ModelConfig`) cover what `transformers` knows as Llama,
-its families (huggingface/families). Weights that share an input are one parameter, whose leading dimensions say
-what is what, so that it is one product and can still be cut by head, decayed and exported part by part.
+One implementation, decoder and encoder alike; its options (`ModelConfig`) cover what `transformers` knows as Llama, Gemma,
+BERT and others (huggingface/families). Weights that share an input are one parameter, whose leading dimensions say what is
+what, so that they are one matmul and can still be sharded by head, decayed and exported one by one.
 
 Shapes: B sequences, T tokens, D width, H query heads, G key/value heads, R = H / G, K width of a head, F hidden
 width, V vocabulary.
@@ -10,6 +10,7 @@ width, V vocabulary.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -17,30 +18,34 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bessemer.model.attention import Documents, Scope, Sight, attention, cached_attention
-from bessemer.model.cache import Cache, LayerCache
+from bessemer.model.attention import (
+    AttentionScope,
+    AttentionSpec,
+    Cache,
+    Documents,
+    LayerCache,
+    attention,
+    cached_attention,
+)
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.elementwise import by_head, rotate, swiglu
-from bessemer.model.heads import Classifier, LanguageHead
-from bessemer.model.parts import RMSNorm, activate, norm
-from bessemer.model.product import linear
-from bessemer.model.rotary import rotations
+from bessemer.model.kernels import by_head, linear, rotate, swiglu
+from bessemer.model.layers import Classifier, LanguageHead, RMSNorm, activate, norm, rotary_cos_sin
 
-Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x, weight, bias) to x @ weight.T + bias
-# (queries, keys, values, scope, what is dropped) to what they see
-Attend = Callable[[Tensor, Tensor, Tensor, Scope, DropoutMasks | None], Tensor]
+LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x, weight, bias) to x @ weight.T + bias
+# (queries, keys, values, scope, dropout masks) to (B, H, T, K)
+AttentionFunction = Callable[[Tensor, Tensor, Tensor, AttentionScope, DropoutMasks | None], Tensor]
 
 
 class Attention(nn.Module):
     """Grouped-query self-attention.
 
-    `qkv` is (G, R + 2, K, D): for each key/value head the R query heads that share it, its key and its value. One
-    product serves all three, and a cut along the first dimension is a cut between heads. `qkv_bias` is (G, R + 2, K).
+    `qkv` is (G, R + 2, K, D): for each key/value head the R query heads that share it, its key and its value. A shard
+    along the first dimension has whole heads. `qkv_bias` is (G, R + 2, K).
     """
 
-    product: Product = staticmethod(linear)
-    attend: Attend = staticmethod(attention)
+    project: LinearFunction = staticmethod(linear)
+    attend: AttentionFunction = staticmethod(attention)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -56,22 +61,22 @@ class Attention(nn.Module):
         )
 
     def forward(
-        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: Scope, cache: LayerCache | None = None,
+        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: AttentionScope, cache: LayerCache | None = None,
         masks: DropoutMasks | None = None,
     ) -> Tensor:  # fmt: skip
         q_BHTK, k_BGTK, v_BGTK = self.queries_keys_values(x_BTD, rotation)
         if cache is None:
             attended_BHTK = self.attend(q_BHTK, k_BGTK, v_BGTK, scope, masks)
         else:
-            attended_BHTK = cached_attention(q_BHTK, *cache.append(k_BGTK, v_BGTK), scope.sight)
-        return self.product(attended_BHTK.transpose(1, 2).flatten(2), self.out.weight, self.out.bias)
+            attended_BHTK = cached_attention(q_BHTK, *cache.append(k_BGTK, v_BGTK), scope.spec)
+        return self.project(attended_BHTK.transpose(1, 2).flatten(2), self.out.weight, self.out.bias)
 
     def queries_keys_values(
         self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What attention is computed from: normalised and rotated, (B, H, T, K) and twice (B, G, T, K)."""
+        """Queries (B, H, T, K), keys and values (B, G, T, K); queries and keys normalised and rotated."""
         bias = None if self.qkv_bias is None else self.qkv_bias.flatten()
-        joined_BTGRK = self.product(x_BTD, self.qkv.flatten(0, 2), bias).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]
+        joined_BTGRK = self.project(x_BTD, self.qkv.flatten(0, 2), bias).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]
         q_BTGRK, k_BTGK, v_BTGK = joined_BTGRK.split([self.queries, 1, 1], dim=-2)
         q_BTHK, k_BTGK, v_BTGK = q_BTGRK.flatten(2, 3), k_BTGK.squeeze(-2), v_BTGK.squeeze(-2)
         if self.norm_all_heads:
@@ -85,9 +90,9 @@ class Attention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)) (Shazeer 2020). `gate_up` is (2, F, D), so that one product serves both."""
+    """down(act(gate(x)) * up(x)) (Shazeer 2020). `gate_up` is (2, F, D)."""
 
-    product: Product = staticmethod(linear)
+    project: LinearFunction = staticmethod(linear)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -99,10 +104,10 @@ class GatedMLP(nn.Module):
     def forward(self, x_BTD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
         """masks: given where hidden units are dropped."""
         bias = None if self.gate_up_bias is None else self.gate_up_bias.flatten()
-        hidden_BTF = self._gated(self.product(x_BTD, self.gate_up.flatten(0, 1), bias))
+        hidden_BTF = self._gated(self.project(x_BTD, self.gate_up.flatten(0, 1), bias))
         if masks is not None:
             hidden_BTF = masks.hidden_units(hidden_BTF)
-        return self.product(hidden_BTF, self.down.weight, self.down.bias)
+        return self.project(hidden_BTF, self.down.weight, self.down.bias)
 
     def _gated(self, gate_up_BTF: Tensor) -> Tensor:
         if self.activation == "silu":
@@ -114,7 +119,7 @@ class GatedMLP(nn.Module):
 class MLP(nn.Module):
     """down(act(up(x)))."""
 
-    product: Product = staticmethod(linear)
+    project: LinearFunction = staticmethod(linear)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -124,10 +129,10 @@ class MLP(nn.Module):
 
     def forward(self, x_BTD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
         """masks: given where hidden units are dropped."""
-        hidden_BTF = activate(self.activation, self.product(x_BTD, self.up.weight, self.up.bias))
+        hidden_BTF = activate(self.activation, self.project(x_BTD, self.up.weight, self.up.bias))
         if masks is not None:
             hidden_BTF = masks.hidden_units(hidden_BTF)
-        return self.product(hidden_BTF, self.down.weight, self.down.bias)
+        return self.project(hidden_BTF, self.down.weight, self.down.bias)
 
 
 class Block(nn.Module):
@@ -146,34 +151,34 @@ class Block(nn.Module):
             self.attention_output_norm, self.mlp_output_norm = norm(config), norm(config)
 
     def forward(
-        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: Scope, cache: LayerCache | None = None,
+        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: AttentionScope, cache: LayerCache | None = None,
         masks: DropoutMasks | None = None,
     ) -> Tensor:  # fmt: skip
-        after: Tensor
-        inner = masks if self.inner_dropout else None
-        if self.norm_position == "input":
-            attended_BTD = self.attention(self.attention_norm(x_BTD), rotation, scope, cache, masks)
-            x_BTD = x_BTD + self._dropped(attended_BTD, "attention", masks)
-            after = x_BTD + self._dropped(self.mlp(self.mlp_norm(x_BTD), inner), "mlp", masks)
-        elif self.norm_position == "both":
-            attended_BTD = self.attention(self.attention_norm(x_BTD), rotation, scope, cache, masks)
-            x_BTD = x_BTD + self._dropped(self.attention_output_norm(attended_BTD), "attention", masks)
-            after = x_BTD + self._dropped(self.mlp_output_norm(self.mlp(self.mlp_norm(x_BTD), inner)), "mlp", masks)
-        elif self.norm_position == "output":
-            attended_BTD = self.attention_norm(self.attention(x_BTD, rotation, scope, cache, masks))
-            x_BTD = x_BTD + self._dropped(attended_BTD, "attention", masks)
-            after = x_BTD + self._dropped(self.mlp_norm(self.mlp(x_BTD, inner)), "mlp", masks)
-        else:
-            attended_BTD = self.attention(x_BTD, rotation, scope, cache, masks)
-            x_BTD = self.attention_norm(x_BTD + self._dropped(attended_BTD, "attention", masks))
-            after = self.mlp_norm(x_BTD + self._dropped(self.mlp(x_BTD, inner), "mlp", masks))
-        return after
+        def attend(x_BTD: Tensor) -> Tensor:
+            y_BTD: Tensor = self.attention(x_BTD, rotation, scope, cache, masks)
+            return y_BTD
 
-    def _dropped(self, x_BTD: Tensor, site: Literal["attention", "mlp"], masks: DropoutMasks | None) -> Tensor:
-        """What is added to the residual stream, with elements dropped."""
-        if masks is None or (self.inner_dropout and site == "mlp"):
-            return x_BTD
-        return masks.stream(x_BTD, site, masks.rates.attention if self.inner_dropout else masks.rates.hidden)
+        def mlp(x_BTD: Tensor) -> Tensor:
+            y_BTD: Tensor = self.mlp(x_BTD, masks if self.inner_dropout else None)
+            return y_BTD
+
+        def drop(x_BTD: Tensor, site: Literal["attention", "mlp"]) -> Tensor:
+            if masks is None or (self.inner_dropout and site == "mlp"):
+                return x_BTD
+            return masks.stream(x_BTD, site, masks.rates.attention if self.inner_dropout else masks.rates.hidden)
+
+        if self.norm_position == "input":
+            x_BTD = x_BTD + drop(attend(self.attention_norm(x_BTD)), "attention")
+            return x_BTD + drop(mlp(self.mlp_norm(x_BTD)), "mlp")
+        if self.norm_position == "both":
+            x_BTD = x_BTD + drop(self.attention_output_norm(attend(self.attention_norm(x_BTD))), "attention")
+            return x_BTD + drop(self.mlp_output_norm(mlp(self.mlp_norm(x_BTD))), "mlp")
+        if self.norm_position == "output":
+            x_BTD = x_BTD + drop(self.attention_norm(attend(x_BTD)), "attention")
+            return x_BTD + drop(self.mlp_norm(mlp(x_BTD)), "mlp")
+        x_BTD = self.attention_norm(x_BTD + drop(attend(x_BTD), "attention"))
+        normed_BTD: Tensor = self.mlp_norm(x_BTD + drop(mlp(x_BTD), "mlp"))
+        return normed_BTD
 
 
 class Transformer(nn.Module):
@@ -202,8 +207,10 @@ class Transformer(nn.Module):
             self.head = LanguageHead(config)
             if config.tie_embeddings:
                 self.head.tie(self.embedding)
-        self.sights = [
-            Sight(config.causal, config.window_of(layer), config.attention_soft_cap, config.query_scale_of(layer))
+        self.specs = [
+            AttentionSpec(
+                config.causal, config.window_of(layer), config.attention_soft_cap, config.query_scale_of(layer)
+            )
             for layer in range(config.layers)
         ]
         self.ropes = [config.rope_of(layer) for layer in range(config.layers)]
@@ -219,45 +226,44 @@ class Transformer(nn.Module):
         length, device = tokens_BT.shape[1], tokens_BT.device
         first = 0 if cache is None else cache.length
         positions = torch.arange(first, first + length, device=device) if documents is None else documents.position_BT
-        hidden: Tensor = self.norm(
-            self.through(self.embed(tokens_BT, positions, masks), positions, documents, cache, masks)
-        )
+        x_BTD = self.run_blocks(self.embed(tokens_BT, positions, masks), positions, documents, cache, masks)
+        hidden_BTD: Tensor = self.norm(x_BTD)
         if cache is not None:
             cache.length += length
-        return hidden
+        return hidden_BTD
 
-    def through(
+    def run_blocks(
         self, x_BTD: Tensor, positions: Tensor, documents: Documents | None, cache: Cache | None = None,
         masks: DropoutMasks | None = None,
     ) -> Tensor:  # fmt: skip
-        """The residual stream after the blocks. A block that is None lies elsewhere and is passed over.
+        """The residual stream after the blocks. A block that is None is another pipeline stage's and skipped.
 
-        positions: (T,) or (B, T), each token's place in its document.
+        positions: (T,) or (B, T), each token's position in its document.
         """
         length, device = positions.shape[-1], positions.device
-        scopes = Scope.each(dict.fromkeys(self.sights), documents, length, device)
+        scopes = AttentionScope.each(dict.fromkeys(self.specs), documents, length, device)
         whole = length + (0 if cache is None else cache.length) if documents is None else documents.length
-        rotary = {
-            rope: None if rope is None else rotations(positions, rope, whole, x_BTD.dtype)
+        rotations = {
+            rope: None if rope is None else rotary_cos_sin(positions, rope, whole, x_BTD.dtype)
             for rope in dict.fromkeys(self.ropes)
         }
         for layer, block in enumerate(self.blocks):
             if block is None:
                 continue
             layer_cache = None if cache is None else cache.layers[layer]
-            rotation, scope = rotary[self.ropes[layer]], scopes[self.sights[layer]]
-            x_BTD = block(x_BTD, rotation, scope, layer_cache, None if masks is None else masks.of_layer(layer))
+            layer_masks = None if masks is None else masks.for_layer(layer)
+            x_BTD = block(x_BTD, rotations[self.ropes[layer]], scopes[self.specs[layer]], layer_cache, layer_masks)
         return x_BTD
 
-    def use_product(self, product: Product) -> None:
-        """Compute the blocks' matrix products by another function than F.linear."""
+    def use_linear(self, function: LinearFunction) -> None:
+        """Compute the blocks' matmuls with weights by another function than F.linear."""
         for block in filter(None, self.blocks):
-            block.attention.product = block.mlp.product = product  # type: ignore[union-attr]
+            block.attention.project = block.mlp.project = function  # type: ignore[union-attr]
 
-    def use_attention(self, attend: Attend) -> None:
-        """Compute what queries see by another function than `attention`."""
+    def use_attention(self, function: AttentionFunction) -> None:
+        """Compute the blocks' attention by another function than `attention`."""
         for block in filter(None, self.blocks):
-            block.attention.attend = attend  # type: ignore[union-attr]
+            block.attention.attend = function  # type: ignore[union-attr]
 
     def logits(self, tokens_BT: Tensor, documents: Documents | None = None, cache: Cache | None = None) -> Tensor:
         """Logits of every position, (B, T, V): for evaluation and generation of short texts."""
@@ -281,7 +287,7 @@ class Transformer(nn.Module):
     def _padded_rows(self, tokens_BT: Tensor, positions: Tensor) -> Tensor:
         """Rows of RoBERTa's learned positions, (B, T): that of the padding token is its own and no other counts it.
 
-        positions: (T,) or (B, T), each token's place in its document.
+        positions: (T,) or (B, T), each token's position in its document.
         """
         padding = self.config.position_padding
         assert padding is not None
@@ -290,3 +296,67 @@ class Transformer(nn.Module):
         before_BT = is_padding_BT.cumsum(dim=1) - is_padding_BT.long()
         earlier_BT = before_BT.gather(1, (index_T - positions).expand_as(tokens_BT))  # before the document
         return torch.where(is_padding_BT, padding, positions - (before_BT - earlier_BT) + padding + 1)
+
+
+# Initial weights: a pure function of (config, seed), the same whatever the device or the layout.
+
+EMBEDDING_STD = 1.0  # of an untied embedding: the residual stream starts at the scale the norms keep it at
+TIED_STD = 0.02  # of a tied matrix, since the logits scale with it (GPT-2)
+
+
+def build_model(config: ModelConfig, seed: int) -> Transformer:
+    """A model with its initial weights, in fp32 on the CPU."""
+    model = meta_model(config)
+    model.to_empty(device="cpu")
+    if config.tie_embeddings and not config.labels:  # to_empty gives the two names storage of their own
+        model.head.tie(model.embedding)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            _initialise(name, parameter, config, seed)
+    return model
+
+
+def meta_model(config: ModelConfig) -> Transformer:
+    """A model without memory for its weights, on the meta device."""
+    with torch.device("meta"):
+        return Transformer(config)
+
+
+@torch.no_grad()
+def initial_tensor(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
+    """The initial value of one tensor of the model, whole, in fp32 on the CPU: the same as in `build_model`."""
+    tensor = torch.empty(shape)
+    _initialise(name, tensor, config, seed)
+    return tensor
+
+
+def _initialise(name: str, parameter: Tensor, config: ModelConfig, seed: int) -> None:
+    """Each tensor draws from a generator seeded by its own name, so no tensor's values depend on another's presence.
+
+    Norms are ones, or zeros where they are zero-centred, biases zero. Matrices are normal with the standard deviation
+    1/sqrt(fan-in), which keeps the scale of what passes through; those that write into the residual stream start at
+    zero, so that every block starts as the identity (Zhang et al. 2019, Fixup; Yang et al. 2022, appendix D.2),
+    unless a norm follows them, which would blow their zeros up. The output matrix is 1/sqrt(width) times smaller
+    still: the first prediction is near uniform.
+    """
+    output_norm = config.norm_position in ("output", "both")
+    if name.endswith("bias"):
+        parameter.zero_()
+    elif parameter.dim() < 2:
+        parameter.fill_(0.0 if config.zero_centred_norm else 1.0)
+    elif name.endswith(("attention.out.weight", "mlp.down.weight")) and not output_norm:
+        parameter.zero_()
+    else:
+        if name == "embedding.weight":
+            std = TIED_STD if config.tie_embeddings else EMBEDDING_STD
+            if config.scale_embedding and not config.tie_embeddings:
+                std /= math.sqrt(config.width)
+        elif name in ("position_embedding.weight", "type_embedding.weight"):
+            std = TIED_STD
+        elif name in ("head.weight", "classifier.weight"):
+            std = 1.0 / config.width
+        else:
+            std = 1.0 / math.sqrt(parameter.shape[-1])
+        digest = hashlib.blake2b(f"{seed}\x1f{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
+        parameter.normal_(0.0, std, generator=generator)

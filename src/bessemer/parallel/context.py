@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bessemer.errors import InputError
-from bessemer.model.attention import Documents, Piece, Scope, Sight, attention
+from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, QueryBlock, attention
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer
@@ -74,7 +74,7 @@ class LocalDocuments(Documents):
     """The documents of whole sequences, seen from the tokens that are here.
 
     position_BT: position of each token here within its document, (B, S), or (S,) where sequences are one document each;
-    number_BT: number of the document of every token of the sequence, (B, T), or (1, T) there; spans: of whole
+    document_BT: number of the document of every token of the sequence, (B, T), or (1, T) there; spans: of whole
     documents; batch: sequences.
     """
 
@@ -85,12 +85,12 @@ class LocalDocuments(Documents):
     def seen_from(cls, cut: Cut, documents: Documents | None, batch: int, device: torch.device) -> LocalDocuments:
         """documents: of the whole sequences; None: each is one document."""
         if documents is not None:
-            return cls(cut.take(documents.position_BT), documents.number_BT, documents.spans, cut, batch)
+            return cls(cut.take(documents.position_BT), documents.document_BT, documents.spans, cut, batch)
         one_1T = torch.zeros(1, cut.length, dtype=torch.long, device=device)
         return cls(cut.positions(device), one_1T, tuple((row, 0, cut.length) for row in range(batch)), cut, batch)
 
     @functools.cached_property
-    def pieces(self) -> tuple[Piece, ...]:  # type: ignore[override]
+    def query_blocks(self) -> tuple[QueryBlock, ...]:  # type: ignore[override]
         """The parts of documents that lie here, in the order of the tokens here; made once for all layers."""
         if len(self.spans) == self.batch:
             return tuple(_pieces_of(slice(0, self.batch), ((0, self.cut.length),), self.cut))
@@ -105,24 +105,24 @@ class LocalDocuments(Documents):
     def ranges(self) -> tuple[tuple[int, int], ...]:
         return self.cut.ranges
 
-    def block_mask(self, sight: Sight) -> Any:
-        """FlexAttention's mask of the queries here over all keys: what the sight allows within each document."""
+    def block_mask(self, spec: AttentionSpec) -> Any:
+        """FlexAttention's mask of the queries here over all keys: what the spec allows within each document."""
         from torch.nn.attention.flex_attention import create_block_mask
 
-        number_BT, index_S = self.number_BT, self.cut.positions(self.number_BT.device)
+        document_BT, index_S = self.document_BT, self.cut.positions(self.document_BT.device)
         one_each = self.position_BT.dim() == 1
 
         def allowed(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-            return sight.allows(index_S[q], kv)
+            return spec.allows(index_S[q], kv)
 
         def within(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-            return allowed(b, h, q, kv) & (number_BT[b, index_S[q]] == number_BT[b, kv])
+            return allowed(b, h, q, kv) & (document_BT[b, index_S[q]] == document_BT[b, kv])
 
         batch, mask = (None, allowed) if one_each else (self.batch, within)
-        return create_block_mask(mask, batch, None, len(index_S), self.cut.length, device=number_BT.device)
+        return create_block_mask(mask, batch, None, len(index_S), self.cut.length, device=document_BT.device)
 
 
-def _pieces_of(rows: slice, spans: Any, cut: Cut) -> Iterator[Piece]:
+def _pieces_of(rows: slice, spans: Any, cut: Cut) -> Iterator[QueryBlock]:
     """What lies here of the documents (start, end) of a sequence."""
     here = 0
     for low, high in cut.ranges:
@@ -130,7 +130,7 @@ def _pieces_of(rows: slice, spans: Any, cut: Cut) -> Iterator[Piece]:
             first, last = max(low, start), min(high, end)
             if first < last:
                 queries = slice(here + first - low, here + last - low)
-                yield Piece(rows, queries, slice(start, end), first - start)
+                yield QueryBlock(rows, queries, slice(start, end), first - start)
         here += high - low
 
 
@@ -183,7 +183,7 @@ def apply(model: Transformer, team: Team) -> None:
 
 
 def attend(
-    q_BHSK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scope: Scope, masks: DropoutMasks | None = None, *,
+    q_BHSK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scope: AttentionScope, masks: DropoutMasks | None = None, *,
     group: dist.ProcessGroup,
 ) -> Tensor:  # fmt: skip
     """What the queries here see of the whole sequences, (B, H, S, K). Keys and values are those of the tokens here."""

@@ -140,7 +140,7 @@ class Stage(nn.Module):
             else:
                 positions = documents.position_BT
             x_BTD = self.model.embed(inputs_BT, positions, mine.masks) if self.span.has_embedding else x
-            x_BTD = self.model.through(x_BTD, positions, documents, masks=mine.masks)
+            x_BTD = self.model.run_blocks(x_BTD, positions, documents, masks=mine.masks)
             if not self.span.has_head:
                 return x_BTD.contiguous()
             hidden_BTD: Tensor = self.model.norm(x_BTD)

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Partial
 
 from bessemer.errors import InputError
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.elementwise import widened
+from bessemer.model.kernels import upcast
 from bessemer.parallel.exchange import Share, gather_columns, gather_tokens, scatter_tokens, sum_over
 from bessemer.parallel.vocabulary import VocabularyShard
 
@@ -104,7 +104,7 @@ class NormOverHeads(nn.Module):
     eps: float
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = widened(x)
+        wide = upcast(x)
         whole_width = x.shape[-1] * self.share.size
         squares = sum_over(wide.square().sum(dim=-1, keepdim=True), self.share)
         return (wide * (squares / whole_width + self.eps).rsqrt() * self.scale).to(x.dtype)

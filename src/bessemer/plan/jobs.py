@@ -10,7 +10,7 @@ from typing import get_args
 from bessemer.errors import InputError
 from bessemer.layout import devices, dial
 from bessemer.model.config import ModelConfig
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
 from bessemer.plan.estimate import stacks
 from bessemer.plan.estimate.job import Cluster, Job, Layout, Precision, Recompute
 from bessemer.recipe import Batches, Recipe

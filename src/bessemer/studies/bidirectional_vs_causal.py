@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bessemer.evaluate.fill import word_near_the_middle
+from bessemer.evaluate.final import word_near_the_middle
 from bessemer.studies.library import PACKAGES, Settings, Snippets, classifier, pretrained, tokens_of, train_classifier
 from bessemer.terminal import amount
 from bessemer.tokens.held_out import held_out

@@ -182,7 +182,7 @@ def _ended(started: list[subprocess.Popen[bytes]]) -> list[int | None]:
 
 
 def _row(scope: Scope, folder: Path, name: str, case: str, precision: str, failure: str | None) -> dict[str, Any]:
-    from bessemer.model.of_recipe import model_config
+    from bessemer.model.huggingface.config import model_config
     from bessemer.studies import text
     from bessemer.train.planned_traffic import planned_bytes
 

@@ -20,8 +20,8 @@ import torch
 
 from bessemer.checkpoint import save
 from bessemer.layout.dial import resolve
-from bessemer.model.initialisation import build, shell
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
+from bessemer.model.transformer import build_model, meta_model
 from bessemer.parallel import traffic
 from bessemer.parallel.team import ALONE, Team, in_group, join, leave
 from bessemer.parallel.tied import owned_parameters
@@ -135,7 +135,7 @@ def train(asked: Settings, layout: Parallel, case: Case, precision: str, team: T
     """
     recipe = recipe_of(asked, layout, case, precision)
     config = model_config(recipe, text.VOCABULARY)
-    model = build(config, SEED) if team.is_alone else shell(config)
+    model = build_model(config, SEED) if team.is_alone else meta_model(config)
     device = devices.choose(recipe.train)
     step = TrainStep(recipe, model, device, text.END_OF_TEXT, 1, team, initial_weights(config, SEED))
     losses, targets, norms, before, started = [], [], [], traffic.sent(), perf_counter()

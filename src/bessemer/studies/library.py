@@ -17,8 +17,8 @@ import numpy.typing as npt
 from bessemer.corpus import pipeline
 from bessemer.layout.dial import resolve
 from bessemer.model.config import ModelConfig
-from bessemer.model.initialisation import build
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
+from bessemer.model.transformer import build_model
 from bessemer.recipe import Recipe, parse
 from bessemer.run import RunFolder
 from bessemer.terminal import progress
@@ -139,7 +139,7 @@ def tokens_of(settings: Settings, folder: Path) -> TokenStore:
 
 def step_of(recipe: Recipe, config: ModelConfig, store: TokenStore) -> TrainStep:
     """A new model with its optimizer."""
-    return TrainStep(recipe, build(config, recipe.run.seed), devices.choose(recipe.train), store.end_of_text, 1)
+    return TrainStep(recipe, build_model(config, recipe.run.seed), devices.choose(recipe.train), store.end_of_text, 1)
 
 
 def fit(step: TrainStep, reader: Callable[[int], Batch], advance: Callable[..., None]) -> float:

@@ -13,8 +13,8 @@ from time import perf_counter
 from typing import Any
 
 from bessemer.layout.dial import resolve
-from bessemer.model.initialisation import build
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
+from bessemer.model.transformer import build_model
 from bessemer.recipe import parse
 from bessemer.studies import text
 from bessemer.terminal import progress
@@ -159,7 +159,7 @@ def _trained(asked: Settings, width: int, rate: float, base_width: int | None) -
         text.VOCABULARY,
     )
     config = model_config(recipe, text.VOCABULARY)
-    step = TrainStep(recipe, build(config, 0), devices.choose(recipe.train), text.END_OF_TEXT, 1)
+    step = TrainStep(recipe, build_model(config, 0), devices.choose(recipe.train), text.END_OF_TEXT, 1)
     for number in range(asked.steps):
         found = step.gradients(text.batch(number, asked.sequences, asked.length, asked.max_bytes))
         if not (isfinite(found.loss) and isfinite(found.grad_norm)):

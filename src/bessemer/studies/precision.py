@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from bessemer.layout.dial import resolve
-from bessemer.model.initialisation import build
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
+from bessemer.model.transformer import build_model
 from bessemer.recipe import parse
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import choose
@@ -141,7 +141,7 @@ def _train(name: str, dynamic: bool) -> tuple[dict[str, Any], TrainStep]:
     # Every precision takes the batch's share as its loss scale; only fp16 with a dynamic one has a factor on top.
     arithmetic = replace(PRECISIONS[name], scaled=True)
     device = replace(choose(recipe.train), arithmetic=arithmetic)
-    step = TrainStep(recipe, build(model_config(recipe, 256), 0), device, 0, 1)
+    step = TrainStep(recipe, build_model(model_config(recipe, 256), 0), device, 0, 1)
     scale, losses, lost = LossScale(2.0**16 if dynamic else 1.0), [], 0
     for number, batch in enumerate(_batches()):
         found = step.gradients(batch, LossScale(scale.value * SHARE))

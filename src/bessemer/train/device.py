@@ -18,7 +18,7 @@ import torch.utils.deterministic
 from bessemer.environment import available_memory
 from bessemer.errors import InputError
 from bessemer.layout.devices import peak_flops
-from bessemer.model.product import times_transposed
+from bessemer.model.kernels import linear_kernel
 from bessemer.recipe import Train
 from bessemer.train.precision import Precision, apply_flags, chosen
 
@@ -142,7 +142,7 @@ def matmul_rate(device: Device) -> float:
     best = 0.0
     for n in (8192,) if device.is_cuda else CPU_MATMUL_EDGES:
         a, b = (torch.randn(n, n, device=device.place, generator=numbers).to(device.dtype) for _ in range(2))
-        for product in (times_transposed, torch.mm):
+        for product in (linear_kernel, torch.mm):
             seconds: list[float] = []
             while len(seconds) < MATMUL_REPEATS[0] or (
                 len(seconds) < MATMUL_REPEATS[1] and sum(seconds) < MATMUL_SECONDS

@@ -79,7 +79,9 @@ class ModelWithLoss(nn.Module):
         """(total, nats_B, correct_B) of an Outcome, or with `scored` what Task.score gives: hooks of FSDP2 look for tensors
         in plain tuples only."""
         with precisions.autocast(self.device.arithmetic, self.device.place):
-            masks = None if dropout_B is None else DropoutMasks.of(self.dropout, dropout_B, inputs_BT.shape[1])
+            masks = (
+                None if dropout_B is None else DropoutMasks.from_sequences(self.dropout, dropout_B, inputs_BT.shape[1])
+            )
             mine = share(self.team, inputs_BT, targets_BS, self.task.documents(inputs_BT, starts_BT), masks)
             hidden_BTD = self.model(mine.inputs_BS, mine.documents, masks=mine.masks)
             inputs_BT, targets_BS = mine.inputs_BS, mine.targets_BS

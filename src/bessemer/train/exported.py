@@ -1,10 +1,14 @@
-"""A trained run in the Hugging Face layout: whole and held against `transformers`, or tensor by tensor where it is too large."""
+"""A trained or imported run, exported: in the Hugging Face layout, whole and compared with `transformers` or streamed where it
+is too large; or as a GGUF file for llama.cpp with an Ollama Modelfile. A model card beside both."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,19 +17,19 @@ from bessemer.checkpoint import Checkpoint, latest
 from bessemer.checkpoint.average import mean_of, newest
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
+from bessemer.model.gguf import TYPES, GgufIds, architecture_of, modelfile, vocabulary_of, write_gguf
 from bessemer.model.huggingface.config import written_dropout
-from bessemer.model.huggingface.export import export
-from bessemer.model.huggingface.files import DTYPES, Beside
-from bessemer.model.huggingface.stream import stream
-from bessemer.model.initialisation import shell
+from bessemer.model.huggingface.export import CARD, DTYPES, DTYPES_FILE, RECORD, ExportFiles, export, stream
+from bessemer.model.transformer import meta_model
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder
+from bessemer.run import RunFolder, staging, write_atomic, write_json
 from bessemer.terminal import warn
 from bessemer.tokens.held_out import held_out
 from bessemer.tokens.labelled import whole_texts
+from bessemer.tokens.pretrained import chat_template, read_table
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.train.card import model_card
+from bessemer.train.card import model_card, source_licence
 from bessemer.train.device import available_bytes, choose
 from bessemer.train.imported import gate_inputs
 from bessemer.train.restored import open_trained
@@ -44,12 +48,12 @@ def export_trained(recipe: Recipe, run: RunFolder, folder: Path, average: int = 
     device, store = choose(settings), TokenStore.open(run.tokens)
     checkpoints = checkpoints_of(run, average)
     config = ModelConfig.from_dict(checkpoints[0].facts["model"])
-    beside = _beside(recipe, run, store, config, checkpoints[0].step)
+    files = _export_files(recipe, run, store, config, checkpoints[0].step)
     streams = recipe.export.stream
     if streams is None:
         streams = MODELS_IN_MEMORY * 4 * config.parameters > available_bytes(device)
     if streams:
-        return _streamed(beside, config, checkpoints, folder)
+        return _streamed(files, config, checkpoints, folder)
     model = open_trained(recipe, run, store, device, average).step.model
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
     if store.sources:
@@ -61,17 +65,17 @@ def export_trained(recipe: Recipe, run: RunFolder, folder: Path, average: int = 
         sample, texts = torch.from_numpy(sequences), [(text, tokenizer.encode(text)) for text in rows]
     else:
         sample, texts = gate_inputs(model, tokenizer)
-    check = export(model, beside, folder, sample, texts)
+    check = export(model, files, folder, sample, texts)
     greedy = f", {check.greedy_tokens_equal} greedy tokens equal" if check.greedy_tokens_equal else ""
     return f"{check.architecture} in {folder}: transformers' logits differ by {check.logits_max_difference:.1e}{greedy}"
 
 
-def _beside(recipe: Recipe, run: RunFolder, store: TokenStore, config: ModelConfig, step: int) -> Beside:
+def _export_files(recipe: Recipe, run: RunFolder, store: TokenStore, config: ModelConfig, step: int) -> ExportFiles:
     """What goes into the export with the weights; an imported model's own files where the run has them."""
     source = run.source if (run.source / "config.json").exists() else None
     labels = tuple(store.labels) if config.labels else ()
     dtype = DTYPES.get(recipe.export.dtype or "")
-    return Beside(
+    return ExportFiles(
         store.folder / "tokenizer.json", store.end_of_text, store.framing, store.mask_token, labels, source, dtype,
         card=lambda check: model_card(recipe, run, store, config, step, check),
         dropout=written_dropout(config, recipe.train.dropout) if recipe.train.dropout.is_on else carried_dropout(recipe),
@@ -79,10 +83,10 @@ def _beside(recipe: Recipe, run: RunFolder, store: TokenStore, config: ModelConf
     )  # fmt: skip
 
 
-def _streamed(beside: Beside, config: ModelConfig, checkpoints: list[Checkpoint], folder: Path) -> str:
+def _streamed(files: ExportFiles, config: ModelConfig, checkpoints: list[Checkpoint], folder: Path) -> str:
     with ExitStack() as stack:
         read = reader(checkpoints, stack)
-        check = stream(shell(config), read, beside, folder)
+        check = stream(meta_model(config), read, files, folder)
     return f"{check.tensors} tensors in {folder}, each read back and equal; {check.logits}"
 
 
@@ -90,10 +94,10 @@ def checkpoints_of(run: RunFolder, average: int) -> list[Checkpoint]:
     """The newest checkpoint, or so many of the newest. Raises InputError where there is none."""
     if average > 1:
         return newest(run.checkpoints, average, on_damage=warn)
-    found = latest(run.checkpoints, on_damage=warn)
-    if found is None:
+    checkpoint = latest(run.checkpoints, on_damage=warn)
+    if checkpoint is None:
         raise InputError(f"{run.path}: no checkpoint yet; train it with `bessemer train RECIPE`")
-    return [found]
+    return [checkpoint]
 
 
 def reader(checkpoints: list[Checkpoint], stack: ExitStack) -> Callable[[str], Tensor]:
@@ -104,3 +108,59 @@ def reader(checkpoints: list[Checkpoint], stack: ExitStack) -> Callable[[str], T
         return lambda name: opened[0].read(part, name).float()
 
     return lambda name: mean_of(opened, name)
+
+
+@torch.no_grad()
+def export_gguf(recipe: Recipe, run: RunFolder, folder: Path, average: int = 1, dtype: str | None = None) -> str:
+    """Write the newest checkpoint's weights, or the mean of so many, as `export_trained` does. Returns a line about it.
+
+    dtype: of gguf.TYPES; None: the recipe's, or what an imported model came in, or float32. Raises InputError, with
+    the reason, for a model or a tokenizer that llama.cpp would use another way.
+    """
+    if find_spec("gguf") is None:
+        raise InputError('export --to gguf: needs the gguf package; install it with: pip install "bessemer[gguf]"')
+    store, checkpoints = TokenStore.open(run.tokens), checkpoints_of(run, average)
+    config = ModelConfig.from_dict(checkpoints[0].facts["model"])
+    architecture = architecture_of(config)
+    vocabulary = vocabulary_of(store.folder / "tokenizer.json", config.vocabulary)
+    dtype = dtype or recipe.export.dtype or _source_dtype(run)
+    name = f"{recipe.run.name}-{TYPES[dtype]}.gguf"
+    template = chat_template(store.folder)
+    model = meta_model(config)
+    name_of = {parameter: key for key, parameter in model.named_parameters()}
+    with ExitStack() as stack, staging(folder) as staged:
+        read = reader(checkpoints, stack)
+
+        def value(parameter: Tensor) -> Tensor:
+            return read(name_of[parameter])  # type: ignore[index]
+
+        ids = GgufIds(store.framing, store.ends, _pad(run, store))
+        tensors = write_gguf(
+            model, value, vocabulary, ids, recipe.run.name, staged / name, dtype, source_licence(run), template
+        )
+        kept = run.source if (run.source / "config.json").exists() else store.folder
+        generation = read_table(kept / "generation_config.json")
+        stops = [vocabulary.tokens[number] for number in store.ends]
+        write_atomic(staged / "Modelfile", modelfile(name, config.positions_length, stops, generation, template))
+        check: dict[str, Any] = {
+            "architecture": architecture, "parameters": config.parameters, "tensors": tensors, "type": TYPES[dtype],
+            "pre_tokenizer": vocabulary.pre, "gguf": name,
+        }  # fmt: skip
+        write_atomic(staged / CARD, model_card(recipe, run, store, config, checkpoints[0].step, check))
+        files = {path.name: path.stat().st_size for path in sorted(staged.iterdir())}
+        write_json(staged / RECORD, {**check, "files": files})
+    return f"{architecture} in {folder / name}: {tensors} tensors in {TYPES[dtype]}, each read back and equal"
+
+
+def _source_dtype(run: RunFolder) -> str:
+    """What most tensors of an imported model are in."""
+    dtypes = Counter(read_table(run.source / DTYPES_FILE).values())
+    return dtypes.most_common(1)[0][0] if dtypes else "float32"
+
+
+def _pad(run: RunFolder, store: TokenStore) -> int | None:
+    if not (run.source / "config.json").exists():
+        own = Tokenizer.load_any(store.folder / "tokenizer.json").id_of(store.special.get("pad", ""))
+        return store.end_of_text if own is None else own
+    pad = read_table(run.source / "config.json").get("pad_token_id")
+    return None if pad is None else int(pad)

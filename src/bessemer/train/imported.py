@@ -16,12 +16,11 @@ from bessemer.environment import describe
 from bessemer.errors import InputError
 from bessemer.layout import dial
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.check import ReadCheck, check_read
-from bessemer.model.huggingface.claims import require_classes
+from bessemer.model.huggingface.check import ReadCheck, check_read, require_classes
 from bessemer.model.huggingface.config import read_config, recipe_keys, to_hugging_face
-from bessemer.model.huggingface.files import keep_files
-from bessemer.model.huggingface.gate import compare_ids, errors_about, their_framing, their_tokenizer, verify
-from bessemer.model.huggingface.read import read_model
+from bessemer.model.huggingface.export import keep_files
+from bessemer.model.huggingface.gate import compare_ids, errors_about, framing_of, load_tokenizer, verify
+from bessemer.model.huggingface.weights import read_model
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe, dump, parse
 from bessemer.run import RunFolder, staging, write_atomic, write_json
@@ -55,8 +54,7 @@ def import_model(source: Path, run: RunFolder, name: str, directory: str, commit
     Raises InputError when the folder is not a supported model or its tokenizer does not fit, BessemerError when
     `transformers` computes something else from it. The run folder appears whole by one rename, or not at all.
     """
-    found = {path.name for path in run.path.iterdir()} if run.path.is_dir() else set()
-    if found - {".lock"}:
+    if run.path.is_dir() and {path.name for path in run.path.iterdir()} - {".lock"}:
         raise InputError(f"{run.path}: holds a run or other files already; choose another name with --name")
     require_classes(source, read_config(source)[1])
     model = read_model(source)
@@ -97,8 +95,8 @@ def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: Read
     sample, texts = gate_inputs(model, tokenizer)
     architecture, parameters = to_hugging_face(model.config, 0)["architectures"][0], model.config.parameters
     if read.layers < read.of_layers:
-        theirs = their_tokenizer(source)
-        compare_ids(theirs, texts, their_framing(theirs))
+        theirs = load_tokenizer(source)
+        compare_ids(theirs, texts, framing_of(theirs))
         return Imported(architecture, parameters, read.max_difference, 0, len(texts), read.line)
     check = verify(model, source, sample, texts)
     worst = max(read.max_difference or 0.0, check.logits_max_difference)
@@ -108,7 +106,7 @@ def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: Read
 
 def _write(run: RunFolder, source: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
     """The folder's own files, and the tokenizer as a run has it."""
-    framing = their_framing(their_tokenizer(source))
+    framing = framing_of(load_tokenizer(source))
     with staging(run.source) as staged:
         keep_files(source, staged)
     with staging(run.tokens) as staged:

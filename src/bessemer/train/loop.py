@@ -15,7 +15,7 @@ from bessemer.guard.incidents import record
 from bessemer.guard.judge import GuardState, Verdict, cause, judge
 from bessemer.layout.flops import recomputed_flops_per_token, step_flops_per_token
 from bessemer.model.config import ModelConfig
-from bessemer.model.initialisation import build, shell
+from bessemer.model.transformer import build_model, meta_model
 from bessemer.parallel.team import ALONE, Team
 from bessemer.recipe import Batches, Recipe
 from bessemer.run import RunFolder, write_json
@@ -177,14 +177,14 @@ def _step(
 ) -> TrainStep:  # fmt: skip
     """The step with the weights of a fresh start, or with any that a checkpoint will take the place of."""
     if team.is_alone:
-        model = build(config, recipe.run.seed) if resumed else starting_model(recipe, config)
+        model = build_model(config, recipe.run.seed) if resumed else starting_model(recipe, config)
         weights = None
     elif resumed:
-        model, weights = shell(config), lambda name, shape: torch.zeros(shape)
+        model, weights = meta_model(config), lambda name, shape: torch.zeros(shape)
     elif recipe.model.from_ is not None:
         model, weights = starting_model(recipe, config, team.is_first), None
     else:
-        model, weights = shell(config), initial_weights(config, recipe.run.seed)
+        model, weights = meta_model(config), initial_weights(config, recipe.run.seed)
     return TrainStep(recipe, model, device, store.end_of_text, len(store.sources), team, weights, recomputed)
 
 

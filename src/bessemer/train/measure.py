@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from bessemer.model.config import ModelConfig
-from bessemer.model.initialisation import build
+from bessemer.model.transformer import build_model
 from bessemer.recipe import Recipe
 from bessemer.train.accumulate import micro_batches_together
 from bessemer.train.device import Device, synchronize
@@ -28,7 +28,7 @@ def step_seconds(
     """
     batch_tokens, micro = recipe.train.global_batch_tokens, recipe.train.micro_batch
     assert batch_tokens is not None and micro is not None, "the recipe is resolved"
-    step = TrainStep(recipe, build(config, recipe.run.seed), device, 0, 1, recomputed=recomputed)
+    step = TrainStep(recipe, build_model(config, recipe.run.seed), device, 0, 1, recomputed=recomputed)
     together = micro_batches_together(recipe, device.place, device.compile)
     batch = step.task.made_up(np.random.default_rng(0), micro * together, config)
     gradients: list[float] = []

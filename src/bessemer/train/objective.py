@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bessemer.errors import InputError
 from bessemer.layout.memory import loss_chunk
-from bessemer.model.product import times, times_transposed
+from bessemer.model.kernels import linear_kernel, matmul_kernel
 from bessemer.parallel.vocabulary import VocabularyShard
 
 
@@ -119,7 +119,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             for start in range(0, count, chunk):
                 part = slice(start, start + chunk)
                 hidden_CD, targets_C = hidden_ND[part], targets_N[part]
-                logits_CV = times_transposed(hidden_CD, head).to(wide)
+                logits_CV = linear_kernel(hidden_CD, head).to(wide)
                 if bias is not None:
                     logits_CV.add_(bias)
                 slope_CV = _cap(logits_CV, terms.soft_cap) if terms.soft_cap else None
@@ -134,7 +134,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                     bias_grad += logits_CV.sum(dim=0)
                 narrow_CV = logits_CV.to(hidden_ND.dtype)
                 if hidden_grad is not None:
-                    hidden_grad[part] = times(narrow_CV, head)
+                    hidden_grad[part] = matmul_kernel(narrow_CV, head)
                 if head_grad is not None:
                     _add_product(head_grad, narrow_CV, hidden_CD, fresh=start == 0)
                 del logits_CV, narrow_CV, slope_CV  # the next chunk's logits go where these were

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.model.product import linear
+from bessemer.model.kernels import linear
 from bessemer.train import fp8
 
 TENSOR_CORES_32 = (8, 0)  # compute capability from which CUDA devices multiply in tf32 and bf16 (Ampere)

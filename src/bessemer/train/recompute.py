@@ -20,7 +20,7 @@ from bessemer.layout import memory as layout_memory
 from bessemer.layout.memory import Memory
 from bessemer.layout.memory import memory as whole_memory
 from bessemer.layout.stages import parts_of
-from bessemer.model.cache import LayerCache
+from bessemer.model.attention import LayerCache
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer

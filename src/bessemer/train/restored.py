@@ -8,7 +8,7 @@ from bessemer.checkpoint import latest
 from bessemer.checkpoint.average import mean_weights, newest
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
-from bessemer.model.initialisation import build
+from bessemer.model.transformer import build_model
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
@@ -36,7 +36,7 @@ def open_trained(recipe: Recipe, run: RunFolder, store: TokenStore, device: Devi
         raise InputError(f"{run.path}: no checkpoint yet; train it with `bessemer train RECIPE`")
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"ema": 0.0})})  # no second copy to read
     config = ModelConfig.from_dict(checkpoint.facts["model"])
-    step = TrainStep(recipe, build(config, recipe.run.seed), device, store.end_of_text, len(store.sources))
+    step = TrainStep(recipe, build_model(config, recipe.run.seed), device, store.end_of_text, len(store.sources))
     if average > 1:
         checkpoints = newest(run.checkpoints, average, on_damage=warn)
         load_weights(step, checkpoints[0], mean_weights(checkpoints))

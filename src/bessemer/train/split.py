@@ -18,8 +18,7 @@ from bessemer.layout import dial
 from bessemer.layout.stages import Span, spans, stages_at
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.initialisation import initial, shell
-from bessemer.model.transformer import Transformer
+from bessemer.model.transformer import Transformer, initial_tensor, meta_model
 from bessemer.parallel import context, data, stage, tensor, tied
 from bessemer.parallel.local import put
 from bessemer.parallel.pipeline import Pipeline, require_micro_batches, require_schedule
@@ -89,11 +88,11 @@ def build(
     """
     memory = memory or nullcontext()
     require_fit(recipe, config, device.place)
-    model = shell(config).to(device.arithmetic.weights)
+    model = meta_model(config).to(device.arithmetic.weights)
     if tied.is_tied(model):
         model.head.tie(model.embedding)
     task.prepare(model)
-    model.use_product(precisions.product_of(device.arithmetic))
+    model.use_linear(precisions.product_of(device.arithmetic))
     held = _stages_here(recipe, config, team)
     if held:
         stage.cut(model, held)
@@ -132,7 +131,7 @@ def _pipelined(
         inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, dropout_B: Tensor | None
     ) -> context.Share:
         rates, length = recipe.train.dropout, inputs_BT.shape[1]
-        masks = None if dropout_B is None else DropoutMasks.of(rates, dropout_B, length)
+        masks = None if dropout_B is None else DropoutMasks.from_sequences(rates, dropout_B, length)
         return context.share(team, inputs_BT, targets_BS, task.documents(inputs_BT, starts_BT), masks)
 
     autocast = functools.partial(precisions.autocast, arithmetic, place)
@@ -171,7 +170,7 @@ def materialise(model: Transformer, team: Team, device: Device, weights: Weights
 
 def initial_weights(config: ModelConfig, seed: int) -> Weights:
     """The weights of a fresh start."""
-    return lambda name, shape: initial(name, shape, config, seed)
+    return lambda name, shape: initial_tensor(name, shape, config, seed)
 
 
 def weights_of(model: Transformer) -> Weights:

@@ -13,9 +13,8 @@ from bessemer.hub import local_folder
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import read_checked
 from bessemer.model.huggingface.config import dropout_keys
-from bessemer.model.huggingface.read import read_model, require_weights
-from bessemer.model.initialisation import build
-from bessemer.model.transformer import Transformer
+from bessemer.model.huggingface.weights import read_model, require_weights
+from bessemer.model.transformer import Transformer, build_model
 from bessemer.parallel.local import put
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder
@@ -38,7 +37,7 @@ def starting_model(recipe: Recipe, config: ModelConfig, checked: bool = True) ->
     when the folder's weights are not this model's, BessemerError when `transformers` computes something else from them.
     """
     if recipe.model.from_ is None:
-        return build(config, recipe.run.seed)
+        return build_model(config, recipe.run.seed)
     folder = local_folder(recipe.model.from_)
     if not checked:
         return read_model(folder, config, recipe.run.seed)

@@ -71,7 +71,7 @@ class TrainStep:
             wide = model.double() if device.arithmetic.weights == torch.float64 else model
             self.model = wide.to(device.place)
             self.task.prepare(self.model)
-            self.model.use_product(precisions.product_of(device.arithmetic))
+            self.model.use_linear(precisions.product_of(device.arithmetic))
             recompute.apply(self.model, recipe.train.recompute, self.recomputed)
             if device.compile:
                 for block in self.model.blocks:

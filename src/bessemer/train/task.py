@@ -18,8 +18,8 @@ from bessemer.errors import InputError
 from bessemer.model.attention import Documents
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.elementwise import widened
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
+from bessemer.model.kernels import upcast
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe, Train
 from bessemer.tokens.held_out import HeldOut
@@ -114,7 +114,7 @@ def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
 
 def documents_in(inputs_BT: Tensor, starts_BT: Tensor | None, end_of_text: int) -> Documents:
     """The documents of a batch of text: where its packing says that pieces begin, else after end-of-text tokens."""
-    return Documents.of(inputs_BT, end_of_text) if starts_BT is None else Documents.beginning_at(starts_BT)
+    return Documents.from_tokens(inputs_BT, end_of_text) if starts_BT is None else Documents.from_starts(starts_BT)
 
 
 def language_loss(model: Transformer, hidden_ND: Tensor, targets_N: Tensor, settings: Train, *, scored: bool) -> Loss:
@@ -257,7 +257,7 @@ class Classify:
         self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor,
         masks: DropoutMasks | None = None,
     ) -> Outcome:  # fmt: skip
-        logits_BL = widened(model.classifier(hidden_BTD, self._lengths(inputs_BT), masks))
+        logits_BL = upcast(model.classifier(hidden_BTD, self._lengths(inputs_BT), masks))
         nats_B = F.cross_entropy(logits_BL, targets_BS[:, 0], reduction="none", ignore_index=-1)
         correct_B = logits_BL.argmax(dim=1) == targets_BS[:, 0]
         return Outcome(nats_B.sum(), nats_B.detach(), correct_B)
@@ -265,7 +265,7 @@ class Classify:
     def score(
         self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        logits_BL = widened(model.classifier(hidden_BTD, self._lengths(inputs_BT)))
+        logits_BL = upcast(model.classifier(hidden_BTD, self._lengths(inputs_BT)))
         nats_B = F.cross_entropy(logits_BL, targets_BS[:, 0], reduction="none", ignore_index=-1)
         return nats_B[:, None], logits_BL.argmax(dim=1, keepdim=True)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bessemer.model.attention import Scope
+from bessemer.model.attention import AttentionScope
 from bessemer.model.transformer import Attention
 from bessemer.parallel.local import local
 from bessemer.parallel.numbers import squares
@@ -114,7 +114,7 @@ class _Observed(nn.Module):
         return out
 
 
-def largest_logit(q_BHTK: Tensor, k_BGTK: Tensor, scope: Scope) -> Tensor:
+def largest_logit(q_BHTK: Tensor, k_BGTK: Tensor, scope: AttentionScope) -> Tensor:
     """The largest score of one sequence that attention does not mask, in chunks of queries. Scores are in fp32."""
     length, groups, head_dim = q_BHTK.shape[2], k_BGTK.shape[1], q_BHTK.shape[3]
     with torch.autocast(q_BHTK.device.type, enabled=False):
@@ -123,14 +123,14 @@ def largest_logit(q_BHTK: Tensor, k_BGTK: Tensor, scope: Scope) -> Tensor:
         found = []
         for start in range(0, length, CHUNK):
             end = min(start + CHUNK, length)
-            last = end if scope.sight.causal else length
-            allowed_CT = scope.sight.allows(index_T[start:end, None], index_T[:last])
+            last = end if scope.spec.causal else length
+            allowed_CT = scope.spec.allows(index_T[start:end, None], index_T[:last])
             if scope.documents is not None:
-                number_T = scope.documents.number_BT[0]
+                number_T = scope.documents.document_BT[0]
                 allowed_CT = allowed_CT & (number_T[start:end, None] == number_T[:last])
             scores_GRCT = q_GRTK[:, :, start:end] @ k_GTK[:, None, :last].transpose(2, 3)
             found.append(scores_GRCT.masked_fill_(~allowed_CT, -torch.inf).max())
-        largest: Tensor = torch.stack(found).max() * (scope.sight.scale or head_dim**-0.5)
+        largest: Tensor = torch.stack(found).max() * (scope.spec.scale or head_dim**-0.5)
     return largest
 
 

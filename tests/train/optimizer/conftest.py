@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bessemer.model.config import ModelConfig
-from bessemer.model.initialisation import build as build_model
+from bessemer.model.transformer import build_model as build_model
 from bessemer.recipe import Optimizer as Settings
 from bessemer.train import optimizer as optimizers
 

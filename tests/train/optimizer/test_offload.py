@@ -45,14 +45,14 @@ def test_bunches_hold_every_parameter_once(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("state", ["fp32", "bf16", "8bit"])
 def test_on_cuda_offloaded_moments_give_the_same_bits(kind: str, state: str) -> None:
     from bessemer.model.config import ModelConfig
-    from bessemer.model.initialisation import build
+    from bessemer.model.transformer import build_model
 
     config = ModelConfig(
         vocabulary=256, layers=2, width=128, heads=4, kv_heads=2, head_dim=32, mlp_width=256, sequence_length=16
     )
     found = []
     for offloaded in (False, True):
-        model = build(config, 0).to("cuda")
+        model = build_model(config, 0).to("cuda")
         settings = Settings(learning_rate=0.01, betas=(0.9, 0.95), kind=kind, state=state, offload=offloaded)  # type: ignore[arg-type]
         optimizer = optimizers.build(model, settings)
         assert (optimizer.host is not None) == offloaded

@@ -1,4 +1,5 @@
-"""What was read compared with what `transformers` reads: the one check of both ways in, `bessemer import` and `model.from`."""
+"""The check of a folder that is read, for `bessemer import` and `model.from`: what `transformers` computes from it, and what
+it declares beside the computation (special tokens, classes, dtype, chat template)."""
 
 from __future__ import annotations
 
@@ -14,20 +15,21 @@ from torch import Tensor
 from bessemer.environment import available_memory
 from bessemer.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.claims import check_claims
 from bessemer.model.huggingface.config import read_config, read_settings, unread_keys
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.gate import quiet_transformers, tolerance_of
-from bessemer.model.huggingface.read import read_model
-from bessemer.model.initialisation import shell
-from bessemer.model.transformer import Transformer
+from bessemer.model.huggingface.gate import logits_of, one_line, quiet_transformers, tolerance_of
+from bessemer.model.huggingface.settings import Settings
+from bessemer.model.huggingface.weights import read_model
+from bessemer.model.transformer import Transformer, meta_model
 from bessemer.run import write_json
 from bessemer.terminal import warn
+from bessemer.tokens.pretrained import CARRIED, chat_template, read_table, template_error, token_ids
 
 SAMPLE_TOKENS, LONGEST_SAMPLE = 64, 320  # the sample grows to twice a window, where that is not longer
 SHORT_WINDOW = 16  # of both sides, where the model's own is longer than the sample
 LAYERS = (16, 8, 4, 2, 1)  # how many are compared where the whole model does not fit
 NAMED = 8  # keys of config.json, at the most
+_ID_FILES = ("generation_config.json", "config.json")
 MODELS_IN_MEMORY = 1.5  # in fp32: transformers', and what comparing takes
 
 
@@ -48,8 +50,8 @@ class ReadCheck:
         """The check in one line."""
         if self.max_difference is None:
             return f"not compared with transformers: {self.note}"
-        found = f"transformers computes the same within {self.max_difference:.1e}"
-        return f"{found} ({self.note})" if self.note else found
+        line = f"transformers computes the same within {self.max_difference:.1e}"
+        return f"{line} ({self.note})" if self.note else line
 
 
 def read_checked(folder: Path, config: ModelConfig | None = None, seed: int = 0) -> tuple[Transformer, ReadCheck]:
@@ -112,10 +114,10 @@ def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
     family = FAMILIES[name]
     theirs = _load(folder, copy, family.classifier if own.labels else family.architecture)
     sample_BT = _sample(ours.config, theirs.config.pad_token_id)
-    new_head = own.labels != ours.config.labels
-    found, wanted = ours(sample_BT), _theirs(folder, theirs, sample_BT, new_head)
-    found = found if new_head else _logits(ours, found)
-    difference = float((found - wanted).abs().max()) if found.shape == wanted.shape else float("inf")
+    new_head = own.labels != ours.config.labels  # then hidden states are compared
+    computed = ours(sample_BT) if new_head else logits_of(ours, sample_BT)
+    wanted = _theirs(folder, theirs, sample_BT, new_head)
+    difference = float((computed - wanted).abs().max()) if computed.shape == wanted.shape else float("inf")
     if not difference <= tolerance_of(wanted):  # a NaN must not pass
         what = "hidden states" if new_head else "logits"
         raise BessemerError(
@@ -123,14 +125,6 @@ def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
             f"{difference:.2e}. Nothing was written; please report this config.json"
         )
     return difference
-
-
-def _logits(model: Transformer, hidden_BTD: Tensor) -> Tensor:
-    """(B, T, V), or (B, L) of a classifier."""
-    if not model.config.labels:
-        return model.head.logits(hidden_BTD)
-    found: Tensor = model.classifier(hidden_BTD, torch.full((len(hidden_BTD),), hidden_BTD.shape[1]))
-    return found
 
 
 def _theirs(folder: Path, theirs: Any, sample_BT: Tensor, new_head: bool) -> Tensor:
@@ -141,11 +135,7 @@ def _theirs(folder: Path, theirs: Any, sample_BT: Tensor, new_head: bool) -> Ten
             return hidden_BTD
         return torch.cat([theirs(row_1T).logits for row_1T in torch.split(sample_BT, 1)])
     except Exception as error:  # a setting that only its forward pass looks at
-        raise InputError(f"{folder}: transformers loads it, but cannot compute with it: {_reason(error)}") from None
-
-
-def _reason(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:300]
+        raise InputError(f"{folder}: transformers loads it, but cannot compute with it: {one_line(error)}") from None
 
 
 def _load(folder: Path, copy: Path, architecture: str) -> Any:
@@ -153,7 +143,7 @@ def _load(folder: Path, copy: Path, architecture: str) -> Any:
     try:
         return kind.from_pretrained(copy, dtype=torch.float32, use_safetensors=True).eval()
     except Exception as error:  # whatever its code and its validation raise
-        raise InputError(f"{folder}: transformers does not read it: {_reason(error)}") from None
+        raise InputError(f"{folder}: transformers does not read it: {one_line(error)}") from None
 
 
 def _sample(config: ModelConfig, padding: int | None) -> Tensor:
@@ -166,7 +156,7 @@ def _sample(config: ModelConfig, padding: int | None) -> Tensor:
 
 def _sharing(model: Transformer, config: ModelConfig) -> Transformer:
     """A model of another configuration, such as fewer layers, which shares the memory of this one."""
-    other = shell(config)
+    other = meta_model(config)
     wanted = other.state_dict().keys()
     other.load_state_dict({name: t for name, t in model.state_dict().items() if name in wanted}, assign=True)
     return other.eval()
@@ -189,3 +179,77 @@ def _reduce_folder(folder: Path, copy: Path, layers: int, window: int) -> None:
 def _window_key(folder: Path) -> str:
     """The key of config.json that has the width of windows."""
     return FAMILIES[read_config(folder)[0]].keys.get("window", "sliding_window")
+
+
+def check_claims(folder: Path, config: ModelConfig) -> list[str]:
+    """What is wrong in a folder but hinders nothing, a sentence each. config: as read from its config.json.
+
+    Raises InputError on what cannot work.
+    """
+    settings = read_settings(folder)
+    for name in CARRIED:
+        if name.endswith(".json"):
+            read_table(folder / name)  # transformers' own error about one would not name it
+    for key in ("dtype", "torch_dtype"):
+        name = settings.raw(key)
+        known = isinstance(name, str) and isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype)
+        if name is not None and not known:
+            raise settings.wrong(key, "is no dtype; float32, bfloat16 or float16 is expected")
+    warnings = _ids(folder, config) + (_classes(settings, config.labels) if config.labels else [])
+    template = chat_template(folder)
+    if template is not None and (error := template_error(template)) is not None:
+        warnings.append(f"{folder}: its chat template does not parse ({error}); `bessemer chat` needs --template")
+    return warnings
+
+
+def require_classes(folder: Path, config: ModelConfig) -> None:
+    """Raise InputError for a head that gives a score of a text and chooses no class."""
+    settings = read_settings(folder)
+    if config.labels == 1 or (config.labels and settings.raw("problem_type") == "regression"):
+        key = "num_labels = 1" if config.labels == 1 else 'problem_type = "regression"'
+        raise InputError(
+            f"{settings.path}: {key} makes its head a regression (a score of each text, as of a reward model), which is not "
+            "supported: a classifier chooses among two classes or more. model.from starts from its body, with a new head"
+        )
+
+
+def _ids(folder: Path, config: ModelConfig) -> list[str]:
+    """Ids beyond the vocabulary."""
+    warnings = []
+    for role in ("pad", "bos", "eos"):
+        for name in _ID_FILES:
+            beyond = [number for number in token_ids(folder / name, role) if number >= config.vocabulary]
+            if not beyond:
+                continue
+            what = f"{folder / name}: {role}_token_id = {beyond[0]} is beyond the vocabulary of {config.vocabulary} ids"
+            if role == "pad":
+                raise InputError(
+                    f"{what}, so no batch can be padded with it; give the tokenizer's padding token, or null"
+                )
+            if config.causal and not config.labels:
+                no_end = "; no text ends at it" if role == "eos" else ""
+                warnings.append(f"{what}{no_end}: it is ignored")
+                break
+    return warnings
+
+
+def _classes(settings: Settings, labels: int) -> list[str]:
+    """Names of classes that cannot be told apart, or two tables that say different things."""
+    named, numbers = settings.table("id2label"), settings.table("label2id")
+    names = {number: named.raw(number) for number in named}
+    if names and sorted(names) != sorted(map(str, range(labels))):
+        raise settings.wrong("id2label", f"does not name the classes 0 to {labels - 1}, each once")
+    warnings = []
+    twice = sorted({str(name) for name in names.values() if list(names.values()).count(name) > 1})
+    if twice:
+        warnings.append(
+            f"{settings.path}: id2label calls more than one class {twice[0]!r}; they cannot be told apart by name"
+        )
+    different = [name for name in numbers if names and names.get(str(numbers.raw(name))) != name]
+    if different and not twice:
+        number = numbers.raw(different[0])
+        warnings.append(
+            f"{settings.path}: label2id says that {different[0]!r} is class {number}, id2label that this is "
+            f"{names.get(str(number))!r}; id2label is taken"
+        )
+    return warnings

@@ -1,4 +1,4 @@
-"""A model's configuration in the Hugging Face layout (`config.json`), read and written; no torch.
+"""A model's configuration from a recipe, and in the Hugging Face layout (`config.json`), read and written; no torch.
 
 Both ways go through the same `Family`. What a family cannot say is an error, never left out; a key of a foreign
 config.json is understood, known to change nothing, none of `transformers` either (`unread_keys`), or refused by name.
@@ -10,26 +10,60 @@ import difflib
 import json
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.model.config import SCALINGS, ModelConfig
-from bessemer.model.huggingface.activations import read_activation, write_activation
+from bessemer.model.config import SCALINGS, ModelConfig, RopeScaling, default_mlp_width
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.family import Family
-from bessemer.model.huggingface.keys import FIXED, READ_ANYWHERE
+from bessemer.model.huggingface.family import FIXED, READ_ANYWHERE, Family
+from bessemer.model.huggingface.rules import Values, read_activation, write_activation
 from bessemer.model.huggingface.settings import Settings
-from bessemer.recipe import Dropout, Model
+from bessemer.recipe import Dropout, Model, Recipe
 
-# Options that belong to no family: a family takes any value of them, or says in `obstacles` which it cannot express.
+# Options that belong to no family: a family takes any value of them, or has an obstacle.
 _FREE = {
     "vocabulary", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "sequence_length", "max_positions",
     "norm_eps", "tie_embeddings", "rope_theta", "window_rope_theta", "rope_scaling", "window", "global_every",
     "global_last", "global_layers", "labels", "pooling", "family",
 }  # fmt: skip
-MOST_LABELS, MOST_LAYERS = 1_000_000, 10_000
+MAX_LABELS, MAX_LAYERS = 1_000_000, 10_000
 _FOLLOW = ("kv_heads", "head_dim")  # from heads and width, where config.json says null or nothing
 _TYPES = {field.name: str(field.type) for field in fields(ModelConfig)}
+
+
+def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfig:
+    """The model of a resolved recipe (every dimension given) with a tokenizer's vocabulary.
+
+    labels: classes of a classifier; 0: a language model.
+    """
+    model = recipe.model
+    if model.layers is None or model.width is None or model.heads is None:
+        raise InputError("model: the dimensions are not derived yet; resolve the recipe first")
+    if model.vocabulary is not None and model.vocabulary < vocabulary:
+        raise InputError(
+            f"model.vocabulary: {model.vocabulary} rows are too few for the tokenizer's {vocabulary} ids"
+            + ("; is tokenizer.path the tokenizer of model.from?" if model.from_ is not None else "")
+        )
+    chosen = model.model_dump(exclude_none=True)
+    options = {field.name for field in fields(ModelConfig)}
+    settings = FAMILIES[model.family].options | {key: value for key, value in chosen.items() if key in options}
+    settings |= {key: RopeScaling.from_dict(settings[key]) for key in SCALINGS if settings.get(key)}
+    config = ModelConfig(
+        **{
+            "vocabulary": vocabulary,
+            "sequence_length": recipe.tokens.sequence_length,
+            "kv_heads": model.heads,
+            "head_dim": model.width // model.heads,
+            "mlp_width": default_mlp_width(model.width, settings.get("gated", True)),
+            "labels": labels,
+            **settings,
+        }
+    )
+    return config if labels == 0 or config.causal else config.with_changes(pooling="first")
+
+
+def family_standard(family: str) -> Values:
+    """ModelConfig's defaults with a family's options."""
+    return {field.name: field.default for field in fields(ModelConfig)} | FAMILIES[family].options
 
 
 def family_of(config: ModelConfig) -> str:
@@ -39,14 +73,10 @@ def family_of(config: ModelConfig) -> str:
     """
     obstacles = {}
     for name, family in FAMILIES.items():
-        standard = {field.name: field.default for field in fields(ModelConfig)} | family.options
         obstacles[name] = [
-            f"{field.name} = {getattr(config, field.name)}"
-            for field in fields(ModelConfig)
-            if field.name not in _FREE
-            and field.name not in family.keys
-            and field.name not in family.free
-            and getattr(config, field.name) != standard[field.name]
+            f"{option} = {getattr(config, option)}"
+            for option, standard in family_standard(name).items()
+            if option not in _FREE | family.free and getattr(config, option) != standard
         ] + family.obstacles(config)
         if config.labels and config.pooling not in family.poolings:
             obstacles[name].append(f"pooling = {config.pooling}")
@@ -59,12 +89,12 @@ def family_of(config: ModelConfig) -> str:
     )
 
 
-def to_hugging_face(config: ModelConfig, end_of_text: int) -> dict[str, Any]:
+def to_hugging_face(config: ModelConfig, end_of_text: int) -> Values:
     """The config.json of a configuration, without dropout. Raises InputError when no family of transformers has this block."""
     family = FAMILIES[family_of(config)]
     values = config.to_dict() | {"max_positions": config.positions_length}
     values["activation"] = write_activation(config.activation)
-    written: dict[str, Any] = {
+    written: Values = {
         "architectures": [family.classifier if config.labels else family.architecture],
         "model_type": family.model_type,
         **{theirs: values[ours] for ours, theirs in family.keys.items()},
@@ -89,10 +119,9 @@ def read_config(folder: Path) -> tuple[str, ModelConfig]:
     _require_known(settings, family)
     defaults = {ours: value for ours, value in family.defaults.items() if value is not None}  # None follows from others
     values = family.options | defaults | {"family": family.name} | _mapped(settings, family)
-    values |= {ours: value for ours, value in _follow(settings, family, values).items() if ours not in values}
-    found = family.read(settings, values)
-    pooling = found.pop("pooling", "last" if values.get("causal", True) else "first")
-    values |= found
+    values = _derived(settings, family, values) | values
+    values |= family.read(settings, values)
+    pooling = values.pop("pooling", "last" if values.get("causal", True) else "first")
     labels = _labels(settings)  # looked at under any head: transformers makes a name for each
     if settings.texts("architectures")[:1] == [family.classifier]:
         values |= {"labels": labels, "pooling": pooling}
@@ -122,18 +151,18 @@ def dropout_keys(folder: Path) -> dict[str, float]:
 
     Raises InputError on a rate outside of [0, 1].
     """
-    settings, found = read_settings(folder), {}
+    settings, rates = read_settings(folder), {}
     for key in _family(settings).dropout:
         rate = settings.raw(key)
         if rate is None:
             continue
         if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 0 <= rate <= 1:
             raise settings.wrong(key, "must be a share from 0 to 1")
-        found[key] = float(rate)
-    return found
+        rates[key] = float(rate)
+    return rates
 
 
-def recipe_keys(folder: Path) -> dict[str, Any]:
+def recipe_keys(folder: Path) -> Values:
     """What a folder's config.json says, as keys of the recipe's [model] table."""
     family, config = read_config(folder)
     values = {key: value for key, value in config.to_dict().items() if key in Model.model_fields}
@@ -186,9 +215,9 @@ def _require_known(settings: Settings, family: Family) -> None:
             raise settings.wrong(key, f"is not supported; only {wanted!r} is")
 
 
-def _mapped(settings: Settings, family: Family) -> dict[str, Any]:
+def _mapped(settings: Settings, family: Family) -> Values:
     """Our options under the keys that say them directly."""
-    values: dict[str, Any] = {}
+    values: Values = {}
     for ours, theirs in family.keys.items():
         kind = _TYPES[ours]
         if settings.raw(theirs) is None and (theirs in settings or ours in family.defaults or ours in _FOLLOW):
@@ -200,13 +229,13 @@ def _mapped(settings: Settings, family: Family) -> dict[str, Any]:
         elif kind == "Activation":
             values[ours] = read_activation(settings, theirs)
         else:
-            values[ours] = settings.integer(theirs, least=0 if ours in ("window", "token_types") else 1)
-    if values.get("layers", 0) > MOST_LAYERS:  # lists of that length would be made
-        raise settings.wrong(family.keys["layers"], f"is more than {MOST_LAYERS} layers")
+            values[ours] = settings.integer(theirs, min_value=0 if ours in ("window", "token_types") else 1)
+    if values.get("layers", 0) > MAX_LAYERS:  # lists of that length would be made
+        raise settings.wrong(family.keys["layers"], f"is more than {MAX_LAYERS} layers")
     return values
 
 
-def _follow(settings: Settings, family: Family, values: dict[str, Any]) -> dict[str, Any]:
+def _derived(settings: Settings, family: Family, values: Values) -> Values:
     """Dimensions that follow from others. Raises InputError on dimensions that do not divide or are missing."""
     for ours in ("vocabulary", "layers", "width", "heads", "max_positions"):
         if ours not in values:
@@ -228,6 +257,6 @@ def _follow(settings: Settings, family: Family, values: dict[str, Any]) -> dict[
 def _labels(settings: Settings) -> int:
     """Classes of a classifier: as many as have names, else num_labels, else transformers' 2."""
     number = settings.integer("num_labels", 2)
-    if number > MOST_LABELS:
-        raise settings.wrong("num_labels", f"is more than {MOST_LABELS}")
+    if number > MAX_LABELS:
+        raise settings.wrong("num_labels", f"is more than {MAX_LABELS}")
     return len(list(settings.table("id2label"))) or number

@@ -1,41 +1,141 @@
-"""To the Hugging Face layout; an export that `transformers` does not reproduce is not published."""
+"""To the Hugging Face layout: weights, config.json, generation_config.json, the tokenizer's files, a model card.
+
+A model trained here gets files of our own; an imported one keeps those it came with, byte for byte. A whole model goes
+through the gate before it is published; one that does not fit into memory is streamed and its tensors are read back.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bessemer.model.huggingface.files import Beside, record, write_files
+from bessemer.errors import BessemerError
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.config import read_config, to_hugging_face
 from bessemer.model.huggingface.gate import ExportCheck, Texts, errors_about, verify
-from bessemer.model.huggingface.weights import Value, parts
+from bessemer.model.huggingface.weights import Value, hub_tensors
 from bessemer.model.transformer import Transformer
-from bessemer.run import staging, write_json
+from bessemer.run import read_json, staging, write_atomic, write_json
+from bessemer.tokens.pieces import Framing, with_framing
+from bessemer.tokens.pretrained import chat_template, read_table
+from bessemer.tokens.tokenizer import Tokenizer
 
 SHARD_BYTES = 5_000_000_000  # what the hub's tools expect a weights file to stay under
+WEIGHTS_INDEX = "model.safetensors.index.json"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+DTYPES_FILE = "bessemer-dtypes.json"  # the dtype of each tensor of an imported model
+CARD, SOURCE_CARD = "README.md", "README-source.md"  # ours, and that of an imported model
+TEMPLATES_FOLDER = "additional_chat_templates"
+RECORD = "bessemer.json"
 
 
-def export(model: Transformer, beside: Beside, folder: Path, sample: Tensor, texts: Texts) -> ExportCheck:
-    """Write `model` to `folder` as its family's model and check it there.
+@dataclass(frozen=True)
+class ExportFiles:
+    """What an export holds beside the weights.
 
-    beside: what lies beside the weights; sample: (B, T) token ids on which the logits are compared; texts: documents with
-    their ids, without special tokens. Weights are rounded to the dtype they are written in.
-    Raises BessemerError, and leaves `folder` as it was, when `transformers` gives other logits, other greedy
-    tokens or other ids.
+    framing: the ids around a text, None: end-of-text before it; source: an imported model's own files; dtype: of every
+    tensor, None: as the source has them, else float32; card: the text of README.md from what the gate measured; dropout:
+    keys of config.json, 0 where left out; special: special tokens by role (bos, pad, ...) of the model that a training started
+    from, whose chat template and generation settings lie beside `tokenizer_json`; ends: ids at which generation ends then.
     """
-    for part in parts(model):
-        if (dtype := beside.dtype_of(part.name)) != torch.float32:
-            part.take(part.theirs().to(dtype).float())
+
+    tokenizer_json: Path
+    end_of_text: int
+    framing: Framing | None = None
+    mask_token: int | None = None
+    labels: tuple[str, ...] = ()
+    source: Path | None = None
+    dtype: torch.dtype | None = None
+    card: Callable[[dict[str, Any]], str] | None = None
+    dropout: Mapping[str, float] = field(default_factory=dict)
+    special: Mapping[str, str] = field(default_factory=dict)
+    ends: tuple[int, ...] = ()
+
+    @property
+    def own_framing(self) -> Framing:
+        """The ids around a text in an export of a model trained here."""
+        return self.framing or Framing((self.end_of_text,))
+
+    def dtype_of(self, tensor: str) -> torch.dtype:
+        """The dtype that a tensor is written in."""
+        if self.dtype is not None:
+            return self.dtype
+        for name in (tensor, tensor.partition(".")[2]):  # some folders leave out the outer prefix
+            if name in self._source_dtypes:
+                return DTYPES.get(self._source_dtypes[name], torch.float32)
+        return torch.float32
+
+    @cached_property
+    def _source_dtypes(self) -> dict[str, str]:
+        path = None if self.source is None else self.source / DTYPES_FILE
+        return dict(read_json(path)) if path is not None and path.exists() else {}
+
+
+@dataclass(frozen=True)
+class StreamCheck:
+    """What was compared. tensors: read back and equal; logits: why they were not compared with transformers'."""
+
+    parameters: int
+    tensors: int
+    logits: str = "not compared: the model was never whole in memory"
+
+
+def export(model: Transformer, files: ExportFiles, folder: Path, sample: Tensor, texts: Texts) -> ExportCheck:
+    """Write `model` to `folder` as its family's model and check it there. Weights are rounded to the dtype they are written in.
+
+    sample: (B, T) token ids on which the logits are compared; texts: documents with their ids, without special tokens.
+    Raises BessemerError, and leaves `folder` as it was, when `transformers` gives other logits, greedy tokens or ids.
+    """
+    for tensor in hub_tensors(model):
+        if (dtype := files.dtype_of(tensor.name)) != torch.float32:
+            tensor.scatter(tensor.gather().to(dtype).float())
     with staging(folder) as staged:
-        write_weights(model, staged, dtype_of=beside.dtype_of)
-        write_files(model.config, beside, staged)
+        write_weights(model, staged, dtype_of=files.dtype_of)
+        write_files(model.config, files, staged)
         with errors_about("export"):
-            check = verify(model, staged, sample, texts, beside.around)
-        record(staged, check.__dict__, beside)
+            check = verify(model, staged, sample, texts, files.own_framing if files.source is None else None)
+        _record(staged, asdict(check), files)
+    return check
+
+
+@torch.no_grad()
+def stream(
+    model: Transformer, read: Callable[[str], Tensor], files: ExportFiles, folder: Path, shard_bytes: int = SHARD_BYTES
+) -> StreamCheck:
+    """Write a model to `folder` as its family's model, without ever holding more of it than one file.
+
+    model: without memory for its weights (`transformer.meta_model`); read: gives the whole values of one named parameter;
+    shard_bytes: of a file, at the most, where no single tensor is larger. Each file is read back and every tensor compared
+    with a second reading. That `transformers` computes the same logits from the same tensors is what the gate of `export`
+    shows, on any model of the family that fits. Raises BessemerError, and leaves `folder` as it was, when a tensor differs.
+    """
+    name_of: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+
+    def value(parameter: Tensor) -> Tensor:
+        name, values = name_of[parameter], read(name_of[parameter])
+        if values.shape != parameter.shape:
+            raise BessemerError(
+                f"export: tensor {name} is {list(values.shape)}, the model's is {list(parameter.shape)}"
+            )
+        return values.to(parameter.dtype)
+
+    with staging(folder) as staged:
+        write_weights(model, staged, value, shard_bytes, files.dtype_of)
+        write_files(model.config, files, staged)
+        check = StreamCheck(model.config.parameters, _compare_written(model, value, files, staged))
+        _record(staged, asdict(check), files)
     return check
 
 
@@ -53,22 +153,140 @@ def write_weights(
     """
     from safetensors.torch import save_file
 
-    cut = [0]  # how many tensors each file has
-    held = total = 0
-    for part in parts(model):
-        num_bytes = math.prod(part.shape) * dtype_of(part.name).itemsize
-        if held and held + num_bytes > (shard_bytes or SHARD_BYTES):
-            cut.append(0)
-            held = 0
-        cut[-1] += 1
-        held += num_bytes
+    counts, file_bytes, total = [0], 0, 0  # counts: tensors of each file
+    for tensor in hub_tensors(model):
+        num_bytes = math.prod(tensor.shape) * dtype_of(tensor.name).itemsize
+        if file_bytes and file_bytes + num_bytes > (shard_bytes or SHARD_BYTES):
+            counts.append(0)
+            file_bytes = 0
+        counts[-1] += 1
+        file_bytes += num_bytes
         total += num_bytes
-    coming, index = parts(model, value), dict[str, str]()
-    for number, count in enumerate(cut, start=1):
-        name = f"model-{number:05d}-of-{len(cut):05d}.safetensors" if len(cut) > 1 else "model.safetensors"
-        shard = {part.name: part.theirs().to(dtype_of(part.name)).cpu() for part in islice(coming, count)}
+    tensors, index = hub_tensors(model, value), dict[str, str]()
+    for number, count in enumerate(counts, start=1):
+        name = f"model-{number:05d}-of-{len(counts):05d}.safetensors" if len(counts) > 1 else "model.safetensors"
+        shard = {tensor.name: tensor.gather().to(dtype_of(tensor.name)).cpu() for tensor in islice(tensors, count)}
         save_file(shard, folder / name, metadata={"format": "pt"})
         index.update(dict.fromkeys(shard, name))
         del shard  # before the next one is read
-    if len(cut) > 1:
-        write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
+    if len(counts) > 1:
+        write_json(folder / WEIGHTS_INDEX, {"metadata": {"total_size": total}, "weight_map": index})
+
+
+def _compare_written(model: Transformer, value: Value, files: ExportFiles, folder: Path) -> int:
+    """Number of tensors, each of which was equal to what it was made from when it was read back."""
+    from safetensors import safe_open
+
+    index = folder / WEIGHTS_INDEX
+    file_of = read_json(index)["weight_map"] if index.exists() else {}
+    count = 0
+    for tensor in hub_tensors(model, value):
+        with safe_open(folder / file_of.get(tensor.name, "model.safetensors"), framework="pt") as file:
+            if not torch.equal(file.get_tensor(tensor.name), tensor.gather().to(files.dtype_of(tensor.name))):
+                raise BessemerError(f"export: tensor {tensor.name} is not the same after reading it back")
+        count += 1
+    return count
+
+
+def _record(folder: Path, check: dict[str, Any], files: ExportFiles) -> None:
+    """Write the model card, and bessemer.json: what was checked, and the files."""
+    if files.card is not None:
+        if (folder / CARD).exists():
+            (folder / CARD).rename(folder / SOURCE_CARD)
+        write_atomic(folder / CARD, files.card(check))
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
+    write_json(folder / RECORD, {**check, "files": sizes})
+
+
+def write_files(config: ModelConfig, files: ExportFiles, folder: Path) -> None:
+    """Everything but the weights and the model card."""
+    if files.source is not None:
+        _write_source(config, files, files.source, folder)
+        return
+    settings = to_hugging_face(config, files.end_of_text) | dict(files.dropout)
+    special = _special_ids(files)
+    settings |= {key: special[key] for key in special if key in settings}
+    if files.labels:
+        id2label = {str(number): name for number, name in enumerate(files.labels)}
+        settings |= {"id2label": id2label, "label2id": {name: int(number) for number, name in id2label.items()}}
+    write_json(folder / "config.json", settings | _dtype_keys(files.dtype or torch.float32))
+    if config.causal and not config.labels:
+        kept = read_table(files.tokenizer_json.parent / "generation_config.json") if special else {}
+        ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), files.end_of_text)
+        write_json(folder / "generation_config.json", kept | ids | {key: special[key] for key in ids if key in special})
+    _write_tokenizer(files, config, folder)
+
+
+def keep_files(source: Path, folder: Path) -> None:
+    """Copy an imported model's files without its weights, and note the dtype of each of its tensors."""
+    from safetensors import safe_open
+
+    for path in sorted(source.iterdir()):
+        if path.is_file() and not path.name.endswith(_WEIGHTS) and not path.name.startswith("."):
+            shutil.copyfile(path, folder / path.name)
+    if (source / TEMPLATES_FOLDER).is_dir():
+        shutil.copytree(source / TEMPLATES_FOLDER, folder / TEMPLATES_FOLDER)
+    dtypes: dict[str, str] = {}
+    for path in source.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                dtypes[name] = _SAFETENSORS_DTYPES.get(file.get_slice(name).get_dtype(), "float32")
+    write_json(folder / DTYPES_FILE, dtypes)
+
+
+def _write_source(config: ModelConfig, files: ExportFiles, source: Path, folder: Path) -> None:
+    """An imported model's own files; config.json changes only where another dtype is asked for."""
+    for path in sorted(source.iterdir()):
+        if path.name not in (DTYPES_FILE, RECORD):
+            (shutil.copytree if path.is_dir() else shutil.copyfile)(path, folder / path.name)
+    if files.dtype is not None:
+        settings, dtype = read_json(folder / "config.json"), _dtype_keys(files.dtype)
+        named = {key: value for key, value in dtype.items() if key in settings}
+        write_json(folder / "config.json", settings | (named or dtype))
+    family, own = read_config(folder)
+    if own.with_changes(sequence_length=config.sequence_length, max_positions=config.max_positions) != config:
+        raise BessemerError(
+            f"export: {source / 'config.json'} describes another {family} than the weights; was the run's folder changed?"
+        )
+
+
+def _special_ids(files: ExportFiles) -> dict[str, Any]:
+    """Keys of config.json for the special tokens of the model that a training started from."""
+    if not files.special:
+        return {}
+    tokenizer = Tokenizer.load_any(files.tokenizer_json)
+    ids: dict[str, Any] = {f"{role}_token_id": tokenizer.id_of(token) for role, token in files.special.items()}
+    return ids | {"eos_token_id": list(files.ends) if len(files.ends) > 1 else files.ends[0]}
+
+
+def _dtype_keys(dtype: torch.dtype) -> dict[str, str]:
+    name = str(dtype).removeprefix("torch.")
+    return {"dtype": name, "torch_dtype": name}  # the second for transformers before 4.56
+
+
+def _write_tokenizer(files: ExportFiles, config: ModelConfig, folder: Path) -> None:
+    """The tokenizer, which puts end-of-text before a text: so the model was trained, and so our own commands use it."""
+    framing = files.own_framing
+    description = json.loads(files.tokenizer_json.read_text(encoding="utf-8"))
+    write_json(folder / "tokenizer.json", with_framing(description, framing))
+    added = {token["id"]: token["content"] for token in description["added_tokens"]}
+    token = added[files.end_of_text]
+    has_own_ends = not config.causal and "sep" in files.special  # [CLS] and [SEP] in the place of bos and eos
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **dict.fromkeys(("pad_token",) if has_own_ends else ("bos_token", "eos_token", "pad_token"), token),
+        **{f"{role}_token": name for role, name in files.special.items()},
+        # A classifier reads what it was trained on; anything else reads as far as its positions go.
+        "model_max_length": config.sequence_length if config.labels else config.positions_length,
+        "model_input_names": ["input_ids", *(["token_type_ids"] if config.token_types else []), "attention_mask"],
+        # Generation goes on at the right end of each row of a batch.
+        "padding_side": "left" if config.causal and not config.labels else "right",
+        "clean_up_tokenization_spaces": False,
+    }
+    if framing == Framing((files.end_of_text,)):
+        settings["add_bos_token"] = True
+    if files.mask_token is not None:
+        settings["mask_token"] = added[files.mask_token]
+    if files.special and (template := chat_template(files.tokenizer_json.parent)) is not None:
+        write_atomic(folder / "chat_template.jinja", template)
+    write_json(folder / "tokenizer_config.json", settings)

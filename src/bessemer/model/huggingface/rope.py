@@ -1,117 +1,64 @@
-"""Rotary positions in config.json: the base, and how positions are stretched."""
+"""Rules for rotary positions in config.json: the base, and how positions are stretched."""
 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
 from bessemer.model.config import ModelConfig, RopeScaling
+from bessemer.model.huggingface.rules import GLOBAL, WINDOWED, Rule, Values, unless
 from bessemer.model.huggingface.settings import Settings
-from bessemer.model.huggingface.windows import GLOBAL, WINDOWED
 
-KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
-BASE = 10_000.0  # of transformers, where config.json gives none
-_NAMES = {
-    "factor": "factor", "original_length": "original_max_position_embeddings", "low_frequency": "low_freq_factor",
-    "high_frequency": "high_freq_factor", "attention_factor": "attention_factor", "beta_fast": "beta_fast",
-    "beta_slow": "beta_slow", "truncate": "truncate", "mscale": "mscale", "mscale_all_dim": "mscale_all_dim",
-    "short_factor": "short_factor", "long_factor": "long_factor",
+ROPE_BASE = 10_000.0  # of transformers, where config.json gives none
+# Our names of a scaling's values where theirs are others.
+_SCALING_KEYS = {
+    "original_length": "original_max_position_embeddings", "low_frequency": "low_freq_factor",
+    "high_frequency": "high_freq_factor",
 }  # fmt: skip
 # Of each kind: the keys that must be there, and those that may be.
-_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+_SCALING_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
     "dynamic": (("factor",), ()),
     "llama3": (("factor", "low_frequency", "high_frequency"), ("original_length",)),
-    "yarn": (
-        (),
-        ("factor", "original_length", "attention_factor", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"),
-    ),
+    "yarn": ((), ("factor", "original_length", "attention_factor", "beta_fast", "beta_slow", "truncate", "mscale",
+                  "mscale_all_dim")),
     "longrope": (("short_factor", "long_factor"), ("factor", "original_length", "attention_factor")),
 }  # fmt: skip
-
-
-def read_rotary(settings: Settings, positions: int, base: float = BASE) -> dict[str, Any]:
-    """rope_theta, rope_scaling and max_positions: from `rope_parameters` (transformers 5), or from the keys of before.
-
-    positions: max_position_embeddings, which a table without the length first trained on means; base: where none is given.
-    """
-    table, older = settings.table("rope_parameters"), settings.table("rope_scaling")
-    if list(table) and list(older) and read_scaling(table, positions) != read_scaling(older, positions):
-        raise settings.wrong("rope_scaling", "is not what rope_parameters says; remove one of them")
-    table = table if list(table) else older
-    source = table if table.raw("rope_theta") is not None else settings
-    scaling = read_scaling(table, positions)
-    stretched = round(positions * scaling.factor) if scaling and scaling.kind == "dynamic" else positions
-    return {"rope_theta": source.number("rope_theta", base), "rope_scaling": scaling, "max_positions": stretched}
-
-
-def write_rotary(config: ModelConfig) -> dict[str, Any]:
-    """The two keys that every version of transformers reads, and the positions where their scaling counts from these."""
-    written = {"rope_theta": config.rope_theta, "rope_scaling": write_scaling(config.rope_scaling)}
-    if config.rope_scaling is not None and config.rope_scaling.kind == "dynamic":
-        written["max_position_embeddings"] = config.rope_scaling.original_length
-    return written
-
-
-def read_by_layer_type(
-    settings: Settings, positions: int, names: tuple[str, str], bases: tuple[float, float]
-) -> dict[str, Any]:
-    """The rotary options of a family in which layers with a window have a base of their own.
-
-    names, bases: of the layers without a window and of those with one: the keys that older versions wrote, and what
-    `transformers` takes where there are none.
-    """
-    tables = settings.table("rope_parameters")
-    found: dict[str, Any] = {}
-    for prefix, kind, older, base in zip(("", "window_"), (GLOBAL, WINDOWED), names, bases, strict=True):
-        table = tables.table(kind)
-        source, key = (table, "rope_theta") if table.raw("rope_theta") is not None else (settings, older)
-        found |= {
-            f"{prefix}rope_theta": source.number(key, base), f"{prefix}rope_scaling": read_scaling(table, positions),
-        }  # fmt: skip
-    for key in tables:
-        if key not in (GLOBAL, WINDOWED):
-            raise tables.wrong(key, f"is not supported; a table for {GLOBAL} and one for {WINDOWED} are expected")
-    return found
-
-
-def write_by_layer_type(config: ModelConfig, names: tuple[str, str]) -> dict[str, Any]:
-    """The inverse: the keys of older versions too where they can say it."""
-    window_theta = config.rope_theta if config.window_rope_theta is None else config.window_rope_theta
-    window_scaling = config.rope_scaling if config.window_rope_theta is None else config.window_rope_scaling
-    bases = (config.rope_theta, window_theta)
-    written: dict[str, Any] = dict(zip(names, bases, strict=True))
-    if config.rope_scaling is not None or window_scaling is not None:
-        written["rope_parameters"] = {
-            kind: {"rope_theta": base, **(write_scaling(scaling) or {"rope_type": "default"})}
-            for kind, base, scaling in zip(
-                (GLOBAL, WINDOWED), bases, (config.rope_scaling, window_scaling), strict=True
-            )
-        }
-    return written
 
 
 def read_scaling(table: Settings, positions: int, ignored: tuple[str, ...] = ()) -> RopeScaling | None:
     """The scaling that a table describes. Raises InputError for a kind or key that is not supported, or a missing key.
 
-    ignored: keys that somebody else reads.
+    positions: max_position_embeddings, which a table without the original length means; ignored: keys that others read.
     """
     key = "rope_type" if table.raw("rope_type") is not None else "type"
     kind = table.text(key, "default")
-    if kind not in _KINDS:
-        raise table.wrong(key, f"is not supported; supported: {', '.join(_KINDS)}")
-    required, optional = _KINDS[kind]
-    known = {"rope_type", "type", "rope_theta", *ignored, *(_NAMES[ours] for ours in (*required, *optional))}
+    if kind not in _SCALING_KINDS:
+        raise table.wrong(key, f"is not supported; supported: {', '.join(_SCALING_KINDS)}")
+    required, optional = _SCALING_KINDS[kind]
+    known = {
+        "rope_type",
+        "type",
+        "rope_theta",
+        *ignored,
+        *(_SCALING_KEYS.get(ours, ours) for ours in (*required, *optional)),
+    }
     for name in table:
         if name not in known and table.raw(name) is not None:
             raise table.wrong(name, f"is not supported with {key} = {kind!r}")
     if kind == "default":
         return None
-    values: dict[str, Any] = {"kind": kind} | ({"original_length": positions} if kind != "linear" else {})
+    values: Values = {"kind": kind} | ({"original_length": positions} if kind != "linear" else {})
     for ours in (*required, *optional):
-        if ours in required or table.raw(_NAMES[ours]) is not None:
-            values[ours] = _value(table, ours)
+        name = _SCALING_KEYS.get(ours, ours)
+        if ours not in required and table.raw(name) is None:
+            continue
+        if ours in ("short_factor", "long_factor"):
+            values[ours] = tuple(table.numbers(name))
+        elif ours == "truncate":
+            values[ours] = table.flag(name, True)
+        else:
+            values[ours] = table.integer(name) if ours == "original_length" else table.number(name)
     if "factor" not in values:  # how many times longer the sequences are than those first trained on
         values["factor"] = positions / values["original_length"]
     scaling = RopeScaling(**values)
@@ -120,24 +67,131 @@ def read_scaling(table: Settings, positions: int, ignored: tuple[str, ...] = ())
     return scaling
 
 
-def _value(table: Settings, ours: str) -> Any:
-    name = _NAMES[ours]
-    if ours == "original_length":
-        return table.integer(name)
-    if ours == "truncate":
-        return table.flag(name, True)
-    return tuple(table.numbers(name)) if ours in ("short_factor", "long_factor") else table.number(name)
-
-
-def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
+def write_scaling(scaling: RopeScaling | None) -> Values | None:
     """The inverse of `read_scaling`. What has its default is left out where it may be."""
     if scaling is None:
         return None
-    required, optional = _KINDS[scaling.kind]
+    required, optional = _SCALING_KINDS[scaling.kind]
     standard = {field.name: field.default for field in fields(RopeScaling)}
-    written: dict[str, Any] = {"rope_type": scaling.kind}
+    written: Values = {"rope_type": scaling.kind}
     for ours in (*required, *optional):
         value = getattr(scaling, ours)
         if ours in (*required, "factor", "original_length") or value != standard[ours]:
-            written[_NAMES[ours]] = list(value) if isinstance(value, tuple) else value
+            written[_SCALING_KEYS.get(ours, ours)] = list(value) if isinstance(value, tuple) else value
     return written
+
+
+ONE_ROPE_BASE = Rule(
+    obstacles=unless(lambda c: c.window_rope_theta is None, "window_rope_theta = {0.window_rope_theta}")
+)
+
+
+def same_rope(base: float = ROPE_BASE) -> Rule:
+    """Rotary positions, the same in all layers: `rope_parameters` (transformers 5), or the keys of before, which every
+    version reads and which are written. base: where none is given."""
+
+    def read(settings: Settings, values: Values) -> Values:
+        table, older, positions = (
+            settings.table("rope_parameters"),
+            settings.table("rope_scaling"),
+            values["max_positions"],
+        )
+        if list(table) and list(older) and read_scaling(table, positions) != read_scaling(older, positions):
+            raise settings.wrong("rope_scaling", "is not what rope_parameters says; remove one of them")
+        table = table if list(table) else older
+        source = table if table.raw("rope_theta") is not None else settings
+        scaling = read_scaling(table, positions)
+        stretched = round(positions * scaling.factor) if scaling and scaling.kind == "dynamic" else positions
+        return {"rope_theta": source.number("rope_theta", base), "rope_scaling": scaling, "max_positions": stretched}
+
+    def write(config: ModelConfig) -> Values:
+        written = {"rope_theta": config.rope_theta, "rope_scaling": write_scaling(config.rope_scaling)}
+        if config.rope_scaling is not None and config.rope_scaling.kind == "dynamic":
+            written["max_position_embeddings"] = config.rope_scaling.original_length
+        return written
+
+    return Rule(("rope_theta", "rope_scaling", "rope_parameters"), read, write, ONE_ROPE_BASE.obstacles)
+
+
+def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_rope_scaling: bool = False) -> Rule:
+    """Rotary positions of which layers with a window have a base of their own.
+
+    keys, bases: of the layers without a window and of those with one: as older versions write them, and transformers'
+    defaults; has_rope_scaling: older versions say the scaling of layers without a window under rope_scaling.
+    """
+
+    def read(settings: Settings, values: Values) -> Values:
+        tables, positions = settings.table("rope_parameters"), values["max_positions"]
+        options: Values = {}
+        for prefix, kind, older, base in zip(("", "window_"), (GLOBAL, WINDOWED), keys, bases, strict=True):
+            table = tables.table(kind)
+            source, key = (table, "rope_theta") if table.raw("rope_theta") is not None else (settings, older)
+            options[f"{prefix}rope_theta"] = source.number(key, base)
+            options[f"{prefix}rope_scaling"] = read_scaling(table, positions)
+        for key in tables:
+            if key not in (GLOBAL, WINDOWED):
+                raise tables.wrong(key, f"is not supported; a table for {GLOBAL} and one for {WINDOWED} are expected")
+        if has_rope_scaling and list(scaling := settings.table("rope_scaling")):
+            if options["rope_scaling"] is not None:
+                raise settings.wrong("rope_scaling", "stands beside rope_parameters; remove one of them")
+            options["rope_scaling"] = read_scaling(scaling, positions)
+        return options
+
+    def write(config: ModelConfig) -> Values:
+        same = config.window_rope_theta is None
+        thetas = (config.rope_theta, config.rope_theta if same else config.window_rope_theta)
+        scalings = (config.rope_scaling, config.rope_scaling if same else config.window_rope_scaling)
+        written: Values = dict(zip(keys, thetas, strict=True))
+        if has_rope_scaling and config.window_rope_scaling is None:  # as every version of transformers reads it
+            return written | ({} if scalings[0] is None else {"rope_scaling": write_scaling(scalings[0])})
+        if scalings != (None, None):
+            written["rope_parameters"] = {
+                kind: {"rope_theta": theta, **(write_scaling(scaling) or {"rope_type": "default"})}
+                for kind, theta, scaling in zip((GLOBAL, WINDOWED), thetas, scalings, strict=True)
+            }
+        return written
+
+    known = ("rope_parameters", *keys, *(("rope_scaling",) if has_rope_scaling else ()))
+    return Rule(known, read, write, free=("window_rope_scaling",))
+
+
+_LENGTH, _FRACTION = "original_max_position_embeddings", "partial_rotary_factor"
+
+
+def _read_phi_rope(settings: Settings, values: Values) -> Values:
+    table = settings.table("rope_parameters")
+    table = table if list(table) else settings.table("rope_scaling")
+    renamed = {"su": "longrope", "yarn": "longrope"}  # as transformers reads the names of earlier versions
+    kind = table.raw("rope_type") or table.raw("type") or "default"
+    given = {key: table.raw(key) for key in table}
+    given["rope_type"] = renamed.get(kind, kind) if isinstance(kind, str) else kind
+    if given["rope_type"] not in ("default", "longrope"):
+        key = "rope_type" if "rope_type" in table else "type"
+        raise table.wrong(key, "is not supported for phi3; only longrope is")
+    length = settings.integer(_LENGTH, table.integer(_LENGTH, 4096))
+    if given["rope_type"] == "longrope":
+        given[_LENGTH] = length
+    scaling_table = Settings(settings.path, given, "rope_scaling.")
+    scaling = read_scaling(scaling_table, values["max_positions"], (_FRACTION, _LENGTH))
+    return {
+        "rope_theta": table.number("rope_theta", settings.number("rope_theta", ROPE_BASE)), "rope_scaling": scaling,
+        "rotary_fraction": table.number(_FRACTION, settings.number(_FRACTION, 1.0)),
+    }  # fmt: skip
+
+
+PHI_ROPE = Rule(  # longrope or nothing, on a fraction of each head
+    ("rope_theta", "rope_scaling", "rope_parameters", _LENGTH, _FRACTION),
+    _read_phi_rope,
+    lambda config: {
+        "rope_theta": config.rope_theta, "rope_scaling": write_scaling(config.rope_scaling),
+        _LENGTH: config.rope_scaling.original_length if config.rope_scaling else config.positions_length,
+        _FRACTION: config.rotary_fraction,
+    },
+    free=("rotary_fraction",),
+)  # fmt: skip
+ONLY_LONGROPE = Rule(
+    obstacles=unless(
+        lambda c: c.rope_scaling is None or c.rope_scaling.kind == "longrope",
+        "rope_scaling.kind = {0.rope_scaling.kind}",
+    )
+)

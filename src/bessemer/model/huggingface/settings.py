@@ -1,4 +1,4 @@
-"""A foreign table of settings (config.json, or a table inside it), read with a type and bounds for each value."""
+"""A foreign JSON object (config.json, or one inside it), read with a type and bounds for each value."""
 
 from __future__ import annotations
 
@@ -36,17 +36,21 @@ class Settings:
         """The value as it is; None where there is none."""
         return self._values.get(key)
 
+    def is_null(self, key: str) -> bool:
+        """Whether the key is there and its value null."""
+        return key in self._values and self._values[key] is None
+
     def wrong(self, key: str, reason: str) -> InputError:
         """The error about a key's value, to be raised."""
         return InputError(f"{self.path}: {self._inside}{key} = {_short(self.raw(key))} {reason}")
 
-    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number from `least` to LARGEST; required without a default."""
+    def integer(self, key: str, default: int | None = None, min_value: int = 1) -> int:
+        """A whole number from `min_value` to LARGEST; required without a default."""
         value = self._value(key, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST:
-            raise self.wrong(key, f"must be a whole number from {least} to {LARGEST}")
+        if not isinstance(value, int) or isinstance(value, bool) or not min_value <= value <= LARGEST:
+            raise self.wrong(key, f"must be a whole number from {min_value} to {LARGEST}")
         return value
 
     def number(self, key: str, default: float | None = None, *, above: float = 0.0) -> float:

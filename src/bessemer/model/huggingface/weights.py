@@ -1,36 +1,46 @@
-"""Our parameters under the names of `transformers`: one list of views, read on export and written on import.
+"""Weights in the Hugging Face layout: our parameters under the names of `transformers`, and a folder's safetensors read.
 
 Shapes: G key/value heads, R query heads for each, K width of a head, D width, F hidden width.
 """
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bessemer.model.huggingface.config import family_of
+from bessemer.errors import InputError
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.config import family_of, read_config
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.transformer import Transformer
+from bessemer.model.huggingface.family import Tensors
+from bessemer.model.transformer import Transformer, build_model, meta_model
 
-Value = Callable[[Tensor], Tensor]
+Value = Callable[[Tensor], Tensor]  # a parameter to its values
 
 # Views of joint parameters: of `qkv` (G, R + 2, K, D) and its bias (G, R + 2, K), of `gate_up` (2, F, D) and its bias.
 _VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "q": lambda joint: joint[:, :-2],
-    "k": lambda joint: joint[:, -2:-1],
-    "v": lambda joint: joint[:, -1:],
-    "gate": lambda joint: joint[0],
-    "up": lambda joint: joint[1],
-}
+    "q": lambda joint: joint[:, :-2], "k": lambda joint: joint[:, -2:-1], "v": lambda joint: joint[:, -1:],
+    "gate": lambda joint: joint[0], "up": lambda joint: joint[1],
+}  # fmt: skip
 _JOINT = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}  # the order in which transformers' joint tensors have them
+# Buffers of older versions, which a folder may hold and no model reads.
+_BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".position_ids")
+_HEADS = ("head.", "classifier.")  # of our parameters
+_LFS_POINTER = b"version https://git-lfs"
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
-class Part:
-    """A tensor of `transformers` as views of our parameters, one after another along its rows.
+class HubTensor:
+    """A tensor of `transformers` as views of one parameter of ours, one after another along its rows.
 
     ours: the path of our parameter; matrix: theirs has two dimensions, ours may have more before the last; transposed:
     theirs is (in, out), as GPT-2's.
@@ -45,24 +55,20 @@ class Part:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of their tensor."""
+        rows = sum(map(self._rows, self.views))
         if not self.matrix:
-            return (sum(view.numel() for view in self.views),)
-        rows, columns = sum(self._rows(view) for view in self.views), self.views[0].shape[-1]
+            return (rows,)
+        columns = self.views[0].shape[-1]
         return (columns, rows) if self.transposed else (rows, columns)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of their tensor."""
-        return sum(view.nbytes for view in self.views)
-
-    def theirs(self) -> Tensor:
+    def gather(self) -> Tensor:
         """Their tensor, copied out of ours."""
         flat = [view.reshape(self._rows(view), -1) if self.matrix else view.reshape(-1) for view in self.views]
         whole = torch.cat(flat) if len(flat) > 1 else flat[0]
         return (whole.T if self.transposed else whole).clone(memory_format=torch.contiguous_format)
 
     @torch.no_grad()
-    def take(self, theirs: Tensor) -> None:
+    def scatter(self, theirs: Tensor) -> None:
         """Write their tensor into ours. Its shape has been checked."""
         rows = [self._rows(view) for view in self.views]
         for view, values in zip(self.views, torch.split(theirs.T if self.transposed else theirs, rows), strict=True):
@@ -72,70 +78,235 @@ class Part:
         return view.shape[:-1].numel() if self.matrix else view.numel()
 
 
-def parts(
+def hub_tensors(
     model: Transformer, value: Value = lambda parameter: parameter.detach(), family: str | None = None
-) -> Iterator[Part]:
+) -> Iterator[HubTensor]:
     """Every tensor of `transformers`' model of this family as views of ours; a tied matrix stands once.
 
     value: what of each parameter is meant: itself, its gradient, or its values read from a checkpoint; family: whose names,
     left out: those of the one that has the model's options.
     """
     tensors = FAMILIES[family or family_of(model.config)].tensors
-    held = _Held(value)
-    for theirs, ours in tensors.outer:
-        yield from _module(model, theirs, ours, held)
-    for number in range(len(model.blocks)):
-        for theirs, ours in tensors.block:
-            name = f"{tensors.prefix.format(number)}.{theirs}"
-            yield from _module(model, name, f"blocks.{number}.{ours}", held, theirs in tensors.transposed)
+    parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    if model.config.tie_embeddings:
+        parameters.pop("head.weight", None)
+    kept: dict[str, tuple[str, Tensor]] = {}  # values of joint parameters, of which several views follow one another
+
+    def values_of(path: str) -> Tensor:
+        kind = path.rpartition(".")[2]
+        if kind in ("weight", "bias"):
+            return value(parameters[path])
+        if kept.get(kind, ("",))[0] != path:
+            kept.pop(kind, None)  # before the next one is read
+            kept[kind] = (path, value(parameters[path]))
+        return kept[kind][1]
+
+    pairs = [(theirs, ours, False) for theirs, ours in tensors.outer]
+    for layer in range(len(model.blocks)):
+        prefix = tensors.prefix.format(layer)
+        pairs += [
+            (f"{prefix}.{theirs}", f"blocks.{layer}.{ours}", theirs in tensors.transposed)
+            for theirs, ours in tensors.block
+        ]
+    for theirs, ours, transposed in pairs:
+        for name, path, views in _tensors_of_module(theirs, ours):
+            if path in parameters:
+                whole, is_bias = values_of(path), name.endswith("bias")
+                taken = tuple(_VIEWS[view](whole) for view in views) or (whole,)
+                yield HubTensor(name, path, taken, whole.dim() >= 2 and not is_bias, transposed and not is_bias)
 
 
-def _module(model: Transformer, theirs: str, ours: str, held: _Held, transposed: bool = False) -> Iterator[Part]:
-    """The tensors of one pair of names: a weight and a bias, one of them, or none."""
+def _tensors_of_module(theirs: str, ours: str) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Their name, our path and its views (none: the whole) of a module's weight and bias."""
     path, _, view = ours.partition(":")
     joint = path.rpartition(".")[2]
-    if path.endswith((".weight", ".bias")):
-        found = {theirs: path}
-    elif joint in _JOINT:
-        found = {f"{theirs}.weight": path, f"{theirs}.bias": f"{path}_bias"}
-    else:
-        found = {f"{theirs}.{kind}": f"{path}.{kind}" for kind in ("weight", "bias")}
-    for name, parameter_name in found.items():
-        parameter = _find(model, parameter_name)
-        if parameter is None:
-            continue
-        whole = held(parameter_name, parameter)
-        views = (
-            (whole,) if joint not in _JOINT else tuple(_VIEWS[v](whole) for v in ((view,) if view else _JOINT[joint]))
+    if joint in ("weight", "bias"):
+        return [(theirs, path, ())]
+    if joint in _JOINT:
+        views = (view,) if view else _JOINT[joint]
+        return [(f"{theirs}.weight", path, views), (f"{theirs}.bias", f"{path}_bias", views)]
+    return [(f"{theirs}.{kind}", f"{path}.{kind}", ()) for kind in ("weight", "bias")]
+
+
+def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -> Transformer:
+    """The model of a folder, in fp32 on the CPU. Reads safetensors only: a pickle could run code.
+
+    config: the configuration to fill, when it differs from the folder's own in what no tensor has (the sequence
+    length), or puts a classifier in the place of the language head: then the new head has its initial weights of
+    `seed`. Raises InputError that names the first tensor that is missing, unexpected, wrongly shaped or not finite.
+    """
+    family, own = read_config(folder)
+    wanted = own if config is None else config
+    tensors, weights = FAMILIES[family].tensors, require_weights(folder, wanted)
+    model = build_model(wanted, seed)
+    for tensor in hub_tensors(model, family=family):
+        theirs = weights.name_of(tensor.name)
+        if theirs is not None and weights.shapes[theirs] == tensor.shape:  # else it is a new head's
+            tensor.scatter(weights.read_finite(theirs))
+    if model.config.tie_embeddings and not model.config.labels:
+        _require_tied(weights, tensors, model.embedding.weight)
+    return model
+
+
+def require_weights(folder: Path, config: ModelConfig) -> WeightsFolder:
+    """The folder's tensors, once their names and shapes are those of a model; no values are read. Raises as `read_model`."""
+    family, own = read_config(folder)
+    weights = WeightsFolder(folder, FAMILIES[family].tensors.base)
+    if config.layers > len(weights.shapes):
+        raise InputError(
+            f"{folder}: config.json says {config.layers} layers, but the weights are {len(weights.shapes)} tensors; is it the "
+            "config.json of these weights?"
         )
-        bias = name.endswith("bias")
-        yield Part(name, parameter_name, views, whole.dim() >= 2 and not bias, transposed and not bias)
+    try:  # on the meta device: nothing is allocated, whatever config.json says
+        expected = {tensor.name: tensor for tensor in hub_tensors(meta_model(config), family=family)}
+    except (RuntimeError, OverflowError) as error:  # a tensor of more elements than can be counted
+        raise InputError(f"{folder}: config.json describes a model beyond any memory: {error}") from None
+    new_head = config.labels > 0 and config.labels != own.labels
+    optional = {name for name, tensor in expected.items() if new_head and tensor.ours.startswith(_HEADS)}
+    _require_names(weights, expected, optional, family, config, new_head)
+    for name, tensor in expected.items():
+        theirs = weights.name_of(name)
+        if theirs is not None and name not in optional and weights.shapes[theirs] != tensor.shape:
+            raise InputError(
+                f"{folder}: tensor {theirs} is {list(weights.shapes[theirs])}, config.json makes it {list(tensor.shape)}"
+            )
+    return weights
 
 
-def _find(model: Transformer, name: str) -> Tensor | None:
-    """A parameter by its path; None where this configuration has none, or where it is another's (a tied matrix)."""
-    if name == "head.weight" and model.config.tie_embeddings:
+def _require_names(
+    weights: WeightsFolder, expected: dict[str, HubTensor], optional: set[str], family: str, config: ModelConfig,
+    new_head: bool,
+) -> None:  # fmt: skip
+    """Raise InputError that names the first tensor that is missing or unexpected."""
+    folder, tensors = weights.folder, FAMILIES[family].tensors
+    absent = [name for name in expected if weights.name_of(name) is None and name not in optional]
+    known = {weights.name_of(name) for name in expected}
+    extra = [name for name in weights.shapes if name not in known and not _is_unread(name, tensors, config, new_head)]
+    headless = bool(config.labels) or not config.causal  # else tie_word_embeddings may be what is wrong
+    if absent and headless and all(expected[name].ours.startswith(_HEADS) for name in absent):
+        wanted = FAMILIES[family].classifier if config.labels else FAMILIES[family].architecture
+        raise InputError(
+            f"{folder}: the weights have no head of a {wanted} (tensor {absent[0]} is missing); a model without its head, or "
+            f"with that of another task, is read once transformers has given it one: {wanted}.from_pretrained(FOLDER)"
+            ".save_pretrained(OTHER), and the same with AutoTokenizer"
+        )
+    if absent:
+        near = difflib.get_close_matches(absent[0], extra, n=1)
+        raise InputError(
+            f"{folder}: tensor {absent[0]} is missing ({len(absent)} of {len(expected)} are)"
+            + (f"; there is {near[0]} instead" if near else "")
+        )
+    if extra:
+        raise InputError(
+            f"{folder}: tensor {extra[0]} belongs to no part of the model that config.json describes ({len(extra)} do "
+            "not); is it the config.json of these weights?"
+        )
+
+
+def _is_unread(name: str, tensors: Tensors, config: ModelConfig, new_head: bool) -> bool:
+    """Whether a tensor that no part of the model takes is none of its own: a buffer, a tied copy, another head."""
+    if name.endswith(_BUFFERS) or name.startswith(tensors.unread):
+        return True
+    if (config.tie_embeddings or config.labels) and name in _output_names(tensors):
+        return True
+    heads = tuple(theirs for theirs, ours in tensors.outer if f"{ours}.".startswith(_HEADS))
+    return new_head and name.startswith(heads)
+
+
+def _output_names(tensors: Tensors) -> list[str]:
+    """What the output matrix is called."""
+    paths = [theirs for theirs, ours in tensors.outer if ours in ("head", "head.weight")]
+    return [f"{path.removesuffix('.weight')}.weight" for path in paths]
+
+
+def _require_tied(weights: WeightsFolder, tensors: Tensors, embedding_VD: Tensor) -> None:
+    """Raise InputError when a folder that says its matrices are tied has an output matrix of its own."""
+    for name in map(weights.name_of, _output_names(tensors)):
+        if name is not None and not torch.equal(weights.read(name).to(embedding_VD.dtype), embedding_VD.detach()):
+            raise InputError(
+                f"{weights.folder}: tie_word_embeddings is true in config.json, but {name} is another matrix than the "
+                "embedding; set it to false if the model has an output matrix of its own, or remove the tensor"
+            )
+
+
+class WeightsFolder:
+    """The tensors of a folder's safetensors files, by name, read one at a time.
+
+    base: prefix that the names lack where the folder was saved from a model without its head.
+    """
+
+    def __init__(self, folder: Path, base: str) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self.folder, self._base = folder, base
+        self._files: dict[str, Any] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for file in _weight_files(folder):
+            try:
+                opened: Any = safe_open(folder / file, framework="pt")
+                for name in opened.keys():  # noqa: SIM118 (not a dict)
+                    self._files[name] = opened
+                    self.shapes[name] = tuple(opened.get_slice(name).get_shape())
+            except (OSError, SafetensorError) as error:
+                raise InputError(f"{folder / file}: cannot be read: {_why_unreadable(folder / file, error)}") from None
+
+    def name_of(self, name: str) -> str | None:
+        """The name a tensor goes by here: some folders leave out the outer prefix, older ones say gamma and beta."""
+        for candidate in (name, name.removeprefix(self._base)):
+            older = candidate.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+            for spelling in (candidate, older):
+                if spelling in self.shapes:
+                    return spelling
         return None
-    found: object = model
-    for step in name.split("."):
-        found = found[int(step)] if step.isdecimal() else getattr(found, step, None)  # type: ignore[index]
-        if found is None:
-            return None
-    return found if isinstance(found, Tensor) else None
+
+    def read(self, name: str) -> Tensor:
+        tensor: Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def read_finite(self, name: str) -> Tensor:
+        """A tensor in fp32. Raises InputError where it is quantised or has values that are not finite."""
+        tensor = self.read(name)
+        if tensor.dtype not in _DTYPES:
+            raise InputError(
+                f"{self.folder}: tensor {name} is stored as {str(tensor.dtype).removeprefix('torch.')}: quantised weights are "
+                "not read; convert them to float32, bfloat16 or float16"
+            )
+        if count := int((~torch.isfinite(tensor)).sum()):
+            raise InputError(
+                f"{self.folder}: tensor {name} has {count} values that are not finite; the weights are damaged"
+            )
+        return tensor.float()
 
 
-class _Held:
-    """The values of parameters; of a joint one, of which several views are taken one after another, they are kept."""
+def _weight_files(folder: Path) -> list[str]:
+    """The safetensors files of a folder: those that its index names, or the one. Raises InputError where they are not there."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            files = sorted({str(Path(name)) for name in names})
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{index}: is not an index of weights: {type(error).__name__}: {error}") from None
+        for file in files:
+            if Path(file).name != file:
+                raise InputError(f"{index}: names a file outside its folder: {file}")
+            if not (folder / file).exists():
+                raise InputError(
+                    f"{folder / file}: missing, though model.safetensors.index.json names it; download it again"
+                )
+        return files
+    if (folder / "model.safetensors").exists():
+        return ["model.safetensors"]
+    others = sorted(path.name for path in folder.glob("*.bin"))
+    only = (
+        f", only {others[0]}, a pickle, which could run code; if you trust it, convert it once with "
+        f"transformers: AutoModel...from_pretrained({str(folder)!r}).save_pretrained(OTHER)"
+    )
+    raise InputError(f"{folder}: has no model.safetensors" + (only if others else ""))
 
-    def __init__(self, value: Value) -> None:
-        self._value = value
-        self._last: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, name: str, parameter: Tensor) -> Tensor:
-        kind = name.rpartition(".")[2]
-        if kind in ("weight", "bias"):
-            return self._value(parameter)
-        if kind not in self._last or self._last[kind][0] is not parameter:
-            self._last.pop(kind, None)  # before the next one is read
-            self._last[kind] = (parameter, self._value(parameter))
-        return self._last[kind][1]
+def _why_unreadable(path: Path, error: Exception) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            return "it is a pointer of Git LFS, not the weights; run `git lfs pull` in that folder"
+    return str(error)

@@ -1,15 +1,23 @@
-"""What lies between the matrix products, for a CPU: each operation in few passes, keeping little for its backward.
+"""Kernels for a CPU: fp32 matmuls by the faster library, norm, rotation and gate in few passes over memory.
 
 Eager torch composes a norm, a rotation or a gate from many elementwise calls, each a pass over memory, and keeps their
 intermediate results. The functions here do the same arithmetic in fewer passes and recompute instead of keeping. They
 serve fp32 and fp64 on a CPU in eager mode; anywhere else (CUDA, autocast to bf16, torch.compile, which fuses better) the
 same function is the textbook formula. Differentiable once.
 
-Shapes: ... any leading dimensions, D width, B sequences, T tokens, H heads, K width of a head, F hidden width.
+torch multiplies fp32 matrices on a CPU with MKL, which gives AMD processors its AVX2 code even where they have AVX-512.
+oneDNN, which torch carries too, does not: on a Zen 4 core its matmuls with a weight run 8 to 28% faster
+(docs/notes/cpu-step.md). The rule is by processor and not by a measurement, so that the same machine always computes the
+same bits.
+
+Shapes: ... any leading dimensions, M rows (tokens), I inputs, O outputs, D width, B sequences, T tokens, H heads, K width
+of a head, F hidden width.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +27,74 @@ from torch import Tensor
 Rotation = tuple[Tensor, Tensor]
 
 
-def is_plain_cpu(*tensors: Tensor) -> bool:
+@lru_cache(maxsize=1)
+def prefers_onednn() -> bool:
+    """Whether oneDNN's fp32 matmuls beat MKL's here: an AMD processor with AVX-512, and a torch that has both."""
+    information = Path("/proc/cpuinfo")
+    return (
+        torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and information.exists()
+        and "AuthenticAMD" in information.read_text(encoding="utf-8", errors="replace")
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def _onednn_fits(x: Tensor, weight: Tensor) -> bool:
+    return (
+        x.dtype == weight.dtype == torch.float32
+        and x.device.type == weight.device.type == "cpu"
+        and x.numel() > 0
+        and not torch.compiler.is_compiling()
+        and prefers_onednn()
+    )
+
+
+def linear_kernel(x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias, (M, O). Not differentiable: for the inside of autograd functions."""
+    if _onednn_fits(x_MI, weight_OI):
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x_MI, weight_OI, bias_O, "none", [], "")
+        return y
+    return torch.mm(x_MI, weight_OI.T) if bias_O is None else torch.addmm(bias_O, x_MI, weight_OI.T)
+
+
+def matmul_kernel(y_MO: Tensor, weight_OI: Tensor) -> Tensor:
+    """y @ weight, (M, I). Not differentiable: for the inside of autograd functions."""
+    if _onednn_fits(y_MO, weight_OI):
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(y_MO, weight_OI.T, None, "none", [], "")
+        return y
+    return torch.mm(y_MO, weight_OI)
+
+
+def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """F.linear: x @ weight.T + bias over the last dimension of x."""
+    if _onednn_fits(x, weight_OI) and not torch.is_autocast_enabled("cpu"):
+        y: Tensor = _Linear.apply(x, weight_OI, bias_O)  # type: ignore[no-untyped-call]
+        return y
+    return F.linear(x, weight_OI, bias_O)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight_OI)
+        return linear_kernel(x.flatten(0, -2), weight_OI, bias_O).view(*x.shape[:-1], len(weight_OI))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_OI = ctx.saved_tensors
+        gradient_MO = gradients[0].flatten(0, -2)
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
+        return (
+            matmul_kernel(gradient_MO, weight_OI).view(x.shape) if wants_x else None,
+            # oneDNN would copy the transposed gradient first and loses; MKL does not.
+            torch.mm(gradient_MO.T, x.flatten(0, -2)) if wants_weight else None,
+            gradient_MO.sum(dim=0) if wants_bias else None,
+        )
+
+
+def is_eager_cpu(*tensors: Tensor) -> bool:
     """Whether the CPU's own way serves: eager fp32 or fp64 on a CPU, all tensors of one type."""
     first = tensors[0]
     return (
@@ -30,17 +105,17 @@ def is_plain_cpu(*tensors: Tensor) -> bool:
     )
 
 
-def widened(x: Tensor) -> Tensor:
+def upcast(x: Tensor) -> Tensor:
     """x in the precision of sums over the width: fp32, or fp64 as it is."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019); in fp32 for narrow types."""
-    if is_plain_cpu(x, weight_D):
+    if is_eager_cpu(x, weight_D):
         normed: Tensor = _RMSNorm.apply(x, weight_D, eps)  # type: ignore[no-untyped-call]
         return normed
-    return F.rms_norm(widened(x), weight_D.shape, weight_D, eps).to(x.dtype)
+    return F.rms_norm(upcast(x), weight_D.shape, weight_D, eps).to(x.dtype)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -71,7 +146,7 @@ class _RMSNorm(torch.autograd.Function):
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up (Shazeer 2020) of (..., 2F), gate first. Returns (..., F)."""
-    if is_plain_cpu(gate_up):
+    if is_eager_cpu(gate_up):
         hidden: Tensor = _SwiGLU.apply(gate_up)  # type: ignore[no-untyped-call]
         return hidden
     gate, up = gate_up.chunk(2, dim=-1)
@@ -79,7 +154,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 class _SwiGLU(torch.autograd.Function):
-    """Keeps gate and up; the gradient of both is written where the product's backward reads it."""
+    """Keeps gate and up; the gradient of both is written where the matmul's backward reads it."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
@@ -106,7 +181,7 @@ def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
     rotation: cosines and sines, each broadcastable to (B, T, H, P/2). What a head has beyond its first P dimensions
     stays as it is (partial rotary positions).
     """
-    if is_plain_cpu(x_BTHK, *rotation):
+    if is_eager_cpu(x_BTHK, *rotation):
         turned: Tensor = _Rotate.apply(x_BTHK, *rotation)  # type: ignore[no-untyped-call]
         return turned
     cos, sin = (part.to(x_BTHK.dtype) for part in rotation)
@@ -123,9 +198,9 @@ def _halves(x_BTHK: Tensor, cos: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, 
 
 
 def by_head(x_BTHK: Tensor) -> Tensor:
-    """(B, H, T, K). On a CPU in memory of its own, so that values do not keep the whole product of queries, keys and values."""
+    """(B, H, T, K). On a CPU in memory of its own, so that values do not keep the joint tensor of queries, keys and values."""
     x_BHTK = x_BTHK.transpose(1, 2)
-    return x_BHTK.contiguous() if is_plain_cpu(x_BTHK) else x_BHTK
+    return x_BHTK.contiguous() if is_eager_cpu(x_BTHK) else x_BHTK
 
 
 class _Rotate(torch.autograd.Function):

@@ -1,0 +1,291 @@
+"""Rules: groups of keys of config.json that say some options of ours, both ways. Families are made of them; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bessemer.model.config import Activation, ModelConfig
+from bessemer.model.huggingface.settings import Settings
+
+Values = dict[str, Any]
+WINDOWED, GLOBAL = "sliding_attention", "full_attention"  # in layer_types
+
+# Activations by their names in transformers; the first name of each of ours is the one that is written.
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh", "gelu_python_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "gelu_quick", "relu": "relu", "relu2": "relu2",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One group of keys.
+
+    keys: of config.json that `read` understands; read: our options from them, given the options read before; write: the
+    inverse; obstacles: what of a configuration the keys cannot express; free: options that they take any other value of.
+    """
+
+    keys: tuple[str, ...] = ()
+    read: Callable[[Settings, Values], Values] = lambda settings, values: {}
+    write: Callable[[ModelConfig], Values] = lambda config: {}
+    obstacles: Callable[[ModelConfig], list[str]] = lambda config: []
+    free: tuple[str, ...] = ()
+
+
+def unless(fits: Callable[[ModelConfig], object], obstacle: str) -> Callable[[ModelConfig], list[str]]:
+    """The obstacle of a configuration that does not fit. obstacle: a format of {0}, the configuration."""
+    return lambda config: [] if fits(config) else [obstacle.format(config)]
+
+
+def read_activation(settings: Settings, key: str, default: str = "") -> Activation:
+    """Our name of an activation. Raises InputError on one that we do not have."""
+    name = settings.text(key, default)
+    if name not in ACTIVATIONS:
+        raise settings.wrong(key, f"is not supported; supported: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def write_activation(activation: Activation) -> str:
+    """The name that `transformers` has for an activation."""
+    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)
+
+
+# Attention and heads
+
+NO_GQA = Rule(obstacles=unless(lambda c: c.kv_heads == c.heads, "kv_heads = {0.kv_heads} of {0.heads} heads"))
+HEADS_FILL_WIDTH = Rule(
+    obstacles=unless(lambda c: c.heads * c.head_dim == c.width, "head_dim = {0.head_dim} other than width / heads")
+)
+# One key for all biases of attention, which `Family.keys` maps to qkv_bias.
+ATTENTION_BIAS = Rule(
+    read=lambda settings, values: {"out_bias": values["qkv_bias"]},
+    obstacles=unless(lambda c: c.qkv_bias == c.out_bias, "qkv_bias = {0.qkv_bias} with out_bias = {0.out_bias}"),
+    free=("out_bias",),
+)
+# Gemma's query_pre_attn_scalar, which `Family.keys` maps: our 0 says that it is the width of a head.
+QUERY_SCALAR = Rule(
+    read=lambda settings, values: {
+        "query_scalar": values["query_scalar"] if values["query_scalar"] != values["head_dim"] else 0
+    },
+    write=lambda config: {"query_pre_attn_scalar": config.query_scalar or config.head_dim},
+)
+SCALE_ATTENTION = Rule(  # GPT-2's switch
+    ("scale_attn_weights",),
+    lambda settings, values: {"query_scalar": 0 if settings.flag("scale_attn_weights", True) else 1},
+    lambda config: {"scale_attn_weights": not config.query_scalar},
+    unless(lambda c: c.query_scalar in (0, 1), "query_scalar = {0.query_scalar}"),
+    ("query_scalar",),
+)
+
+
+def soft_cap(option: str, key: str, default: float) -> Rule:
+    """A soft cap of scores or logits; null: none."""
+    return Rule(
+        (key,),
+        lambda settings, values: {option: 0.0 if settings.is_null(key) else settings.number(key, default)},
+        lambda config: {key: getattr(config, option) or None},
+        free=(option,),
+    )
+
+
+# Attention windows
+
+NO_WINDOW = Rule(obstacles=unless(lambda c: not c.window, "window = {0.window}"))
+
+
+def same_window(default: int) -> Rule:
+    """The same window in every layer; null: none. default: where config.json says nothing."""
+
+    def read(settings: Settings, values: Values) -> Values:
+        null = settings.is_null("sliding_window") or ("sliding_window" not in settings and not default)
+        return {"window": 0 if null else settings.integer("sliding_window", default)}
+
+    return Rule(
+        ("sliding_window",),
+        read,
+        lambda config: {"sliding_window": config.window or None},
+        unless(
+            lambda c: not c.window or all(c.window_of(layer) for layer in range(c.layers)),
+            "layers without a window beside those with one",
+        ),
+    )
+
+
+def _layer_types(settings: Settings, layers: int, has_window: Callable[[int], object]) -> list[str]:
+    """The kind of each layer: as layer_types says, else by `has_window`. Raises InputError on a kind we do not have."""
+    if settings.raw("layer_types") is None:
+        return [WINDOWED if has_window(layer) else GLOBAL for layer in range(layers)]
+    types = settings.texts("layer_types")
+    unknown = [kind for kind in types if kind not in (WINDOWED, GLOBAL)]
+    if unknown:
+        raise settings.wrong("layer_types", f"has {unknown[0]!r}; only {GLOBAL} and {WINDOWED} are supported")
+    if len(types) != layers:
+        raise settings.wrong("layer_types", f"has {len(types)} entries for {layers} layers")
+    return types
+
+
+def _pattern(types: list[str]) -> Values:
+    """global_every, global_last and global_layers of a list of layer types; every = 1: no layer has a window."""
+    values: Values = {"global_every": 0, "global_last": False, "global_layers": ()}
+    without = [layer for layer, kind in enumerate(types) if kind == GLOBAL]
+    if not without:
+        return values
+    every = next((layer for layer in without if layer > 0), len(types))
+    if without == list(range(0, len(types), every)):
+        return values | {"global_every": every}
+    if without == list(range(without[0], len(types), without[0] + 1)):
+        return values | {"global_every": without[0] + 1, "global_last": True}
+    return values | {"global_layers": tuple(without)}
+
+
+def _write_layer_types(config: ModelConfig) -> list[str]:
+    return [WINDOWED if config.window_of(layer) else GLOBAL for layer in range(config.layers)]
+
+
+def _read_qwen_windows(settings: Settings, values: Values) -> Values:
+    used, first = settings.flag("use_sliding_window", False), settings.integer("max_window_layers", 28, min_value=0)
+    width = settings.integer("sliding_window", 4096) if used and not settings.is_null("sliding_window") else 0
+    types = _layer_types(settings, values["layers"], lambda layer: width and layer >= first)
+    if WINDOWED not in types:
+        return {"window": 0}
+    if not width:
+        raise settings.wrong(
+            "layer_types", f"has {WINDOWED} layers, but use_sliding_window and sliding_window give no width"
+        )
+    return {"window": width, **_pattern(types)}
+
+
+# Layers from max_window_layers on have a window, unless layer_types says which.
+QWEN_WINDOWS = Rule(
+    ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"),
+    _read_qwen_windows,
+    lambda config: {
+        "use_sliding_window": True, "sliding_window": config.window, "max_window_layers": 0,
+        "layer_types": _write_layer_types(config),
+    } if config.window else {},
+)  # fmt: skip
+
+
+def gemma_windows(every: int, pattern_keys: tuple[str, ...] = ()) -> Rule:
+    """Windows in all layers but each `every`-th, or each of the first of `pattern_keys`, unless layer_types says where."""
+
+    def read(settings: Settings, values: Values) -> Values:
+        global_every = settings.integer(pattern_keys[0], every) if pattern_keys else every
+        types = _layer_types(settings, values["layers"], lambda layer: (layer + 1) % global_every)
+        if WINDOWED not in types:
+            return {"window": 0}
+        if settings.is_null("sliding_window"):
+            raise settings.wrong("sliding_window", f"gives no width, but layer_types has {WINDOWED} layers")
+        return {"window": settings.integer("sliding_window", 4096), **_pattern(types)}
+
+    def write(config: ModelConfig) -> Values:
+        return {"sliding_window": config.window or 4096, "layer_types": _write_layer_types(config)}
+
+    return Rule(("sliding_window", "layer_types", *pattern_keys), read, write)
+
+
+def _read_modernbert_windows(settings: Settings, values: Values) -> Values:
+    every = settings.integer("global_attn_every_n_layers", 3)
+    return _pattern(_layer_types(settings, values["layers"], lambda layer: layer % every))
+
+
+MODERNBERT_WINDOWS = Rule(
+    ("layer_types", "global_attn_every_n_layers"),
+    _read_modernbert_windows,
+    lambda config: {
+        "global_attn_every_n_layers": config.global_every or config.layers + 1, "layer_types": _write_layer_types(config)
+    },
+    unless(lambda c: c.window and c.window % 2 == 0, "window = {0.window} (it must be even)"),
+)  # fmt: skip
+
+
+def _read_unrotated(settings: Settings, values: Values) -> Values:
+    layers = values["layers"]
+    rotated, every = settings.integers("no_rope_layers"), settings.integer("no_rope_layer_interval", 4)
+    rotated = rotated or [int((layer + 1) % every != 0) for layer in range(layers)]
+    if len(rotated) < layers:
+        raise settings.wrong("no_rope_layers", f"has {len(rotated)} entries for {layers} layers")
+    without = tuple(layer for layer in range(layers) if not rotated[layer])
+    regular = without and without == tuple(range(without[0], layers, without[0] + 1))
+    return {"unrotated_every": without[0] + 1 if regular else 0, "unrotated_layers": () if regular else without}
+
+
+NO_ROPE_LAYERS = Rule(  # SmolLM3: layers without rotary positions
+    ("no_rope_layers", "no_rope_layer_interval"),
+    _read_unrotated,
+    lambda config: {
+        "no_rope_layers": [int(config.rope_of(layer) is not None) for layer in range(config.layers)],
+        "no_rope_layer_interval": config.unrotated_every or config.layers + 1,
+    },
+    free=("unrotated_every", "unrotated_layers"),
+)
+
+
+def _read_smollm_windows(settings: Settings, values: Values) -> Values:
+    width = 0 if settings.raw("sliding_window") is None else settings.integer("sliding_window")
+    if not width or not settings.flag("use_sliding_window", False):
+        return {"window": 0}
+    every, unrotated = values["unrotated_every"], values["unrotated_layers"]
+    types = _layer_types(
+        settings, values["layers"], lambda layer: layer in unrotated or (every and (layer + 1) % every == 0)
+    )
+    return {"window": width, **_pattern(types)} if WINDOWED in types else {"window": 0}
+
+
+SMOLLM_WINDOWS = Rule(  # in the layers without rotary positions, unless layer_types says where
+    ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"),
+    _read_smollm_windows,
+    lambda config: (
+        {"layer_types": _write_layer_types(config), "use_sliding_window": config.window > 0}
+        | ({"sliding_window": config.window} if config.window else {})
+    ),
+)
+
+
+# Encoders
+
+
+def _read_padded_positions(settings: Settings, values: Values) -> Values:
+    padding = settings.integer("pad_token_id", 1, min_value=0)
+    positions = values["max_positions"] - padding - 1
+    if positions < 1:
+        raise settings.wrong("max_position_embeddings", f"leaves no position after pad_token_id = {padding}")
+    return {"position_padding": padding, "max_positions": positions}
+
+
+PADDED_POSITIONS = Rule(  # RoBERTa: learned positions begin after the padding token's row
+    ("pad_token_id",),
+    _read_padded_positions,
+    lambda config: {"pad_token_id": config.position_padding, "max_position_embeddings": config.position_rows},
+    unless(lambda c: c.position_padding is not None, "positions that count every token"),
+    ("position_padding",),
+)
+
+
+EXACT_GELU_HEAD = Rule(  # whatever the activation of the blocks
+    obstacles=unless(
+        lambda c: c.activation == "gelu" or c.labels, "activation = {0.activation} in the layer before the output"
+    )
+)
+
+
+def _read_head_activation(settings: Settings, values: Values) -> Values:
+    if read_activation(settings, "classifier_activation", "gelu") != values["activation"]:
+        raise settings.wrong("classifier_activation", "is not supported; only the same as hidden_activation is")
+    return {}
+
+
+HEAD_ACTIVATION = Rule(
+    ("classifier_activation",),
+    _read_head_activation,
+    lambda config: {"classifier_activation": write_activation(config.activation)},
+)
+CLASSIFIER_POOLING = Rule(
+    ("classifier_pooling",),
+    lambda settings, values: {"pooling": "mean" if settings.text("classifier_pooling", "cls") == "mean" else "first"},
+    lambda config: {"classifier_pooling": "mean" if config.pooling == "mean" else "cls"},
+    unless(lambda c: not c.labels or c.head_bias, "head_bias = False in a classifier"),
+)

@@ -1,0 +1,213 @@
+"""Layers that blocks and heads are built from: norms, activations, rotary positions, the heads.
+
+Shapes: B sequences, T tokens, D width, V vocabulary, L labels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bessemer.model.config import ModelConfig, Rope, RopeScaling
+from bessemer.model.dropout import DropoutMasks
+from bessemer.model.kernels import rms_norm, upcast
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019), in fp32 (fp64 for fp64) whatever the input.
+
+    zero_centred: times 1 + weight, as in Gemma; `scale` is what x is multiplied by.
+    """
+
+    def __init__(self, width: int, eps: float, zero_centred: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width) if zero_centred else torch.ones(width))
+        self.eps, self.zero_centred = eps, zero_centred
+
+    @property
+    def scale(self) -> Tensor:
+        return self.weight + 1.0 if self.zero_centred else self.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.scale, self.eps)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016), in fp32 (fp64 for fp64) whatever the input."""
+
+    def __init__(self, width: int, eps: float, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(upcast(x), self.weight.shape, self.weight, self.bias, self.eps).to(x.dtype)
+
+
+def norm(config: ModelConfig) -> nn.Module:
+    """A norm over the width, of the configuration's kind."""
+    if config.norm == "rms":
+        return RMSNorm(config.width, config.norm_eps, config.zero_centred_norm)
+    return LayerNorm(config.width, config.norm_eps, config.norm_bias)
+
+
+def activate(name: str, x: Tensor) -> Tensor:
+    """An activation of `config.Activation`.
+
+    gelu: exact, by the error function; gelu_tanh, gelu_quick: its approximations by tanh and by x * sigmoid(1.702 x)
+    (Hendrycks and Gimpel 2016, section 2); relu2: the square of relu (So et al. 2021, "Primer", section 3).
+    """
+    if name in ("gelu", "gelu_tanh"):
+        return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
+    if name == "gelu_quick":
+        return x * torch.sigmoid(1.702 * x)
+    if name == "relu2":
+        return F.relu(x).square()
+    return F.relu(x) if name == "relu" else F.silu(x)
+
+
+def rotary_cos_sin(
+    positions: Tensor, rope: Rope, length: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary embedding (section 3.4.2), each (..., T, 1, rope.width / 2), in fp32, or fp64 for an
+    fp64 model.
+
+    length: of the whole sequences, which dynamic and longrope scaling depend on. The angles are computed in fp64: in
+    fp32 the angle at position 100,000 is off by 0.004.
+    """
+    amplitude = 1.0 if rope.scaling is None else rope.scaling.amplitude
+    angles = positions[..., None].double() * rotary_frequencies(rope, length, positions.device)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    cos, sin = angles.cos(), angles.sin()
+    if amplitude != 1.0:
+        cos, sin = cos * amplitude, sin * amplitude
+    return cos.to(wide)[..., None, :], sin.to(wide)[..., None, :]
+
+
+def rotary_frequencies(rope: Rope, length: int, device: torch.device | None = None) -> Tensor:
+    """Radians a position by which each pair of dimensions turns, (rope.width / 2,) in fp64. length: see `rotations`."""
+    exponents = torch.arange(0, rope.width, 2, device=device, dtype=torch.float64) / rope.width
+    plain: Tensor = rope.theta**-exponents
+    return plain if rope.scaling is None else _stretched(plain, rope, rope.scaling, length)
+
+
+def _stretched(frequencies: Tensor, rope: Rope, scaling: RopeScaling, length: int) -> Tensor:
+    """The frequencies under a scaling (see RopeScaling for its sources)."""
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    if scaling.kind == "dynamic":
+        longer = max(length / scaling.original_length, 1.0)
+        # theta times this to the power width / (width - 2): the slowest frequency is then divided by just this.
+        growth = scaling.factor * longer - (scaling.factor - 1.0)
+        exponents = torch.arange(0, rope.width, 2, device=frequencies.device, dtype=torch.float64) / rope.width
+        base_growth: float = growth ** (rope.width / (rope.width - 2))
+        return frequencies * torch.pow(base_growth, -exponents)
+    if scaling.kind == "longrope":
+        factors = scaling.long_factor if length > scaling.original_length else scaling.short_factor
+        return frequencies / torch.tensor(factors, device=frequencies.device, dtype=torch.float64)
+    if scaling.kind == "yarn":
+        own_share = _yarn_ramp(rope, scaling, frequencies.device)
+    else:
+        # How many turns a frequency makes over the original length; between the two bounds the two ways are blended.
+        turns = scaling.original_length * frequencies / (2 * math.pi)
+        own_share = (turns - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)
+        own_share = own_share.clamp(0.0, 1.0)
+    return frequencies * (own_share + (1.0 - own_share) / scaling.factor)
+
+
+def _yarn_ramp(rope: Rope, scaling: RopeScaling, device: torch.device) -> Tensor:
+    """The share of each frequency that stays as it is: 1 at the dimension that turns beta_fast times, 0 at that of beta_slow."""
+
+    def dimension(turns: float) -> float:
+        wavelengths = scaling.original_length / (turns * 2 * math.pi)
+        return rope.width * math.log(wavelengths) / (2 * math.log(rope.theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.width - 1)
+    high += 0.001 * (low == high)  # as the published code: no division by zero
+    index = torch.arange(rope.width // 2, device=device, dtype=torch.float64)
+    return 1.0 - ((index - low) / (high - low)).clamp(0.0, 1.0)
+
+
+class Transform(nn.Module):
+    """norm(act(dense(x))): BERT's and ModernBERT's layer before the output matrix."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.dense = nn.Linear(config.width, config.width, bias=config.transform_bias)
+        self.norm = norm(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        transformed: Tensor = self.norm(activate(self.activation, self.dense(x)))
+        return transformed
+
+
+class Pooler(nn.Module):
+    """tanh(dense(x)): BERT's layer before a classifier."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.width, config.width, bias=config.transform_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.dense(x))
+
+
+class LanguageHead(nn.Module):
+    """Hidden states to logits over the vocabulary. Its parts are open to the loss, which never holds all logits.
+
+    vocabulary: which part of the output matrix is here (a VocabularyShard), when it is not all of it.
+    """
+
+    vocabulary: Any = None
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.transform = Transform(config) if config.head_transform else nn.Identity()
+        self.weight = nn.Parameter(torch.empty(config.vocabulary, config.width))
+        self.bias = nn.Parameter(torch.empty(config.vocabulary)) if config.head_bias else None
+        self.soft_cap = config.logit_soft_cap
+
+    def tie(self, embedding: nn.Embedding) -> None:
+        """Make the embedding's matrix the output matrix."""
+        self.register_parameter("weight", embedding._parameters["weight"])
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """(B, T, V)."""
+        logits_BTV = F.linear(self.transform(hidden_BTD), self.weight, self.bias)
+        return torch.tanh(logits_BTV / self.soft_cap) * self.soft_cap if self.soft_cap else logits_BTV
+
+
+class Classifier(nn.Module):
+    """Hidden states to one logit a label: of one token, or of the mean over the text."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.pooling = config.pooling
+        self.transform: nn.Module = nn.Identity()
+        if config.head_transform:
+            self.transform = Pooler(config) if config.pooler else Transform(config)
+        self.weight = nn.Parameter(torch.empty(config.labels, config.width))
+        self.bias = nn.Parameter(torch.empty(config.labels)) if config.head_bias else None
+
+    def forward(self, hidden_BTD: Tensor, lengths_B: Tensor, masks: DropoutMasks | None = None) -> Tensor:
+        """(B, L). lengths_B: tokens of each text; what follows is padding."""
+        if self.pooling == "first":
+            pooled_BD = hidden_BTD[:, 0]
+        elif self.pooling == "last":
+            pooled_BD = hidden_BTD[torch.arange(len(hidden_BTD), device=hidden_BTD.device), lengths_B - 1]
+        else:
+            inside_BT = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device) < lengths_B[:, None]
+            pooled_BD = (hidden_BTD * inside_BT[..., None]).sum(dim=1) / lengths_B[:, None]
+        read_BD = self.transform(pooled_BD)
+        if masks is not None:
+            read_BD = masks.classifier(read_BD)
+        return F.linear(read_BD, self.weight, self.bias)
