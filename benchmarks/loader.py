@@ -24,7 +24,7 @@ import torch
 from machine import describe
 from torch.utils.data import DataLoader, Dataset
 
-from bessemer.tokens.loader import Loader
+from bessemer.tokens.loader import Loader, Sequences
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.shards import Shard, Split
 
@@ -48,9 +48,8 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 def ours(path: Path, length: int, batch: int) -> Callable[[], object]:
     split = Split([Shard(path, np.dtype("<u2"))])
-    loader = Loader.__new__(Loader)
-    loader.mixture = Mixture.of(("a", "b"), (split.num_sequences(length),) * 2, (0.7, 0.3), 0)
-    loader.sequence_length, loader.rank, loader.world, loader._splits = length, 0, 1, [split, split]
+    mixture = Mixture.of(("a", "b"), (split.num_sequences(length),) * 2, (0.7, 0.3), 0)
+    loader = Loader([Sequences(split, length)] * 2, mixture)
     state = {"first": 0}
 
     def read() -> object:

@@ -18,9 +18,8 @@ from time import process_time
 import numpy as np
 from machine import describe
 
-from bessemer.tokens.loader import Loader
+from bessemer.tokens.loader import Loader, PackedSplit, Sequences
 from bessemer.tokens.mixture import Mixture
-from bessemer.tokens.packed import PackedLoader, PackedSplit
 from bessemer.tokens.packing import pack
 from bessemer.tokens.shards import Shard, Split
 
@@ -66,13 +65,10 @@ def reading_rows(folder: Path, rounds: int, seconds: float) -> list[dict[str, ob
     split, rows = Split([Shard(path, np.dtype("<u2"))]), []
     for length, batch in ((256, 16), (1024, 16), (2048, 64), (4096, 128)):
         packed = PackedSplit(split, pack(np.cumsum(sizes) - sizes, sizes, length, "best-fit"), 0)
-        loaders: dict[str, Loader | PackedLoader] = {
-            "best-fit": PackedLoader([packed], Mixture.of(("a",), (len(packed.pack),), (1.0,), 0), length),
+        sources = {"best-fit": packed, "concatenate": Sequences(split, length)}
+        loaders = {
+            name: Loader([source], Mixture.of(("a",), (len(source),), (1.0,), 0)) for name, source in sources.items()
         }
-        plain = Loader.__new__(Loader)
-        plain.mixture, plain.sequence_length = Mixture.of(("a",), (split.num_sequences(length),), (1.0,), 0), length
-        plain.rank, plain.world, plain._splits = 0, 1, [split]
-        loaders["concatenate"] = plain
         rates: dict[str, list[float]] = {name: [] for name in loaders}
         for turn in range(rounds):
             for name, loader in loaders.items():

@@ -102,7 +102,7 @@ def test_a_classifier_started_from_it_tells_the_classes_apart(place: Path) -> No
 
 def test_an_exported_classifier_says_what_evaluate_counted(place: Path) -> None:
     """Every held-out text through `pipeline` with default arguments: the same table of right and wrong."""
-    from bessemer.tokens.labelled import Texts
+    from bessemer.tokens.loader import LabelledTexts
     from bessemer.tokens.shards import TokenStore
     from bessemer.tokens.tokenizer import Tokenizer
 
@@ -113,7 +113,7 @@ def test_an_exported_classifier_says_what_evaluate_counted(place: Path) -> None:
     confusion = [[0] * len(store.labels) for _ in store.labels]
     for name in store.sources:
         split = store.split(name, "heldout")
-        texts = Texts(split, store.end_of_text)
+        texts = LabelledTexts(split, 1, store.end_of_text)
         rows = [
             split.shards[0].tokens[start : start + size]
             for start, size in zip(texts.starts, texts.lengths, strict=True)

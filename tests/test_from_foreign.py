@@ -121,9 +121,9 @@ def test_a_decoder_sees_its_bos_first_and_keeps_its_settings(place: Path) -> Non
     again = json.loads((more / "export" / "generation_config.json").read_text())
     assert again == before
     from bessemer.recipe import load
-    from bessemer.tokens.packed import packed_split
+    from bessemer.tokens.loader import samples_of
 
-    inputs, targets, starts, _ = packed_split(load(more), store, store.sources[0], "train").rows(np.arange(2))
+    inputs, targets, starts, _ = samples_of(load(more), store, store.sources[0], "train").rows(np.arange(2))
     real = starts & (targets >= 0)
     assert (inputs[real] == 1).any() and not (inputs[real] == 0).any(), (
         "a document begins with bos, a later piece of it with its own"
@@ -151,11 +151,11 @@ def test_an_encoder_reads_a_text_between_its_own_tokens(place: Path, objective: 
     assert theirs.special_tokens_map.items() <= ours.special_tokens_map.items()
     if objective == "classify":
         from bessemer.recipe import load
-        from bessemer.tokens.labelled import held_out_texts
+        from bessemer.tokens.held_out import held_out_samples
         from bessemer.train.task import Classify
 
         store = TokenStore.open(folder / "tokens")
-        rows = held_out_texts(store, 32)[0].tokens
+        rows = held_out_samples(load(folder), store)[0].tokens
         lengths = Classify(load(folder).train, store.end_of_text, is_encoder=True)._lengths(torch.from_numpy(rows))
         for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
             assert row[0] == 1 and row[length - 1] == 0 and not {0, 1} & set(row[1 : length - 1]), (

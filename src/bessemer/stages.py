@@ -170,7 +170,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     from bessemer import longer
     from bessemer.layout import dial
     from bessemer.plan import here
-    from bessemer.tokens.ledger import reader
+    from bessemer.tokens.loader import loader_of
     from bessemer.tokens.outlook import num_tokens, outlook
     from bessemer.tokens.shards import TokenStore
 
@@ -190,7 +190,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     if stored is not None and done:
         extension = longer.extension(stored, resolved, run, done, session.accept_changes)
         if extension is not None:
-            orders = reader(stored, store).mixture, reader(resolved, store).mixture
+            orders = loader_of(stored, store).mixture, loader_of(resolved, store).mixture
             samples = Batches.of(stored).before(extension.start)
             longer.require_same_order(*orders, samples, run, session.accept_changes)
         has_micro_batch = session.recipe.train.micro_batch is not None

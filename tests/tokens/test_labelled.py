@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 
 from bessemer.errors import BessemerError
-from bessemer.tokens.labelled import LabelledLoader, Texts, held_out_texts, whole_texts
+from bessemer.tokens.held_out import held_out_samples, whole_texts
+from bessemer.tokens.loader import LabelledTexts, Loader
 from bessemer.tokens.mixture import Mixture
-from bessemer.tokens.shards import Shard, Split, TokenStore
-from bessemer.tokens.writer import ShardWriter
+from bessemer.tokens.shards import Shard, ShardWriter, Split, TokenStore
+from tests.tokens.token_samples import recipe_of
 
 END = 0
+PLAIN = recipe_of("concatenate", 6)
+RECIPE = PLAIN.model_copy(update={"train": PLAIN.train.model_copy(update={"objective": "classify"})})
 DOCUMENTS = {"a": [[5, 6, 7], [], [8] * 9], "b": [[11, 12], [13]], "c": [[4]]}
 
 
@@ -37,15 +40,20 @@ def store_of(folder: Path, labelled: bool = True) -> TokenStore:
     return TokenStore(folder, manifest)
 
 
-def loader_of(store: TokenStore, rank: int = 0, world: int = 1, length: int = 6) -> LabelledLoader:
-    return LabelledLoader(store, Mixture.of(("a", "b", "c"), (3, 2, 1), (3.0, 2.0, 1.0), 7), length, rank, world)
+def loader_of(store: TokenStore, rank: int = 0, world: int = 1, length: int = 6) -> Loader:
+    texts = [LabelledTexts(store.split(name, "train"), length, END) for name in "abc"]
+    return Loader(texts, Mixture.of(("a", "b", "c"), (3, 2, 1), (3.0, 2.0, 1.0), 7), rank, world)
 
 
 def test_a_text_is_its_document_padded_or_cut(tmp_path: Path) -> None:
-    texts = Texts(store_of(tmp_path).split("a", "train"), END)
+    texts = LabelledTexts(store_of(tmp_path).split("a", "train"), 6, END)
     assert len(texts) == 3
     assert len(store_of(tmp_path).split("a", "train").shards) == 2
-    assert texts.rows(np.array([2, 0, 1]), 6).tolist() == [[0, 8, 8, 8, 8, 8], [0, 5, 6, 7, 0, 0], [0, 0, 0, 0, 0, 0]]
+    assert texts.rows(np.array([2, 0, 1])).tokens.tolist() == [
+        [0, 8, 8, 8, 8, 8],
+        [0, 5, 6, 7, 0, 0],
+        [0, 0, 0, 0, 0, 0],
+    ]
     assert texts.labels.tolist() == [0, 1, 2]
 
 
@@ -89,15 +97,15 @@ def test_documents_are_named(tmp_path: Path) -> None:
 
 def test_held_out_texts(tmp_path: Path) -> None:
     store = store_of(tmp_path)
-    parts = held_out_texts(store, 6)
+    parts = held_out_samples(RECIPE, store)
     assert [part.source for part in parts] == ["a", "b", "c"]
     assert parts[0].wanted.tolist() == [[0], [1], [2]]
     assert parts[0].bytes.tolist() == [3, 0, 5]
-    assert sum(len(part.tokens) for part in held_out_texts(store, 6, max_tokens=1)) == 3  # one of each source
-    assert whole_texts(store, 6).tolist() == [[0], [0]]  # the second document is empty
+    assert sum(len(part.tokens) for part in held_out_samples(RECIPE, store, max_tokens=1)) == 3  # one of each source
+    assert whole_texts(RECIPE, store).tolist() == [[0], [0]]  # the second document is empty
 
 
 def test_a_document_without_a_label_is_named(tmp_path: Path) -> None:
     store_of(tmp_path, labelled=False)
     with pytest.raises(BessemerError, match=f"document {0:032x} has no label"):
-        Texts(Split([Shard(tmp_path / "a-train-00000.bin", np.dtype("<u2"))]), END)
+        LabelledTexts(Split([Shard(tmp_path / "a-train-00000.bin", np.dtype("<u2"))]), 6, END)

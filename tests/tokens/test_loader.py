@@ -8,7 +8,7 @@ from bessemer.errors import InputError
 from bessemer.recipe import load
 from bessemer.tokens import ledger
 from bessemer.tokens.held_out import held_out
-from bessemer.tokens.loader import Loader, prefetched
+from bessemer.tokens.loader import loader_of, prefetched
 from bessemer.tokens.shards import TokenStore
 
 
@@ -19,9 +19,9 @@ def store(prepared: Path) -> TokenStore:
 
 def test_a_batch_does_not_depend_on_the_number_of_processes(store: TokenStore, recipe_file: Path) -> None:
     recipe = load(recipe_file)
-    whole = Loader.of(recipe, store).batch(96, 24)
+    whole = loader_of(recipe, store).batch(96, 24)
     for world in (2, 3, 8):
-        parts = [Loader.of(recipe, store, rank, world).batch(96, 24) for rank in range(world)]
+        parts = [loader_of(recipe, store, rank, world).batch(96, 24) for rank in range(world)]
         together = np.empty_like(whole.tokens)
         for rank, part in enumerate(parts):
             together[rank::world] = part.tokens
@@ -29,7 +29,7 @@ def test_a_batch_does_not_depend_on_the_number_of_processes(store: TokenStore, r
 
 
 def test_reading_ahead_changes_nothing(store: TokenStore, recipe_file: Path) -> None:
-    loader = Loader.of(load(recipe_file), store)
+    loader = loader_of(load(recipe_file), store)
     ahead = list(prefetched(loader, 40, [8] * 7))
     assert [batch.first for batch in ahead] == [40 + 8 * n for n in range(7)]
     for batch in ahead:
@@ -37,21 +37,21 @@ def test_reading_ahead_changes_nothing(store: TokenStore, recipe_file: Path) -> 
 
 
 def test_leaving_early_ends_the_thread(store: TokenStore, recipe_file: Path) -> None:
-    batches = prefetched(Loader.of(load(recipe_file), store), 0, [8] * 1000)
+    batches = prefetched(loader_of(load(recipe_file), store), 0, [8] * 1000)
     next(batches)
     batches.close()
     assert not any(thread.name == "loader" for thread in threading.enumerate())
 
 
 def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for(store: TokenStore, recipe_file: Path) -> None:
-    loader = Loader.of(load(recipe_file), store)
-    loader._splits[0].sequences = lambda numbers, length: 1 / 0  # type: ignore[assignment]
+    loader = loader_of(load(recipe_file), store)
+    loader.sources[0].rows = lambda numbers: 1 / 0  # type: ignore[assignment]
     with pytest.raises(ZeroDivisionError):
         list(prefetched(loader, 0, [64] * 3))
 
 
 def test_sequences_are_the_stream_of_their_source(store: TokenStore, recipe_file: Path) -> None:
-    loader = Loader.of(load(recipe_file), store)
+    loader = loader_of(load(recipe_file), store)
     batch, draw = loader.batch(0, 50), loader.mixture.draw(0, 50)
     for row in range(50):
         shards = store.split(loader.mixture.names[draw.source[row]], "train").shards

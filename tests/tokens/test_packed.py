@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bessemer.tokens import ledger
-from bessemer.tokens.packed import PackedLoader, held_out_sequences, sequence_loader
+from bessemer.tokens.held_out import held_out_samples
+from bessemer.tokens.loader import Loader, loader_of
 from bessemer.tokens.shards import TokenStore
 from tests.tokens.token_samples import END, documents, recipe_of, store_of
 
@@ -16,10 +17,10 @@ TEXTS = {"a": documents(1, 40), "b": documents(2, 15, longest=30)}
 PACKINGS = ["best-fit", "document"]
 
 
-def made(folder: Path, packing: str, length: int = 16) -> tuple[PackedLoader, TokenStore]:
+def made(folder: Path, packing: str, length: int = 16) -> tuple[Loader, TokenStore]:
     recipe = recipe_of(packing, length)
     store = store_of(folder, recipe, TEXTS)
-    return PackedLoader.of(recipe, store), store
+    return loader_of(recipe, store), store
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
@@ -27,7 +28,7 @@ def made(folder: Path, packing: str, length: int = 16) -> tuple[PackedLoader, To
 def test_an_epoch_has_every_token_of_every_document_once(tmp_path: Path, packing: str, length: int) -> None:
     loader, _ = made(tmp_path, packing, length)
     for number, texts in enumerate(TEXTS.values()):
-        split = loader.splits[number]
+        split = loader.sources[number]
         inputs, targets, starts, real = split.rows(np.arange(len(split.pack)))
         assert inputs.shape == targets.shape == starts.shape == (len(split.pack), length)
         assert ((targets >= 0).sum(axis=1) == real).all()
@@ -58,7 +59,7 @@ def test_batches_know_nothing_of_processes_and_of_what_was_asked_before(tmp_path
     assert whole.real is not None
     for world in (2, 3, 8):
         for rank in range(world):
-            part = PackedLoader.of(recipe, store, rank, world).batch(48, 24)
+            part = loader_of(recipe, store, rank, world).batch(48, 24)
             for name in ("tokens", "targets", "starts", "real", "source"):
                 assert np.array_equal(getattr(part, name), getattr(whole, name)[rank::world])
     again = loader.batch(60, 3)
@@ -80,13 +81,13 @@ def test_a_run_reads_each_sequence_once_an_epoch(tmp_path: Path, packing: str) -
 def test_held_out_text_is_scored_whole_and_once(tmp_path: Path, packing: str, length: int) -> None:
     recipe = recipe_of(packing, length)
     store = store_of(tmp_path, recipe, TEXTS)
-    for part in held_out_sequences(recipe, store):
+    for part in held_out_samples(recipe, store):
         scored = Counter(part.wanted[part.wanted >= 0].tolist())
         assert scored == Counter(token for ids in TEXTS[part.source] for token in ids)
         assert (
             part.bytes.sum() == part.valid.sum() == scored.total()
         )  # one byte a token here; end-of-text counts nothing
-    few = held_out_sequences(recipe, store, max_tokens=100)
+    few = held_out_samples(recipe, store, max_tokens=100)
     assert {part.source for part in few} == set(TEXTS)
     assert sum(int(part.valid.sum()) for part in few) <= 100 + 2 * length
 
@@ -95,7 +96,7 @@ def test_held_out_text_is_scored_whole_and_once(tmp_path: Path, packing: str, le
 def test_the_ledger_goes_both_ways(tmp_path: Path, packing: str) -> None:
     recipe = recipe_of(packing)
     store = store_of(tmp_path / "tokens", recipe, TEXTS)
-    batch = sequence_loader(recipe, store).batch(32, 8)
+    batch = loader_of(recipe, store).batch(32, 8)
     rows = ledger.step_documents(recipe, store, tmp_path, 5)
     for slot in range(8):
         named = [row["document"] for row in rows if row["sample"] == 32 + slot]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.tokens.packing import HEADER, Pack, documents_of, facts, open_pack, pack
+from bessemer.tokens.packing import HEADER, Pack, facts, open_pack, pack
 from tests.tokens.token_samples import documents, recipe_of, store_of
 
 SIZES = st.lists(st.integers(1, 70), min_size=0, max_size=80)
@@ -147,7 +147,7 @@ def test_the_facts_are_what_counting_gives(tmp_path: Path, packing: str, length:
 def test_documents_lie_where_the_shards_say(tmp_path: Path) -> None:
     texts = {"a": documents(1, 40), "b": documents(2, 9)}
     store = store_of(tmp_path, recipe_of("concatenate"), texts)
-    starts, sizes = documents_of(store.split("a", "train"))
+    starts, sizes = store.split("a", "train").document_spans()
     assert len(store.split("a", "train").shards) > 3
     assert sizes.tolist() == [len(ids) + 1 for ids in texts["a"]]
     assert starts.tolist() == [0, *np.cumsum(sizes)[:-1].tolist()]

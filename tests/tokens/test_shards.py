@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.tokens.shards import Shard, Split, TokenStore, token_dtype
-from bessemer.tokens.writer import ShardWriter
+from bessemer.tokens.shards import Shard, ShardWriter, Split, TokenStore, token_dtype
 
 
 def write(folder: Path, lengths: list[int], shard_tokens: int, vocabulary: int = 1000) -> tuple[Split, np.ndarray]:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from bessemer.errors import BessemerError
-from bessemer.tokens.shards import Shard
-from bessemer.tokens.writer import ShardWriter
+from bessemer.tokens.shards import Shard, ShardWriter
 
 DTYPE = np.dtype("<u2")
 LENGTHS = [30, 50, 20, 90, 10, 1, 1, 120, 5, 60, 33]

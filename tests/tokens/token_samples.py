@@ -8,8 +8,7 @@ import numpy as np
 
 from bessemer.recipe import Recipe, parse
 from bessemer.tokens.packing import facts, packed_for, write_packs
-from bessemer.tokens.shards import TokenStore
-from bessemer.tokens.writer import ShardWriter
+from bessemer.tokens.shards import ShardWriter, TokenStore
 
 END, VOCABULARY = 0, 50
 

@@ -14,7 +14,7 @@ from bessemer.cli import run_command
 from bessemer.recipe import Batches, load
 from bessemer.run import RunFolder, read_json, read_json_lines
 from bessemer.tokens import ledger
-from bessemer.tokens.loader import Loader
+from bessemer.tokens.loader import loader_of
 from bessemer.tokens.shards import TokenStore
 
 RAMP = ("train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=14", "train.micro_batch=2")
@@ -84,7 +84,7 @@ def test_the_steps_of_a_ramp_read_what_the_ledger_says(
     folder = train(recipe_file, runs, *RAMP)
     recipe, store = load(folder / "recipe.toml"), TokenStore.open(folder / "tokens")
     assert [len(batch.tokens) for batch in read] == SIZES
-    loader = Loader.of(recipe, store)
+    loader = loader_of(recipe, store)
     whole = loader.batch(0, sum(SIZES))
     assert np.array_equal(np.concatenate([batch.tokens for batch in read]), whole.tokens)
     for step in (1, 7, 8, 15, 24):

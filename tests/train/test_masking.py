@@ -7,7 +7,7 @@ import pytest
 
 from bessemer.recipe import Masking, load
 from bessemer.tokens.held_out import held_out
-from bessemer.tokens.loader import Batch, Loader
+from bessemer.tokens.loader import Batch, loader_of
 from bessemer.tokens.order import key_of
 from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
@@ -143,7 +143,7 @@ def test_masks_do_not_depend_on_how_a_batch_is_cut() -> None:
 def test_a_loader_hides_the_sequences_of_the_plain_one(prepared: Path, recipe_file: Path) -> None:
     store, recipe = TokenStore.open(prepared / "runs" / "small" / "tokens"), load(recipe_file)
     one = Masker(Masking(), key_of("masks", 3), 1, store.token_bytes > 0)
-    plain = Loader.of(recipe, store)
+    plain = loader_of(recipe, store)
     hiding = MaskingLoader(plain, one)
     batch, bare = hiding.batch(8, 8), plain.batch(8, 8)
     assert np.array_equal(np.where(batch.wanted >= 0, batch.wanted, batch.inputs), bare.tokens[:, :-1])

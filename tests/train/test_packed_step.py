@@ -9,7 +9,8 @@ import torch
 
 from bessemer.model.transformer import build_model
 from bessemer.recipe import load, parse
-from bessemer.tokens.packed import PackedLoader, held_out_sequences
+from bessemer.tokens.held_out import held_out_samples
+from bessemer.tokens.loader import loader_of
 from bessemer.train import device as devices
 from bessemer.train.step import TrainStep
 from bessemer.train.task import config_of
@@ -42,9 +43,9 @@ def alone(step: TrainStep, ids: list[int]) -> float:
 def test_packed_documents_have_the_losses_they_have_alone(tmp_path: Path, packing: str) -> None:
     """RELIABILITY row 28: relative 1e-6, document by document, with positions and attention that begin anew."""
     recipe = recipe_of(packing, 24, MASK)  # no document is longer
-    loader, step = PackedLoader.of(recipe, store_of(tmp_path, recipe, TEXTS)), step_of(recipe)
+    loader, step = loader_of(recipe, store_of(tmp_path, recipe, TEXTS)), step_of(recipe)
     by_document: list[float] = []
-    for split in loader.splits:
+    for split in loader.sources:
         inputs, targets, starts, real = split.rows(np.arange(len(split.pack)))
         inputs_BT, targets_BT, starts_BT = map(torch.from_numpy, (inputs, targets, starts))
         nats_BT, _ = step.task.score(step.model, step.hidden(inputs_BT, starts_BT), inputs_BT, targets_BT)
@@ -61,7 +62,7 @@ def test_without_the_mask_they_do_not(tmp_path: Path) -> None:
     losses = []
     for more in (MASK, ""):
         recipe = recipe_of("best-fit", 24, more)
-        loader = PackedLoader.of(recipe, store_of(tmp_path / str(bool(more)), recipe, TEXTS))
+        loader = loader_of(recipe, store_of(tmp_path / str(bool(more)), recipe, TEXTS))
         losses.append(step_of(recipe).gradients(loader.batch(0, 8)).loss)
     assert abs(losses[0] - losses[1]) > 1e-4
 
@@ -69,7 +70,7 @@ def test_without_the_mask_they_do_not(tmp_path: Path) -> None:
 def test_packings_have_the_same_gradient_however_they_are_cut(tmp_path: Path) -> None:
     """Sequences with unequal targets: divided by the targets of the whole batch, never of a micro-batch."""
     recipe = recipe_of("document", 24, MASK)
-    loader = PackedLoader.of(recipe, store_of(tmp_path, recipe, TEXTS))
+    loader = loader_of(recipe, store_of(tmp_path, recipe, TEXTS))
     found = []
     for micro in (8, 1):
         step = step_of(recipe, micro)
@@ -84,7 +85,7 @@ def test_packings_have_the_same_gradient_however_they_are_cut(tmp_path: Path) ->
 def test_validation_of_packed_text_is_the_mean_over_its_documents(tmp_path: Path) -> None:
     recipe = recipe_of("best-fit", 24, MASK)
     store, step = store_of(tmp_path, recipe, TEXTS), step_of(recipe)
-    found = validate(step, held_out_sequences(recipe, store))
+    found = validate(step, held_out_samples(recipe, store))
     tokens = sum(len(ids) for texts in TEXTS.values() for ids in texts)
     assert found.tokens == found.bytes == tokens
     with torch.no_grad():
@@ -130,7 +131,7 @@ def test_masked_training_on_packed_documents(tmp_path: Path) -> None:
     store = store_of(tmp_path, recipe, TEXTS)
     task = task_of(recipe, config_of(recipe, VOCABULARY, 0), END)
     assert isinstance(task, Masked)
-    plain, batch = PackedLoader.of(recipe, store).batch(16, 8), task.loader(recipe, store).batch(16, 8)
+    plain, batch = loader_of(recipe, store).batch(16, 8), task.loader(recipe, store).batch(16, 8)
     hidden = batch.wanted >= 0
     assert np.array_equal(batch.wanted[hidden], plain.inputs[hidden])
     assert not hidden[plain.inputs == END].any()  # no padding, no end of a text

@@ -24,7 +24,6 @@ from bessemer.run import RunFolder
 from bessemer.terminal import progress
 from bessemer.tokens import build as tokens_build
 from bessemer.tokens.held_out import HeldOut
-from bessemer.tokens.labelled import Texts
 from bessemer.tokens.loader import Batch, Reader
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
@@ -206,12 +205,13 @@ class Snippets:
         """`each` snippets of every package, at random places of random files (of the larger ones more)."""
         tokens = np.full((len(PACKAGES) * each, length), store.end_of_text, dtype=np.int64)
         for number, name in enumerate(PACKAGES):
-            stream, texts = store.split(name, split), Texts(store.split(name, split), store.end_of_text)
+            stream = store.split(name, split)
+            file_starts, sizes = stream.document_spans()
             draw = np.random.default_rng([seed, zlib.crc32(f"{name} {split}".encode())])
-            room = np.maximum(texts.lengths - (length - 1) + 1, 0)  # places in each file where a whole snippet begins
+            room = np.maximum(sizes - 1 - (length - 1) + 1, 0)  # places in each file where a whole snippet begins
             places = draw.choice(int(room.sum()), each, replace=int(room.sum()) < each)
             files = np.searchsorted(np.cumsum(room), places, side="right")
-            starts = texts.starts[files] + places - (np.cumsum(room) - room)[files]
+            starts = file_starts[files] + places - (np.cumsum(room) - room)[files]
             for row, start in enumerate(starts.tolist()):
                 stream.read(start, tokens[number * each + row, 1:])
         return cls(tokens, np.repeat(np.arange(len(PACKAGES)), each))

@@ -31,10 +31,9 @@ from bessemer.tokens.fertility import Gauge
 from bessemer.tokens.packing import facts, packed_for, write_packs
 from bessemer.tokens.patterns import pattern_of
 from bessemer.tokens.pretrained import carried_files, facts_of, framing_of, tokenizer_file
-from bessemer.tokens.shards import NO_LABEL, TokenStore, token_dtype
+from bessemer.tokens.shards import NO_LABEL, ShardWriter, TokenStore, token_dtype
 from bessemer.tokens.tokenizer import Tokenizer, mask_token
 from bessemer.tokens.usable import refuse_unusable
-from bessemer.tokens.writer import ShardWriter
 
 FORMAT = 2  # raised when shards are written differently, so that older ones are built again
 RECORD_BYTES = 64 << 20  # of text between two records of progress: what a kill can cost

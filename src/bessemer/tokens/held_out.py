@@ -1,4 +1,4 @@
-"""The held-out sequences, in a fixed order, and how many bytes of text each target stands for."""
+"""Held-out samples, in a fixed order, and how many bytes of text each target is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.recipe import Recipe
+from bessemer.tokens.loader import LabelledTexts, PackedSplit, samples_of
 from bessemer.tokens.shards import TokenStore
 
 
@@ -17,8 +19,8 @@ class HeldOut:
     tokens: (sequences, sequence_length + 1) ids; valid: (sequences, sequence_length) whether a target counts: real
     text, not padding and not an end-of-text token; bytes: (sequences,) bytes of text of the targets that count, 0 where
     the tokenizer's tokens do not account for the text.
-    targets: where they are something else than the next token; tokens are then the inputs alone. starts: for packed
-    documents, (sequences, sequence_length) whether a piece of one, or the padding, begins there.
+    targets: where they are not the next token; tokens are then the inputs alone. starts: of packed documents,
+    (sequences, sequence_length) whether a piece, or the padding, begins there.
     """
 
     source: str
@@ -35,34 +37,69 @@ class HeldOut:
 
     @property
     def wanted(self) -> npt.NDArray[np.int64]:
-        """What it should predict, -1 where nothing counts."""
+        """Targets, -1 where nothing counts."""
         wanted = self.targets if self.targets is not None else self.tokens[:, 1:]
         return np.where(self.valid, wanted, -1)
 
 
-def held_out(store: TokenStore, sequence_length: int, max_tokens: int | None = None) -> list[HeldOut]:
-    """Every source's held-out sequences; with `max_tokens`, an even part of each, so that all sources are seen.
+def held_out_samples(recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
+    """Every source's held-out text in samples like those of the training; with `max_tokens`, an even part of each source.
 
-    Every token but the first of a source is a target once. The last sequence is padded with end-of-text tokens,
-    which count neither as loss nor as bytes.
+    Every token is a target once (concatenated, all but the first of a source); end-of-text and padding count neither as loss
+    nor as bytes. Of a classifier the targets are the labels.
     """
+    length = recipe.tokens.sequence_length
+    if recipe.train.objective != "classify" and recipe.tokens.packing == "concatenate":
+        return held_out(store, length, max_tokens)
+    sources = {name: samples_of(recipe, store, name, "heldout") for name in store.sources}
+    total = sum(
+        source.split.num_tokens if isinstance(source, PackedSplit) else length * len(source)
+        for source in sources.values()
+    )
+    parts = []
+    for name, source in sources.items():
+        if not len(source):
+            continue
+        inputs, targets, starts, _ = source.rows(_spread(len(source), max_tokens, total))
+        assert targets is not None
+        if isinstance(source, LabelledTexts):
+            valid, num_bytes = np.ones_like(targets, dtype=np.bool_), store.token_bytes[inputs]
+        else:
+            num_bytes = np.where(targets >= 0, store.token_bytes[targets], 0)
+            valid = num_bytes > 0
+        parts.append(HeldOut(name, inputs, valid, num_bytes.sum(axis=1), targets, starts))
+    return parts
+
+
+def held_out(store: TokenStore, sequence_length: int, max_tokens: int | None = None) -> list[HeldOut]:
+    """`held_out_samples` of concatenated documents. The last sequence of a source is padded with end-of-text tokens."""
     splits = {name: store.split(name, "heldout") for name in store.sources}
     total = sum(split.num_tokens for split in splits.values())
-    share = 1.0 if max_tokens is None else min(max_tokens / max(total, 1), 1.0)
     token_bytes, prefix, parts = store.token_bytes, len(store.text_prefix), []
     for name, split in splits.items():
         if split.num_tokens < 2:
             continue
-        count = -(-(split.num_tokens - 1) // sequence_length)
-        chosen = np.unique(np.linspace(0, count - 1, max(int(count * share), 1)).astype(np.int64))
+        chosen = _spread(-(-(split.num_tokens - 1) // sequence_length), max_tokens, total)
         tokens = np.full((len(chosen), sequence_length + 1), store.end_of_text, dtype=np.int64)
         for row, sequence in enumerate(chosen):
             start = int(sequence) * sequence_length
             split.read(start, tokens[row, : min(sequence_length + 1, split.num_tokens - start)])
         target_bytes = token_bytes[tokens[:, 1:]]
         valid = target_bytes > 0
-        if prefix:  # which a document's first token stands for beside its text
+        if prefix:  # the bytes of a document's first token include what the tokenizer puts before the text
             target_bytes = target_bytes - prefix * (valid & (tokens[:, :-1] == store.end_of_text))
-        text_bytes = target_bytes.sum(axis=1) * store.counts_bytes
-        parts.append(HeldOut(name, tokens, valid, text_bytes))
+        parts.append(HeldOut(name, tokens, valid, target_bytes.sum(axis=1) * store.counts_bytes))
     return parts
+
+
+def whole_texts(recipe: Recipe, store: TokenStore, count: int = 2) -> npt.NDArray[np.int64]:
+    """A few labelled held-out texts without padding, (texts, tokens), all cut to the shortest of them."""
+    tokens = np.concatenate([part.tokens[:count] for part in held_out_samples(recipe, store)])[:count]
+    lengths = 1 + (tokens[:, 1:] != store.end_of_text).sum(axis=1) + len(store.framing.after[-1:])
+    return tokens[:, : int(lengths.min())]
+
+
+def _spread(count: int, max_tokens: int | None, total: int) -> npt.NDArray[np.int64]:
+    """Evenly spaced numbers of range(count), so that of `total` tokens in all sources about `max_tokens` are chosen."""
+    share = 1.0 if max_tokens is None else min(max_tokens / max(total, 1), 1.0)
+    return np.unique(np.linspace(0, count - 1, max(int(count * share), 1)).astype(np.int64))

@@ -1,11 +1,12 @@
 """From a training step or a token to its documents and their places in the raw files, and back.
 
-Steps and sequences are arithmetic, since the order of the data is arithmetic; documents are found in the shards' indexes
-and in the corpus's index by binary search, so that an answer takes milliseconds however large the corpus is.
+Steps and sequences are arithmetic; documents are found by binary search in the indexes of the shards and of the corpus, so
+that an answer takes milliseconds however large the corpus is.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,11 @@ import numpy.typing as npt
 
 from bessemer.errors import InputError
 from bessemer.recipe import Batches, Recipe
-from bessemer.tokens.labelled import LabelledLoader
-from bessemer.tokens.loader import Reader
-from bessemer.tokens.packed import PackedLoader, sequence_loader
+from bessemer.tokens.loader import LabelledTexts, Loader, PackedSplit, Sequences, loader_of
 from bessemer.tokens.shards import Shard, TokenStore, token_dtype
 
 SHOWN = ("source", "path", "place", "language", "label", "reason", "detail")
-"""Columns of a document or reject that a trace gives."""
+"""Columns of a document or reject that a trace shows."""
 
 EXCERPT_CHARACTERS = 300
 
@@ -33,33 +32,33 @@ def step_documents(
     batches, steps = Batches.of(recipe), recipe.train.steps or 0
     if not 1 <= step <= steps:
         raise InputError(f"--step: {step} is not a step of this run; it has steps 1 to {steps}")
-    rows = reader(recipe, store).documents(batches.before(step - 1), batches.sequences(step - 1))
-    names = [name for row in rows for name in row["documents"]]  # type: ignore[attr-defined]
-    known = _known(corpus, names, text)
+    rows: list[dict[str, Any]] = loader_of(recipe, store).documents(
+        batches.before(step - 1), batches.sequences(step - 1)
+    )
+    known = _known(corpus, [name for row in rows for name in row["documents"]], text)
+    keys = ("path", "place", *(("text",) if text else ()))
     return [
         {
             "sample": row["sample"],
             "source": row["source"],
             "document": name,
-            **{key: known.get(name, {}).get(key, "") for key in ("path", "place")},
-            **({"text": known.get(name, {}).get("text", "")} if text else {}),
+            **{key: known.get(name, {}).get(key, "") for key in keys},
         }
         for row in rows
-        for name in row["documents"]  # type: ignore[attr-defined]
+        for name in row["documents"]
     ]
 
 
 def document_steps(recipe: Recipe, store: TokenStore, corpus: Path, identity: str) -> list[dict[str, Any]]:
     """The steps whose batch held a document: step, sample, source, path, place."""
-    loader = reader(recipe, store)
-    source, sequences = _sequences_of(recipe, store, loader, identity)
+    loader = loader_of(recipe, store)
+    source, samples = _samples_of(store, loader, identity)
     batches, steps = Batches.of(recipe), recipe.train.steps or 0
-    number = loader.mixture.names.index(source)
     known = _known(corpus, [identity]).get(identity, {})
     place = {key: known.get(key, "") for key in ("path", "place")}
     return [
-        {"step": batches.step_of(sample) + 1, "sample": sample, "source": source, **place}
-        for sample in loader.mixture.slots_of(number, sequences, batches.before(steps)).tolist()
+        {"step": batches.step_of(sample) + 1, "sample": sample, "source": store.sources[source], **place}
+        for sample in loader.mixture.slots_of(source, samples, batches.before(steps)).tolist()
     ]
 
 
@@ -68,20 +67,19 @@ def document(store: TokenStore | None, corpus: Path, identity: str, text: bool =
 
     A rejected one comes with its reason. Raises InputError for an identity that neither corpus nor shards have.
     """
-    wanted = _identity(identity)
-    known = _known(corpus, [identity], text).get(identity, {})
-    found: dict[str, Any] = {"document": identity, **known}
-    for name, split, shard, number in _shards(store, wanted):
+    stored = _in_shards(store, _identity(identity))
+    facts: dict[str, Any] = {"document": identity, **_known(corpus, [identity], text).get(identity, {})}
+    if stored is not None:
+        name, split, shard, number = stored
         start, end = int(shard.offsets[number]), int(shard.offsets[number + 1])
-        found |= {"source": name, "split": split, "shard": shard.path.name, "first_token": start, "tokens": end - start}
-        break
-    if len(found) == 1:
+        facts |= {"source": name, "split": split, "shard": shard.path.name, "first_token": start, "tokens": end - start}
+    if len(facts) == 1:
         raise InputError(f"--document: {identity} is neither in this run's corpus nor in its shards")
-    return found
+    return facts
 
 
 def token(store: TokenStore, corpus: Path, place: str, text: bool = False) -> dict[str, Any]:
-    """The document of one token: its place in the raw file, and which of the document's tokens it is (from 0).
+    """The document of one token: its place in the raw file, and the token's position in the document (from 0).
 
     place: SHARD:OFFSET, as in prose-train-00000:12345; the offset counts tokens from 0. Raises InputError for a shard or
     an offset that is not there.
@@ -96,45 +94,37 @@ def token(store: TokenStore, corpus: Path, place: str, text: bool = False) -> di
     if int(offset) >= len(shard.tokens):
         raise InputError(f"--token: {name} has the tokens 0 to {len(shard.tokens) - 1}; {offset} is not one of them")
     number = int(np.searchsorted(shard.offsets, int(offset), side="right")) - 1
-    identity = shard.identities[number].tobytes().hex()
     first = int(shard.offsets[number])
     return {
         "token": int(shard.tokens[int(offset)]),
         "position": int(offset) - first,
-        **document(store, corpus, identity, text),
+        **document(store, corpus, shard.identities[number].tobytes().hex(), text),
         "shard": shard.path.name,
         "first_token": first,
     }
 
 
-def reader(recipe: Recipe, store: TokenStore) -> Reader:
-    """What gives a run's samples: sequences of text, concatenated or packed, or whole documents for a classifier."""
-    return LabelledLoader.of(recipe, store) if recipe.train.objective == "classify" else sequence_loader(recipe, store)
-
-
-def _sequences_of(
-    recipe: Recipe, store: TokenStore, loader: Reader, identity: str
-) -> tuple[str, npt.NDArray[np.int64]]:
-    """The source and the numbers of the training sequences that hold a document."""
-    length = recipe.tokens.sequence_length
-    for name, split, shard, number in _shards(store, _identity(identity)):
-        if split != "train":
-            continue
-        whole = store.split(name, "train")
-        before = next(place for place, other in enumerate(whole.shards) if other.path == shard.path)
-        if recipe.train.objective == "classify":
-            return name, np.array([sum(len(other.identities) for other in whole.shards[:before]) + number])
-        start = int(whole.starts[before]) + int(shard.offsets[number])
-        end = int(whole.starts[before]) + int(shard.offsets[number + 1]) - 1
-        if isinstance(loader, PackedLoader):
-            return name, loader.splits[list(store.sources).index(name)].pack.holding(start, end + 1)
-        # A sequence also predicts the first token of the next one, so a document's first token may be the target of the
-        # sequence before.
-        last = min(end // length, whole.num_sequences(length) - 1)
-        return name, np.arange(max(start - 1, 0) // length, last + 1)
-    raise InputError(
-        f"--document: {identity} is in no training shard of this run (held out, rejected, or another run's)"
-    )
+def _samples_of(store: TokenStore, loader: Loader, identity: str) -> tuple[int, npt.NDArray[np.int64]]:
+    """The number of the source, and the numbers of its training samples that hold a document."""
+    stored = _in_shards(store, _identity(identity))
+    if stored is None or stored[1] != "train":
+        raise InputError(
+            f"--document: {identity} is in no training shard of this run (held out, rejected, or another run's)"
+        )
+    name, _, shard, number = stored
+    split, source = store.split(name, "train"), store.sources.index(name)
+    before = [other.path for other in split.shards].index(shard.path)
+    samples = loader.sources[source]
+    if isinstance(samples, LabelledTexts):
+        return source, np.array([sum(len(other.identities) for other in split.shards[:before]) + number])
+    start, end = (int(split.starts[before]) + int(shard.offsets[edge]) for edge in (number, number + 1))
+    if isinstance(samples, PackedSplit):
+        return source, samples.pack.holding(start, end)
+    # A sequence also predicts the first token of the next one, so a document's first token may be the target of the
+    # sequence before.
+    assert isinstance(samples, Sequences)
+    last = min((end - 1) // samples.length, len(samples) - 1)
+    return source, np.arange(max(start - 1, 0) // samples.length, last + 1)
 
 
 def _identity(identity: str) -> bytes:
@@ -147,71 +137,52 @@ def _identity(identity: str) -> bytes:
     return wanted
 
 
-def _shards(store: TokenStore | None, wanted: bytes) -> list[tuple[str, str, Shard, int]]:
-    """Where a document's tokens stand: source, split, shard, and its number in the shard. At most one place."""
+def _in_shards(store: TokenStore | None, wanted: bytes) -> tuple[str, str, Shard, int] | None:
+    """Where a document's tokens are: source, split, shard, and its number in the shard."""
     for name in store.sources if store is not None else ():
         for split in ("train", "heldout"):
             for shard in _likely(store.split(name, split).shards, wanted) if store is not None else ():
                 number = _row(shard.identities, wanted)
                 if number is not None:
-                    return [(name, split, shard, number)]
-    return []
+                    return name, split, shard, number
+    return None
 
 
 def _likely(shards: list[Shard], wanted: bytes) -> list[Shard]:
-    """The shards that an identity can lie in: one where shards follow each other in the order of the identities, as a
-    build writes them; else all."""
-    low, high = 0, len(shards)
-    while low < high:
-        middle = (low + high) // 2
-        names = shards[middle].identities
-        if not len(names):
-            return shards
-        if names[0].tobytes() <= wanted:
-            low = middle + 1
-        else:
-            high = middle
+    """The shards that can hold an identity: one where shards are in the order of the identities, as a build writes them; else
+    all."""
     probes = np.unique(np.linspace(0, max(len(shards) - 2, 0), 16).astype(np.int64)).tolist() if shards[1:] else []
-    borders = [(shards[number].identities, shards[number + 1].identities) for number in probes]
-    follow = all(len(one) and len(two) and one[-1].tobytes() < two[0].tobytes() for one, two in borders)
-    return shards[max(low - 1, 0) : low] if follow else shards
+    try:  # only a few of the indexes are opened
+        place = bisect_right(shards, wanted, key=lambda shard: shard.identities[0].tobytes())
+        borders = ((shards[number].identities[-1], shards[number + 1].identities[0]) for number in probes)
+        is_ordered = all(last.tobytes() < first.tobytes() for last, first in borders)
+    except IndexError:  # a shard without documents
+        return shards
+    return shards[max(place - 1, 0) : place] if is_ordered else shards
 
 
 def _row(identities: npt.NDArray[np.uint8], wanted: bytes) -> int | None:
-    """The row of an identity: by binary search where the rows are in order, as a build writes them; else by a look at
-    each, as in shards that another tool wrote."""
-    low, high = 0, len(identities)
-    while low < high:
-        middle = (low + high) // 2
-        if identities[middle].tobytes() < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    if low < len(identities) and identities[low].tobytes() == wanted:
-        return low
-    if _in_order(identities):
+    """The row of an identity: by binary search where a sample of the rows is in order, as a build writes them; else by a scan,
+    as in shards that another tool wrote."""
+    place = bisect_left(range(len(identities)), wanted, key=lambda row: identities[row].tobytes())
+    if place < len(identities) and identities[place].tobytes() == wanted:
+        return place
+    rows = np.unique(np.linspace(0, max(len(identities) - 1, 0), 64).astype(np.int64))[: len(identities)]
+    if all(one < other for one, other in pairwise(identities[row].tobytes() for row in rows)):
         return None
-    found = np.nonzero((identities == np.frombuffer(wanted, dtype=np.uint8)).all(axis=1))[0]
-    return int(found[0]) if len(found) else None
-
-
-def _in_order(identities: npt.NDArray[np.uint8]) -> bool:
-    """Whether a sample of the rows is sorted: rows in another order would not pass it by chance."""
-    if not len(identities):
-        return True
-    rows = np.unique(np.linspace(0, len(identities) - 1, 64).astype(np.int64))
-    return all(one < other for one, other in pairwise(identities[row].tobytes() for row in rows))
+    matches = np.flatnonzero((identities == np.frombuffer(wanted, dtype=np.uint8)).all(axis=1))
+    return int(matches[0]) if len(matches) else None
 
 
 def _known(corpus: Path, identities: list[str], text: bool = False) -> dict[str, dict[str, Any]]:
-    """What the corpus says of documents, if it is still there and can be read."""
+    """What the corpus says of documents; empty where it is gone or cannot be read."""
     if not (corpus / "index").is_dir():
         return {}
     try:
         from bessemer.corpus.index import look_up
 
         known = look_up(corpus, identities, (*SHOWN, *(("text", "excerpt") if text else ())))
-    except ImportError:  # the training half alone: identities still say what they say
+    except ImportError:  # only the training half is installed
         return {}
     for row in known.values():
         row.pop("identity")

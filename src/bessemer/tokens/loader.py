@@ -1,7 +1,7 @@
-"""Batches for training: the batch at any point of the run is a pure function of (seed, samples consumed).
+"""Batches for training: the batch at any point of a run is a pure function of the recipe, the tokens and the sample number.
 
-Nothing here has state that a checkpoint would have to keep: after a stop the trainer asks for the batch at the
-number of samples it had consumed, and gets the one it would have got.
+So nothing here has state that a checkpoint would have to keep. A sample is, by the recipe: a sequence of the concatenated
+documents; a packed sequence (`packing`); or a labelled document for a classifier.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.errors import InputError
+from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
-from bessemer.tokens.mixture import Draw, Mixture
+from bessemer.tokens.mixture import Mixture
+from bessemer.tokens.packing import Ints, Pack, open_pack
 from bessemer.tokens.phases import Holding, mixture_of
-from bessemer.tokens.shards import Split, TokenStore
+from bessemer.tokens.pieces import Framing
+from bessemer.tokens.shards import NO_LABEL, Split, TokenStore
+
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -28,32 +32,164 @@ class Batch:
 
     first: number of the first sample of the global batch; tokens: (sequences, sequence_length + 1) ids, inputs and
     targets being all but the last and all but the first; source: (sequences,) number of each sequence's source.
-    targets: where they are something else than the next token, (sequences, targets), -1 where there is none; tokens
-    are then the inputs alone, (sequences, sequence_length).
-    starts: for packed documents, (sequences, sequence_length) whether a piece of one, or the padding, begins there; real:
-    (sequences,) positions that are no padding. None: documents end where their end-of-text tokens are, nothing is padded.
+    targets: where they are not the next token, (sequences, targets), -1 for none; tokens are then the inputs alone,
+    (sequences, sequence_length).
+    starts: of packed documents, (sequences, sequence_length) whether a piece, or the padding, begins there; real:
+    (sequences,) positions that are no padding. None: documents end at their end-of-text tokens, nothing is padded.
     """
 
     first: int
-    tokens: npt.NDArray[np.int64]
-    source: npt.NDArray[np.int64]
-    targets: npt.NDArray[np.int64] | None = None
-    starts: npt.NDArray[np.bool_] | None = None
-    real: npt.NDArray[np.int64] | None = None
+    tokens: Ints
+    source: Ints
+    targets: Ints | None = None
+    starts: Bools | None = None
+    real: Ints | None = None
 
     @property
-    def inputs(self) -> npt.NDArray[np.int64]:
+    def inputs(self) -> Ints:
         """(sequences, sequence_length) ids that the model reads."""
         return self.tokens if self.targets is not None else self.tokens[:, :-1]
 
-    def samples(self, rank: int, world: int) -> npt.NDArray[np.int64]:
+    @property
+    def wanted(self) -> Ints:
+        """Targets: (sequences, sequence_length), or (sequences, 1) for a class."""
+        return self.targets if self.targets is not None else self.tokens[:, 1:]
+
+    def samples(self, rank: int, world: int) -> Ints:
         """(sequences,) number of each sequence in the run's order, for the part `rank` of `world`."""
         return self.first + rank + world * np.arange(len(self.tokens), dtype=np.int64)
 
-    @property
-    def wanted(self) -> npt.NDArray[np.int64]:
-        """What it should predict: (sequences, sequence_length), or (sequences, 1) for a class."""
-        return self.targets if self.targets is not None else self.tokens[:, 1:]
+
+class SampleRows(NamedTuple):
+    """Samples of one source, with the fields and shapes of `Batch`."""
+
+    tokens: npt.NDArray[Any]
+    targets: Ints | None = None
+    starts: Bools | None = None
+    real: Ints | None = None
+
+
+class SampleSource(Protocol):
+    """The samples of one source and split, by number."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self, numbers: Ints) -> SampleRows: ...
+
+    def documents(self, number: int) -> list[str]:
+        """Identities of the documents in a sample."""
+        ...
+
+
+class Sequences:
+    """Sequences of a split's concatenated documents, each with the token that follows its last one."""
+
+    def __init__(self, split: Split, length: int) -> None:
+        self.split, self.length = split, length
+
+    def __len__(self) -> int:
+        return self.split.num_sequences(self.length)
+
+    def rows(self, numbers: Ints) -> SampleRows:
+        return SampleRows(self.split.sequences(numbers, self.length))
+
+    def documents(self, number: int) -> list[str]:
+        return self.split.documents(number * self.length, (number + 1) * self.length + 1)
+
+
+class PackedSplit:
+    """Packed sequences: whole documents wherever they fit, and padding.
+
+    A piece of n tokens takes n positions. Its targets are its tokens; its inputs are the token before it and all but its
+    last: end-of-text where the document begins. So every token of every document is a target once an epoch. Padding has
+    end-of-text tokens for inputs and no targets (-1).
+    """
+
+    def __init__(self, split: Split, pack: Pack, end_of_text: int) -> None:
+        self.split, self.pack, self._end_of_text = split, pack, end_of_text
+
+    def __len__(self) -> int:
+        return len(self.pack)
+
+    def rows(self, numbers: Ints) -> SampleRows:
+        pack, shape = self.pack, (len(numbers), self.pack.length)
+        counts = pack.first[numbers + 1] - pack.first[numbers]
+        row = np.repeat(np.arange(len(numbers)), counts)
+        piece = np.arange(len(row)) + np.repeat(pack.first[numbers] - (np.cumsum(counts) - counts), counts)
+        start, size = pack.starts[piece], pack.sizes[piece].astype(np.int64)
+        ends = np.cumsum(size)
+        real = np.add.reduceat(size, np.cumsum(counts) - counts)
+        filled = np.arange(pack.length) < real[:, None]
+        tokens, before = self._read(start, size, ends)
+        targets = np.full(shape, -1, dtype=np.int64)
+        targets[filled] = tokens
+        inputs = np.full(shape, self._end_of_text, dtype=np.int64)
+        np.copyto(inputs[:, 1:], targets[:, :-1], where=filled[:, 1:])
+        column = ends - size - (np.cumsum(real) - real)[row]
+        inputs[row, column] = before
+        starts = np.zeros(shape, dtype=np.bool_)
+        starts[row, column] = True
+        padded = np.flatnonzero(real < pack.length)
+        starts[padded, real[padded]] = True
+        return SampleRows(inputs, targets, starts, real)
+
+    def documents(self, number: int) -> list[str]:
+        pieces = range(int(self.pack.first[number]), int(self.pack.first[number + 1]))
+        spans = ((int(self.pack.starts[piece]), int(self.pack.sizes[piece])) for piece in pieces)
+        return [identity for start, size in spans for identity in self.split.documents(start, start + size)]
+
+    def _read(self, start: Ints, size: Ints, ends: Ints) -> tuple[npt.NDArray[Any], Ints]:
+        """The tokens of pieces, concatenated, and the token before each: its document's, or end-of-text.
+
+        No piece crosses a shard's border, since no document does.
+        """
+        shard = np.searchsorted(self.split.starts, start, side="right") - 1
+        tokens = np.empty(int(ends[-1]) if len(ends) else 0, dtype=self.split.shards[0].dtype)
+        before = np.full(len(start), self._end_of_text, dtype=np.int64)
+        place = start - self.split.starts[shard]
+        for number in np.unique(shard):
+            stored = self.split.shards[number].tokens
+            for piece in np.flatnonzero(shard == number).tolist():
+                begin, end = place[piece], ends[piece]
+                tokens[end - size[piece] : end] = stored[begin : begin + size[piece]]
+            here = np.flatnonzero((shard == number) & (place > 0))
+            before[here] = stored[place[here] - 1]
+        return tokens, before
+
+
+class LabelledTexts:
+    """Labelled documents of one source and split, one a row: its framing (else end-of-text before it), cut or padded to `length`.
+
+    Documents hold no end-of-text inside, so a text ends at the first one after its first token.
+    """
+
+    def __init__(self, split: Split, length: int, end_of_text: int, framing: Framing | None = None) -> None:
+        self._split, self._length, self._end_of_text = split, length, end_of_text
+        around = framing or Framing((end_of_text,))
+        self._offset, self._closed = int(around.before == (end_of_text,)), int(around.after[-1:] == (end_of_text,))
+        self.starts, sizes = split.document_spans()
+        self.lengths = sizes - 1  # without the end-of-text token
+        parts = [shard.labels for shard in split.shards]
+        self.labels = np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, dtype=np.int64)
+        if (self.labels == NO_LABEL).any():
+            identity = self.documents(int(np.argmax(self.labels == NO_LABEL)))[0]
+            raise BessemerError(
+                f"{split.shards[0].path.parent}: document {identity} has no label; build the tokens again"
+            )
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def rows(self, numbers: Ints) -> SampleRows:
+        tokens = np.full((len(numbers), self._length), self._end_of_text, dtype=np.int64)
+        for row, number in zip(tokens, numbers, strict=True):
+            end = min(self._offset + int(self.lengths[number]), self._length - self._closed)
+            self._split.read(int(self.starts[number]), row[self._offset : end])
+        return SampleRows(tokens, self.labels[numbers, None])
+
+    def documents(self, number: int) -> list[str]:
+        start = int(self.starts[number])
+        return self._split.documents(start, start + 1)
 
 
 class Reader(Protocol):
@@ -68,69 +204,84 @@ class Reader(Protocol):
         ...
 
     def documents(self, first: int, count: int) -> list[dict[str, object]]:
-        """The documents that samples [first, first + count) hold."""
+        """The documents that samples [first, first + count) hold: sample, source, sequence and document identities."""
         ...
 
 
 class Loader:
-    """Reads the training sequences of a run in the run's order.
+    """Reads the samples of a run in the run's order. sources: in the mixture's order.
 
-    rank, world: this process takes the slots rank, rank + world, ... of each global batch, so the samples of a
-    batch do not depend on how many processes share it.
+    rank, world: this process takes the slots rank, rank + world, ... of each global batch, so the samples of a batch do not
+    depend on the number of processes.
     """
 
-    def __init__(
-        self, store: TokenStore, mixture: Mixture, sequence_length: int, rank: int = 0, world: int = 1
-    ) -> None:
-        self.mixture, self.sequence_length, self.rank, self.world = mixture, sequence_length, rank, world
-        self._splits: list[Split] = [store.split(name, "train") for name in mixture.names]
-
-    @classmethod
-    def of(cls, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Loader:
-        """The loader of a recipe: weights from its sources, else in proportion to their tokens."""
-        length = recipe.tokens.sequence_length
-        sequences = tuple(store.split(name, "train").num_sequences(length) for name in store.sources)
-        for name, count in zip(store.sources, sequences, strict=True):
-            if count == 0:
-                raise InputError(f"tokens.sequence_length: {length} is longer than all the text of source {name!r}")
-        held = Holding(store.sources, sequences, tuple(count * length for count in sequences))
-        return cls(store, mixture_of(recipe, held), length, rank, world)
+    def __init__(self, sources: list[SampleSource], mixture: Mixture, rank: int = 0, world: int = 1) -> None:
+        self.sources, self.mixture, self.rank, self.world = sources, mixture, rank, world
 
     def batch(self, first: int, count: int) -> Batch:
-        """The part of the global batch of samples [first, first + count) that this process takes."""
+        """This process's part of the global batch of samples [first, first + count)."""
         draw = self.mixture.draw(first, count)
         mine = slice(self.rank, None, self.world)
-        sources, sequences = draw.source[mine], draw.sequence[mine]
-        tokens = np.empty((len(sources), self.sequence_length + 1), dtype=np.int64)
-        for number, split in enumerate(self._splits):
-            rows = np.flatnonzero(sources == number)
-            if len(rows):
-                tokens[rows] = split.sequences(sequences[rows], self.sequence_length)
-        return Batch(first, tokens, sources)
+        sources, samples = draw.source[mine], draw.sequence[mine]
+        fields: dict[str, npt.NDArray[Any]] = {}
+        for number in np.unique(sources).tolist() or [0]:
+            here = np.flatnonzero(sources == number)
+            for name, part in self.sources[number].rows(samples[here])._asdict().items():
+                if part is None:
+                    continue
+                if name not in fields:
+                    dtype = np.bool_ if part.dtype == np.bool_ else np.int64
+                    fields[name] = np.empty((len(sources), *part.shape[1:]), dtype)
+                fields[name][here] = part
+        return Batch(first, source=sources, **fields)
 
     def documents(self, first: int, count: int) -> list[dict[str, object]]:
         """The documents that samples [first, first + count) hold: sample, source, sequence and document identities."""
-        draw: Draw = self.mixture.draw(first, count)
-        length = self.sequence_length
-        rows: list[dict[str, object]] = []
-        for slot in range(count):
-            source, sequence = int(draw.source[slot]), int(draw.sequence[slot])
-            identities = self._splits[source].documents(sequence * length, (sequence + 1) * length + 1)
-            rows.append(
-                {
-                    "sample": first + slot,
-                    "source": self.mixture.names[source],
-                    "sequence": sequence,
-                    "documents": identities,
-                }
-            )
-        return rows
+        draw = self.mixture.draw(first, count)
+        return [
+            {
+                "sample": first + slot,
+                "source": self.mixture.names[source],
+                "sequence": sequence,
+                "documents": self.sources[source].documents(sequence),
+            }
+            for slot, (source, sequence) in enumerate(zip(draw.source.tolist(), draw.sequence.tolist(), strict=True))
+        ]
+
+
+def samples_of(recipe: Recipe, store: TokenStore, name: str, split: str) -> Sequences | PackedSplit | LabelledTexts:
+    """The samples of one source and split that a recipe trains on or scores; split: "train" or "heldout"."""
+    stored, length = store.split(name, split), recipe.tokens.sequence_length
+    if recipe.train.objective == "classify":
+        return LabelledTexts(stored, length, store.end_of_text, store.framing)
+    if recipe.tokens.packing == "concatenate":
+        return Sequences(stored, length)
+    return PackedSplit(stored, open_pack(store, recipe, name, split), store.end_of_text)
+
+
+def loader_of(recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Loader:
+    """The training samples of a recipe in shares by its mixture: weights, else each source as often as the others."""
+    sources: list[SampleSource] = []
+    tokens = []
+    for name in store.sources:
+        source = samples_of(recipe, store, name, "train")
+        if not len(source) and isinstance(source, Sequences):
+            raise InputError(f"tokens.sequence_length: {source.length} is longer than all the text of source {name!r}")
+        if not len(source) and isinstance(source, PackedSplit):
+            raise InputError(f"tokens.packing: source {name!r} has no document to train on; add text")
+        sources.append(source)
+        if isinstance(source, PackedSplit):  # padding is not counted
+            tokens.append(source.split.num_tokens)
+        else:
+            tokens.append(len(source) * (source.length if isinstance(source, Sequences) else 1))
+    holding = Holding(store.sources, tuple(len(source) for source in sources), tuple(tokens))
+    return Loader(sources, mixture_of(recipe, holding), rank, world)
 
 
 def prefetched(loader: Reader, first: int, counts: Iterable[int], depth: int = 4) -> Iterator[Batch]:
     """The next global batches from sample `first` on, read ahead by a thread. counts: the samples of each, in order.
 
-    An error in the thread is raised where the batch is asked for. Closing the iterator ends the thread.
+    An error in the thread is raised at the batch that it concerns. Closing the iterator ends the thread.
     """
     ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=depth)
     closed = threading.Event()

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.recipe.mixture import Packing
-from bessemer.tokens.shards import Split, TokenStore
+from bessemer.tokens.shards import TokenStore
 
 MAGIC, EARLIER = b"BSMRPAK2", b"BSMRPAK1"
 HEADER = 32  # bytes
@@ -174,15 +174,6 @@ def _put(sizes: Ints, length: int) -> Ints:
     return bins
 
 
-def documents_of(split: Split, skip: int = 0) -> tuple[Ints, Ints]:
-    """Where the documents of a split lie in its stream, and their sizes, in tokens. skip: tokens at the beginning of each."""
-    bounds = [base + shard.offsets.astype(np.int64) for shard, base in zip(split.shards, split.starts, strict=False)]
-    none = np.zeros(0, dtype=np.int64)
-    starts = np.concatenate([none, *(part[:-1] for part in bounds)])
-    sizes = np.concatenate([none, *(part[1:] for part in bounds)]) - starts
-    return starts + skip, sizes - skip
-
-
 def _skipped(store: TokenStore) -> int:
     """Tokens of a document that are no target: the model's own first token, which is then what its first target follows."""
     return int(bool(store.manifest["tokenizer"].get("prefix")))
@@ -195,9 +186,9 @@ def write_packs(store: TokenStore, recipe: Recipe) -> dict[str, dict[str, Any]]:
     if tokens.packing != "concatenate":
         for source in store.sources:
             for split in ("train", "heldout"):
-                data = pack(
-                    *documents_of(store.split(source, split), _skipped(store)), tokens.sequence_length, tokens.packing
-                ).to_bytes()
+                starts, sizes = store.split(source, split).document_spans()
+                skip = _skipped(store)
+                data = pack(starts + skip, sizes - skip, tokens.sequence_length, tokens.packing).to_bytes()
                 name = f"{source}-{split}.pack"
                 (store.folder / name).write_bytes(data)
                 files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -245,7 +236,9 @@ def facts(store: TokenStore, recipe: Recipe) -> dict[str, Any]:
 
 def _facts(store: TokenStore, recipe: Recipe, source: str, name: str) -> dict[str, Any]:
     packing, length, split = recipe.tokens.packing, recipe.tokens.sequence_length, store.split(source, name)
-    starts, sizes = documents_of(split, _skipped(store) if packing != "concatenate" else 0)
+    starts, sizes = split.document_spans()
+    if packing != "concatenate":
+        starts, sizes = starts + _skipped(store), sizes - _skipped(store)
     if packing == "concatenate":
         sequences = split.num_sequences(length)
         targets, ends = sequences * length, np.minimum(starts + sizes, sequences * length)

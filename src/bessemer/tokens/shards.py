@@ -4,36 +4,39 @@ NAME-00000.bin  token ids, little-endian uint16 when the vocabulary fits in it, 
                 after each document; nothing else.
 NAME-00000.idx  little-endian: 8 bytes magic "BSMRIDX1", uint64 number of documents D, D+1 uint64 offsets (in tokens;
                 the last one is the length of the shard), D identities of 16 bytes each.
-NAME-00000.lbl  where documents have labels: D little-endian int32, the number of each document's label in the manifest's
-                `labels`; -1 for a document without one.
+NAME-00000.lbl  of labelled documents: D little-endian int32, the number of each document's label in the manifest's
+                `labels`; -1 for none.
 manifest.json   sources, counts and SHA-256 of every file, and the tokenizer's hash.
 
-Written by `writer.ShardWriter`.
-
-NAME is SOURCE-train or SOURCE-heldout.
+NAME is SOURCE-train or SOURCE-heldout. While a shard is open, NAME-00000.part beside its .bin holds a record a document:
+identity (16 bytes), int64 tokens, int32 label. It becomes the .idx, and the .lbl, when the shard is full; a kill at any point
+leaves enough to continue from the last `ShardWriter.state`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.run import read_json
+from bessemer.run import read_json, write_atomic
 from bessemer.tokens.pieces import Framing
 
 MAGIC = b"BSMRIDX1"
 IDENTITY_BYTES = 16
 NO_LABEL = -1
-
-TokenIds = npt.NDArray[np.unsignedinteger[Any]]
+RECORD = np.dtype([("identity", "V16"), ("tokens", "<i8"), ("label", "<i4")])
+BUFFER_BYTES = 1 << 20
+COUNTS = ("documents", "tokens", "bytes", "longest", "shards")
 
 
 def token_dtype(vocabulary: int) -> np.dtype[Any]:
@@ -49,17 +52,17 @@ class Shard:
     dtype: np.dtype[Any]
 
     @cached_property
-    def tokens(self) -> TokenIds:
-        """All ids of the shard, mapped into memory."""
+    def tokens(self) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """All ids of the shard."""
         # A plain view: a memmap goes through Python for every slice.
         return np.memmap(self.path, dtype=self.dtype, mode="r").view(np.ndarray)
 
     @cached_property
     def num_tokens(self) -> int:
-        """How many ids there are; asks for the file's size and does not open it."""
+        """Number of ids, by the file's size."""
         return self.path.stat().st_size // self.dtype.itemsize
 
-    @cached_property
+    @property
     def offsets(self) -> npt.NDArray[np.uint64]:
         """Where each document starts, in tokens, and where the last one ends."""
         return self._index[0]
@@ -101,13 +104,12 @@ class Split:
         return max(self.num_tokens - 1, 0) // length
 
     def read(self, start: int, out: npt.NDArray[Any]) -> None:
-        """Copy tokens [start, start + len(out)) of the stream into `out`; a shard's border is no border here."""
+        """Copy tokens [start, start + len(out)) of the stream into `out`, across shards."""
         number = int(np.searchsorted(self.starts, start, side="right")) - 1
         done = 0
         while done < len(out):
-            tokens = self.shards[number].tokens
             offset = start + done - int(self.starts[number])
-            part = tokens[offset : offset + len(out) - done]
+            part = self.shards[number].tokens[offset : offset + len(out) - done]
             out[done : done + len(part)] = part
             done += len(part)
             number += 1
@@ -124,29 +126,36 @@ class Split:
             if here.any():
                 out[here] = window[numbers[here] - first]
                 whole |= here
-        for row in np.flatnonzero(~whole):  # sequences that lie over a border
+        for row in np.flatnonzero(~whole):  # sequences that cross a shard's border
             self.read(int(numbers[row]) * length, out[row])
         return out
 
     def _windows(self, length: int) -> list[tuple[int, npt.NDArray[Any]]]:
-        """For each shard the number of the first sequence that it holds whole, and all that it holds as rows of a view."""
-        if length in self._views:
-            return self._views[length]
-        found: list[tuple[int, npt.NDArray[Any]]] = []
-        for shard, base in zip(self.shards, self.starts.tolist(), strict=False):
-            first = -(-base // length)
-            offset = first * length - base
-            count = (len(shard.tokens) - offset - 1) // length
-            if count > 0:
-                size = shard.tokens.itemsize
-                rows = as_strided(shard.tokens[offset:], (count, length + 1), (length * size, size), writeable=False)
-                found.append((first, rows))
-        self._views[length] = found
-        return found
+        """For each shard the number of the first sequence wholly in it, and all such sequences as rows of a view."""
+        if length not in self._views:
+            windows: list[tuple[int, npt.NDArray[Any]]] = []
+            for shard, base in zip(self.shards, self.starts.tolist(), strict=False):
+                first = -(-base // length)
+                offset = first * length - base
+                count = (len(shard.tokens) - offset - 1) // length
+                if count > 0:
+                    size = shard.tokens.itemsize
+                    strides = (length * size, size)
+                    rows = as_strided(shard.tokens[offset:], (count, length + 1), strides, writeable=False)
+                    windows.append((first, rows))
+            self._views[length] = windows
+        return self._views[length]
+
+    def document_spans(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Where each document starts in the stream, and its size, in tokens."""
+        bounds = [base + shard.offsets.astype(np.int64) for shard, base in zip(self.shards, self.starts, strict=False)]
+        none = np.zeros(0, dtype=np.int64)
+        starts = np.concatenate([none, *(part[:-1] for part in bounds)])
+        return starts, np.concatenate([none, *(part[1:] for part in bounds)]) - starts
 
     def documents(self, start: int, end: int) -> list[str]:
         """Identities of the documents that have a token in [start, end) of the stream."""
-        found = []
+        names: list[str] = []
         number = max(int(np.searchsorted(self.starts, start, side="right")) - 1, 0)
         for shard, base in zip(self.shards[number:], self.starts[number:], strict=False):
             low, high = max(start - int(base), 0), min(end - int(base), shard.num_tokens)
@@ -154,8 +163,8 @@ class Split:
                 break
             first = int(np.searchsorted(shard.offsets, low, side="right")) - 1
             last = int(np.searchsorted(shard.offsets, high, side="left"))
-            found += [shard.identities[number].tobytes().hex() for number in range(first, last)]
-        return found
+            names += [shard.identities[document].tobytes().hex() for document in range(first, last)]
+        return names
 
 
 @dataclass(frozen=True)
@@ -189,47 +198,53 @@ class TokenStore:
                     raise BessemerError(f"{self.folder / name}: its content has changed; build the tokens again")
 
     @property
+    def _tokenizer(self) -> dict[str, Any]:
+        facts: dict[str, Any] = self.manifest["tokenizer"]
+        return facts
+
+    @property
     def vocabulary(self) -> int:
         """Number of token ids."""
-        return int(self.manifest["tokenizer"]["vocabulary"])
+        return int(self._tokenizer["vocabulary"])
 
     @property
     def end_of_text(self) -> int:
         """Id of the token after each document."""
-        return int(self.manifest["tokenizer"]["end_of_text"])
+        return int(self._tokenizer["end_of_text"])
 
     @property
     def mask_token(self) -> int | None:
-        """Id of the token that stands where one is hidden; None where the tokenizer was not asked for one."""
-        found = self.manifest["tokenizer"].get("mask_token")
-        return None if found is None else int(found)
+        """Id of the mask token; None where the tokenizer needs none."""
+        number = self._tokenizer.get("mask_token")
+        return None if number is None else int(number)
 
     @property
     def framing(self) -> Framing:
-        """What the model is used with around a text: end-of-text first, or what an imported tokenizer adds."""
-        facts = self.manifest["tokenizer"]
-        before = facts.get("prefix")
-        return Framing(tuple([self.end_of_text] if before is None else before), tuple(facts.get("suffix", ())))
+        """The ids around a text that the model is used with: end-of-text first, or what an imported tokenizer adds."""
+        before = self._tokenizer.get("prefix")
+        return Framing(
+            tuple([self.end_of_text] if before is None else before), tuple(self._tokenizer.get("suffix", ()))
+        )
 
     @property
     def ends(self) -> tuple[int, ...]:
         """Ids at which generation ends: end-of-text, or what an imported model names."""
-        return tuple(self.manifest["tokenizer"].get("ends", (self.end_of_text,)))
+        return tuple(self._tokenizer.get("ends", (self.end_of_text,)))
 
     @property
     def special(self) -> dict[str, str]:
-        """Special tokens by role of the model that this run's training starts from; empty for a model of its own."""
-        return dict(self.manifest["tokenizer"].get("special", {}))
+        """Special tokens by role of the model that the training starts from; empty for a model of its own."""
+        return dict(self._tokenizer.get("special", {}))
 
     @property
     def counts_bytes(self) -> bool:
-        """Whether the tokens account for the bytes of the text, so that bits per byte mean something."""
-        return bool(self.manifest["tokenizer"].get("counts_bytes", True))
+        """True when the tokens account for the bytes of the text, so that bits per byte are defined."""
+        return bool(self._tokenizer.get("counts_bytes", True))
 
     @property
     def text_prefix(self) -> bytes:
-        """What the tokenizer puts before every text, and a document's first token stands for too."""
-        return str(self.manifest["tokenizer"].get("text_prefix", "")).encode()
+        """What the tokenizer puts before every text; the bytes of a document's first token include it."""
+        return str(self._tokenizer.get("text_prefix", "")).encode()
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -238,12 +253,12 @@ class TokenStore:
 
     @property
     def train_tokens(self) -> int:
-        """Tokens to train on, of all sources."""
+        """Training tokens of all sources."""
         return sum(int(source["train"]["tokens"]) for source in self.manifest["sources"].values())
 
     @property
     def held_out_tokens(self) -> int:
-        """Tokens held out, of all sources."""
+        """Held-out tokens of all sources."""
         return sum(int(source["heldout"]["tokens"]) for source in self.manifest["sources"].values())
 
     @property
@@ -259,6 +274,130 @@ class TokenStore:
 
     @cached_property
     def token_bytes(self) -> npt.NDArray[np.int64]:
-        """How many bytes of text each id stands for; 0 for special tokens."""
+        """Number of bytes of text of each id; 0 for special tokens."""
         lengths: npt.NDArray[np.int64] = np.load(self.folder / "token_bytes.npy")
         return lengths
+
+
+class ShardWriter:
+    """Writes the shards of one source and split, a new one when `shard_tokens` is reached; documents are never cut."""
+
+    def __init__(
+        self, folder: Path, name: str, dtype: np.dtype[Any], shard_tokens: int, labelled: bool = False
+    ) -> None:
+        self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
+        self.files: dict[str, dict[str, Any]] = {}
+        self.documents = self.tokens = self.bytes = self.longest = self.shards = 0
+        self.labelled = labelled
+        self._open_tokens = self._records = 0  # of the open shard
+        self._bin: BinaryIO | None = None
+        self._part: BinaryIO | None = None
+        self._hash = hashlib.sha256()
+
+    def add(self, identity: str, ids: npt.ArrayLike, num_bytes: int, label: int = NO_LABEL) -> None:
+        """Append a document. identity: 32 hexadecimal digits; ids: its tokens, end-of-text included; label: its number."""
+        tokens = np.ascontiguousarray(ids, dtype=self.dtype)
+        if self._open_tokens and self._open_tokens + len(tokens) > self.shard_tokens:
+            self._finish()
+        if self._bin is None or self._part is None:
+            self._bin, self._part = self._open(".bin"), self._open(".part")
+            self._hash = hashlib.sha256()
+        self._bin.write(tokens.data)
+        self._hash.update(tokens.data)
+        self._part.write(np.array([(bytes.fromhex(identity), len(tokens), label)], dtype=RECORD).tobytes())
+        self._open_tokens += len(tokens)
+        self._records += 1
+        self.documents += 1
+        self.tokens += len(tokens)
+        self.bytes += num_bytes
+        self.longest = max(self.longest, len(tokens))
+
+    def close(self) -> None:
+        """Finish the open shard."""
+        if self._records:
+            self._finish()
+
+    def state(self) -> dict[str, Any]:
+        """Flush to disk; returns what a later writer needs to continue from here."""
+        self._flush()
+        return {
+            **{name: getattr(self, name) for name in COUNTS},
+            "files": {name: dict(facts) for name, facts in self.files.items()},
+            "held": self._open_tokens,
+            "records": self._records,
+        }
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Continue from a state; what was written after it is removed. Raises BessemerError when some of it is gone."""
+        for name in COUNTS:
+            setattr(self, name, int(state[name]))
+        self.files = {name: dict(facts) for name, facts in state["files"].items()}
+        self._open_tokens, self._records = int(state["held"]), int(state["records"])
+        place, part = self._path(".bin"), self._path(".part")
+        if self._records:
+            write_atomic(part, self._kept_records().tobytes())
+        # Only now may the index that the records may have come from be removed.
+        kept = {*self.files, *((place.name, part.name) if self._records else ())}
+        for path in self.folder.iterdir():
+            if path.name not in kept and re.fullmatch(rf"{re.escape(self.name)}-\d+\.[a-z]+", path.name):
+                path.unlink()
+        if not self._records:
+            return
+        size = self._open_tokens * self.dtype.itemsize
+        if not place.exists() or place.stat().st_size < size:
+            raise BessemerError(f"{place}: shorter than its record says")
+        os.truncate(place, size)
+        with open(place, "rb") as file:
+            self._hash = hashlib.file_digest(file, "sha256")  # type: ignore[assignment]
+        self._bin, self._part = self._open(".bin", "ab"), self._open(".part", "ab")
+
+    def _kept_records(self) -> npt.NDArray[Any]:
+        """The first records of the open shard: from its .part, or from the index that it became."""
+        part, index = self._path(".part"), self._path(".idx")
+        if part.exists() and part.stat().st_size >= self._records * RECORD.itemsize:
+            return np.fromfile(part, dtype=RECORD, count=self._records)
+        if not index.exists():
+            raise BessemerError(f"{part}: missing or shorter than its record says")
+        shard = Shard(self._path(".bin"), self.dtype)
+        records = np.zeros(self._records, dtype=RECORD)
+        records["identity"] = np.ascontiguousarray(shard.identities[: self._records]).view("V16")[:, 0]
+        records["tokens"] = np.diff(shard.offsets.astype(np.int64))[: self._records]
+        records["label"] = shard.labels[: self._records]
+        return records
+
+    def _finish(self) -> None:
+        self._flush()
+        for file in (self._bin, self._part):
+            assert file is not None
+            file.close()
+        part = self._path(".part")
+        records = np.fromfile(part, dtype=RECORD)
+        offsets = np.zeros(len(records) + 1, dtype="<u8")
+        np.cumsum(records["tokens"], out=offsets[1:])
+        size = self._open_tokens * self.dtype.itemsize
+        self.files[self._path(".bin").name] = {"bytes": size, "sha256": self._hash.hexdigest()}
+        if self.labelled:
+            self._write(".lbl", np.ascontiguousarray(records["label"]).tobytes())
+        count, identities = np.array([len(records)], dtype="<u8"), np.ascontiguousarray(records["identity"])
+        self._write(".idx", MAGIC + count.tobytes() + offsets.tobytes() + identities.tobytes())
+        part.unlink()
+        self.shards += 1
+        self._bin = self._part = None
+        self._open_tokens = self._records = 0
+
+    def _flush(self) -> None:
+        for file in (self._bin, self._part):
+            if file is not None:
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _write(self, suffix: str, data: bytes) -> None:
+        path = self._path(suffix)
+        write_atomic(path, data)
+        self.files[path.name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    def _path(self, suffix: str) -> Path:
+        return self.folder / f"{self.name}-{self.shards:05d}{suffix}"
+
+    def _open(self, suffix: str, mode: str = "wb") -> BinaryIO:
+        return open(self._path(suffix), mode, buffering=BUFFER_BYTES)  # type: ignore[return-value]

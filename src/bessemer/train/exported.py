@@ -24,8 +24,7 @@ from bessemer.model.transformer import meta_model
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, staging, write_atomic, write_json
 from bessemer.terminal import warn
-from bessemer.tokens.held_out import held_out
-from bessemer.tokens.labelled import whole_texts
+from bessemer.tokens.held_out import held_out, whole_texts
 from bessemer.tokens.pretrained import chat_template, read_table
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
@@ -59,9 +58,8 @@ def export_trained(recipe: Recipe, run: RunFolder, folder: Path, average: int = 
     if store.sources:
         parts = held_out(store, recipe.tokens.sequence_length, max_tokens=4 * recipe.tokens.sequence_length)
         rows = [tokenizer.decode(row.tolist()) for part in parts for row in part.tokens[:4]]
-        length = recipe.tokens.sequence_length
         classifies = recipe.train.objective == "classify"
-        sequences = whole_texts(store, length) if classifies else parts[0].tokens[:2, :-1]
+        sequences = whole_texts(recipe, store) if classifies else parts[0].tokens[:2, :-1]
         sample, texts = torch.from_numpy(sequences), [(text, tokenizer.encode(text)) for text in rows]
     else:
         sample, texts = gate_inputs(model, tokenizer)

@@ -22,11 +22,9 @@ from bessemer.model.huggingface.config import model_config
 from bessemer.model.kernels import upcast
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe, Train
-from bessemer.tokens.held_out import HeldOut
-from bessemer.tokens.labelled import LabelledLoader, held_out_texts
-from bessemer.tokens.loader import Batch, Reader
+from bessemer.tokens.held_out import HeldOut, held_out_samples
+from bessemer.tokens.loader import Batch, Reader, loader_of
 from bessemer.tokens.order import key_of
-from bessemer.tokens.packed import held_out_sequences, sequence_loader
 from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
@@ -147,10 +145,10 @@ class Causal:
         """Everything is trained."""
 
     def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
-        return sequence_loader(recipe, store, rank, world)
+        return loader_of(recipe, store, rank, world)
 
     def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
-        return held_out_sequences(recipe, store, max_tokens)
+        return held_out_samples(recipe, store, max_tokens)
 
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
         return documents_in(inputs_BT, starts_BT, self.end_of_text) if self.document_mask else None
@@ -186,11 +184,11 @@ class Masked:
         """Everything is trained."""
 
     def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
-        return MaskingLoader(sequence_loader(recipe, store, rank, world), masker_of(recipe, store))
+        return MaskingLoader(loader_of(recipe, store, rank, world), masker_of(recipe, store))
 
     def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
         masker = masker_of(recipe, store)
-        parts = held_out_sequences(recipe, store, max_tokens)
+        parts = held_out_samples(recipe, store, max_tokens)
         return [masker.held_out(part, store.token_bytes) for part in parts]
 
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
@@ -245,10 +243,10 @@ class Classify:
                 parameter.requires_grad_(name.startswith("classifier."))
 
     def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
-        return LabelledLoader.of(recipe, store, rank, world)
+        return loader_of(recipe, store, rank, world)
 
     def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
-        return held_out_texts(store, recipe.tokens.sequence_length, max_tokens)
+        return held_out_samples(recipe, store, max_tokens)
 
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
         return Documents.padded(self._lengths(inputs_BT), inputs_BT.shape[1])
@@ -275,7 +273,7 @@ class Classify:
         return Batch(0, tokens, np.zeros(rows, dtype=np.int64), targets)
 
     def _lengths(self, inputs_BT: Tensor) -> Tensor:
-        """Tokens of each text (`labelled`): its first counts, whatever it is, and end-of-text pads it."""
+        """Tokens of each text (`LabelledTexts`): its first counts, whatever it is, and end-of-text pads it."""
         lengths_B = 1 + (inputs_BT[:, 1:] != self.end_of_text).sum(dim=1)
         return lengths_B + (inputs_BT[:, 0] != self.end_of_text) if self.is_encoder else lengths_B
 
