@@ -473,8 +473,14 @@ def test_missing_things_are_named(tmp_path: Path, recipe_file: Path, capsys: pyt
     for arguments, complaint in [
         (("run", tmp_path / "none.toml"), "no such recipe file"),
         (("report", tmp_path), "not a run folder"),
-        (("train", recipe_file, "--set", f"run.dir={tmp_path / 'new'}"), "no tokens here"),
-        (("tokens", recipe_file, "--set", f"run.dir={tmp_path / 'new'}"), "no documents here"),
+        (
+            ("train", recipe_file, "--set", f"run.dir={tmp_path / 'new'}"),
+            f"no tokens here; make them with `bessemer tokens {recipe_file}`",
+        ),
+        (
+            ("tokens", recipe_file, "--set", f"run.dir={tmp_path / 'new'}"),
+            f"no documents here; make them with `bessemer corpus {recipe_file}`",
+        ),
         (("generate", recipe_file, "x", "--set", f"run.dir={tmp_path / 'other'}"), "does not exist yet"),
         (("recipe", "demoo"), "no shipped recipe"),
         (("recipe", "--explain", "train.stepz"), "did you mean train.steps"),

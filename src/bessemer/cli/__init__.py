@@ -83,7 +83,7 @@ class _Parser(argparse.ArgumentParser):
             if near := next(
                 (key for key in same if key.startswith("train.")), same[0] if same else nearest(name, known)
             ):
-                message += f"; keys of the recipe are args as --set {near}=VALUE"
+                message += f"; keys of the recipe are given as --set {near}=VALUE"
         elif "unrecognized arguments" in message and "--set" in sys.argv:
             message += "; write --set KEY=VALUE, with quotes around it where it has spaces"
         super().error(message)

@@ -28,6 +28,8 @@ def tokens(args: argparse.Namespace) -> Any:
     from bessemer import stages
 
     session = runs.open_recipe(args, fill_derived=False)
+    if session.recipe.corpus.sources:
+        runs.require_stage(args, session.run.corpus / "documents", "documents", "corpus")
     with session.run.writing():
         stages.tokens(session)
     return {"stages": session.told, "folder": session.run.tokens}

@@ -100,6 +100,15 @@ def open_model(args: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transfo
     return store, tokenizer, restored.step.model
 
 
+def require_stage(args: argparse.Namespace, made: Path, what: str, command: str) -> None:
+    """Refuse, before anything is derived, a command whose input has not been made. Raises InputError."""
+    if not made.exists():
+        raise InputError(
+            f"{made.parent}: no {what} here; make them with `bessemer {command} {args.recipe}`, or do every stage with "
+            f"`bessemer run {args.recipe}`"
+        )
+
+
 def restart(args: argparse.Namespace, session: Session) -> None:
     """Set the earlier training aside where --restart asks for it."""
     from bessemer.previous import set_aside

@@ -41,6 +41,7 @@ def train(args: argparse.Namespace) -> Any:
         return _train_on_node(args)
     session = runs.open_recipe(args, fill_derived=False)
     preflight.check(session.recipe, session.run, args.recipe)
+    runs.require_stage(args, session.run.tokens / "manifest.json", "tokens", "tokens")
     with session.run.writing():
         runs.restart(args, session)
         stages.train(session, stages.prepare(session), args.profile)
