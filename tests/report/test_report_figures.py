@@ -67,6 +67,12 @@ def test_figures_are_valid_plotly(make_run: Callable[..., RunFolder]) -> None:
         valid_plotly(figure)
 
 
+def test_sources_keep_the_order_of_the_metrics(make_run: Callable[..., RunFolder]) -> None:
+    drawn = {figure["id"]: figure for figure in curves.curves(data.read(make_run(steps=60)))}
+    assert [trace["name"] for trace in drawn["sources"]["traces"]] == ["code", "docs", "notes"]
+    assert [trace["name"] for trace in drawn["bits"]["traces"][1:4]] == ["code", "docs", "notes"]
+
+
 def test_figures_hold_no_nan(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=60)
     rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]

@@ -218,7 +218,7 @@ def near_duplicates(data: RunData) -> Figure | None:
     }
     return parts.figure(
         "near-duplicates", "Near duplicates, by their similarity to what stays", traces, x, y,
-        shapes=[parts.vertical(limit)] if limit else [], barmode="overlay", hovermode="x unified",
+        shapes=[parts.vertical(limit)] if limit else [], barmode="overlay",
         annotations=[{**label, "text": f"min_jaccard {limit:g}"}] if limit else [],
     )  # fmt: skip
 

@@ -212,8 +212,9 @@ class _Columns:
             for name, inner in value.items() if isinstance(value, dict) else ((None, value),):
                 if key != "step" and (known := as_number(inner)) is not None:
                     found[key, name] = known
-        for place in found.keys() - self.values.keys():
-            self.values[place] = array("d", [math.nan]) * len(self.step)
+        for place in found:  # in the order of the line: that of the legends
+            if place not in self.values:
+                self.values[place] = array("d", [math.nan]) * len(self.step)
         for place, values in self.values.items():
             values.append(found.get(place, math.nan))
         self.step.append(float(line["step"]))

@@ -164,7 +164,7 @@ def _reliability(data: RunData) -> Figure | None:
                     text=[f"{count:,.0f} documents" for count in counts]),
     ]  # fmt: skip
     axes = (parts.axis(title, range=[0, 1], dtick=0.2) for title in ("mean score", "share that is high"))
-    return parts.figure("reliability", "Reliability of the scores", traces, *axes, hovermode="x unified")
+    return parts.figure("reliability", "Reliability of the scores", traces, *axes)
 
 
 def _histogram(data: RunData) -> Figure | None:
@@ -185,5 +185,5 @@ def _histogram(data: RunData) -> Figure | None:
     y_axis = parts.axis("share of the source's documents", tickformat=".0%")
     return parts.figure(
         "scores", "Scores by source", traces, x_axis, y_axis, note="Dotted line: the limit." if limit is not None else "",
-        shapes=[parts.vertical(limit)] if limit is not None else [], barmode="group", bargap=0.1, hovermode="x unified",
+        shapes=[parts.vertical(limit)] if limit is not None else [], barmode="group", bargap=0.1,
     )  # fmt: skip
