@@ -20,13 +20,13 @@ import numpy as np
 from machine import describe
 
 from bessemer.corpus.quality.classify import train
-from bessemer.corpus.quality.features import Texts, extract
+from bessemer.corpus.quality.features import extract, prefix
 from bessemer.corpus.quality.model import FastTextModel
 from bessemer.corpus.quality.sample import Labelled
 from bessemer.recipe import Quality
 
 
-def texts_of(megabytes: int) -> list[bytes]:
+def texts_of(megabytes: int) -> list[str]:
     """Python source of the standard library and of what is installed, whole files."""
     paths = sysconfig.get_paths()
     files = sorted(path for place in ("stdlib", "purelib") for path in Path(paths[place]).rglob("*.py"))
@@ -35,10 +35,9 @@ def texts_of(megabytes: int) -> list[bytes]:
     for number in order.tolist():
         raw = files[number].read_bytes()
         try:
-            raw.decode()
+            found.append(raw.decode())
         except UnicodeDecodeError:
             continue
-        found.append(raw)
         size += len(raw)
         if size >= megabytes * 1_000_000:
             break
@@ -60,29 +59,29 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     raw = texts_of(given.megabytes)
-    texts = Texts.of(raw)
-    size = int((texts.ends - texts.starts).sum()) / 1e6
+    sizes = np.array([len(text.encode()) for text in raw])
+    size = float(sizes.sum()) / 1e6
 
     # What the sides are does not change the rate: files by the parity of their place.
     settings = Quality(high=("a",), low=("b",))
     few = raw[:2000]
     part = np.where(np.arange(len(few)) % 10 < 8, 0, np.where(np.arange(len(few)) % 20 < 10, 1, 2)).astype(np.int8)
-    sample = Labelled([text[: settings.read_bytes] for text in few], np.arange(len(few)) % 2 == 0, part, {}, 0)
+    sample = Labelled([prefix(text, settings.read_bytes) for text in few], np.arange(len(few)) % 2 == 0, part, {}, 0)
     train(settings, sample)  # compiles
     learnt = seconds(lambda: train(settings, sample))
     model, _ = train(settings, sample)
     rows = [{"what": "train", "documents": len(few), "seconds": learnt}]
     print(f"training on {len(few)} documents: {learnt:.1f} CPU-seconds")
     for limit in (settings.read_bytes, 1 << 30):
-        read = float(np.minimum(texts.ends - texts.starts, limit).sum()) / 1e6
+        read = float(np.minimum(sizes, limit).sum()) / 1e6
         reader = type(model)(**{**vars(model), "read_bytes": limit})
         sides: dict[str, Callable[[], object]] = {
-            "score": lambda reader=reader: reader.score(texts),
-            "features": lambda limit=limit: extract(texts, limit, settings.hash_bits),
+            "score": lambda reader=reader: reader.score(raw),
+            "features": lambda limit=limit: extract(raw, limit, settings.hash_bits),
         }
         if given.fasttext:
             peer = FastTextModel.load(given.fasttext, given.label, limit)
-            sides["fasttext"] = lambda peer=peer: peer.score(texts)
+            sides["fasttext"] = lambda peer=peer: peer.score(raw)
         times: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(given.rounds):
             for name, work in sides.items():

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit
 
-from bessemer.corpus.quality.features import STATISTICS, Texts, extract
-from bessemer.corpus.quality.logistic import CLIP, minimise, sigmoid, standardised
+from bessemer.corpus.quality.features import STATISTICS, extract, standardised
+from bessemer.corpus.quality.fit import minimise
 from bessemer.corpus.quality.metrics import roc_auc
 
 Vector = npt.NDArray[np.float64]
@@ -98,12 +99,12 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
             "accuracy": _accuracy(weights, *test),
             "roc_auc": roc_auc(test[0] @ weights, test[1]),
         },
-        "optimum": {"loss": best.value, "distance": float(np.linalg.norm(best.place - weights))},
+        "optimum": {"loss": best.fun, "distance": float(np.linalg.norm(best.x - weights))},
         "weights": {name: float(weight) for name, weight in zip(FEATURES, weights[1:], strict=True)},
         "bias": float(weights[0]),
         "snippets": [
             {"text": text, "score": float(score)}
-            for text, score in zip(SNIPPETS, sigmoid(snippets @ weights), strict=True)
+            for text, score in zip(SNIPPETS, expit(snippets @ weights), strict=True)
         ],
         "seconds": perf_counter() - started,
     }
@@ -142,7 +143,7 @@ def loss_and_gradient(weights: Vector, values: Vector, high: npt.NDArray[np.bool
     """Mean logistic loss in nats over the rows of `values` (texts, 1 + features), and its gradient."""
     logits = values @ weights
     loss = float((np.logaddexp(0.0, logits) - high * logits).mean())
-    return loss, values.T @ (sigmoid(logits) - high) / len(high)
+    return loss, values.T @ (expit(logits) - high) / len(high)
 
 
 def _accuracy(weights: Vector, values: Vector, high: npt.NDArray[np.bool_]) -> float:
@@ -152,12 +153,11 @@ def _accuracy(weights: Vector, values: Vector, high: npt.NDArray[np.bool_]) -> f
 def _features(texts: list[str]) -> Vector:
     """FEATURES of each text, as the corpus measures them."""
     names = list(STATISTICS)
-    every = extract(Texts.of([text.encode() for text in texts]), read_bytes=20_000, hash_bits=16).statistics
+    every = extract(texts, read_bytes=20_000, hash_bits=16).statistics
     return every[:, [names.index(name) for name in FEATURES]]
 
 
 def _with_bias(values: Vector) -> Vector:
-    assert np.abs(values).max() <= CLIP
     return np.concatenate([np.ones((len(values), 1)), values], axis=1)
 
 

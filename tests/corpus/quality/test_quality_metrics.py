@@ -37,7 +37,7 @@ def test_scores_that_are_probabilities_have_no_calibration_error() -> None:
     table = metrics.reliability(scores, high)
     assert [row["documents"] for row in table] == pytest.approx([20_000] * 10, rel=0.05)
     assert all(abs(row["mean_score"] - row["high_share"]) < 0.015 for row in table)
-    assert metrics.calibration_error(table) < 0.005
+    assert metrics.held_out(scores, high)["calibration_error"] < 0.005
 
 
 def test_the_calibration_error_of_overconfident_scores_is_known() -> None:
@@ -46,7 +46,7 @@ def test_the_calibration_error_of_overconfident_scores_is_known() -> None:
     scores = np.where(draw.random(100_000) < 0.5, 0.95, 0.05)
     high = (scores > 0.5) == (draw.random(100_000) < 0.7)
     table = metrics.reliability(scores, high)
-    assert metrics.calibration_error(table) == pytest.approx(0.25, abs=0.01)
+    assert metrics.held_out(scores, high)["calibration_error"] == pytest.approx(0.25, abs=0.01)
     assert [row["documents"] for row in table if row["documents"]] == [table[0]["documents"], table[9]["documents"]]
 
 

@@ -1,4 +1,4 @@
-"""The classifier's whole way through a corpus: learn, measure, score every document, decide.
+"""The classifier over a corpus: learn, measure, score every document, decide.
 
 Writes quality.json (what the report shows) and quality/ (the trained model). The outcome depends on the documents and
 the recipe alone: not on the order in which the documents come, nor on how they are cut into tables.
@@ -6,7 +6,6 @@ the recipe alone: not on the order in which the documents come, nor on how they 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,15 +14,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit
 
 from bessemer.corpus.dedup import packed
+from bessemer.corpus.engine import check_stop
 from bessemer.corpus.quality import metrics, use
-from bessemer.corpus.quality.features import Texts, extract
-from bessemer.corpus.quality.logistic import fit, platt, sigmoid
+from bessemer.corpus.quality.features import extract
+from bessemer.corpus.quality.fit import fit, platt, telling
 from bessemer.corpus.quality.model import Classifier, LinearModel, fingerprint, open_model
-from bessemer.corpus.quality.sample import CALIBRATE, TEST, TRAIN, Labelled, Tables, check_stop, draw, keys
-from bessemer.corpus.quality.telling import telling
-from bessemer.errors import BessemerError
+from bessemer.corpus.quality.sample import CALIBRATE, TEST, TRAIN, Labelled, Tables, draw, example_files, keys
+from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Quality
 from bessemer.recipe.parts import band_part
 from bessemer.run import write_json
@@ -67,13 +67,11 @@ class Judgement:
 def inputs(settings: Quality, sources: Sequence[str]) -> list[Any]:
     """What the scores depend on besides [corpus] and its documents, for the stage's digest: the named model and the
     files of examples. Raises InputError for an entry that is neither a source nor a path with examples."""
-    from bessemer.corpus.quality.examples import files
-
     found: list[Any] = [fingerprint(settings)]
     for entry in (*settings.high, *settings.low):
         if entry not in sources:
-            stats = [(path.name, path.stat()) for path in files(entry)]
-            found.append([(name, of.st_size, of.st_mtime_ns) for name, of in stats])
+            stats = [(path.name, path.stat()) for path in example_files(entry)]
+            found.append([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
     return found
 
 
@@ -85,7 +83,9 @@ def classify(settings: Quality, sources: Sequence[str], tables: Tables, folder: 
     """
     started = perf_counter()
     names = tuple(sorted(sources))
-    settings = _known(settings, names)
+    for name in settings.sources:
+        if name not in names:
+            raise InputError(f"corpus.quality.sources: no source is named {name!r}; there are: {', '.join(names)}")
     labelled = draw(settings, names, tables) if settings.high else None
     drawn = perf_counter()
     model, report = _classifier(settings, labelled, folder)
@@ -118,20 +118,16 @@ def classify(settings: Quality, sources: Sequence[str], tables: Tables, folder: 
 
 def train(settings: Quality, labelled: Labelled) -> tuple[LinearModel, dict[str, Any]]:
     """Fit and calibrate a linear model on the training and calibration documents; what is told about it."""
-    rows = labelled.rows(TRAIN)
-    texts = Texts.of([labelled.texts[row] for row in rows.tolist()])
-    high = labelled.high[rows]
+    texts, high = labelled.part_texts(TRAIN), labelled.high[labelled.rows(TRAIN)]
     features = extract(texts, settings.read_bytes, settings.hash_bits)
-    found = fit(features, high, settings.hash_bits, settings.l2, settings.iterations, settings.statistics_scale)
+    found = fit(features, high, settings.l2, settings.iterations, settings.statistics_scale)
     plain = LinearModel(
-        settings.read_bytes, settings.hash_bits, found.centre, found.spread, found.bias, found.of_statistics,
-        found.of_buckets.astype(np.float32),
+        settings.read_bytes, settings.hash_bits, found.centre, found.spread, found.bias, found.statistic_weights,
+        found.bucket_weights.astype(np.float32),
     )  # fmt: skip
-    aside = labelled.rows(CALIBRATE)
-    slope, offset = platt(plain.logits(_texts(labelled, aside)), labelled.high[aside])
+    slope, offset = platt(plain.logits(labelled.part_texts(CALIBRATE)), labelled.high[labelled.rows(CALIBRATE)])
     model = LinearModel(**{**vars(plain), "slope": slope, "offset": offset})
-    test = labelled.rows(TEST)
-    raw = metrics.held_out(sigmoid(plain.logits(_texts(labelled, test))), labelled.high[test])
+    raw = metrics.held_out(expit(plain.logits(labelled.part_texts(TEST))), labelled.high[labelled.rows(TEST)])
     return model, {
         "fit": {
             "loss": found.loss,
@@ -144,15 +140,6 @@ def train(settings: Quality, labelled: Labelled) -> tuple[LinearModel, dict[str,
         },
         "telling": telling(found, features, texts, high, settings.read_bytes),
     }
-
-
-def _known(settings: Quality, names: tuple[str, ...]) -> Quality:
-    from bessemer.errors import InputError
-
-    for name in settings.sources:
-        if name not in names:
-            raise InputError(f"corpus.quality.sources: no source is named {name!r}; there are: {', '.join(names)}")
-    return settings
 
 
 def _judged(settings: Quality, names: tuple[str, ...]) -> list[str]:
@@ -182,59 +169,60 @@ def _classifier(settings: Quality, labelled: Labelled | None, folder: Path) -> t
             "test": len(rows),
             "duplicates_left_out": labelled.duplicates,
         }
-        report["held_out"] = metrics.held_out(model.score(_texts(labelled, rows)), labelled.high[rows])
+        report["held_out"] = metrics.held_out(model.score(labelled.part_texts(TEST)), labelled.high[rows])
     return model, report
-
-
-def _texts(labelled: Labelled, rows: npt.NDArray[np.int64]) -> Texts:
-    return Texts.of([labelled.texts[row] for row in rows.tolist()])
 
 
 @dataclass
 class _Pool:
     """Scores as they come, and the documents to show."""
 
-    identities: list[npt.NDArray[np.bytes_]] = field(default_factory=list)
-    scores: list[npt.NDArray[np.float32]] = field(default_factory=list)
-    sources: list[npt.NDArray[np.int16]] = field(default_factory=list)
+    identities: list[npt.NDArray[np.bytes_]] = field(default_factory=lambda: [np.zeros(0, dtype="S16")])
+    scores: list[npt.NDArray[np.float32]] = field(default_factory=lambda: [np.zeros(0, dtype=np.float32)])
+    sources: list[npt.NDArray[np.int16]] = field(default_factory=lambda: [np.zeros(0, dtype=np.int16)])
     examples: dict[int, list[tuple[int, str, int, float, str]]] = field(default_factory=dict)
-    """By twentieth of the score a heap of (- key, identity, source, score, excerpt): the largest key goes first."""
+    """By twentieth of the score the documents of the smallest keys: (key, identity, source, score, excerpt)."""
 
     def add(
-        self, names: list[str], scores: npt.NDArray[np.float64], source: npt.NDArray[np.int16], texts: Texts, seed: int
+        self,
+        names: list[str],
+        scores: npt.NDArray[np.float64],
+        source: npt.NDArray[np.int16],
+        texts: list[str],
+        seed: int,
     ) -> None:
         """A table's documents."""
-        short = packed(names)
-        self.identities.append(short)
+        self.identities.append(packed(names))
         self.scores.append(scores.astype(np.float32))
         self.sources.append(source)
-        drawn = keys(short, "example", seed)
-        bins = np.minimum((scores * metrics.HISTOGRAM_BINS).astype(np.int64), metrics.HISTOGRAM_BINS - 1)
+        drawn = keys(self.identities[-1], "example", seed)
+        bins = metrics.bin_of(scores, metrics.HISTOGRAM_BINS)
         for number in np.unique(bins).tolist():
             rows = np.flatnonzero(bins == number)
-            heap = self.examples.setdefault(number, [])
-            for row in rows[np.argsort(drawn[rows], kind="stable")][:EXAMPLES].tolist():
-                text = texts.text(row, 4 * EXCERPT_CHARACTERS).decode("utf-8", "replace")[:EXCERPT_CHARACTERS]
-                entry = (-int(drawn[row]), names[row], int(source[row]), float(scores[row]), text)
-                (heapq.heappush if len(heap) < EXAMPLES else heapq.heappushpop)(heap, entry)
+            rows = rows[np.argsort(drawn[rows], kind="stable")][:EXAMPLES]
+            new = [
+                (int(drawn[row]), names[row], int(source[row]), float(scores[row]), texts[row][:EXCERPT_CHARACTERS])
+                for row in rows.tolist()
+            ]
+            self.examples[number] = sorted([*self.examples.get(number, []), *new])[:EXAMPLES]
 
     def joined(self) -> tuple[npt.NDArray[np.bytes_], npt.NDArray[np.float32], npt.NDArray[np.int16]]:
         """All of them, sorted by identity. Raises BessemerError when one comes twice."""
-        identities = np.concatenate([*self.identities, np.zeros(0, dtype="S16")])
+        identities = np.concatenate(self.identities)
         order = np.argsort(identities, kind="stable")
         identities = identities[order]
-        if (identities[1:] == identities[:-1]).any():
-            twice = identities[1:][identities[1:] == identities[:-1]][0].ljust(16, b"\0").hex()
-            raise BessemerError(f"corpus: document {twice} came twice to the quality classifier; please report this")
-        scores = np.concatenate([*self.scores, np.zeros(0, dtype=np.float32)])[order]
-        return identities, scores, np.concatenate([*self.sources, np.zeros(0, dtype=np.int16)])[order]
+        twice = identities[1:][identities[1:] == identities[:-1]]
+        if len(twice):
+            name = twice[0].ljust(16, b"\0").hex()
+            raise BessemerError(f"corpus: document {name} came twice to the quality classifier; please report this")
+        return identities, np.concatenate(self.scores)[order], np.concatenate(self.sources)[order]
 
     def shown(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
         """The documents to show, by score."""
-        rows = [entry for heap in self.examples.values() for entry in heap]
+        rows = [row for rows in self.examples.values() for row in rows]
         return [
             {"identity": identity, "source": names[source], "score": score, "excerpt": text}
-            for _, identity, source, score, text in sorted(rows, key=lambda entry: (entry[3], entry[1]))
+            for _, identity, source, score, text in sorted(rows, key=lambda row: (row[3], row[1]))
         ]
 
 
@@ -246,7 +234,7 @@ def _score(model: Classifier, names: tuple[str, ...], tables: Tables, seed: int)
     for table in tables(("identity", "source", "text")):
         check_stop()
         if table.num_rows:
-            texts = Texts.of_column(table["text"])
+            texts = table["text"].to_pylist()
             source = pc.index_in(table["source"], pa.array(names, table["source"].type)).to_numpy().astype(np.int16)
             pool.add(table["identity"].to_pylist(), model.score(texts), source, texts, seed)
     return pool

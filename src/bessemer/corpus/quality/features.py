@@ -2,121 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import csr_array
+
+from bessemer.corpus.text.hashing import BASE, Array, compiled, mix
+from bessemer.corpus.text.ngrams import folded_words
+from bessemer.corpus.text.statistics import STOP_WORDS, Statistics
 
 STATISTICS = {
-    "log_bytes": "logarithm of the length of the whole document in bytes",
+    "log_length": "logarithm of the characters that are read",
     "mean_word_length": "characters in a word, on the average",
     "letter_share": "letters among the characters other than white space",
     "digit_share": "digits among them",
     "punctuation_share": "punctuation marks among them",
-    "symbol_share": "other signs among them, such as # { | _",
+    "symbol_share": "other signs among them, such as $ + < |",
     "uppercase_share": "capitals among the letters",
     "space_share": "white space among all characters",
     "stop_word_share": "Gopher's eight stop words among the words",
     "unique_word_share": "distinct words among the first 256",
     "log_line_length": "logarithm of the mean length of a line in characters",
-    "closed_line_share": "lines that end with an end mark or a closing quotation mark",
+    "closed_line_share": "lines that end with an end mark",
     "short_line_share": "lines of at most 30 characters",
     "bullet_line_share": "lines that begin with a bullet",
-    "repeated_line_share": "lines that stood in the document before",
+    "repeated_line_share": "lines that are repeated in the document",
     "log_sentence_length": "logarithm of the words to a sentence's end mark",
 }
-"""What `kernels.scan` and `kernels.grams` measure, in their order, over the bytes that are read."""
+"""In their order in a row of `Features.statistics`. Stop words are English: for other languages the bag decides."""
 
-STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
-"""Rae et al. 2021 (Gopher), appendix A. English; for other languages the share is near 0 and the bag decides."""
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Texts in one buffer of UTF-8: text n is data[starts[n]:ends[n]]."""
-
-    data: npt.NDArray[np.uint8]
-    starts: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.int64]
-
-    @classmethod
-    def of(cls, texts: Sequence[bytes]) -> Texts:
-        """Texts held as bytes."""
-        ends = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-        return cls(np.frombuffer(b"".join(texts) or b" ", dtype=np.uint8), ends[:-1], ends[1:])
-
-    @classmethod
-    def of_column(cls, column: Any) -> Texts:
-        """A string column of a pyarrow table, without a copy where it is one chunk of large strings."""
-        import pyarrow as pa
-
-        array = column.cast(pa.large_string()).combine_chunks()
-        if isinstance(array, pa.ChunkedArray):
-            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], pa.large_string())
-        _, offsets, data = array.buffers()
-        if offsets is None or data is None or not len(array):
-            return cls(np.zeros(1, dtype=np.uint8), *(np.zeros(len(array), dtype=np.int64) for _ in range(2)))
-        bounds = np.frombuffer(offsets, dtype=np.int64)[array.offset : array.offset + len(array) + 1]
-        return cls(np.frombuffer(data, dtype=np.uint8), bounds[:-1], bounds[1:])
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def text(self, number: int, limit: int) -> bytes:
-        """At most `limit` bytes from the beginning of a text, cut between two characters."""
-        from bessemer.corpus.quality import kernels
-
-        start, end = int(self.starts[number]), int(self.ends[number])
-        return self.data[start : kernels.cut(self.data, start, end, limit)].tobytes()
+UNIQUE_WORDS = 256
+"""Distinct words are counted among so many from the beginning: over whole texts the share falls with the length."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """statistics (texts, 16); the buckets of text n are buckets[bounds[n]:bounds[n + 1]], each once."""
+    """Of n texts: statistics (n, 16); bag (n, 2^hash_bits), 1 / sqrt(distinct words and pairs) for each that occurs, so
+    that a row has length 1 however long the text is."""
 
     statistics: npt.NDArray[np.float64]
-    buckets: npt.NDArray[np.int32]
-    bounds: npt.NDArray[np.int64]
-
-    def rows(self, chosen: npt.NDArray[np.int64]) -> Features:
-        """Some of the texts."""
-        pieces = [self.buckets[self.bounds[row] : self.bounds[row + 1]] for row in chosen.tolist()]
-        bounds = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
-        return Features(self.statistics[chosen], np.concatenate([*pieces, self.buckets[:0]]), bounds)
+    bag: csr_array
 
 
-def extract(texts: Texts, read_bytes: int, hash_bits: int) -> Features:
-    """The features of texts, of each the first `read_bytes` bytes; buckets are below 2^hash_bits."""
-    from bessemer.corpus.quality import kernels
-
-    read = np.minimum(texts.ends - texts.starts, read_bytes)
-    statistics = np.empty((len(texts), len(STATISTICS)), dtype=np.float64)
-    found = np.empty(int(read.sum()) + 2 * len(texts) + 2, dtype=np.int32)
-    bounds = np.zeros(len(texts) + 1, dtype=np.int64)
-    kernels.collect(
-        texts.data, texts.starts, texts.ends, read_bytes, hash_bits, stop_words(), statistics, found, bounds
-    )
-    return Features(statistics, found[: bounds[-1]].copy(), bounds)
-
-
-def joined(parts: Iterable[Features]) -> Features:
-    """Features of several batches, in order."""
-    every = list(parts)
-    lengths = np.concatenate([np.diff(part.bounds) for part in every])
+def extract(texts: Sequence[str], read_bytes: int, hash_bits: int) -> Features:
+    """The features of texts, of each the first `read_bytes` bytes."""
+    statistics = np.empty((len(texts), len(STATISTICS)))
+    seen = np.zeros(1 << hash_bits, dtype=np.int32)
+    found: list[Array] = [np.zeros(0, dtype=np.int32)]
+    for number, text in enumerate(texts):
+        text = prefix(text, read_bytes)
+        words, spans = folded_words(text)
+        statistics[number] = _statistics(text, words, spans)
+        buckets = buckets_of(words, hash_bits)
+        found.append(buckets[: _move_distinct_first(buckets, seen, number + 1)])
+    sizes = np.array([len(buckets) for buckets in found])
+    values = np.repeat(1 / np.sqrt(np.maximum(sizes, 1)), sizes)
     return Features(
-        np.concatenate([part.statistics for part in every]),
-        np.concatenate([part.buckets for part in every]),
-        np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)]),
+        statistics, csr_array((values, np.concatenate(found), np.cumsum(sizes)), shape=(len(texts), 1 << hash_bits))
+    )
+
+
+def prefix(text: str, num_bytes: int) -> str:
+    """As many characters from the beginning of a text as have at most so many bytes in UTF-8."""
+    if 4 * len(text) <= num_bytes:
+        return text
+    return text[:num_bytes].encode("utf-8", "replace")[:num_bytes].decode("utf-8", "ignore")
+
+
+def standardised(statistics: Array, centre: Array, spread: Array) -> Array:
+    """Statistics in standard deviations from the mean, at most 5: no single document is to outweigh its words."""
+    return np.clip((statistics - centre) / spread, -5.0, 5.0)
+
+
+def _statistics(text: str, words: Array, spans: Array) -> tuple[float, ...]:
+    counts = Statistics(text)
+    characters, lines, (num_lines, bullets, _) = counts.characters, counts.lines, counts.bullets_and_ellipses
+    visible, num_words = max(characters.total - characters.white_space, 1), max(len(words), 1)
+    first = words[:UNIQUE_WORDS].tolist()
+    return (
+        np.log1p(characters.total),
+        (spans[:, 1] - spans[:, 0]).sum() / num_words,
+        characters.alphabetic / visible,
+        characters.decimal / visible,
+        characters.punctuation / visible,
+        (visible - characters.alphanumeric - characters.punctuation) / visible,
+        characters.upper / max(characters.alphabetic, 1),
+        characters.white_space / max(characters.total, 1),
+        np.count_nonzero(words[:, None] == _stop_words()) / num_words,
+        len(set(first)) / max(len(first), 1),
+        np.log1p(lines.characters / max(lines.total, 1)),
+        lines.terminal / max(lines.total, 1),
+        lines.short / max(lines.total, 1),
+        bullets / max(num_lines, 1),
+        lines.duplicates / max(lines.total, 1),
+        np.log1p(len(words) / (1 + characters.sentence_ends)),
     )
 
 
 @cache
-def stop_words() -> npt.NDArray[np.uint64]:
-    """The hashes of STOP_WORDS."""
-    from bessemer.corpus.quality import kernels
+def _stop_words() -> Array:
+    return folded_words(" ".join(STOP_WORDS))[0]
 
-    hashes = [kernels.fnv(np.frombuffer(word.encode(), dtype=np.uint8), 0, len(word.encode())) for word in STOP_WORDS]
-    return np.array(hashes, dtype=np.uint64)
+
+@compiled
+def buckets_of(words: Array, hash_bits: int) -> Array:
+    """The bucket of each word, by its hash, then of each pair of neighbours."""
+    found = np.empty(max(2 * len(words) - 1, 0), np.int32)
+    shift = np.uint64(64 - hash_bits)
+    for number in range(len(words)):
+        found[number] = words[number] >> shift
+    for number in range(len(words) - 1):
+        found[len(words) + number] = mix(words[number] * BASE + words[number + 1]) >> shift
+    return found
+
+
+@compiled
+def _move_distinct_first(buckets: Array, seen: Array, stamp: int) -> int:
+    """Move the distinct ones to the front, in their order; returns how many they are. `seen` marks with the stamp."""
+    count = 0
+    for bucket in buckets:
+        if seen[bucket] != stamp:
+            seen[bucket] = stamp
+            buckets[count] = bucket
+            count += 1
+    return count

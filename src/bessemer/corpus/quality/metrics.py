@@ -15,23 +15,23 @@ HISTOGRAM_BINS = 20
 
 def held_out(scores: npt.NDArray[np.float64], high: npt.NDArray[np.bool_]) -> dict[str, Any]:
     """The figures of quality.json: at the limit 0.5 accuracy, precision, recall and F1 of `high`; ROC AUC, log loss
-    in nats, Brier score, expected calibration error, and the reliability table."""
-    said = scores >= 0.5
-    right, claimed, there = int((said & high).sum()), int(said.sum()), int(high.sum())
-    precision, recall = right / max(claimed, 1), right / max(there, 1)
+    in nats, Brier score, expected calibration error (Naeini et al. 2015), and the reliability table."""
+    claimed = scores >= 0.5
+    right = int((claimed & high).sum())
     safe = np.clip(scores, 1e-15, 1 - 1e-15)
     table = reliability(scores, high)
+    off = sum(row["documents"] * abs(row["mean_score"] - row["high_share"]) for row in table)
     return {
         "documents": len(scores),
-        "high": there,
-        "accuracy": float((said == high).mean()),
-        "precision": precision,
-        "recall": recall,
-        "f1": 2 * precision * recall / max(precision + recall, 1e-300),
+        "high": int(high.sum()),
+        "accuracy": float((claimed == high).mean()),
+        "precision": right / max(int(claimed.sum()), 1),
+        "recall": right / max(int(high.sum()), 1),
+        "f1": 2 * right / max(int(claimed.sum() + high.sum()), 1),
         "roc_auc": roc_auc(scores, high),
         "log_loss": float(-np.where(high, np.log(safe), np.log1p(-safe)).mean()),
         "brier": float(((scores - high) ** 2).mean()),
-        "calibration_error": calibration_error(table),
+        "calibration_error": off / max(len(scores), 1),
         "reliability": table,
     }
 
@@ -48,30 +48,21 @@ def roc_auc(scores: npt.NDArray[np.float64], high: npt.NDArray[np.bool_]) -> flo
 
 def reliability(scores: npt.NDArray[np.float64], high: npt.NDArray[np.bool_]) -> list[dict[str, float]]:
     """For each tenth of the scores: how many documents, their mean score, and the share of them that is high."""
-    bins = np.minimum((scores * BINS).astype(np.int64), BINS - 1)
-    rows = []
-    for number in range(BINS):
-        here = bins == number
-        count = int(here.sum())
-        rows.append(
-            {
-                "from": number / BINS,
-                "to": (number + 1) / BINS,
-                "documents": count,
-                "mean_score": float(scores[here].mean()) if count else 0.0,
-                "high_share": float(high[here].mean()) if count else 0.0,
-            }
-        )
-    return rows
-
-
-def calibration_error(table: list[dict[str, float]]) -> float:
-    """Expected calibration error (Naeini et al. 2015): how far score and share lie apart, weighted by documents."""
-    total = sum(row["documents"] for row in table)
-    return sum(row["documents"] * abs(row["mean_score"] - row["high_share"]) for row in table) / max(total, 1)
+    bins = bin_of(scores, BINS)
+    counts = np.bincount(bins, minlength=BINS)
+    means = [np.bincount(bins, values, BINS) / np.maximum(counts, 1) for values in (scores, high.astype(np.float64))]
+    return [
+        {"from": n / BINS, "to": (n + 1) / BINS, "documents": int(count), "mean_score": mean, "high_share": share}
+        for n, (count, mean, share) in enumerate(zip(counts, *(mean.tolist() for mean in means), strict=True))
+    ]
 
 
 def histogram(scores: npt.NDArray[Any]) -> list[int]:
     """Documents in each twentieth of the scores."""
-    bins = np.minimum((scores * HISTOGRAM_BINS).astype(np.int64), HISTOGRAM_BINS - 1)
-    return [int(count) for count in np.bincount(bins, minlength=HISTOGRAM_BINS)]
+    counts: list[int] = np.bincount(bin_of(scores, HISTOGRAM_BINS), minlength=HISTOGRAM_BINS).tolist()
+    return counts
+
+
+def bin_of(scores: npt.NDArray[Any], num_bins: int) -> npt.NDArray[np.int64]:
+    """The bin of each score, of equally wide ones from 0 to 1."""
+    return np.minimum((scores * num_bins).astype(np.int64), num_bins - 1)

@@ -6,26 +6,30 @@ import hashlib
 import io
 import json
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit
 
-from bessemer.corpus.quality.features import STATISTICS, STOP_WORDS, Texts, stop_words
-from bessemer.corpus.quality.logistic import CLIP, sigmoid
+from bessemer.corpus.quality.features import STATISTICS, extract, prefix, standardised
 from bessemer.errors import InputError
 from bessemer.recipe import Quality
 from bessemer.run import write_atomic, write_json
 
-FORMAT = 1
+FORMAT = 2
 """Goes up when the same weights would give another score: with the words, the hash or the statistics."""
 
 ARRAYS, DESCRIPTION = "model.npz", "model.json"
+ARRAY_NAMES = ("centre", "spread", "statistic_weights", "bucket_weights")
 
-LARGEST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 """A model.npz that unpacks to more is refused: 2^24 buckets take 64 MiB."""
+
+TEXTS_AT_ONCE = 1000
 
 DIGITS = 6
 """Decimals of a score: what is beyond differs between processors, and no decision is to hang on it."""
@@ -34,7 +38,7 @@ DIGITS = 6
 class Classifier(Protocol):
     """What scoring needs: a probability of being high for each text."""
 
-    def score(self, texts: Texts) -> npt.NDArray[np.float64]: ...
+    def score(self, texts: Sequence[str]) -> npt.NDArray[np.float64]: ...
 
     def describe(self) -> dict[str, Any]: ...
 
@@ -48,27 +52,24 @@ class LinearModel:
     centre: npt.NDArray[np.float64]
     spread: npt.NDArray[np.float64]
     bias: float
-    of_statistics: npt.NDArray[np.float64]
-    of_buckets: npt.NDArray[np.float32]
+    statistic_weights: npt.NDArray[np.float64]
+    bucket_weights: npt.NDArray[np.float32]
     slope: float = 1.0
     offset: float = 0.0
-    """Platt's: the score is sigmoid(slope x logit + offset)."""
+    """Platt's: the score is expit(slope x logit + offset)."""
 
-    def logits(self, texts: Texts) -> npt.NDArray[np.float64]:
-        """The linear model's values, before calibration."""
-        from bessemer.corpus.quality import kernels
+    def logits(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
+        """The linear model's values, before calibration. Each is a sum in a fixed order, whatever stands beside it."""
+        found, weights = [np.zeros(0)], self.bucket_weights.astype(np.float64)
+        for first in range(0, len(texts), TEXTS_AT_ONCE):
+            features = extract(texts[first : first + TEXTS_AT_ONCE], self.read_bytes, self.hash_bits)
+            statistics = standardised(features.statistics, self.centre, self.spread) * self.statistic_weights
+            found.append(self.bias + statistics.sum(axis=1) + features.bag @ weights)
+        return np.concatenate(found)
 
-        out = np.empty(len(texts), dtype=np.float64)
-        kernels.score(
-            texts.data, texts.starts, texts.ends, self.read_bytes, self.hash_bits, stop_words(), self.centre,
-            self.spread, CLIP, self.bias, self.of_statistics, self.of_buckets, out,
-        )  # fmt: skip
-        return out
-
-    def score(self, texts: Texts) -> npt.NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
         """The probability that each text is high, were there as many high ones as low ones; DIGITS decimals."""
-        scores = sigmoid(self.slope * self.logits(texts) + self.offset)
-        return np.asarray(np.round(scores, DIGITS), dtype=np.float64)
+        return np.asarray(np.round(expit(self.slope * self.logits(texts) + self.offset), DIGITS), dtype=np.float64)
 
     def describe(self) -> dict[str, Any]:
         """For quality.json."""
@@ -76,26 +77,15 @@ class LinearModel:
 
     def save(self, folder: Path) -> None:
         """Write model.npz and model.json into a folder that exists, the arrays first."""
-        buffer = io.BytesIO()
-        np.savez(
-            buffer, centre=self.centre, spread=self.spread, of_statistics=self.of_statistics, of_buckets=self.of_buckets
-        )
+        buffer, values = io.BytesIO(), vars(self)
+        np.savez(buffer, **{name: values[name] for name in ARRAY_NAMES})
         raw = buffer.getvalue()
         write_atomic(folder / ARRAYS, raw)
+        numbers = {name: value for name, value in values.items() if name not in ARRAY_NAMES}
+        digest = hashlib.sha256(raw).hexdigest()
+        statistics = {"statistics": list(STATISTICS)}
         write_json(
-            folder / DESCRIPTION,
-            {
-                "format": FORMAT,
-                "kind": "linear",
-                "read_bytes": self.read_bytes,
-                "hash_bits": self.hash_bits,
-                "bias": self.bias,
-                "slope": self.slope,
-                "offset": self.offset,
-                "statistics": list(STATISTICS),
-                "stop_words": list(STOP_WORDS),
-                "sha256": hashlib.sha256(raw).hexdigest(),
-            },
+            folder / DESCRIPTION, {"format": FORMAT, "kind": "linear", **numbers, **statistics, "sha256": digest}
         )
 
     @classmethod
@@ -106,46 +96,43 @@ class LinearModel:
         """
         inner = folder / "corpus" / "quality"
         folder = inner if (inner / DESCRIPTION).exists() else folder
+        what, arrays_file = f"corpus.quality.model: {folder / DESCRIPTION}", f"corpus.quality.model: {folder / ARRAYS}"
         try:
-            said: Any = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+            described: Any = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
             raw = (folder / ARRAYS).read_bytes()
         except ValueError as error:
-            raise InputError(f"corpus.quality.model: {folder / DESCRIPTION} is damaged: {error}") from None
+            raise InputError(f"{what} is damaged: {error}") from None
         except OSError:
             raise InputError(
                 f"corpus.quality.model: {folder}: no {DESCRIPTION} with {ARRAYS} there; name a run folder whose "
                 "corpus trained a classifier, or the folder of a saved one"
             ) from None
-        what = f"corpus.quality.model: {folder / DESCRIPTION}"
-        if not isinstance(said, dict) or said.get("format") != FORMAT or said.get("statistics") != list(STATISTICS):
+        same = isinstance(described, dict) and described.get("format") == FORMAT
+        if not same or described.get("statistics") != list(STATISTICS):
             raise InputError(f"{what} is not a linear model of format {FORMAT}; train it again with this version")
-        if hashlib.sha256(raw).hexdigest() != said.get("sha256"):
-            raise InputError(
-                f"corpus.quality.model: {folder / ARRAYS} is damaged: its hash is not the one in {DESCRIPTION}"
-            )
+        if hashlib.sha256(raw).hexdigest() != described.get("sha256"):
+            raise InputError(f"{arrays_file} is damaged: its hash is not the one in {DESCRIPTION}")
         try:
             with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-                if sum(entry.file_size for entry in archive.infolist()) > LARGEST_BYTES:
-                    raise InputError(f"corpus.quality.model: {folder / ARRAYS} unpacks to over {LARGEST_BYTES} bytes")
+                if sum(entry.file_size for entry in archive.infolist()) > MAX_BYTES:
+                    raise InputError(f"{arrays_file} unpacks to over {MAX_BYTES} bytes")
             with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
-                model = cls(
-                    int(said["read_bytes"]), int(said["hash_bits"]), arrays["centre"].astype(np.float64),
-                    arrays["spread"].astype(np.float64), float(said["bias"]), arrays["of_statistics"].astype(np.float64),
-                    arrays["of_buckets"].astype(np.float32), float(said["slope"]), float(said["offset"]),
-                )  # fmt: skip
+                centre, spread, statistic_weights = (arrays[name].astype(np.float64) for name in ARRAY_NAMES[:3])
+                read_bytes, hash_bits = (int(described[name]) for name in ("read_bytes", "hash_bits"))
+                bias, slope, offset = (float(described[name]) for name in ("bias", "slope", "offset"))
+                bucket_weights = arrays["bucket_weights"].astype(np.float32)
+            model = cls(read_bytes, hash_bits, centre, spread, bias, statistic_weights, bucket_weights, slope, offset)
         except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
             raise InputError(f"{what}: cannot be read as a model: {error}; train it again") from None
         model._check(what)
         return model
 
     def _check(self, what: str) -> None:
-        few = (len(STATISTICS),)
-        whole = self.centre.shape == self.spread.shape == self.of_statistics.shape == few
-        if not whole or not 8 <= self.hash_bits <= 24 or self.of_buckets.shape != (1 << self.hash_bits,):
+        values = vars(self)
+        shapes = [values[name].shape for name in ARRAY_NAMES]
+        if shapes != [(len(STATISTICS),)] * 3 + [(1 << self.hash_bits,)] or not 8 <= self.hash_bits <= 24:
             raise InputError(f"{what}: the arrays have the wrong shapes; train it again")
-        numbers = (self.centre, self.spread, self.of_statistics, self.of_buckets)
-        plain = np.array([self.bias, self.slope, self.offset])
-        if not all(np.isfinite(values).all() for values in (*numbers, plain)) or not (self.spread > 0).all():
+        if not all(np.isfinite(value).all() for value in values.values()) or not (self.spread > 0).all():
             raise InputError(f"{what}: a weight is not a finite number; train it again")
         if self.read_bytes < 1:
             raise InputError(f"{what}: read_bytes is {self.read_bytes}; train it again")
@@ -163,11 +150,11 @@ class FastTextModel:
     read_bytes: int
     model: Any
 
-    def score(self, texts: Texts) -> npt.NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
         """The label's probability for each text, its line breaks read as spaces."""
         out = np.zeros(len(texts))
-        for number in range(len(texts)):
-            line = texts.text(number, self.read_bytes).decode("utf-8", "replace").replace("\n", " ")
+        for number, text in enumerate(texts):
+            line = prefix(text, self.read_bytes).replace("\n", " ")
             labels, shares = self.model.predict(line, k=-1, threshold=0.0)
             out[number] = dict(zip(labels, shares, strict=True)).get(self.label, 0.0)
         # fastText gives 1.00001 now and then.

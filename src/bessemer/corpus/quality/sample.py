@@ -1,25 +1,32 @@
 """Which labelled documents the classifier learns from, which set its calibration, and which test it.
 
-Everything hangs on the hash of identities, so the same documents are drawn whatever the order in which they come. The
+All of it depends on the hash of identities, so the same documents are drawn whatever the order in which they come. The
 identities are read first and the texts of the chosen ones after, so that memory holds the sample and nothing more.
+Labelled examples may be sources of this corpus, or lie outside it: run folders, and files as sources name them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.corpus import engine
 from bessemer.corpus.dedup import packed
-from bessemer.corpus.quality import examples
-from bessemer.corpus.quality.features import Texts
-from bessemer.errors import InputError, Stopped
-from bessemer.recipe import Quality
+from bessemer.corpus.document import identity
+from bessemer.corpus.engine import STOP, check_stop
+from bessemer.corpus.files import File, find
+from bessemer.corpus.quality.features import prefix
+from bessemer.corpus.readers import read
+from bessemer.corpus.units import plan
+from bessemer.errors import InputError
+from bessemer.recipe import Quality, Rules, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,18 +35,20 @@ Tables = Callable[[tuple[str, ...]], "Iterable[pa.Table]"]
 """Gives the clean documents as tables with the asked columns (of identity, source and text), in any order. It is called
 more than once."""
 
-LEAST = 50
+MIN_DOCUMENTS = 50
 """Documents a side must have after duplicates are gone: with fewer, a tenth of them tells nothing."""
 
 TRAIN, CALIBRATE, TEST = 0, 1, 2
+
+ROWS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
 class Labelled:
     """The sample, sorted by identity within each side, low documents first."""
 
-    texts: list[bytes]
-    """Of each the bytes that the classifier reads."""
+    texts: list[str]
+    """Of each what the classifier reads."""
     high: npt.NDArray[np.bool_]
     part: npt.NDArray[np.int8]
     """TRAIN, CALIBRATE or TEST."""
@@ -51,6 +60,10 @@ class Labelled:
     def rows(self, part: int) -> npt.NDArray[np.int64]:
         """The documents of a part."""
         return np.flatnonzero(self.part == part)
+
+    def part_texts(self, part: int) -> list[str]:
+        """Their texts."""
+        return [self.texts[row] for row in self.rows(part).tolist()]
 
 
 def uniforms(identities: npt.NDArray[np.bytes_], purpose: str, seed: int) -> npt.NDArray[np.float64]:
@@ -65,6 +78,12 @@ def keys(identities: npt.NDArray[np.bytes_], purpose: str, seed: int) -> npt.NDA
     return _mixed(halves[:, 0] ^ _mixed(halves[:, 1] + np.uint64(salt)))
 
 
+def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
 def draw(settings: Quality, sources: tuple[str, ...], tables: Tables) -> Labelled:
     """Draw as many documents of each side as `settings.documents` or the smaller side allows.
 
@@ -72,24 +91,21 @@ def draw(settings: Quality, sources: tuple[str, ...], tables: Tables) -> Labelle
     """
     sides = {**dict.fromkeys(settings.low, False), **dict.fromkeys(settings.high, True)}
     outside = [entry for entry in sides if entry not in sources]
-    smallest = {high: _Smallest(settings.documents) for high in (False, True)}
+    chosen = {high: np.zeros(0, dtype="S16") for high in (False, True)}
     there = dict.fromkeys(sides, 0)
     for entry, table in _labelled(sides, outside, tables, ("identity", "source")):
-        found = packed(table["identity"].to_pylist())
-        there[entry] += len(found)
-        smallest[sides[entry]].add(keys(found, "sample", settings.seed), found)
-    chosen = {high: of.identities() for high, of in smallest.items()}
-    taken: dict[bool, dict[bytes, bytes]] = {False: {}, True: {}}
+        there[entry] += table.num_rows
+        names = np.concatenate([chosen[sides[entry]], packed(table["identity"].to_pylist())])
+        order = np.lexsort((names, keys(names, "sample", settings.seed)))[: settings.documents]
+        chosen[sides[entry]] = names[order]
+    taken: dict[bool, dict[bytes, str]] = {False: {}, True: {}}
     for entry, table in _labelled(sides, outside, tables, ("identity", "source", "text")):
-        found = packed(table["identity"].to_pylist())
-        rows = np.flatnonzero(np.isin(found, chosen[sides[entry]]))
-        if len(rows):
-            texts = Texts.of_column(table["text"].take(rows))
-            for place, row in enumerate(rows.tolist()):
-                name = bytes(found[row]).ljust(16, b"\0")
-                text = texts.text(place, settings.read_bytes)
-                # Two files of examples may give one identity to two texts; the smaller one, whichever came first.
-                taken[sides[entry]][name] = min(text, taken[sides[entry]].get(name, text))
+        names = packed(table["identity"].to_pylist())
+        rows = np.flatnonzero(np.isin(names, chosen[sides[entry]]))
+        for name, text in zip(names[rows].tolist(), table["text"].take(rows).to_pylist(), strict=True):
+            name, text = name.ljust(16, b"\0"), prefix(text, settings.read_bytes)
+            # Two files of examples may give one identity to two texts; the smaller one, whichever came first.
+            taken[sides[entry]][name] = min(text, taken[sides[entry]].get(name, text))
     return _split(settings, taken, there)
 
 
@@ -100,36 +116,29 @@ def _labelled(
     import pyarrow.compute as pc
 
     inside = [entry for entry in sides if entry not in outside]
-    if inside:
-        for table in tables(columns):
-            check_stop()
-            for entry in pc.unique(table["source"]).to_pylist():
-                if entry in inside:
-                    yield entry, table.filter(pc.equal(table["source"], entry))
+    for table in tables(columns) if inside else ():
+        check_stop()
+        for entry in pc.unique(table["source"]).to_pylist():
+            if entry in inside:
+                yield entry, table.filter(pc.equal(table["source"], entry))
     for entry in outside:
-        for table in examples.tables(entry):
+        for table in _examples(entry):
             check_stop()
             yield entry, table
 
 
-def check_stop() -> None:
-    """Raises Stopped when the person stopped the build."""
-    if engine.STOP.is_set():
-        raise Stopped("corpus: stopped")
-
-
-def _split(settings: Quality, taken: dict[bool, dict[bytes, bytes]], there: dict[str, int]) -> Labelled:
+def _split(settings: Quality, taken: dict[bool, dict[bytes, str]], there: dict[str, int]) -> Labelled:
     """Leave out texts that occur twice, make the sides equal, and part them."""
     kept, duplicates = _distinct(taken)
     for high, side in ((False, "low"), (True, "high")):
-        if len(kept[high]) < LEAST:
+        if len(kept[high]) < MIN_DOCUMENTS:
             entries = ", ".join(f"{entry} {there[entry]}" for entry in getattr(settings, side))
             raise InputError(
                 f"corpus.quality.{side}: {len(kept[high])} different documents to learn from ({entries}), and a "
-                f"classifier needs {LEAST} of each side; name more sources or examples"
+                f"classifier needs {MIN_DOCUMENTS} of each side; name more sources or examples"
             )
     count = min(map(len, kept.values()))
-    texts: list[bytes] = []
+    texts: list[str] = []
     parts: list[npt.NDArray[np.int8]] = []
     for high in (False, True):
         names = np.frombuffer(b"".join(kept[high]), dtype="S16")
@@ -145,46 +154,74 @@ def _split(settings: Quality, taken: dict[bool, dict[bytes, bytes]], there: dict
     return Labelled(texts, np.repeat([False, True], count), np.concatenate(parts).astype(np.int8), there, duplicates)
 
 
-def _distinct(taken: dict[bool, dict[bytes, bytes]]) -> tuple[dict[bool, list[bytes]], int]:
+def _distinct(taken: dict[bool, dict[bytes, str]]) -> tuple[dict[bool, list[bytes]], int]:
     """Identities, sorted, with each text once; a text of both sides is an example of neither."""
-    digests = {
-        high: {name: hashlib.blake2b(text, digest_size=16).digest() for name, text in of.items()}
-        for high, of in taken.items()
-    }
-    both = set(digests[False].values()) & set(digests[True].values())
+    both = set(taken[False].values()) & set(taken[True].values())
     kept: dict[bool, list[bytes]] = {}
-    for high, of in digests.items():
-        seen, kept[high] = set(both), []
-        for name in sorted(of):
-            if of[name] not in seen:
-                seen.add(of[name])
-                kept[high].append(name)
+    for high, documents in taken.items():
+        first = {documents[name]: name for name in sorted(documents, reverse=True)}  # the smallest identity stays
+        kept[high] = sorted(name for text, name in first.items() if text not in both)
     return kept, sum(map(len, taken.values())) - sum(map(len, kept.values()))
 
 
-class _Smallest:
-    """The identities with the smallest keys of all that were added."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.keys = np.zeros(0, dtype=np.uint64)
-        self.names = np.zeros(0, dtype="S16")
-
-    def add(self, found: npt.NDArray[np.uint64], names: npt.NDArray[np.bytes_]) -> None:
-        self.keys, self.names = np.concatenate([self.keys, found]), np.concatenate([self.names, names])
-        if len(self.keys) > 4 * self.count:
-            self._cut()
-
-    def _cut(self) -> None:
-        order = np.lexsort((self.names, self.keys))[: self.count]
-        self.keys, self.names = self.keys[order], self.names[order]
-
-    def identities(self) -> npt.NDArray[np.bytes_]:
-        self._cut()
-        return self.names
+def example_files(entry: str) -> list[Path]:
+    """The files of an entry of corpus.quality.high or .low, sorted. Raises InputError when there is none."""
+    return [Path(file.path) for file in _find(entry)[1]]
 
 
-def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+def _find(entry: str) -> tuple[Source, list[File]]:
+    """An entry as a source: what its files are, their endings tell."""
+    path = _documents(entry) if _documents(entry).is_dir() else Path(entry).expanduser()
+    source = Source(name="examples", paths=(str(path),))
+    try:
+        return source, find(source)
+    except InputError:
+        raise InputError(
+            f"corpus.quality: {entry}: neither a source of this corpus nor a run folder nor files of text; name sources as in "
+            "corpus.sources, or a path that exists"
+        ) from None
+
+
+def _documents(entry: str) -> Path:
+    return Path(entry).expanduser() / "corpus" / "documents"
+
+
+def _examples(entry: str) -> Iterator[pa.Table]:
+    """The examples of an entry that is no source, as tables with identity, source (the entry) and text. What cannot be
+    read as a text is left out: an example that is missing costs one."""
+    import pyarrow as pa
+
+    rows = _of_run(entry) if _documents(entry).is_dir() else _of_files(entry)
+    while some := list(islice(rows, ROWS_AT_ONCE)):
+        identities, texts = zip(*some, strict=True)
+        yield pa.table({"identity": identities, "source": [entry] * len(identities), "text": texts})
+
+
+def _of_run(entry: str) -> Iterator[tuple[str, str]]:
+    """The documents of a run, by their identities."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for path in example_files(entry):
+        try:
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(ROWS_AT_ONCE, columns=["identity", "text"]):
+                    yield from zip(batch["identity"].to_pylist(), batch["text"].to_pylist(), strict=True)
+        except pa.ArrowInvalid as error:
+            raise InputError(f"corpus.quality: {path}: not readable as documents of a run: {error}") from None
+
+
+def _of_files(entry: str) -> Iterator[tuple[str, str]]:
+    """The texts of files, by where they stand."""
+    (source, found), root = _find(entry), Path(entry).expanduser().name
+    with tempfile.TemporaryDirectory() as spool:
+        try:
+            units = plan(source, found, Path(spool), 0, STOP)
+        except InputError as error:
+            reason = str(error).removeprefix(f"corpus.sources.{source.name}: ").partition("; set text_key")[0]
+            raise InputError(f"corpus.quality: {entry}: {reason}") from None
+        for unit in units:
+            for piece, record in read(unit, Rules()):
+                text = record.text.encode("utf-8", "replace").decode()  # half of a surrogate pair, written as an escape
+                if record.reason is None and text:
+                    yield identity(root, piece.name, record.key), text

@@ -28,6 +28,8 @@ LETTER, LOWER_LETTER, UPPER_LETTER, PLAIN = (1 << bit for bit in range(11, 15))
 PREFIX, SUFFIX, INFIX, ICON, QUOTE, BEFORE_DOT, CURRENCY = (1 << bit for bit in range(15, 22))
 # a-z A-Z 0-9 line feed ? ! , . (NeMo Curator's letters and digits); {} ⟨⟩ [] (); a-z A-Z 0-9 + / =; 0-9 a-f A-F
 COMMON, BRACKET, BASE64, HEXADECIMAL = (1 << bit for bit in range(22, 26))
+# line feed; #; …; tab, line feed, carriage return, backspace and space
+LINE_FEED, HASH, ELLIPSIS, BLANK = (1 << bit for bit in range(26, 30))
 
 TERMINAL_PUNCTUATION = """
 21 2e 3f 589 61d-61f 6d4 700-702 7f9 837 839 83d-83e 964-965 104a-104b 1362 1367-1368 166e 1735-1736 17d4-17d6 17d9-17da
@@ -100,7 +102,16 @@ def table() -> npt.NDArray[np.uint32]:
     mark("{}⟨⟩[]()", BRACKET)
     mark(letters_and_digits + "+/=", BASE64)
     mark("0123456789abcdefABCDEF", HEXADECIMAL)
+    for characters, flag in (("\n", LINE_FEED), ("#", HASH), ("…", ELLIPSIS), ("\t\n\r\b ", BLANK)):
+        mark(characters, flag)
     return bits
+
+
+@cache
+def classes() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
+    """The class of every code point, and the bits of each class: characters with the same bits are one class."""
+    bits, numbers = np.unique(table(), return_inverse=True)
+    return numbers.astype(np.uint8), bits
 
 
 @cache

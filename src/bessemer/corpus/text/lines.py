@@ -5,17 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from bessemer.corpus.text.characters import (
-    ALPHABETIC,
     ALPHANUMERIC,
     BASE64,
-    BRACKET,
-    COMMON,
-    DECIMAL,
     HEXADECIMAL,
     LINE_END,
     NUMERIC,
-    PUNCTUATION,
-    SENTENCE_END,
     SPACE,
     TERMINAL,
     UPPER,
@@ -28,28 +22,15 @@ MIN_DATA_LINE = 40
 
 
 @compiled
-def count_characters(codes: Array, bits: Array) -> Array:
-    """The fields of `statistics.Characters` after the first, in their order."""
-    found = np.zeros(13, np.int64)
+def count_classes(codes: Array, classes: Array) -> Array:
+    """Characters of each of 255 classes; in the last place the times that ... occurs, as str.count counts."""
+    found = np.zeros(256, np.int64)
     dots = 0
-    for i in range(len(codes)):
-        code = codes[i]
-        kind = bits[code]
-        found[0] += kind & ALPHABETIC != 0
-        found[1] += kind & ALPHANUMERIC != 0
-        found[2] += kind & SPACE != 0
-        found[3] += kind & DECIMAL != 0
-        found[4] += kind & BRACKET != 0
-        found[5] += kind & COMMON != 0
-        found[6] += code == 10
-        found[7] += code == 35
-        found[9] += code == 9 or code == 10 or code == 13 or code == 8 or code == 32
-        found[10] += kind & UPPER != 0
-        found[11] += kind & PUNCTUATION != 0
-        found[12] += kind & SENTENCE_END != 0
+    for code in codes:
+        found[classes[code]] += 1
         dots = dots + 1 if code == 46 else 0
-        if dots == 3 or code == 0x2026:
-            found[8] += 1
+        if dots == 3:
+            found[255] += 1
             dots = 0
     return found
 

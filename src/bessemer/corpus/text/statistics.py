@@ -5,13 +5,31 @@ Each group is counted in one compiled pass when it is first asked for, so that a
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from bessemer.corpus.text import lines as passes
-from bessemer.corpus.text.characters import ALPHABETIC, PUNCTUATION, SENTENCE_END, SYMBOL, code_points, table
+from bessemer.corpus.text.characters import (
+    ALPHABETIC,
+    ALPHANUMERIC,
+    BLANK,
+    BRACKET,
+    COMMON,
+    DECIMAL,
+    ELLIPSIS,
+    HASH,
+    LINE_FEED,
+    PUNCTUATION,
+    SENTENCE_END,
+    SPACE,
+    SYMBOL,
+    UPPER,
+    classes,
+    code_points,
+    table,
+)  # fmt: skip
 from bessemer.corpus.text.hashing import (
     BASE,
     MULTIPLIER,
@@ -49,6 +67,13 @@ class Characters(NamedTuple):
     upper: int
     punctuation: int
     sentence_ends: int
+
+
+FLAGS = (
+    ALPHABETIC, ALPHANUMERIC, SPACE, DECIMAL, BRACKET, COMMON, LINE_FEED, HASH, ELLIPSIS, BLANK, UPPER, PUNCTUATION,
+    SENTENCE_END,
+)  # fmt: skip
+"""Of the fields of Characters after the first."""
 
 
 class Lines(NamedTuple):
@@ -98,7 +123,10 @@ class Statistics:
 
     @cached_property
     def characters(self) -> Characters:
-        return Characters(len(self.codes), *passes.count_characters(self.codes, table()).tolist())
+        of_class = passes.count_classes(self.codes, classes()[0])
+        counts = (_flags_of_classes() @ of_class[:255]).tolist()
+        counts[FLAGS.index(ELLIPSIS)] += int(of_class[255])
+        return Characters._make([len(self.codes), *counts])
 
     @cached_property
     def line_spans(self) -> tuple[Array, Array]:
@@ -187,6 +215,15 @@ class Statistics:
     def sentences(self) -> int:
         """Sentences, each line on its own."""
         return int(_count_sentences(self.codes, table(), *self.word_spans))
+
+
+@cache
+def _flags_of_classes() -> Array:
+    """Whether each class (255 columns) has each of FLAGS (rows)."""
+    bits = classes()[1]
+    found = np.zeros((len(FLAGS), 255), np.int64)
+    found[:, : len(bits)] = (np.array(FLAGS, np.uint32)[:, None] & bits) != 0
+    return found
 
 
 @compiled

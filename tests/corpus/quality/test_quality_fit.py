@@ -1,0 +1,70 @@
+"""The fit against answers known by hand and by calculus."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+from scipy.special import expit
+
+from bessemer.corpus.quality.features import STATISTICS, Features
+from bessemer.corpus.quality.fit import fit, platt
+
+BUCKETS = 256
+SCALE = 0.5
+
+
+def bag(rows: list[list[int]]) -> csr_array:
+    """Rows of length 1 with these buckets."""
+    sizes = [len(row) for row in rows]
+    values = [1 / len(row) ** 0.5 for row in rows for _ in row]
+    return csr_array((values, [bucket for row in rows for bucket in row], np.cumsum([0, *sizes])), (len(rows), BUCKETS))
+
+
+@pytest.mark.parametrize("l2", [1e-1, 1e-3])
+def test_the_fit_is_the_optimum(l2: float) -> None:
+    draw = np.random.default_rng(0)
+    high = draw.random(120) < 0.45
+    sizes = [0, 1, *draw.integers(0, 30, 118)]  # a text without words
+    features = Features(
+        draw.normal(size=(120, len(STATISTICS))) + 0.4 * high[:, None],
+        bag([np.sort(draw.choice(BUCKETS // 2, size, replace=False)).tolist() for size in sizes]),
+    )
+    features.statistics[:, 3] = 7.0  # the same in every document
+    features.statistics[5, 2] = 1e9  # one monstrous document
+    found = fit(features, high, l2, 500, SCALE)
+    statistics = features.statistics - features.statistics.mean(axis=0)
+    spread = features.statistics.std(axis=0)
+    statistics = SCALE * np.clip(statistics / np.where(spread > 0, spread, 1.0), -5, 5)
+    matrix = np.c_[np.ones(120), statistics, features.bag.toarray()]
+    weights = np.r_[found.bias, found.statistic_weights / SCALE, found.bucket_weights]
+    logits = matrix @ weights
+    gradient = matrix.T @ (expit(logits) - high) / 120 + l2 * np.r_[0, weights[1:]]
+    assert np.abs(gradient).max() <= 2e-6 and found.largest_gradient <= 1e-6  # convex: 0 at the optimum alone
+    assert found.loss == pytest.approx(np.mean(np.log1p(np.exp(-np.where(high, logits, -logits)))), rel=1e-9)
+    assert found.statistic_weights[3] == 0 and not found.bucket_weights[BUCKETS // 2 :].any()
+
+
+def test_one_bucket_by_hand() -> None:
+    """3 of 4 texts with the bucket are high and 1 of 4 without: log odds log 3 and -log 3, so bias -log 3, weight 2 log 3."""
+    high = np.array([True, True, True, False, False, False, False, True])
+    features = Features(np.zeros((8, len(STATISTICS))), bag([[0]] * 4 + [[]] * 4))
+    found = fit(features, high, 1e-12, 200, 1.0)
+    assert found.bias == pytest.approx(-np.log(3), abs=1e-4)
+    assert found.bucket_weights[0] == pytest.approx(2 * np.log(3), abs=1e-4)
+    assert found.loss == pytest.approx(-(0.75 * np.log(0.75) + 0.25 * np.log(0.25)), abs=1e-9)
+
+
+def test_platt_recovers_the_probability_behind_overconfident_logits() -> None:
+    draw = np.random.default_rng(2)
+    truth = draw.normal(0, 2, 40_000)
+    high = draw.random(len(truth)) < expit(truth)
+    slope, offset = platt(4 * truth + 3, high)
+    assert slope == pytest.approx(0.25, abs=0.01) and offset == pytest.approx(-0.75, abs=0.06)
+
+
+def test_platt_is_finite_when_the_classes_are_apart() -> None:
+    logits = np.r_[np.linspace(5, 9, 20), np.linspace(-9, -5, 20)]
+    slope, offset = platt(logits, logits > 0)
+    scores = expit(slope * logits + offset)
+    assert np.isfinite([slope, offset]).all() and 0.9 < scores[0] < 1 and 0 < scores[-1] < 0.1
