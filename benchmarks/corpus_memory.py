@@ -67,16 +67,16 @@ def measure(folder: Path, num_bytes: int, workers: int, engine: str) -> dict[str
         cpu = cpu_seconds() - before
     return {
         "input_bytes": sum(path.stat().st_size for path in source.iterdir()),
-        "documents_in": done.documents_in,
-        "documents_kept": done.documents_kept,
+        "documents_in": done["documents_in"],
+        "documents_kept": done["documents_kept"],
         "peak_bytes": sampler.peak,
         "peak_gib": round(sampler.peak / GIB, 3),
         "processes_at_peak": sampler.processes,
         "within_budget": sampler.peak <= BUDGET_BYTES,
         "cpu_seconds": round(cpu, 1),
         "wall_seconds": round(wall, 1),
-        "megabytes_per_cpu_second": round(done.bytes_in / 1e6 / cpu, 2),
-        "steps": done.steps,
+        "megabytes_per_cpu_second": round(done["bytes_in"] / 1e6 / cpu, 2),
+        "steps": done["steps"],
     }
 
 

@@ -21,7 +21,7 @@ from time import process_time
 from machine import describe
 
 from bessemer.corpus import contamination, language, personal
-from bessemer.corpus.checksums import NATIONAL
+from bessemer.corpus.personal import NATIONAL
 from bessemer.recipe import Contamination, EvaluationSet, Language, PersonalData
 
 PAIRS = (

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bessemer.corpus import partition, pipeline, tasks, units
+from bessemer.corpus import partition, pipeline, units, worker
 from bessemer.recipe import parse
 from bessemer.run import RunFolder
 
@@ -40,7 +40,7 @@ def small(pool: bool) -> None:
     partition.PARTITION_BYTES = (8000, 8000)
     partition.BUCKET_BYTES = 20_000
     if pool:
-        tasks.SMALL_BYTES = 0
+        worker.SMALL_BYTES = 0
 
 
 if __name__ == "__main__":

@@ -5,40 +5,16 @@ import pytest
 
 pytest.importorskip("stdnum", reason="the corpus extra is not installed")
 
-from bessemer.corpus import checksums
-from bessemer.corpus.checksums import IBAN_LENGTHS, NATIONAL, cards, ibans, luhn, mod97, national
+from bessemer.corpus import personal
+from bessemer.corpus.personal import NATIONAL, cards, iban_length, ibans, national
 from bessemer.errors import InputError
-
-
-def test_luhn_and_mod_97_agree_with_stdnum() -> None:
-    from stdnum import luhn as their_luhn
-    from stdnum.iso7064 import mod_97_10
-
-    generator = random.Random(0)
-    for _ in range(3000):
-        digits = "".join(generator.choices("0123456789", k=generator.randrange(8, 24)))
-        assert luhn(digits) == their_luhn.is_valid(digits)
-        assert mod97("DE" + digits) == mod_97_10.is_valid(
-            digits + "1314" if len(digits) < 3 else digits[2:] + "1314" + digits[:2]
-        )
-
-
-def test_every_country_that_stdnum_knows_has_its_length() -> None:
-    iban = import_module("stdnum.iban")
-    for country, length in IBAN_LENGTHS.items():
-        info = iban._ibandb.info(f"{country}00")[0][1]
-        if "bban" not in info:
-            continue  # a country that joined after this release of python-stdnum
-        import re
-
-        theirs = 4 + sum(int(number) for number in re.findall(r"(\d+)!", info["bban"]))
-        assert length == theirs, country
 
 
 def test_ibans_with_right_and_wrong_digits() -> None:
     iban = import_module("stdnum.iban")
     generator = random.Random(2)
-    for country, length in IBAN_LENGTHS.items():
+    for country in ("BE", "DE", "FR", "GB", "MT", "NO", "PL", "RU", "XK"):
+        length = iban_length(country)
         body = "".join(generator.choices("0123456789", k=length - 4))
         digits = iban.calc_check_digits(f"{country}00{body}")
         number = f"{country}{digits}{body}"
@@ -72,7 +48,7 @@ def test_without_stdnum(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    checksums._proof.cache_clear()
-    monkeypatch.setattr(checksums, "import_module", missing)
+    personal._stdnum.cache_clear()
+    monkeypatch.setattr(personal, "import_module", missing)
     with pytest.raises(InputError, match=r"python-stdnum is not installed; pip install"):
         list(national("536-90-4399", "us"))

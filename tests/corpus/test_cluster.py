@@ -16,7 +16,7 @@ import pytest
 from build_corpus import small
 from corpus_samples import prose, recipe
 
-from bessemer.corpus import cluster, partition, pipeline, tasks, units, worker
+from bessemer.corpus import partition, pipeline, units, worker
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder
@@ -42,7 +42,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def of(data: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
-    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (tasks, "SMALL_BYTES")):
+    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES")):
         monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(partition, "PARTITION_BYTES", partition.PARTITION_BYTES)
     monkeypatch.setattr(partition, "BUCKET_BYTES", partition.BUCKET_BYTES)
@@ -123,10 +123,10 @@ def test_killed_workers_neither_double_nor_lose_documents(of: Recipe, address: s
 
 
 def test_a_failure_on_a_worker_arrives_as_it_is(of: Recipe, address: str, run: RunFolder) -> None:
-    cluster.each_on_ray("clean", [], on_ray(of, address).corpus, lambda done: None)
+    worker.run_on_ray("clean", [], on_ray(of, address).corpus, lambda done: None)
     task = {"work": str(run.path), "number": 0}
     with pytest.raises(InputError, match="000000.json: no such file"):
-        cluster.each_on_ray("clean", [task], on_ray(of, address).corpus, lambda done: None)
+        worker.run_on_ray("clean", [task], on_ray(of, address).corpus, lambda done: None)
 
 
 def test_ray_without_ray_says_what_to_install(of: Recipe, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("numba", reason="the corpus extra is not installed")
 
-from bessemer.corpus.contamination import NOTHING, build, check, fingerprint, masked, tabulate
-from bessemer.corpus.evaluation_sets import items
+from bessemer.corpus.contamination import NO_OVERLAP, build, check, items, masked, statistics
+from bessemer.corpus.pipeline import set_hashes
 from bessemer.errors import InputError
 from bessemer.recipe import Contamination, EvaluationSet, parse
 
@@ -64,7 +64,7 @@ def test_every_item_is_found_where_it_was_planted_and_nowhere_else(quiz: Evaluat
         assert found.items == {"quiz": (number,)}
         ((start, end),) = found.spans
         assert text[start:end] == sentence(number).upper()
-        assert check(text[:start] + text[end:], index) is NOTHING
+        assert check(text[:start] + text[end:], index) is NO_OVERLAP
 
 
 def test_thirteen_words_are_enough_and_twelve_are_not(quiz: EvaluationSet) -> None:
@@ -104,7 +104,7 @@ def test_an_ngram_of_two_sets_touches_both(tmp_path: Path, quiz: EvaluationSet) 
     assert check(sentence(50), index).items == {"other": (0,)}
     assert check(sentence(3), index).detail() == "quiz: 1 items, other: 1 items"
     assert check(sentence(3), index).metadata() == {"contamination": {"quiz": [3], "other": [1]}}
-    assert NOTHING.metadata() == {}
+    assert NO_OVERLAP.metadata() == {}
 
 
 def test_masking(quiz: EvaluationSet) -> None:
@@ -119,9 +119,9 @@ def test_the_table(quiz: EvaluationSet) -> None:
     index = build(settings(quiz))
     documents = [sentence(1), sentence(1) + ". " + sentence(2), "nothing of the kind", sentence(104, 9)]
     found = [check(text, index) for text in documents]
-    (row,) = tabulate(index, [entry.items for entry in found if entry])
-    assert (row.name, row.items, row.searched, row.items_touched, row.documents) == ("quiz", 11, 10, 3, 3)
-    assert row.share == pytest.approx(3 / 10)
+    touched = {f"{name}/{number}" for overlap in found for name, numbers in overlap.items.items() for number in numbers}
+    (row,) = statistics(index, {"quiz": sum(map(bool, found))}, touched)
+    assert row == {"name": "quiz", "items": 11, "searched": 10, "items_touched": 3, "documents": 3, "share": 3 / 10}
 
 
 def test_it_agrees_with_a_plain_search_over_strings(quiz: EvaluationSet) -> None:
@@ -229,13 +229,13 @@ def test_a_recipes_sets_lie_relative_to_it(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_follows_the_files(quiz: EvaluationSet) -> None:
-    before = fingerprint(settings(quiz))
+    before = set_hashes(settings(quiz))
     Path(quiz.path).write_text(Path(quiz.path).read_text() + "\n")
-    assert fingerprint(settings(quiz)) != before
+    assert set_hashes(settings(quiz)) != before
     Path(quiz.path).unlink()
     with pytest.raises(InputError, match=r"quiz: .*No such file"):
-        fingerprint(settings(quiz))
+        set_hashes(settings(quiz))
 
 
 def test_no_sets_find_nothing() -> None:
-    assert check("any text at all", build(settings())) is NOTHING
+    assert check("any text at all", build(settings())) is NO_OVERLAP

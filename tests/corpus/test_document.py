@@ -1,4 +1,4 @@
-from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, excerpt, identity
+from bessemer.corpus.document import COLUMNS, identity
 
 
 def test_identity_depends_on_the_place_alone() -> None:
@@ -15,6 +15,5 @@ def test_identity_of_a_file_name_that_is_not_utf8() -> None:
     assert len(identity("a", "\udcff.txt", "")) == 32
 
 
-def test_excerpt_and_columns() -> None:
-    assert len(excerpt("x" * 1000)) == EXCERPT_CHARACTERS
+def test_columns() -> None:
     assert COLUMNS == ("identity", "text", "source", "path", "place", "language", "metadata", "label")

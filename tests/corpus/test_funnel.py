@@ -9,8 +9,8 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.corpus import units
-from bessemer.corpus.funnel import LINES, funnel_lines, percent
 from bessemer.corpus.separate_sources import separate_sources
+from bessemer.corpus.statistics import MAX_LINES, funnel_lines, percent
 from bessemer.errors import InputError
 from bessemer.recipe import parse
 from bessemer.run import RunFolder
@@ -50,7 +50,7 @@ def test_the_funnel_has_five_lines_and_its_counts_are_those_of_the_statistics(da
     text, more = ({"name": n, "format": n, "paths": [str(data)]} for n in ("text", "jsonl"))
     _, rejected, statistics = build(recipe(text, more))
     shown = funnel_lines(statistics)
-    assert len(shown) == LINES
+    assert len(shown) == MAX_LINES
     assert shown[0].startswith("too_short")
     assert sum(int(line.split()[2 if "more" in line else 1]) for line in shown[:-1]) == len(rejected)
     assert shown[-1].split()[:4] == ["files", "not", "read", "3"]  # more.jsonl is read by the other source

@@ -150,7 +150,7 @@ def test_another_model_file(tmp_path: Path) -> None:
 
 
 def test_threads_find_the_same() -> None:
-    language._loaded.cache_clear()
+    language._model.cache_clear()
     texts = list(DECLARATION.values()) * 8
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda text: identify(text, WINDOWS), texts)) == [

@@ -28,7 +28,7 @@ publish.ROW_GROUP_BYTES = 2 << 20
 done = pipeline.build(parse(Path(sys.argv[1]).read_text(), "test"), RunFolder(Path(sys.argv[2])))
 # Not ru_maxrss, which a process inherits from the one that started it.
 peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(done.documents_in, done.documents_kept, peak)
+print(done["documents_in"], done["documents_kept"], peak)
 """
 
 

@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip("stdnum", reason="the corpus extra is not installed")
 
-from bessemer.corpus.checksums import NATIONAL
-from bessemer.corpus.personal import addresses, emails, replace
+from bessemer.corpus.personal import NATIONAL, addresses, emails, replace
 from bessemer.errors import InputError
 from bessemer.recipe import PersonalData, parse
 from tests.corpus.personal_lines import LINES

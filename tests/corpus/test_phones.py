@@ -1,6 +1,6 @@
 import pytest
 
-from bessemer.corpus.phones import CALLING_CODES, phones
+from bessemer.corpus.personal import CALLING_CODES, phones
 
 
 def found(text: str) -> list[str]:

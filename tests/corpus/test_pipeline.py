@@ -309,11 +309,11 @@ def test_a_lost_row_fails_the_stage(data: Path, run: RunFolder, monkeypatch: pyt
 def test_a_row_that_the_search_for_duplicates_does_not_see_fails_the_stage(
     data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bessemer.corpus.passed import Passed
+    from bessemer.corpus.whole import KeptDocuments
 
     fill(data)
-    whole = Passed.bucket
-    monkeypatch.setattr(Passed, "bucket", lambda *given: whole(*given).slice(1))
+    whole = KeptDocuments.bucket
+    monkeypatch.setattr(KeptDocuments, "bucket", lambda *given: whole(*given).slice(1))
     with pytest.raises(BessemerError, match="20 documents passed the steps but 19 came"):
         pipeline.build(recipe(source(data)), run)
     assert not run.corpus.exists()

@@ -16,7 +16,7 @@ import pytest
 from build_corpus import small
 from corpus_samples import prose, recipe
 
-from bessemer.corpus import engine, partition, pipeline, pool, tasks, units
+from bessemer.corpus import engine, partition, pipeline, publish, units, worker
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, dump
 from bessemer.run import RunFolder
@@ -63,7 +63,7 @@ def of(data: Path) -> Recipe:
 
 @pytest.fixture
 def finely(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (tasks, "SMALL_BYTES")):
+    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES")):
         monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(partition, "PARTITION_BYTES", partition.PARTITION_BYTES)
     monkeypatch.setattr(partition, "BUCKET_BYTES", partition.BUCKET_BYTES)
@@ -104,6 +104,7 @@ def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> Non
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("cold")
 def test_a_killed_build_takes_its_workers_along_and_another_goes_on(of: Recipe, tmp_path: Path, finely: None) -> None:
     whole = RunFolder(tmp_path / "whole")
     pipeline.build(of, whole)
@@ -136,7 +137,7 @@ def test_the_number_of_workers_does_not_show(
 ) -> None:
     whole, other = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "other")
     pipeline.build(of, whole)
-    monkeypatch.setattr(tasks, "SMALL_BYTES", 0)
+    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
     pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": workers})}), other)
     assert contents(other.corpus) == contents(whole.corpus)
 
@@ -146,17 +147,17 @@ def test_a_worker_that_dies_costs_nothing(
 ) -> None:
     whole, other = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "other")
     pipeline.build(of, whole)
-    monkeypatch.setattr(tasks, "SMALL_BYTES", 0)
-    give = pool.Pool._give
+    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
+    give = worker.Pool._assign
     killed = []
 
-    def and_kill(self: pool.Pool, one: pool.Worker, waiting: object) -> None:
+    def and_kill(self: worker.Pool, one: worker.Worker, waiting: object) -> None:
         give(self, one, waiting)  # type: ignore[arg-type]
         if len(killed) < 2 and len(waiting) < 8:  # type: ignore[arg-type]
             killed.append(one.process.pid)
             os.kill(one.process.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(pool.Pool, "_give", and_kill)
+    monkeypatch.setattr(worker.Pool, "_assign", and_kill)
     pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 2})}), other)
     assert len(killed) == 2
     assert contents(other.corpus) == contents(whole.corpus)
@@ -165,15 +166,15 @@ def test_a_worker_that_dies_costs_nothing(
 def test_a_task_that_kills_its_workers_is_named(
     of: Recipe, run: RunFolder, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "SMALL_BYTES", 0)
-    give = pool.Pool._give
+    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
+    give = worker.Pool._assign
 
-    def and_kill(self: pool.Pool, one: pool.Worker, waiting: object) -> None:
+    def and_kill(self: worker.Pool, one: worker.Worker, waiting: object) -> None:
         give(self, one, waiting)  # type: ignore[arg-type]
         if one.task and one.task["number"] == 5:
             os.kill(one.process.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(pool.Pool, "_give", and_kill)
+    monkeypatch.setattr(worker.Pool, "_assign", and_kill)
     with pytest.raises(BessemerError, match=r"partition 5: its worker ended 3 times \(signal 9\)"):
         pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 2})}), run)
     assert not run.corpus.exists()
@@ -184,13 +185,13 @@ def test_a_finished_step_is_not_done_again(of: Recipe, run: RunFolder, finely: N
         raise BessemerError("stopped here")
 
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "assemble", stopped)
+        patched.setattr(publish, "assemble", stopped)
         with pytest.raises(BessemerError, match="stopped here"):
             pipeline.build(of, run)
     before = receipts(run.path)
     assert len(before) > 20
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "assemble", stopped)
+        patched.setattr(publish, "assemble", stopped)
         for module, name in ((pipeline, "plan"), (partition, "read")):
             patched.setattr(module, name, lambda *_: pytest.fail("done again"))
         patched.setattr("bessemer.corpus.dedup.judging.judge", lambda *_: pytest.fail("done again"))
@@ -209,7 +210,7 @@ def test_other_inputs_start_afresh(of: Recipe, data: Path, run: RunFolder, finel
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "assemble", stopped)
+        patched.setattr(publish, "assemble", stopped)
         with pytest.raises(OSError):
             pipeline.build(of, run)
         (data / "files" / "new.txt").write_text(prose(1000))

@@ -7,6 +7,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,7 +50,7 @@ def source(bucket: Store, path: str, format: str = "jsonl", **more: object) -> S
 
 def records(of: Source, spool: Path) -> list[Record]:
     planned = plan(of, find(of), spool / "spool", 0, threading.Event())
-    carried = [units.Unit.from_json(unit.to_json()) for unit in planned]
+    carried = [units.Unit.from_json(asdict(unit)) for unit in planned]
     return [record for unit in carried for _, record in read(unit, Rules())]
 
 
@@ -178,7 +179,7 @@ def test_credentials_are_sent_but_never_shown(
     with pytest.raises(BessemerError) as caught:
         list(read(planned[0], Rules()))
     said = OSError("signing with a-very-secret-key for http://h/x?X-Amz-Signature=abc failed")
-    shown = [str(caught.value), storage.redacted(said), *capfd.readouterr(), *(unit.to_json() for unit in planned)]
+    shown = [str(caught.value), storage.redacted(said), *capfd.readouterr(), *(str(asdict(unit)) for unit in planned)]
     assert not any("a-very-secret-key" in text or "AKIAEXAMPLE" in text or "abc" in text for text in shown)
     assert storage.redacted(said) == "signing with *** for http://h/x?*** failed"
 

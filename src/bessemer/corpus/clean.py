@@ -1,9 +1,8 @@
-"""One document's way: the visible list of steps, each of which may edit the text, reject the document, or count.
+"""The cleaning steps of one document, in their order; each may edit the text, reject the document, or count.
 
-Everything here is a pure function of the record and the recipe, so that the result depends neither on the
-engine nor on the order nor on how the work is cut. What the steps need (the recipe, word lists, models) is
-prepared once for a process, in `Settings`; what they find out (characters edited, personal data by type) goes
-into the `Tally`, whose tables add up over documents, partitions and sources.
+A step is a pure function of the record and the recipe, so that the result depends neither on engine nor order nor on how the
+work is cut. What the steps need (recipe, word lists, models) is prepared once a process, in `Settings`; what they count
+(characters edited, personal data by type) goes into the `Tally`, whose tables add up over documents, partitions and sources.
 """
 
 from __future__ import annotations
@@ -11,14 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bessemer.corpus import contamination, language, personal
+from bessemer.corpus import language, personal
 from bessemer.corpus.document import Record
 from bessemer.corpus.extract import NotText, normalise
 from bessemer.corpus.rules import apply, judge_url
 from bessemer.errors import BessemerError
 from bessemer.recipe import Corpus, Rules, Source
+
+if TYPE_CHECKING:
+    from bessemer.corpus.contamination import GramIndex
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Settings:
 
     corpus: Corpus
     sources: dict[str, Source]
-    evaluation_sets: contamination.Index | None = None
+    evaluation_sets: GramIndex | None = None
     rules: dict[str | None, Rules] = field(default_factory=dict)
     """By language, as they are asked for."""
 
@@ -36,7 +38,11 @@ class Settings:
         """Prepare the steps for a recipe. A step that loads a list or a model does it here; InputError for one that
         cannot be used."""
         language.check(corpus.language)
-        sets = contamination.build(corpus.contamination) if corpus.contamination.sets else None
+        sets = None
+        if corpus.contamination.sets:
+            from bessemer.corpus.contamination import build
+
+            sets = build(corpus.contamination)
         return cls(corpus, {source.name: source for source in corpus.sources}, sets)
 
     def rules_for(self, code: str | None) -> Rules:
@@ -126,17 +132,22 @@ def replace_personal_data(record: Record, settings: Settings, tally: Tally) -> N
 def look_for_evaluation_sets(record: Record, settings: Settings, tally: Tally) -> None:
     """Text of evaluation sets: dropped, masked or reported. Items touched are tallied as SET/NUMBER."""
     index, of = settings.evaluation_sets, settings.corpus.contamination
-    if index is None or not (found := contamination.check(record.text, index)):
+    if index is None:
         return
-    record.metadata |= found.metadata()
-    for name, items in found.items.items():
+    from bessemer.corpus.contamination import check, masked
+
+    overlap = check(record.text, index)
+    if not overlap:
+        return
+    record.metadata |= overlap.metadata()
+    for name, items in overlap.items.items():
         tally.count(CONTAMINATED_DOCUMENTS, name)
         for item in items:
             tally.count(CONTAMINATED_ITEMS, f"{name}/{item}")
     if of.action == "drop":
-        record.reject("contaminated", found.detail())
+        record.reject("contaminated", overlap.detail())
     elif of.action == "mask":
-        record.text = contamination.masked(record.text, found, of.mask)
+        record.text = masked(record.text, overlap, of.mask)
 
 
 def judge_address(record: Record, settings: Settings, tally: Tally) -> None:

@@ -1,38 +1,42 @@
 """Text of evaluation sets in documents: found by n-gram overlap, then dropped, masked or reported.
 
-The way of GPT-3 (Brown et al. 2020, appendix C): an item is touched when a document holds 13 words in a row of it.
-Shorter texts are looked for as a whole. What a word is says bessemer.corpus.text.ngrams.
+As for GPT-3 (Brown et al. 2020, appendix C): an item is touched when a document holds 13 words in a row of it. Shorter texts are
+searched for as a whole. What a word is: bessemer.corpus.text.ngrams.
 """
 
 from __future__ import annotations
 
-import hashlib
+import gzip
+import io
+import json
+import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bessemer.corpus.evaluation_sets import items
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from bessemer.corpus.text.ngrams import find, gram_hashes, num_words, table
 from bessemer.errors import InputError
 from bessemer.recipe import Contamination as Settings
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-REASONS = {"contaminated": "it holds text of an evaluation set of corpus.contamination.sets"}
-"""Why a document can be rejected here."""
+from bessemer.recipe import EvaluationSet
 
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a document holds of the sets.
+class Overlap:
+    """What a document holds of the sets; false when that is nothing.
 
     items: by set, the numbers (from 0, in the order of the set's file) of the items touched, ascending;
-    spans: where their text stands, in characters, ascending and apart from each other.
+    spans: where their text lies, in characters, ascending and disjoint.
     """
 
     items: dict[str, tuple[int, ...]]
@@ -42,23 +46,23 @@ class Found:
         return bool(self.items)
 
     def metadata(self) -> dict[str, object]:
-        """The field that goes into the document's metadata; none where nothing was found."""
+        """The field that goes into the document's metadata."""
         return {"contamination": {name: list(numbers) for name, numbers in self.items.items()}} if self.items else {}
 
     def detail(self) -> str:
-        """What is said of a rejected document: the sets, and how many items of each."""
+        """The sets and how many items of each, for a rejected document."""
         return ", ".join(f"{name}: {len(numbers)} items" for name, numbers in self.items.items())
 
 
-NOTHING = Found({}, ())
+NO_OVERLAP = Overlap({}, ())
 
 
 @dataclass(frozen=True, eq=False)
-class Index:
-    """The n-grams of all sets, to look documents up in. Made once a process, read by any number of threads.
+class GramIndex:
+    """The n-grams of all sets. Built once a process, read by any number of threads.
 
-    names, sizes: the sets and their items; unsearched: of each, the items of which no text is long enough to look for.
-    lengths: the lengths of the n-grams, in words, ascending. slots, numbers: the hash table from n-gram to its number.
+    names, sizes: the sets and their items; unsearched: of each, the items whose texts are all too short to search for.
+    lengths: of the n-grams, in words, ascending. slots, numbers: the hash table from n-gram to its number.
     firsts, owners: n-gram g belongs to the items owners[firsts[g]:firsts[g + 1]], numbered through all sets.
     grams: the distinct n-grams of each item; starts: the number of each set's first item.
     """
@@ -76,50 +80,31 @@ class Index:
     starts: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class SetRow:
-    """One line of the table: a set over the whole corpus."""
-
-    name: str
-    items: int
-    searched: int
-    """Items of which a text was long enough to look for."""
-    items_touched: int
-    documents: int
-    """Documents that hold something of the set."""
-    share: float
-    """Items touched, of the items searched."""
-
-
-def build(settings: Settings) -> Index:
+def build(settings: Settings) -> GramIndex:
     """Read the sets and index their n-grams. Raises InputError for a set that cannot be read or searched."""
-    import numpy as np
-
-    from bessemer.corpus.text.ngrams import table
-
     hashes: list[NDArray[np.uint64]] = []
     lengths: set[int] = set()
     sizes, unsearched = [], []
-    for given in settings.sets:
+    for evaluation_set in settings.sets:
         size = silent = 0
-        for texts in items(given):
-            found, used = _grams(texts, settings)
-            hashes.append(found)
+        for texts in items(evaluation_set):
+            of_item, used = _grams(texts, settings)
+            hashes.append(of_item)
             lengths |= used
             size, silent = size + 1, silent + (not used)
         if size == silent:
             raise InputError(
-                f"corpus.contamination.sets.{given.name}: none of its {size} items has a text of {settings.min_words} words "
-                "or more; lower corpus.contamination.min_words, or name other fields"
+                f"corpus.contamination.sets.{evaluation_set.name}: none of its {size} items has a text of "
+                f"{settings.min_words} words or more; lower corpus.contamination.min_words, or name other fields"
             )
         sizes.append(size)
         unsearched.append(silent)
-    grams = np.array([len(found) for found in hashes], dtype=np.int64)
+    grams = np.array([len(of_item) for of_item in hashes], dtype=np.int64)
     owner = np.repeat(np.arange(len(hashes), dtype=np.int32), grams)
     distinct, which = np.unique(np.concatenate([np.empty(0, np.uint64), *hashes]), return_inverse=True)
     slots, numbers = table(distinct)
-    return Index(
-        names=tuple(given.name for given in settings.sets),
+    return GramIndex(
+        names=tuple(evaluation_set.name for evaluation_set in settings.sets),
         sizes=tuple(sizes),
         unsearched=tuple(unsearched),
         min_share=settings.min_share,
@@ -133,81 +118,8 @@ def build(settings: Settings) -> Index:
     )
 
 
-def check(text: str, index: Index) -> Found:
-    """What a text holds of the sets, in one pass over it. A pure function of text and index."""
-    import numpy as np
-
-    from bessemer.corpus.text.ngrams import find
-
-    if not len(index.lengths):
-        return NOTHING
-    found, places = find(text, index.lengths, index.slots, index.numbers)
-    if not len(found):
-        return NOTHING
-    distinct = np.unique(found)
-    owners, per_gram = _owners(index, distinct)
-    counts = np.bincount(owners, minlength=len(index.grams))
-    touched = (counts > 0) & (counts >= index.min_share * index.grams)
-    if not touched.any():
-        return NOTHING
-    guilty = np.bincount(np.repeat(np.arange(len(distinct)), per_gram), weights=touched[owners]) > 0
-    places = places[guilty[np.searchsorted(distinct, found)]]
-    by_set: dict[str, tuple[int, ...]] = {}
-    for number, name in enumerate(index.names):
-        first, last = index.starts[number], index.starts[number + 1]
-        own = np.flatnonzero(touched[first:last])
-        if len(own):
-            by_set[name] = tuple(own.tolist())
-    return Found(by_set, _merged(places))
-
-
-def masked(text: str, found: Found, mask: str) -> str:
-    """The text with `mask` in place of what was found."""
-    parts, position = [], 0
-    for start, end in found.spans:
-        parts += [text[position:start], mask]
-        position = end
-    return "".join([*parts, text[position:]])
-
-
-def tabulate(index: Index, found: Iterable[Mapping[str, Sequence[int]]]) -> list[SetRow]:
-    """The table over a corpus, a row a set, from the `items` of every document in which something was found."""
-    documents: Counter[str] = Counter()
-    items: set[str] = set()
-    for by_set in found:
-        documents.update(list(by_set))
-        items |= {f"{name}/{number}" for name, numbers in by_set.items() for number in numbers}
-    return table_of(index, documents, items)
-
-
-def table_of(index: Index, documents: Mapping[str, int], items_: Collection[str]) -> list[SetRow]:
-    """The same, from documents by set and from the items touched, each as SET/NUMBER."""
-    touched = Counter(item.rpartition("/")[0] for item in items_)
-    rows = []
-    for name, size, silent in zip(index.names, index.sizes, index.unsearched, strict=True):
-        share = touched[name] / max(size - silent, 1)
-        rows.append(SetRow(name, size, size - silent, touched[name], documents.get(name, 0), share))
-    return rows
-
-
-def fingerprint(settings: Settings) -> list[str]:
-    """SHA-256 of each set's file: a corpus is made anew when a set has changed. Raises InputError for a missing one."""
-    prints = []
-    for given in settings.sets:
-        try:
-            with Path(given.path).expanduser().open("rb") as file:
-                prints.append(hashlib.file_digest(file, "sha256").hexdigest())
-        except OSError as error:
-            raise InputError(f"corpus.contamination.sets.{given.name}: {given.path}: {error.strerror}") from None
-    return prints
-
-
-def _grams(texts: list[str], settings: Settings) -> tuple[Any, set[int]]:
+def _grams(texts: list[str], settings: Settings) -> tuple[NDArray[np.uint64], set[int]]:
     """The distinct n-grams of an item, and their lengths."""
-    import numpy as np
-
-    from bessemer.corpus.text.ngrams import gram_hashes, num_words
-
     parts, used = [np.empty(0, dtype=np.uint64)], set()
     for text in texts:
         length = min(num_words(text), settings.ngram)
@@ -217,17 +129,32 @@ def _grams(texts: list[str], settings: Settings) -> tuple[Any, set[int]]:
     return np.unique(np.concatenate(parts)), used
 
 
-def _owners(index: Index, grams: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """The items that own these n-grams, one n-gram's after another's, and how many each has."""
-    import numpy as np
-
-    per_gram = index.firsts[grams + 1] - index.firsts[grams]
+def check(text: str, index: GramIndex) -> Overlap:
+    """What a text holds of the sets, in one pass over it. A pure function of text and index."""
+    if not len(index.lengths):
+        return NO_OVERLAP
+    found, places = find(text, index.lengths, index.slots, index.numbers)
+    if not len(found):
+        return NO_OVERLAP
+    distinct = np.unique(found)
+    per_gram = index.firsts[distinct + 1] - index.firsts[distinct]
     before = np.cumsum(per_gram) - per_gram
-    return index.owners[np.repeat(index.firsts[grams] - before, per_gram) + np.arange(per_gram.sum())], per_gram
+    owners = index.owners[np.repeat(index.firsts[distinct] - before, per_gram) + np.arange(per_gram.sum())]
+    counts = np.bincount(owners, minlength=len(index.grams))
+    touched = (counts > 0) & (counts >= index.min_share * index.grams)
+    if not touched.any():
+        return NO_OVERLAP
+    guilty = np.bincount(np.repeat(np.arange(len(distinct)), per_gram), weights=touched[owners]) > 0
+    by_set = {
+        name: tuple(np.flatnonzero(touched[first:last]).tolist())
+        for name, (first, last) in zip(index.names, pairwise(index.starts), strict=True)
+    }
+    spans = _merged(places[guilty[np.searchsorted(distinct, found)]])
+    return Overlap({name: numbers for name, numbers in by_set.items() if numbers}, spans)
 
 
 def _merged(places: NDArray[np.int64]) -> tuple[Span, ...]:
-    """Overlapping and touching places as one."""
+    """Overlapping and touching spans as one."""
     spans: list[Span] = []
     for start, end in sorted(map(tuple, places.tolist())):
         if spans and start <= spans[-1][1]:
@@ -235,3 +162,114 @@ def _merged(places: NDArray[np.int64]) -> tuple[Span, ...]:
         else:
             spans.append((start, end))
     return tuple(spans)
+
+
+def masked(text: str, overlap: Overlap, mask: str) -> str:
+    """The text with `mask` in place of the overlap."""
+    parts, position = [], 0
+    for start, end in overlap.spans:
+        parts += [text[position:start], mask]
+        position = end
+    return "".join([*parts, text[position:]])
+
+
+def statistics(index: GramIndex, documents: Mapping[str, int], items_: Collection[str]) -> list[dict[str, Any]]:
+    """One row a set over the whole corpus, from documents by set and the items touched, each as SET/NUMBER.
+
+    Each {name, items, searched, items_touched, documents, share}: searched items have a text long enough to search for;
+    share is of these.
+    """
+    touched = Counter(item.rpartition("/")[0] for item in items_)
+    rows = []
+    for name, size, silent in zip(index.names, index.sizes, index.unsearched, strict=True):
+        row = {"name": name, "items": size, "searched": size - silent, "items_touched": touched[name]}
+        rows.append(row | {"documents": documents.get(name, 0), "share": touched[name] / max(size - silent, 1)})
+    return rows
+
+
+# --- The files of evaluation sets
+
+
+def items(evaluation_set: EvaluationSet) -> Iterator[list[str]]:
+    """The texts of each item, in the order of the file.
+
+    What is wrong with a set is refused and not skipped, since an item that is not searched for is trained on. Raises
+    InputError that names file, line and field.
+    """
+    path = Path(evaluation_set.path).expanduser()
+    where = f"corpus.contamination.sets.{evaluation_set.name}: {path}"
+    is_empty = True
+    try:
+        read = _parquet if path.suffix.lower() == ".parquet" else _lines
+        for texts in read(path, evaluation_set, where):
+            is_empty = False
+            yield texts
+    except FileNotFoundError:
+        raise InputError(f"{where}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: not UTF-8: {error}") from None
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # gzip, zstd and Parquet report damage with these
+        raise InputError(f"{where}: cannot be read: {error}") from None
+    if is_empty:
+        raise InputError(f"{where}: holds no item; remove the set, or give its path")
+
+
+def _lines(path: Path, evaluation_set: EvaluationSet, where: str) -> Iterator[list[str]]:
+    with _opened(path) as file:
+        for number, raw in enumerate(file, 1):
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            if not line.strip():
+                continue
+            if path.suffix.lower() == ".txt":
+                yield [line.strip()]
+                continue
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{where}: line {number} is not JSON: {error}") from None
+            if not isinstance(value, dict):
+                raise InputError(f"{where}: line {number} is not an object but {type(value).__name__}")
+            yield _texts(value, evaluation_set, f"{where}: line {number}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Iterable[bytes]]:
+    suffix = path.suffix.lower()
+    if suffix == ".zst":
+        with pa.input_stream(str(path), compression="zstd") as stream:
+            yield io.BufferedReader(stream)
+    else:
+        with gzip.open(path) if suffix == ".gz" else path.open("rb") as file:
+            yield file
+
+
+def _parquet(path: Path, evaluation_set: EvaluationSet, where: str) -> Iterator[list[str]]:
+    with pq.ParquetFile(path) as parquet:
+        _check_fields(evaluation_set.fields, parquet.schema_arrow.names, where)
+        for batch in parquet.iter_batches(columns=list(evaluation_set.fields)):
+            for row in batch.to_pylist():
+                yield _texts(row, evaluation_set, where)
+
+
+def _texts(value: dict[str, Any], evaluation_set: EvaluationSet, where: str) -> list[str]:
+    _check_fields(evaluation_set.fields, list(value), where)
+    texts = [text for field in evaluation_set.fields for text in _strings(value[field], f"{where}: field {field!r}")]
+    return [text for text in texts if text.strip()]
+
+
+def _check_fields(fields: tuple[str, ...], present: list[str], where: str) -> None:
+    for field in fields:
+        if field not in present:
+            raise InputError(f"{where}: no field {field!r}; there are: {', '.join(present[:20]) or 'none'}")
+
+
+def _strings(value: object, where: str) -> list[str]:
+    """A field's texts: itself, or those in a list or an object (choices, answers), however deep; numbers count for nothing."""
+    if isinstance(value, str):
+        return [value]
+    if value is None or isinstance(value, int | float):
+        return []
+    if isinstance(value, list | dict):
+        entries = value.values() if isinstance(value, dict) else value
+        return [text for entry in entries for text in _strings(entry, where)]
+    raise InputError(f"{where} is {type(value).__name__}, not text")

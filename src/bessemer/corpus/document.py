@@ -106,6 +106,6 @@ def identity(source: str, path: str, key: str) -> str:
     return hashlib.blake2b(place, digest_size=16).hexdigest()
 
 
-def excerpt(text: str) -> str:
-    """The beginning of a text, as it is shown for a rejected document."""
-    return text[:EXCERPT_CHARACTERS]
+def printable(text: str) -> str:
+    """Text that UTF-8 can hold: halves of surrogate pairs become escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,8 +1,7 @@
 """Work in this process that a person can stop.
 
-Work goes on in a thread of its own while the main thread waits in short steps: a signal is then handled within
-a tenth of a second even while native code runs. Work that is cut into tasks goes to other processes or to a
-cluster (tasks.py).
+The work runs in a thread while the main thread waits in short steps, so that a signal is handled within a tenth of a second
+even while native code runs. Work that is cut into tasks goes to other processes or to a cluster (worker.py).
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from bessemer.errors import BessemerError, Stopped
 Result = TypeVar("Result")
 
 STOP = threading.Event()
-"""Set when the person stops the build; work inside the engine looks at it between documents."""
+"""Set when the person stops the build; long work looks at it between documents."""
 
 STOP_SECONDS = 2.0
 """How long a stopped build waits for the work to let go of its files."""
 
 
 def run(work: Callable[[], Result], poll: Callable[[], None] = lambda: None) -> Result:
-    """Do `work` in a thread; `poll` is called about ten times a second meanwhile.
+    """Run `work` in a thread; `poll` is called about ten times a second meanwhile.
 
     OSError and BessemerError pass; any other failure becomes a BessemerError with its first line.
     """
@@ -47,19 +46,18 @@ def run(work: Callable[[], Result], poll: Callable[[], None] = lambda: None) -> 
             interrupt.check()
             thread.join(0.1)
             poll()
-    except BaseException:
-        _wind_up(thread)
-        raise
+    finally:
+        if not results:
+            STOP.set()
+            thread.join(STOP_SECONDS)
     if not failures:
         return results[0]
-    _wind_up(thread)
     error = failures[0]
     if isinstance(error, OSError | BessemerError | KeyboardInterrupt | MemoryError):
         raise error
-    if f"os error {errno.ENOSPC}" in str(error):  # a library wraps it; the person should read what it is
+    if f"os error {errno.ENOSPC}" in str(error):  # a library wraps it
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
-    first = (str(error).strip().splitlines() or [""])[0]
-    raise BessemerError(f"corpus: the work failed: {type(error).__name__}: {first}") from error
+    raise BessemerError(f"corpus: the work failed: {type(error).__name__}: {first_line(error)}") from error
 
 
 def check_stop() -> None:
@@ -68,7 +66,6 @@ def check_stop() -> None:
         raise Stopped("corpus: stopped")
 
 
-def _wind_up(thread: threading.Thread) -> None:
-    """Let the work end early, and wait until it has."""
-    STOP.set()
-    thread.join(STOP_SECONDS)
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; "" for none."""
+    return (str(error).strip().splitlines() or [""])[0]

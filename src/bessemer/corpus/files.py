@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from bessemer.corpus import storage
-from bessemer.corpus.first_bytes import SAMPLE_BYTES, foreign_format, unicode_of
+from bessemer.corpus.encodings import SAMPLE_BYTES, foreign_format, unicode_of
 from bessemer.errors import InputError
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import Format
@@ -69,41 +69,74 @@ class Listing:
 
 
 def find(source: Source) -> list[File]:
-    """The files of a source, sorted by name; an InputError when a path is wrong or holds nothing of the
-    format."""
+    """The files of a source, sorted by name; InputError when a path is wrong or holds nothing of the format."""
     return listing(source).read
 
 
 def listing(source: Source) -> Listing:
-    """The files of a source, and those beside them that it does not read. InputError as `find`."""
+    """The files of a source, and those in its folders that it does not read. InputError as `find`."""
     found: dict[str, File] = {}
     other: dict[str, File] = {}
-    base = _common_folder([path for path in source.paths if not path.startswith(PLACEHOLDER)])
+    base = _common_folder(source.paths)
     for pattern in source.paths:
         matched = False
-        beside: dict[str, File] = {}
-        for file, exact in _files(source, pattern, base):
-            if not exact and _is_excluded(source, file.name):
+        ignored: dict[str, File] = {}
+        for file, exact in _candidates(source, pattern, base):
+            if not exact and _is_excluded(file.name, source.exclude):
                 continue
             if file.is_regular and (exact or _is_wanted(source, file.name)):
                 matched = True
                 _add(found, file)
             elif not pattern.startswith(PLACEHOLDER):
-                beside[file.name] = file
+                ignored[file.name] = file
         if not matched:
-            raise InputError(_nothing_there(source, pattern, [*beside.values()]))
-        other |= beside
+            raise InputError(_nothing_there(source, pattern, [*ignored.values()]))
+        other |= ignored
     return Listing(
         [found[name] for name in sorted(found)], [other[name] for name in sorted(other) if name not in found]
     )
 
 
-def _files(source: Source, pattern: str, base: Path) -> Iterator[tuple[File, bool]]:
+def _candidates(source: Source, pattern: str, base: Path) -> Iterator[tuple[File, bool]]:
     """Everything below one entry of `paths`, and whether the recipe names this very file."""
-    for path, name, exact in _candidates(source, pattern, base):
-        yield _file(path, name), exact
-    for entry in _remote(source, pattern) if storage.is_remote(pattern) else ():
-        yield File(entry.path, entry.path, entry.size, entry.mtime_ns, entry.etag), entry.path == pattern
+    where = f"corpus.sources.{source.name}"
+    if pattern.startswith(PLACEHOLDER):
+        yield from ((_file(path, name), name == pattern) for path, name in _of_python(source, pattern))
+    elif storage.is_remote(pattern):
+        yield from ((file, file.path == pattern) for file in _remote(source, pattern, where))
+    elif "://" in pattern:
+        raise InputError(
+            f"{where}: {pattern}: only local paths, s3://, gs://, hf://datasets/, python://stdlib "
+            "and python://site-packages are read; mount or copy the data and name its folder"
+        )
+    else:
+        expanded = os.path.expanduser(pattern)
+        if not os.path.lexists(expanded) and not glob.has_magic(expanded):
+            raise InputError(f"{where}: {pattern}: no such file or folder; relative paths start at the recipe's folder")
+        roots = [expanded] if os.path.lexists(expanded) else sorted(glob.glob(expanded, recursive=True))
+        for path in (path for root in roots for path in _walk(root, source.exclude)):
+            name = os.path.relpath(os.path.abspath(path), base).replace(os.sep, "/")
+            yield _file(path, name), path == expanded
+
+
+def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
+    """What a URL names, without hidden files and folders."""
+    storage.check_url(pattern, where)
+    try:
+        for entry in storage.entries(pattern, access(source)):
+            below = entry.path.removeprefix(pattern)
+            if not any(part.startswith(".") for part in below.split("/")):
+                yield File(entry.path, entry.path, entry.size, entry.mtime_ns, entry.etag)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{where}: {pattern} cannot be listed: {storage.redacted(error)}; check the URL, the credentials of the "
+            "environment, and the source's keys anonymous and endpoint"
+        ) from None
+
+
+def access(source: Source) -> storage.Access:
+    """How the object stores of a source are reached."""
+    return storage.Access(source.anonymous, source.endpoint or "")
 
 
 def _nothing_there(source: Source, pattern: str, beside: list[File]) -> str:
@@ -113,10 +146,9 @@ def _nothing_there(source: Source, pattern: str, beside: list[File]) -> str:
     kind = f"format {source.format}" if source.format else "a known ending"
     counts = Counter(ending(file.name) for file in beside).most_common(5)
     there = "; there are " + ", ".join(f"{count} of {name}" for name, count in counts) if counts else ""
-    return (
-        where
-        + f"no file of {kind} there; looked for {_shown(_suffixes(source))}{there}; {_fix(source, beside, counts)}"
-    )
+    suffixes = _suffixes(source)
+    looked_for = " ".join(suffixes[:8]) + (f" and {len(suffixes) - 8} more" if len(suffixes) > 8 else "")
+    return where + f"no file of {kind} there; looked for {looked_for}{there}; {_fix(source, beside, counts)}"
 
 
 def _fix(source: Source, beside: list[File], counts: list[tuple[str, int]]) -> str:
@@ -143,8 +175,8 @@ def _suffixes(source: Source) -> tuple[str, ...]:
     return SUFFIXES[source.format] if source.format else sum((SUFFIXES[kind] for kind in GUESSED), ())
 
 
-def _is_excluded(source: Source, name: str) -> bool:
-    return any(fnmatchcase(part, pattern) for part in name.split("/") for pattern in source.exclude)
+def _is_excluded(path: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(part, pattern) for part in path.split("/") for pattern in patterns)
 
 
 def _is_wanted(source: Source, name: str) -> bool:
@@ -163,68 +195,12 @@ def _add(found: dict[str, File], file: File) -> None:
         _add(found, File(file.path, file.name + "~2", file.size, file.mtime_ns))
 
 
-def _remote(source: Source, pattern: str) -> Iterator[storage.Entry]:
-    """What a URL names, without hidden files and folders."""
-    where = f"corpus.sources.{source.name}"
-    storage.check_url(pattern, where)
-    try:
-        for entry in storage.entries(pattern, access(source)):
-            below = entry.path.removeprefix(pattern)
-            if not any(part.startswith(".") for part in below.split("/")):
-                yield entry
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{where}: {pattern} cannot be listed: {storage.redacted(error)}; check the URL, the credentials of the "
-            "environment, and the source's keys anonymous and endpoint"
-        ) from None
-
-
-def access(source: Source) -> storage.Access:
-    """How the object stores of a source are reached."""
-    return storage.Access(source.anonymous, source.endpoint or "")
-
-
-def _shown(suffixes: tuple[str, ...]) -> str:
-    more = f" and {len(suffixes) - 8} more" if len(suffixes) > 8 else ""
-    return " ".join(suffixes[:8]) + more
-
-
 def _file(path: str, name: str) -> File:
     try:
         status = os.stat(path)
     except OSError:
         return File(path, name, 0, 0)  # vanished or a dangling link: counted as unreadable when it is read
     return File(path, name, status.st_size, status.st_mtime_ns, is_regular=stat.S_ISREG(status.st_mode))
-
-
-def _candidates(source: Source, pattern: str, base: Path) -> Iterator[tuple[str, str, bool]]:
-    """Everything below one entry of `paths`: its path, its corpus name, and whether the recipe names this
-    very file."""
-    if pattern.startswith(PLACEHOLDER):
-        for path, name in _of_python(source, pattern):
-            yield path, name, name == pattern
-        return
-    if storage.is_remote(pattern):
-        return
-    if "://" in pattern:
-        raise InputError(
-            f"corpus.sources.{source.name}: {pattern}: only local paths, s3://, gs://, hf://datasets/, python://stdlib "
-            "and python://site-packages are read; mount or copy the data and name its folder"
-        )
-    expanded = os.path.expanduser(pattern)
-    if os.path.lexists(expanded):
-        roots = [expanded]
-    elif glob.has_magic(expanded):
-        roots = sorted(glob.glob(expanded, recursive=True))
-    else:
-        raise InputError(
-            f"corpus.sources.{source.name}: {pattern}: no such file or folder; relative paths start at the "
-            "recipe's folder"
-        )
-    for root in roots:
-        for path in _walk(root, source.exclude):
-            name = os.path.relpath(os.path.abspath(path), base).replace(os.sep, "/")
-            yield path, name, path == expanded
 
 
 def _of_python(source: Source, pattern: str) -> Iterator[tuple[str, str]]:
@@ -273,9 +249,7 @@ def _walk(root: str, left_out: tuple[str, ...] = ()) -> Iterator[str]:
         folders[:] = sorted(
             name
             for name in folders
-            if not name.startswith(".")
-            and name != "__pycache__"
-            and not any(fnmatchcase(name, pattern) for pattern in left_out)
+            if not name.startswith(".") and name != "__pycache__" and not _is_excluded(name, left_out)
         )
         for name in sorted(files):
             if not name.startswith("."):
@@ -286,20 +260,18 @@ def _walk(root: str, left_out: tuple[str, ...] = ()) -> Iterator[str]:
         )
 
 
-def _common_folder(patterns: list[str]) -> Path:
-    """The folder that names are relative to: the common parent of everything the recipe names.
+def _common_folder(patterns: tuple[str, ...]) -> Path:
+    """The folder that names are relative to: the common parent of everything local that the recipe names.
 
     Names, and with them identities, then do not change when the data lies elsewhere on another machine.
     """
     parents = []
     for pattern in patterns:
-        if "://" in pattern:
-            continue
-        expanded = os.path.abspath(os.path.expanduser(pattern))
-        if not os.path.lexists(expanded):
-            while glob.has_magic(expanded):
-                expanded = os.path.dirname(expanded)
-            parents.append(expanded)
-        else:
-            parents.append(os.path.dirname(expanded))
+        if "://" not in pattern:
+            expanded = os.path.abspath(os.path.expanduser(pattern))
+            is_glob = not os.path.lexists(expanded)
+            parent = os.path.dirname(expanded) if not is_glob else expanded
+            while is_glob and glob.has_magic(parent):
+                parent = os.path.dirname(parent)
+            parents.append(parent)
     return Path(os.path.commonpath(parents)) if parents else Path("/")

@@ -1,13 +1,14 @@
 """Compressed files, member by member, with bounded memory: gzip, bzip2, xz and Zstandard.
 
-A member (gzip member, bzip2 or xz stream, Zstandard frame) is what can be decompressed on its own. Crawls are written
-with one record a member, Wikipedia dumps with a hundred pages a member, so a file can be entered in its middle and
-outlives damage in one place. What was decoded before a damage is handed out first.
+A member (gzip member, bzip2 or xz stream, Zstandard frame) can be decompressed on its own. Crawls have one record a member,
+Wikipedia dumps a hundred pages, so a file can be entered in its middle and outlives damage in one place. What was decoded
+before a damage is yielded first.
 """
 
 from __future__ import annotations
 
 import bz2
+import io
 import lzma
 import re
 import zlib
@@ -15,27 +16,24 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 BLOCK_BYTES = 1 << 20
-"""Bytes handed out at a time, at the most (Zstandard: 32 MiB, see ZSTD_FEED)."""
+"""Bytes yielded at a time, at the most (Zstandard: 32 MiB, see FEED_BYTES)."""
 
-GZIP_FEED, BZIP2_FEED = 1 << 16, 1 << 12
-"""Compressed bytes taken at a time. bzip2 decodes a block of 900 kB at once: with little fed at a time, a damaged
-block is never reached in the call that hands out the block before it."""
-
-XZ_FEED = 1 << 10
-"""Compressed bytes given to xz at a time: what it decoded of those before a damage is lost."""
+FEED_BYTES = {"gzip": 1 << 16, "bzip2": 1 << 12, "xz": 1 << 10, "zstd": 1 << 10}
+"""Compressed bytes given to a decoder at a time. bzip2 decodes a block of 900 kB at once: fed little at a time, it yields the
+block before a damaged one first. xz loses what it decoded of the bytes before a damage. Zstandard knows no limit of its output:
+a block takes 4 bytes or more and holds 128 KiB at the most (RFC 8878, section 3.1.1.2), which gives 32 MiB at the most."""
 
 XZ_MEMORY_BYTES = 256 << 20
 """Memory that an xz stream may ask for: `xz -9` takes 65 MiB."""
-
-ZSTD_FEED = 1 << 10
-"""Compressed bytes given to Zstandard at a time, which knows no limit of its output: a block takes 4 bytes or more
-and holds 128 KiB at the most (RFC 8878, section 3.1.1.2), so that this gives 32 MiB at the most."""
 
 MAX_EXPANSION = 100
 """A compressed file may expand this many times; text reaches 3 to 10, a bomb 1000."""
 
 SUSPECT_BYTES = 1 << 20
 """Less than this is no bomb, however small it was before."""
+
+MAX_DICTIONARY_BYTES = 16 << 20
+SCAN_BYTES = 1 << 20
 
 _STARTS = {
     "gzip": re.compile(rb"\x1f\x8b\x08[\x00-\x1f]"),
@@ -44,7 +42,6 @@ _STARTS = {
     "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
 }
 _SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
-SCAN_BYTES = 1 << 20
 
 
 class Damaged(ValueError):
@@ -60,72 +57,65 @@ class Member:
         """The byte after it, once all of it was decoded; before, the byte after what was read."""
 
     def blocks(self) -> Iterator[bytes]:
-        """What it holds. Raises Damaged, after everything before the damage; OSError."""
+        """The decompressed content. Raises Damaged, after everything before the damage; OSError."""
         self.file.seek(self.offset)
         produced = 0
-        decode = {"gzip": self._gzip, "bzip2": self._bzip2, "xz": self._xz, "zstd": self._zstd}[self.compression]
-        for block in decode():
+        for block in self._decoded():
             produced += len(block)
             if produced > max(SUSPECT_BYTES, MAX_EXPANSION * (self.end - self.offset)):
                 raise Damaged(f"expands more than {MAX_EXPANSION} times")
             yield block
 
-    def _read(self, size: int) -> bytes:
-        data = self.file.read(size)
-        self.end += len(data)
-        return data
-
-    def _gzip(self) -> Iterator[bytes]:
-        decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    def _decoded(self) -> Iterator[bytes]:
+        decoder = self._decoder()
+        limit = () if self.compression == "zstd" else (BLOCK_BYTES,)
+        before = decoder
         while not decoder.eof:
-            data = decoder.unconsumed_tail or self._read(GZIP_FEED)
-            before = decoder.copy()
+            data = getattr(decoder, "unconsumed_tail", b"")
+            hungry = not data and getattr(decoder, "needs_input", True)
+            if hungry:
+                data = self.file.read(FEED_BYTES[self.compression])
+                self.end += len(data)
+            if self.compression == "gzip":
+                before = decoder.copy()
             try:
-                block = decoder.decompress(data, BLOCK_BYTES)
-            except zlib.error as error:
-                yield from _until_error(before, data)
-                raise Damaged(_reason(error)) from None
+                block = decoder.decompress(data, *limit)
+            except MemoryError:
+                raise
+            except Exception as error:  # each library has errors of its own
+                if self.compression == "gzip":
+                    yield _until_error(before, data)
+                raise Damaged(
+                    f"cannot be expanded: {(str(error) or type(error).__name__).splitlines()[0][:200]}"
+                ) from None
             if block:
                 yield block
-            elif not data and not decoder.eof:
+            elif hungry and not data:
                 raise Damaged("cut short: the file ends within the compressed data")
         self.end -= len(decoder.unused_data)
 
-    def _bzip2(self) -> Iterator[bytes]:
-        return self._fed(bz2.BZ2Decompressor(), BZIP2_FEED)
-
-    def _xz(self) -> Iterator[bytes]:
-        return self._fed(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES), XZ_FEED)
-
-    def _fed(self, decoder: bz2.BZ2Decompressor | lzma.LZMADecompressor, feed: int) -> Iterator[bytes]:
-        while not decoder.eof:
-            data = self._read(feed) if decoder.needs_input else b""
-            if decoder.needs_input and not data:
-                raise Damaged("cut short: the file ends within the compressed data")
-            try:
-                block = decoder.decompress(data, BLOCK_BYTES)
-            except (OSError, ValueError, lzma.LZMAError) as error:
-                raise Damaged(_reason(error)) from None
-            if block:
-                yield block
-        self.end -= len(decoder.unused_data)
-
-    def _zstd(self) -> Iterator[bytes]:
+    def _decoder(self) -> Any:
+        if self.compression == "gzip":
+            return zlib.decompressobj(16 + zlib.MAX_WBITS)
+        if self.compression == "bzip2":
+            return bz2.BZ2Decompressor()
+        if self.compression == "xz":
+            return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES)
         import zstandard
 
         known = zstandard.ZstdCompressionDict(self.dictionary) if self.dictionary else None
-        decoder = zstandard.ZstdDecompressor(dict_data=known).decompressobj()
-        while not decoder.eof:
-            data = self._read(ZSTD_FEED)
-            if not data:
-                raise Damaged("cut short: the file ends within the compressed data")
-            try:
-                block = decoder.decompress(data)
-            except zstandard.ZstdError as error:
-                raise Damaged(_reason(error)) from None
-            if block:
-                yield block
-        self.end -= len(decoder.unused_data)
+        return zstandard.ZstdDecompressor(dict_data=known).decompressobj()
+
+
+def _until_error(decoder: Any, data: bytes) -> bytes:
+    """What a gzip decoder returns of `data` before it fails, fed byte by byte."""
+    decoded = b""
+    try:
+        for position in range(len(data)):
+            decoded += decoder.decompress(data[position : position + 1])
+    except zlib.error:
+        pass
+    return decoded
 
 
 def inflate(file: BinaryIO, compression: str, start: int = 0) -> Iterator[bytes]:
@@ -139,16 +129,14 @@ def inflate(file: BinaryIO, compression: str, start: int = 0) -> Iterator[bytes]
 
 
 def next_member(file: BinaryIO, compression: str, offset: int) -> int | None:
-    """Where the member that follows at `offset` begins: there, or behind skippable frames and the zeros that tapes
-    and block devices leave; None at the end of the file. Raises Damaged when something else stands there."""
+    """Where the next member begins: at `offset`, or behind skippable frames and the zeros that tapes and block devices leave;
+    None at the end of the file. Raises Damaged when something else is there."""
     file.seek(offset)
     while head := file.read(16):
         if compression == "zstd" and _SKIPPABLE.match(head):
             offset += 8 + int.from_bytes(head[4:8], "little")
         elif _STARTS[compression].match(head):
             return offset
-        elif not head.strip(b"\0"):
-            offset += len(head)
         elif head[0] == 0:
             offset += len(head) - len(head.lstrip(b"\0"))
         else:
@@ -159,24 +147,18 @@ def next_member(file: BinaryIO, compression: str, offset: int) -> int | None:
 
 def find_member(file: BinaryIO, compression: str, start: int, end: int, prefix: bytes, dictionary: bytes) -> int | None:
     """The first member that begins in [start, end) and whose content begins with `prefix`."""
-    for offset in _candidates(file, compression, start, end):
-        if _begins_with(Member(file, offset, compression, dictionary), prefix):
-            return offset
-    return None
-
-
-def _candidates(file: BinaryIO, compression: str, start: int, end: int) -> Iterator[int]:
-    """Where the mark of a member stands."""
     position = start
     while position < end:
         file.seek(position)
         block = file.read(SCAN_BYTES)
-        for found in _STARTS[compression].finditer(block):
-            if position + found.start() < end:
-                yield position + found.start()
+        for match in _STARTS[compression].finditer(block):
+            offset = position + match.start()
+            if offset < end and _begins_with(Member(file, offset, compression, dictionary), prefix):
+                return offset
         if len(block) < SCAN_BYTES:
-            return
-        position += len(block) - 15  # a mark may lie across the edge; none is longer than 16 bytes
+            return None
+        position += len(block) - 15  # a start may lie across the edge; none is longer than 16 bytes
+    return None
 
 
 def _begins_with(member: Member, prefix: bytes) -> bool:
@@ -201,29 +183,9 @@ def dictionary_of(file: BinaryIO) -> bytes:
     raw = file.read(min(int.from_bytes(head[4:], "little"), MAX_DICTIONARY_BYTES))
     if not _STARTS["zstd"].match(raw):
         return raw
-    import io
-
-    whole = b""
+    dictionary = b""
     for block in Member(io.BytesIO(raw), 0, "zstd").blocks():
-        whole += block
-        if len(whole) > MAX_DICTIONARY_BYTES:
+        dictionary += block
+        if len(dictionary) > MAX_DICTIONARY_BYTES:
             raise Damaged(f"a dictionary of more than {MAX_DICTIONARY_BYTES} bytes")
-    return whole
-
-
-MAX_DICTIONARY_BYTES = 16 << 20
-
-
-def _until_error(decoder: Any, data: bytes) -> Iterator[bytes]:
-    """What a gzip decoder gives of `data` before it fails, fed byte by byte."""
-    decoded = []
-    try:
-        for position in range(len(data)):
-            decoded.append(decoder.decompress(data[position : position + 1]))
-    except zlib.error:
-        pass
-    yield b"".join(decoded)
-
-
-def _reason(error: BaseException) -> str:
-    return f"cannot be expanded: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
+    return dictionary

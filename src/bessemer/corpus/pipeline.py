@@ -3,13 +3,12 @@
     corpus/documents/part-00000.parquet ... clean documents (document.COLUMNS), sorted by source and identity
     corpus/rejected/part-00000.parquet ...  every other document with its reason (REJECTED_COLUMNS), sorted alike
     corpus/index/                           where each of them lies, by identity
-    corpus/statistics.json                  the funnel: what came in, what stayed, why the rest did not
+    corpus/statistics.json                  the funnel: what came in, what was kept, why the rest was not
     corpus/stage.json                       what the stage was made from
 
-Steps: find the files; plan units and partitions; clean the partitions (read, extract, the steps of clean.py,
-sign); find duplicates; publish bucket by bucket; put together. What each leaves in the work folder (work.py)
-survives a kill. The same input gives the same corpus byte for byte, in whatever order, on however many workers
-and by whatever engine the work was done.
+Find the files; plan units and partitions; clean the partitions (read, extract, the steps of clean.py, sign); the steps over
+the whole corpus (whole.py); publish bucket by bucket; assemble. What each leaves in the work folder (work.py) survives a kill.
+The same input gives the same corpus byte for byte, in whatever order, on however many workers, by whatever engine.
 """
 
 from __future__ import annotations
@@ -22,41 +21,31 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bessemer.corpus import contamination, engine, language, scores, tasks
+from bessemer.corpus import engine, language, worker
 from bessemer.corpus.clean import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, ENTERED, LEFT, check_tally
 from bessemer.corpus.dedup import earlier_files
+from bessemer.corpus.document import printable
 from bessemer.corpus.files import File, Listing, find, listing
-from bessemer.corpus.lines import add_lines
-from bessemer.corpus.partition import (
-    Counts,
-    Partition,
-    cut,
-    num_buckets,
-    partition_receipt,
-    plan_file,
-    printable,
-    write_context,
-)
-from bessemer.corpus.publish import assemble, bucket_receipt, bucket_tasks
-from bessemer.corpus.statistics import BY_ENDING, Funnel, reasons, totals
+from bessemer.corpus.partition import Counts, Partition, cut, num_buckets, partition_receipt, write_context
+from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
 from bessemer.corpus.units import Unit, plan
 from bessemer.corpus.webpage import check_engine
-from bessemer.corpus.whole import Found, judge_whole
-from bessemer.corpus.work import close_work, made, open_work, receipt
+from bessemer.corpus.work import close_work, made_once, open_work, plan_file
 from bessemer.errors import BessemerError, InputError
-from bessemer.recipe import Corpus, Recipe, digest
+from bessemer.recipe import Contamination, Corpus, Recipe, digest
 from bessemer.run import RunFolder, mark_stage, read_json, staging, write_atomic, write_json
 from bessemer.terminal import progress
 
+if TYPE_CHECKING:
+    from bessemer.corpus.whole import WholeReceipts
+
 VERSION = 4
-"""Goes up when the same sources would give other documents, or the folder another layout."""
+"""Increased when the same sources would give other documents, or the folder another layout."""
 
-
-WHOLE = (
+WHOLE_STEPS = (
     ("quality", ("low_quality",)),
     ("duplicates", ("exact_duplicate", "near_duplicate")),
     ("repeats", ("only_repeats",)),
@@ -64,26 +53,8 @@ WHOLE = (
 """The steps over the whole corpus, with the reasons for which they reject."""
 
 PUBLISHING = 8
-"""Publishing takes about an eighth of the time that cleaning takes: what it reads counts for so much less when it is
-weighed against the start of processes."""
-
-
-@dataclass(frozen=True)
-class CorpusSummary:
-    """What the stage did."""
-
-    documents_in: int
-    documents_kept: int
-    bytes_in: int
-    """Bytes of the input that the documents took."""
-    bytes_kept: int
-    """Bytes of clean text in UTF-8."""
-    seconds: float
-    reasons: dict[str, int]
-    """Rejected documents by reason, in the order in which reasons are looked for."""
-    sources: dict[str, Funnel]
-    steps: dict[str, float]
-    """Seconds of each step of the stage."""
+"""Publishing takes about an eighth of the time of cleaning: what it reads counts for so much less when it is compared with
+the start-up time of workers."""
 
 
 def inputs_digest(recipe: Recipe) -> str:
@@ -95,8 +66,9 @@ def inputs_digest(recipe: Recipe) -> str:
     return _digest(recipe.corpus, {source.name: find(source) for source in recipe.corpus.sources})
 
 
-def build(recipe: Recipe, run: RunFolder) -> CorpusSummary:
-    """Make the corpus of a run and publish it as `run.corpus`; an older one is replaced, at the end.
+def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
+    """Make the corpus of a run and publish it as `run.corpus`; an older one is replaced, at the end. Returns the totals of
+    statistics.json, and under `steps` the seconds of each step.
 
     What an earlier build of the same inputs has finished is taken as it is. Raises InputError for sources that cannot
     be used or of which nothing is left, OSError for a full or read-only disk. Whatever is raised, `run.corpus` is as
@@ -118,50 +90,46 @@ def build(recipe: Recipe, run: RunFolder) -> CorpusSummary:
     return summary
 
 
-def _build(corpus: Corpus, run: RunFolder, listings: dict[str, Listing], inputs: str, started: float) -> CorpusSummary:
+def _build(corpus: Corpus, run: RunFolder, listings: dict[str, Listing], inputs: str, started: float) -> dict[str, Any]:
+    from bessemer.corpus.publish import assemble
+    from bessemer.corpus.whole import QUALITY_REPORT, judge_whole
+
     work = open_work(run, inputs)
-    found = {name: files.read for name, files in listings.items()}
     seconds = {"find": time.perf_counter() - started}
     with _timed(seconds, "plan"):
-        partitions = engine.run(lambda: _plan(corpus, found, work, inputs))
+        partitions = engine.run(lambda: _plan(corpus, listings, work, inputs))
     with _timed(seconds, "clean"):
         receipts = _clean(corpus, partitions, work)
-        counts = _counted(corpus, receipts)
+        counts = {source.name: Counts() for source in corpus.sources}
+        for done in receipts:
+            counts[done["source"]].merge(done["counts"])
+        buckets = _buckets(receipts)
 
-    def step(name: str, work_of: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def step(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         with _timed(seconds, name):
-            return engine.run(work_of)
+            return engine.run(make)
 
     passed = sum(of_source.passed for of_source in counts.values())
-    whole = judge_whole(corpus, work, receipts, inputs, passed, step)
+    whole = judge_whole(corpus, work, buckets, receipts, inputs, passed, step)
     with _timed(seconds, "publish"):
-        buckets = bucket_tasks(work, receipts, whole.inputs)
-        funnels = _publish(corpus, partitions, counts, buckets)
-        add_lines(funnels, partitions)
+        tasks = [{"work": str(work), "decided": whole.inputs, **bucket} for bucket in buckets]
+        funnels = _publish(corpus, partitions, counts, tasks)
+        add_lines(funnels, (unit for partition in partitions for unit in partition.units))
         _count_not_read(funnels, listings)
     _check_whole(funnels, whole)
     _check_left(funnels)
     total = totals(funnels.values())
     with _timed(seconds, "put_together"), staging(run.corpus) as staged:
-        assemble(buckets, sorted(funnels), staged)
+        assemble(tasks, sorted(funnels), staged)
         sources = [funnels[name].to_json() for name in sorted(funnels)]
         statistics = {"version": VERSION, "sources": sources, "totals": total, **whole.statistics()}
         if corpus.contamination.sets:
             statistics["contamination"] = _contamination(corpus, counts)
         if whole.quality is not None:
-            shutil.copytree(work / "quality" / scores.REPORT, staged, dirs_exist_ok=True)
+            shutil.copytree(work / "quality" / QUALITY_REPORT, staged, dirs_exist_ok=True)
         write_json(staged / "statistics.json", statistics)
         mark_stage(staged, inputs, version=VERSION, documents=total["documents_kept"], bytes=total["bytes_kept"])
-    return CorpusSummary(
-        documents_in=total["documents_in"],
-        documents_kept=total["documents_kept"],
-        bytes_in=total["bytes_in"],
-        bytes_kept=total["bytes_kept"],
-        seconds=time.perf_counter() - started,
-        reasons=reasons(funnels.values()),
-        sources=funnels,
-        steps={step: round(value, 3) for step, value in seconds.items()},
-    )
+    return total | {"steps": {name: round(value, 3) for name, value in seconds.items()}}
 
 
 def _digest(corpus: Corpus, found: dict[str, list[File]]) -> str:
@@ -180,7 +148,7 @@ def _read_besides(corpus: Corpus) -> list[Any]:
     if corpus.language.identify:
         found.append(_content(language.model_path(corpus.language.model)))
     if corpus.contamination.sets:
-        found.append(contamination.fingerprint(corpus.contamination))
+        found.append(set_hashes(corpus.contamination))
     if corpus.quality.on:
         from bessemer.corpus.quality import classify
 
@@ -188,6 +156,19 @@ def _read_besides(corpus: Corpus) -> list[Any]:
     for folder in corpus.dedup.against:
         found.append([(str(path), path.stat().st_size) for path in earlier_files(folder)])
     return found
+
+
+def set_hashes(settings: Contamination) -> list[str]:
+    """SHA-256 of the file of each evaluation set. Raises InputError for a missing one."""
+    hashes = []
+    for evaluation_set in settings.sets:
+        try:
+            with Path(evaluation_set.path).expanduser().open("rb") as file:
+                hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
+        except OSError as error:
+            where = f"corpus.contamination.sets.{evaluation_set.name}: {evaluation_set.path}"
+            raise InputError(f"{where}: {error.strerror}") from None
+    return hashes
 
 
 def _content(path: Path) -> list[str]:
@@ -203,85 +184,88 @@ def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
     seconds[step] = time.perf_counter() - started
 
 
-def _plan(corpus: Corpus, found: dict[str, list[File]], work: Path, inputs: str) -> list[Partition]:
-    """The partitions, as planned before or now; compressed files are expanded on the way."""
-    folder = work / "plan"
-    done = receipt(folder, inputs) if folder.exists() else None
-    if done is None:
+def _plan(corpus: Corpus, listings: dict[str, Listing], work: Path, inputs: str) -> list[Partition]:
+    """The partitions, as planned before or now; compressed files are decompressed on the way."""
+
+    def cut_units(folder: Path) -> dict[str, Any]:
         spool = work / "spool"
         shutil.rmtree(spool, ignore_errors=True)
         units: list[Unit] = []
         for source in corpus.sources:
-            units += plan(source, found[source.name], spool, len(units), engine.STOP)
+            units += plan(source, listings[source.name].read, spool, len(units), engine.STOP)
             engine.check_stop()
         sizes: Counter[str] = Counter({source.name: 0 for source in corpus.sources})
         for unit in units:
             sizes[unit.source] += unit.size
         write_context(work, corpus, {source: num_buckets(size) for source, size in sizes.items()})
         partitions = cut(units)
-        facts = {"partitions": len(partitions)}
-        with made(folder, inputs, facts) as staged:
-            for partition in partitions:
-                # As ASCII: file names that are not UTF-8 survive as escapes.
-                write_atomic(staged / plan_file(work, partition.number).name, json.dumps(partition.to_json()))
-        return partitions
-    return [Partition.from_json(read_json(plan_file(work, number))) for number in range(done["partitions"])]
+        for partition in partitions:
+            # As ASCII: file names that are not UTF-8 survive as escapes.
+            write_atomic(folder / plan_file(work, partition.number).name, json.dumps(partition.to_json()))
+        return {"partitions": len(partitions)}
+
+    planned = made_once(work / "plan", inputs, cut_units)["partitions"]
+    return [Partition.from_json(read_json(plan_file(work, number))) for number in range(planned)]
 
 
 def _clean(corpus: Corpus, partitions: list[Partition], work: Path) -> list[dict[str, Any]]:
-    """Clean the partitions that are not finished; gives the receipts of all, in their order."""
+    """Clean the partitions that are not finished; returns the receipts of all, in their order."""
     missing = [one for one in partitions if partition_receipt(work, one.number) is None]
-    given = [{"work": str(work), "number": one.number} for one in missing]
-    size = sum(one.size for one in partitions)
+    tasks = [{"work": str(work), "number": one.number} for one in missing]
+    size, to_do = (sum(one.size for one in some) for some in (partitions, missing))
     with progress("cleaning text", size, "B") as advance:
-        to_do = sum(one.size for one in missing)
         advance(size - to_do)
-        tasks.each("clean", given, to_do, corpus, lambda done: advance(done["size"]))
-    receipts = []
-    for one in partitions:
-        found = partition_receipt(work, one.number)
-        if found is None:
-            raise BessemerError(
-                f"corpus: partition {one.number} of source {one.source} ({one.files}) was cleaned but is not in {work}; "
-                "do all workers see this folder under the same path?"
-            )
-        receipts.append(found)
-    return receipts
+        worker.run_tasks("clean", tasks, to_do, corpus, lambda done: advance(done["size"]))
+    return [
+        _present(
+            partition_receipt(work, one.number), work, f"partition {one.number} of source {one.source} ({one.files})"
+        )
+        for one in partitions
+    ]
 
 
-def _counted(corpus: Corpus, receipts: list[dict[str, Any]]) -> dict[str, Counts]:
-    """What the partitions of each source counted, all together."""
-    counts = {source.name: Counts() for source in corpus.sources}
-    for given in receipts:
-        counts[given["source"]].merge(given["counts"])
-    return counts
+def _present(done: dict[str, Any] | None, work: Path, what: str) -> dict[str, Any]:
+    """The receipt of a task that a worker has finished."""
+    if done is None:
+        raise BessemerError(
+            f"corpus: {what} was finished but is not in {work}; do all workers see this folder under the same path?"
+        )
+    return done
+
+
+def _buckets(receipts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The buckets of each source that have rows, in the order of the published corpus: {source, bucket, pieces}.
+
+    receipts: of all partitions; a piece is [partition, row group, rows].
+    """
+    pieces: dict[tuple[str, int], list[list[int]]] = {}
+    for done in receipts:
+        for group, (bucket, rows) in enumerate(done["buckets"]):
+            pieces.setdefault((done["source"], bucket), []).append([done["partition"], group, rows])
+    return [{"source": source, "bucket": bucket, "pieces": pieces[source, bucket]} for source, bucket in sorted(pieces)]
 
 
 def _publish(
-    corpus: Corpus, partitions: list[Partition], counts: dict[str, Counts], buckets: list[dict[str, Any]]
+    corpus: Corpus, partitions: list[Partition], counts: dict[str, Counts], tasks: list[dict[str, Any]]
 ) -> dict[str, Funnel]:
-    """Publish the buckets that are not finished; gives the funnel of each source, held against what was cleaned."""
-    missing = [task for task in buckets if bucket_receipt(task) is None]
-    rows = sum(piece[2] for task in buckets for piece in task["pieces"])
-    to_do = sum(piece[2] for task in missing for piece in task["pieces"])
+    """Publish the buckets that are not finished; returns the funnel of each source, compared with what was cleaned."""
+    from bessemer.corpus.publish import bucket_receipt
+
+    missing = [task for task in tasks if bucket_receipt(task) is None]
+    rows, to_do = (sum(piece[2] for task in some for piece in task["pieces"]) for some in (tasks, missing))
     size = sum(one.size for one in partitions) * to_do // max(rows, 1) // PUBLISHING
     with progress("publishing", rows, "documents") as advance:
         advance(rows - to_do)
-        tasks.each("publish", missing, size, corpus, lambda done: advance(done["size"]))
+        worker.run_tasks("publish", missing, size, corpus, lambda done: advance(done["size"]))
     funnels: dict[str, Funnel] = {}
     for source in corpus.sources:
-        mine = [one for one in partitions if one.source == source.name]
-        files = {piece.name for one in mine for unit in one.units for piece in unit.pieces}
+        units = [unit for one in partitions if one.source == source.name for unit in one.units]
+        files = {piece.name for unit in units for piece in unit.pieces}
         funnel = funnels[source.name] = Funnel(source.name, source.format or BY_ENDING, files=len(files))
-        for task in buckets:
+        for task in tasks:
             if task["source"] == source.name:
-                found = bucket_receipt(task)
-                if found is None:
-                    raise BessemerError(
-                        f"corpus: bucket {task['bucket']} of source {source.name} was published but is not in "
-                        f"{task['work']}; do all workers see this folder under the same path?"
-                    )
-                funnel.add(Funnel.from_json(found["funnel"]))
+                what = f"bucket {task['bucket']} of source {source.name}"
+                funnel.add(Funnel.from_json(_present(bucket_receipt(task), task["work"], what)["funnel"]))
         _check(funnel, counts[source.name])
     return funnels
 
@@ -297,7 +281,7 @@ def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) ->
 
 
 def _check(funnel: Funnel, counts: Counts) -> None:
-    """What was published is what was cleaned, reason by reason; the counts of the steps go into the funnel."""
+    """Raise BessemerError unless what was published is what was cleaned, reason by reason; adds the counts of the steps."""
     funnel.check()
     where = f"source {funnel.source}"
     if funnel.documents_in != counts.documents_in or funnel.bytes_in != counts.bytes_in:
@@ -306,44 +290,43 @@ def _check(funnel: Funnel, counts: Counts) -> None:
             "nothing was written; please report this"
         )
     for reason, count in counts.rejected.items():
-        published = funnel.rejected[reason].documents if reason in funnel.rejected else 0
-        if published != count:
-            raise BessemerError(
-                f"corpus: {where}: {count} documents were rejected as {reason} but {published} were published as such; "
-                "nothing was written; please report this"
-            )
-    funnel.steps = check_tally(counts.tally, counts.documents_in, sum(counts.rejected.values()), where)
+        _check_count(reason, count, [funnel], f"{where}: ")
+    funnel.steps = check_tally(counts.tally, counts.documents_in, counts.rejected.total(), where)
     left = counts.passed
-    for step, reasons_of in WHOLE:
-        gone = sum(funnel.rejected[reason].documents for reason in reasons_of if reason in funnel.rejected)
+    for step, reasons_of in WHOLE_STEPS:
+        gone = funnel.num_rejected(*reasons_of)
         funnel.steps.append({"step": step, "documents_in": left, "rejected": gone})
         left -= gone
     hidden = (ENTERED, LEFT, CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS)
     funnel.tables = {name: table for name, table in counts.tally.to_json().items() if name not in hidden}
 
 
-def _check_whole(funnels: dict[str, Funnel], whole: Found) -> None:
+def _check_whole(funnels: dict[str, Funnel], whole: WholeReceipts) -> None:
     removed = whole.duplicates["statistics"]["removed"]
     expected = {"exact_duplicate": removed["exact"], "near_duplicate": removed["near"]}
     if whole.quality is not None:
         expected["low_quality"] = whole.quality["rejected"]
     for reason, count in expected.items():
-        found = sum(funnel.rejected[reason].documents for funnel in funnels.values() if reason in funnel.rejected)
-        if found != count:
-            raise BessemerError(
-                f"corpus: {count} documents were found to be {reason} but {found} were published as such; nothing was "
-                "written; please report this"
-            )
+        _check_count(reason, count, [*funnels.values()])
+
+
+def _check_count(reason: str, count: int, funnels: list[Funnel], where: str = "") -> None:
+    published = sum(funnel.num_rejected(reason) for funnel in funnels)
+    if published != count:
+        raise BessemerError(
+            f"corpus: {where}{count} documents were rejected as {reason} but {published} were published as such; "
+            "nothing was written; please report this"
+        )
 
 
 def _contamination(corpus: Corpus, counts: dict[str, Counts]) -> list[dict[str, Any]]:
-    """The table of the evaluation sets over the whole corpus."""
-    documents: Counter[str] = Counter()
-    items: set[str] = set()
-    for of_source in counts.values():
-        documents.update(of_source.tally.tables.get(CONTAMINATED_DOCUMENTS, {}))
-        items.update(of_source.tally.tables.get(CONTAMINATED_ITEMS, {}))
-    return [vars(row) for row in contamination.table_of(contamination.build(corpus.contamination), documents, items)]
+    """The counts of the evaluation sets over the whole corpus."""
+    from bessemer.corpus import contamination
+
+    tables = [of_source.tally.tables for of_source in counts.values()]
+    documents: Counter[str] = sum((table.get(CONTAMINATED_DOCUMENTS, Counter()) for table in tables), Counter())
+    items = {item for table in tables for item in table.get(CONTAMINATED_ITEMS, ())}
+    return contamination.statistics(contamination.build(corpus.contamination), documents, items)
 
 
 def _check_left(funnels: dict[str, Funnel]) -> None:

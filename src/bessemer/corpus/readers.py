@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 from bessemer.corpus import extract, mediawiki, record_files, storage, tables, warc, webpage
 from bessemer.corpus.document import Record
-from bessemer.corpus.first_bytes import decode_text, foreign_format, unicode_of
+from bessemer.corpus.encodings import decode_html, decode_text, foreign_format, unicode_of
 from bessemer.corpus.inflate import Damaged, inflate
 from bessemer.corpus.rules.table import against
 from bessemer.corpus.tables import MAX_RECORD_BYTES, not_utf8
@@ -122,7 +122,7 @@ def _whole(file: BinaryIO, unit: Unit, piece: Piece, rules: Rules, settings: Ext
         share = settings.max_undecodable_share
         yield _text(
             raw,
-            lambda page: webpage.decode_html(page, unit.encoding or None, share),
+            lambda page: decode_html(page, unit.encoding or None, share),
             lambda html: webpage.page_text(html, settings),
         )
     elif unit.format == "descriptions" and piece.name.endswith(TOPICS):

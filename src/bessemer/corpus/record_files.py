@@ -1,9 +1,10 @@
-"""Files of records that are not lines of JSON: JSON arrays, pretty-printed JSON, JSON in UTF-16, CSV. What a file is,
-its beginning tells; its records are read one by one, in the memory of one."""
+"""Files of records that are not lines of JSON: JSON arrays, pretty-printed JSON, JSON in UTF-16, CSV. The beginning of a file
+shows what it is; its records are read one by one, in the memory of one."""
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import io
 import itertools
@@ -11,10 +12,10 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from bessemer.corpus.document import Record
-from bessemer.corpus.first_bytes import foreign_format, is_utf8, unicode_of
+from bessemer.corpus.encodings import foreign_format, is_utf8, unicode_of
 from bessemer.corpus.tables import MAX_RECORD_BYTES, Fields, field_in, no_text, not_utf8, record_of
 
 HEAD_BYTES = 64 << 10
@@ -68,7 +69,8 @@ def look(head: bytes, is_whole: bool, name: str, text_key: str, encoding: str = 
     # Fields of several lines may hold code, and so lines that begin with a brace: a table's name and header decide.
     if is_named_table and text_key in columns:
         return Look("csv")
-    if any(_is_object(line) if is_named_table else line.lstrip().startswith("{") for line in lines[:SAMPLED]):
+    has_object = next(_objects(lines), None) is not None
+    if has_object if is_named_table else any(line.lstrip().startswith("{") for line in lines[:SAMPLED]):
         return Look("lines")
     if text_key in columns:
         return Look("csv")
@@ -85,11 +87,21 @@ def _encoding(head: bytes, other: str = "") -> str:
     return other if other and not is_utf8(head) else "utf-8-sig"
 
 
-def _is_object(line: str) -> bool:
+def _json(text: str) -> tuple[object, int]:
+    """The JSON value with which a text begins, and where it ends; 0 for none."""
     try:
-        return isinstance(json.loads(line), dict)
+        return json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
-        return False
+        return None, 0
+
+
+def _objects(lines: list[str]) -> Iterator[dict[str, Any]]:
+    """The lines of a sample that are JSON objects."""
+    for line in lines[:SAMPLED]:
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(line)
+            if isinstance(value, dict):
+                yield value
 
 
 def _is_pretty(start: str) -> bool:
@@ -97,31 +109,16 @@ def _is_pretty(start: str) -> bool:
     first = start.partition("\n")[0].strip()
     if first == "{" or first.endswith("},"):  # the second: an array's elements, one a line, without its brackets
         return True
-    try:
-        json.loads(first)
-    except (ValueError, RecursionError):
-        pass
-    else:
-        return False
-    try:
-        _, end = json.JSONDecoder().raw_decode(start)
-    except (ValueError, RecursionError):
-        return False
-    return "\n" in start[:end]
+    return "\n" in start[: _json(start)[1]]
 
 
 def _missing(start: str, lines: list[str], values: bool, text_key: str) -> str:
     """What is there in the place of the text, when no record at the beginning has it."""
-    found: list[object] = []
     if values:
-        found = [value for _, _, value, _ in _values(io.StringIO(start))][:SAMPLED]
+        sample = [value for _, _, value, _ in _values(io.StringIO(start))][:SAMPLED]
+        records = [value for value in sample if isinstance(value, dict)]
     else:
-        for line in lines[:SAMPLED]:
-            try:
-                found.append(json.loads(line))
-            except (ValueError, RecursionError):
-                continue
-    records = [value for value in found if isinstance(value, dict)]
+        records = [*_objects(lines)]
     if not records or any(field_in(record, text_key)[0] is not None for record in records):
         return ""
     return no_text("field", text_key, records[0])

@@ -1,4 +1,4 @@
-"""The funnel: what came in, what stayed, and why the rest did not; the counts must add up."""
+"""The funnel: what came in, what was kept, and why the rest was not; as counts that must add up, and as lines to read."""
 
 from __future__ import annotations
 
@@ -7,17 +7,34 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from bessemer.corpus import storage
 from bessemer.corpus.document import ADVICE, REASONS
+from bessemer.corpus.units import Piece, Unit
 from bessemer.errors import BessemerError
 from bessemer.recipe.endings import ending
 from bessemer.recipe.load import MIN_TEXT_BYTES
-from bessemer.terminal import size
+from bessemer.terminal import counted, size
 
 EXAMPLES = 4
 """Examples kept for each reason: the first of each file by identity, so that they are the same in every build."""
 
 KEPT_EXAMPLES = 8
 """Examples kept of the documents that stay, likewise."""
+
+BY_ENDING = "by ending"
+"""Stands for the format of a source that has none of its own."""
+
+MAX_LINES = 5
+"""Lines of the funnel shown at the most: the last of them sums up the rest."""
+
+EXAMPLE_CHARACTERS = 100
+FIXABLE = ("wrong_format", "no_text_key", "no_label")
+"""Reasons that are a file's and that its user mends: each file may need something else."""
+
+MAX_COUNTED_BYTES = 1 << 30
+"""Line ends are counted in the beginning of a file, as far as this: less than a second."""
+
+READ_BYTES = 1 << 20
 
 
 def _of_many_files(examples: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -42,12 +59,9 @@ class Rejected:
     """Each {identity, path, place, excerpt, detail}, and `line` where that could be counted."""
 
 
-BY_ENDING = "by ending"  # what a source without a format has in its place
-
-
 @dataclass
 class Funnel:
-    """The documents of one source on their way in; of one bucket of them, or of several put together."""
+    """The counts of one source, of one bucket of it or of several added up."""
 
     source: str
     format: str
@@ -58,17 +72,17 @@ class Funnel:
     documents_kept: int = 0
     bytes_kept: int = 0
     """Bytes of clean text in UTF-8."""
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    """{step, documents_in, rejected} of each step of the cleaning."""
     rejected: dict[str, Rejected] = field(default_factory=dict)
     kept_examples: list[dict[str, str]] = field(default_factory=list)
     """Each {identity, path, excerpt}."""
     lengths: Counter[int] = field(default_factory=Counter)
     """Kept documents by the power of two (rounded down) of their length in characters."""
     lengths_rejected: Counter[int] = field(default_factory=Counter)
-    """Rejected documents alike; of those that a reader could not read, what it could show."""
+    """Rejected documents likewise; of those that a reader could not read, the length of what it could show."""
     languages: Counter[str] = field(default_factory=Counter)
-    """Kept documents by language; "" where none was looked for."""
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    """{step, documents_in, rejected} of each step of the cleaning."""
+    """Kept documents by language; "" where none was identified."""
     tables: dict[str, dict[str, int]] = field(default_factory=dict)
     """What the steps counted besides: personal data by type, characters edited by rule."""
     not_read: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -87,13 +101,10 @@ class Funnel:
 
     def add(self, other: Funnel) -> None:
         """Add a bucket with larger identities: its counts, and its examples where there is room."""
-        self.documents_in += other.documents_in
-        self.bytes_in += other.bytes_in
-        self.documents_kept += other.documents_kept
-        self.bytes_kept += other.bytes_kept
-        self.lengths.update(other.lengths)
-        self.lengths_rejected.update(other.lengths_rejected)
-        self.languages.update(other.languages)
+        for name in ("documents_in", "bytes_in", "documents_kept", "bytes_kept"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("lengths", "lengths_rejected", "languages"):
+            getattr(self, name).update(getattr(other, name))
         self.kept_examples = (self.kept_examples + other.kept_examples)[:KEPT_EXAMPLES]
         for reason, theirs in other.rejected.items():
             entry = self.rejected.setdefault(reason, Rejected())
@@ -108,7 +119,7 @@ class Funnel:
         entry["bytes"] += num_bytes
 
     def check(self) -> None:
-        """Documents in = kept + rejected for each reason, or a BessemerError: a document went missing."""
+        """Raise BessemerError unless documents in = kept + rejected for each reason."""
         rejected = sum(entry.documents for entry in self.rejected.values())
         if self.documents_in != self.documents_kept + rejected:
             raise BessemerError(
@@ -116,15 +127,18 @@ class Funnel:
                 f"in, {self.documents_kept} kept, {rejected} rejected; nothing was written; please report it"
             )
 
+    def num_rejected(self, *reasons_: str) -> int:
+        """Documents rejected for any of these reasons."""
+        return sum(self.rejected[reason].documents for reason in reasons_ if reason in self.rejected)
+
     def top_reasons(self) -> str:
         """The commonest reasons with their counts and an example's detail, for an error message."""
         common = sorted(self.rejected.items(), key=lambda item: (-item[1].documents, item[0]))[:3]
         shown = []
         for reason, entry in common:
             example = entry.examples[0]
-            shown.append(
-                f"{reason} {entry.documents} ({where(example)}{': ' * bool(example['detail'])}{example['detail']})"
-            )
+            colon = ": " if example["detail"] else ""
+            shown.append(f"{reason} {entry.documents} ({where(example)}{colon}{example['detail']})")
         return ", ".join(shown)
 
     def advice(self, total_bytes: int) -> str:
@@ -136,23 +150,9 @@ class Funnel:
 
     def to_json(self) -> dict[str, Any]:
         """For statistics.json; reasons in the order of REASONS."""
-        return {
-            "source": self.source,
-            "format": self.format,
-            "files": self.files,
-            "documents_in": self.documents_in,
-            "bytes_in": self.bytes_in,
-            "documents_kept": self.documents_kept,
-            "bytes_kept": self.bytes_kept,
-            "steps": self.steps,
-            "rejected": {
-                reason: {
-                    "documents": self.rejected[reason].documents,
-                    "bytes": self.rejected[reason].bytes,
-                    "examples": self.rejected[reason].examples,
-                }
-                for reason in ordered(self.rejected)
-            },
+        plain = ("source", "format", "files", "documents_in", "bytes_in", "documents_kept", "bytes_kept", "steps")
+        return {name: getattr(self, name) for name in plain} | {
+            "rejected": {reason: vars(self.rejected[reason]) for reason in ordered(self.rejected)},
             "kept_examples": self.kept_examples,
             "length_histogram": _histogram(self.lengths),
             "length_histogram_rejected": _histogram(self.lengths_rejected),
@@ -163,15 +163,14 @@ class Funnel:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Funnel:
-        """The inverse of `to_json`; documents without a language are counted from the rest."""
+        """The inverse of `to_json`."""
         funnel = Funnel(value["source"], value["format"], value["files"])
         for name in ("documents_in", "bytes_in", "documents_kept", "bytes_kept", "steps", "kept_examples", "tables"):
             setattr(funnel, name, value[name])
-        for reason, entry in value["rejected"].items():
-            funnel.rejected[reason] = Rejected(entry["documents"], entry["bytes"], entry["examples"])
-        for mine, name in ((funnel.lengths, ""), (funnel.lengths_rejected, "_rejected")):
+        funnel.rejected = {reason: Rejected(**entry) for reason, entry in value["rejected"].items()}
+        for lengths, name in ((funnel.lengths, ""), (funnel.lengths_rejected, "_rejected")):
             rows = value[f"length_histogram{name}"]
-            mine.update({row["from_characters"].bit_length() - 1: row["documents"] for row in rows})
+            lengths.update({row["from_characters"].bit_length() - 1: row["documents"] for row in rows})
         funnel.languages.update(value["languages"])
         return funnel
 
@@ -190,7 +189,7 @@ def where(example: dict[str, Any]) -> str:
 
 
 def ordered(reasons_: Iterable[str]) -> list[str]:
-    """Reasons in the order in which they are looked for; ones that the table does not know come last."""
+    """Reasons in the order in which they are looked for; ones that REASONS does not have come last."""
     given = set(reasons_)
     return [reason for reason in REASONS if reason in given] + sorted(given - set(REASONS))
 
@@ -212,12 +211,8 @@ def totals(funnels: Iterable[Funnel]) -> dict[str, Any]:
         languages.update({name: count for name, count in funnel.languages.items() if name})
         for table, counts in funnel.tables.items():
             tables.setdefault(table, Counter()).update(counts)
-    return {
-        "files": sum(funnel.files for funnel in every),
-        "documents_in": sum(funnel.documents_in for funnel in every),
-        "bytes_in": sum(funnel.bytes_in for funnel in every),
-        "documents_kept": sum(funnel.documents_kept for funnel in every),
-        "bytes_kept": sum(funnel.bytes_kept for funnel in every),
+    sums = ("files", "documents_in", "bytes_in", "documents_kept", "bytes_kept")
+    return {name: sum(getattr(funnel, name) for funnel in every) for name in sums} | {
         "rejected": reasons(every),
         "languages": {name: languages[name] for name in _commonest(languages)},
         "tables": {table: dict(sorted(tables[table].items())) for table in sorted(tables)},
@@ -231,3 +226,117 @@ def reasons(funnels: Iterable[Funnel]) -> dict[str, int]:
     for funnel in funnels:
         counts.update({reason: entry.documents for reason, entry in funnel.rejected.items()})
     return {reason: counts[reason] for reason in ordered(counts)}
+
+
+# --- Line numbers of examples
+
+
+def add_lines(funnels: dict[str, Funnel], units: Iterable[Unit]) -> None:
+    """Give each example of a rejected JSONL line its line number, from 1, where the file lies on this machine."""
+    wanted: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for funnel in funnels.values():
+        for entry in funnel.rejected.values():
+            for example in entry.examples:
+                if example["place"].isdecimal():
+                    wanted.setdefault((funnel.source, example["path"]), []).append(example)
+    pieces: dict[tuple[str, str], dict[int, Piece]] = {}
+    for unit in units if wanted else ():
+        for piece in unit.pieces if unit.format == "jsonl" else ():
+            if (unit.source, piece.name) in wanted and not storage.is_remote(piece.path) and not piece.damage:
+                pieces.setdefault((unit.source, piece.name), {}).setdefault(piece.offset, piece)
+    for key, by_offset in pieces.items():
+        _count_lines(wanted[key], [by_offset[offset].path for offset in sorted(by_offset)])
+
+
+def _count_lines(examples: list[dict[str, Any]], paths: list[str]) -> None:
+    """Number the lines of one file, which may have been decompressed into several."""
+    places = sorted(examples, key=lambda example: int(example["place"]), reverse=True)
+    line, position = 1, 0
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                while places and position < MAX_COUNTED_BYTES:
+                    length = min(int(places[-1]["place"]) - position, READ_BYTES)
+                    block = file.read(length) if length else b""
+                    line += block.count(b"\n")
+                    position += len(block)
+                    if position == int(places[-1]["place"]):
+                        places.pop()["line"] = line
+                    elif not block:
+                        break
+        except OSError:
+            return
+
+
+# --- The funnel in the terminal, from statistics.json
+
+
+def result_line(statistics: dict[str, Any], not_read: bool = False) -> str:
+    """Documents kept of how many, of which sources; with `not_read` also the files of their folders that were not read."""
+    sums = statistics["totals"]
+    names = ", ".join(source["source"] for source in statistics["sources"])
+    files = sums.get("files_not_read", 0) if not_read else 0
+    ignored = f", {counted(files, 'file')} not read" if files else ""
+    kept = f"{sums['documents_kept']:,} of {counted(sums['documents_in'], 'document')} kept"
+    return f"{kept}, {size(sums['bytes_kept'])} ({names}){ignored}"
+
+
+def funnel_lines(statistics: dict[str, Any]) -> list[str]:
+    """Why documents were dropped and which files were not read, most first, in at most MAX_LINES lines."""
+    came = statistics["totals"]["documents_in"]
+
+    def line(name: str, count: int, text: str) -> str:
+        return f"{name:<16} {count:>9,}  {percent(count, came):>6}  {text}"
+
+    rows = [(reason, count) for reason, count in statistics["totals"]["rejected"].items() if count]
+    rows.sort(key=lambda row: -row[1])
+    ignored = _not_read_line(statistics)
+    room = MAX_LINES - len(ignored)
+    rest = rows[room - 1 :] if len(rows) > room else []
+    lines = [
+        line(reason, count, f"{REASONS.get(reason, '')}; {_example(statistics, reason)}")
+        for reason, count in rows[: len(rows) - len(rest)]
+    ]
+    if rest:
+        number = sum(count for _, count in rest)
+        lines.append(line(f"{len(rest)} more", number, "all in statistics.json and the report"))
+    return lines + ignored
+
+
+def percent(part: int, whole: int) -> str:
+    """A share that is not rounded to nothing or to all: 0.04%, 99.97%."""
+    share = 100 * part / max(whole, 1)
+    digits = 1
+    while digits < 6 and 0 < part < whole and float(f"{share:.{digits}f}") in (0.0, 100.0):
+        digits += 1
+    return f"{share:.{digits}f}%"
+
+
+def _example(statistics: dict[str, Any], reason: str) -> str:
+    """The first example; for a fixable reason one of each of two files, as they may need two fixes."""
+    found: dict[str, str] = {}
+    for source in statistics["sources"]:
+        for example in source["rejected"].get(reason, {"examples": []})["examples"]:
+            detail = " ".join(example["detail"].split())
+            if len(detail) > EXAMPLE_CHARACTERS:
+                detail = detail[:EXAMPLE_CHARACTERS] + "..."
+            found.setdefault(example["path"], where(example) + (f": {detail}" if detail else ""))
+    shown = list(found.values())[: 2 if reason in FIXABLE else 1]
+    return f"e.g. {'; '.join(shown)}" if shown else ""
+
+
+def _not_read_line(statistics: dict[str, Any]) -> list[str]:
+    """One line for the files that no source reads; none without such files."""
+    total: dict[str, list[Any]] = {}
+    for source in statistics["sources"]:
+        for name, entry in source["not_read"].items():
+            counts = total.setdefault(name, [0, 0, entry["example"]])
+            counts[0] += entry["files"]
+            counts[1] += entry["bytes"]
+    if not total:
+        return []
+    common = sorted(total.items(), key=lambda item: (-item[1][0], item[0]))
+    files = sum(counts[0] for counts in total.values())
+    shown = ", ".join(f"{counts[0]:,} {name}" for name, counts in common[:4]) + (", ..." if len(common) > 4 else "")
+    num_bytes = size(sum(counts[1] for counts in total.values()))
+    return [f"{'files not read':<16} {files:>9,}  {'':>6}  {shown}; {num_bytes}; e.g. {common[0][1][2]}"]

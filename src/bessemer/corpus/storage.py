@@ -1,9 +1,8 @@
 """Files wherever they lie: this machine, s3://, gs:// and hf://datasets/, listed and opened alike.
 
-Object stores are read through Arrow, the engine's own format and I/O, which lists sizes and times of change
-(the inputs' digest needs them) and reads ranges, so that a unit of work fetches only its part. Credentials come
-from where the stores' own tools look (environment, profile, the machine's role); URLs that carry some are refused,
-since the recipe is copied into the run folder.
+Object stores are read through Arrow, which lists sizes and times of change (the inputs' digest needs them) and reads ranges, so
+that a unit of work fetches only its part. Credentials come from where the stores' own tools look (environment, profile, the
+machine's role); URLs that carry some are refused, since the recipe is copied into the run folder.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
@@ -32,6 +32,7 @@ CONNECT_SECONDS, REQUEST_SECONDS = 10, 60
 
 _SECRETS = re.compile(r"(AWS_\w*(KEY|TOKEN)\w*|HF_TOKEN|HUGGING_FACE_HUB_TOKEN|GOOGLE_\w*(KEY|TOKEN)\w*)")
 _SIGNED = re.compile(r"(https?://[^\s?'\"]{1,2000})\?[^\s'\"]{0,4000}")
+_WILDCARDS = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
 @dataclass(frozen=True)
@@ -80,34 +81,22 @@ def entries(url: str, access: Access) -> Iterator[Entry]:
 
     files, path = filesystem(url, access)
     scheme = url.partition("://")[0]
-    base, pattern = _fixed_part(path)
-    if pattern is None:
-        info = files.get_file_info(path.rstrip("/"))
-        if info.type == fs.FileType.File:
-            yield _entry(scheme, info, files)
-            return
-    for info in files.get_file_info(fs.FileSelector(base.rstrip("/"), recursive=True, allow_not_found=True)):
-        if info.type == fs.FileType.File and (pattern is None or pattern.fullmatch(info.path)):
-            yield _entry(scheme, info, files)
-
-
-def _entry(scheme: str, info: Any, files: Any) -> Entry:
-    etag = ""
-    if scheme == "hf":
-        etag = str(files.handler.fs.info(info.path).get("blob_id") or "")
-    return Entry(f"{scheme}://{info.path}", info.size or 0, info.mtime_ns or 0, etag)
-
-
-def _fixed_part(path: str) -> tuple[str, re.Pattern[str] | None]:
-    """The folder below which everything matches, and the pattern; no pattern without wildcards."""
     parts = path.split("/")
     wild = next((number for number, part in enumerate(parts) if "*" in part or "?" in part), None)
     if wild is None:
-        return path, None
-    expression = ""
-    for piece in re.split(r"(\*\*/|\*\*|\*|\?)", path):
-        expression += {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(piece) or re.escape(piece)
-    return "/".join(parts[:wild]), re.compile(expression, re.DOTALL)
+        named = files.get_file_info(path.rstrip("/"))
+        found = [named]
+        if named.type != fs.FileType.File:
+            found = files.get_file_info(fs.FileSelector(path.rstrip("/"), recursive=True, allow_not_found=True))
+    else:
+        pieces = re.split(r"(\*\*/|\*\*|\*|\?)", path)
+        pattern = re.compile("".join(_WILDCARDS.get(piece) or re.escape(piece) for piece in pieces), re.DOTALL)
+        below = fs.FileSelector("/".join(parts[:wild]), recursive=True, allow_not_found=True)
+        found = [info for info in files.get_file_info(below) if pattern.fullmatch(info.path)]
+    for info in found:
+        if info.type == fs.FileType.File:
+            etag = str(files.handler.fs.info(info.path).get("blob_id") or "") if scheme == "hf" else ""
+            yield Entry(f"{scheme}://{info.path}", info.size or 0, info.mtime_ns or 0, etag)
 
 
 def version(path: str, access: Access) -> tuple[int, int]:
@@ -134,7 +123,7 @@ def open_file(path: str, access: Access) -> BinaryIO:
         return open(path, "rb", buffering=LINE_BYTES)
     files, inner = filesystem(path, access)
     try:
-        return cast(BinaryIO, io.BufferedReader(_Remote(path, files.open_input_file(inner)), READ_BYTES))
+        return cast(BinaryIO, io.BufferedReader(_RemoteFile(path, files.open_input_file(inner)), READ_BYTES))
     except FileNotFoundError:
         raise FileNotFoundError(2, "No such file in the store", path) from None
     except OSError as error:
@@ -142,7 +131,7 @@ def open_file(path: str, access: Access) -> BinaryIO:
 
 
 def failure(path: str, error: BaseException) -> BessemerError:
-    """What the person reads when a store does not answer."""
+    """The error for a store that does not answer."""
     return BessemerError(
         f"corpus: {path}: the object store failed: {redacted(error)}; run the command again once it answers"
     )
@@ -150,15 +139,15 @@ def failure(path: str, error: BaseException) -> BessemerError:
 
 def redacted(error: BaseException) -> str:
     """The first line of an error without credentials and signed parts of URLs."""
-    said = (str(error).splitlines() or [type(error).__name__])[0]
+    message = (str(error).splitlines() or [type(error).__name__])[0]
     for name, value in os.environ.items():
         if _SECRETS.fullmatch(name) and len(value) > 3:
-            said = said.replace(value, "***")
-    return _SIGNED.sub(r"\1?***", said)[:300]
+            message = message.replace(value, "***")
+    return _SIGNED.sub(r"\1?***", message)[:300]
 
 
-class _Remote(io.RawIOBase):
-    """A file of an object store as Python's raw stream."""
+class _RemoteFile(io.RawIOBase):
+    """A file of an object store as Python's raw stream, whose failures are BessemerErrors."""
 
     def __init__(self, path: str, file: Any) -> None:
         super().__init__()
@@ -172,11 +161,9 @@ class _Remote(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         try:
-            data = self._file.read(len(buffer))
+            return int(self._file.readinto(buffer))
         except OSError as error:
             raise failure(self._path, error) from None
-        buffer[: len(data)] = data
-        return len(data)
 
     def seek(self, offset: int, whence: int = 0) -> int:
         size = self._file.size()
@@ -209,15 +196,11 @@ def _filesystem(scheme: str, access: Access) -> Any:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         if region or access.endpoint:
             where["region"] = region or "us-east-1"
-        return fs.S3FileSystem(
-            anonymous=access.anonymous, connect_timeout=CONNECT_SECONDS, request_timeout=REQUEST_SECONDS, **where
-        )
+        times = {"connect_timeout": CONNECT_SECONDS, "request_timeout": REQUEST_SECONDS}
+        return fs.S3FileSystem(anonymous=access.anonymous, **times, **where)
     if scheme == "gs":
-        from datetime import timedelta
-
-        return fs.GcsFileSystem(
-            anonymous=access.anonymous, retry_time_limit=timedelta(seconds=REQUEST_SECONDS), **where
-        )
+        retry = timedelta(seconds=REQUEST_SECONDS)
+        return fs.GcsFileSystem(anonymous=access.anonymous, retry_time_limit=retry, **where)
     try:
         from huggingface_hub import HfFileSystem
     except ImportError:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from bessemer.corpus.document import Record
-from bessemer.corpus.first_bytes import decode, foreign_format
-from bessemer.corpus.webpage import detected
+from bessemer.corpus.encodings import decode, detected, foreign_format
 
 MAX_RECORD_BYTES = 64 << 20
 """A longer record is rejected unread: no model reads one that long, and it must fit in memory."""

@@ -1,11 +1,12 @@
 """Crawl archives (WARC 1.0 and 1.1, ISO 28500) to records: the HTML pages of the response records.
 
-A file is read from any byte on: a record belongs to the range in which it, or its compressed member, begins. So a
-large file is cut into bounded work without being read, and damage costs the records that it hit: after each one
-the next beginning is looked for.
+A file is read from any byte on: a record belongs to the range in which it, or its compressed member, begins. A large file is
+thus cut into bounded work without being read, and damage costs the records that it hit: after each one the next beginning is
+searched for. (fastwarc's ArchiveIterator stops at the first damage, checks no Content-Length, and tells no offsets of several
+records in a member, so that only the records themselves are parsed with fastwarc.)
 
-A document's key is the byte offset of its member in the file (the offset of an index such as Common Crawl's), with
-"+N" for a record at byte N within a member that holds several.
+A document's key is the byte offset of its member in the file (the offset of an index such as Common Crawl's), with "+N" for a
+record at byte N within a member that holds several.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import BinaryIO, cast
 
 from bessemer.corpus import webpage
 from bessemer.corpus.document import Record
+from bessemer.corpus.encodings import decode_html
 from bessemer.corpus.extract import NotText
 from bessemer.corpus.inflate import SCAN_BYTES, Damaged, Member, dictionary_of, find_member, next_member
 from bessemer.recipe import Extract
@@ -33,7 +35,7 @@ MAX_FIELD_CHARACTERS = 2000
 """Of a header, as it is kept in `metadata`."""
 
 LOOK_BACK_BYTES = 8 << 20
-"""How far before a range a member is looked for that might hold what looks like the range's first."""
+"""How far before a range a member is searched for that might hold what looks like the range's first."""
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 _LOOKS_LIKE_HTML = re.compile(rb"\s{0,99}(<!--.{0,999}?-->\s{0,99})?<(!doctype html|html|head|body)\b", re.I | re.S)
@@ -44,7 +46,7 @@ _TYPE = re.compile(rb"^warc-type[ \t]{0,9}:[ \t]{0,9}([a-z]{1,20})[ \t]{0,9}\r?$
 
 @dataclass(frozen=True)
 class Frame:
-    """A record as it stands in the archive, or what stands there instead."""
+    """A record as it lies in the archive, or what lies there instead."""
 
     offset: int
     size: int
@@ -61,32 +63,40 @@ def read(
     Records of other types are passed over; a response that is no page, and all that is damaged, is a rejected
     document. OSError when the file cannot be read.
     """
-    if not compression:
-        for frame in frames(file, start, end):
-            yield from _record(frame, f"{prefix}{frame.offset}", settings)
-        return
+    if compression:
+        framed = _members(file, start, end, compression)
+    else:
+        framed = ((f"{prefix}{frame.offset}", frame) for frame in frames(file, start, end))
+    for key, frame in framed:
+        kind = _TYPE.search(frame.header)
+        if frame.header and kind is not None and kind[1].lower() != b"response":
+            continue
+        if frame.problem:
+            yield Record(key, frame.size, reason="bad_record", detail=frame.problem)
+        else:
+            yield _document(frame, key, settings)
+
+
+def _members(file: BinaryIO, start: int, end: int, compression: str) -> Iterator[tuple[str, Frame]]:
+    """The records in the members that begin in [start, end), with their keys."""
     dictionary = dictionary_of(file) if compression == "zstd" else b""
-    for offset, frame in _members(file, start, end, compression, dictionary):
-        key = str(offset) if not frame.offset else f"{offset}+{frame.offset}"
-        yield from _record(frame, key, settings)
-
-
-def _members(file: BinaryIO, start: int, end: int, compression: str, dictionary: bytes) -> Iterator[tuple[int, Frame]]:
-    """The records in the members that begin in [start, end), each with its member's offset."""
     size = file.seek(0, io.SEEK_END)
-    position: int | None = _first(file, start, end, compression, dictionary)
+    position = _first(file, start, end, compression, dictionary)
     while position is not None and position < end:
         try:
             following = next_member(file, compression, position)
-            if following is None or following >= end:
-                return
-            position = following
         except Damaged:
             found = find_member(file, compression, position + 1, size, b"WARC/", dictionary)
             skipped = (size if found is None else found) - position
-            yield position, Frame(0, skipped, problem=f"{skipped} bytes between the records are no {compression} data")
+            yield (
+                f"{position}",
+                Frame(0, skipped, problem=f"{skipped} bytes between the records are no {compression} data"),
+            )
             position = found
             continue
+        if following is None or following >= end:
+            return
+        position = following
         member = Member(file, position, compression, dictionary)
         damage = ""
         with tempfile.SpooledTemporaryFile(max_size=MAX_BLOCK_BYTES) as spool:
@@ -95,23 +105,23 @@ def _members(file: BinaryIO, start: int, end: int, compression: str, dictionary:
                     spool.write(block)
             except Damaged as error:
                 damage = str(error)
-            yield from _unpacked(cast(BinaryIO, spool), position, damage, member.end - position)
+            for frame in _unpacked(cast(BinaryIO, spool), damage, member.end - position):
+                yield f"{position}" + (f"+{frame.offset}" if frame.offset else ""), frame
         position = find_member(file, compression, position + 1, size, b"WARC/", dictionary) if damage else member.end
 
 
-def _unpacked(spool: BinaryIO, position: int, damage: str, size: int) -> Iterator[tuple[int, Frame]]:
+def _unpacked(spool: BinaryIO, damage: str, size: int) -> Iterator[Frame]:
     """The records of one member. Of a damaged one the records before the last are kept: where there is but one, as
     it should be, that is the one that was hit."""
-    length = spool.tell()
-    held: Frame | None = None
-    for frame in frames(spool, 0, length):
-        if held is not None:
-            yield position, held
-        held = frame
+    last: Frame | None = None
+    for frame in frames(spool, 0, spool.tell()):
+        if last is not None:
+            yield last
+        last = frame
     if damage:
-        yield position, Frame(held.offset if held else 0, size, problem=damage)
-    elif held is not None:
-        yield position, held
+        yield Frame(last.offset if last else 0, size, problem=damage)
+    elif last is not None:
+        yield last
 
 
 def _first(file: BinaryIO, start: int, end: int, compression: str, dictionary: bytes) -> int | None:
@@ -127,7 +137,7 @@ def _first(file: BinaryIO, start: int, end: int, compression: str, dictionary: b
         if before is None:
             continue
         # Go on from member to member until one ends where the found one begins, or beyond it.
-        while before is not None and before < found:
+        while before < found:
             member = Member(file, before, compression, dictionary)
             try:
                 for _ in member.blocks():
@@ -135,7 +145,7 @@ def _first(file: BinaryIO, start: int, end: int, compression: str, dictionary: b
             except Damaged:
                 return found
             before = member.end
-        return before if before is not None and before < end else None
+        return before if before < end else None
     return found
 
 
@@ -149,20 +159,21 @@ def frames(file: BinaryIO, start: int, end: int) -> Iterator[Frame]:
             return
         if not line.strip(b"\r\n\0"):
             position += len(line)
-            continue
-        if not _VERSION.fullmatch(line):
+        elif _VERSION.fullmatch(line):
+            frame, following = _frame(file, position)
+            yield frame
+            position = find_record(file, position + len(line)) if following is None else following
+        else:
             found = find_record(file, position + 1)
             size = (file.seek(0, io.SEEK_END) if found is None else found) - position
             yield Frame(position, size, problem=f"{size} bytes between the records")
             position = found
-            continue
-        frame, following = _frame(file, position, line)
-        yield frame
-        position = find_record(file, position + len(line)) if following is None else following
 
 
-def _frame(file: BinaryIO, position: int, line: bytes) -> tuple[Frame, int | None]:
+def _frame(file: BinaryIO, position: int) -> tuple[Frame, int | None]:
     """The record at `position` and where the next one begins; None when that is not known."""
+    file.seek(position)
+    line = file.readline(1024)
     header = bytearray(line)
     while line.strip(b"\r\n"):
         line = file.readline(MAX_HEADER_BYTES)
@@ -173,21 +184,23 @@ def _frame(file: BinaryIO, position: int, line: bytes) -> tuple[Frame, int | Non
     if found is None:
         return Frame(position, len(header), problem="a header without Content-Length"), None
     length, body = int(found[1]), position + len(header)
-    whole = Frame(position, len(header) + length, bytes(header))
-    if length > MAX_BLOCK_BYTES:
+    frame = Frame(position, len(header) + length, bytes(header))
+    is_cut, is_long = False, length > MAX_BLOCK_BYTES
+    if is_long:
         file.seek(body + length)
-        whole = replace(whole, problem=f"a record of {length} bytes")
     else:
-        whole = replace(whole, block=file.read(length))
-        if len(whole.block) < length:
-            return replace(whole, block=b"", problem=f"Content-Length is {length}, but the file ends earlier"), None
-    tail = file.read(4)
-    if tail.strip(b"\r\n") and not tail.startswith((b"\r\n", b"\n")):
+        frame = replace(frame, block=file.read(length))
+        is_cut = len(frame.block) < length
+    tail = b"" if is_cut else file.read(4)
+    problem = ""
+    if is_cut or (is_long and not tail):
+        problem = f"Content-Length is {length}, but the file ends earlier"
+    elif tail.strip(b"\r\n") and not tail.startswith((b"\r\n", b"\n")):
         # The next record does not begin where this one says: do not trust it, nor lose the ones it would swallow.
-        return replace(whole, block=b"", problem=f"Content-Length is {length}, but the record does not end there"), None
-    if length > MAX_BLOCK_BYTES and not tail:
-        return replace(whole, problem=f"Content-Length is {length}, but the file ends earlier"), None
-    return whole, body + length
+        problem = f"Content-Length is {length}, but the record does not end there"
+    if problem:
+        return replace(frame, block=b"", problem=problem), None
+    return replace(frame, problem=f"a record of {length} bytes" if is_long else ""), body + length
 
 
 def find_record(file: BinaryIO, start: int) -> int | None:
@@ -198,8 +211,12 @@ def find_record(file: BinaryIO, start: int) -> int | None:
         block = file.read(SCAN_BYTES)
         for found in _VERSION.finditer(block):
             offset = position + found.start()
+            if offset < start:
+                continue
+            file.seek(offset)
+            head = file.read(4096).split(b"\r\n\r\n")[0].split(b"\n\n")[0]
             at_line = offset == 0 or (found.start() > 0 and block[found.start() - 1 : found.start()] == b"\n")
-            if offset >= start and _TYPE.search(_head(file, offset)) and (at_line or _ends_well(file, offset)):
+            if _TYPE.search(head) and (at_line or _ends_well(file, offset)):
                 return offset
         if len(block) < SCAN_BYTES:
             return None
@@ -207,36 +224,23 @@ def find_record(file: BinaryIO, start: int) -> int | None:
 
 
 def _ends_well(file: BinaryIO, offset: int) -> bool:
-    """Whether a record stands at `offset` and ends where it says: asked where damage hides the line's beginning."""
-    file.seek(offset)
-    frame, following = _frame(file, offset, file.readline(1024))
+    """Whether a record begins at `offset` and ends where it says: asked where damage hides the line's beginning."""
+    frame, following = _frame(file, offset)
     return following is not None and not frame.problem
 
 
-def _head(file: BinaryIO, offset: int) -> bytes:
-    """The header that begins at `offset`, about."""
-    file.seek(offset)
-    return file.read(4096).split(b"\r\n\r\n")[0].split(b"\n\n")[0]
-
-
-def _record(frame: Frame, key: str, settings: Extract) -> Iterator[Record]:
-    """A response as a document; nothing for records of other types."""
-    kind = _TYPE.search(frame.header)
-    if frame.header and kind is not None and kind[1].lower() != b"response":
-        return
-    if frame.problem:
-        yield Record(key, frame.size, reason="bad_record", detail=frame.problem)
-        return
+def _document(frame: Frame, key: str, settings: Extract) -> Record:
+    """A response as a document, or with the reason why it is none."""
     record = Record(key, frame.size, metadata={"byte": key})
     try:
         _page(frame, record, settings)
     except NotText as error:
-        record.reason, record.detail = "bad_record", str(error)
+        record.reject("bad_record", str(error))
     except UnicodeDecodeError as error:
-        record.reason, record.detail = "not_utf8", f"the charset is unknown: {error.reason} at byte {error.start}"
+        record.reject("not_utf8", f"the charset is unknown: {error.reason} at byte {error.start}")
     except Exception as error:  # a parser of foreign code on foreign data: any failure is this document's
-        record.reason, record.detail = "bad_record", f"{type(error).__name__}: {error}"[:300]
-    yield record
+        record.reject("bad_record", f"{type(error).__name__}: {error}"[:300])
+    return record
 
 
 def _page(frame: Frame, record: Record, settings: Extract) -> None:
@@ -250,8 +254,7 @@ def _page(frame: Frame, record: Record, settings: Extract) -> None:
         if value:
             record.metadata[name] = value.strip("<>")[:MAX_FIELD_CHARACTERS]
     if not (headers.get("Content-Type") or "").lower().startswith("application/http"):
-        record.reason, record.detail = "not_html", (headers.get("Content-Type") or "no content type")[:200]
-        return
+        return record.reject("not_html", (headers.get("Content-Type") or "no content type")[:200])
     limit = webpage.max_html_bytes(settings)
     archived.parse_http(auto_decode="none", quirks_mode=True)
     status = archived.http_headers.status_code
@@ -260,20 +263,18 @@ def _page(frame: Frame, record: Record, settings: Extract) -> None:
     ).strip()
     record.metadata["content_type"] = content_type[:200]
     if status != 200:
-        record.reason, record.detail = "http_status", str(status or "no status")
-        return
+        return record.reject("http_status", str(status or "no status"))
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type and media_type not in HTML_TYPES:
-        record.reason, record.detail = "not_html", media_type[:200]
-        return
+        return record.reject("not_html", media_type[:200])
     raw = _payload(frame, limit)
     if not media_type and not _LOOKS_LIKE_HTML.match(raw[:2048]):
-        record.reason, record.detail = "not_html", "no content type"
-    elif len(raw) > limit:
-        record.reason, record.detail = "too_long", f"more than {limit} bytes of HTML"
-    else:
-        html = webpage.decode_html(raw, archived.http_charset, settings.max_undecodable_share)
-        record.text = webpage.page_text(html, settings)
+        return record.reject("not_html", "no content type")
+    if len(raw) > limit:
+        return record.reject("too_long", f"more than {limit} bytes of HTML")
+    html = decode_html(raw, archived.http_charset, settings.max_undecodable_share)
+    record.text = webpage.page_text(html, settings)
+    return None
 
 
 def _payload(frame: Frame, limit: int) -> bytes:

@@ -1,19 +1,16 @@
-"""Web pages to text: the bytes decoded, the main content found, code and lists kept by lines.
+"""Web pages to text: the main content, with code and lists kept by lines.
 
-resiliparse takes any bulleted list near the top of the tree for a menu (fewer than four elements below <body>),
-and any list with more than a fifth of its characters in links. On pages with a flat layout, and in reference
-documentation, that is content: such lists are wrapped and their links made plain before the extraction, unless
-links make up most of them.
+resiliparse takes any bulleted list near the top of the tree for a menu (fewer than four elements below <body>), and any list
+with more than a fifth of its characters in links. On pages with a flat layout, and in reference documentation, that is
+content: such lists are wrapped and their links made plain before the extraction, unless links make up most of them.
 """
 
 from __future__ import annotations
 
-import codecs
 import re
 from typing import TYPE_CHECKING, Any
 
-from bessemer.corpus import nesting
-from bessemer.corpus.first_bytes import unicode_of
+from bessemer.corpus.extract import NotText
 from bessemer.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,6 +18,14 @@ if TYPE_CHECKING:
 
 MAX_HTML_BYTES = {"resiliparse": 8 << 20, "trafilatura": 256 << 10}
 """Longest page by engine: about a second of work. Common Crawl cuts pages at 5 MiB."""
+
+MAX_DEPTH = {"resiliparse": 512, "trafilatura": 250}
+"""Deepest nesting of elements by engine: parsing takes linear time in the depth, the extraction quadratic (4 s at 10,000).
+Browsers flatten beyond 512 as well (Blink, WebKit); libxml2, which trafilatura parses with, gives no text from 254 on."""
+
+MAX_REOPENED = 1 << 24
+"""Unclosed formatting elements times the tags of a page: the parser opens the former again in each block (HTML standard,
+13.2.4.3), which could fill the memory."""
 
 MAX_LISTS = 2000
 MAX_LINKS = 1000
@@ -35,90 +40,33 @@ SAFE_LINK_SHARE = 0.15
 LINE_NUMBERS = ("td.linenos", "td.gutter", ".lineno", ".linenos", ".line-numbers-rows")
 """The column of line numbers beside a listing, in the markup of Pygments, Rouge and Prism: no part of the code."""
 
-META_BYTES = 2048
-"""Where a page's own charset is looked for; browsers look at 1024 bytes."""
-
-_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s{0,9}=\s{0,9}[\"']?\s{0,9}([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
-_WEB_CHARSETS = re.compile(
-    r"utf-8|utf-16(-[lb]e)?|iso8859-\d+|cp\d+|koi8-[ru]|mac-\w+|gb2312|gbk|gb18030|big5\w*|euc_\w+|shift_jis\w*|iso2022_\w+"
-)
-"""Charsets of the web by their Python names. Python's other codecs are not for pages, and some take quadratic
-time."""
-_SUPERSETS = {"iso8859-1": "cp1252", "iso8859-9": "cp1254", "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932",
-              "euc_kr": "cp949", "iso8859-11": "cp874"}  # fmt: skip
-"""What browsers take instead (WHATWG Encoding Standard, section 4.2)."""
-_LEADS = bytes(range(0xC2, 0xF5))
-"""Bytes with which a character of more than one byte begins in UTF-8."""
+_FORMATTING = re.compile(r"<(/)?(?:b|big|code|em|font|i|s|small|strike|strong|tt|u)[\s/>]", re.IGNORECASE)
 _FRAMES = frozenset({"nav", "header", "footer", "aside"})
 
 
-def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: float = 0.0) -> str:
-    """A page's bytes as text: byte order mark; UTF-8 where that fits; the charset of the HTTP header, then the
-    page's own; then what the bytes look like (uchardet, by resiliparse).
-
-    UTF-8 that decodes goes before a declared charset: bytes of another charset practically never form it, while
-    headers often name a server's default. Up to `max_undecodable` of the characters may be lost. Raises
-    UnicodeDecodeError.
-    """
-    name, mark = unicode_of(raw)
-    if name:
-        return raw[mark:].decode(name, "replace")
-    found = _CHARSET.search(raw[:META_BYTES])
-    named = [http_charset, found[1].decode("ascii") if found else None]
-    declared = list(dict.fromkeys(name for name in map(_codec, named) if name))
-    if any(name.startswith("iso2022") for name in declared):  # these bytes are ASCII, and so UTF-8
-        declared.append("utf-8")
-    else:
-        declared.insert(0, "utf-8")
-    failure: UnicodeDecodeError | None = None
-    for name in declared:
-        if name.startswith("utf-16") and not raw.count(0):
-            continue  # a page that says so of itself was read as ASCII to say it
-        try:
-            return raw.decode(name)
-        except UnicodeDecodeError as error:
-            failure = failure or error
-    meant = "utf-8" in map(_codec, named)
-    if meant or len(declared) == 1:
-        text = raw.decode("utf-8", "replace")
-        lost = text.count("\ufffd")
-        if lost <= max_undecodable * len(text) and (meant or 4 * lost < len(raw) - len(raw.translate(None, _LEADS))):
-            return text
-    for guess in (*declared[:0:-1], detected(raw)):
-        if guess:
-            text = raw.decode(guess, "replace")
-            if text.count("\ufffd") <= max_undecodable * len(text):
-                return text
-    assert failure is not None
-    raise failure
-
-
-def _codec(name: str | None) -> str | None:
-    """Python's codec for a charset of the web; None for anything else."""
-    try:
-        known = codecs.lookup(name).name if name else ""
-    except (LookupError, ValueError):
-        return None
-    return _SUPERSETS.get(known, known) if _WEB_CHARSETS.fullmatch(known) else None
-
-
-def detected(raw: bytes) -> str | None:
-    """The encoding that bytes look like (uchardet, by resiliparse); None for no idea."""
-    from resiliparse.parse.encoding import detect_encoding
-
-    return _codec(detect_encoding(raw, from_html_meta=False))
-
-
 def page_text(html: str, settings: Extract) -> str:
-    """The text of a page, as [corpus.extract] wants it. Raises NotText for pages that cannot be parsed."""
-    limit = nesting.MAX_DEPTH[settings.engine]
-    if nesting.may_nest_deeply(html, limit):
-        from resiliparse.parse.html import HTMLTree
+    """The text of a page, as [corpus.extract] wants it. Raises NotText for pages that nest too deeply to be parsed safely."""
+    from resiliparse.parse.html import HTMLTree
 
-        nesting.check_tree(HTMLTree.parse(html), limit)
+    limit = MAX_DEPTH[settings.engine]
+    _check_formatting(html, limit)
+    tree = HTMLTree.parse(html)
+    # One selector: it is matched in compiled code, where a walk in Python takes 12 us an element.
+    if tree.document is not None and tree.document.query_selector("*" + " > *" * limit) is not None:
+        raise NotText(f"HTML nested deeper than {limit} elements")
     if settings.engine == "trafilatura":
         return _by_trafilatura(html, settings.main_content)
-    return _by_resiliparse(html, settings.main_content, settings.max_list_link_share)
+    return _by_resiliparse(tree, settings.main_content, settings.max_list_link_share)
+
+
+def _check_formatting(html: str, limit: int) -> None:
+    """Raise NotText where parsing would open formatting elements again too often."""
+    unclosed = most = 0
+    for match in _FORMATTING.finditer(html):
+        unclosed = max(unclosed + (-1 if match[1] else 1), 0)
+        most = max(most, unclosed)
+    if most > 2 and most * html.count("<") > MAX_REOPENED:
+        raise NotText(f"HTML nested deeper than {limit} elements: {most} formatting elements are open at one time")
 
 
 def max_html_bytes(settings: Extract) -> int:
@@ -138,11 +86,9 @@ def check_engine(settings: Extract) -> None:
             ) from None
 
 
-def _by_resiliparse(html: str, main_content: bool, max_link_share: float) -> str:
+def _by_resiliparse(tree: Any, main_content: bool, max_link_share: float) -> str:
     from resiliparse.extract.html2text import extract_plain_text
-    from resiliparse.parse.html import HTMLTree
 
-    tree = HTMLTree.parse(html)
     if main_content and tree.body is not None:
         _keep_lists(tree, max_link_share)
     return str(

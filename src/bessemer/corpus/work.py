@@ -1,15 +1,14 @@
-"""The work folder of a corpus under way: what is finished survives a kill and is not done again.
+"""The work folder of a corpus build: what is finished survives a kill and is not done again.
 
-    run/corpus.work/DIGEST/     DIGEST: what the corpus is made from; another digest's folder is removed
+    run/corpus.work/DIGEST/     DIGEST: of the build's inputs; the folder of another digest is removed
       context.json              the recipe's [corpus] and the number of buckets of each source
-      spool/                    compressed JSONL, expanded
+      spool/                    decompressed JSONL and archives
       plan/                     the partitions: 000000.json ...
-      partitions/000000/        rows.parquet: the cleaned rows of a partition; stage.json: its receipt
-      duplicates/               what became of each document that passed the rules
+      partitions/000000/        rows.parquet: the cleaned rows of a partition
+      quality/ duplicates/ repeats/  results of the steps over the whole corpus (whole.py)
       published/SOURCE/000000/  a bucket of identities of one source: documents, rejects, index, counts
 
-Every folder with a stage.json was written under another name and renamed as a whole, so that it is either
-there and finished or not there.
+A folder with a receipt (stage.json) was written under another name and renamed as a whole: it is either complete or absent.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,7 @@ TEMPORARY = ".tmp"
 
 
 def open_work(run: RunFolder, inputs: str) -> Path:
-    """The work folder for these inputs: an older one of other inputs is removed, and so is what a killed build left
-    half-written."""
+    """The work folder for these inputs, without the folders of other inputs and what a killed build left half-written."""
     above = work_folder(run)
     folder = above / inputs[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,12 +50,22 @@ def work_folder(run: RunFolder) -> Path:
     return run.corpus.with_name(f"{run.corpus.name}.work")
 
 
+def plan_file(work: Path, number: int) -> Path:
+    """The plan of a partition."""
+    return work / "plan" / f"{number:06d}.json"
+
+
+def partition_folder(work: Path, number: int) -> Path:
+    """A partition's rows and receipt."""
+    return work / "partitions" / f"{number:06d}"
+
+
 @contextmanager
 def made(folder: Path, inputs: str, facts: dict[str, Any]) -> Iterator[Path]:
-    """A folder under a name of its own that becomes `folder` by one rename when the block ends well.
+    """A temporary folder that is renamed to `folder` when the block ends without an error.
 
-    facts: filled by the block; goes into the receipt (stage.json) with the sizes of all files. Two processes may make
-    the same folder, as when a machine of a cluster is thought dead: one of them wins, the other's work is dropped.
+    `facts`, filled by the block, go into the receipt with the sizes of all files. When two processes make the same folder,
+    as after a cluster lost sight of a machine, the first to rename wins.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}{TEMPORARY}")
@@ -66,7 +74,8 @@ def made(folder: Path, inputs: str, facts: dict[str, Any]) -> Iterator[Path]:
         yield temporary
         for path in temporary.rglob("*"):
             if path.is_file():
-                _sync(path)
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
         mark_stage(temporary, inputs, **facts)
         if folder.exists() and not stage_is_current(folder, inputs):
             shutil.rmtree(folder)
@@ -81,16 +90,19 @@ def made(folder: Path, inputs: str, facts: dict[str, Any]) -> Iterator[Path]:
 
 
 def receipt(folder: Path, inputs: str) -> dict[str, Any] | None:
-    """What `made` recorded, when the folder is there, whole, and made from these inputs; else None."""
+    """The receipt of a folder that is complete and made from these inputs; else None."""
     if not stage_is_current(folder, inputs):
         return None
-    found: dict[str, Any] = read_json(folder / STAGE_FILE)
-    return found
+    recorded: dict[str, Any] = read_json(folder / STAGE_FILE)
+    return recorded
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def made_once(folder: Path, inputs: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """The receipt of `folder`, which `make` fills first unless it is finished; `make` returns the facts of the receipt."""
+    if receipt(folder, inputs) is None:
+        facts: dict[str, Any] = {}
+        with made(folder, inputs, facts) as staged:
+            facts |= make(staged)
+    recorded = receipt(folder, inputs)
+    assert recorded is not None
+    return recorded

@@ -8,7 +8,7 @@ import pytest
 from corpus_samples import prose, recipe
 from dedup_samples import all_pairs_components, edited, jaccard
 
-from bessemer.corpus import dedup, partition, units, verdicts
+from bessemer.corpus import dedup, partition, units, whole
 from bessemer.corpus.document import identity
 
 
@@ -181,7 +181,7 @@ def test_groups_across_partitions_sources_and_an_earlier_corpus_are_those_of_all
     run.corpus.parent.rename(earlier)
 
     partition_of = {}
-    judge_all = verdicts.judge_all
+    judge_all = whole.judge_all
 
     def watched(passed, *given):
         for file in sorted((passed.work / "partitions").glob("*/rows.parquet")):
@@ -189,7 +189,7 @@ def test_groups_across_partitions_sources_and_an_earlier_corpus_are_those_of_all
             partition_of.update(dict.fromkeys(rows, file.parent.name))
         return judge_all(passed, *given)
 
-    monkeypatch.setattr(verdicts, "judge_all", watched)
+    monkeypatch.setattr(whole, "judge_all", watched)
     settings = f"bands = 40\nrows = 4\nverify = true\nmin_jaccard = 0.8\nagainst = ['{earlier}']"
     documents, rejected, statistics = build(recipe(*sources[1:], dedup=settings))
 

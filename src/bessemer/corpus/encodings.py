@@ -1,9 +1,10 @@
-"""What a file is by its first bytes, whatever its name says: Unicode encodings, with or without a byte order mark, and
-binary formats."""
+"""Encodings and formats by the bytes of a file, whatever its name says: Unicode with or without a byte order mark, charsets
+of the web, binary formats."""
 
 from __future__ import annotations
 
 import codecs
+import re
 import unicodedata
 
 BOMS = (
@@ -95,3 +96,78 @@ def decode(raw: bytes, encoding: str = "") -> str:
         if not encoding:
             raise
         return raw.decode(encoding)
+
+
+# --- Web pages
+
+META_BYTES = 2048
+"""Where a page's own charset is looked for; browsers look at 1024 bytes."""
+
+_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s{0,9}=\s{0,9}[\"']?\s{0,9}([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
+_WEB_CHARSETS = re.compile(
+    r"utf-8|utf-16(-[lb]e)?|iso8859-\d+|cp\d+|koi8-[ru]|mac-\w+|gb2312|gbk|gb18030|big5\w*|euc_\w+|shift_jis\w*|iso2022_\w+"
+)
+"""Charsets of the web by their Python names. Python's other codecs are not for pages, and some take quadratic
+time."""
+_SUPERSETS = {"iso8859-1": "cp1252", "iso8859-9": "cp1254", "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932",
+              "euc_kr": "cp949", "iso8859-11": "cp874"}  # fmt: skip
+"""What browsers take instead (WHATWG Encoding Standard, section 4.2)."""
+_LEADS = bytes(range(0xC2, 0xF5))
+"""Bytes with which a character of more than one byte begins in UTF-8."""
+
+
+def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: float = 0.0) -> str:
+    """A page's bytes as text: byte order mark; UTF-8 where that fits; the charset of the HTTP header, then the
+    page's own; then what the bytes look like (uchardet, by resiliparse).
+
+    UTF-8 that decodes goes before a declared charset: bytes of another charset practically never form it, while
+    headers often name a server's default. Up to `max_undecodable` of the characters may be lost. Raises
+    UnicodeDecodeError.
+    """
+    name, mark = unicode_of(raw)
+    if name:
+        return raw[mark:].decode(name, "replace")
+    found = _CHARSET.search(raw[:META_BYTES])
+    named = [http_charset, found[1].decode("ascii") if found else None]
+    declared = list(dict.fromkeys(name for name in map(_codec, named) if name))
+    if any(name.startswith("iso2022") for name in declared):  # these bytes are ASCII, and so UTF-8
+        declared.append("utf-8")
+    else:
+        declared.insert(0, "utf-8")
+    failure: UnicodeDecodeError | None = None
+    for name in declared:
+        if name.startswith("utf-16") and not raw.count(0):
+            continue  # a page that says so of itself was read as ASCII to say it
+        try:
+            return raw.decode(name)
+        except UnicodeDecodeError as error:
+            failure = failure or error
+    meant = "utf-8" in map(_codec, named)
+    if meant or len(declared) == 1:
+        text = raw.decode("utf-8", "replace")
+        lost = text.count("\ufffd")
+        if lost <= max_undecodable * len(text) and (meant or 4 * lost < len(raw) - len(raw.translate(None, _LEADS))):
+            return text
+    for guess in (*declared[:0:-1], detected(raw)):
+        if guess:
+            text = raw.decode(guess, "replace")
+            if text.count("\ufffd") <= max_undecodable * len(text):
+                return text
+    assert failure is not None
+    raise failure
+
+
+def _codec(name: str | None) -> str | None:
+    """Python's codec for a charset of the web; None for anything else."""
+    try:
+        known = codecs.lookup(name).name if name else ""
+    except (LookupError, ValueError):
+        return None
+    return _SUPERSETS.get(known, known) if _WEB_CHARSETS.fullmatch(known) else None
+
+
+def detected(raw: bytes) -> str | None:
+    """The encoding that bytes look like (uchardet, by resiliparse); None for no idea."""
+    from resiliparse.parse.encoding import detect_encoding
+
+    return _codec(detect_encoding(raw, from_html_meta=False))
