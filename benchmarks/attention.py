@@ -23,7 +23,7 @@ from machine import describe
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bessemer.model.attention import Documents, Scope, Sight, attention
+from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, attention
 
 BATCH, HEADS, WIDTH = 4, 6, 64
 
@@ -41,12 +41,12 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def dense(scope: Scope, length: int, place: torch.device) -> Tensor:
+def dense(scope: AttentionScope, length: int, place: torch.device) -> Tensor:
     """The scope as a boolean mask (B, 1, T, T)."""
     index = torch.arange(length, device=place)
-    allowed = scope.sight.allows(index[:, None], index)[None]
+    allowed = scope.spec.allows(index[:, None], index)[None]
     if scope.documents is not None:
-        number = scope.documents.number_BT
+        number = scope.documents.document_BT
         allowed = allowed & (number[:, :, None] == number[:, None, :])
     return allowed.expand(BATCH, -1, -1)[:, None]
 
@@ -68,14 +68,14 @@ def main() -> None:
     shape = (BATCH, HEADS, length, WIDTH)
     q, k, v = (torch.randn(shape, generator=draw, device=place, dtype=dtype, requires_grad=True) for _ in range(3))
     tokens = torch.randint(0, 300, (BATCH, length), generator=draw, device=place)  # a document of some 300 tokens
-    documents = Documents.of(tokens, end_of_text=0)
+    documents = Documents.from_tokens(tokens, end_of_text=0)
     cases = {
-        "causal": Scope.of(Sight(), None, length, place),
-        "causal, within documents": Scope.of(Sight(), documents, length, place),
-        "causal, window 256": Scope.of(Sight(window=256), None, length, place),
-        "both sides": Scope.of(Sight(causal=False), None, length, place),
-        "both sides, window 256": Scope.of(Sight(causal=False, window=256), None, length, place),
-        "causal, soft cap": Scope.of(Sight(soft_cap=30.0), None, length, place),
+        "causal": AttentionScope.of(AttentionSpec(), None, length, place),
+        "causal, within documents": AttentionScope.of(AttentionSpec(), documents, length, place),
+        "causal, window 256": AttentionScope.of(AttentionSpec(window=256), None, length, place),
+        "both sides": AttentionScope.of(AttentionSpec(causal=False), None, length, place),
+        "both sides, window 256": AttentionScope.of(AttentionSpec(causal=False, window=256), None, length, place),
+        "causal, soft cap": AttentionScope.of(AttentionSpec(soft_cap=30.0), None, length, place),
     }
     rows = []
     print(f"{BATCH} x {length} tokens, {HEADS} heads of {WIDTH}, forward and backward, on {place}")
@@ -87,7 +87,7 @@ def main() -> None:
             "fused kernel, boolean mask": partial(F.scaled_dot_product_attention, q, k, v, attn_mask=mask),
             "written out": partial(written_out, q, k, v, mask),
         }
-        if scope.sight.soft_cap:
+        if scope.spec.soft_cap:
             ways = {"ours": ways["ours"]}
         seconds: dict[str, list[float]] = {way: [] for way in ways}
         largest = {}

@@ -20,8 +20,8 @@ from machine import describe
 WORKER = """
 import json, sys, time
 import numpy as np
-from bessemer.model.of_recipe import model_config
-from bessemer.model.initialisation import build
+from bessemer.model.huggingface.config import model_config
+from bessemer.model.transformer import build_model
 from bessemer.layout.dial import resolve
 from bessemer.recipe import load
 from bessemer.tokens.loader import Batch
@@ -31,7 +31,7 @@ from bessemer.train.step import TrainStep
 recipe = resolve(load("demo"), 2048, 1000)
 config = model_config(recipe, 2048)
 devices.keep_freed_memory()
-step = TrainStep(recipe, build(config, 0), devices.choose(recipe.train), 0, 1)
+step = TrainStep(recipe, build_model(config, 0), devices.choose(recipe.train), 0, 1)
 batch = Batch(0, np.random.default_rng(0).integers(0, 2048, (4, 257)), np.zeros(4, dtype=np.int64))
 seconds, end = [], time.perf_counter() + float(sys.argv[1])
 while time.perf_counter() < end:

@@ -143,7 +143,7 @@ class Round:
 
     def run(self) -> None:
         with self.clock("read WARC"), self.archive.open("rb") as file:
-            for _ in warc._members(file, 0, self.archive.stat().st_size, "gzip", b""):
+            for _ in warc._members(file, 0, self.archive.stat().st_size, "gzip"):
                 pass
         self.folder.mkdir()
         recipe = self.folder / "recipe.toml"

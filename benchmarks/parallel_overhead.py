@@ -28,7 +28,7 @@ from machine import describe
 from bessemer.layout import dial
 from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ModelConfig
-from bessemer.model.initialisation import build, shell
+from bessemer.model.transformer import build_model, meta_model
 from bessemer.parallel import data
 from bessemer.parallel.team import ALONE, Team, join, leave
 from bessemer.recipe import Parallel, Recipe
@@ -61,7 +61,7 @@ def recipe_of(kind: str) -> tuple[Recipe, ModelConfig]:
 
 def wrapped(recipe: Recipe, config: ModelConfig, device: devices.Device, team: Team) -> TrainStep:
     """The parallel path with FSDP2 around the blocks, on a mesh of one."""
-    step = TrainStep(recipe, shell(config), device, 0, 1, team, split.initial_weights(config, 1))
+    step = TrainStep(recipe, meta_model(config), device, 0, 1, team, split.initial_weights(config, 1))
     root = ModelWithLoss(step.model, step.task, device, team)
     data.shard(root, list(step.model.blocks), team, device.arithmetic.autocast)
     step.engine = DataParallel(step.model, root, team, device)
@@ -100,8 +100,8 @@ def main() -> None:
     team = join(Parallel(), device.place)
     weights = split.initial_weights(config, 1)
     sides = {
-        "none": TrainStep(recipe, build(config, 1), device, 0, 1, ALONE),
-        "group of one": TrainStep(recipe, shell(config), device, 0, 1, team, weights),
+        "none": TrainStep(recipe, build_model(config, 1), device, 0, 1, ALONE),
+        "group of one": TrainStep(recipe, meta_model(config), device, 0, 1, team, weights),
     }
     if device.is_cuda:
         sides["fsdp2 of one"] = wrapped(recipe, config, device, team)

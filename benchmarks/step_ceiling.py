@@ -30,7 +30,7 @@ Call = Callable[[], object]
 def products(micro_batch: int) -> dict[str, tuple[int, int, Call, Call]]:
     """name: (how often in a step, FLOPs of one, the step's way, torch.mm's way)."""
     from bessemer.layout.memory import loss_chunk
-    from bessemer.model.product import times, times_transposed
+    from bessemer.model.kernels import linear_kernel, matmul_kernel
 
     rows, passes = micro_batch * LENGTH, SEQUENCES // micro_batch
     chunk = loss_chunk(4096, VOCABULARY, is_cuda=False)
@@ -47,13 +47,13 @@ def products(micro_batch: int) -> dict[str, tuple[int, int, Call, Call]]:
         flops = 2 * m * inputs * outputs
 
         def forward(x: torch.Tensor = x, w: torch.Tensor = w) -> object:
-            return times_transposed(x, w)
+            return linear_kernel(x, w)
 
         def plain_forward(x: torch.Tensor = x, w: torch.Tensor = w, y: torch.Tensor = y) -> object:
             return torch.mm(x, w.T, out=y)
 
         def to_input(dy: torch.Tensor = dy, w: torch.Tensor = w) -> object:
-            return times(dy, w)
+            return matmul_kernel(dy, w)
 
         def plain_to_input(dy: torch.Tensor = dy, w: torch.Tensor = w, dx: torch.Tensor = dx) -> object:
             return torch.mm(dy, w, out=dx)
@@ -69,10 +69,10 @@ def products(micro_batch: int) -> dict[str, tuple[int, int, Call, Call]]:
 
 def attention(micro_batch: int) -> tuple[int, int, Call, Call]:
     """The same for attention, forward and backward; FLOPs of the causal half."""
-    from bessemer.model.attention import Scope, Sight
+    from bessemer.model.attention import AttentionScope, AttentionSpec
     from bessemer.model.attention import attention as attend
 
-    scope = Scope.of(Sight(), None, LENGTH, torch.device("cpu"))
+    scope = AttentionScope.of(AttentionSpec(), None, LENGTH, torch.device("cpu"))
     size = micro_batch, HEADS, LENGTH, WIDTH // HEADS
     q, k, v = (torch.randn(size, requires_grad=True) for _ in range(3))
     upstream = torch.randn(size)

@@ -77,8 +77,8 @@ def bessemer(size: str, length: int, overrides: tuple[str, ...], tiny: bool) -> 
 
     from bessemer.layout.dial import resolve
     from bessemer.layout.flops import flops_per_token
-    from bessemer.model.initialisation import build
-    from bessemer.model.of_recipe import model_config
+    from bessemer.model.huggingface.config import model_config
+    from bessemer.model.transformer import build_model
     from bessemer.recipe import parse
     from bessemer.tokens.loader import Batch
     from bessemer.train import device as devices
@@ -107,7 +107,7 @@ def bessemer(size: str, length: int, overrides: tuple[str, ...], tiny: bool) -> 
     config = model_config(recipe, vocabulary)
     device = devices.choose(recipe.train)
     plan = plan_of(recipe, config, device)
-    step = TrainStep(recipe, build(config, 0), device, 0, 1)
+    step = TrainStep(recipe, build_model(config, 0), device, 0, 1)
     tokens = batch(size, length)
     data = Batch(0, tokens, np.zeros(len(tokens), dtype=np.int64))
     causal = flops_per_token(config)

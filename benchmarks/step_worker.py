@@ -46,8 +46,8 @@ def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
 
     from bessemer.layout.dial import CPU_MICRO_BATCH_TOKENS, resolve
     from bessemer.layout.flops import flops_per_token
-    from bessemer.model.initialisation import build
-    from bessemer.model.of_recipe import model_config
+    from bessemer.model.huggingface.config import model_config
+    from bessemer.model.transformer import build_model
     from bessemer.recipe import parse
     from bessemer.tokens.loader import Batch
     from bessemer.train import device as devices
@@ -80,7 +80,7 @@ def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
     config = model_config(recipe, VOCABULARY)
     device = devices.choose(recipe.train)
     plan = plan_of(recipe, config, device)
-    step = TrainStep(recipe, build(config, 0), device, 0, 1)
+    step = TrainStep(recipe, build_model(config, 0), device, 0, 1)
     inputs, targets = batch()
     tokens = torch.cat([inputs, targets[:, -1:]], dim=1).numpy()
     data = Batch(0, tokens, np.zeros(SEQUENCES, dtype=np.int64))

@@ -20,8 +20,8 @@ from machine import describe
 from planned import beside, plan_of, print_beside
 
 from bessemer.layout.dial import CPU_MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS, resolve
-from bessemer.model.initialisation import build
-from bessemer.model.of_recipe import model_config
+from bessemer.model.huggingface.config import model_config
+from bessemer.model.transformer import build_model
 from bessemer.recipe import parse
 from bessemer.run import RunFolder
 from bessemer.tokens.loader import Batch
@@ -59,7 +59,7 @@ def measure(model: dict[str, int], rounds: int) -> dict[str, Any]:
     devices.keep_freed_memory()
     plan = plan_of(recipe, config, device)
     devices.reset_peak_resident()
-    step = TrainStep(recipe, build(config, 0), device, 0, 1)
+    step = TrainStep(recipe, build_model(config, 0), device, 0, 1)
     assert recipe.train.global_batch_tokens is not None
     sequences = recipe.train.global_batch_tokens // config.sequence_length
     tokens = np.random.default_rng(0).integers(0, 8192, (sequences, config.sequence_length + 1))
