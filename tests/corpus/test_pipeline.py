@@ -256,7 +256,7 @@ def test_file_names_that_are_not_utf8(data: Path, build) -> None:
             "jsonl",
             "a.jsonl: no field 'text'; there are: body; set text_key = \"body\"; or --set corpus",
         ),
-        ("a.jsonl", "", "jsonl", "none of its documents is left .* the files are empty"),
+        ("a.jsonl", "", "jsonl", "none of its documents is left .* its files hold none"),
         ("a.parquet", "not parquet", "parquet", r"its file cannot be read: a.parquet: not a Parquet file"),
     ],
 )

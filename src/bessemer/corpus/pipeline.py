@@ -335,6 +335,6 @@ def _check_left(funnels: dict[str, Funnel]) -> None:
         if not funnel.documents_kept:
             raise InputError(
                 f"corpus.sources.{name}: none of its documents is left after cleaning: "
-                f"{funnel.top_reasons() or 'the files are empty'}; {funnel.advice(total_bytes)}"
+                f"{funnel.top_reasons() or 'its files hold none'}; {funnel.advice(total_bytes)}"
                 + ("; or remove the source" if len(funnels) > 1 else "")
             )
