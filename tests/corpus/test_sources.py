@@ -134,7 +134,9 @@ def test_monsters_cost_themselves_and_about_a_second(name: str, data: Path, tmp_
 
 def test_an_empty_source_is_named(data: Path, build) -> None:
     (data / "a.warc.gz").write_bytes(gzip.compress(INFO))
-    with pytest.raises(InputError, match=r"corpus.sources.warc: none of its documents is left after cleaning: its files hold none"):
+    with pytest.raises(
+        InputError, match=r"corpus.sources.warc: none of its documents is left after cleaning: its files hold none"
+    ):
         build(recipe(source(data, "warc")))
 
 
