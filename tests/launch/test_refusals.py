@@ -14,9 +14,12 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 from trainings import another, command, errors, together
 
 from tests.ports import free_port
+
+pytestmark = pytest.mark.long
 
 SECONDS = 10.0
 Found = list[tuple[int, str, float]]
@@ -116,8 +119,6 @@ def test_a_port_in_use(made: Path) -> None:
 
 DIES = """
 import os, signal
-
-pytestmark = pytest.mark.long
 if os.environ.get("RANK") == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 """
