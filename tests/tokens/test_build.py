@@ -22,8 +22,8 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, load
 from bessemer.run import RunFolder, mark_stage, read_json
 from bessemer.tokens import build, encode
+from bessemer.tokens.build import refuse_unusable
 from bessemer.tokens.shards import TokenStore
-from bessemer.tokens.usable import refuse_unusable
 from tests.tokens.test_foreign import megatron
 from tests.tokens.tokenizer_samples import ENDS, every_kind
 

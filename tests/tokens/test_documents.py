@@ -9,7 +9,7 @@ import pytest
 
 from bessemer.recipe import parse
 from bessemer.tokens import documents
-from bessemer.tokens.phases import Holding, average_shares, mixture_of
+from bessemer.tokens.phases import SourceSizes, average_shares, mixture_of
 
 RECIPE = """
 [run]
@@ -111,7 +111,7 @@ def test_the_mean_is_what_the_mixture_of_the_run_draws() -> None:
     text = text.replace("[tokens]\n", "[tokens]\nsequence_length = 32\n")
     text += "[train]\nsteps = 1000\nglobal_batch_tokens = 320\nmicro_batch = 10\n"
     made = parse(text.replace('kind = "wsd"', 'kind = "wsd"\nwarmup_steps = 1'), "test")
-    mixture = mixture_of(made, Holding(("a", "b", "c"), (5000,) * 3, (160_000,) * 3))
+    mixture = mixture_of(made, SourceSizes(("a", "b", "c"), (5000,) * 3, (160_000,) * 3))
     drawn = dict(zip("abc", (count / 10_000 for count in mixture.drawn(10_000)), strict=True))
     assert average_shares(made, dict.fromkeys("abc", 160_000)) == pytest.approx(drawn, abs=3e-4)
 

@@ -1,22 +1,22 @@
 import numpy as np
 
-from bessemer.tokens import fertility
-from bessemer.tokens.fertility import Gauge
+from bessemer.tokens.documents import Document
+from bessemer.tokens.encode import FertilitySample, Tally, fertility_table, merge
 
 SINGLE = (np.array([True, False, False, True]), np.array([False, False, True, True]))
 
 
-def measured(documents: list[tuple[str, str, str]]) -> fertility.Tally:
-    gauge = Gauge(("this run", "other"), SINGLE, 1.0, 0)
-    found: fertility.Tally = {}
+def measured(documents: list[tuple[str, str, str]]) -> Tally:
+    sample = FertilitySample(SINGLE, 1.0, 0)
+    found: Tally = {}
     for source, language, text in documents:
-        gauge.measure(source, language, text, [np.array([0, 1, 1, 3]), np.array([1, 2])], found)
+        sample.measure(Document("", source, text, language=language), [np.array([0, 1, 1, 3]), np.array([1, 2])], found)
     return found
 
 
 def test_the_table_counts() -> None:
     tally = measured([("web", "de", "zwei Wörter"), ("web", "en", "one"), ("web", "de", " drei  Wörter\nhier ")])
-    table = fertility.table(tally, ["this run", "other"], [4, 9])
+    table = fertility_table(tally, ["this run", "other"], [4, 9])
     assert table["tokenizers"] == [{"name": "this run", "vocabulary": 4}, {"name": "other", "vocabulary": 9}]
     german, english = table["rows"]
     assert (german["source"], german["language"], german["documents"], german["words"]) == ("web", "de", 2, 5)
@@ -35,17 +35,17 @@ def test_tallies_add_up_in_any_order() -> None:
         measured([("b", "fr", "z")]),
         measured([("a", "", "w w w"), ("b", "fr", "v")]),
     ]
-    one: fertility.Tally = {}
-    two: fertility.Tally = {}
+    one: Tally = {}
+    two: Tally = {}
     for part in parts:
-        fertility.merge(one, part)
+        merge(one, part)
     for part in parts[::-1]:
-        fertility.merge(two, part)
+        merge(two, part)
     assert one == two == measured([("a", "", "x y"), ("b", "fr", "z"), ("a", "", "w w w"), ("b", "fr", "v")])
 
 
 def test_the_sample_is_by_identity() -> None:
-    gauge = Gauge(("this run",), SINGLE[:1], 0.25, 3)
-    taken = [gauge.takes(f"{number:032x}") for number in range(4000)]
+    sample = FertilitySample(SINGLE[:1], 0.25, 3)
+    taken = [sample.takes(f"{number:032x}") for number in range(4000)]
     assert 850 < sum(taken) < 1150
-    assert taken == [gauge.takes(f"{number:032x}") for number in range(4000)]
+    assert taken == [sample.takes(f"{number:032x}") for number in range(4000)]

@@ -12,7 +12,7 @@ import pytest
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe, parse
 from bessemer.run import RunFolder, read_json
-from bessemer.tokens.phases import Holding, asked_phases, mixture_of
+from bessemer.tokens.phases import SourceSizes, mixture_of, recipe_phases
 
 SPLIT = '[corpus.language]\nidentify = true\nmin_score = 0\nsplit = ["de"]\n'
 BANDS = '[corpus.quality]\nhigh = ["wiki"]\nlow = ["web"]\nuse = "weight"\nband_weights = [0.5, 2]\n'
@@ -47,8 +47,8 @@ def test_a_source_keeps_its_share_and_its_parts_share_it_by_tokens_and_factor(
     tmp_path: Path, weights: tuple[str, str]
 ) -> None:
     of = recipe(tmp_path, BANDS, weights)
-    held = Holding(("web-q1", "web-q2", "wiki"), (600, 200, 400), (600 * 32, 200 * 32, 400 * 32))
-    (phase,) = asked_phases(of, held)
+    held = SourceSizes(("web-q1", "web-q2", "wiki"), (600, 200, 400), (600 * 32, 200 * 32, 400 * 32))
+    (phase,) = recipe_phases(of, held)
     web = Fraction(3, 4) if weights[0] else Fraction(2, 3)
     inner = [Fraction(600) / 2, Fraction(200) * 2]
     assert phase.shares == (web * inner[0] / sum(inner), web * inner[1] / sum(inner), 1 - web)

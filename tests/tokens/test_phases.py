@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe, parse
 from bessemer.tokens.mixture import Mixture
-from bessemer.tokens.phases import Holding, asked_phases, mixture_of, repeated
+from bessemer.tokens.phases import SourceSizes, mixture_of, recipe_phases, repeated
 
 
 def recipe(tokens: str = "", sources: dict[str, str] | None = None, steps: int = 100, train: str = "") -> Recipe:
@@ -27,8 +27,8 @@ def recipe(tokens: str = "", sources: dict[str, str] | None = None, steps: int =
     )
 
 
-def holding(*sequences: int) -> Holding:
-    return Holding(("web", "code", "wiki")[: len(sequences)], sequences, tuple(32 * count for count in sequences))
+def holding(*sequences: int) -> SourceSizes:
+    return SourceSizes(("web", "code", "wiki")[: len(sequences)], sequences, tuple(32 * count for count in sequences))
 
 
 def counts(mixture: Mixture, samples: int) -> list[int]:
@@ -80,7 +80,7 @@ def test_the_decay_phase_begins_with_the_decay_of_the_learning_rate() -> None:
         made = recipe(SCHEDULE.replace("0.25", "0.01"), train=wsd, steps=steps)
         rates = [learning_rate_share(made.train.schedule, step, steps) for step in range(steps)]
         falls = next(step for step in range(3, steps) if rates[step] < 1.0)
-        assert asked_phases(made, holding(6, 3, 1))[-1].first == 10 * falls
+        assert recipe_phases(made, holding(6, 3, 1))[-1].first == 10 * falls
 
 
 def test_a_capped_source_is_spread_over_the_run_and_its_share_goes_to_the_others() -> None:
@@ -111,7 +111,7 @@ def test_caps_that_leave_too_little_are_refused_with_what_is_lacking() -> None:
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> tuple[Recipe, Holding, list[Fraction | None]]:
+def asked(draw: st.DrawFn) -> tuple[Recipe, SourceSizes, list[Fraction | None]]:
     """Recipes with phases and caps, and text enough or too little for them."""
     steps = draw(st.integers(5, 60))
     froms = sorted(draw(st.sets(st.integers(0, 9), max_size=3)))
@@ -133,7 +133,7 @@ def asked(draw: st.DrawFn) -> tuple[Recipe, Holding, list[Fraction | None]]:
 
 @settings(max_examples=120, deadline=None)
 @given(asked())
-def test_no_source_is_read_more_often_than_its_cap(made: tuple[Recipe, Holding, list[Fraction | None]]) -> None:
+def test_no_source_is_read_more_often_than_its_cap(made: tuple[Recipe, SourceSizes, list[Fraction | None]]) -> None:
     given_recipe, held, caps = made
     samples = 10 * (given_recipe.train.steps or 0)
     try:
@@ -147,7 +147,7 @@ def test_no_source_is_read_more_often_than_its_cap(made: tuple[Recipe, Holding, 
     for count, sequences, cap in zip(found, held.sequences, caps, strict=True):
         assert cap is None or count <= cap * sequences
     if mixture.phases[-1].by_deadline and not any(caps):
-        for number, phase in enumerate(asked_phases(given_recipe, held)):
+        for number, phase in enumerate(recipe_phases(given_recipe, held)):
             here = np.bincount(mixture.draw(phase.first, phase.samples).source, minlength=3)
             wanted = np.array([float(share * phase.samples) for share in phase.shares])
             assert np.abs(here - wanted).max() <= 1.0 + phase.samples * 3 / 65536, number
@@ -155,7 +155,7 @@ def test_no_source_is_read_more_often_than_its_cap(made: tuple[Recipe, Holding, 
 
 def test_shares_are_of_tokens_where_sequences_are_padded() -> None:
     """A source whose sequences are half padding has twice as many of them for the same tokens."""
-    held = Holding(("web", "code"), (100, 100), (3200, 1600))
+    held = SourceSizes(("web", "code"), (100, 100), (3200, 1600))
     made = recipe('packing = "best-fit"', {"web": "weight = 1", "code": "weight = 1"})
     mixture = mixture_of(made, held)
     assert counts(mixture, 900) == [300, 600]

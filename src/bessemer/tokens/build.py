@@ -1,7 +1,7 @@
 """Clean documents, and tokens that others have written, to token shards: the tokens stage.
 
-Killed at any point, it goes on where its last record stands: the work folder (`run.resumable`) keeps the tokenizer, the
-shards as far as they are written, and progress.json, which says how many documents they hold.
+Killed at any point, it resumes from its last record: the work folder (`run.resumable`) keeps the tokenizer, the shards as far
+as they are written, and progress.json, which says how many documents they hold.
 """
 
 from __future__ import annotations
@@ -23,27 +23,35 @@ import numpy as np
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, digest
 from bessemer.run import OUT, STAGE_FILE, RunFolder, mark_stage, read_json, resumable, write_atomic, write_json
-from bessemer.terminal import progress, warn
-from bessemer.tokens import documents, fertility, foreign
+from bessemer.terminal import counted, progress, warn
+from bessemer.tokens import documents, foreign
 from bessemer.tokens.documents import Document, is_held_out
-from bessemer.tokens.encode import Encoded, Encoder, Item, batches, in_order
-from bessemer.tokens.fertility import Gauge
+from bessemer.tokens.encode import (
+    Encoded,
+    Encoder,
+    FertilitySample,
+    Item,
+    Tally,
+    batches,
+    fertility_table,
+    in_order,
+    merge,
+)  # fmt: skip
 from bessemer.tokens.packing import facts, packed_for, write_packs
 from bessemer.tokens.patterns import pattern_of
 from bessemer.tokens.pretrained import carried_files, facts_of, framing_of, tokenizer_file
 from bessemer.tokens.shards import NO_LABEL, ShardWriter, TokenStore, token_dtype
 from bessemer.tokens.tokenizer import Tokenizer, mask_token
-from bessemer.tokens.usable import refuse_unusable
 
 FORMAT = 2  # raised when shards are written differently, so that older ones are built again
-RECORD_BYTES = 64 << 20  # of text between two records of progress: what a kill can cost
-SAMPLE_GROUPS, SAMPLE_EACH = (
-    16,
-    8,
-)  # documents from all over the corpus on which tiktoken and the tokenizer.json are compared
-BYTES_TOLERANCE = 1e-3  # bytes of tokens and of text may differ by so much, and bits per byte are still given
-CAME_BACK = 0.99  # share of the sampled documents that decoding must give back
+RECORD_BYTES = 64 << 20  # of text between two records of progress: the most that a kill loses
+# Documents from all over the corpus, on which tiktoken and the tokenizer.json are compared.
+SAMPLE_GROUPS, SAMPLE_EACH = 16, 8
+BYTES_TOLERANCE = 1e-3  # relative difference of the bytes of tokens and of text up to which bits per byte are given
+FEW_CLASSES = 10  # so many may have a text each, as in a first try
+CAME_BACK = 0.99  # share of the sampled documents that must survive encoding and decoding
 SPLITS = ("train", "heldout")
+Writers = dict[tuple[str, str], ShardWriter]
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class Progress:
     counted: int = 0
     unknown: int = 0
     text: int = 0
-    tally: fertility.Tally = field(default_factory=dict)
+    tally: Tally = field(default_factory=dict)
 
     def add(self, made: Encoded, batch: list[Item]) -> None:
         """Count a batch in."""
@@ -79,40 +87,35 @@ class Progress:
         self.unknown += made.unknown
         sizes = zip(batch, made.num_bytes, strict=True)
         self.text += sum(size for item, size in sizes if isinstance(item, Document))
-        fertility.merge(self.tally, made.tally)
+        merge(self.tally, made.tally)
 
 
 def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
     """What the shards depend on: the corpus as built, foreign tokens, and the keys that shape them."""
     corpus = read_json(run.corpus / STAGE_FILE)["inputs"] if (run.corpus / STAGE_FILE).exists() else None
-    options = recipe.tokenizer
-    read: list[str] = []
-    own = [] if options.path is None else [("path", tokenizer_file(options.path))]
-    beside = carried_files(recipe)  # what an export of this run keeps
-    for key, path in [
-        *own,
-        *(("path", path) for path in beside),
-        *(("compare", Path(path)) for path in options.compare),
-    ]:
-        if not path.exists():
-            raise InputError(f"tokenizer.{key}: {path}: no such file")
-        read.append(hashlib.sha256(path.read_bytes()).hexdigest())
-    shape = [recipe.tokens.held_out, recipe.tokens.shard_tokens, recipe.tokens.seed, mask_token(recipe)]
-    if recipe.tokens.held_out_from != "documents":
-        shape.append(recipe.tokens.held_out_from)
+    options, tokens = recipe.tokenizer, recipe.tokens
+    path = None if options.path is None else tokenizer_file(options.path)
+    files = [("path", file) for file in (*([path] if path else []), *carried_files(recipe))]
+    hashes: list[str] = []
+    for key, file in [*files, *(("compare", Path(name)) for name in options.compare)]:
+        if not file.exists():
+            raise InputError(f"tokenizer.{key}: {file}: no such file")
+        hashes.append(hashlib.sha256(file.read_bytes()).hexdigest())
+    shape = [tokens.held_out, tokens.shard_tokens, tokens.seed, mask_token(recipe)]
+    if tokens.held_out_from != "documents":
+        shape.append(tokens.held_out_from)
     mixed = mixed_by(recipe) if options.sample == "mixture" else None
-    theirs = [[source.name, source.format, foreign.facts(source)] for source in recipe.tokens.sources]
-    tokens = recipe.tokens  # concatenated, any length is read from the same shards
-    packing = [] if tokens.packing == "concatenate" else [[tokens.packing, tokens.sequence_length]]
-    around = [] if options.path is None else [framing_of(recipe, Tokenizer.load(own[0][1], options.end_of_text))]
-    framing = [[list(one.before), list(one.after)] for one in around if one is not None]
-    return digest(
-        FORMAT, corpus if recipe.corpus.sources else None, options, read, shape, mixed, theirs, *packing, *framing
-    )
+    sources = [[source.name, source.format, foreign.facts(source)] for source in tokens.sources]
+    more: list[Any] = []
+    if tokens.packing != "concatenate":  # concatenated, any length is read from the same shards
+        more.append([tokens.packing, tokens.sequence_length])
+    if path is not None and (framing := framing_of(recipe, Tokenizer.load(path, options.end_of_text))):
+        more.append([list(framing.before), list(framing.after)])
+    return digest(FORMAT, corpus if recipe.corpus.sources else None, options, hashes, shape, mixed, sources, *more)
 
 
 def mixed_by(recipe: Recipe) -> Any:
-    """What the tokenizer's sample by the mixture depends on, beside the texts."""
+    """What a tokenizer's sample by the mixture depends on besides the texts."""
     tokens, weights = recipe.tokens, recipe.source_weights
     if tokens.temperature is None and not tokens.schedule:
         return weights
@@ -146,7 +149,7 @@ def build(recipe: Recipe, run: RunFolder) -> TokensSummary:
         manifest["tokenizer"] |= _bytes_of_tokens(tokenizer, done, sample)
         names = ["this run", *(_short(path) for path in recipe.tokenizer.compare)]
         sizes = [tokenizer.vocabulary, *(other.vocabulary for other in others)]
-        manifest["fertility"] = fertility.table(done.tally, names, sizes)
+        manifest["fertility"] = fertility_table(done.tally, names, sizes)
         refuse_unusable(recipe, manifest)
         manifest["files"] |= write_packs(TokenStore(staged, manifest), recipe)
         manifest["packing"] = packed_for(recipe)
@@ -157,7 +160,7 @@ def build(recipe: Recipe, run: RunFolder) -> TokensSummary:
 
 
 def _tokenizer(recipe: Recipe, corpus: Path | None, staged: Path) -> Tokenizer:
-    """The tokenizer: of an earlier start of this work, loaded, or trained; its file lies in the folder."""
+    """The tokenizer: kept by an interrupted build, loaded, or trained; its file is written to `staged`."""
     options, kept = recipe.tokenizer, staged / "tokenizer.json"
     if kept.exists():
         return Tokenizer.load(kept, options.end_of_text, mask_token(recipe))
@@ -200,7 +203,7 @@ def _compared(recipe: Recipe) -> tuple[Tokenizer, ...]:
 
 
 def _items(recipe: Recipe, corpus: Path | None, tokenizer: Tokenizer, skip: int) -> Iterator[Item]:
-    """Everything that goes into shards, in its order, from number `skip` on."""
+    """All documents that go into shards, in order, from number `skip` on."""
     if corpus is not None and recipe.tokens.held_out_from == "passages":
         yield from documents.split_documents(corpus, recipe.tokens.seed, recipe.tokens.held_out, skip)
         skip = max(skip - documents.PARTS * documents.count(corpus), 0)
@@ -221,16 +224,15 @@ def _write_shards(
     tokenizer: Tokenizer,
     others: tuple[Tokenizer, ...],
     labels: list[str],
-) -> tuple[dict[tuple[str, str], ShardWriter], Progress]:
+) -> tuple[Writers, Progress]:
     text_bytes = _text_bytes(run) if corpus is not None else 0
     token_bytes = tokenizer.token_bytes()
-    gauge = Gauge(
-        ("this run", *recipe.tokenizer.compare),
+    sample = FertilitySample(
         (token_bytes == 1, *(other.token_bytes() == 1 for other in others)),
         recipe.tokenizer.fertility_bytes / max(text_bytes, 1),
         recipe.tokens.seed,
     )
-    encoder = Encoder(tokenizer, token_bytes, gauge, others, framing_of(recipe, tokenizer))
+    encoder = Encoder(tokenizer, token_bytes, sample, others, framing_of(recipe, tokenizer))
     number_of = {label: number for number, label in enumerate(labels)}
     writers, done = _writers(recipe, work, tokenizer, bool(labels))
     since = 0
@@ -261,13 +263,11 @@ def _write_shards(
     return writers, done
 
 
-def _writers(
-    recipe: Recipe, work: Path, tokenizer: Tokenizer, labelled: bool
-) -> tuple[dict[tuple[str, str], ShardWriter], Progress]:
-    """A writer for each source and split, as far as they had come when the work was stopped."""
+def _writers(recipe: Recipe, work: Path, tokenizer: Tokenizer, labelled: bool) -> tuple[Writers, Progress]:
+    """A writer for each source and split, resumed from the last record."""
     dtype, size = token_dtype(tokenizer.vocabulary), recipe.tokens.shard_tokens
 
-    def new() -> dict[tuple[str, str], ShardWriter]:
+    def new() -> Writers:
         return {
             (name, split): ShardWriter(work / OUT, f"{name}-{split}", dtype, size, labelled)
             for name in recipe.parts
@@ -283,7 +283,7 @@ def _writers(
                 writer.resume(kept["writers"][f"{name}/{split}"])
             return writers, Progress(**kept["progress"])
         except (BessemerError, KeyError, TypeError, ValueError, OSError) as error:
-            warn(f"{record}: what was encoded before cannot be gone on with ({error}); encoding all of it again")
+            warn(f"{record}: cannot be resumed ({error}); encoding all documents again")
             record.unlink(missing_ok=True)
             writers = new()
     for path in (work / OUT).iterdir():
@@ -292,7 +292,7 @@ def _writers(
     return writers, Progress()
 
 
-def _record(work: Path, writers: dict[tuple[str, str], ShardWriter], done: Progress) -> None:
+def _record(work: Path, writers: Writers, done: Progress) -> None:
     states = {f"{name}/{split}": writer.state() for (name, split), writer in writers.items()}
     write_json(work / "progress.json", {"progress": done.__dict__, "writers": states})
 
@@ -346,28 +346,17 @@ def _short(path: str) -> str:
 def _manifest(
     recipe: Recipe,
     tokenizer: Tokenizer,
-    writers: dict[tuple[str, str], ShardWriter],
+    writers: Writers,
     labels: list[str],
     seconds: float,
     trained: float,
 ) -> dict[str, Any]:
     # A source that is cut into parts may have nothing left under its own name, and not every part has documents.
     counts = Counter(part.source for part in recipe.parts.values())
-    whole = [name for name, part in recipe.parts.items() if counts[part.source] == 1]
-    sources = {
-        name: {
-            split: {
-                "documents": writers[name, split].documents,
-                "tokens": writers[name, split].tokens,
-                "bytes": writers[name, split].bytes,
-                "longest": writers[name, split].longest,
-                "files": sorted(writers[name, split].files),
-            }
-            for split in ("train", "heldout")
-        }
-        for name in recipe.parts
-        if name in whole or any(writers[name, split].documents for split in SPLITS)
-    }
+    sources = {}
+    for name, part in recipe.parts.items():
+        if counts[part.source] == 1 or any(writers[name, split].documents for split in SPLITS):
+            sources[name] = {split: _split_facts(writers[name, split]) for split in SPLITS}
     text_bytes = sum(writer.bytes for writer in writers.values())
     text_tokens = sum(writer.tokens - writer.documents for writer in writers.values())
     return {
@@ -387,3 +376,57 @@ def _manifest(
         "files": {name: facts for writer in writers.values() for name, facts in sorted(writer.files.items())},
         "seconds": {"tokenizer": round(trained, 3), "total": round(seconds, 3)},
     }
+
+
+def _split_facts(writer: ShardWriter) -> dict[str, Any]:
+    counts = {name: getattr(writer, name) for name in ("documents", "tokens", "bytes", "longest")}
+    return {**counts, "files": sorted(writer.files)}
+
+
+def refuse_unusable(recipe: Recipe, manifest: dict[str, Any]) -> None:
+    """Raise InputError unless every source has something to train on, and something is held out."""
+    sources, length = manifest["sources"], recipe.tokens.sequence_length
+    train, held = ({name: splits[split] for name, splits in sources.items()} for split in SPLITS)
+    documents_held, share = sum(facts["documents"] for facts in held.values()), recipe.tokens.held_out
+    num_documents = documents_held + sum(facts["documents"] for facts in train.values())
+    if recipe.train.objective == "classify" and len(manifest["labels"]) < 2:
+        found = f"only {manifest['labels'][0]!r}" if manifest["labels"] else "no label"
+        raise InputError(
+            f"train.objective: classify needs documents of two classes or more, but the corpus has {found}; see "
+            "corpus.sources.label and label_key"
+        )
+    if recipe.train.objective == "classify" or recipe.tokens.packing != "concatenate":
+        for name, facts in train.items():
+            if not facts["documents"]:
+                raise InputError(f"tokens.held_out: source {name!r} has no document left to train on; add text")
+        if not documents_held:
+            raise InputError(
+                f"tokens.held_out: {share:.4g} of {counted(num_documents, 'document')} leaves none held out; raise the share "
+                "or add documents"
+            )
+        if recipe.train.objective == "classify" and len(manifest["labels"]) > max(num_documents / 2, FEW_CLASSES):
+            raise InputError(
+                f"train.objective: {len(manifest['labels']):,} classes of {counted(num_documents, 'text')}: nearly every text "
+                "has a class of its own, so label_key seems to name an id; name the field of the class with "
+                "corpus.sources.NAME.label_key"
+            )
+        return
+    for name, facts in train.items():
+        if facts["tokens"] <= length:
+            raise InputError(
+                f"tokens.sequence_length: {length}, but source {name!r} has only {facts['tokens']} training tokens in all; "
+                "shorten the sequence or add text"
+            )
+    longest = max(facts["longest"] for facts in (*train.values(), *held.values()))
+    if longest < length and not recipe.tokens.pack_short_documents:
+        raise InputError(
+            f"tokens.sequence_length: {length} is longer than every document (the longest has {longest} tokens); shorten "
+            "it, or set tokens.pack_short_documents = true to put several documents into each sequence"
+        )
+    tokens_held = sum(facts["tokens"] for facts in held.values())
+    if tokens_held <= length:
+        raise InputError(
+            f"tokens.held_out: {share:.4g} of {counted(num_documents, 'document')} leaves {tokens_held} held-out tokens, "
+            f"fewer than one sequence of {length}; hold out a passage of each document (tokens.held_out_from = "
+            '"passages"), raise the share, shorten the sequence or add documents'
+        )

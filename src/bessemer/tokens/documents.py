@@ -1,4 +1,4 @@
-"""What the tokens stage reads: the clean documents in their order, and which of them a tokenizer is trained on."""
+"""The clean documents in their order, which of them are held out, and which of them a tokenizer is trained on."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from bessemer.tokens.order import key_of
 from bessemer.tokens.phases import average_shares
 
 BATCH_DOCUMENTS = 256
-LINE_REACH, WORD_REACH = 500, 100  # characters behind the place of a cut in which a line or a word may end
+LINE_REACH, WORD_REACH = 500, 100  # characters after a cut within which the end of a line or a word is looked for
 PARTS = 3  # of a document that has a held-out passage
-COUNTED_DOCUMENTS = 1_000_000  # above that many, a share of the documents holds that share of the text
-SAMPLE_CHARACTERS = 1_000_000  # of one document that a tokenizer is trained on: one giant must not fill the memory
+COUNTED_DOCUMENTS = 1_000_000  # with more, a share of the documents is assumed to hold that share of the text
+SAMPLE_CHARACTERS = 1_000_000  # of one document in the tokenizer's sample, to bound memory
 
 
 @dataclass(frozen=True)
 class Document:
-    """What the tokens stage needs of a document. language: of its metadata; "" where nothing says it; is_held_out: None
-    where the identity decides."""
+    """A document. language: of its metadata, "" where unknown; is_held_out: None where the identity decides."""
 
     identity: str
     source: str
@@ -35,25 +34,28 @@ class Document:
 
 
 def is_held_out(identity: str, seed: int, share: float) -> bool:
-    """Whether a document is kept out of training: decided by its identity alone, so that it stays where it is when
-    other documents come or go."""
+    """Whether a document is held out: by the hash of its identity alone, whatever other documents there are."""
     return key_of("held-out", seed, identity) < share * 2.0**64
 
 
 def passages(document: Document, seed: int, share: float) -> tuple[Document, Document, Document]:
-    """A document cut into what is before its held-out passage, the passage, and what comes after: about `share` of its
-    characters at a place that the hash of its identity says, cut after lines or words. Each may be empty."""
+    """A document cut into the text before its held-out passage, the passage, and the text after it; each may be empty.
+
+    The passage is about `share` of the characters, at a place by the hash of the identity, cut after lines or words.
+    """
     text, length = document.text, max(round(share * len(document.text)), 1)
     room = max(len(text) - length, 0)
     start = _border(text, room * (key_of("passage", seed, document.identity) >> 11) // (1 << 53))
     end = _border(text, start + length)
-    cuts = ((0, start, False), (start, end, True), (end, len(text), False))
-    before, passage, after = (replace(document, text=text[one:two], is_held_out=held) for one, two, held in cuts)
-    return before, passage, after
+    return (
+        replace(document, text=text[:start], is_held_out=False),
+        replace(document, text=text[start:end], is_held_out=True),
+        replace(document, text=text[end:], is_held_out=False),
+    )
 
 
 def _border(text: str, place: int) -> int:
-    """The end of the line, or else of the word, near behind a place."""
+    """The end of the line, or else of the word, soon after a place."""
     for border, reach in (("\n", LINE_REACH), (" ", WORD_REACH)):
         if 0 < place < len(text) and (found := text.find(border, place, place + reach)) >= 0:
             return found + 1
@@ -67,8 +69,10 @@ def split_documents(corpus: Path, seed: int, share: float, skip: int = 0) -> Ite
 
 
 def held_out_share(corpus: Path, seed: int, wanted_bytes: int) -> tuple[float, int, int]:
-    """The smallest share of the documents, by the hash of their identity, that holds so many bytes of text or more; with the
-    number of those documents and their bytes. Of very many documents the share of the bytes is taken."""
+    """The smallest held-out share that has at least so many bytes of text, the number of its documents, and their bytes.
+
+    Of more than COUNTED_DOCUMENTS it is the share of the bytes.
+    """
     import pyarrow.compute as compute
 
     if count(corpus) > COUNTED_DOCUMENTS:
@@ -112,7 +116,7 @@ def documents(corpus: Path, skip: int = 0) -> Iterator[Document]:
 
 
 def spread(corpus: Path, groups: int, each: int) -> list[Document]:
-    """A few documents from all over the corpus: the first `each` of so many row groups, evenly spaced."""
+    """A few documents from all over the corpus: the first `each` of `groups` row groups, evenly spaced."""
     import pyarrow.parquet as parquet
 
     first, starts = 0, []
@@ -159,8 +163,10 @@ def bytes_of_sources(corpus: Path) -> dict[str, int]:
 
 
 def training_sample(recipe: Recipe, corpus: Path) -> Iterator[str]:
-    """Text to train a tokenizer on: documents chosen by the hash of their identity until the budget fits; no held-out one.
-    Where passages are held out, as of few documents, the beginning of each part of every document."""
+    """Text to train a tokenizer on, none of it held out: documents chosen by the hash of their identity.
+
+    Where passages are held out, as of few documents: the beginning of each part of every document.
+    """
     shares = sample_shares(recipe, bytes_of_sources(corpus))
     seed, held_out = recipe.tokens.seed, recipe.tokens.held_out
     for document in documents(corpus):
@@ -177,8 +183,8 @@ def training_sample(recipe: Recipe, corpus: Path) -> Iterator[str]:
 def sample_shares(recipe: Recipe, sizes: dict[str, int]) -> dict[str, float]:
     """The share of each source's documents in the sample. sizes: bytes of text by source.
 
-    By the mixture, each source gives bytes in proportion to its share of the training, over all phases; what a small source
-    cannot give, the others do.
+    By the mixture, bytes are in proportion to the source's share of the training over all phases; what a small source lacks,
+    the others give.
     """
     budget, tokens = recipe.tokenizer.sample_bytes, recipe.tokens
     weighted = all(source.weight is not None for source in recipe.corpus.sources)

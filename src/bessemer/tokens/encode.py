@@ -1,35 +1,43 @@
-"""Documents to ids in several threads, in the order of the documents: what comes out does not depend on their number."""
+"""Documents to ids in several threads, in the order of the documents, and the fertility of tokenizers on a sample of them.
+
+The result does not depend on the number of threads. Fertility is the number of tokens that text takes, by source and language,
+for this run's tokenizer and those it is compared with. Its sample is chosen by the hash of the documents' identities. A word is
+what is between white space: in scripts without spaces tokens per word mean nothing.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bessemer.errors import BessemerError
 from bessemer.tokens.documents import Document
-from bessemer.tokens.fertility import Gauge, Tally
 from bessemer.tokens.foreign import ForeignDocument
+from bessemer.tokens.order import key_of
 from bessemer.tokens.pieces import Framing
-from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer import Ids, Tokenizer
 
-BATCH_CHARACTERS = 1 << 20  # of text, or of ids that are there already: what a thread takes at one time
+BATCH_CHARACTERS = 1 << 20  # of text, or of ids: what a thread takes at a time
+SEPARATOR = "\t"  # between source and language in the keys of a tally
 Item = Document | ForeignDocument
+Tally = dict[str, dict[str, Any]]
 
 
 @dataclass
 class Encoded:
     """A batch of documents as tokens. ids: end-of-text included; num_bytes: of each text.
 
-    counted: bytes that the tokens stand for, all documents together; unknown: tokens that stand for text the vocabulary
-    cannot say; tally: the fertility of those documents that are in its sample.
+    counted: bytes of the tokens, all documents together; unknown: tokens for text outside the vocabulary; tally: the fertility
+    of the documents that are in its sample.
     """
 
-    ids: list[npt.NDArray[np.uint32]]
+    ids: list[Ids]
     num_bytes: list[int]
     counted: int = 0
     unknown: int = 0
@@ -37,85 +45,139 @@ class Encoded:
 
 
 @dataclass(frozen=True)
+class FertilitySample:
+    """Which documents fertility is measured on, by how many tokenizers. single_byte: of each tokenizer, which tokens are one
+    byte; share: of the documents; seed: names the sample."""
+
+    single_byte: tuple[npt.NDArray[np.bool_], ...]
+    share: float
+    seed: int
+
+    def takes(self, identity: str) -> bool:
+        """Whether a document is in the sample."""
+        return self.share >= 1.0 or key_of("fertility", self.seed, identity) < self.share * 2.0**64
+
+    def measure(self, document: Document, encoded: Sequence[npt.NDArray[Any]], into: Tally) -> None:
+        """Add one document. encoded: its ids by each tokenizer, without end-of-text."""
+        tokens = [len(ids) for ids in encoded]
+        single = [int(is_single[ids].sum()) for ids, is_single in zip(encoded, self.single_byte, strict=True)]
+        counts = {
+            "documents": 1, "bytes": len(document.text.encode()), "words": len(document.text.split()), "tokens": tokens,
+            "single_byte": single,
+        }  # fmt: skip
+        merge(into, {document.source + SEPARATOR + document.language: counts})
+
+
+def merge(into: Tally, more: Tally) -> None:
+    """Add one tally to another."""
+    for key, row in more.items():
+        if key not in into:
+            into[key] = dict(row)
+            continue
+        mine = into[key]
+        for name in ("documents", "bytes", "words"):
+            mine[name] += row[name]
+        for name in ("tokens", "single_byte"):
+            mine[name] = [left + right for left, right in zip(mine[name], row[name], strict=True)]
+
+
+def fertility_table(tally: Tally, names: Sequence[str], vocabularies: Sequence[int]) -> dict[str, Any]:
+    """The tally as the manifest keeps it: a row a source and language, sources in order, and one over all of them."""
+    none = {"documents": 0, "bytes": 0, "words": 0, "tokens": [0] * len(names), "single_byte": [0] * len(names)}
+    whole: Tally = {"": none}
+    for row in tally.values():
+        merge(whole, {"": row})
+    keyed = [(key.split(SEPARATOR), row) for key, row in sorted(tally.items())]
+    return {
+        "tokenizers": [{"name": name, "vocabulary": size} for name, size in zip(names, vocabularies, strict=True)],
+        "rows": [{"source": source, "language": language, **_rates(row)} for (source, language), row in keyed],
+        "all": _rates(whole[""]),
+    }
+
+
+def _rates(row: dict[str, Any]) -> dict[str, Any]:
+    tokens, single = row["tokens"], row["single_byte"]
+    return {
+        **{name: row[name] for name in ("documents", "bytes", "words", "tokens")},
+        "bytes_per_token": [round(row["bytes"] / max(count, 1), 4) for count in tokens],
+        "tokens_per_word": [round(count / max(row["words"], 1), 4) for count in tokens],
+        "single_byte_share": [round(one / max(count, 1), 4) for one, count in zip(single, tokens, strict=True)],
+    }
+
+
+@dataclass(frozen=True)
 class Encoder:
-    """Encodes batches; threads call it side by side. others: the tokenizers that are compared with this one; framing: ids around
-    each document, the last of them end-of-text or before it."""
+    """Encodes batches; safe to call from several threads. others: tokenizers to compare with; framing: ids around each document,
+    the last of them end-of-text or before it."""
 
     tokenizer: Tokenizer
     token_bytes: npt.NDArray[np.int64]
-    gauge: Gauge
+    sample: FertilitySample
     others: tuple[Tokenizer, ...] = ()
     framing: Framing | None = None
 
     def __call__(self, batch: list[Item]) -> Encoded:
         """Encode a batch. Raises BessemerError when the tokens of a reversible tokenizer do not account for every byte."""
         documents = [item for item in batch if isinstance(item, Document)]
-        made = iter(self.tokenizer.encode_batch([document.text for document in documents]))
-        found = Encoded([next(made) if isinstance(item, Document) else item.ids for item in batch], [])
-        exact = self.tokenizer.is_byte_level and not self.tokenizer.changes and not self.tokenizer.text_prefix
+        own = self.tokenizer.encode_batch([document.text for document in documents])
+        encoded, remaining = Encoded([], []), iter(own)
+        is_exact = self.tokenizer.is_byte_level and not self.tokenizer.changes and not self.tokenizer.text_prefix
         prefix, unknown = len(self.tokenizer.text_prefix), self.tokenizer.unknown_token
-        for item, ids in zip(batch, found.ids, strict=True):
-            counted = int(self.token_bytes[ids].sum()) - (prefix if len(ids) > 1 else 0)
-            size = len(item.text.encode()) if isinstance(item, Document) else counted
-            if exact and counted != size:
+        for item in batch:
+            ids = next(remaining) if isinstance(item, Document) else item.ids
+            size = counted = int(self.token_bytes[ids].sum()) - (prefix if len(ids) > 1 else 0)
+            if isinstance(item, Document):
+                size = len(item.text.encode())
+                encoded.counted += counted
+                encoded.unknown += int((ids == unknown).sum()) if unknown is not None else 0
+            if is_exact and counted != size:
                 raise BessemerError(
                     f"document {item.identity} of {item.source}: its {len(ids)} tokens stand for {counted} bytes, but its text "
                     f"has {size}; this is an error in Bessemer or in the tokenizer.json"
                 )
-            found.num_bytes.append(size)
-            if isinstance(item, Document):
-                found.counted += counted
-                found.unknown += int((ids == unknown).sum()) if unknown is not None else 0
-        self._measure(
-            documents, [ids for item, ids in zip(batch, found.ids, strict=True) if isinstance(item, Document)], found
-        )
-        if self.framing is not None:
-            found.ids = [
-                self._framed(ids) if isinstance(item, Document) else ids
-                for item, ids in zip(batch, found.ids, strict=True)
-            ]
-        return found
+            encoded.num_bytes.append(size)
+            encoded.ids.append(self._framed(ids) if self.framing is not None and isinstance(item, Document) else ids)
+        self._measure(documents, own, encoded.tally)
+        return encoded
 
-    def _framed(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    def _framed(self, ids: Ids) -> Ids:
         assert self.framing is not None
         before, after = (np.array(part, np.uint32) for part in (self.framing.before, self.framing.after))
         end = ids[-1:]
-        closed = len(after) > 0 and after[-1] == end[0]
-        return np.concatenate([before, ids[:-1], after[:-1] if closed else after, end])
+        is_closed = len(after) > 0 and after[-1] == end[0]
+        return np.concatenate([before, ids[:-1], after[:-1] if is_closed else after, end])
 
-    def _measure(self, documents: list[Document], ids: list[npt.NDArray[np.uint32]], found: Encoded) -> None:
-        chosen = [number for number, document in enumerate(documents) if self.gauge.takes(document.identity)]
-        texts = [documents[number].text for number in chosen]
-        theirs = [other.encode_batch(texts) for other in self.others]
+    def _measure(self, documents: list[Document], ids: list[Ids], tally: Tally) -> None:
+        chosen = [number for number, document in enumerate(documents) if self.sample.takes(document.identity)]
+        others = [other.encode_batch([documents[number].text for number in chosen]) for other in self.others]
         for place, number in enumerate(chosen):
-            document = documents[number]
-            every = [ids[number][:-1], *(encoded[place][:-1] for encoded in theirs)]
-            self.gauge.measure(document.source, document.language, document.text, every, found.tally)
+            every = [ids[number][:-1], *(encoded[place][:-1] for encoded in others)]
+            self.sample.measure(documents[number], every, tally)
 
 
 def batches(items: Iterable[Item], characters: int = BATCH_CHARACTERS) -> Iterator[list[Item]]:
     """Documents in batches of about so many characters, in order; a longer document is a batch of its own."""
     batch: list[Item] = []
-    held = 0
+    size = 0
     for item in items:
         batch.append(item)
-        held += len(item.text) if isinstance(item, Document) else len(item.ids)
-        if held >= characters:
+        size += len(item.text) if isinstance(item, Document) else len(item.ids)
+        if size >= characters:
             yield batch
-            batch, held = [], 0
+            batch, size = [], 0
     if batch:
         yield batch
 
 
 def in_order(
-    given: Iterable[list[Item]], work: Callable[[list[Item]], Encoded], workers: int
+    items: Iterable[list[Item]], work: Callable[[list[Item]], Encoded], workers: int
 ) -> Iterator[tuple[list[Item], Encoded]]:
-    """`work` of each in so many threads, with its result, in the order given; at most workers + 1 are in memory."""
+    """Each batch with its `work`, done in so many threads, in order; at most workers + 1 batches are in memory."""
     waiting: deque[tuple[list[Item], Future[Encoded]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="encode")
     try:
-        for one in given:
-            waiting.append((one, pool.submit(work, one)))
+        for batch in items:
+            waiting.append((batch, pool.submit(work, batch)))
             if len(waiting) > workers:
                 done, result = waiting.popleft()
                 yield done, result.result()

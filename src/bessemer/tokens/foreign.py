@@ -8,8 +8,8 @@ megatron  NAME.bin holds the ids, NAME.idx the index (NVIDIA/Megatron-LM, megatr
           lengths in tokens, S int64 places in bytes, D int64 borders counted in sequences (the first 0, the last S), and for
           multimodal data S int8 modes.
 
-Every number of an index is held against the files before a token is read. A document whose last token is not end-of-text
-gets one; empty documents are left out.
+An index is validated against the files before a token is read. A document whose last token is not end-of-text gets one;
+empty documents are left out.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ HEADER_MAGIC, HEADER_INTS = 20240520, 256
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
 INDEX_HEADER_BYTES = 34
 INDEX_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats, which no ids are
-CHUNK = 1 << 22  # tokens looked at in one go
+CHUNK_TOKENS = 1 << 22  # searched for end-of-text at a time
 
 
 @dataclass(frozen=True)
 class ForeignDocument:
-    """A document that is tokens already: its ids with end-of-text as the last one."""
+    """A document as ids, end-of-text last."""
 
     identity: str
     source: str
@@ -44,9 +44,9 @@ class ForeignDocument:
 
 
 @dataclass(frozen=True)
-class Index:
-    """A Megatron index, checked. lengths: tokens of each sequence; places: where they begin, in bytes; borders: numbers of the
-    sequences at which documents begin, and their number."""
+class MegatronIndex:
+    """A validated Megatron index. lengths: tokens of each sequence; places: where they begin, in bytes; borders: numbers of
+    the sequences at which documents begin, and of all sequences."""
 
     dtype: np.dtype[Any]
     lengths: npt.NDArray[np.int64]
@@ -56,29 +56,20 @@ class Index:
 
 def files_of(source: TokenSource) -> list[Path]:
     """The .bin files of a source, sorted. Raises InputError when a path has none."""
-    found: list[Path] = []
-    for given in source.paths:
-        path = Path(given).expanduser()
-        if path.is_dir():
-            here = sorted(path.rglob("*.bin"))
-        elif path.is_file():
-            here = [path]
-        else:
-            here = sorted(
-                file
-                for file in Path(path.anchor or ".").glob(str(path.relative_to(path.anchor or ".")))
-                if file.is_file()
-            )
+    files: set[Path] = set()
+    for name in source.paths:
+        path = Path(name).expanduser()
+        root = Path(path.anchor or ".")
+        matches = path.rglob("*.bin") if path.is_dir() else root.glob(str(path.relative_to(path.anchor or ".")))
+        here = [path] if path.is_file() else [file for file in matches if file.is_file()]
         if not here:
-            raise InputError(
-                f"tokens.sources.{source.name}: {given}: no such file, and no folder with .bin files in it"
-            )
-        found += here
-    return sorted(set(found))
+            raise InputError(f"tokens.sources.{source.name}: {name}: no such file, and no folder with .bin files in it")
+        files.update(here)
+    return sorted(files)
 
 
 def facts(source: TokenSource) -> list[list[Any]]:
-    """Name, size and time of each file, by which a change is noticed."""
+    """Name, size and modification time of each file, to detect changes."""
     files = files_of(source)
     files += [file.with_suffix(".idx") for file in files if file.with_suffix(".idx").exists()]
     return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
@@ -101,11 +92,11 @@ def nanogpt_documents(path: Path, end_of_text: int) -> Iterator[npt.NDArray[np.u
     """Documents of one nanoGPT file, each with end-of-text at its end."""
     tokens = nanogpt_tokens(path)
     parts: list[npt.NDArray[Any]] = []
-    found = False
-    for start in range(0, len(tokens), CHUNK):
-        chunk = np.asarray(tokens[start : start + CHUNK])
+    has_ends = False
+    for start in range(0, len(tokens), CHUNK_TOKENS):
+        chunk = np.asarray(tokens[start : start + CHUNK_TOKENS])
         ends = np.flatnonzero(chunk == end_of_text)
-        found |= len(ends) > 0
+        has_ends |= len(ends) > 0
         low = 0
         for end in ends.tolist():
             parts.append(chunk[low:end])
@@ -113,9 +104,9 @@ def nanogpt_documents(path: Path, end_of_text: int) -> Iterator[npt.NDArray[np.u
                 yield ids
             parts, low = [], end + 1
         parts.append(chunk[low:])
-    if not found:
+    if not has_ends:
         raise InputError(
-            f"{path}: no end-of-text token (id {end_of_text}) in it, so that documents cannot be told apart; is "
+            f"{path}: no end-of-text token (id {end_of_text}) in it, so that documents cannot be separated; is "
             "tokenizer.end_of_text the one it was written with?"
         )
     if (ids := _closed(parts, end_of_text)) is not None:
@@ -159,7 +150,7 @@ def megatron_documents(path: Path, end_of_text: int) -> Iterator[npt.NDArray[np.
             yield ids
 
 
-def megatron_index(path: Path) -> Index:
+def megatron_index(path: Path) -> MegatronIndex:
     """The index beside a Megatron .bin. Raises InputError that names what does not hold."""
     where = path.with_suffix(".idx")
     if not where.exists():
@@ -188,14 +179,14 @@ def megatron_index(path: Path) -> Index:
         for low, high, kind in zip(ends[:-1].tolist(), ends[1:].tolist(), ("<i4", "<i8", "<i8"), strict=True)
     )
     dtype = np.dtype(INDEX_TYPES[code])
-    held = path.stat().st_size
+    num_bytes = path.stat().st_size
     if (lengths < 0).any() or (places < 0).any() or (places % dtype.itemsize).any():
         raise damaged("a sequence has a negative length, or a place that is not one of a token")
-    if sequences and int((places + lengths * dtype.itemsize).max()) > held:
-        raise damaged(f"its sequences reach beyond the {held} bytes of {path.name}")
+    if sequences and int((places + lengths * dtype.itemsize).max()) > num_bytes:
+        raise damaged(f"its sequences reach beyond the {num_bytes} bytes of {path.name}")
     if starts[0] != 0 or starts[-1] != sequences or (np.diff(starts) < 0).any():
         raise damaged("the borders of its documents do not run from 0 to its number of sequences")
-    return Index(dtype, lengths, places, starts)
+    return MegatronIndex(dtype, lengths, places, starts)
 
 
 def _closed(parts: list[npt.NDArray[Any]], end_of_text: int) -> npt.NDArray[np.uint32] | None:

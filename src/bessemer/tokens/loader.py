@@ -19,7 +19,7 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.packing import Ints, Pack, open_pack
-from bessemer.tokens.phases import Holding, mixture_of
+from bessemer.tokens.phases import SourceSizes, mixture_of
 from bessemer.tokens.pieces import Framing
 from bessemer.tokens.shards import NO_LABEL, Split, TokenStore
 
@@ -274,8 +274,8 @@ def loader_of(recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) 
             tokens.append(source.split.num_tokens)
         else:
             tokens.append(len(source) * (source.length if isinstance(source, Sequences) else 1))
-    holding = Holding(store.sources, tuple(len(source) for source in sources), tuple(tokens))
-    return Loader(sources, mixture_of(recipe, holding), rank, world)
+    sizes = SourceSizes(store.sources, tuple(len(source) for source in sources), tuple(tokens))
+    return Loader(sources, mixture_of(recipe, sizes), rank, world)
 
 
 def prefetched(loader: Reader, first: int, counts: Iterable[int], depth: int = 4) -> Iterator[Batch]:

@@ -1,12 +1,11 @@
 """Which source each training sequence comes from: exact shares, as arithmetic.
 
-Slots of the global sequence of samples are grouped in blocks. Every block holds the same whole number of slots for
-each source, so after every block the shares are exactly the block's; within it each slot goes to a source that
-is behind, so that every batch has the shares to within a sequence. Chance enters only through what a
-source's slot reads: its k-th slot reads sequence k of that source's shuffled epochs.
+Slots of the global sequence of samples are grouped in blocks. Every block has the same whole number of slots of each source,
+so after every block the shares are exact; within it each slot goes to a source that is behind, so that every batch has the
+shares to within a sequence. Only what a slot reads is random: a source's k-th slot reads sequence k of its shuffled epochs.
 
-The shares may change from phase to phase. A phase begins with a block of its own, and a source's count k goes on, so no
-sequence comes again before its epoch ends, whatever the shares were.
+The shares may change from phase to phase. A phase begins with a new block, and a source's count k continues, so no sequence is
+repeated before its epoch ends.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ import numpy.typing as npt
 
 from bessemer.tokens.order import key_of, permute, positions_of
 
-SMALL_BLOCK = 1024  # slots: long enough to mix well, short enough that the shares hold over a few steps
-CHUNK = 4096  # slots whose draw is computed together
+SMALL_BLOCK = 1024  # slots: long enough to mix well, short enough for exact shares over a few steps
+CHUNK = 4096  # slots drawn at a time
 LARGEST_BLOCK = 8192  # slots: shares that no smaller block makes exact are rounded to 1/8192
-FINEST_BLOCK = 65536  # the same where phases are asked for: of many languages the smallest has a share of that order
+FINEST_BLOCK = 65536  # the same with phases: the smallest of many languages has a share of that order
 
 Weight = float | Fraction
 Counts = npt.NDArray[np.int64]
@@ -46,10 +45,10 @@ class Draw:
 class Phase:
     """A stretch of slots with fixed shares.
 
-    first: its first slot; it lasts to the next phase's. slots: how many slots of a block each source has. before: how
-    many sequences of each source are drawn before the phase. by_deadline: the rule of the order within a block, see
-    `_block`. asked: number of the recipe's phase that it is of. exact: where the block is the whole phase and its shares are no
-    multiples of 1 / block, numerators of them, which the order follows; else empty.
+    first: its first slot; it ends where the next phase begins. slots: slots of each source in a block. before: sequences of
+    each source drawn before the phase. by_deadline: the rule of the order within a block, see `_block`. asked: number of the
+    recipe's phase. exact: numerators of the shares, where the block is the whole phase and its shares are no multiples of
+    1 / block; else empty.
     """
 
     first: int
@@ -78,7 +77,7 @@ class Phase:
         return counts
 
     def slot_of(self, source: int, number: int) -> int:
-        """Where the phase's sequence number `number` (from 0) of a source stands, counted from the phase's first slot."""
+        """Slot of a source's sequence `number` of the phase (from 0), counted from the phase's first slot."""
         return int(self.slots_of(source, np.array([number]))[0])
 
     def slots_of(self, source: int, numbers: Counts) -> Counts:
@@ -88,7 +87,7 @@ class Phase:
         return np.asarray(whole * self.block + places[rest], dtype=np.int64)
 
     def order(self) -> tuple[Counts, Counts]:
-        """For each slot of a block, its source and how many slots of that source stand before it in the block."""
+        """For each slot of a block, its source and the number of that source's slots before it in the block."""
         if self.exact:
             return _block_by_deadline(self.exact, self.block)
         return _block(self.slots, self.by_deadline)
@@ -96,7 +95,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Aim:
-    """What a phase of the recipe is for, as shares of the tokens: asked for, and what caps on repetition leave of it."""
+    """Shares of the tokens in a phase of the recipe: as the recipe says, and as caps on repetition leave them."""
 
     asked: tuple[float, ...]
     planned: tuple[float, ...]
@@ -132,9 +131,9 @@ class Mixture:
         seed: int,
         end: int | None = None,
     ) -> Mixture:
-        """A mixture whose shares change. spans: the first slot of each phase, 0 first, and the weights in it; end: of the last
-        one, where it is known: shares that no block of at most FINEST_BLOCK slots has are then exact in phases no longer than
-        that, and rounded to 1 / FINEST_BLOCK in longer ones."""
+        """A mixture whose shares change. spans: the first slot of each phase, 0 first, and its weights; end: of the last phase,
+        if known: shares that no block of FINEST_BLOCK slots can have are then exact in phases of at most that length, else
+        rounded to 1 / FINEST_BLOCK."""
         phases: list[Phase] = []
         ends = [*(first for first, _ in spans[1:]), end]
         for asked, ((first, weights), until) in enumerate(zip(spans, ends, strict=True)):
@@ -193,8 +192,7 @@ def counts_at(phases: Sequence[Phase], slot: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8)
 def _chunk(mixture: Mixture, number: int) -> Draw:
-    """The draw of slots [number * CHUNK, (number + 1) * CHUNK), computed once: a few long arrays instead of many short
-    ones are what makes the order cheap."""
+    """The draw of slots [number * CHUNK, (number + 1) * CHUNK), cached: a few long arrays are cheaper than many short ones."""
     source, drawn = np.empty(CHUNK, dtype=np.int64), np.empty(CHUNK, dtype=np.int64)
     begin, end = number * CHUNK, (number + 1) * CHUNK
     while begin < end:
@@ -242,7 +240,7 @@ def _shares(weights: Sequence[Weight]) -> list[Fraction]:
 
 @lru_cache(maxsize=32)
 def _block(slots: tuple[int, ...], by_deadline: bool) -> tuple[Counts, Counts]:
-    """For each slot of a block, its source and how many slots of that source stand before it in the block.
+    """For each slot of a block, its source and the number of that source's slots before it in the block.
 
     Without `by_deadline` a slot goes to the source that is furthest behind, which for some shares leaves one more than a
     sequence behind (1.16 was seen). With it, of the sources that do not get ahead by a sequence, to the one whose next
@@ -252,33 +250,33 @@ def _block(slots: tuple[int, ...], by_deadline: bool) -> tuple[Counts, Counts]:
     if by_deadline:
         return _block_by_deadline(slots, sum(slots))
     wanted, total = np.asarray(slots, dtype=np.int64), sum(slots)
-    given = np.zeros(len(slots), dtype=np.int64)
+    placed = np.zeros(len(slots), dtype=np.int64)
     source, rank = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
     for slot in range(total):
-        chosen = int((wanted * (slot + 1) - given * total).argmax())
-        source[slot], rank[slot] = chosen, given[chosen]
-        given[chosen] += 1
+        chosen = int((wanted * (slot + 1) - placed * total).argmax())
+        source[slot], rank[slot] = chosen, placed[chosen]
+        placed[chosen] += 1
     return source, rank
 
 
 @lru_cache(maxsize=32)
 def _block_by_deadline(slots: tuple[int, ...], length: int) -> tuple[Counts, Counts]:
-    """The first `length` slots of it, see `_block`. A source's sequence `n` may stand in slot n * total // slots at the earliest,
-    and has to by slot ceil((n + 1) * total / slots): those that may wait in a heap, since every trace waits for the block."""
+    """Its first `length` slots, see `_block`. A source's sequence n is released at slot n * total // slots, and due by slot
+    ceil((n + 1) * total / slots); released ones wait in a heap."""
     total, many = sum(slots), len(slots)
-    given, ready = [0] * many, list[int]()
+    placed, ready = [0] * many, list[int]()
     released: list[list[int]] = [[] for _ in range(length)]
     released[0] = [source for source, wanted in enumerate(slots) if wanted]
     chosen, rank = [0] * length, [0] * length
     for slot in range(length):
         for source in released[slot]:
-            due = -(-(given[source] + 1) * total // slots[source])
+            due = -(-(placed[source] + 1) * total // slots[source])
             heappush(ready, due * many + source)  # of those due at once, the first in the mixture
         source = heappop(ready) % many
-        chosen[slot], rank[slot] = source, given[source]
-        given[source] += 1
-        if given[source] < slots[source]:
-            free = max(given[source] * total // slots[source], slot + 1)
+        chosen[slot], rank[slot] = source, placed[source]
+        placed[source] += 1
+        if placed[source] < slots[source]:
+            free = max(placed[source] * total // slots[source], slot + 1)
             if free < length:
                 released[free].append(source)
     return np.array(chosen, dtype=np.int64), np.array(rank, dtype=np.int64)

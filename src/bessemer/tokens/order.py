@@ -1,9 +1,8 @@
 """A random order as arithmetic: the n-th item of a shuffle, without storing the shuffle.
 
-A Feistel network over the bits of an index is a permutation of 2^k items, whatever its round function is; cycle
-walking (Black and Rogaway 2002, section 3) narrows it to any size. So the item at any position of any epoch is a
-pure function of (key, position): the order needs no state, no memory, and knows nothing of how many processes
-read it. It also runs backwards, so the position of an item is found as fast as the item at a position.
+A Feistel network over the bits of an index is a permutation of 2^k items; cycle walking (Black and Rogaway 2002, section 3)
+narrows it to any size. So the item at any position of any epoch is a pure function of (key, position), and the inverse is as
+fast.
 """
 
 from __future__ import annotations
@@ -30,35 +29,34 @@ def permute(key: int, positions: npt.ArrayLike, size: int) -> Indices:
 
     positions: integers in [0, size), one or many. Returns uint64, one for each.
     """
-    return _walked(_network, key, positions, size, "position")
+    return _walk(_network, key, positions, size, "position")
 
 
 def positions_of(key: int, items: npt.ArrayLike, size: int) -> Indices:
-    """Where `items` stand in the permutation of range(size) that `key` names: the inverse of `permute`.
+    """Positions of `items` in the permutation of range(size) that `key` names: the inverse of `permute`.
 
     items: integers in [0, size), one or many. Returns uint64, one for each.
     """
-    return _walked(_network_back, key, items, size, "item")
+    return _walk(_inverse_network, key, items, size, "item")
 
 
-def _walked(
-    network: Callable[[Indices, list[np.uint64], int], Indices], key: int, given: npt.ArrayLike, size: int, what: str
+def _walk(
+    network: Callable[[Indices, list[np.uint64], int], Indices], key: int, start: npt.ArrayLike, size: int, what: str
 ) -> Indices:
-    """A network's values narrowed to range(size). Its cycles are walked one way or the other, so that the walk of the
-    inverse network is the inverse of the walk."""
-    values = np.atleast_1d(np.array(given, dtype=np.uint64))
+    """Cycle walking: apply the network until the value is in range(size). With the inverse network it is the inverse."""
+    values = np.atleast_1d(np.array(start, dtype=np.uint64))
     if values.size and int(values.max()) >= size:
         raise ValueError(f"{what} {int(values.max())} lies outside a permutation of {size} items")
     if size <= 1:
         return values
     half = max((int(size - 1).bit_length() + 1) // 2, 1)
     keys = [np.uint64(key_of(key, half, number)) for number in range(ROUNDS)]
-    found = network(values, keys, half)
-    outside = found >= size
+    values = network(values, keys, half)
+    outside = values >= size
     while outside.any():  # the network permutes up to 4x more than `size`, so this ends after a few turns
-        found[outside] = network(found[outside], keys, half)
-        outside = found >= size
-    return found
+        values[outside] = network(values[outside], keys, half)
+        outside = values >= size
+    return values
 
 
 def _network(values: Indices, keys: list[np.uint64], half: int) -> Indices:
@@ -70,7 +68,7 @@ def _network(values: Indices, keys: list[np.uint64], half: int) -> Indices:
     return (left << bits) | right
 
 
-def _network_back(values: Indices, keys: list[np.uint64], half: int) -> Indices:
+def _inverse_network(values: Indices, keys: list[np.uint64], half: int) -> Indices:
     bits = np.uint64(half)
     mask = np.uint64((1 << half) - 1)
     left, right = values >> bits, values & mask

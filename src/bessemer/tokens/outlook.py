@@ -1,4 +1,4 @@
-"""What is known of a run's tokens before it trains: vocabulary, classes, how documents fill the sequences, repetition."""
+"""Facts about a run's tokens before it trains: vocabulary, classes, packing, repetition."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bessemer.tokens.tokenizer import Tokenizer
 
 
 def outlook(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """How documents fill the sequences and how often each source will be read, for the plan of a resolved recipe; warns of
-    sources that are read so often that it helps little. Empty before the tokens are written for this recipe."""
+    """Packing and epochs of each source, for the plan of a resolved recipe; warns of sources that are repeated too often. Empty
+    before the tokens are written for this recipe."""
     store = TokenStore.open(folder) if (folder / "manifest.json").exists() else None
     if store is None or not store.sources or not set(store.sources) <= set(recipe.parts):
         return {}
@@ -36,7 +36,7 @@ def outlook(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
 
 def vocabulary(recipe: Recipe, folder: Path) -> int:
-    """Ids of the tokenizer that is there, or will be."""
+    """Number of ids of the tokenizer, written already or not."""
     if (folder / "manifest.json").exists():
         return TokenStore.open(folder).vocabulary
     if recipe.tokenizer.path is not None:
@@ -45,7 +45,7 @@ def vocabulary(recipe: Recipe, folder: Path) -> int:
 
 
 def num_tokens(folder: Path) -> dict[str, int]:
-    """Tokens to train on and held out, by the names that layout/dial.py has for them; empty before they are written."""
+    """Training and held-out tokens, by their names in layout/dial.py; empty before they are written."""
     if not (folder / "manifest.json").exists():
         return {}
     store = TokenStore.open(folder)
@@ -53,7 +53,7 @@ def num_tokens(folder: Path) -> dict[str, int]:
 
 
 def labels(recipe: Recipe, folder: Path) -> int:
-    """Classes of the corpus; before there are tokens, those that the recipe names, two at least."""
+    """Number of classes; before there are tokens, those that the recipe names, at least two."""
     if (folder / "manifest.json").exists():
         return len(TokenStore.open(folder).labels)
     return max(len({source.label for source in recipe.corpus.sources if source.label is not None}), 2)

@@ -1,16 +1,15 @@
-"""How documents fill sequences without being cut, decided once when the shards are written.
+"""Packing of documents into sequences, done once when the shards are written.
 
-A document of at most a sequence's length is never cut. A longer one gives whole sequences and a rest. best-fit puts
-documents and rests together by best-fit decreasing, the longest first, each where the least room is left that it fits
-(Ding et al. 2024, "Fewer truncations improve language modeling", section 3.2, algorithm 1; the tree over what is left
-in their appendix). document gives each a sequence of its own. Both drop nothing, and pad.
+A document of at most a sequence's length is never cut; a longer one gives whole sequences and a rest. best-fit packs documents
+and rests by best-fit decreasing (Ding et al. 2024, "Fewer truncations improve language modeling", section 3.2, algorithm 1;
+the tree over the room left in their appendix). document gives each a sequence of its own. Both drop nothing, and pad.
 
     NAME.pack   little-endian: 8 bytes magic "BSMRPAK2"; uint64 length of a sequence, number of sequences S, number of
                 pieces P; S+1 uint64, the first piece of each sequence and P; P uint64, where each piece starts in the
                 stream of NAME's shards, in tokens; P uint64, the pieces in the order of the stream; P uint32, how many
                 tokens each has. "BSMRPAK1", of earlier versions, lacks the pieces' order and is read all the same.
 
-Pieces of a sequence stand in the order of the stream, and so do the sequences, by their first pieces.
+Pieces of a sequence are in the order of the stream, and so are the sequences, by their first pieces.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Pack:
-    """What lies in each sequence. length: positions of a sequence; first: (sequences + 1,) number of each sequence's
-    first piece; starts, sizes: (pieces,) where a piece lies in the stream, in tokens; by_start: the pieces in the order of the
-    stream, None where a file of an earlier version does not say it."""
+    """The pieces of each sequence. length: positions of a sequence; first: (sequences + 1,) number of its first piece; starts,
+    sizes: (pieces,) a piece's place in the stream, in tokens; by_start: the pieces in the order of the stream, None in a file
+    of an earlier version."""
 
     length: int
     first: npt.NDArray[Any]
@@ -196,14 +195,13 @@ def write_packs(store: TokenStore, recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def packed_for(recipe: Recipe) -> dict[str, Any]:
-    """What the .pack files of a recipe depend on, beside the shards: it stands in the manifest."""
+    """What the .pack files depend on besides the shards; kept in the manifest."""
     return {"packing": recipe.tokens.packing, "sequence_length": recipe.tokens.sequence_length}
 
 
 def is_packed_for(store: TokenStore, recipe: Recipe) -> bool:
-    """Whether the .pack files beside the shards are those that a recipe asks for."""
-    written = store.manifest.get("packing", {})
-    return all(written.get(key) == value for key, value in packed_for(recipe).items())
+    """True when the .pack files beside the shards are those of a recipe."""
+    return packed_for(recipe).items() <= store.manifest.get("packing", {}).items()
 
 
 def open_pack(store: TokenStore, recipe: Recipe, source: str, split: str) -> Pack:

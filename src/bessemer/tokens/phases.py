@@ -1,17 +1,17 @@
-"""From the recipe to the phases of its mixture: weights, temperature, schedule and caps, by arithmetic over the whole run.
+"""From the recipe to the phases of its mixture: weights, temperature, schedule and caps, computed over the whole run.
 
-Everything is decided before the first batch, from the number of samples of the run: so the order stays a pure function of
-the mixture and the slot, and a capped source is spread over the run in place of running out in its middle.
+Everything is decided before the first batch, from the number of samples of the run: so the order stays a pure function of the
+mixture and the slot, and a capped source is spread over the run instead of running out in its middle.
 
 Temperature T gives shares in proportion to tokens^(1/T) (Devlin 2018, the multilingual BERT README, with exponent 0.7; Xue
 et al. 2021, mT5, section 3.1, with 0.3). Caps: as UniMax (Chung et al. 2023, section 3) does for uniform shares: a source
-that would come to more than its cap has as many sequences as the cap allows, over all phases in the proportions asked for,
-and the others share what it leaves in theirs.
+over its cap gets as many sequences as the cap allows, in each phase in proportion to the shares of the recipe, and the others
+share what it leaves in theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import floor
@@ -22,11 +22,12 @@ from bessemer.tokens.mixture import FINEST_BLOCK, Aim, Mixture, Phase, counts_at
 
 REPEATS_WORTH_A_WARNING = 4  # epochs after which repeated data loses its value (Muennighoff et al. 2023, section 5)
 
+Shares = tuple[Fraction, ...]
+
 
 @dataclass(frozen=True)
-class Holding:
-    """What a store has of each source. names: in order; sequences: how many samples each gives an epoch; tokens: how many
-    tokens those hold, padding not counted."""
+class SourceSizes:
+    """The sources of a store. names: in order; sequences: samples of each an epoch; tokens: in those, without padding."""
 
     names: tuple[str, ...]
     sequences: tuple[int, ...]
@@ -34,44 +35,43 @@ class Holding:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A phase as the recipe asks for it. first, samples: where it lies; shares: of the tokens, by source, 1 in all;
-    slots: of the samples, before caps."""
+class RecipePhase:
+    """A phase of the recipe. first, samples: its span; shares: of the tokens, by source, 1 in all; slots: the same of the
+    samples, before caps."""
 
     first: int
     samples: int
-    shares: tuple[Fraction, ...]
-    slots: tuple[Fraction, ...]
+    shares: Shares
+    slots: Shares
 
 
-def mixture_of(recipe: Recipe, holding: Holding) -> Mixture:
+def mixture_of(recipe: Recipe, sizes: SourceSizes) -> Mixture:
     """The mixture of a run. Raises InputError when the caps leave too little to read.
 
     A recipe without temperature, schedule and caps needs no resolved number of steps.
     """
-    if not _is_planned(recipe, holding):
-        given = recipe.source_weights
-        weights = tuple(
-            float(given.get(name) or count) for name, count in zip(holding.names, holding.sequences, strict=True)
-        )
-        return Mixture.of(holding.names, holding.sequences, weights, recipe.run.seed)
-    phases = asked_phases(recipe, holding)
-    caps = _caps(recipe, holding)
-    amounts = _within_caps(phases, caps, holding.names)
+    if not _needs_phases(recipe, sizes):
+        weights = recipe.source_weights
+        counts = zip(sizes.names, sizes.sequences, strict=True)
+        own = tuple(float(weights.get(name) or count) for name, count in counts)
+        return Mixture.of(sizes.names, sizes.sequences, own, recipe.run.seed)
+    phases = recipe_phases(recipe, sizes)
+    caps = _caps(recipe, sizes)
+    amounts = _within_caps(phases, caps, sizes.names)
     spans = [(phase.first, row) for phase, row in zip(phases, amounts, strict=True)]
     end = phases[-1].first + phases[-1].samples
-    mixture = Mixture.over(holding.names, holding.sequences, spans, recipe.run.seed, end)
+    mixture = Mixture.over(sizes.names, sizes.sequences, spans, recipe.run.seed, end)
     aims = tuple(
-        Aim(_floats(phase.shares), _floats(_in_tokens(row, holding)))
+        Aim(tuple(map(float, phase.shares)), tuple(map(float, sample_to_token_shares(row, sizes))))
         for phase, row in zip(phases, amounts, strict=True)
     )
     return replace(_stopped_at_caps(mixture, caps, end), aims=aims)
 
 
-def asked_phases(recipe: Recipe, holding: Holding) -> list[Asked]:
-    """The phases that the recipe asks for, in order; one where it has no schedule."""
-    samples = _samples(recipe)
-    spans = [(0, _base_shares(recipe, holding))]
+def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
+    """The phases of the recipe, in order; one where it has no schedule."""
+    samples = _num_samples(recipe)
+    spans = [(0, _base_shares(recipe, sizes))]
     for phase in recipe.tokens.schedule:
         if phase.from_ == "decay":
             assert recipe.train.steps is not None, "the recipe is resolved"
@@ -83,51 +83,46 @@ def asked_phases(recipe: Recipe, holding: Holding) -> list[Asked]:
                 f"tokens.schedule: the phase from = {phase.from_} begins at sample {first} of {samples}, which is "
                 f"{'before the phase above it' if first < samples else 'past the end'}; change its from, or train.steps"
             )
-        weights = _among_parts(recipe, holding, {name: Fraction(str(weight)) for name, weight in phase.weights.items()})
         if first == spans[-1][0]:  # the run is too short for the phase above, or the first one begins at 0
             spans.pop()
-        spans.append((first, _normal(weights)))
+        spans.append((first, _normal(_phase_weights(recipe, sizes, phase.weights))))
     ends = [*(first for first, _ in spans[1:]), samples]
     return [
-        Asked(first, end - first, shares, _in_sequences(shares, holding))
+        RecipePhase(first, end - first, shares, token_to_sample_shares(shares, sizes))
         for (first, shares), end in zip(spans, ends, strict=True)
     ]
 
 
-def average_shares(recipe: Recipe, sizes: Mapping[str, int]) -> dict[str, float]:
+def average_shares(recipe: Recipe, num_bytes: Mapping[str, int]) -> dict[str, float]:
     """Each source's share of the tokens, on average over the training, 1 in all: weights, temperature and schedule.
 
-    For what is done before there are tokens: sizes are bytes of text by source, in place of tokens, and neither the number of
-    steps nor caps on repetition, which need it, are looked at. A decay phase is train.schedule.decay_share of the run.
+    Before there are tokens: num_bytes, by source, stands for them, and caps, which need the number of steps, are left out. A
+    decay phase is train.schedule.decay_share of the run.
     """
-    holding = Holding(tuple(sizes), tuple(sizes.values()), tuple(sizes.values()))
-    if not any(sizes.values()):
-        return dict.fromkeys(sizes, 0.0)
-    spans = [(Fraction(0), _base_shares(recipe, holding))]
+    if not any(num_bytes.values()):
+        return dict.fromkeys(num_bytes, 0.0)
+    sizes = SourceSizes(tuple(num_bytes), tuple(num_bytes.values()), tuple(num_bytes.values()))
+    spans = [(Fraction(0), _base_shares(recipe, sizes))]
     for phase in recipe.tokens.schedule:
         decay = Fraction(str(recipe.train.schedule.decay_share))
         first = 1 - decay if phase.from_ == "decay" else Fraction(str(phase.from_))
-        weights = _among_parts(recipe, holding, {name: Fraction(str(weight)) for name, weight in phase.weights.items()})
+        weights = _phase_weights(recipe, sizes, phase.weights)
         spans.append((max(first, spans[-1][0]), _normal(weights) if any(weights) else weights))
     ends = [*(first for first, _ in spans[1:]), Fraction(1)]
+    rows = [[(end - first) * share for share in shares] for (first, shares), end in zip(spans, ends, strict=True)]
     return {
-        name: float(
-            sum(((end - first) * shares[number] for (first, shares), end in zip(spans, ends, strict=True)), Fraction(0))
-        )
-        for number, name in enumerate(sizes)
+        name: float(sum(column, Fraction(0))) for name, column in zip(num_bytes, zip(*rows, strict=True), strict=True)
     }
 
 
 def repeated(mixture: Mixture, samples: int) -> dict[str, float]:
     """The sources that a run of so many samples reads more than four times, and how often."""
-    epochs = {
-        name: count / available
-        for name, count, available in zip(mixture.names, mixture.drawn(samples), mixture.sequences, strict=True)
-    }
+    drawn = zip(mixture.names, mixture.drawn(samples), mixture.sequences, strict=True)
+    epochs = {name: count / available for name, count, available in drawn}
     return {name: turns for name, turns in epochs.items() if turns > REPEATS_WORTH_A_WARNING}
 
 
-def _samples(recipe: Recipe) -> int:
+def _num_samples(recipe: Recipe) -> int:
     steps = recipe.train.steps
     if steps is None or recipe.train.global_batch_tokens is None or recipe.train.micro_batch is None:
         raise InputError(
@@ -137,49 +132,54 @@ def _samples(recipe: Recipe) -> int:
     return Batches.of(recipe).before(steps)
 
 
-def _is_planned(recipe: Recipe, holding: Holding) -> bool:
-    """Whether the mixture needs the length of the run, or shares finer than those of old recipes."""
-    tokens, sources = recipe.tokens, recipe.corpus.sources
+def _needs_phases(recipe: Recipe, sizes: SourceSizes) -> bool:
+    """True when the mixture needs the length of the run, or finer shares than recipes of earlier versions had."""
+    tokens = recipe.tokens
     if tokens.temperature is not None or tokens.schedule or tokens.max_epochs is not None:
         return True
-    weighted = any(weight is not None for weight in recipe.source_weights.values())
-    if any(_source(recipe, name) != name for name in holding.names):
+    if any(_source(recipe, name) != name for name in sizes.names):
         return True
-    padded = tokens.packing != "concatenate" and weighted
-    return padded or any(source.max_epochs is not None for source in sources)
+    is_weighted = any(weight is not None for weight in recipe.source_weights.values())
+    is_capped = any(source.max_epochs is not None for source in recipe.corpus.sources)
+    return is_capped or (tokens.packing != "concatenate" and is_weighted)
 
 
-def _base_shares(recipe: Recipe, holding: Holding) -> tuple[Fraction, ...]:
-    """Shares of the tokens where no phase says otherwise."""
-    temperature = recipe.tokens.temperature or 1.0
-    tokens: dict[str, int] = {}
-    for name, count in zip(holding.names, holding.tokens, strict=True):
-        tokens[_source(recipe, name)] = tokens.get(_source(recipe, name), 0) + count
-    # Cut to seven digits: what a power comes to in the last bit differs between machines, and the order must not.
-    powers = {
-        source: Fraction(count) if temperature == 1.0 else Fraction(f"{count ** (1.0 / temperature):.6e}")
-        for source, count in tokens.items()
-    }
-    given = recipe.source_weights
-    weights = {
-        source: power if given.get(source) is None else Fraction(str(given[source])) for source, power in powers.items()
-    }
-    return _normal(_among_parts(recipe, holding, weights))
+def _base_shares(recipe: Recipe, sizes: SourceSizes) -> Shares:
+    """Shares of the tokens outside of the schedule's phases."""
+    temperature, own = recipe.tokens.temperature or 1.0, recipe.source_weights
+    weights: dict[str, Fraction] = {}
+    for source, count in _by_source(recipe, sizes.names, map(Fraction, sizes.tokens)).items():
+        weight = own.get(source)
+        if weight is not None:
+            weights[source] = Fraction(str(weight))
+        elif temperature == 1.0:
+            weights[source] = count
+        else:  # Cut to seven digits: the last bit of a power differs between machines, and the order must not.
+            weights[source] = Fraction(f"{int(count) ** (1.0 / temperature):.6e}")
+    return _normal(_among_parts(recipe, sizes, weights))
 
 
-def _among_parts(recipe: Recipe, holding: Holding, weights: Mapping[str, Fraction]) -> tuple[Fraction, ...]:
-    """The weights of sources as those of their parts: by tokens, times how often a token of each part is drawn."""
+def _phase_weights(recipe: Recipe, sizes: SourceSizes, weights: Mapping[str, float]) -> Shares:
+    return _among_parts(recipe, sizes, {name: Fraction(str(weight)) for name, weight in weights.items()})
+
+
+def _among_parts(recipe: Recipe, sizes: SourceSizes, weights: Mapping[str, Fraction]) -> Shares:
+    """The weights of sources divided among their parts: by tokens, times the part's factor."""
     inner = [
         count * Fraction(str(recipe.parts[name].factor if name in recipe.parts else 1))
-        for name, count in zip(holding.names, holding.tokens, strict=True)
+        for name, count in zip(sizes.names, sizes.tokens, strict=True)
     ]
+    sums = _by_source(recipe, sizes.names, inner)
+    named = [(_source(recipe, name), value) for name, value in zip(sizes.names, inner, strict=True)]
+    return tuple(weights[source] * value / (sums[source] or 1) for source, value in named)
+
+
+def _by_source(recipe: Recipe, names: Iterable[str], values: Iterable[Fraction]) -> dict[str, Fraction]:
+    """Sums over the parts of each source."""
     sums: dict[str, Fraction] = {}
-    for name, value in zip(holding.names, inner, strict=True):
+    for name, value in zip(names, values, strict=True):
         sums[_source(recipe, name)] = sums.get(_source(recipe, name), Fraction(0)) + value
-    return tuple(
-        weights[_source(recipe, name)] * value / (sums[_source(recipe, name)] or 1)
-        for name, value in zip(holding.names, inner, strict=True)
-    )
+    return sums
 
 
 def _source(recipe: Recipe, name: str) -> str:
@@ -188,63 +188,54 @@ def _source(recipe: Recipe, name: str) -> str:
     return part.source if part is not None else name
 
 
-def _in_sequences(shares: tuple[Fraction, ...], holding: Holding) -> tuple[Fraction, ...]:
+def token_to_sample_shares(shares: Shares, sizes: SourceSizes) -> Shares:
     """Shares of the tokens as shares of the samples: a source whose sequences are half padding needs twice as many."""
-    parts = zip(shares, holding.sequences, holding.tokens, strict=True)
-    return _normal(tuple(share * count / max(tokens, 1) for share, count, tokens in parts))
+    rows = zip(shares, sizes.sequences, sizes.tokens, strict=True)
+    return _normal(share * count / max(tokens, 1) for share, count, tokens in rows)
 
 
-def _in_tokens(slots: tuple[Fraction, ...], holding: Holding) -> tuple[Fraction, ...]:
-    """The other way."""
-    parts = zip(slots, holding.sequences, holding.tokens, strict=True)
-    return _normal(tuple(slot * tokens / max(count, 1) for slot, count, tokens in parts))
+def sample_to_token_shares(slots: Shares, sizes: SourceSizes) -> Shares:
+    """Shares of the samples as shares of the tokens."""
+    rows = zip(slots, sizes.sequences, sizes.tokens, strict=True)
+    return _normal(slot * tokens / max(count, 1) for slot, count, tokens in rows)
 
 
-def _floats(shares: tuple[Fraction, ...]) -> tuple[float, ...]:
-    return tuple(float(share) for share in shares)
+def _normal(weights: Iterable[Fraction]) -> Shares:
+    values = tuple(weights)
+    total = sum(values, Fraction(0))
+    return tuple(value / total for value in values)
 
 
-def _normal(weights: tuple[Fraction, ...]) -> tuple[Fraction, ...]:
-    total = sum(weights, Fraction(0))
-    return tuple(weight / total for weight in weights)
-
-
-def _caps(recipe: Recipe, holding: Holding) -> tuple[int | None, ...]:
+def _caps(recipe: Recipe, sizes: SourceSizes) -> tuple[int | None, ...]:
     """How many samples of each source the run may read; None: any number."""
     own = {source.name: source.max_epochs for source in recipe.corpus.sources}
     caps: list[int | None] = []
-    for name, count in zip(holding.names, holding.sequences, strict=True):
+    for name, count in zip(sizes.names, sizes.sequences, strict=True):
         epochs = own.get(_source(recipe, name)) or recipe.tokens.max_epochs
         caps.append(None if epochs is None else floor(Fraction(str(epochs)) * count))
     return tuple(caps)
 
 
-def _within_caps(
-    phases: list[Asked], caps: tuple[int | None, ...], names: tuple[str, ...]
-) -> list[tuple[Fraction, ...]]:
-    """Samples of each source in each phase, so that no source comes to more than its cap over all of them."""
+def _within_caps(phases: list[RecipePhase], caps: tuple[int | None, ...], names: tuple[str, ...]) -> list[Shares]:
+    """Samples of each source in each phase, so that no source exceeds its cap over all of them."""
     fixed: dict[int, list[Fraction]] = {}  # samples by phase, of the sources that reach their cap
     while True:
-        amounts = [_filled(phase, number, fixed, names) for number, phase in enumerate(phases)]
-        sums = [sum((row[source] for row in amounts), Fraction(0)) for source in range(len(names))]
-        over = {
-            source: cap
-            for source, cap in enumerate(caps)
-            if source not in fixed and cap is not None and sums[source] > cap
-        }
+        amounts = [_phase_amounts(phase, number, fixed, names) for number, phase in enumerate(phases)]
+        sums = [sum(column, Fraction(0)) for column in zip(*amounts, strict=True)]
+        over = [n for n, cap in enumerate(caps) if n not in fixed and cap is not None and sums[n] > cap]
         if not over:
             return amounts
-        for source, cap in over.items():
+        for source in over:
+            cap = caps[source]
+            assert cap is not None
             fixed[source] = [row[source] * cap / sums[source] for row in amounts]
 
 
-def _filled(
-    phase: Asked, number: int, fixed: dict[int, list[Fraction]], names: tuple[str, ...]
-) -> tuple[Fraction, ...]:
-    """Samples of each source in one phase: what is fixed, and the rest among the others in the proportions asked for."""
+def _phase_amounts(phase: RecipePhase, number: int, fixed: dict[int, list[Fraction]], names: tuple[str, ...]) -> Shares:
+    """Samples of each source in one phase: what is fixed, and the rest among the others in proportion to their shares."""
     left = phase.samples - sum((rows[number] for rows in fixed.values()), Fraction(0))
-    open_ = sum((share for source, share in enumerate(phase.slots) if source not in fixed), Fraction(0))
-    if left and not open_:
+    uncapped = sum((share for source, share in enumerate(phase.slots) if source not in fixed), Fraction(0))
+    if left and not uncapped:
         capped = ", ".join(names[source] for source in fixed if phase.slots[source])
         raise InputError(
             f"max_epochs: with every source at its cap ({capped}) the phase from sample {phase.first} on lacks "
@@ -252,14 +243,14 @@ def _filled(
             "for fewer steps"
         )
     return tuple(
-        fixed[source][number] if source in fixed else left * share / open_ if open_ else Fraction(0)
+        fixed[source][number] if source in fixed else left * share / uncapped if uncapped else Fraction(0)
         for source, share in enumerate(phase.slots)
     )
 
 
 def _stopped_at_caps(mixture: Mixture, caps: tuple[int | None, ...], samples: int) -> Mixture:
-    """The same mixture with no source over its cap: where whole slots of a block would take one past it, a phase begins
-    in which it has none. Those are the last few samples of a run."""
+    """The same mixture with no source over its cap: where whole slots of a block would exceed one, a phase without that source
+    begins. Those are the last few samples of a run."""
     phases: list[Phase] = []
     waiting = list(mixture.phases)
     while waiting:
@@ -268,18 +259,18 @@ def _stopped_at_caps(mixture: Mixture, caps: tuple[int | None, ...], samples: in
             phase = replace(phase, before=counts_at(phases, phase.first))
         end = waiting[0].first if waiting else samples
         stops = [
-            (phase.first + phase.slot_of(source, max(cap - phase.before[source], 0)), source)
+            phase.first + phase.slot_of(source, max(cap - phase.before[source], 0))
             for source, cap in enumerate(caps)
             if cap is not None and phase.slots[source] and counts_at([phase], end)[source] > cap
         ]
         if not stops:
             phases.append(phase)
             continue
-        at, _ = min(stops)
+        at = min(stops)
         before = counts_at([phase], at)
         room = [None if cap is None else cap - count for cap, count in zip(caps, before, strict=True)]
         slots = [0 if left == 0 else count for left, count in zip(room, phase.slots, strict=True)]
-        if not any(slots):  # the sources that still have text were not asked for here, but nothing else is left
+        if not any(slots):  # only sources that the phase does not name have text left
             slots = [1 if left is None else left for left in room]
         if at > phase.first:
             phases.append(phase)

@@ -1,7 +1,7 @@
-"""The tokenizer of a model from elsewhere: its tokenizer.json, and what its folder says of special tokens and chat.
+"""The tokenizer of an imported model: its tokenizer.json, special tokens, chat template and generation settings.
 
-Special tokens are named in tokenizer_config.json or special_tokens_map.json, or stand as ids in generation_config.json and
-config.json; folders of the first years (bert-base-uncased) name none, and only the tokenizer.json shows them.
+Special tokens are named in tokenizer_config.json or special_tokens_map.json, or given as ids in generation_config.json and
+config.json; old folders (bert-base-uncased) name none, and only the tokenizer.json has them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bessemer.tokens.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# What stays with a tokenizer from a folder to a run and to the run's export.
+# Files copied with a tokenizer from a folder to a run and to the run's export.
 CARRIED = ("chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 OTHER_FORMS = ("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
@@ -38,22 +38,21 @@ USUAL = {
 
 
 def folder_of(path: str) -> Path:
-    """The folder of the tokenizer that a path, `hf:FOLDER` or `hf:ORG/NAME` means."""
+    """The tokenizer's folder of a path, `hf:FOLDER` or `hf:ORG/NAME`."""
     if path.startswith("hf:"):
         return hub.local_folder(path, weights=None)
     return Path(path) if Path(path).is_dir() else Path(path).parent
 
 
 def tokenizer_file(path: str) -> Path:
-    """The tokenizer.json that a file, a folder, `hf:FOLDER` or `hf:ORG/NAME` means; made from its other files by transformers
-    where the folder has none."""
+    """The tokenizer.json of a file, a folder, `hf:FOLDER` or `hf:ORG/NAME`; see `file_in`."""
     if not path.startswith("hf:") and not Path(path).is_dir():
         return Path(path)
     return file_in(folder_of(path))
 
 
 def file_in(folder: Path) -> Path:
-    """The tokenizer.json of a folder; made from its other files where it has none. Raises InputError where that fails."""
+    """The tokenizer.json of a folder; converted by transformers from its other files where it has none, else InputError."""
     if (folder / "tokenizer.json").exists():
         return folder / "tokenizer.json"
     if not any((folder / name).exists() for name in OTHER_FORMS):
@@ -65,7 +64,7 @@ def file_in(folder: Path) -> Path:
 
 @cache
 def _converted(folder: Path) -> Path:
-    """A tokenizer.json of an older folder's files, as transformers reads them; kept while this process lives."""
+    """A tokenizer.json converted by transformers, in a temporary folder that lives as long as this process."""
     import os
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -86,7 +85,7 @@ def _converted(folder: Path) -> Path:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """A JSON table; empty where the file is missing. Raises InputError when the file holds something else."""
+    """A JSON object; empty where the file is missing. Raises InputError when the file holds something else."""
     if not path.exists():
         return {}
     try:
@@ -100,29 +99,26 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def special_tokens(tokenizer: Tokenizer, folders: Sequence[Path]) -> dict[str, str]:
-    """The special tokens that a model is used with, by their roles (bos, eos, pad, unk, cls, sep, mask): named in one of
-    `folders`, the first that does, else those that the tokenizer puts around a text or calls by a usual name."""
-    found: dict[str, str] = {}
+    """A model's special tokens by role (bos, eos, pad, unk, cls, sep, mask): as the first of `folders` names them, else those
+    that the tokenizer puts around a text or calls by a usual name."""
+    tokens: dict[str, str] = {}
     for role in ROLES:
         named = [name for folder in folders for name in _names(folder, role) if tokenizer.id_of(name) is not None]
         by_id = [tokenizer.special[n] for folder in folders for n in ids_of(folder, role) if n in tokenizer.special]
         usual = [name for name in USUAL.get(role, ()) if name in tokenizer.special.values()]
         if candidates := [*named, *by_id, *usual]:
-            found[role] = candidates[0]
+            tokens[role] = candidates[0]
     around = tokenizer.framing
-    if around.after and not {"eos", "sep"} & found.keys():
-        found["sep"] = tokenizer.special.get(around.after[-1], "")
+    if around.after and not {"eos", "sep"} & tokens.keys():
+        tokens["sep"] = tokenizer.special.get(around.after[-1], "")
     if tokenizer.unknown_token is not None:
-        found.setdefault("unk", tokenizer.special.get(tokenizer.unknown_token, ""))
-    return {role: content for role, content in found.items() if content}
+        tokens.setdefault("unk", tokenizer.special.get(tokenizer.unknown_token, ""))
+    return {role: content for role, content in tokens.items() if content}
 
 
 def ids_of(folder: Path, role: str) -> list[int]:
-    """The ids that a folder gives a role, in the order in which `transformers` looks; eos may have several.
-
-    Raises InputError on what is no id.
-    """
-    manifest = read_table(folder / "manifest.json").get("tokenizer", {})  # of a run of ours
+    """The ids of a role in a folder, in the order in which `transformers` looks; eos may have several."""
+    manifest = read_table(folder / "manifest.json").get("tokenizer", {})  # of a run of Bessemer
     ours = {"eos": "end_of_text", "mask": "mask_token"}.get(role, "")
     if manifest.get(ours) is not None:
         return [int(manifest[ours])]
@@ -133,12 +129,12 @@ def ids_of(folder: Path, role: str) -> list[int]:
 
 
 def end_ids(folder: Path, tokenizer: Tokenizer) -> list[int]:
-    """The ids at which `transformers` ends generation with a folder, those that the vocabulary has."""
+    """The ids at which `transformers` ends generation, of those that the vocabulary has."""
     return [number for number in ids_of(folder, "eos") if 0 <= number < tokenizer.vocabulary]
 
 
 def token_ids(path: Path, role: str) -> list[int]:
-    """The ids that a JSON file gives a role. Raises InputError on what is no id."""
+    """The ids of a role in a JSON file. Raises InputError on what is no id."""
     value = read_table(path).get(f"{role}_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in ids):
@@ -155,7 +151,7 @@ def _names(folder: Path, role: str) -> Iterator[str]:
 
 
 def end_of_text(tokens: dict[str, str]) -> str | None:
-    """What ends a text: eos, or what separates texts for an encoder."""
+    """The token that ends a text: eos, or an encoder's sep."""
     return tokens.get("eos") or tokens.get("sep")
 
 
@@ -171,12 +167,12 @@ def chat_template(folder: Path) -> str | None:
 
 
 def template_environment() -> Environment:
-    """Jinja as `transformers` sets it up for chat templates, with the tags and functions that templates use."""
+    """Jinja as `transformers` configures it for chat templates."""
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(jinja2.ext.Extension):
-        """{% generation %} marks the assistant's tokens for training; here it is only what it encloses."""
+        """{% generation %} marks the assistant's tokens for training; here it yields its content."""
 
         tags = {"generation"}  # noqa: RUF012 (jinja's own declaration)
 
@@ -210,27 +206,27 @@ def template_error(source: str) -> str | None:
 
 
 def carry(source: Path, folder: Path) -> None:
-    """Copy what stays with a tokenizer: its chat template, the names of its tokens, the settings of generation."""
+    """Copy the files of CARRIED that a folder has."""
     for name in CARRIED:
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
 
 
 def keeps_tokenizer(recipe: Recipe) -> bool:
-    """Whether a run starts from trained weights whose tokenizer it keeps."""
+    """True when a run starts from trained weights and keeps their tokenizer."""
     return recipe.tokenizer.path is not None and (recipe.model.from_ is not None or recipe.train.start is not None)
 
 
 def framing_of(recipe: Recipe, tokenizer: Tokenizer) -> Framing | None:
-    """The ids around a text that a run starts from trained weights with: the model's own bos, [CLS] and [SEP], or none.
+    """The ids around a text in a run from trained weights: the model's own bos, [CLS] and [SEP].
 
-    None: end-of-text before each, as in a model trained here. A decoder's text goes on, whatever its tokenizer puts after it.
+    None: end-of-text before each, as in a model trained here. A decoder's text has nothing after it, whatever its tokenizer adds.
     """
     if not keeps_tokenizer(recipe):
         return None
     kept = read_table(folder_of(str(recipe.tokenizer.path)) / "manifest.json").get("tokenizer")
     around, end = tokenizer.framing, tokenizer.end_of_text
-    if kept is not None:  # of a run of ours
+    if kept is not None:  # a run of Bessemer
         around = Framing(tuple(kept.get("prefix") or ()), tuple(kept.get("suffix") or ()))
         if kept.get("prefix") is None:
             return None
@@ -244,7 +240,7 @@ def framing_of(recipe: Recipe, tokenizer: Tokenizer) -> Framing | None:
 
 
 def facts_of(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What the manifest of a run's tokens says of the model that it starts from: the ids around a text (prefix, suffix), those at
+    """Facts for the tokens' manifest of the model that a run starts from: the ids around a text (prefix, suffix), those at
     which generation ends, the special tokens by role. Empty for a model of its own."""
     if not keeps_tokenizer(recipe):
         return {}
@@ -258,7 +254,7 @@ def facts_of(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def carried_files(recipe: Recipe) -> list[Path]:
-    """The files of CARRIED that lie beside the tokenizer of a model that a run starts from."""
+    """The files of CARRIED beside the tokenizer of the model that a run starts from."""
     if not keeps_tokenizer(recipe):
         return []
     folder = folder_of(str(recipe.tokenizer.path))
@@ -268,8 +264,8 @@ def carried_files(recipe: Recipe) -> list[Path]:
 
 
 def followed(recipe: Recipe) -> Recipe:
-    """The recipe with what its [tokenizer] leaves to a model from elsewhere: with model.from alone that model's own tokenizer,
-    the commit of a model of the hub, and the tokens that end a text and hide one. A value in the recipe stays."""
+    """The recipe with [tokenizer] resolved from an imported model: its tokenizer (with model.from alone), the commit of a hub
+    model, end_of_text and mask_token. Values in the recipe stay."""
     tokenizer, model = recipe.tokenizer, recipe.model
     changes: dict[str, Any] = {}
     path = tokenizer.path
