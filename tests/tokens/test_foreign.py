@@ -59,7 +59,7 @@ def test_documents_over_the_borders_of_chunks(tmp_path: Path, monkeypatch: pytes
     flat = [token for document in DOCUMENTS for token in (*document, END)]
     nanogpt(tmp_path / "a.bin", flat)
     for chunk in range(1, 9):
-        monkeypatch.setattr(foreign, "CHUNK", chunk)
+        monkeypatch.setattr(foreign, "CHUNK_TOKENS", chunk)
         assert read(tmp_path, "nanogpt") == CLOSED
 
 
