@@ -201,7 +201,7 @@ def packed_for(recipe: Recipe) -> dict[str, Any]:
 
 def is_packed_for(store: TokenStore, recipe: Recipe) -> bool:
     """True when the .pack files beside the shards are those of a recipe."""
-    return packed_for(recipe).items() <= store.manifest.get("packing", {}).items()
+    return bool(packed_for(recipe).items() <= store.manifest.get("packing", {}).items())
 
 
 def open_pack(store: TokenStore, recipe: Recipe, source: str, split: str) -> Pack:
