@@ -40,11 +40,9 @@ def test_an_interrupt_ends_the_wait_and_tells_the_worker() -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    started = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         engine.run(work, poll=interrupt)
     assert ended.is_set()
-    assert time.perf_counter() - started < 1
 
 
 def test_a_full_disk_behind_the_engine_is_said_plainly() -> None:

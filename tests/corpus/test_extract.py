@@ -1,10 +1,10 @@
 import random
-import time
 import unicodedata
 
 import pytest
 
 from bessemer.corpus import extract
+from tests.costs import no_quadratic_pass
 
 
 @pytest.mark.parametrize(
@@ -24,16 +24,13 @@ def test_normalise(raw: str, clean: str) -> None:
 
 
 def test_runs_of_combining_marks_are_refused_quickly() -> None:
-    started = time.perf_counter()
-    with pytest.raises(extract.NotText, match="combining"):
+    with no_quadratic_pass(), pytest.raises(extract.NotText, match="combining"):
         extract.normalise("a" + "\u0301\u0323" * 500_000)
-    assert time.perf_counter() - started < 2
 
 
 def test_long_runs_of_space_take_linear_time() -> None:
-    started = time.perf_counter()
-    assert extract.normalise("a" + " " * 2_000_000 + "b").endswith("b")
-    assert time.perf_counter() - started < 1
+    with no_quadratic_pass():
+        assert extract.normalise("a" + " " * 2_000_000 + "b").endswith("b")
 
 
 def test_fold() -> None:

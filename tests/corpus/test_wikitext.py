@@ -1,12 +1,12 @@
 """Wikitext: what a reader sees stays, by lines; marks, boxes and tables go; nothing takes more than linear time."""
 
 import contextlib
-import time
 
 import pytest
 
 from bessemer.corpus.extract import NotText
 from bessemer.corpus.wikitext import plain_text
+from tests.costs import no_quadratic_pass
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,12 @@ MARKS = ["{{", "}}", "[[", "]]", "{|", "|}", "[http://x", "[[a|", "{{{", "<ref>"
 
 @pytest.mark.parametrize("mark", MARKS)
 def test_marks_that_never_end_take_linear_time(mark: str) -> None:
-    started = time.process_time()
     for length in (700_000, 4_000_000):
-        with contextlib.suppress(NotText):  # more marks than a page has
+        with no_quadratic_pass(), contextlib.suppress(NotText):  # more marks than a page has
             plain_text(mark * (length // len(mark)))
-    assert time.process_time() - started < 4
 
 
 def test_nesting_takes_linear_time() -> None:
-    started = time.process_time()
     for opening, closing in (("[[a|", "]]"), ("{{a|", "}}"), ("{|\n", "|}"), ("<ref>", "</ref>")):
-        plain_text(opening * 20_000 + "x" * 500_000 + closing * 20_000)
-    assert time.process_time() - started < 4
+        with no_quadratic_pass():
+            plain_text(opening * 20_000 + "x" * 500_000 + closing * 20_000)

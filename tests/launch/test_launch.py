@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -100,13 +99,11 @@ def test_a_stop_saves_and_the_same_command_goes_on(made: Path) -> None:
 )
 def test_a_layout_that_does_not_fit_is_one_clear_error(made: Path, keys: tuple[str, ...], says: str) -> None:
     given = another(made, f"refused{len(says)}")
-    started = time.monotonic()
     done = bessemer("train", *given, *(part for key in keys for part in ("--set", key)))
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if line.startswith("bessemer: ")]
     assert len(errors) == 1 and says in errors[0], done.stderr
     assert "Traceback" not in done.stderr
-    assert time.monotonic() - started < 60
 
 
 @pytest.mark.long
