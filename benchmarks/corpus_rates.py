@@ -34,7 +34,7 @@ from readers import pack
 from bessemer.cli import run_command
 from bessemer.corpus import clean, partition, publish, warc
 from bessemer.corpus.dedup import judging
-from bessemer.corpus.dedup.reading import parquet_tables
+from bessemer.corpus.dedup.verdicts import parquet_tables
 from bessemer.corpus.rules import apply
 from bessemer.recipe import Rules
 from bessemer.recipe.rules import C4, FineWeb, GopherQuality, GopherRepetition, Nemo, Textbook

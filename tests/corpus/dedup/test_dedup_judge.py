@@ -118,7 +118,7 @@ def test_a_member_unlike_the_first_of_its_bucket_is_still_linked(tmp_path: Path)
     documents = [document("a", " ".join(one))] + [document(i, " ".join(edited(other, 1, draw))) for i in range(5)]
     documents.sort(key=lambda row: row["identity"])
     rows = np.arange(len(documents), dtype=np.int32)
-    from bessemer.corpus.dedup.linking import link
+    from bessemer.corpus.dedup.kernels import link
     from bessemer.corpus.dedup.signatures import signatures
 
     signed = signatures([row["text"] for row in documents], Dedup())
@@ -134,7 +134,7 @@ def test_a_member_unlike_the_first_of_its_bucket_is_still_linked(tmp_path: Path)
 @pytest.mark.parametrize("verify", [False, True])
 def test_signatures_that_were_stored_give_the_same(verify: bool, tmp_path: Path) -> None:
     """Without verification no text is read: there is none to read."""
-    from bessemer.corpus.dedup.index import digest
+    from bessemer.corpus.dedup.judging import digest
     from bessemer.corpus.dedup.signatures import signatures
     from bessemer.corpus.extract import fold
 

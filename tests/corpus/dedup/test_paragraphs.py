@@ -8,8 +8,7 @@ import pytest
 from corpus_samples import prose
 
 from bessemer.corpus.dedup import EditStatistics
-from bessemer.corpus.dedup.bloom import contains, insert
-from bessemer.corpus.dedup.hashing import splitmix
+from bessemer.corpus.dedup.kernels import contains, insert
 from bessemer.corpus.dedup.paragraphs import (
     BloomFilter,
     expected_items,
@@ -20,6 +19,7 @@ from bessemer.corpus.dedup.paragraphs import (
     paragraph_filter,
     remove_paragraphs,
 )
+from bessemer.corpus.text.hashing import splitmix
 from bessemer.errors import InputError
 from bessemer.recipe import Paragraphs
 

@@ -9,7 +9,7 @@ import pytest
 from corpus_samples import prose
 from dedup_samples import edited, jaccard
 
-from bessemer.corpus.dedup.hashing import NOTHING, band_keys
+from bessemer.corpus.dedup.kernels import NOTHING, band_keys
 from bessemer.corpus.dedup.signatures import _permutations, compared, shingle_set, signatures
 from bessemer.corpus.extract import fold
 from bessemer.recipe import Dedup

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bessemer.corpus.dedup.index import _order, first_of_equal
+from bessemer.corpus.dedup.judging import _order, first_of_equal
 from bessemer.corpus.dedup.stores import Records, ShingleSets, Signatures
 from bessemer.corpus.dedup.verdicts import packed
 

@@ -5,10 +5,20 @@ out of those that stay. What is named here is light to import; the other modules
 are used. What each method does, which keys it has, and what it takes: docs/dedup.md.
 """
 
-from bessemer.corpus.dedup.edits import Edit, EditStatistics
-from bessemer.corpus.dedup.find import find_duplicates
-from bessemer.corpus.dedup.reading import Tables, earlier_files, parquet_tables
-from bessemer.corpus.dedup.verdicts import EXACT, KEPT, NEAR, DedupStatistics, Verdicts, packed
+from bessemer.corpus.dedup.verdicts import (
+    EXACT,
+    KEPT,
+    NEAR,
+    DedupStatistics,
+    Edit,
+    EditStatistics,
+    Tables,
+    Verdicts,
+    earlier_files,
+    find_duplicates,
+    packed,
+    parquet_tables,
+)
 
 __all__ = [
     "EXACT", "KEPT", "NEAR", "DedupStatistics", "Edit", "EditStatistics", "Tables", "Verdicts", "earlier_files",

@@ -11,7 +11,8 @@ from math import ceil, sqrt
 
 import numpy as np
 
-from bessemer.corpus.dedup.stores import ShingleSets, Signatures, check_stop
+from bessemer.corpus.dedup.stores import ShingleSets, Signatures
+from bessemer.corpus.engine import check_stop
 
 REACH = 16
 """Members of a bucket before it that a member is compared with, besides the first: buckets of 17 are compared in
@@ -54,7 +55,7 @@ def components(
     `row_of_place` gives the row of each document in the order of the stores, `compared` (by row) who takes part,
     `memory` the bytes for sorting and comparing.
     """
-    from bessemer.corpus.dedup.linking import roots
+    from bessemer.corpus.dedup.kernels import roots
 
     parents = np.arange(len(row_of_place), dtype=np.int32)
     place_of_row = np.empty(len(row_of_place), dtype=np.int32)
@@ -106,7 +107,7 @@ def _beside_equal(ordered: np.ndarray) -> np.ndarray:
 
 def _undecided(rows: np.ndarray, keys: np.ndarray, parents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Without the buckets whose members are all in one component already."""
-    from bessemer.corpus.dedup.linking import roots
+    from bessemer.corpus.dedup.kernels import roots
 
     if not len(rows):
         return rows, keys
@@ -149,7 +150,7 @@ def _compare(
     alike: Alike,
     parents: np.ndarray,
 ) -> None:
-    from bessemer.corpus.dedup.linking import link
+    from bessemer.corpus.dedup.kernels import link
 
     signed = signatures.of(place_of_row[rows])
     if alike.sets is None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bessemer.corpus.dedup.edits import Edit, with_texts, without
 from bessemer.corpus.dedup.signatures import longest, utf8
-from bessemer.corpus.dedup.stores import check_stop
+from bessemer.corpus.dedup.verdicts import Edit, with_texts, without
+from bessemer.corpus.engine import check_stop
 from bessemer.errors import InputError
 from bessemer.recipe import Paragraphs
 
@@ -138,7 +138,7 @@ def _folded_lines(texts: list[str]) -> list[str]:
 
 
 def _judge(folded: list[str], bloom: BloomFilter, settings: Paragraphs, only_insert: bool) -> np.ndarray:
-    from bessemer.corpus.dedup.bloom import judge_paragraphs
+    from bessemer.corpus.dedup.kernels import judge_paragraphs
 
     data, offsets = utf8(folded)
     repeated = np.zeros(sum(text.count("\n") + 1 for text in folded), dtype=bool)

@@ -40,7 +40,7 @@ def signatures(folded: Sequence[str] | pa.Array, settings: Dedup) -> np.ndarray:
     The result depends on the text and the recipe only. A text without a whole shingle has 2^32 - 1 everywhere and
     is compared with nothing.
     """
-    from bessemer.corpus.dedup.hashing import sign
+    from bessemer.corpus.dedup.kernels import sign
 
     data, offsets = utf8(folded)
     signed = np.empty((len(offsets) - 1, num_hashes(settings)), dtype=np.uint32)
@@ -53,7 +53,7 @@ def signatures(folded: Sequence[str] | pa.Array, settings: Dedup) -> np.ndarray:
 
 def shingle_set(text: np.ndarray, settings: Dedup, buffer: np.ndarray) -> np.ndarray:
     """The distinct hashes (sorted, uint64) of the shingles of one folded text in UTF-8."""
-    from bessemer.corpus.dedup.hashing import shingles_of
+    from bessemer.corpus.dedup.kernels import shingles_of
 
     number = shingles_of(text, settings.shingle == "words", shingle_length(settings), buffer)
     return np.unique(buffer[:number])
@@ -90,7 +90,7 @@ def longest(offsets: np.ndarray) -> int:
 
 @cache
 def _permutations(number: int) -> tuple[np.ndarray, np.ndarray]:
-    from bessemer.corpus.dedup.hashing import splitmix
+    from bessemer.corpus.text.hashing import splitmix
 
     values = np.empty(number, dtype=np.uint64)
     splitmix(SEED, values)

@@ -13,9 +13,6 @@ from types import TracebackType
 
 import numpy as np
 
-from bessemer.corpus.engine import STOP
-from bessemer.errors import Stopped
-
 JOINED_GAP = 1 << 14
 """Bytes that are read and thrown away rather than beginning another read."""
 
@@ -108,7 +105,7 @@ class Signatures:
 
     def append(self, signed: np.ndarray, salts: np.ndarray) -> None:
         """Documents' signatures; documents of different `salts` never share a bucket."""
-        from bessemer.corpus.dedup.hashing import band_keys
+        from bessemer.corpus.dedup.kernels import band_keys
 
         keys = np.empty((self.bands, len(signed)), dtype=np.uint64)
         band_keys(signed, self.rows, salts.astype(np.uint64), keys)
@@ -157,9 +154,3 @@ class ShingleSets:
     def close(self) -> None:
         """Close the file; the caller removes the folder."""
         self.values.close()
-
-
-def check_stop() -> None:
-    """Raise Stopped when the person stopped the build."""
-    if STOP.is_set():
-        raise Stopped("corpus: stopped")

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bessemer.corpus.dedup.edits import Edit, with_texts, without
-from bessemer.corpus.dedup.reading import Tables
 from bessemer.corpus.dedup.signatures import longest, utf8
-from bessemer.corpus.dedup.stores import Records, check_stop
+from bessemer.corpus.dedup.stores import Records
+from bessemer.corpus.dedup.verdicts import Edit, Tables, with_texts, without
 from bessemer.corpus.document import COLUMNS
+from bessemer.corpus.engine import check_stop
 from bessemer.corpus.extract import fold
 from bessemer.recipe import Substrings
 
@@ -85,7 +85,7 @@ def remove_substrings(
 
 
 def _write(tables: Tables, settings: Substrings, values: Records, marks: Records) -> _Tokens:
-    from bessemer.corpus.dedup.hashing import hash_words
+    from bessemer.corpus.text.hashing import hash_words
 
     counts = []
     for table in tables(["text"]):
@@ -107,7 +107,7 @@ def _write(tables: Tables, settings: Substrings, values: Records, marks: Records
 
 def _mark(tokens: _Tokens, settings: Substrings) -> None:
     """Mark every window that stood before, in as many passes as the table of first occurrences asks for."""
-    from bessemer.corpus.dedup.windows import count_candidates, count_windows, mark_repeated
+    from bessemer.corpus.dedup.kernels import count_candidates, count_windows, mark_repeated
 
     memory, length = settings.max_memory_mib << 20, settings.min_tokens
     # A byte has four counters; sixteen for a window keep chance meetings to 6%, and half of the memory is the limit.
@@ -145,7 +145,7 @@ def _mark(tokens: _Tokens, settings: Substrings) -> None:
 
 
 def _edit(tables: Iterator[pa.Table], settings: Substrings, tokens: _Tokens) -> Iterator[tuple[pa.Table, list[Edit]]]:
-    from bessemer.corpus.dedup.windows import spans_of
+    from bessemer.corpus.dedup.kernels import spans_of
 
     done = 0
     for table in tables:

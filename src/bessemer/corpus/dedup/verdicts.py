@@ -1,16 +1,22 @@
-"""What deduplication found out: a verdict on each document, and the counts that go into the report."""
+"""Documents in, and results out: which duplicates were found, which parts were cut out of documents, and the counts."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from bessemer.errors import InputError
 from bessemer.recipe import Dedup
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
+
+Tables: TypeAlias = "Callable[[Sequence[str]], Iterator[pa.Table]]"
+"""Gives the documents anew at every call, in the same order, as tables with those of the named columns that exist."""
 
 KEPT, EXACT, NEAR = 0, 1, 2
 
@@ -122,3 +128,123 @@ def statistics(
         jaccard_is="verified" if settings.verify else "estimated",
         min_jaccard=settings.min_jaccard,
     )
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One document that lost something."""
+
+    row: int
+    """Its row in the table that comes with it."""
+    removed: tuple[tuple[int, int], ...]
+    """Characters [start, end) of the text as it was, ascending, apart from each other."""
+
+    @property
+    def removed_characters(self) -> int:
+        """How many characters went."""
+        return sum(end - start for start, end in self.removed)
+
+
+@dataclass
+class EditStatistics:
+    """Counts over the documents that went through."""
+
+    documents: int = 0
+    edited: int = 0
+    emptied: int = 0
+    """Edited documents of which nothing but white space is left."""
+    spans: int = 0
+    removed_characters: int = 0
+
+    def add(self, table: pa.Table, edits: Sequence[Edit]) -> None:
+        """Count one table, after its edits."""
+        self.documents += table.num_rows
+        self.edited += len(edits)
+        for edit in edits:
+            self.spans += len(edit.removed)
+            self.removed_characters += edit.removed_characters
+            self.emptied += not table["text"][edit.row].as_py().strip()
+
+    def to_json(self) -> dict[str, Any]:
+        """For statistics.json."""
+        return dict(vars(self))
+
+
+def without(text: str, removed: Sequence[tuple[int, int]]) -> str:
+    """The text without the characters [start, end) of each span; spans ascend."""
+    pieces, place = [], 0
+    for start, end in removed:
+        pieces.append(text[place:start])
+        place = end
+    pieces.append(text[place:])
+    return "".join(pieces)
+
+
+def with_texts(table: pa.Table, texts: list[str]) -> pa.Table:
+    """The table with other texts, and their lengths where it has a column of them."""
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {"text": pa.array(texts, table.schema.field("text").type)}
+    if "characters" in table.column_names:
+        columns["characters"] = pa.array([len(text) for text in texts], table.schema.field("characters").type)
+    for name, values in columns.items():
+        table = table.set_column(table.column_names.index(name), table.schema.field(name), values)
+    return table
+
+
+def parquet_tables(paths: Sequence[Path]) -> Tables:
+    """The documents of Parquet files, row group by row group.
+
+    Rows with a `reason` (rejected) or a `counted` (receipts) are left out. A `source` column that is missing is
+    taken from a folder named source=NAME.
+    """
+
+    def read(columns: Sequence[str]) -> Iterator[pa.Table]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+
+        for path in paths:
+            named = next((part.removeprefix("source=") for part in path.parts if part.startswith("source=")), None)
+            with pq.ParquetFile(path) as file:
+                there = set(file.schema_arrow.names)
+                marks = [name for name in ("reason", "counted") if name in there]
+                wanted = [name for name in columns if name in there]
+                for number in range(file.num_row_groups):
+                    table = file.read_row_group(number, columns=[*wanted, *(set(marks) - set(wanted))])
+                    for name in marks:
+                        table = table.filter(pc.is_null(table[name]))
+                    if "source" in columns and "source" not in there and named is not None:
+                        table = table.append_column("source", pa.array([named] * table.num_rows, pa.string()))
+                    if table.num_rows:
+                        yield table
+
+    return read
+
+
+def earlier_files(folder: str | Path) -> list[Path]:
+    """The Parquet files of an earlier corpus: of a run folder, of its corpus folder, or of a folder of documents.
+
+    Raises InputError when there is none. They belong to what the stage was made from.
+    """
+    root = Path(folder)
+    for place in (root / "corpus" / "documents", root / "documents", root):
+        found = sorted(place.glob("*.parquet"))
+        if found:
+            return found
+    raise InputError(
+        f"corpus.dedup.against: {root} holds no corpus: looked for corpus/documents/*.parquet, documents/*.parquet and "
+        "*.parquet below it; name a run folder whose corpus is built, or a folder of Parquet files"
+    )
+
+
+def find_duplicates(cleaned: Sequence[Path], settings: Dedup, scratch: Path, sources: Sequence[str] = ()) -> Verdicts:
+    """Judge all rows of the `cleaned` Parquet files that passed the rules.
+
+    `scratch` is a folder for signatures, made and removed here; `sources` are the sources in the order of the recipe
+    (keep = "first-source"). Raises InputError for an earlier corpus that is not there, for an identity that occurs
+    twice, and for keep = "quality" without scores.
+    """
+    from bessemer.corpus.dedup.judging import judge
+
+    return judge(parquet_tables(cleaned), settings, scratch, sources)

@@ -1,0 +1,379 @@
+"""Compiled passes of deduplication: MinHash signatures, comparison within buckets, the Bloom filter over paragraphs, and
+windows of tokens. Imported inside functions only, since Numba takes half a second to load.
+
+A token is a word or a character as a hash of 64 bits; a shingle is a run of n tokens. Components of similar documents are
+a union-find forest (path halving, the smaller row becomes the root), so that no list of pairs is kept. The Bloom filter is
+blocked (Putze, Sanders and Singler 2007): all bits of an item lie in one block of 512, a cache line. A window is known by
+two polynomial hashes of 64 bits: among 10^10 windows two different ones are taken for equal with a chance below 10^-18.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bessemer.corpus.text.hashing import (
+    BASE,
+    NEWLINE,
+    Array,
+    compiled,
+    hash_characters,
+    hash_ngrams,
+    hash_words,
+    mix,
+)
+
+NOTHING = np.uint32(0xFFFFFFFF)
+"""Each value of the signature of a text without a shingle."""
+
+SALT = np.uint64(0xD6E8FEB86659FD93)
+OTHER_BASE = np.uint64(0xC2B2AE3D27D4EB4F)
+OFFSET = np.uint64(0x9FB21C651E98DF25)
+"""Added to each token of a window, so that zeros count."""
+
+
+@compiled
+def shingles_of(text: Array, by_words: bool, length: int, buffer: Array) -> int:
+    """Write the hashes of a folded text's shingles into `buffer` (one place per byte is enough); returns their number."""
+    number = hash_words(text, buffer) if by_words else hash_characters(text, buffer)
+    return hash_ngrams(buffer, number, length, buffer)
+
+
+@compiled
+def sign(
+    data: Array,
+    offsets: Array,
+    by_words: bool,
+    length: int,
+    factors: Array,
+    addends: Array,
+    buffer: Array,
+    signatures: Array,
+) -> None:
+    """The MinHash signature of each text data[offsets[i]:offsets[i + 1]], into the rows of `signatures`."""
+    num_hashes = len(factors)
+    for document in range(len(offsets) - 1):
+        text = data[offsets[document] : offsets[document + 1]]
+        number = shingles_of(text, by_words, length, buffer)
+        smallest = signatures[document]
+        smallest[:] = NOTHING
+        # Four shingles a round: the loop over the hashes is vectorised, and loads and stores once for four.
+        whole = number - number % 4
+        for i in range(0, whole, 4):
+            one = np.uint32(buffer[i] >> np.uint64(32))
+            two = np.uint32(buffer[i + 1] >> np.uint64(32))
+            three = np.uint32(buffer[i + 2] >> np.uint64(32))
+            four = np.uint32(buffer[i + 3] >> np.uint64(32))
+            for k in range(num_hashes):
+                a, b = factors[k], addends[k]
+                left = min(np.uint32(np.uint32(a * one) + b), np.uint32(np.uint32(a * two) + b))
+                right = min(np.uint32(np.uint32(a * three) + b), np.uint32(np.uint32(a * four) + b))
+                smallest[k] = min(smallest[k], min(left, right))
+        for i in range(whole, number):
+            one = np.uint32(buffer[i] >> np.uint64(32))
+            for k in range(num_hashes):
+                smallest[k] = min(smallest[k], np.uint32(np.uint32(factors[k] * one) + addends[k]))
+
+
+@compiled
+def band_keys(signatures: Array, rows: int, salts: Array, keys: Array) -> None:
+    """A key of 64 bits for each band of each signature, into keys[band, document]; `salts` go in with the band."""
+    num_bands = keys.shape[0]
+    for document in range(len(signatures)):
+        for band in range(num_bands):
+            value = mix(np.uint64(band) + salts[document])
+            for k in range(band * rows, (band + 1) * rows):
+                value = mix(value ^ np.uint64(signatures[document, k]))
+            keys[band, document] = value
+
+
+@compiled
+def root_of(parents: Array, row: int) -> int:
+    """The root of a row's component."""
+    while parents[row] != row:
+        parents[row] = parents[parents[row]]
+        row = parents[row]
+    return row
+
+
+@compiled
+def roots(parents: Array, out: Array) -> None:
+    """The root of every row, into `out`."""
+    for row in range(len(parents)):
+        out[row] = root_of(parents, row)
+
+
+@compiled
+def equal_places(left: Array, right: Array) -> int:
+    """Places in which two signatures agree."""
+    count = np.int32(0)
+    for k in range(len(left)):
+        count += np.int32(left[k] == right[k])
+    return count
+
+
+@compiled
+def jaccard(left: Array, right: Array) -> float:
+    """Jaccard similarity of two sorted sets."""
+    i = j = shared = 0
+    while i < len(left) and j < len(right):
+        one, other = left[i], right[j]
+        shared += one == other
+        i += one <= other
+        j += other <= one
+    return shared / max(len(left) + len(right) - shared, 1)
+
+
+@compiled
+def link(
+    rows: Array,
+    keys: Array,
+    signatures: Array,
+    sets: Array,
+    starts: Array,
+    fewest: int,
+    least: float,
+    reach: int,
+    parents: Array,
+) -> None:
+    """Join the alike among members of buckets, sorted by (key, row).
+
+    Each member is compared with the first of its bucket and with the `reach` members before it: buckets of up to
+    reach + 1 members are compared in full. Two are alike when their signatures agree in `fewest` places and, where
+    `least` is above 0, the Jaccard of their sets (sets[starts[i]:starts[i + 1]]) is `least` or more.
+    """
+    first = 0
+    for i in range(len(rows)):
+        if keys[i] != keys[first]:
+            first = i
+        for step in range(reach + 1):
+            j = first if step == 0 else i - step
+            if j < first or j >= i or (step and j == first):
+                continue
+            mine, other = root_of(parents, rows[i]), root_of(parents, rows[j])
+            if mine == other or equal_places(signatures[i], signatures[j]) < fewest:
+                continue
+            if least > 0.0:
+                left, right = sets[starts[i] : starts[i + 1]], sets[starts[j] : starts[j + 1]]
+                if jaccard(left, right) < least:
+                    continue
+            if mine < other:
+                parents[other] = mine
+            else:
+                parents[mine] = other
+
+
+@compiled
+def estimates(signatures: Array, left: Array, right: Array, out: Array) -> None:
+    """Share of equal places of the pairs (left[i], right[i]): an unbiased estimate of the Jaccard similarity."""
+    for i in range(len(left)):
+        out[i] = equal_places(signatures[left[i]], signatures[right[i]]) / signatures.shape[1]
+
+
+@compiled
+def jaccards(sets: Array, starts: Array, left: Array, right: Array, out: Array) -> None:
+    """Jaccard similarity of the pairs of sets (left[i], right[i])."""
+    for i in range(len(left)):
+        one, other = left[i], right[i]
+        out[i] = jaccard(sets[starts[one] : starts[one + 1]], sets[starts[other] : starts[other + 1]])
+
+
+@compiled
+def _first_word(filter_words: Array, item: np.uint64) -> int:
+    """Where the item's block begins: by the upper 32 bits."""
+    num_blocks = np.uint64(len(filter_words) // 8)
+    return np.int64(((item >> np.uint64(32)) * num_blocks) >> np.uint64(32)) * 8
+
+
+@compiled
+def contains(filter_words: Array, num_bits: int, item: np.uint64) -> bool:
+    """Whether all `num_bits` bits of an item (64 bits, mixed) are set."""
+    start = _first_word(filter_words, item)
+    state = item
+    for number in range(num_bits):
+        if number % 7 == 0:  # 7 places of 9 bits from each 64
+            state = mix(state ^ SALT)
+            places = state
+        if not (
+            filter_words[start + np.int64(places >> np.uint64(6) & np.uint64(7))] >> (places & np.uint64(63))
+        ) & np.uint64(1):
+            return False
+        places >>= np.uint64(9)
+    return True
+
+
+@compiled
+def insert(filter_words: Array, num_bits: int, item: np.uint64) -> None:
+    """Set the bits of an item."""
+    start = _first_word(filter_words, item)
+    state = item
+    for number in range(num_bits):
+        if number % 7 == 0:
+            state = mix(state ^ SALT)
+            places = state
+        filter_words[start + np.int64(places >> np.uint64(6) & np.uint64(7))] |= np.uint64(1) << (
+            places & np.uint64(63)
+        )
+        places >>= np.uint64(9)
+
+
+@compiled
+def _items(tokens: Array, number: int, ngram: int) -> int:
+    """Hashes of a paragraph's items into `tokens`: its n-grams, or the whole where it is shorter or ngram is 0."""
+    if ngram and number >= ngram:
+        return hash_ngrams(tokens, number, ngram, tokens)
+    value = np.uint64(number)
+    for i in range(number):
+        value = value * BASE + tokens[i]
+    tokens[0] = mix(value)
+    return 1
+
+
+@compiled
+def judge_paragraphs(
+    data: Array, offsets: Array, filter_words: Array, num_bits: int, ngram: int, threshold: float, min_words: int,
+    buffer: Array, only_insert: bool, repeated: Array,
+) -> int:  # fmt: skip
+    """Mark in `repeated` the lines of folded texts that stood before, in order; put the others into the filter.
+
+    Gives how many items were put in. With `only_insert` nothing is marked and all lines go in.
+    """
+    line = inserted = 0
+    for document in range(len(offsets) - 1):
+        end = offsets[document + 1]
+        start = offsets[document]
+        while start <= end:
+            stop = start
+            while stop < end and data[stop] != NEWLINE:
+                stop += 1
+            number = hash_words(data[start:stop], buffer)
+            if number >= min_words:
+                number = _items(buffer, number, ngram)
+                seen = 0
+                if not only_insert:
+                    for i in range(number):
+                        seen += contains(filter_words, num_bits, buffer[i])
+                if seen > 0 and seen >= threshold * number:
+                    repeated[line] = True
+                else:
+                    for i in range(number):
+                        insert(filter_words, num_bits, buffer[i])
+                    inserted += number
+            line += 1
+            start = stop + 1
+    return inserted
+
+
+@compiled
+def _power(base: np.uint64, exponent: int) -> np.uint64:
+    value = np.uint64(1)
+    for _ in range(exponent):
+        value *= base
+    return value
+
+
+@compiled
+def _windows(tokens: Array, length: int, one: Array, other: Array) -> int:
+    """Both hashes of every window of a document, into `one` and `other`; gives how many windows there are."""
+    number = len(tokens) - length + 1
+    if number <= 0:
+        return 0
+    drop, other_drop = _power(BASE, length - 1), _power(OTHER_BASE, length - 1)
+    value = other_value = np.uint64(0)
+    for i in range(length - 1):
+        token = mix(np.uint64(tokens[i]) + OFFSET)
+        value = value * BASE + token
+        other_value = other_value * OTHER_BASE + token
+    for i in range(number):
+        token = mix(np.uint64(tokens[i + length - 1]) + OFFSET)
+        value = value * BASE + token
+        other_value = other_value * OTHER_BASE + token
+        one[i], other[i] = mix(value), mix(other_value)
+        token = mix(np.uint64(tokens[i]) + OFFSET)
+        value -= token * drop
+        other_value -= token * other_drop
+    return number
+
+
+@compiled
+def _cell(sketch: Array, key: np.uint64) -> np.uint64:
+    """Cell of a window in the sketch of 2-bit counters, four a byte."""
+    return ((key >> np.uint64(32)) * np.uint64(len(sketch) * 4)) >> np.uint64(32)
+
+
+@compiled
+def count_windows(tokens: Array, offsets: Array, length: int, sketch: Array, one: Array, other: Array) -> None:
+    """Count each window's cell up to 2."""
+    for document in range(len(offsets) - 1):
+        number = _windows(tokens[offsets[document] : offsets[document + 1]], length, one, other)
+        for i in range(number):
+            cell = _cell(sketch, one[i])
+            shift = np.uint8((cell & np.uint64(3)) << np.uint64(1))
+            byte = sketch[np.int64(cell >> np.uint64(2))]
+            if (byte >> shift) & np.uint8(3) < 2:
+                sketch[np.int64(cell >> np.uint64(2))] = byte + np.uint8(np.uint8(1) << shift)
+
+
+@compiled
+def count_candidates(tokens: Array, offsets: Array, length: int, sketch: Array, one: Array, other: Array) -> int:
+    """How many windows are not alone in their cell; every repeated one is among them."""
+    candidates = 0
+    for document in range(len(offsets) - 1):
+        number = _windows(tokens[offsets[document] : offsets[document + 1]], length, one, other)
+        for i in range(number):
+            cell = _cell(sketch, one[i])
+            candidates += (
+                sketch[np.int64(cell >> np.uint64(2))] >> np.uint8((cell & np.uint64(3)) << np.uint64(1))
+            ) & 2 != 0
+    return candidates
+
+
+@compiled
+def mark_repeated(
+    tokens: Array, offsets: Array, start: int, length: int, sketch: Array, part: int, num_parts: int, keys: Array,
+    others: Array, places: Array, used: int, one: Array, other: Array, marks: Array,
+) -> int:  # fmt: skip
+    """Mark the windows of this part that stood before without overlapping; gives the table's entries, -1 when full.
+
+    `start` is the number of the first token here; `keys`, `others` and `places` are an open hash table from windows to
+    where they first stood (-1: free), of which `used` entries are taken.
+    """
+    capacity = np.uint64(len(keys))
+    for document in range(len(offsets) - 1):
+        begin = offsets[document]
+        number = _windows(tokens[begin : offsets[document + 1]], length, one, other)
+        for i in range(number):
+            key = one[i]
+            if num_parts > 1 and key % np.uint64(num_parts) != np.uint64(part):
+                continue
+            cell = _cell(sketch, key)
+            if not (sketch[np.int64(cell >> np.uint64(2))] >> np.uint8((cell & np.uint64(3)) << np.uint64(1))) & 2:
+                continue
+            here = start + begin + i
+            slot = np.int64(((key >> np.uint64(32)) * capacity) >> np.uint64(32))
+            while places[slot] >= 0 and (keys[slot] != key or others[slot] != other[i]):
+                slot = (slot + 1) % len(keys)
+            if places[slot] < 0:
+                if used * 10 >= len(keys) * 9:
+                    return -1
+                keys[slot], others[slot], places[slot] = key, other[i], here
+                used += 1
+            elif here >= places[slot] + length:
+                marks[begin + i] = 1
+    return used
+
+
+@compiled
+def spans_of(marks: Array, offsets: Array, length: int, documents: Array, starts: Array, ends: Array) -> int:
+    """The union of the marked windows of each document, as token spans within it; gives how many."""
+    number = 0
+    for document in range(len(offsets) - 1):
+        first = offsets[document]
+        end = -1
+        for i in range(first, offsets[document + 1]):
+            if marks[i]:
+                if i - first > end:
+                    documents[number], starts[number] = document, i - first
+                    number += 1
+                end = i - first + length
+                ends[number - 1] = end
+    return number
