@@ -103,7 +103,7 @@ def roots(parents: Array, out: Array) -> None:
 
 
 @compiled
-def equal_places(left: Array, right: Array) -> int:
+def equal_places(left: Array, right: Array) -> np.int32:
     """Places in which two signatures agree."""
     count = np.int32(0)
     for k in range(len(left)):
@@ -178,7 +178,7 @@ def jaccards(sets: Array, starts: Array, left: Array, right: Array, out: Array) 
 
 
 @compiled
-def _first_word(filter_words: Array, item: np.uint64) -> int:
+def _first_word(filter_words: Array, item: np.uint64) -> np.int64:
     """Where the item's block begins: by the upper 32 bits."""
     num_blocks = np.uint64(len(filter_words) // 8)
     return np.int64(((item >> np.uint64(32)) * num_blocks) >> np.uint64(32)) * 8
