@@ -10,7 +10,7 @@ import pytest
 from corpus_samples import prose
 from dedup_samples import Document, all_pairs_components, document, edited, jaccard, tables
 
-from bessemer.corpus.dedup import EXACT, KEPT, NEAR, Verdicts, buckets, find_duplicates
+from bessemer.corpus.dedup import EXACT, KEPT, NEAR, Verdicts, buckets, parquet_tables
 from bessemer.corpus.dedup.judging import judge
 from bessemer.corpus.dedup.verdicts import identity_of
 from bessemer.errors import InputError
@@ -154,7 +154,7 @@ def test_signatures_that_were_stored_give_the_same(verify: bool, tmp_path: Path)
     )
     rejected = stored.slice(0, 1).set_column(4, "reason", pa.array(["too_short"]))
     pq.write_table(pa.concat_tables([stored, rejected]), tmp_path / "a.parquet", row_group_size=5)
-    assert outcome(find_duplicates([tmp_path / "a.parquet"], settings, tmp_path / "work")) == expected
+    assert outcome(judge(parquet_tables([tmp_path / "a.parquet"]), settings, tmp_path / "work")) == expected
     assert not (tmp_path / "work").exists()
 
 

@@ -1,6 +1,6 @@
 """Deduplication: whole documents (exact, near), paragraphs, and long spans.
 
-`find_duplicates` judges whole documents; `paragraphs.remove_paragraphs` and `substrings.remove_substrings` cut parts
+`judging.judge` judges whole documents; `paragraphs.remove_paragraphs` and `substrings.remove_substrings` cut parts
 out of those that stay. What is named here is light to import; the other modules load NumPy and are imported where they
 are used. What each method does, which keys it has, and what it takes: docs/dedup.md.
 """
@@ -15,12 +15,11 @@ from bessemer.corpus.dedup.verdicts import (
     Tables,
     Verdicts,
     earlier_files,
-    find_duplicates,
     packed,
     parquet_tables,
 )
 
 __all__ = [
     "EXACT", "KEPT", "NEAR", "DedupStatistics", "Edit", "EditStatistics", "Tables", "Verdicts", "earlier_files",
-    "find_duplicates", "packed", "parquet_tables",
+    "packed", "parquet_tables",
 ]  # fmt: skip

@@ -53,7 +53,12 @@ PAIRS_AT_ONCE = 1 << 12
 
 def judge(tables: Tables, settings: Dedup, scratch: Path, sources: Sequence[str] = ()) -> Verdicts:
     """Judge documents wherever they come from: columns identity, exact or text, characters, and where needed
-    signature or text, source, quality. The rest is as `find_duplicates` says."""
+    signature or text, source, quality.
+
+    `scratch` is a folder for signatures, made and removed here; `sources` are the sources in the order of the recipe
+    (keep = "first-source"). Raises InputError for an earlier corpus that is not there, for an identity that occurs
+    twice, and for keep = "quality" without scores.
+    """
     earlier = [(folder, parquet_tables(earlier_files(folder))) for folder in settings.against]
     scratch.mkdir(parents=True)
     stores = Signatures(scratch, settings.bands, settings.rows) if settings.minhash else None

@@ -236,15 +236,3 @@ def earlier_files(folder: str | Path) -> list[Path]:
         f"corpus.dedup.against: {root} holds no corpus: looked for corpus/documents/*.parquet, documents/*.parquet and "
         "*.parquet below it; name a run folder whose corpus is built, or a folder of Parquet files"
     )
-
-
-def find_duplicates(cleaned: Sequence[Path], settings: Dedup, scratch: Path, sources: Sequence[str] = ()) -> Verdicts:
-    """Judge all rows of the `cleaned` Parquet files that passed the rules.
-
-    `scratch` is a folder for signatures, made and removed here; `sources` are the sources in the order of the recipe
-    (keep = "first-source"). Raises InputError for an earlier corpus that is not there, for an identity that occurs
-    twice, and for keep = "quality" without scores.
-    """
-    from bessemer.corpus.dedup.judging import judge
-
-    return judge(parquet_tables(cleaned), settings, scratch, sources)
