@@ -33,7 +33,7 @@ class Session:
     run: RunFolder
     accept_changes: bool = False
     has_horizon: bool = True  # whether the recipe says how long it trains, before anything is filled in
-    told: list[dict[str, Any]] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
 
     def stage(self, name: str, work: Callable[[], str | None], current: bool = False, result: str = "") -> None:
         """Do a stage unless it is current, and say what came of it. `work` returns a line, or None: nothing was to do;
@@ -46,7 +46,7 @@ class Session:
         except KeyboardInterrupt:
             raise Stopped(self._stopped_in(name)) from None
         seconds = perf_counter() - started
-        self.told.append({"name": name, "seconds": round(seconds, 3), "skipped": line is None})
+        self.results.append({"name": name, "seconds": round(seconds, 3), "skipped": line is None})
         if line is None:
             say(f"[dim]- {name:<9} unchanged, skipped{result and ': '}{escape(result)}[/]")
         else:
@@ -55,7 +55,7 @@ class Session:
             write_json(self.run.path / "stages.json", {"stages": self._all_stages()})
 
     def _stopped_in(self, name: str) -> str:
-        kept = ", ".join(row["name"] for row in self.told)
+        kept = ", ".join(row["name"] for row in self.results)
         said = f"stopped in {name}; " + (f"{kept} {'are' if ',' in kept else 'is'} kept, " if kept else "")
         if name in ("plan", "train"):
             saved = published(self.run.checkpoints)
@@ -68,7 +68,7 @@ class Session:
         """This command's stages over those of earlier ones: a skipped stage keeps the time it took when it ran."""
         path = self.run.path / "stages.json"
         before = {row["name"]: row for row in read_json(path)["stages"]} if path.exists() else {}
-        for row in self.told:
+        for row in self.results:
             before[row["name"]] = row if not row["skipped"] else {**row, **before.get(row["name"], {}), "skipped": True}
         return list(before.values())
 

@@ -21,7 +21,7 @@ def corpus(args: argparse.Namespace) -> Any:
     session = runs.open_recipe(args, fill_derived=False)
     with session.run.writing():
         stages.corpus(session)
-    return {"stages": session.told, "folder": session.run.corpus, **runs.corpus_statistics(session.run)}
+    return {"stages": session.results, "folder": session.run.corpus, **runs.corpus_statistics(session.run)}
 
 
 def tokens(args: argparse.Namespace) -> Any:
@@ -32,4 +32,4 @@ def tokens(args: argparse.Namespace) -> Any:
         runs.require_stage(args, session.run.corpus / "documents", "documents", "corpus")
     with session.run.writing():
         stages.tokens(session)
-    return {"stages": session.told, "folder": session.run.tokens}
+    return {"stages": session.results, "folder": session.run.tokens}

@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
     )
     plan_.add_argument(
         "--what-if", action="append", default=[], metavar="NAME=VALUE,...",
-        help="the same with changes, beside it, for example gpus=1024 or precision=fp8,tp=4; several times for several",
+        help="compare with the same plan with changes, for example gpus=1024 or precision=fp8,tp=4; several times for several",
     )  # fmt: skip
     plan_.add_argument("--devices", action="store_true", help="list the catalogue of devices instead")
     plan_.add_argument("--catalogue", metavar="FILE", help="a file of your own devices, in the catalogue's form")
@@ -53,7 +53,9 @@ def add(commands: Any) -> None:
     ):  # fmt: skip
         layout.add_argument(f"--{name}", metavar="N", help=help)
     layout.add_argument("--per-node", metavar="N", help="devices of a node")
-    layout.add_argument("--stack", metavar="NAME", help="whose habits to count with (default bessemer)")
+    layout.add_argument(
+        "--stack", metavar="NAME", help="framework whose memory and overlap behaviour to model (default bessemer)"
+    )
     plan_.add_argument("--price", metavar="P", help="of a device (with --corpus: of a core; default 0.05) for an hour")
     memory = plan_.add_argument_group("memory of a step")
     memory.add_argument(

@@ -130,7 +130,7 @@ def summary(session: Session) -> dict[str, Any]:
     from bessemer.run import read_json
 
     run = session.run
-    values: dict[str, Any] = {"run": run.path, "stages": session.told, **corpus_statistics(run)}
+    values: dict[str, Any] = {"run": run.path, "stages": session.results, **corpus_statistics(run)}
     if run.evaluation.exists():
         evaluation = read_json(run.evaluation)
         keys = ("step", "loss", "bits_per_byte", "accuracy", "ngram")

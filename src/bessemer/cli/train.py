@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
         "(`bessemer launch` writes it for a cluster)")  # fmt: skip
     train_.add_argument("--nproc-per-node", type=int, metavar="N", help="processes on this node")
     train_.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="rendezvous: the first node and a free port on it")
-    train_.add_argument("--rdzv-id", metavar="ID", help="tells this run from others with the same endpoint")
+    train_.add_argument("--rdzv-id", metavar="ID", help="distinguishes this run from others with the same endpoint")
 
 
 def train(args: argparse.Namespace) -> Any:
@@ -54,7 +54,7 @@ def _profile(args: argparse.Namespace, session: Session) -> Any:
     from bessemer.run import read_json
     from bessemer.train.profile import show
 
-    if session.told[-1]["skipped"]:
+    if session.results[-1]["skipped"]:
         raise InputError(
             f"{session.run.path}: trained to its last step already, so there was no step to profile; "
             "add --restart, or train longer with --set train.steps=N"

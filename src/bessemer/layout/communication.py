@@ -72,7 +72,7 @@ def tensor_bytes(
         return TensorTraffic(none, none, none, none, none)
     stream = tokens * config.width * bytes_per_activation
     squares = 2 * tokens * bytes_per_sum if config.qk_norm == "full" else 0  # one sum a token for queries, one for keys
-    # A gather before attention and MLP, a reduce-scatter after; on the way back each is the other (Korthikanti et al.
+    # A gather before attention and MLP, a reduce-scatter after; in the backward pass each becomes the other (Korthikanti et al.
     # 2022, section 4.2.2).
     layer = Exchanged(4 * stream, 4 * stream, 2 * squares)
     # Computing again stops at what the backward pass needs, which the MLP's result is not unless a norm follows it.
@@ -200,14 +200,14 @@ def step_bytes(
     if layout.pipeline > 1 and ways > 1:
         return None
     own = held(config, layout)
-    told = dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce", "send"), 0.0)
+    sent = dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce", "send"), 0.0)
     # Data: every tensor rank of every part of the batch, all its stages together.
     several, share = parts * layout.tensor, (ways - 1) / ways
     gathers = (2 * own.blocks + own.outside) * micro_batches if layout.zero == 3 else own.all
-    told["all_gather"] += several * share * gathers * of.gathered
-    told["reduce_scatter"] += several * share * own.all * of.gradient * (1 if layout.zero == 1 else micro_batches)
+    sent["all_gather"] += several * share * gathers * of.gathered
+    sent["reduce_scatter"] += several * share * own.all * of.gradient * (1 if layout.zero == 1 else micro_batches)
     copies = 2 * (layout.replicate - 1) / layout.replicate
-    told["all_reduce"] += several * copies * own.all * of.gradient / ways
+    sent["all_reduce"] += several * copies * own.all * of.gradient / ways
     # Tensor: the tokens of all groups together; the gradients of what each process has in full, for each group, whole and
     # before they are divided: FSDP2 adds them up itself, whenever it reduces, in the type of what it gathered.
     tensor = tensor_bytes(
@@ -215,22 +215,22 @@ def step_bytes(
         recomputed=recomputed,
     )  # fmt: skip
     tied_up = tensor.layers + tensor.embedding + tensor.hidden + tensor.loss
-    told["all_gather"] += (layout.tensor - 1) * tied_up.all_gather
-    told["reduce_scatter"] += (layout.tensor - 1) * tied_up.reduce_scatter
+    sent["all_gather"] += (layout.tensor - 1) * tied_up.all_gather
+    sent["reduce_scatter"] += (layout.tensor - 1) * tied_up.reduce_scatter
     each_time = parts > 1 and layout.zero > 1 and not layout.is_v_shaped
     reductions = micro_batches if each_time else 1
     element = of.gathered if parts > 1 else of.gradient
     whole = tensor.gradients.all_reduce * element / of.sums * parts * reductions
-    told["all_reduce"] += 2 * (layout.tensor - 1) * (tied_up.all_reduce + whole)
-    # Context: keys and values of all groups' tokens; their gradients on the way back.
+    sent["all_reduce"] += 2 * (layout.tensor - 1) * (tied_up.all_reduce + whole)
+    # Context: keys and values of all groups' tokens; their gradients in the backward pass.
     keys = 2 * config.kv_heads * config.head_dim * tokens * of.activation * (layout.context - 1)
-    told["all_gather"] += (config.layers + recomputed) * keys
-    told["reduce_scatter"] += config.layers * keys
+    sent["all_gather"] += (config.layers + recomputed) * keys
+    sent["reduce_scatter"] += config.layers * keys
     # Pipeline: hidden states of all pipelines' tokens, and the tied matrix's gradient in each pipeline.
     stages = pipeline_bytes(config, layout, tokens, of.activation, of.gradient)
-    told["send"] += stages.forward + stages.backward
-    told["all_reduce"] += 2 * stages.tied * parts / ways
-    return {kind: round(value) for kind, value in told.items() if value}
+    sent["send"] += stages.forward + stages.backward
+    sent["all_reduce"] += 2 * stages.tied * parts / ways
+    return {kind: round(value) for kind, value in sent.items() if value}
 
 
 def _block(config: ModelConfig) -> int:

@@ -12,22 +12,22 @@ FalsePositives = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class Paragraphs(Section):
-    """Removal of paragraphs (lines) that stood before, by a Bloom filter as in dolma and DCLM."""
+    """Removal of duplicate paragraphs (lines), by a Bloom filter as in dolma and DCLM."""
 
     mode: Literal["off", "paragraph", "ngram"] = Field(
         "off",
-        description="paragraph: remove a paragraph that stood before as a whole (dolma); ngram: remove one when of its "
+        description="paragraph: remove a paragraph that is a duplicate as a whole (dolma); ngram: remove one when of its "
         "n-grams a share of `threshold` or more did (DCLM); off: remove none.",
     )
     ngram: Positive = Field(13, description="Words in an n-gram (ngram mode); 13 as in DCLM.")
     threshold: Share = Field(
-        0.8, description="Share of a paragraph's n-grams that must have stood before for it to be removed (ngram mode)."
+        0.8, description="Share of a paragraph's n-grams that must be repeated for it to be removed (ngram mode)."
     )
     min_words: Positive = Field(
         13, description="Paragraphs of fewer words are left alone: headings, list items, closing brackets."
     )
     false_positive: FalsePositives = Field(
-        0.01, description="Chance that the full filter takes a new paragraph or n-gram for one that stood before."
+        0.01, description="Chance that the full filter takes a new paragraph or n-gram for a repeated one."
     )
     max_memory_mib: Positive = Field(
         1024, description="The filter's largest size in MiB; a corpus that needs a larger one is refused beforehand."
@@ -35,12 +35,12 @@ class Paragraphs(Section):
 
 
 class Substrings(Section):
-    """Removal of long spans that stood before, anywhere in a document (Lee et al. 2022, exact substring)."""
+    """Removal of long repeated spans, anywhere in a document (Lee et al. 2022, exact substring)."""
 
     unit: Literal["off", "words", "bytes"] = Field(
         "off", description="What a span is counted in: words (case folded) or bytes of UTF-8; off: remove none."
     )
-    min_tokens: int = Field(50, ge=2, description="Spans of at least so many words or bytes that stood before go.")
+    min_tokens: int = Field(50, ge=2, description="Shortest repeated span that is removed, in words or bytes.")
     max_memory_mib: Positive = Field(
         512, description="Memory in MiB for the tables; a corpus that needs more is worked on in several passes."
     )

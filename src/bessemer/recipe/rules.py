@@ -47,8 +47,8 @@ class GopherQuality(Section):
 class GopherRepetition(Section):
     """Rae et al. 2021, table A1, as datatrove counts."""
 
-    max_duplicate_line_share: Share = Field(0.3, description="Largest share of lines that stood before.")
-    max_duplicate_paragraph_share: Share = Field(0.3, description="Largest share of paragraphs that stood before.")
+    max_duplicate_line_share: Share = Field(0.3, description="Largest share of duplicate lines.")
+    max_duplicate_paragraph_share: Share = Field(0.3, description="Largest share of duplicate paragraphs.")
     max_duplicate_line_character_share: Share = Field(0.2, description="The same of lines, by characters.")
     max_duplicate_paragraph_character_share: Share = Field(0.2, description="The same of paragraphs, by characters.")
     max_top_2gram_share: Share = Field(0.2, description="Largest share of characters in the most frequent word pair.")
@@ -87,7 +87,7 @@ class FineWeb(Section):
     max_short_line_share: Share = Field(0.67, description="Largest share of short lines.")
     short_line_characters: Positive = Field(30, description="Characters of a short line, at most.")
     max_duplicate_character_share: Share = Field(
-        0.01, description="Largest share of characters in lines that stood before; the paper has 0.1."
+        0.01, description="Largest share of characters in duplicate lines; the paper has 0.1."
     )
     max_line_feeds_per_word: float = Field(0.3, ge=0, description="Most line feeds per word.")
 

@@ -206,19 +206,19 @@ GOPHER_QUALITY = (
 )  # fmt: skip
 
 GOPHER_REPETITION = (
-    Rule("paragraphs", "too many paragraphs that stood before", "max_duplicate_paragraph_share",
+    Rule("paragraphs", "too many duplicate paragraphs", "max_duplicate_paragraph_share",
          lambda text, _: text.repeated_paragraphs.duplicates / text.repeated_paragraphs.total,
-         "of the paragraphs are paragraphs that stood before"),
-    Rule("paragraph_characters", "too many characters in paragraphs that stood before",
+         "of the paragraphs are duplicates"),
+    Rule("paragraph_characters", "too many characters in duplicate paragraphs",
          "max_duplicate_paragraph_character_share",
          _of_characters(lambda text: text.repeated_paragraphs.duplicate_characters),
-         "of the characters stand in paragraph that stood before"),
-    Rule("lines", "too many lines that stood before", "max_duplicate_line_share",
+         "of the characters are in duplicate paragraphs"),
+    Rule("lines", "too many duplicate lines", "max_duplicate_line_share",
          lambda text, _: text.repeated_lines.duplicates / text.repeated_lines.total,
-         "of the lines are lines that stood before"),
-    Rule("line_characters", "too many characters in lines that stood before", "max_duplicate_line_character_share",
+         "of the lines are duplicates"),
+    Rule("line_characters", "too many characters in duplicate lines", "max_duplicate_line_character_share",
          _of_characters(lambda text: text.repeated_lines.duplicate_characters),
-         "of the characters stand in line that stood before"),
+         "of the characters are in duplicate lines"),
     *(Rule(f"top_{n}gram", f"one run of {n} words is too much of the text", f"max_top_{n}gram_share",
            _of_characters(lambda text, n=n: text.top_ngram_characters(n)),  # type: ignore[misc]
            f"of the text is one run of {n} words")
@@ -264,10 +264,10 @@ FINEWEB = (
     Rule("short_lines", "too many short lines", "max_short_line_share",
          lambda text, keys: text.lines_up_to(keys.short_line_characters).short / text.lines.total,
          "of the lines have at most {short_line_characters} characters"),
-    Rule("duplicate_characters", "too many characters in lines that stood before", "max_duplicate_character_share",
+    Rule("duplicate_characters", "too many characters in duplicate lines", "max_duplicate_character_share",
          lambda text, _: text.lines.duplicate_characters
          / max(text.characters.total - text.characters.line_feeds, 1),
-         "of the characters stand in lines that stood before", 3),
+         "of the characters are in duplicate lines", 3),
     Rule("line_feeds", "too many line feeds for the words", "max_line_feeds_per_word",
          _of_words(lambda text: text.characters.line_feeds), "line feeds per word"),
 )  # fmt: skip
