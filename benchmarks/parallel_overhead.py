@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from bessemer.model.initialisation import build, shell
 from machine import describe
 
 from bessemer.layout import dial
@@ -30,7 +31,7 @@ from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import build_model, meta_model
 from bessemer.parallel import data
-from bessemer.parallel.team import ALONE, Team, join, leave
+from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join, leave
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
 from bessemer.tokens.loader import Batch
@@ -59,12 +60,12 @@ def recipe_of(kind: str) -> tuple[Recipe, ModelConfig]:
     return resolved, config_of(resolved, vocabulary, 0)
 
 
-def wrapped(recipe: Recipe, config: ModelConfig, device: devices.Device, team: Team) -> TrainStep:
+def wrapped(recipe: Recipe, config: ModelConfig, device: devices.Device, mesh: ProcessMesh) -> TrainStep:
     """The parallel path with FSDP2 around the blocks, on a mesh of one."""
-    step = TrainStep(recipe, meta_model(config), device, 0, 1, team, split.initial_weights(config, 1))
-    root = ModelWithLoss(step.model, step.task, device, team)
-    data.shard(root, list(step.model.blocks), team, device.arithmetic.autocast)
-    step.engine = DataParallel(step.model, root, team, device)
+    step = TrainStep(recipe, meta_model(config), device, 0, 1, mesh, split.initial_weights(config, 1))
+    root = ModelWithLoss(step.model, step.task, device, mesh)
+    data.shard(root, list(step.model.blocks), mesh, device.arithmetic.autocast)
+    step.engine = DataParallel(step.model, root, mesh, device)
     step.optimizer = optimizers.build(step.model, recipe.train.optimizer)
     return step
 
@@ -97,14 +98,14 @@ def main() -> None:
     os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", **where})
     recipe, config = recipe_of(given.device)
     device = devices.choose(recipe.train)
-    team = join(Parallel(), device.place)
+    mesh = join(Parallel(), device.place)
     weights = split.initial_weights(config, 1)
     sides = {
-        "none": TrainStep(recipe, build_model(config, 1), device, 0, 1, ALONE),
-        "group of one": TrainStep(recipe, meta_model(config), device, 0, 1, team, weights),
+        "none": TrainStep(recipe, build_model(config, 1), device, 0, 1, SINGLE_PROCESS),
+        "group of one": TrainStep(recipe, meta_model(config), device, 0, 1, mesh, weights),
     }
     if device.is_cuda:
-        sides["fsdp2 of one"] = wrapped(recipe, config, device, team)
+        sides["fsdp2 of one"] = wrapped(recipe, config, device, mesh)
     draw = np.random.default_rng(0)
     rows = (recipe.train.global_batch_tokens or 0) // config.sequence_length
     batch = Batch(0, draw.integers(0, config.vocabulary, (rows, config.sequence_length + 1)), np.zeros(rows, np.int64))

@@ -34,7 +34,7 @@ from bessemer.layout import memory as layout_memory
 from bessemer.layout.memory import optimizer_bytes
 from bessemer.layout.stages import parts_of
 from bessemer.parallel import data
-from bessemer.parallel.team import join, leave
+from bessemer.parallel.mesh import join, leave
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
 from bessemer.train import simulate, split
@@ -61,10 +61,10 @@ def recipe_of(stage: int, processes: int, precision: str) -> Recipe:
 
 def measured(recipe: Recipe) -> dict[str, dict[str, int]]:
     """Bytes by owner at the moments of a step, on this process of the group."""
-    config, team = config_of(recipe, VOCABULARY, 0), join(recipe.parallel, torch.device("cpu"))
+    config, mesh = config_of(recipe, VOCABULARY, 0), join(recipe.parallel, torch.device("cpu"))
     task, device = task_of(recipe, config, 0), choose(recipe.train)
-    built = split.build(recipe, config, team, task, device, config.layers, split.initial_weights(config, 1))
-    held = asdict(simulate.watch_step(recipe, config, *built, in_buckets=data.uses_ddp(team)))
+    built = split.build(recipe, config, mesh, task, device, config.layers, split.initial_weights(config, 1))
+    held = asdict(simulate.watch_step(recipe, config, *built, in_buckets=data.uses_ddp(mesh)))
     return {moment: {owner: held[name][owner] for owner in STATES} for moment, name in MOMENTS.items()}
 
 

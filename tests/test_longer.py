@@ -40,7 +40,7 @@ def steps(folder: Path) -> list[int]:
 @pytest.fixture
 def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Trains the run under overrides, in a folder of its own over the same tokens; gives the folder."""
-    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
+    monkeypatch.setattr("bessemer.train.metrics.step_seconds", lambda *arguments: 0.01)
 
     def make(name: str, *overrides: str) -> Path:
         shutil.copytree(runs / "small", runs / name)

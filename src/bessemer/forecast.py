@@ -62,8 +62,7 @@ def planned_run(
     from bessemer.plan import cost, here
     from bessemer.plan.estimate import cpu
     from bessemer.train import device as devices
-    from bessemer.train.measure import step_seconds
-    from bessemer.train.planned_traffic import planned_bytes
+    from bessemer.train.metrics import planned_bytes, step_seconds
     from bessemer.train.recompute import base_bytes, blocks_recomputed, check_budget, memory_of
     from bessemer.train.split import require_fit
     from bessemer.train.task import config_of

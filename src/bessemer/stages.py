@@ -305,7 +305,7 @@ def export(
 
     average: write the mean of so many newest checkpoints; to: "hf" or "gguf"; dtype: of the weights, None: export.dtype.
     """
-    from bessemer.checkpoint.manifest import MANIFEST
+    from bessemer.checkpoint.format import MANIFEST
 
     if dtype == "q8_0" and to == "hf":
         raise InputError("--dtype q8_0: only a GGUF file has it; add --to gguf, or take bfloat16 or float16")
@@ -366,7 +366,7 @@ def opened(recipe: Recipe, run: RunFolder, average: int = 1) -> tuple[Any, Any]:
     """The token store and the model of the newest checkpoint, or of the mean of the `average` newest."""
     from bessemer.tokens.shards import TokenStore
     from bessemer.train import device as devices
-    from bessemer.train.restored import open_trained
+    from bessemer.train.state import open_trained
 
     store = TokenStore.open(run.tokens)
     return store, open_trained(recipe, run, store, devices.choose(recipe.train), average)

@@ -17,10 +17,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bessemer.checkpoint import AsyncSaver, asynchronous, latest, manifest, protocol, save
+from bessemer.checkpoint import AsyncSaver, asynchronous, format, latest, protocol, save
 from bessemer.checkpoint.protocol import published
 from bessemer.errors import BessemerError
-from bessemer.parallel.team import join
+from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel
 from tests.parallel.processes import run_on
 
@@ -40,7 +40,7 @@ def test_it_is_what_a_save_in_the_foreground_writes(tmp_path: Path) -> None:
             saver.save(step, state(float(step)), {"samples": step})
     for step in (20, 30):
         save(tmp_path / "before", step, state(float(step)), {"samples": step}, keep=2)
-        beside, before = (manifest.read(tmp_path / name / f"step-{step:08d}") for name in ("beside", "before"))
+        beside, before = (format.load_manifest(tmp_path / name / f"step-{step:08d}") for name in ("beside", "before"))
         assert beside == before
     assert published(tmp_path / "beside") == [20, 30]
     assert (tmp_path / "beside" / "latest").read_text() == "step-00000030"
@@ -157,19 +157,19 @@ for step in range(20, 400000, 10):
 
 def beside_collectives(folder: Path) -> list[str]:
     """The training's own collectives go on while checkpoints are written; what fails on one is told to both."""
-    team = join(Parallel(replicate=2), torch.device("cpu"))
+    mesh = join(Parallel(replicate=2), torch.device("cpu"))
     weight, told = torch.zeros(300, 300), []
 
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with AsyncSaver(folder, keep=3, team=team) as saver:
+    with AsyncSaver(folder, keep=3, mesh=mesh) as saver:
         for step in range(1, 61):
             weight += 1.0
             dist.all_reduce(weight)
             weight /= 2.0
             if step % 10 == 0:
-                with patch.object(protocol, "save_file", full if step == 40 and team.rank == 1 else WRITE):
+                with patch.object(protocol, "save_file", full if step == 40 and mesh.rank == 1 else WRITE):
                     try:
                         saver.save(step, {"model": {f"w{n}": weight + n for n in range(6)}}, {})
                     except BessemerError as error:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bessemer.checkpoint import save
-from bessemer.checkpoint.average import mean_weights, newest
+from bessemer.checkpoint.protocol import newest
+from bessemer.checkpoint.reading import mean_weights
 from bessemer.errors import BessemerError, InputError
 
 

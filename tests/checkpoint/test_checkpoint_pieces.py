@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from bessemer.checkpoint.pieces import Described, Source, Stored, assign, gathered, require_cover
+from bessemer.checkpoint.format import ShardMetadata, StoredShard, StoredTensor, assemble, assign, require_cover
 from bessemer.errors import BessemerError
 
 Boxes = list[tuple[tuple[int, ...], tuple[int, ...]]]
@@ -67,23 +67,23 @@ def test_any_slice_comes_out_of_any_pieces() -> None:
     for _ in range(100):
         shape = tuple(draw.randrange(1, 6) for _ in range(draw.randrange(1, 4)))
         whole = torch.randn(shape)
-        sources = tuple(Source(str(number), "x", *box) for number, box in enumerate(cut(shape, draw)))
+        sources = tuple(StoredShard(str(number), "x", *box) for number, box in enumerate(cut(shape, draw)))
         files = {
             source.file: whole[tuple(slice(a, a + n) for a, n in zip(source.offset, source.shape, strict=True))]
             for source in sources
         }
-        stored = Stored("torch.float32", shape, sources)
+        stored = StoredTensor("torch.float32", shape, sources)
         offset = tuple(draw.randrange(n) for n in shape)
         size = tuple(draw.randrange(n - at + 1) for n, at in zip(shape, offset, strict=True))
-        found = gathered(stored, offset, size, lambda source, there: files[source.file][there], torch.float32)  # noqa: B023
+        found = assemble(stored, offset, size, lambda source, there: files[source.file][there], torch.float32)  # noqa: B023
         assert torch.equal(found, whole[tuple(slice(a, a + n) for a, n in zip(offset, size, strict=True))])
 
 
 def described(
     dtype: str = "torch.float32", shape: tuple[int, ...] = (4, 100), offset: int = 0, rows: int = 4
-) -> Described:
+) -> ShardMetadata:
     size = (rows, *shape[1:])
-    return Described(dtype, shape, (offset, 0), size, rows * shape[1] * 4)
+    return ShardMetadata(dtype, shape, (offset, 0), size, rows * shape[1] * 4)
 
 
 def test_replicas_share_the_writing() -> None:
@@ -95,13 +95,13 @@ def test_replicas_share_the_writing() -> None:
     assert [duty["model"][0] for duty in duties] == [f"model-0000{n}-of-00004.safetensors" for n in (1, 2, 3, 4)]
     for rank, mine in enumerate(written):
         for name in mine:
-            assert [source.file for source in contents["model"][name].pieces] == [duties[rank]["model"][0]]
+            assert [source.file for source in contents["model"][name].shards] == [duties[rank]["model"][0]]
 
 
 def test_one_that_writes_alone_has_the_plain_file_name() -> None:
     duties, contents = assign([{("model", "w"): described()}, {("model", "w"): described(), ("rng", "1"): described()}])
     assert sorted(file for duty in duties for file, _ in duty.values()) == ["model.safetensors", "rng.safetensors"]
-    assert contents["rng"]["1"].pieces[0].file == "rng.safetensors"
+    assert contents["rng"]["1"].shards[0].file == "rng.safetensors"
 
 
 def test_shards_go_to_those_that_hold_them() -> None:
@@ -113,7 +113,7 @@ def test_shards_go_to_those_that_hold_them() -> None:
     ]
     duties, contents = assign(tables)
     assert [bool(duty) for duty in duties] == [True, True, False]
-    assert {(source.offset, source.shape) for source in contents["model"]["w"].pieces} == {((0, 0), (3, 100)), ((3, 0), (1, 100))}  # fmt: skip
+    assert {(source.offset, source.shape) for source in contents["model"]["w"].shards} == {((0, 0), (3, 100)), ((3, 0), (1, 100))}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_shards_go_to_those_that_hold_them() -> None:
         (described(offset=2, rows=2), "model tensor w: its 2 pieces overlap"),
     ],
 )  # fmt: skip
-def test_processes_that_disagree_are_told(others: Described, says: str) -> None:
+def test_processes_that_disagree_are_told(others: ShardMetadata, says: str) -> None:
     with pytest.raises(BessemerError, match=says):
         assign([{("model", "w"): described()}, {("model", "w"): others}])
 

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from bessemer.checkpoint import latest, save, verify
 from bessemer.errors import BessemerError
-from bessemer.parallel.local import as_part_of, local
-from bessemer.parallel.team import ALONE, AXES, Team, join
+from bessemer.parallel.mesh import AXES, SINGLE_PROCESS, ProcessMesh, join
+from bessemer.parallel.sharded import as_shard_of, local
 from bessemer.recipe import Parallel
 from tests.parallel.processes import run_on
 
@@ -55,42 +55,42 @@ def truth(name: str) -> torch.Tensor:
     return torch.randn(PARAMETERS[name.split("/")[0]][0], generator=generator)
 
 
-def teams() -> dict[str, Team | None]:
-    """A team of each layout, out of the first processes of the group; None where this one is not in it."""
+def teams() -> dict[str, ProcessMesh | None]:
+    """A mesh of each layout, out of the first processes of the group; None where this one is not in it."""
     rank = dist.get_rank()
-    found: dict[str, Team | None] = {}
+    found: dict[str, ProcessMesh | None] = {}
     for name, layout in LAYOUTS.items():
         if layout.world == 1:
-            found[name] = ALONE if rank == 0 else None
+            found[name] = SINGLE_PROCESS if rank == 0 else None
             continue
         sizes = [getattr(layout, axis) for axis in AXES]
-        mesh = DeviceMesh("cpu", torch.arange(layout.world).view(sizes), mesh_dim_names=AXES)
+        device_mesh = DeviceMesh("cpu", torch.arange(layout.world).view(sizes), mesh_dim_names=AXES)
         control = dist.new_group(list(range(layout.world)), backend="gloo")
-        found[name] = Team(layout, rank, mesh, control) if rank < layout.world else None
+        found[name] = ProcessMesh(layout, rank, device_mesh, control) if rank < layout.world else None
     return found
 
 
-def parameters(team: Team, known: bool) -> dict[str, nn.Parameter]:
+def parameters(mesh: ProcessMesh, known: bool) -> dict[str, nn.Parameter]:
     """A model's parameters, split as the layout says; what is not known is zeros."""
-    stage = STAGES[team.place("pipeline")] if team.layout.pipeline > 1 else set(PARAMETERS)
+    stage = STAGES[mesh.coordinate("pipeline")] if mesh.layout.pipeline > 1 else set(PARAMETERS)
     module = nn.Module()
     for name, (shape, placement, _) in PARAMETERS.items():
         if name not in stage:
             continue
         whole = truth(name) if known else torch.zeros(shape)
-        if team.mesh is not None and team.layout.tensor > 1:
-            whole = distribute_tensor(whole, team.mesh["tensor"], [placement])
+        if mesh.device_mesh is not None and mesh.layout.tensor > 1:
+            whole = distribute_tensor(whole, mesh.device_mesh["tensor"], [placement])
         module.register_parameter(name, nn.Parameter(whole))
-    if team.mesh is not None and team.layout.shard > 1:
-        mesh = team.mesh["replicate", "shard"] if team.layout.replicate > 1 else team.mesh["shard"]
+    if mesh.device_mesh is not None and mesh.layout.shard > 1:
+        device_mesh = mesh.device_mesh["replicate", "shard"] if mesh.layout.replicate > 1 else mesh.device_mesh["shard"]
         along = {parameter: PARAMETERS[name][2] for name, parameter in module.named_parameters()}
-        fully_shard(module, mesh=mesh, shard_placement_fn=lambda parameter: Shard(along[parameter]))
+        fully_shard(module, mesh=device_mesh, shard_placement_fn=lambda parameter: Shard(along[parameter]))
     return dict(module.named_parameters())
 
 
-def state(team: Team, known: bool) -> dict[str, dict[str, torch.Tensor]]:
+def state(mesh: ProcessMesh, known: bool) -> dict[str, dict[str, torch.Tensor]]:
     """What a run saves: parameters, moments kept on local tensors, counts, random numbers of each process."""
-    model = parameters(team, known)
+    model = parameters(mesh, known)
     optimizer: dict[str, torch.Tensor] = {}
     for name, parameter in model.items():
         for kind, dtype in (("exp_avg", torch.float32), ("exp_avg_sq", torch.bfloat16)):
@@ -98,10 +98,10 @@ def state(team: Team, known: bool) -> dict[str, dict[str, torch.Tensor]]:
             moment = torch.zeros_like(local(parameter), dtype=dtype)
             if known:  # cut by PyTorch, independently of what is tested
                 moment.copy_(redistributed(whole, parameter))
-            optimizer[f"{name}/{kind}"] = as_part_of(parameter, moment)
+            optimizer[f"{name}/{kind}"] = as_shard_of(parameter, moment)
         optimizer[f"{name}/step"] = torch.tensor(7.0 if known else 0.0)
-    mine = torch.full((5,), team.rank, dtype=torch.uint8) if known else torch.zeros(5, dtype=torch.uint8)
-    return {"model": dict(model), "optimizer": optimizer, "rng": {f"{team.rank}/cpu": mine, "none": torch.empty(0, 3)}}
+    mine = torch.full((5,), mesh.rank, dtype=torch.uint8) if known else torch.zeros(5, dtype=torch.uint8)
+    return {"model": dict(model), "optimizer": optimizer, "rng": {f"{mesh.rank}/cpu": mine, "none": torch.empty(0, 3)}}
 
 
 def redistributed(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
@@ -140,17 +140,17 @@ def is_true(found: dict[str, dict[str, torch.Tensor]]) -> bool:
 def matrix(folder: Path) -> list[str]:
     join(Parallel(shard=4), torch.device("cpu"))
     wrong, known = [], teams()
-    for name, team in known.items():
-        if team is not None:
-            save(folder / name, 3, state(team, known=True), {"layout": name}, keep=1, team=team)
+    for name, mesh in known.items():
+        if mesh is not None:
+            save(folder / name, 3, state(mesh, known=True), {"layout": name}, keep=1, mesh=mesh)
         dist.barrier()
     for written, name in itertools.product(LAYOUTS, LAYOUTS):
-        team = known[name]
-        if team is None:
+        mesh = known[name]
+        if mesh is None:
             continue
-        checkpoint = latest(folder / written, team=team)
+        checkpoint = latest(folder / written, mesh=mesh)
         assert checkpoint is not None and checkpoint.facts == {"layout": written}
-        empty = state(team, known=False)
+        empty = state(mesh, known=False)
         for part in ("model", "optimizer"):
             checkpoint.fill(part, empty[part])
         if not is_true(empty):
@@ -174,7 +174,7 @@ def test_every_layout_loads_what_every_layout_wrote(tmp_path: Path) -> None:
         # Nothing is written twice, and every process takes part.
         files = list(checkpoint.folder.glob("*.safetensors"))
         held = sum(value.nbytes for part in checkpoint.contents for value in checkpoint.tensors(part).values())
-        pieces = [piece for of in checkpoint.contents["optimizer"].values() for piece in of.pieces]
+        pieces = [piece for of in checkpoint.contents["optimizer"].values() for piece in of.shards]
         assert sum(math.prod(piece.shape) for piece in pieces) == sum(value.numel() for value in checkpoint.tensors("optimizer").values())  # fmt: skip
         assert held < sum(path.stat().st_size for path in files) < held + 6000 * len(files)
         assert len([path for path in files if path.name.startswith("optimizer")]) == layout.world
@@ -189,9 +189,9 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_two(folder: Path) -> None:
-    team = join(Parallel(shard=2), torch.device("cpu"))
+    mesh = join(Parallel(shard=2), torch.device("cpu"))
     for step in (3, 4):
-        save(folder, step, state(team, known=True), {}, keep=2, team=team)
+        save(folder, step, state(mesh, known=True), {}, keep=2, mesh=mesh)
 
 
 @contextmanager
@@ -226,11 +226,11 @@ def test_damage_to_any_piece_falls_back(sharded: Path) -> None:
 
 def find_damage(folder: Path) -> tuple[int, list[str]]:
     """Only one of the processes verifies the damaged file; all fall back."""
-    team = join(Parallel(shard=3), torch.device("cpu"))
+    mesh = join(Parallel(shard=3), torch.device("cpu"))
     said: list[str] = []
-    found = latest(folder, said.append, team)
+    found = latest(folder, said.append, mesh)
     assert found is not None
-    empty = state(team, known=False)
+    empty = state(mesh, known=False)
     found.fill("model", empty["model"])
     found.fill("optimizer", empty["optimizer"])
     assert is_true(empty)

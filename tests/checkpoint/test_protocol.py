@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from bessemer.checkpoint import latest, protocol, save, verify
+from bessemer.checkpoint.format import Tensors
 from bessemer.errors import BessemerError
 
 
-def tensors(value: float = 1.0) -> protocol.Tensors:
+def tensors(value: float = 1.0) -> Tensors:
     return {
         "model": {"a": torch.full((40, 10), value), "b": torch.arange(7)},
         "optimizer": {"a/exp_avg": torch.full((40, 10), value * 2)},

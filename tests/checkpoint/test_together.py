@@ -17,11 +17,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from bessemer.checkpoint import latest, protocol, save
-from bessemer.checkpoint.protocol import published
-from bessemer.checkpoint.together import exchange, together
+from bessemer.checkpoint import Checkpoint, latest, protocol, save
+from bessemer.checkpoint.protocol import exchange, published
 from bessemer.errors import BessemerError
-from bessemer.parallel.team import ALONE, Team, join, leave
+from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join, leave
 from bessemer.recipe import Parallel
 from tests.parallel.processes import run_on
 from tests.ports import free_port
@@ -38,7 +37,7 @@ def state(step: int) -> dict[str, dict[str, torch.Tensor]]:
     }
 
 
-def is_of(checkpoint: protocol.Checkpoint) -> bool:
+def is_of(checkpoint: Checkpoint) -> bool:
     found = {part: checkpoint.tensors(part) for part in ("model", "optimizer")}
     wanted = state(checkpoint.step)
     return found.keys() == wanted.keys() and all(
@@ -60,46 +59,46 @@ def wrong(path: Path) -> dict[str, Any]:
 
 def fail_in_turn(folder: Path) -> list[tuple[str, str, str]]:
     """On each process: what was wrong and where, and the error that came of it."""
-    team = join(PAIR, torch.device("cpu"))
-    save(folder, 10, state(10), {}, keep=3, team=team)
+    mesh = join(PAIR, torch.device("cpu"))
+    save(folder, 10, state(10), {}, keep=3, mesh=mesh)
     told = []
 
     def attempt(what: str, tensors: Any = None) -> None:
         try:
-            save(folder, 20, tensors or state(20), {}, keep=1, team=team)
+            save(folder, 20, tensors or state(20), {}, keep=1, mesh=mesh)
             told.append((what, "", ""))
         except (BessemerError, RuntimeError) as error:
             told.append((what, type(error).__name__, str(error)))
-        team.wait()
+        mesh.barrier()
         assert published(folder) == [10], what
         assert not list(folder.glob("*.tmp")), what
-        team.wait()
+        mesh.barrier()
 
     for rank, target, name, function in (
         (0, protocol, "save_file", full), (1, protocol, "save_file", full), (1, protocol, "_sync_file", full),
         (0, protocol, "write_atomic", full), (0, os, "rename", full), (1, protocol, "save_file", bug),
         (0, protocol, "_require_space", bug), (1, protocol, "_require_finite_file", full),
     ):  # fmt: skip
-        if team.rank == rank:
+        if mesh.rank == rank:
             with patch.object(target, name, function):
                 attempt(f"{name} on {rank}")
         else:
             attempt(f"{name} on {rank}")
-    with patch.object(protocol, "_fingerprint", wrong) if team.rank == 1 else nullcontext():
+    with patch.object(protocol, "_fingerprint", wrong) if mesh.rank == 1 else nullcontext():
         attempt("fingerprint of 1, found by 0")
     for rank in (0, 1):
         tensors = state(20)
-        if team.rank == rank:
+        if mesh.rank == rank:
             for value in tensors["model"].values():  # whichever of them it is that writes
                 value[3, 3] = float("nan")
         attempt(f"nan on {rank}", tensors)
     tensors = state(20)
-    if team.rank == 1:
+    if mesh.rank == 1:
         tensors["model"]["w2"] = torch.zeros(40, 11)
     attempt("another shape on 1", tensors)
-    save(folder, 20, state(20), {}, keep=1, team=team)
+    save(folder, 20, state(20), {}, keep=1, mesh=mesh)
     assert published(folder) == [20]
-    assert leaves_nothing(team)
+    assert leaves_nothing(mesh)
     return told
 
 
@@ -107,7 +106,7 @@ class Probe:
     """Something whose end can be seen."""
 
 
-def leaves_nothing(team: Team) -> bool:
+def leaves_nothing(mesh: ProcessMesh) -> bool:
     """A group that an error keeps alive in a circle of references ends with the interpreter, which may abort then."""
 
     def fail(probe: Probe) -> None:
@@ -117,7 +116,7 @@ def leaves_nothing(team: Team) -> bool:
     probe = Probe()
     seen = weakref.ref(probe)
     with suppress(RuntimeError):
-        exchange(team, lambda held=probe: fail(held), lambda given: given)
+        exchange(mesh, lambda held=probe: fail(held), lambda given: given)
     del probe
     return seen() is None
 
@@ -141,9 +140,9 @@ def test_what_fails_on_one_fails_on_all_with_one_error(tmp_path: Path) -> None:
 
 
 def apart(folder: Path) -> str:
-    team = join(PAIR, torch.device("cpu"))
+    mesh = join(PAIR, torch.device("cpu"))
     try:
-        save(folder / str(team.rank), 10, state(10), {}, keep=3, team=team)
+        save(folder / str(mesh.rank), 10, state(10), {}, keep=3, mesh=mesh)
     except BessemerError as error:
         return str(error)
     return ""
@@ -164,9 +163,9 @@ def deadly(wanted: int, count: list[int], function: Callable[..., Any]) -> Calla
     return call
 
 
-def two_saves(folder: Path, team: Team) -> None:
+def two_saves(folder: Path, mesh: ProcessMesh) -> None:
     for step in (30, 40):
-        save(folder, step, state(step), {}, keep=2, team=team)
+        save(folder, step, state(step), {}, keep=2, mesh=mesh)
 
 
 def killed_at(folder: Path, victim: int, operation: int) -> list[int]:
@@ -178,7 +177,7 @@ def killed_at(folder: Path, victim: int, operation: int) -> list[int]:
             code = 3
             try:
                 os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-                team = join(PAIR, torch.device("cpu"), timedelta(seconds=60))
+                mesh = join(PAIR, torch.device("cpu"), timedelta(seconds=60))
                 if rank == victim:
                     count = [0]
                     for module, name in (
@@ -186,7 +185,7 @@ def killed_at(folder: Path, victim: int, operation: int) -> list[int]:
                         (os, "mkdir"), (shutil, "rmtree"), (protocol, "save_file"), (protocol, "_fingerprint"),
                     ):  # fmt: skip
                         setattr(module, name, deadly(operation, count, getattr(module, name)))
-                two_saves(folder, team)
+                two_saves(folder, mesh)
                 leave()
                 code = 0
             except RuntimeError:  # the other died
@@ -227,6 +226,6 @@ def test_a_kill_at_any_file_operation_of_any_process_leaves_a_whole_checkpoint(t
 
 
 def test_a_process_alone_sees_its_own_error() -> None:
-    assert exchange(ALONE, lambda: 2, lambda given: [given[0] + 1]) == 3
+    assert exchange(SINGLE_PROCESS, lambda: 2, lambda given: [given[0] + 1]) == 3
     with pytest.raises(ValueError, match="no such thing"):
-        together(ALONE, bug)
+        exchange(SINGLE_PROCESS, bug, list)

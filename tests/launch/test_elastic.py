@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from trainings import another, command, differ, facts, losses, together
 
-from bessemer.launch.elastic import fitted
+from bessemer.launch.rendezvous import fitted
 from bessemer.recipe import Recipe, parse
 from bessemer.run import read_json_lines
 

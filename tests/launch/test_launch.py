@@ -51,7 +51,7 @@ def test_a_profile_says_what_communication_nothing_was_computed_beside(made: Pat
     given = another(made, "profiled")
     done = bessemer("train", *given, "--set", "parallel.shard=2", "--profile")
     assert done.returncode == 0, done.stderr
-    assert "collectives under way" in done.stdout
+    assert "collectives running" in done.stdout
     found = json.loads((made.parent / "runs" / "profiled" / "profile" / "profile.json").read_text())
     told = found["communication"]
     assert 0 < told["exposed"] <= told["total"] <= found["profiled_step_seconds"]

@@ -17,8 +17,8 @@ from bessemer.errors import InputError
 from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, attention
 from bessemer.model.config import ALL_BIASES
 from bessemer.parallel import context
-from bessemer.parallel.context import Cut, LocalDocuments
-from bessemer.parallel.team import ALONE, Team, join
+from bessemer.parallel.context import LocalDocuments, SequenceShard
+from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join
 from bessemer.plan.communication import communicated_bytes
 from bessemer.recipe import Parallel
 from bessemer.train import recompute
@@ -76,12 +76,12 @@ def relative(found: Tensor, wanted: Tensor) -> float:
 
 def measured(ways: int) -> dict[str, Any]:
     """Everything that takes processes, in one group of them, for it takes longer to start them than to do it."""
-    team = join(Parallel(context=ways), torch.device("cpu"))
+    mesh = join(Parallel(context=ways), torch.device("cpu"))
     return {
-        "fp64": deviations(team, torch.float64),
-        "fp32": deviations(team, torch.float32),
-        "long": long_ones(team),
-        "counted": counted(team),
+        "fp64": deviations(mesh, torch.float64),
+        "fp32": deviations(mesh, torch.float32),
+        "long": long_ones(mesh),
+        "counted": counted(mesh),
     }
 
 
@@ -90,7 +90,7 @@ def by_rank(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return run_on(request.param, measured, request.param, timeout=300.0)
 
 
-def deviations(team: Team, dtype: torch.dtype) -> dict[str, tuple[float, float, float]]:
+def deviations(mesh: ProcessMesh, dtype: torch.dtype) -> dict[str, tuple[float, float, float]]:
     """By model and batch: largest deviation of logits, loss and gradients from those of one process."""
     draw = torch.Generator().manual_seed(3)
     inputs = torch.randint(0, 97, (BATCH, LENGTH), generator=draw)
@@ -100,19 +100,19 @@ def deviations(team: Team, dtype: torch.dtype) -> dict[str, tuple[float, float, 
     for name, changes in MODELS.items():
         model = stirred(config(sequence_length=LENGTH, **changes)).to(dtype)
         split = copy.deepcopy(model)
-        context.apply(split, team)
+        context.apply(split, mesh)
         if name == "llama":
             recompute.apply(split, "full", 1)
         for kind, documents in batches().items():
             if kind == "one each" and name != "llama":
                 continue
             wanted = results(model, inputs, targets, documents, valid)
-            mine = context.share(team, inputs, targets, documents)
+            mine = context.local_batch(mesh, inputs, targets, documents)
             logits, *sums = results(split, mine.inputs_BS, mine.targets_BS, mine.documents, valid)
             for value in sums:
-                dist.all_reduce(value, group=team.group("context"))
+                dist.all_reduce(value, group=mesh.group("context"))
             found[f"{name}, {kind}"] = (
-                relative(context.whole(team, logits), wanted[0]),
+                relative(context.gather_sequences(mesh, logits), wanted[0]),
                 relative(sums[0], wanted[1]),
                 max(relative(left, right) for left, right in zip(sums[1:], wanted[2:], strict=True)),
             )
@@ -126,11 +126,11 @@ def test_equals_one_process(by_rank: list[dict[str, Any]], dtype: str, tolerance
         assert not {name: values for name, values in measured[dtype].items() if not max(values) <= tolerance}
 
 
-def long_ones(team: Team) -> dict[str, float]:
+def long_ones(mesh: ProcessMesh) -> dict[str, float]:
     """Chunks longer than those that attention computes at a time, and FlexAttention's mask: largest deviations."""
     draw = torch.Generator().manual_seed(4)
     found = {}
-    for length in (1_040, 64) if team.world == 2 else (1_040,):
+    for length in (1_040, 64) if mesh.world == 2 else (1_040,):
         begins = torch.zeros(2, length, dtype=torch.bool)
         begins[:, 0] = True
         begins[1, [3, length // 3, length - 10]] = True
@@ -139,9 +139,9 @@ def long_ones(team: Team) -> dict[str, float]:
             for heads in (2, 1, 1)
         )
         weight = torch.randn(q.shape, generator=draw, dtype=torch.float64)
-        cut = Cut.of(team, length)
+        cut = SequenceShard.of(mesh, length)
         for documents in (None, Documents.from_starts(begins)):
-            local = LocalDocuments.seen_from(cut, documents, 2, torch.device("cpu"))
+            local = LocalDocuments.of_shard(cut, documents, 2, torch.device("cpu"))
             for spec in (
                 AttentionSpec(),
                 AttentionSpec(window=30),
@@ -156,10 +156,10 @@ def long_ones(team: Team) -> dict[str, float]:
                 if length == 64:  # the kernel is for CUDA; its reference, which runs here, has no backward
                     with torch.no_grad():
                         scope = AttentionScope(spec, local, local.block_mask(spec))
-                        out = context.attend(*(x.detach() for x in mine), scope, group=team.group("context"))
+                        out = context.attend(*(x.detach() for x in mine), scope, group=mesh.group("context"))
                     found["flex " + name] = relative(out, at(cut, wanted))
                     continue
-                out = context.attend(*mine, AttentionScope.of(spec, local, 0, q.device), group=team.group("context"))
+                out = context.attend(*mine, AttentionScope.of(spec, local, 0, q.device), group=mesh.group("context"))
                 found[name] = relative(out, at(cut, wanted))
                 own = torch.autograd.grad((out * at(cut, weight)).sum(), mine)
                 for left, right in zip(own, gradients, strict=True):
@@ -167,7 +167,7 @@ def long_ones(team: Team) -> dict[str, float]:
     return found
 
 
-def at(cut: Cut, x_BHTK: Tensor) -> Tensor:
+def at(cut: SequenceShard, x_BHTK: Tensor) -> Tensor:
     return cut.take(x_BHTK.transpose(1, 2)).transpose(1, 2)
 
 
@@ -196,8 +196,8 @@ class Counted(TorchDispatchMode):
         return result
 
 
-def counted(team: Team) -> dict[str, Any]:
-    ways = team.size("context")
+def counted(mesh: ProcessMesh) -> dict[str, Any]:
+    ways = mesh.size("context")
     found: dict[str, Any] = {}
     inputs = torch.randint(0, 97, (BATCH, LENGTH), generator=torch.Generator().manual_seed(5))
     for name, dtype, blocks in (
@@ -206,9 +206,9 @@ def counted(team: Team) -> dict[str, Any]:
         ("recomputed", torch.float32, 1),
     ):
         model = stirred(config(sequence_length=LENGTH, layers=3)).to(dtype)
-        context.apply(model, team)
+        context.apply(model, mesh)
         recompute.apply(model, "full", blocks)
-        mine = context.share(team, inputs, inputs, Documents.from_starts(starts()))
+        mine = context.local_batch(mesh, inputs, inputs, Documents.from_starts(starts()))
         with Counted(ways) as count:
             results(model, mine.inputs_BS, mine.targets_BS, mine.documents, inputs.numel())
         wanted = communicated_bytes(model.config, inputs.numel(), ways, dtype.itemsize, recomputed=blocks)
@@ -216,11 +216,11 @@ def counted(team: Team) -> dict[str, Any]:
     # The other types that keys and values come in: small whole numbers add up exactly in each.
     for dtype in (torch.bfloat16, torch.float16):
         k = torch.arange(8.0).view(1, 1, 8, 1).expand(2, 2, 8, 4)
-        cut = Cut.of(team, 8)
+        cut = SequenceShard.of(mesh, 8)
         own = at(cut, k).to(dtype).requires_grad_()
-        keys, values = context.gathered(own, own, cut, team.group("context"))
+        keys, values = context.gather_keys_values(own, own, cut, mesh.group("context"))
         assert keys.dtype == dtype and torch.equal(keys, k.to(dtype)) and torch.equal(values, keys)
-        (keys * (1 + team.rank)).sum().backward()
+        (keys * (1 + mesh.rank)).sum().backward()
         assert own.grad is not None
         found[str(dtype)] = own.grad.unique().tolist()
     return found
@@ -251,18 +251,20 @@ def test_bytes_of_a_large_model() -> None:
 @pytest.mark.parametrize("ways", [1, 2, 3, 4, 8])
 def test_the_cut_is_a_partition_and_balanced(ways: int) -> None:
     length = 48 * ways
-    places = [Cut(ways, place, length).positions() for place in range(ways)]
+    places = [SequenceShard(ways, place, length).positions() for place in range(ways)]
     assert torch.equal(torch.cat(places).sort().values, torch.arange(length))
     pairs = {int((position + 1).sum()) for position in places}  # each query sees itself and what came before
     assert pairs == {length * (length + 1) // 2 // ways}
     x = torch.arange(2 * length).view(2, length)
     for place, position in enumerate(places):
-        assert torch.equal(Cut(ways, place, length).take(x), x[:, position])
+        assert torch.equal(SequenceShard(ways, place, length).take(x), x[:, position])
 
 
 def test_documents_as_seen_from_a_process() -> None:
     documents = Documents.from_starts(starts(3, 48))
-    local = LocalDocuments.seen_from(Cut(4, 0, 48), documents, 3, torch.device("cpu"))  # tokens 0 to 6 and 42 to 48
+    local = LocalDocuments.of_shard(
+        SequenceShard(4, 0, 48), documents, 3, torch.device("cpu")
+    )  # tokens 0 to 6 and 42 to 48
     assert local.position_BT.tolist() == [
         [0, 1, 2, 3, 4, 5, 42, 43, 44, 45, 46, 47],
         [0, 0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 0],
@@ -276,7 +278,7 @@ def test_documents_as_seen_from_a_process() -> None:
         (1, 0, 1, 0, 1, 0), (1, 1, 6, 1, 6, 0), (1, 6, 11, 36, 47, 6), (1, 11, 12, 47, 48, 0),
         (2, 0, 5, 0, 5, 0), (2, 5, 6, 5, 31, 0), (2, 6, 12, 31, 48, 11),
     ]  # fmt: skip
-    middle = LocalDocuments.seen_from(Cut(4, 3, 48), None, 2, torch.device("cpu"))  # neighbours: one range
+    middle = LocalDocuments.of_shard(SequenceShard(4, 3, 48), None, 2, torch.device("cpu"))  # neighbours: one range
     assert middle.position_BT.tolist() == list(range(18, 30))
     assert [(p.rows, p.queries, p.keys, p.first) for p in middle.query_blocks] == [
         (slice(0, 2), slice(0, 12), slice(0, 48), 18)
@@ -289,7 +291,7 @@ def test_documents_as_seen_from_a_process() -> None:
 )
 def test_lengths_that_do_not_divide_are_refused(ways: int, length: int, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        Cut.of(Team(Parallel(context=ways)), length)
+        SequenceShard.of(ProcessMesh(Parallel(context=ways)), length)
 
 
 def test_what_cannot_be_split() -> None:
@@ -302,8 +304,8 @@ def test_what_cannot_be_split() -> None:
 
 def test_a_whole_context_is_left_as_it_is() -> None:
     model = stirred(config())
-    context.apply(model, ALONE)
+    context.apply(model, SINGLE_PROCESS)
     assert all(block.attention.attend is attention for block in model.blocks)
     tokens = torch.zeros(2, 24, dtype=torch.long)
-    mine = context.share(ALONE, tokens, tokens, None)
+    mine = context.local_batch(SINGLE_PROCESS, tokens, tokens, None)
     assert mine.inputs_BS is tokens and mine.targets_BS is tokens and mine.documents is None

@@ -12,8 +12,8 @@ from processes import run_on
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model, meta_model
-from bessemer.parallel.numbers import fingerprint
-from bessemer.parallel.team import ALONE, Team, join
+from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join
+from bessemer.parallel.sharded import fingerprint
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
@@ -62,19 +62,19 @@ def batches(count: int) -> list[Batch]:
     ]
 
 
-def part(batch: Batch, team: Team) -> Batch:
-    mine = slice(team.data_rank, None, team.layout.data)
+def part(batch: Batch, mesh: ProcessMesh) -> Batch:
+    mine = slice(mesh.data_rank, None, mesh.layout.data)
     return Batch(batch.first, batch.tokens[mine], batch.source[mine])
 
 
-def trained(recipe: Recipe, tied: bool, team: Team) -> dict[str, Any]:
+def trained(recipe: Recipe, tied: bool, mesh: ProcessMesh) -> dict[str, Any]:
     config = config_of(tied)
-    model = build_model(config, 3) if team.is_alone else meta_model(config)
-    step = TrainStep(recipe, model, choose(recipe.train), 0, 2, team, initial_weights(config, 3))
-    start = fingerprint(owned_parameters(step.model), team)
+    model = build_model(config, 3) if mesh.is_single else meta_model(config)
+    step = TrainStep(recipe, model, choose(recipe.train), 0, 2, mesh, initial_weights(config, 3))
+    start = fingerprint(owned_parameters(step.model), mesh)
     told = []
     for number, batch in enumerate(batches(4)):
-        found = step.gradients(part(batch, team))
+        found = step.gradients(part(batch, mesh))
         step.update(number, found.grad_norm)
         told.append((found.loss, found.grad_norm, found.nats, found.targets))
     whole = {}
@@ -85,8 +85,8 @@ def trained(recipe: Recipe, tied: bool, team: Team) -> dict[str, Any]:
 
 
 def on_a_team(layout: Parallel, cases: list[tuple[Recipe, bool]]) -> list[dict[str, Any]]:
-    team = join(layout, torch.device("cpu"))
-    return [trained(recipe.model_copy(update={"parallel": layout}), tied, team) for recipe, tied in cases]
+    mesh = join(layout, torch.device("cpu"))
+    return [trained(recipe.model_copy(update={"parallel": layout}), tied, mesh) for recipe, tied in cases]
 
 
 def difference(one: dict[str, Any], other: dict[str, Any]) -> tuple[float, float]:
@@ -150,7 +150,7 @@ WHOLE = [Parallel(shard=2), Parallel(tensor=2), Parallel(pipeline=2), Parallel(c
 )
 def test_trains_as_one_process(layout: Parallel) -> None:
     cases = CASES if layout in WHOLE else CASES[1::3]
-    alone = [trained(recipe, tied, ALONE) for recipe, tied in cases]
+    alone = [trained(recipe, tied, SINGLE_PROCESS) for recipe, tied in cases]
     for found in run_on(layout.world, on_a_team, layout, cases):
         for (recipe, _), expected, given in zip(cases, alone, found, strict=True):
             losses, weights = difference(expected, given)
@@ -164,14 +164,14 @@ def test_trains_as_one_process(layout: Parallel) -> None:
 
 def scaled(layout: Parallel) -> list[tuple[float, bool, float]]:
     """Ten steps in fp16 from a loss scale that is far too large: loss, whether it overflowed, the next scale."""
-    team = ALONE if layout.world == 1 else join(layout, torch.device("cpu"))
+    mesh = SINGLE_PROCESS if layout.world == 1 else join(layout, torch.device("cpu"))
     recipe = recipe_of("fp16").model_copy(update={"parallel": layout})
     config = config_of()
-    model = build_model(config, 3) if team.is_alone else meta_model(config)
-    step = TrainStep(recipe, model, choose(recipe.train), 0, 2, team, initial_weights(config, 3))
+    model = build_model(config, 3) if mesh.is_single else meta_model(config)
+    step = TrainStep(recipe, model, choose(recipe.train), 0, 2, mesh, initial_weights(config, 3))
     scale, told = LossScale(value=2.0**26), []
     for number, batch in enumerate(batches(10)):
-        found = step.gradients(part(batch, team), scale)
+        found = step.gradients(part(batch, mesh), scale)
         scale = found.scale
         if not found.overflow:
             step.update(number, found.grad_norm)
@@ -201,7 +201,7 @@ def test_in_fp16_all_processes_lower_the_same_scale(layout: Parallel) -> None:
 @pytest.mark.long
 def test_compiled_and_recomputed_blocks_that_share_matrices_train_as_one_process() -> None:
     compiled = recipe_of("fp32", recompute="full", compile="on")
-    alone = trained(recipe_of("fp32"), False, ALONE)
+    alone = trained(recipe_of("fp32"), False, SINGLE_PROCESS)
     for (found,) in run_on(2, on_a_team, Parallel(tensor=2), [(compiled, False)]):
         losses, weights = difference(alone, found)
         assert losses <= 1e-5 and weights <= 1e-4

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from bessemer.errors import BessemerError
-from bessemer.parallel.local import as_part_of, fill, local, piece_of
-from bessemer.parallel.team import join
+from bessemer.parallel.mesh import join
+from bessemer.parallel.sharded import as_shard_of, fill, local, local_shard
 from bessemer.recipe import Parallel
 
 
@@ -23,7 +23,7 @@ def numbered(shape: tuple[int, ...]) -> torch.Tensor:
 
 def lies_right(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
     """What the process holds is what the whole has at the place that it names."""
-    shape, offset, held = piece_of(tensor)
+    shape, offset, held = local_shard(tensor)
     if held.numel() == 0:
         return shape == tuple(whole.shape)
     there = tuple(slice(at, at + n) for at, n in zip(offset, held.shape, strict=True))
@@ -31,37 +31,38 @@ def lies_right(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
 
 
 def of_each() -> dict[str, Any]:
-    team = join(Parallel(shard=2, tensor=2), torch.device("cpu"))
-    assert team.mesh is not None
-    mesh, found = team.mesh["shard", "tensor"], {}
+    mesh = join(Parallel(shard=2, tensor=2), torch.device("cpu"))
+    assert mesh.device_mesh is not None
+    device_mesh, found = mesh.device_mesh["shard", "tensor"], {}
     for shape in ((8, 6), (7, 5), (3, 2), (1, 9)):
         whole = numbered(shape)
         for placements in (
             [Shard(0), Shard(1)], [Shard(1), Shard(0)], [Shard(0), Shard(0)], [Replicate(), Shard(0)],
             [Shard(1), Replicate()], [Replicate(), Replicate()],
         ):  # fmt: skip
-            split = distribute_tensor(whole, mesh, placements)
+            split = distribute_tensor(whole, device_mesh, placements)
             found[f"{shape} {placements}"] = lies_right(split, whole)
-            empty = distribute_tensor(torch.zeros(shape), mesh, placements)
+            empty = distribute_tensor(torch.zeros(shape), device_mesh, placements)
             fill(empty, lambda offset, size, whole=whole: whole[tuple(slice(a, a + n) for a, n in zip(offset, size, strict=True))])  # fmt: skip
             found[f"{shape} {placements} filled"] = torch.equal(empty.full_tensor(), whole)
     for size in (8, 7, 5, 3, 2):  # FSDP2 over tensor parallelism on the same, only dimension; uneven, and empty on some
         module, whole = nn.Module(), numbered((size,))
-        module.weight = nn.Parameter(distribute_tensor(whole, mesh["tensor"], [Shard(0)]))
-        fully_shard(module, mesh=mesh["shard"])
+        module.weight = nn.Parameter(distribute_tensor(whole, device_mesh["tensor"], [Shard(0)]))
+        fully_shard(module, mesh=device_mesh["shard"])
         assert isinstance(module.weight, DTensor)
         found[f"fsdp over tensor, {size}"] = lies_right(module.weight, whole)
-        state = torch.full_like(local(module.weight), team.rank)
-        split = as_part_of(module.weight, state)
+        state = torch.full_like(local(module.weight), mesh.rank)
+        split = as_shard_of(module.weight, state)
         assert isinstance(split, DTensor)
         found[f"state as part, {size}"] = (
-            piece_of(split)[:2] == piece_of(module.weight)[:2] and piece_of(split)[2].data_ptr() == state.data_ptr()
+            local_shard(split)[:2] == local_shard(module.weight)[:2]
+            and local_shard(split)[2].data_ptr() == state.data_ptr()
         )
-        found[f"count, {size}"] = as_part_of(module.weight, torch.tensor(3.0)).shape == ()
+        found[f"count, {size}"] = as_shard_of(module.weight, torch.tensor(3.0)).shape == ()
     refused = []
     for placements in ([Partial(), Replicate()], [_StridedShard(0, split_factor=2), Replicate()]):
         try:
-            piece_of(DTensor.from_local(torch.ones(4, 2), mesh, placements, run_check=False))
+            local_shard(DTensor.from_local(torch.ones(4, 2), device_mesh, placements, run_check=False))
         except BessemerError as error:
             refused.append(str(error))
     found["refused"] = len(refused) == 2 and "not reduced" in refused[0] and "not one box" in refused[1]
@@ -78,11 +79,11 @@ def test_every_process_knows_what_it_holds() -> None:
 def test_a_plain_tensor_is_all_its_own() -> None:
     tensor = torch.zeros(3, 2)
     assert local(tensor) is tensor
-    shape, offset, held = piece_of(tensor)
+    shape, offset, held = local_shard(tensor)
     assert (shape, offset, held.data_ptr()) == ((3, 2), (0, 0), tensor.data_ptr())
     fill(tensor, lambda offset, size: torch.ones(size))
     assert tensor.sum() == 6
     scalar = torch.tensor(0.0)
     fill(scalar, lambda offset, size: torch.full(size, 5.0))
     assert scalar == 5
-    assert as_part_of(tensor, torch.ones(3, 2)).shape == (3, 2)
+    assert as_shard_of(tensor, torch.ones(3, 2)).shape == (3, 2)

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining.stage import _PipelineStageBase
-from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.errors import InputError
 from bessemer.layout.communication import pipeline_bytes
@@ -25,9 +24,9 @@ from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.kernels import linear
 from bessemer.model.transformer import build_model, initial_tensor, meta_model
 from bessemer.parallel import pipeline
-from bessemer.parallel.pipeline import Pipeline
-from bessemer.parallel.stage import Found, Stage, cut, part_of
-from bessemer.parallel.team import AXES, Team, join
+from bessemer.parallel.context import LocalBatch
+from bessemer.parallel.mesh import AXES, ProcessMesh, join
+from bessemer.parallel.pipeline import MicroBatchLoss, Pipeline, Stage, keep_stages, stage_model
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Parallel, Train
 from bessemer.train import recompute
@@ -88,7 +87,7 @@ def value_of(name: str, shape: torch.Size, config: ModelConfig, dtype: torch.dty
 @lru_cache(maxsize=8)
 def alone(
     config: ModelConfig, task_name: str, rows: int, parts: int, dtype: torch.dtype, narrow: bool
-) -> tuple[list[Found], dict[str, Tensor], list[tuple[Tensor, Tensor | None]]]:
+) -> tuple[list[MicroBatchLoss], dict[str, Tensor], list[tuple[Tensor, Tensor | None]]]:
     """One process: what each micro-batch gives, the sum's gradients by name, and the scores."""
     model, task = build_model(config, SEED).to(dtype), task_for(task_name)
     task.prepare(model)
@@ -102,28 +101,31 @@ def alone(
         with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
             outcome = task.loss(model, model(inputs, task.documents(inputs, start)), inputs, targets)
         (outcome.total / int((targets_BS >= 0).sum()) * 4.0).backward()
-        found.append(Found(outcome.total.detach(), outcome.nats_B, outcome.correct_B))
+        found.append(MicroBatchLoss(outcome.total.detach(), outcome.nats_B, outcome.correct_B))
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=narrow):
             scores.append(task.score(model, model(inputs, task.documents(inputs, start)), inputs, targets))
     return found, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, scores
 
 
-def piped(team: Team, config: ModelConfig, task_name: str, dtype: torch.dtype, wrap: str) -> Pipeline:
+def piped(mesh: ProcessMesh, config: ModelConfig, task_name: str, dtype: torch.dtype, wrap: str) -> Pipeline:
     """This process's part of the model with the same values, as training builds it."""
-    held = [spans(config, team.layout)[stage] for stage in stages_at(team.layout, team.place("pipeline"))]
+    held = [spans(config, mesh.layout)[stage] for stage in stages_at(mesh.layout, mesh.coordinate("pipeline"))]
     model, task = meta_model(config).to(dtype), task_for(task_name)
     task.prepare(model)
-    cut(model, held)
+    keep_stages(model, held)
     if wrap == "recompute":
         model.use_linear(Counted())
         recompute.apply(model, "full", config.layers)
     autocast = partial(torch.autocast, "cpu", torch.bfloat16, cache_enabled=False) if wrap == "bf16" else nullcontext
-    stages = [Stage(part_of(model, span), span, task, autocast) for span in held]
-    modules: list[torch.nn.Module] = list(stages)
+
+    def read(inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, dropout_B: Tensor | None) -> LocalBatch:
+        return LocalBatch(inputs_BT, targets_BS, task.documents(inputs_BT, starts_BT))
+
+    stages = [Stage(stage_model(model, span), span, task, autocast, read) for span in held]
     if wrap == "fsdp":
         for stage in stages:
             for block in [*stage.blocks, stage]:
-                fully_shard(block, mesh=team.mesh["shard"], reshard_after_forward=False)  # type: ignore[index]
+                fully_shard(block, mesh=mesh.device_mesh["shard"], reshard_after_forward=False)  # type: ignore[index]
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
                     module.set_gradient_divide_factor(1.0)
@@ -133,15 +135,13 @@ def piped(team: Team, config: ModelConfig, task_name: str, dtype: torch.dtype, w
         for name, parameter in model.named_parameters():
             whole = value_of(whole_name(model, name), parameter.shape, config, dtype)
             if wrap == "fsdp":
-                number = team.place("shard")
+                number = mesh.coordinate("shard")
                 parts = whole.chunk(2)
                 parameter._local_tensor.copy_(parts[number] if number < len(parts) else whole[:0])  # type: ignore[attr-defined]
             else:
                 parameter.copy_(whole)
-    if wrap == "ddp":
-        modules = [DistributedDataParallel(stage, process_group=team.group("replicate")) for stage in stages]
     between = torch.bfloat16 if wrap == "bf16" else dtype
-    return Pipeline(model, stages, team, CPU, between, modules, split_backward=wrap != "recompute")
+    return Pipeline(model, stages, mesh, CPU, between, split_backward=wrap != "recompute")
 
 
 class Counted:
@@ -156,14 +156,14 @@ class Counted:
 
 
 def against_one(
-    team: Team, family: str, layers: int, task_name: str, rows: int, parts: int, dtype: torch.dtype, wrap: str
+    mesh: ProcessMesh, family: str, layers: int, task_name: str, rows: int, parts: int, dtype: torch.dtype, wrap: str
 ) -> dict[str, float]:
     """Largest differences of losses, gradients and scores to one process; whether every weight and sequence was there."""
     config = config_for(family, layers, labels=3 if task_name in ("classify", "frozen") else 0)
     found, gradients, scores = alone(config, task_name, rows, parts, dtype, wrap == "bf16")
-    pipe = piped(team, config, task_name, dtype, wrap)
+    pipe = piped(mesh, config, task_name, dtype, wrap)
     inputs_BT, targets_BS, starts_BT = batch_for(task_name, rows, config)
-    data, mine = team.layout.data, team.data_rank
+    data, mine = mesh.layout.data, mesh.data_rank
     here = parts // data
     pick = torch.arange(rows).view(parts, -1)[mine::data].flatten()  # every `data`-th micro-batch
     starts = None if starts_BT is None else starts_BT[pick]
@@ -199,38 +199,39 @@ def against_one(
         assert (parameter.grad is not None) == (whole in gradients), name
         if parameter.grad is not None:
             gradient = parameter.grad.full_tensor() if wrap == "fsdp" else parameter.grad  # type: ignore[operator]
-            compare("gradient", gradient * data if wrap == "ddp" else gradient, gradients[whole])  # DDP takes the mean
+            compare("gradient", gradient, gradients[whole])
     known = {name for name, parameter in owned_parameters(pipe.model) if parameter.grad is not None}
-    assert sorted(itertools.chain(*team.gather(known))) == sorted(list(gradients) * data)
+    assert sorted(itertools.chain(*mesh.gather(known))) == sorted(list(gradients) * data)
 
     chunks = zip(inputs_BT[pick].chunk(here), targets_BS[pick].chunk(here), [None] * here if starts is None else starts.chunk(here), strict=True)  # fmt: skip
     parts_here = [*chunks, (inputs_BT[:1], targets_BS[:1], None)]
-    scored = pipe.score(parts_here)
-    assert len(scored) == (len(parts_here) if has_last else 0)
-    for (nats, right), (nats_alone, right_alone) in zip(
-        scored[:-1], scores[mine::data] if has_last else [], strict=True
-    ):
+    scored = [pipe.score(*part) for part in parts_here]
+    assert all((one is not None) == has_last for one in scored)
+    for one, (nats_alone, right_alone) in zip(scored[:-1], scores[mine::data], strict=True):
+        if one is None:
+            continue
+        nats, right = one
         compare("score", nats, nats_alone)
         assert right is None or bool((right == right_alone).all())
     with torch.no_grad():  # other weights in their place are seen at once; of zeros the prediction is uniform
         for parameter in pipe.model.parameters():
             parameter.zero_()
-    for nats, _ in pipe.score(parts_here)[:1]:
+    if (uniform_scores := pipe.score(*parts_here[0])) is not None:
         uniform = math.log(config.labels or config.vocabulary)
-        compare("score", nats, (parts_here[0][1] >= 0).to(nats.dtype) * uniform)
+        compare("score", uniform_scores[0], (parts_here[0][1] >= 0).to(nats.dtype) * uniform)
     return worst
 
 
 def several(cases: list[tuple[Any, ...]]) -> list[dict[str, float]]:
     """Several cases on the processes of one group."""
-    team = join(cases[0][0], CPU)
-    meshes = {tuple(getattr(cases[0][0], axis) for axis in AXES): team.mesh}
+    mesh = join(cases[0][0], CPU)
+    meshes = {tuple(getattr(cases[0][0], axis) for axis in AXES): mesh.device_mesh}
     found = []
     for layout, *case in cases:
         sizes = tuple(getattr(layout, axis) for axis in AXES)
         if sizes not in meshes:
             meshes[sizes] = init_device_mesh("cpu", sizes, mesh_dim_names=AXES)
-        found.append(against_one(Team(layout, team.rank, meshes[sizes], team.control), *case))
+        found.append(against_one(ProcessMesh(layout, mesh.rank, meshes[sizes], mesh.control), *case))
     return found
 
 
@@ -271,7 +272,7 @@ def test_two_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any
 
 @BOTH
 def test_four_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any, ...]) -> None:
-    """A pipeline of four; two pipelines that share their weights (FSDP2); two that are copies (DDP)."""
+    """A pipeline of four; two pipelines that share their weights (FSDP2)."""
     wide, cases = torch.float64, []
     for schedule in schedules:
         cases += [
@@ -279,16 +280,12 @@ def test_four_processes_give_the_losses_and_gradients_of_one(schedules: tuple[An
             (Parallel(pipeline=2, shard=2, schedule=schedule), "qwen3", 5, "causal", 8, 8, wide, "fsdp"),
             (Parallel(pipeline=2, shard=2, schedule=schedule), "gpt2", 5, "masked", 8, 8, wide, "fsdp"),
         ]
-        if schedule not in IN_TWO:
-            cases.append(
-                (Parallel(pipeline=2, replicate=2, schedule=schedule), "qwen3", 5, "causal", 8, 8, wide, "ddp")
-            )
     check(cases, 4)
 
 
 def sent_by(layouts: list[Parallel], config: ModelConfig, rows: int) -> list[int]:
     """Bytes of hidden states and gradients that this process gives the network, in a step of each layout."""
-    team, found = join(layouts[0], CPU), []
+    mesh, found = join(layouts[0], CPU), []
     sent = 0
     for name in ("get_fwd_send_ops", "get_bwd_send_ops"):
 
@@ -301,7 +298,9 @@ def sent_by(layouts: list[Parallel], config: ModelConfig, rows: int) -> list[int
         setattr(_PipelineStageBase, name, partialmethod(counted, of=getattr(_PipelineStageBase, name)))
     for layout in layouts:
         sent = 0
-        pipe = piped(Team(layout, team.rank, team.mesh, team.control), config, "causal", torch.float32, "plain")
+        pipe = piped(
+            ProcessMesh(layout, mesh.rank, mesh.device_mesh, mesh.control), config, "causal", torch.float32, "plain"
+        )
         inputs_BT, targets_BS, _ = batch_for("masked", rows, config)
         pipe.accumulate(inputs_BT, targets_BS, micro_batches=4, divisor=1)
         found.append(sent)
@@ -324,7 +323,7 @@ def test_bytes_between_stages_are_those_of_the_formula() -> None:
 
 
 def test_stages_are_cut_by_cost_with_embedding_and_head() -> None:
-    """Against every possible cut, tried in turn."""
+    """Against every possible keep_stages, tried in turn."""
     config = config_for("qwen3", 7)
     for costs, count in itertools.product(
         (Costs((1.0,) * 7, 0.0, 2.5), Costs((3.0, 1.0, 1.0, 2.0, 1.0, 1.0, 4.0), 1.5, 0.0), Costs.of(config)),
@@ -369,7 +368,7 @@ def test_stages_have_every_weight_once(family: str) -> None:
     model, names, owned = meta_model(config), [], []
     for span in spans(config, Parallel(pipeline=4)):
         part = meta_model(config)
-        cut(part, [span])
+        keep_stages(part, [span])
         names += [whole_name(part, name) for name, _ in part.named_parameters()]
         owned += [name for name, _ in owned_parameters(part)]
     whole = [name for name, _ in model.named_parameters()]

@@ -16,10 +16,9 @@ from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer, meta_model
-from bessemer.parallel.exchange import Share, scatter_tokens
-from bessemer.parallel.team import Team, join
-from bessemer.parallel.tensor import check, cut_dimension, finish_gradients, split
-from bessemer.parallel.vocabulary import VocabularyShard
+from bessemer.parallel.collectives import TensorGroup, VocabularyShard, scatter_tokens
+from bessemer.parallel.mesh import ProcessMesh, join
+from bessemer.parallel.tensor import check, reduce_partial_gradients, sharded_dimension, split
 from bessemer.recipe import Parallel, parse
 from bessemer.train import recompute
 from bessemer.train.task import Causal, Classify, Masked, Task
@@ -103,16 +102,16 @@ def worst(model: Transformer, alone: Transformer) -> float:
     )
 
 
-def differences(team: Team, case: dict[str, Any], dtype: torch.dtype) -> dict[str, float]:
+def differences(mesh: ProcessMesh, case: dict[str, Any], dtype: torch.dtype) -> dict[str, float]:
     """How far a split model's loss and gradients are from those of this process alone."""
     wanted = config_of(case)
     alone, model = stirred(wanted).to(dtype), stirred(wanted).to(dtype)
-    split(model, team)
+    split(model, mesh)
     recompute.apply(model, case.get("recompute", "none"), wanted.layers if "recompute" in case else 0)
     task, (inputs, targets) = task_of(case, wanted), data_of(wanted)
     one, nats = step(alone, task, inputs, targets)
     here, nats_here = step(model, task, inputs, targets)
-    finish_gradients(model)
+    reduce_partial_gradients(model)
     assert all(p.grad is None or p.grad.placements == p.placements for p in model.parameters())
     found = {
         "loss": abs(here - one),
@@ -133,8 +132,8 @@ def differences(team: Team, case: dict[str, Any], dtype: torch.dtype) -> dict[st
 def against_one(
     layout: Parallel, work: list[tuple[torch.dtype, list[str]]]
 ) -> dict[tuple[str, torch.dtype], dict[str, float]]:
-    team = join(layout, torch.device("cpu"))
-    return {(name, dtype): differences(team, CASES[name], dtype) for dtype, names in work for name in names}
+    mesh = join(layout, torch.device("cpu"))
+    return {(name, dtype): differences(mesh, CASES[name], dtype) for dtype, names in work for name in names}
 
 
 @pytest.mark.parametrize(
@@ -173,18 +172,18 @@ def fill(model: Transformer, wanted: Transformer) -> None:
 
 def with_fsdp(layout: Parallel, names: list[str]) -> dict[str, dict[str, float]]:
     """Split on the meta device, FSDP2 over it, each data rank one half of the batch."""
-    team = join(layout, torch.device("cpu"))
-    assert team.mesh is not None
+    mesh = join(layout, torch.device("cpu"))
+    assert mesh.device_mesh is not None
     found = {}
     for name in names:
         case = CASES[name]
         wanted = config_of(case)
         alone, model = stirred(wanted).double(), meta_model(wanted).double()
-        split(model, team)
+        split(model, mesh)
         for module in (*model.blocks, model):
             sharded = fully_shard(
                 module,
-                mesh=team.mesh["shard"],
+                mesh=mesh.device_mesh["shard"],
                 shard_placement_fn=cut_by_fsdp,
                 reshard_after_forward=module is not model,
             )
@@ -195,15 +194,15 @@ def with_fsdp(layout: Parallel, names: list[str]) -> dict[str, dict[str, float]]
         task, (inputs, targets) = task_of(case, wanted), data_of(wanted)
         one, _ = step(alone, task, inputs, targets)
         total = torch.zeros((), dtype=torch.float64)
-        for row in (team.data_rank, team.data_rank + 2):  # two micro-batches of one row
+        for row in (mesh.data_rank, mesh.data_rank + 2):  # two micro-batches of one row
             mine = slice(row, row + 1)
             loss = task.loss(
                 model, model(inputs[mine], task.documents(inputs[mine])), inputs[mine], targets[mine]
             ).total
             (loss / int((targets >= 0).sum())).backward()
             total += loss.detach()
-        torch.distributed.all_reduce(total, group=team.group("shard"))
-        finish_gradients(model)
+        torch.distributed.all_reduce(total, group=mesh.group("shard"))
+        reduce_partial_gradients(model)
         found[name] = {
             "loss": abs(float(total) / int((targets >= 0).sum()) - one),
             "gradients": worst(model, alone),
@@ -238,7 +237,7 @@ def test_what_does_not_divide_is_refused_with_what_does(changes: dict[str, Any],
 
 def test_a_vocabulary_need_not_divide() -> None:
     check(config(vocabulary=97), Parallel(tensor=2))
-    shards = [VocabularyShard.of(97, Share(place, 4, GroupName(""))) for place in range(4)]
+    shards = [VocabularyShard.of(97, TensorGroup(place, 4, GroupName(""))) for place in range(4)]
     assert [(shard.first, shard.size) for shard in shards] == [(0, 25), (25, 25), (50, 25), (75, 22)]
     rows, here = shards[3].local(torch.tensor([74, 75, 96, -1]))
     assert (rows.tolist(), here.tolist()) == ([0, 0, 21, 0], [False, True, True, False])
@@ -247,15 +246,15 @@ def test_a_vocabulary_need_not_divide() -> None:
 @pytest.mark.parametrize(("tokens", "says"), [(25, "25 tokens .* are 24 and 28"), (3, "3 tokens .* are 4")])
 def test_sequences_that_do_not_divide_are_refused(tokens: int, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        Share(0, 4, GroupName("")).tokens(torch.arange(tokens))
+        TensorGroup(0, 4, GroupName("")).token_shard(torch.arange(tokens))
     with pytest.raises(InputError, match=says):
-        scatter_tokens(torch.zeros(1, tokens, 2), Share(0, 4, GroupName("")))
+        scatter_tokens(torch.zeros(1, tokens, 2), TensorGroup(0, 4, GroupName("")))
 
 
 def test_matrices_are_cut_and_vectors_are_not() -> None:
     for case in CASES.values():
         for name, parameter in meta_model(config_of(case)).named_parameters():
-            cut = cut_dimension(name)
+            cut = sharded_dimension(name)
             assert cut is None or (parameter.dim() > 1 and parameter.shape[cut] > 1), name
             block_matrix = name.startswith("blocks.") and parameter.dim() > 1
             assert (cut is not None) == (block_matrix or name in ("embedding.weight", "head.weight")), name

@@ -11,8 +11,8 @@ from test_tensor import CASES, config_of, data_of, step, task_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bessemer.layout.communication import Exchanged, tensor_bytes
-from bessemer.parallel.team import join
-from bessemer.parallel.tensor import finish_gradients, split
+from bessemer.parallel.mesh import join
+from bessemer.parallel.tensor import reduce_partial_gradients, split
 from bessemer.recipe import Parallel
 from bessemer.train import recompute
 from tests.model.samples import stirred
@@ -40,18 +40,18 @@ class Counter(TorchDispatchMode):
 
 
 def exchanged(layout: Parallel) -> dict[str, tuple[dict[str, int], dict[str, int]]]:
-    team, found = join(layout, torch.device("cpu")), {}
+    mesh, found = join(layout, torch.device("cpu")), {}
     for name in NAMES:
         case = CASES[name]
         wanted = config_of(case)
         model = stirred(wanted)
-        split(model, team)
+        split(model, mesh)
         blocks = wanted.layers if "recompute" in case else 0
         recompute.apply(model, case.get("recompute", "none"), blocks)
         inputs, targets = data_of(wanted)
         with Counter() as counter:
             step(model, task_of(case, wanted), inputs, targets)
-            finish_gradients(model)
+            reduce_partial_gradients(model)
         planned = tensor_bytes(
             wanted, layout.tensor, inputs.numel(), int((targets >= 0).sum()), recomputed=blocks,
             label_smoothing="label_smoothing=0.1" in case.get("terms", ()),

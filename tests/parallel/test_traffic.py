@@ -10,7 +10,7 @@ import torch.distributed as dist
 from processes import run_on
 
 from bessemer.parallel import traffic
-from bessemer.parallel.team import join
+from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel
 
 BYTES = 64 * 4  # of a tensor of 64 numbers in fp32
@@ -32,9 +32,9 @@ class Gather(torch.autograd.Function):
 
 
 def counted() -> dict[str, dict[str, float]]:
-    team = join(Parallel(shard=2), torch.device("cpu"))
-    traffic.count(team.control)  # as a second team of the process would
-    group = team.group("shard")
+    mesh = join(Parallel(shard=2), torch.device("cpu"))
+    traffic.count(mesh.control)  # as a second mesh of the process would
+    group = mesh.group("shard")
     x = torch.ones(64)
 
     def gather_and_back() -> None:
@@ -45,7 +45,7 @@ def counted() -> dict[str, dict[str, float]]:
     def to_the_other() -> None:
         told = torch.zeros(64)
         both = [
-            dist.P2POp(kind, tensor, 1 - team.rank, group=group)
+            dist.P2POp(kind, tensor, 1 - mesh.rank, group=group)
             for kind, tensor in ((dist.isend, x), (dist.irecv, told))
         ]
         for work in dist.batch_isend_irecv(both):
@@ -63,7 +63,7 @@ def counted() -> dict[str, dict[str, float]]:
         "gather and back": gather_and_back,
         "send": to_the_other,
         "broadcast": lambda: dist.broadcast(x, group_src=0, group=group),
-        "control": lambda: (team.sum(x), team.gather("anything"), team.wait()),
+        "control": lambda: (mesh.sum(x), mesh.gather("anything"), mesh.barrier()),
     }
     found = {}
     for name, act in acts.items():
@@ -72,7 +72,7 @@ def counted() -> dict[str, dict[str, float]]:
         found[name] = {kind: value - before[kind] for kind, value in traffic.sent().items() if value != before[kind]}
     before = traffic.sent()
     reduced()
-    found["by all"] = {kind: float(value) for kind, value in traffic.sent_by_all(team.sum, before).items()}
+    found["by all"] = {kind: float(value) for kind, value in traffic.sent_by_all(mesh.sum, before).items()}
     return found
 
 

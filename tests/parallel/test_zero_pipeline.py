@@ -6,7 +6,7 @@ import pytest
 from processes import run_on
 from test_data import difference, on_a_team, recipe_of, trained
 
-from bessemer.parallel.team import ALONE
+from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.recipe import Parallel
 from tests.choose import long_but
 
@@ -28,7 +28,7 @@ CASES = [(recipe_of("fp64"), False), (recipe_of("fp64", recompute="full"), True)
     ids=["zero1", "zero2", "hsdp zero3", "gpipe zero3", "interleaved zero3"],
 )
 def test_a_divided_pipeline_trains_as_one_process(layout: Parallel) -> None:
-    alone = [trained(recipe, tied, ALONE) for recipe, tied in CASES]
+    alone = [trained(recipe, tied, SINGLE_PROCESS) for recipe, tied in CASES]
     for found in run_on(layout.world, on_a_team, layout, CASES):
         for expected, given in zip(alone, found, strict=True):
             losses, weights = difference(expected, given)

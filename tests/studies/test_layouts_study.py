@@ -12,7 +12,7 @@ import pytest
 
 from bessemer import studies
 from bessemer.cli import run_command
-from bessemer.parallel.team import ALONE
+from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.studies import layouts, layouts_page
 from bessemer.studies.layouts_training import CASES, Settings, batch_of
 
@@ -85,7 +85,7 @@ def test_other_studies_have_no_short_list() -> None:
 
 def test_ragged_batches_are_ragged() -> None:
     asked = Settings()
-    batches = [batch_of(asked, CASES["hard"], number, ALONE) for number in range(20)]
+    batches = [batch_of(asked, CASES["hard"], number, SINGLE_PROCESS) for number in range(20)]
     counts = [int((batch.wanted >= 0).sum()) for batch in batches]
     assert len(set(counts)) > 10 and max(counts) < asked.sequences * asked.length
     pieces: list[int] = []

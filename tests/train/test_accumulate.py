@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer.train import accumulate as module
-from bessemer.train.accumulate import accumulate, concurrent
-from bessemer.train.task import Outcome
+from bessemer.parallel.pipeline import MicroBatchLoss
+from bessemer.train import engine as module
+from bessemer.train.engine import accumulate, runs_two_at_a_time
 from tests.train.test_step import batch, gradient, step_of
 
 
@@ -24,7 +24,7 @@ def test_two_at_a_time_gives_the_same_bits(recipe_file: Path, micro: int, monkey
     monkeypatch.setattr(module, "_pool", lambda threads, pool=module._pool: pool(1))
     alone, together = (step_of(recipe_file, f"train.micro_batch={micro}") for _ in range(2))
     found = alone.gradients(batch())
-    monkeypatch.setattr("bessemer.train.engine.concurrent", lambda *arguments: True)
+    monkeypatch.setattr("bessemer.train.engine.runs_two_at_a_time", lambda *arguments: True)
     for _ in range(3):
         again = together.gradients(batch())
         assert again == found
@@ -34,7 +34,7 @@ def test_two_at_a_time_gives_the_same_bits(recipe_file: Path, micro: int, monkey
 @pytest.mark.parametrize("two", [False, True])
 def test_the_sum_is_divided_and_in_order(two: bool) -> None:
     weight, frozen, unused = torch.ones(3, requires_grad=True), torch.ones(3), torch.ones(2, requires_grad=True)
-    losses = [lambda n=n: Outcome((n * weight * frozen).sum(), torch.tensor([n])) for n in range(5)]
+    losses = [lambda n=n: MicroBatchLoss((n * weight * frozen).sum(), torch.tensor([n])) for n in range(5)]
     known = accumulate(losses, [weight, frozen, unused], 4, 8.0, two_at_a_time=two)  # type: ignore[arg-type]
     assert [int(found.nats_B) for found in known] == list(range(5))
     assert not any(found.total.requires_grad for found in known)
@@ -44,7 +44,7 @@ def test_the_sum_is_divided_and_in_order(two: bool) -> None:
 
 
 def test_an_error_in_a_worker_is_raised() -> None:
-    def broken() -> Outcome:
+    def broken() -> MicroBatchLoss:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -55,7 +55,10 @@ def test_workers_share_the_threads_and_the_caller_keeps_its_own(monkeypatch: pyt
     before = torch.get_num_threads()
     weight = torch.ones(1, requires_grad=True)
     seen = accumulate(
-        [lambda: Outcome(weight.sum(), torch.tensor(torch.get_num_threads()))] * 4, [weight], 1, two_at_a_time=True
+        [lambda: MicroBatchLoss(weight.sum(), torch.tensor(torch.get_num_threads()))] * 4,
+        [weight],
+        1,
+        two_at_a_time=True,
     )
     assert {int(found.nats_B) for found in seen} == {max(before // 2, 1)}
     assert torch.get_num_threads() == before
@@ -64,9 +67,9 @@ def test_workers_share_the_threads_and_the_caller_keeps_its_own(monkeypatch: pyt
 def test_when_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert concurrent(2, cpu, False)
-    assert not concurrent(1, cpu, False)
-    assert not concurrent(2, cpu, True)
-    assert not concurrent(2, torch.device("cuda"), False)
+    assert runs_two_at_a_time(2, cpu, False)
+    assert not runs_two_at_a_time(1, cpu, False)
+    assert not runs_two_at_a_time(2, cpu, True)
+    assert not runs_two_at_a_time(2, torch.device("cuda"), False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert not concurrent(2, cpu, False)
+    assert not runs_two_at_a_time(2, cpu, False)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bessemer.tokens.loader import loader_of
-from bessemer.train.audit import Given, mixture_audit
+from bessemer.train.audit import MixtureCounts, mixture_audit
 from tests.tokens.token_samples import documents, recipe_of, store_of
 
 SCHEDULE = "[[tokens.schedule]]\nfrom = 0.55\nweights = {a = 1, b = 4}\n"
@@ -18,10 +18,10 @@ def test_the_audit_counts_what_the_batches_held(tmp_path: Path, packing: str) ->
     recipe = recipe_of(packing, more=SCHEDULE, steps=20, a="max_epochs = 3", b="")
     store = store_of(tmp_path, recipe, {"a": documents(1, 12), "b": documents(2, 40)})
     loader = loader_of(recipe, store)
-    given, rows = Given.nothing(loader.mixture), []
+    given, rows = MixtureCounts.zero(loader.mixture), []
     for step in range(20):
         if step == 7:  # as a checkpoint would keep it
-            given = Given.from_dict(given.to_dict())
+            given = MixtureCounts.from_dict(given.to_dict())
         batch = loader.batch(8 * step, 8)
         given = given.plus(batch, loader)
         for slot in range(8):
@@ -50,7 +50,7 @@ def test_a_reader_that_gives_something_else_is_found_out(tmp_path: Path) -> None
     loader = loader_of(recipe, store_of(tmp_path, recipe, {"a": documents(1, 12), "b": documents(2, 40)}))
     batch = loader.batch(0, 8)
     batch = replace(batch, source=np.zeros_like(batch.source))
-    given = Given.nothing(loader.mixture).plus(batch, loader)
+    given = MixtureCounts.zero(loader.mixture).plus(batch, loader)
     found = mixture_audit(loader.mixture, given, 8)
     assert not found["follows_the_order"]
     assert found["sources"]["a"]["drawn_share"] == 1.0
@@ -60,9 +60,9 @@ def test_a_reader_that_gives_something_else_is_found_out(tmp_path: Path) -> None
 def test_an_older_checkpoint_is_counted_by_the_order(tmp_path: Path) -> None:
     recipe = recipe_of("concatenate")
     loader = loader_of(recipe, store_of(tmp_path, recipe, {"a": documents(1, 12), "b": documents(2, 40)}))
-    assert Given.from_dict({}) == Given()
-    counted = Given.nothing(loader.mixture)
+    assert MixtureCounts.from_dict({}) == MixtureCounts()
+    counted = MixtureCounts.zero(loader.mixture)
     for step in range(5):
         counted = counted.plus(loader.batch(8 * step, 8), loader)
-    assert counted == Given.by_order(loader.mixture, 40, 16)
+    assert counted == MixtureCounts.of_order(loader.mixture, 40, 16)
     assert np.array(counted.tokens).sum() == 40 * 16

@@ -80,7 +80,7 @@ def test_the_steps_of_a_ramp_read_what_the_ledger_says(
     monkeypatch.setattr(
         TrainStep, "gradients", lambda self, batch, *more: (read.append(batch), honest(self, batch, *more))[1]
     )
-    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
+    monkeypatch.setattr("bessemer.train.metrics.step_seconds", lambda *arguments: 0.01)
     folder = train(recipe_file, runs, *RAMP)
     recipe, store = load(folder / "recipe.toml"), TokenStore.open(folder / "tokens")
     assert [len(batch.tokens) for batch in read] == SIZES

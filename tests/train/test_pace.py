@@ -12,11 +12,11 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.recipe import dump, load, parse
 from bessemer.run import RunFolder, read_json_lines, write_atomic
-from bessemer.train import loop
+from bessemer.train import loop, session
+from bessemer.train import metrics as step_rates
 from bessemer.train import pace as paces
-from bessemer.train import rates as step_rates
-from bessemer.train.saving import Saver
 from bessemer.train.schedule import learning_rate_share
+from bessemer.train.state import Saver
 from bessemer.train.step import TrainStep
 from tests.choose import long_but
 
@@ -27,7 +27,7 @@ MINUTES = 0.02
 @pytest.fixture
 def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Train a copy of the prepared run for MINUTES, on a clock by which each step takes as long as `seconds` says."""
-    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: PLANNED)
+    monkeypatch.setattr("bessemer.train.metrics.step_seconds", lambda *arguments: PLANNED)
     text = recipe_file.read_text().replace("steps = 24\n", f"minutes = {MINUTES}\n").replace("every = 8", "every = 5")
     (runs.parent / "paced.toml").write_text(text)
     clock = {"now": 0.0}
@@ -50,7 +50,7 @@ def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> A
 
     monkeypatch.setattr(loop, "validate", validated)
     monkeypatch.setattr(Saver, "_write", saved)
-    for module in (paces, loop, step_rates):
+    for module in (paces, loop, session, step_rates):
         monkeypatch.setattr(module, "perf_counter", lambda: clock["now"])
 
     def make(name: str, seconds: float, *overrides: str, between: float = 0.0, **changed: float) -> Path:

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 def in_precision(step: TrainStep, name: str) -> TrainStep:
     """The same step in a precision that a recipe may not ask a CPU for, but that torch emulates there."""
-    step.device = step.engine.whole.device = replace(step.device, arithmetic=PRECISIONS[name])  # type: ignore[attr-defined]
+    step.device = step.engine.root.device = replace(step.device, arithmetic=PRECISIONS[name])  # type: ignore[attr-defined]
     step.model.use_linear(precisions.product_of(PRECISIONS[name]))
     return step
 
@@ -134,7 +134,7 @@ def test_scaling_keeps_small_gradients_and_changes_none(recipe_file: Path) -> No
 
 
 def test_an_overflow_gives_the_step_up_and_is_no_incident(recipe_file: Path) -> None:
-    from bessemer.guard.judge import GuardState, Verdict, judge
+    from bessemer.guard import GuardState, Verdict, judge
 
     step = in_precision(step_of(recipe_file), "fp16")
     found = step.gradients(batch(), LossScale(2.0**40, 5, 2))
@@ -151,7 +151,7 @@ def test_an_overflow_gives_the_step_up_and_is_no_incident(recipe_file: Path) -> 
 
 def test_at_a_scale_of_one_the_guard_takes_over(recipe_file: Path) -> None:
     step = in_precision(step_of(recipe_file), "fp16")
-    whole = step.engine.whole  # type: ignore[attr-defined]
+    whole = step.engine.root  # type: ignore[attr-defined]
     original = whole.forward
 
     def enlarged(*given: torch.Tensor | None) -> Any:
@@ -166,7 +166,7 @@ def test_at_a_scale_of_one_the_guard_takes_over(recipe_file: Path) -> None:
 def step_of_guard(recipe_file: Path):
     from bessemer.recipe import load
 
-    return load(recipe_file).guard
+    return load(recipe_file).guard.skips_in_a_row
 
 
 @pytest.mark.long

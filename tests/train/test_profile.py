@@ -14,7 +14,7 @@ from bessemer.layout.flops import recomputed_flops_per_token
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import load
 from bessemer.train import profile
-from bessemer.train.profile import Profile, by_category, category, quiet_of, window
+from bessemer.train.profile import StepProfiler, by_category, category, plain_steps, window
 from tests.train.test_step import batch, step_of
 
 
@@ -84,24 +84,25 @@ def test_own_times_are_added_up_and_kernels_go_with_their_operator() -> None:
 def test_the_window_lies_where_nothing_else_happens(
     start: int, steps: int, busy: tuple[int, ...], wanted: range
 ) -> None:
-    assert window(start, steps, quiet_of(steps, busy)) == wanted
+    assert window(start, steps, plain_steps(steps, busy)) == wanted
 
 
 def test_a_profile_adds_up_and_leaves_a_trace(recipe_file: Path, tmp_path: Path) -> None:
     step = step_of(recipe_file)
-    quiet = quiet_of(20, (4,))
-    looks = Profile(step.device, 0, range(5, 8), quiet, tmp_path / "profile" / "trace.json.gz")
+    quiet = plain_steps(20, (4,))
+    looks = StepProfiler(step.device, 0, range(5, 8), quiet, tmp_path / "profile" / "trace.json.gz")
     passed = 0
     for data in looks(iter([batch() for _ in range(9)])):
         step.update(0, step.gradients(data).grad_norm)
         passed += 1
     assert (passed, len(looks.profiled), len(looks.plain)) == (9, 3, 4)  # 1, 2, 3 and 9; 4 and 8 are busy
-    assert set(looks.found) == set(profile.CATEGORIES) - {"communication"} and looks.communication is None
-    assert sum(looks.found.values()) == pytest.approx(sum(looks.profiled) / 3, rel=1e-6)
+    assert set(looks.seconds) == set(profile.CATEGORIES) - {"communication"} and looks.communication is None
+    assert sum(looks.seconds.values()) == pytest.approx(sum(looks.profiled) / 3, rel=1e-6)
     assert all(
-        looks.found[name] > 0 for name in ("matrix products", "attention", "loss", "optimizer", "norms and elementwise")
+        looks.seconds[name] > 0
+        for name in ("matrix products", "attention", "loss", "optimizer", "norms and elementwise")
     )
-    events = json.loads(gzip.decompress(looks.traced.read_bytes()))["traceEvents"]
+    events = json.loads(gzip.decompress(looks.trace.read_bytes()))["traceEvents"]
     names = [event.get("name") for event in events]
     assert names.count("Optimizer.step#Optimizer.step") == 3
     # Forward and twice backward: per block four products, over two micro-batches, 2 blocks, 3 steps; and the loss's.
@@ -116,17 +117,17 @@ def test_a_profile_adds_up_and_leaves_a_trace(recipe_file: Path, tmp_path: Path)
     assert again > 0
     assert result["hfu"] == pytest.approx((1 + again / 1e5) * result["mfu"])
     shown = profile.show(result)
-    assert "matrix products" in shown and f"{again:.3g} computed again" in shown and "steps 5 to 7" in shown
+    assert "matrix products" in shown and f"{again:.3g} recomputed" in shown and "steps 5 to 7" in shown
 
 
 def test_a_run_that_stops_under_the_profiler_leaves_it_off(recipe_file: Path, tmp_path: Path) -> None:
     step = step_of(recipe_file)
-    looks = Profile(step.device, 0, range(1, 4), quiet_of(20, ()), tmp_path / "trace.json.gz")
+    looks = StepProfiler(step.device, 0, range(1, 4), plain_steps(20, ()), tmp_path / "trace.json.gz")
     passing = looks(iter([batch()] * 5))
     next(passing)
     passing.close()
     assert not torch.autograd._profiler_enabled()
-    assert looks.found == {}
+    assert looks.seconds == {}
 
 
 @pytest.mark.long

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from bessemer.parallel.team import ALONE
+from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.recipe import Train
 from bessemer.run import read_json, write_json
 from bessemer.train import device as devices
-from bessemer.train import rates
+from bessemer.train import metrics as rates
 
 
 def test_a_step_above_the_measured_peak_raises_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +20,7 @@ def test_a_step_above_the_measured_peak_raises_it(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(rates, "matmul_rate", lambda device: next(again))
     path, device = tmp_path / "plan.json", devices.choose(Train(device="cpu"))
     write_json(path, {"peak_flops": 1e9, "mfu": 0.5, "hfu": 0.6, "steps": 3})
-    found = rates.Rates(1e7, 1.2e7, 1e9, device, ALONE, path)
+    found = rates.Rates(1e7, 1.2e7, 1e9, device, SINGLE_PROCESS, path)
     first, second, third = (found.now(tokens) for tokens in (400, 400, 2400))
     assert (first["mfu"], first["hfu"], first["peak_flops"]) == pytest.approx((1 / 1.2, 1.0, 2.4e9))
     assert "peak_flops" not in second and second["hfu"] == pytest.approx(0.5)

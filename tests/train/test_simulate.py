@@ -18,12 +18,12 @@ from bessemer.layout import memory as layout_memory
 from bessemer.layout.stages import Part, parts_of
 from bessemer.model.config import ModelConfig
 from bessemer.parallel import data
-from bessemer.parallel.team import join
+from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import load, parse
 from bessemer.train import simulate, split
 from bessemer.train.device import choose
-from bessemer.train.ledger import Ledger, total
+from bessemer.train.simulate import MemoryTracker, total
 from bessemer.train.task import config_of, task_of
 from tests.choose import long_but
 
@@ -58,11 +58,11 @@ def recipe_of(layout: Parallel, **train: Any) -> Recipe:
 def real(layout: Parallel, **train: Any) -> simulate.Moments:
     """What this process of a real group holds."""
     recipe = recipe_of(layout, **train)
-    config, team = config_of(recipe, VOCABULARY, 0), join(layout, torch.device("cpu"))
+    config, mesh = config_of(recipe, VOCABULARY, 0), join(layout, torch.device("cpu"))
     device, recomputed = choose(recipe.train), simulate.blocks_recomputed(recipe, config)
     weights = split.initial_weights(config, 1)
-    built = split.build(recipe, config, team, task_of(recipe, config, 0), device, recomputed, weights)
-    return simulate.watch_step(recipe, config, *built, in_buckets=data.uses_ddp(team))
+    built = split.build(recipe, config, mesh, task_of(recipe, config, 0), device, recomputed, weights)
+    return simulate.watch_step(recipe, config, *built, in_buckets=data.uses_ddp(mesh))
 
 
 LAYOUTS = [
@@ -157,7 +157,7 @@ def test_what_cannot_be_simulated_is_refused(train: dict[str, Any], what: str) -
 
 
 def test_the_ledger_counts_live_storages() -> None:
-    ledger = Ledger()
+    ledger = MemoryTracker()
     with ledger:
         ledger.mark("start")
         one = torch.zeros(100)

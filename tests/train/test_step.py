@@ -47,7 +47,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batch(recipe_file: Path, micr
         inputs[inputs < 0] = 5
         loss_targets = data.tokens[:, 1:].copy()
         for step in (whole, cut):
-            module = step.engine.whole
+            module = step.engine.root
             original = module.forward
             module.forward = lambda i, t, *rest, original=original: original(i.clamp(min=0), t, *rest)
         assert (loss_targets < 0).sum() == 52

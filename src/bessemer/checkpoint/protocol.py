@@ -1,19 +1,18 @@
-"""The checkpoint protocol: after a kill at any instant, the last good checkpoint is whole and found.
+"""The checkpoint protocol: after a kill at any time, the last good checkpoint is complete and found.
 
     step-00001000/
-      model.safetensors, optimizer.safetensors, ...   tensors; nothing is pickled. Of several processes, each writes what
-      model-00001-of-00008.safetensors, ...           it holds, and of what several hold, its share
+      model.safetensors, optimizer.safetensors, ...   tensors; nothing is pickled. With several processes each writes its
+      model-00001-of-00008.safetensors, ...           shards, and replicas divide the writing among them
       manifest.json                                   written last: per file size and SHA-256, per tensor dtype, shape
-                                                      and pieces, and the facts a resume needs
+                                                      and shards, and the facts a resume needs
     latest                                            the name of the newest verified checkpoint
 
-Saving: the state must be finite and the disk must hold 1.2 times its size; files go into step-N.tmp/, each synced;
-the manifest last; then all is reread and verified; only then is it published by a rename and a sync of the folder,
-then `latest` moves, and only then are older checkpoints removed. Loading verifies every byte before anything is
-used, and falls back to the next older checkpoint; when some exist and none is whole it refuses, rather than start
-from nothing.
+Saving: the state must be finite and the disk must have 1.2 times its size free; files go into step-N.tmp/, each synced; the
+manifest last; then everything is reread and verified; only then is it published by a rename and a sync of the folder, then
+`latest` moves, and only then are older checkpoints removed. Loading verifies every byte before anything is used, and falls
+back to the next older checkpoint; when some exist and none is complete it refuses to start from scratch.
 
-Of several processes, the first prepares, publishes and removes, all write and verify; what fails on one fails on all.
+With several processes, rank 0 prepares, publishes and removes, all write and verify; a failure of one raises on all.
 """
 
 from __future__ import annotations
@@ -25,52 +24,61 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bessemer.checkpoint import manifest
-from bessemer.checkpoint.manifest import MANIFEST
-from bessemer.checkpoint.pieces import Contents, Duty, Tensors, assign, held_by, table_of
+from bessemer.checkpoint.format import (
+    MANIFEST,
+    Contents,
+    Manifest,
+    Tensors,
+    WritePlan,
+    assign,
+    dump_manifest,
+    load_manifest,
+    local_shards,
+    metadata_of,
+)
 from bessemer.checkpoint.reading import Checkpoint
-from bessemer.checkpoint.together import exchange
-from bessemer.errors import BessemerError
-from bessemer.parallel.team import ALONE, Team
+from bessemer.errors import BessemerError, InputError
+from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.run import sync_folder, write_atomic
-
-__all__ = ["MANIFEST", "Checkpoint", "Tensors", "latest", "prepare", "publish", "published", "save", "verify"]
 
 LATEST = "latest"
 SPACE_FACTOR = 1.2
 
-Shares = dict[str, dict[str, Tensor]]
+LocalTensors = dict[str, dict[str, Tensor]]  # part -> name -> local tensor
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A save that has begun: its folder is there, and each process knows what it writes.
+class PreparedSave:
+    """A save that has begun: its folder exists, and each process knows what it writes.
 
-    mine: part -> name -> local tensor, not copied; contents: known to the first process.
+    own: the local tensors to write, not copied; contents: on rank 0 only.
     """
 
     folder: Path
     step: int
-    duty: Duty
-    mine: Shares
+    plan: WritePlan
+    own: LocalTensors
     contents: Contents
 
     @property
     def target(self) -> Path:
         """Where it will be published."""
-        return self.folder / f"step-{self.step:08d}"
+        return self.folder / _name(self.step)
 
     @property
     def staged(self) -> Path:
         """Where it is written."""
-        return self.folder / f"{self.target.name}.tmp"
+        return self.folder / f"{_name(self.step)}.tmp"
 
 
 def save(
@@ -79,127 +87,126 @@ def save(
     tensors: Tensors,
     facts: dict[str, Any],
     keep: int,
-    team: Team = ALONE,
+    mesh: ProcessMesh = SINGLE_PROCESS,
     branch: int | None = None,
 ) -> Checkpoint:
-    """Write and publish a checkpoint of `step`; every process of the team calls it.
+    """Write and publish a checkpoint of `step`; collective.
 
-    tensors: part -> name -> tensor, or DTensor of any layout; a name that several processes give is one tensor, so what
-    differs between them needs names of its own. facts: plain values for the manifest, those of the first process;
-    keep: verified checkpoints that remain; branch: beside them, the newest one at or before this step.
-    Raises BessemerError when the state is not finite, the disk is too full, or what was written does not verify, on
-    every process; whatever happens, the checkpoints that were there before stay.
+    tensors: part -> name -> tensor, or DTensor of any layout; a name on several processes is one tensor, so what differs
+    between them needs different names. facts: plain values for the manifest, those of rank 0; keep: number of verified
+    checkpoints that remain, besides the newest one at or before step `branch`. Raises BessemerError on every process when
+    the state is not finite, the disk is too full, or the files do not verify; earlier checkpoints stay in any case.
     """
-    return publish(prepare(folder, step, tensors, team), facts, keep, team, branch=branch)
+    return publish(prepare(folder, step, tensors, mesh), facts, keep, mesh, branch=branch)
 
 
-def prepare(folder: Path, step: int, tensors: Tensors, team: Team = ALONE) -> Prepared:
-    """Agree on who writes what, and make the folder that it goes to. Raises as `save`, on every process."""
-    held = held_by(tensors)
-    known: Contents = {}
+def prepare(folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh = SINGLE_PROCESS) -> PreparedSave:
+    """Agree on which rank writes what, and create the staging folder. Raises as `save`, on every process."""
+    shards = local_shards(tensors)
+    prepared = PreparedSave(folder, step, {}, {}, {})
 
-    def decide(tables: list[Any]) -> list[Duty]:
-        duties, contents = assign(tables)
-        known.update(contents)
+    def decide(by_rank: list[Any]) -> list[WritePlan]:
+        plans, contents = assign(by_rank)
+        prepared.contents.update(contents)
         needed = sum(
-            tables[rank][part, name].nbytes
-            for rank, duty in enumerate(duties)
-            for part, (_, names) in duty.items()
+            by_rank[rank][part, name].nbytes
+            for rank, plan in enumerate(plans)
+            for part, (_, names) in plan.items()
             for name in names
         )
         _require_space(folder, needed)
-        staged = Prepared(folder, step, {}, {}, {}).staged
-        shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir(parents=True)
-        return duties
+        shutil.rmtree(prepared.staged, ignore_errors=True)
+        prepared.staged.mkdir(parents=True)
+        return plans
 
-    duty = exchange(team, lambda: table_of(held), decide)
-    mine = {part: {name: held[part][name].data for name in names} for part, (_, names) in duty.items()}
-    return Prepared(folder, step, duty, mine, known)
+    plan = exchange(mesh, lambda: metadata_of(shards), decide)
+    own = {part: {name: shards[part, name].data for name in names} for part, (_, names) in plan.items()}
+    return replace(prepared, plan=plan, own=own)
 
 
 def publish(
-    prepared: Prepared,
+    prepared: PreparedSave,
     facts: dict[str, Any],
     keep: int,
-    team: Team = ALONE,
-    values: Callable[[], Shares] | None = None,
+    mesh: ProcessMesh = SINGLE_PROCESS,
+    copied: Callable[[], LocalTensors] | None = None,
     branch: int | None = None,
 ) -> Checkpoint:
     """Write what was prepared, and publish it. Raises as `save`, on every process.
 
-    values: what to write in place of `prepared.mine`: a copy of it.
+    copied: returns a copy of `prepared.own` to write in its place.
     """
     target, staged = prepared.target, prepared.staged
 
     def write() -> dict[str, Any]:
-        shares = prepared.mine if values is None else values()
-        _require_finite(shares)
+        tensors = prepared.own if copied is None else copied()
+        _require_finite(tensors)
         if not staged.is_dir():
             raise BessemerError(
                 f"{staged}: the first process made it, but it is not there; is the folder shared by all?"
             )
         files = {}
-        for part, (file, _) in prepared.duty.items():
-            _write(shares[part], staged / file)
+        for part, (file, _) in prepared.plan.items():
+            _write(tensors[part], staged / file)
             files[file] = _fingerprint(staged / file)
         return files
 
-    def describe(written: list[dict[str, Any]]) -> list[None]:
-        files = {name: found for of_rank in written for name, found in of_rank.items()}
+    def write_manifest(by_rank: list[dict[str, Any]]) -> list[None]:
+        files = {name: fingerprint for written in by_rank for name, fingerprint in written.items()}
         if missing := [name for name in files if not (staged / name).is_file()]:
             raise BessemerError(f"{staged}: {missing[0]} was written elsewhere; is the folder shared by all processes?")
-        write_atomic(staged / MANIFEST, manifest.written(prepared.step, files, prepared.contents, facts))
+        write_atomic(staged / MANIFEST, dump_manifest(prepared.step, files, prepared.contents, facts))
         sync_folder(staged)
-        return [None] * len(written)
+        return [None] * len(by_rank)
 
-    def show(ready: list[None]) -> list[None]:
+    def move(by_rank: list[None]) -> list[None]:
         if target.exists():  # a resumed run saves a step again; the two are equal bit for bit
             shutil.rmtree(target)
         os.rename(staged, target)
         sync_folder(prepared.folder)
         write_atomic(prepared.folder / LATEST, target.name)
         _retain(prepared.folder, prepared.step, keep, branch)
-        return ready
+        return by_rank
 
     try:
-        exchange(team, write, describe)
-        checkpoint = verify(staged, team)
-        exchange(team, lambda: None, show)
+        exchange(mesh, write, write_manifest)
+        checkpoint = verify(staged, mesh)
+        exchange(mesh, lambda: None, move)
     except BaseException:
-        if team.is_first:
+        if mesh.is_main:
             shutil.rmtree(staged, ignore_errors=True)
         raise
     return replace(checkpoint, folder=target)
 
 
-def latest(folder: Path, on_damage: Any = None, team: Team = ALONE) -> Checkpoint | None:
-    """The newest checkpoint that verifies; None when there is none at all. Every process of the team calls it.
+def latest(
+    folder: Path, on_damage: Callable[[str], None] = lambda message: None, mesh: ProcessMesh = SINGLE_PROCESS
+) -> Checkpoint | None:
+    """The newest checkpoint that verifies; None when there is none at all. Collective.
 
-    on_damage: called with a sentence for each checkpoint that is passed over or missing. Raises BessemerError when
-    checkpoints exist but none is whole, and when `latest` names one but all are gone.
+    on_damage: called with a message for each checkpoint that is skipped or missing. Raises BessemerError when checkpoints
+    exist but none is complete, and when `latest` names one but all are gone.
     """
 
-    def listed(ready: list[None]) -> list[tuple[list[int], str | None]]:
-        return [(published(folder), _named(folder))] * len(ready)
+    def list_published(by_rank: list[None]) -> list[tuple[list[int], str | None]]:
+        pointer = folder / LATEST
+        return [(published(folder), pointer.read_text().strip() if pointer.is_file() else None)] * len(by_rank)
 
-    steps, named = exchange(team, lambda: None, listed)
-    if named is not None and named not in {f"step-{step:08d}" for step in steps}:
+    steps, named = exchange(mesh, lambda: None, list_published)
+    if named is not None and named not in map(_name, steps):
         if not steps:
             raise BessemerError(
                 f"{folder}: `{LATEST}` names {named}, but no checkpoint folder is there; put them back, or start over with "
                 "--restart (what is left of the old training is set aside, not removed)"
             )
-        if on_damage is not None:
-            on_damage(
-                f"{folder}: `{LATEST}` names {named}, which is gone; falling back to the newest checkpoint that is there"
-            )
+        on_damage(
+            f"{folder}: `{LATEST}` names {named}, which is gone; falling back to the newest checkpoint that is there"
+        )
     for step in reversed(steps):
         try:
-            return verify(folder / f"step-{step:08d}", team)
+            return verify(folder / _name(step), mesh)
         except BessemerError as error:
-            if on_damage is not None:
-                on_damage(f"{error}; falling back to the next older checkpoint")
+            on_damage(f"{error}; falling back to the next older checkpoint")
     if steps:
         raise BessemerError(
             f"{folder}: none of its {len(steps)} checkpoints is whole; restore one from a backup, or start over under "
@@ -208,81 +215,145 @@ def latest(folder: Path, on_damage: Any = None, team: Team = ALONE) -> Checkpoin
     return None
 
 
-def verify(folder: Path, team: Team = ALONE) -> Checkpoint:
-    """Read a checkpoint whole and compare it with its manifest; the processes of the team share the reading.
+def newest(folder: Path, count: int, on_damage: Callable[[str], None] = lambda message: None) -> list[Checkpoint]:
+    """The `count` newest checkpoints that verify, newest first.
+
+    on_damage: called with a message for each that is skipped. Raises InputError when there are fewer.
+    """
+    checkpoints: list[Checkpoint] = []
+    for step in reversed(published(folder)):
+        if len(checkpoints) == count:
+            break
+        try:
+            checkpoints.append(verify(folder / _name(step)))
+        except BessemerError as error:
+            on_damage(f"{error}; it is left out of the average")
+    if len(checkpoints) < count:
+        raise InputError(
+            f"--average: {count} checkpoints are wanted, {folder} has {len(checkpoints)} whole ones; ask for fewer, or keep "
+            "more with checkpoint.keep and checkpoint.every"
+        )
+    return checkpoints
+
+
+def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> Checkpoint:
+    """Read a whole checkpoint and compare it with its manifest, the files divided among the processes; collective.
 
     Raises BessemerError that names the file, on every process.
     """
-    read: list[manifest.Manifest] = []
+    manifests: list[Manifest] = []
 
     def examine() -> str:
-        read.append(manifest.read(folder))
-        for name in _share(read[0].files, team):
+        manifest = load_manifest(folder)
+        manifests.append(manifest)
+        for name in _files_to_verify(manifest.files, mesh):
             path = folder / name
             if not path.is_file():
                 raise BessemerError(f"{path}: missing")
             try:
-                if _fingerprint(path) != read[0].files[name]:
+                if _fingerprint(path) != manifest.files[name]:
                     raise BessemerError(f"{path}: damaged: size or SHA-256 differ from the manifest")
                 _require_finite_file(path)
             except (OSError, SafetensorError) as error:
                 raise BessemerError(f"{path}: cannot be read: {error}") from None
-        return read[0].sha256
+        return manifest.sha256
 
-    def compare(seen: list[str]) -> list[None]:
-        if len(set(seen)) > 1:
+    def compare(hashes: list[str]) -> list[None]:
+        if len(set(hashes)) > 1:
             raise BessemerError(f"{folder}: not all processes see the same {MANIFEST}; is the folder shared by all?")
-        return [None] * len(seen)
+        return [None] * len(hashes)
 
-    exchange(team, examine, compare)
-    return Checkpoint(folder, read[0].step, read[0].facts, read[0].contents)
+    exchange(mesh, examine, compare)
+    return Checkpoint(folder, manifests[0].step, manifests[0].facts, manifests[0].contents)
 
 
 def published(folder: Path) -> list[int]:
-    """Steps of the published checkpoints, ascending; by number, since names sort wrongly past their padding."""
+    """Steps of the published checkpoints, ascending."""
     if not folder.is_dir():
         return []
     names = (re.fullmatch(r"step-(\d+)", path.name) for path in folder.iterdir() if path.is_dir())
     return sorted(int(name[1]) for name in names if name)
 
 
-def _named(folder: Path) -> str | None:
-    """The checkpoint that `latest` names; None where there is no such file."""
-    path = folder / LATEST
-    return path.read_text().strip() if path.is_file() else None
-
-
 def drop_newer(folder: Path, step: int) -> None:
-    """Make the checkpoint of `step` the newest: those after it are removed."""
-    write_atomic(folder / LATEST, f"step-{step:08d}")
+    """Make the checkpoint of `step` the newest and remove later ones."""
+    write_atomic(folder / LATEST, _name(step))
     for newer in reversed(published(folder)):
         if newer > step:
-            shutil.rmtree(folder / f"step-{newer:08d}")
+            shutil.rmtree(folder / _name(newer))
 
 
-def _share(files: dict[str, dict[str, Any]], team: Team) -> list[str]:
-    """The files that this process verifies: the largest first, each to whom has least.
+def exchange(mesh: ProcessMesh, send: Callable[[], Sent], decide: Callable[[list[Sent]], list[Received]]) -> Received:
+    """Gather a value of every process on rank 0, and scatter what rank 0 makes of them; both must pickle.
 
-    Files of one size, as the processes of one layout write them, go to the neighbour of the one that wrote them: where
-    the neighbour is on another node, what only the writer's node has in its cache is noticed.
+    send: called on every process; decide: called on rank 0 with the values by rank, returns each rank's result. When either
+    raises anywhere, every process raises one error that names the rank: BessemerError where a user can act on it
+    (BessemerError, OSError), else RuntimeError. A single process raises its own error.
     """
-    world = team.world
-    load, shares = [0] * world, [list[str]() for _ in range(world)]
+    if mesh.is_single:
+        return decide([send()])[0]
+    value, fault, cause = _attempt(send)
+    is_main, world = mesh.rank == 0, mesh.world
+    gathered: list[Any] | None = [None] * world if is_main else None
+    dist.gather_object((value, fault), gathered, dst=0, group=mesh.control)
+    answers: list[Any] | None = None
+    if gathered is not None:
+        failed = next((rank for rank, (_, its_fault) in enumerate(gathered) if its_fault is not None), None)
+        if failed is None:
+            decided, fault, cause = _attempt(lambda: decide([sent for sent, _ in gathered]))
+            failed = 0 if fault is not None else None
+        else:
+            fault = gathered[failed][1]
+        answers = [(None, (failed, *fault)) if fault else (decided[rank], None) for rank in range(world)]
+    scattered: list[Any] = [None]
+    dist.scatter_object_list(scattered, answers, src=0, group=mesh.control)
+    answer, failure = scattered[0]
+    if failure is not None:
+        rank, message, expected = failure
+        try:
+            raise (BessemerError if expected else RuntimeError)(f"rank {rank}: {message}") from cause
+        finally:
+            del cause  # with this frame it would be a reference cycle that keeps the group alive
+    result: Received = answer
+    return result
+
+
+def _attempt(act: Callable[[], Any]) -> tuple[Any, tuple[str, bool] | None, Exception | None]:
+    """(result, None, None), or on failure (None, (message, whether a user can act on it), exception)."""
+    try:
+        return act(), None, None
+    except (BessemerError, OSError) as error:
+        return None, (str(error), True), error
+    except Exception as error:
+        return None, (f"{type(error).__name__}: {error}", False), error
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _files_to_verify(files: dict[str, dict[str, Any]], mesh: ProcessMesh) -> list[str]:
+    """The files that this process verifies: the largest first, each to the rank with the least to read.
+
+    Files of one size, as the ranks of one layout write them, go to the rank after the writer: when that is on another node,
+    data that is only in the writer's page cache is noticed.
+    """
+    world = mesh.world
+    load, by_rank = [0] * world, [list[str]() for _ in range(world)]
     for name in sorted(files, key=lambda name: (-files[name]["bytes"], name)):
         least = min(range(world), key=lambda rank: (load[rank], (rank - 1) % world))
         load[least] += files[name]["bytes"]
-        shares[least].append(name)
-    return shares[team.rank]
+        by_rank[least].append(name)
+    return by_rank[mesh.rank]
 
 
-def _retain(folder: Path, newest: int, keep: int, branch: int | None) -> None:
-    """Remove what is older than the `keep` newest; never the one just verified, nor the newest up to `branch`."""
-    steps = [step for step in published(folder) if step <= newest]
+def _retain(folder: Path, current: int, keep: int, branch: int | None) -> None:
+    """Remove checkpoints older than the `keep` newest, except the newest at or before `branch`."""
+    steps = [step for step in published(folder) if step <= current]
     kept = max((step for step in steps if branch is not None and step <= branch), default=None)
     for step in steps[: max(len(steps) - keep, 0)]:
-        if step == kept:
-            continue
-        shutil.rmtree(folder / f"step-{step:08d}")
+        if step != kept:
+            shutil.rmtree(folder / _name(step))
     for leftover in folder.glob("step-*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -290,14 +361,9 @@ def _retain(folder: Path, newest: int, keep: int, branch: int | None) -> None:
 def _write(named: dict[str, Tensor], path: Path) -> None:
     try:
         save_file({name: tensor.detach().contiguous().cpu() for name, tensor in named.items()}, path)
-    except SafetensorError as error:  # so it says that the disk is full
+    except SafetensorError as error:  # raised when the disk is full
         raise BessemerError(f"checkpoint: {path}: {error}") from None
     _sync_file(path)
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _sync_file(path: Path) -> None:
@@ -305,20 +371,28 @@ def _sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _require_finite(tensors: Shares) -> None:
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+
+
+def _require_finite(tensors: LocalTensors) -> None:
     for part, named in tensors.items():
         for name, tensor in named.items():
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            if not _is_finite(tensor):
                 raise BessemerError(f"checkpoint: {part} tensor {name} holds a value that is not finite; not saved")
 
 
 def _require_finite_file(path: Path) -> None:
     with safe_open(path, framework="pt") as file:
         names = list(file.keys())
-    for name in names:  # opened for each, since what was read of a mapped file stays in memory until it is closed
+    for name in names:  # opened for each, since pages of a mapped file that were read stay in memory until it is closed
         with safe_open(path, framework="pt") as file:
-            tensor = file.get_tensor(name)
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            if not _is_finite(file.get_tensor(name)):
                 raise BessemerError(f"{path}: tensor {name} holds a value that is not finite")
 
 

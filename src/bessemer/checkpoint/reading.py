@@ -1,4 +1,4 @@
-"""Out of a checkpoint: whole tensors, slices of them, or what a process of any layout needs."""
+"""Reading checkpoints: whole tensors, slices of them, what a process of any layout needs, and means over checkpoints."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bessemer.checkpoint.pieces import Contents, Source, Stored, gathered
+from bessemer.checkpoint.format import Contents, StoredShard, StoredTensor, assemble
 from bessemer.errors import BessemerError
-from bessemer.parallel.local import Box, fill
+from bessemer.parallel.sharded import Box, fill
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A published checkpoint whose every byte has been verified. contents: part -> name -> what is stored."""
+    """A published checkpoint whose every byte has been verified. contents: part -> name -> stored tensor."""
 
     folder: Path
     step: int
@@ -27,7 +27,7 @@ class Checkpoint:
     contents: Contents = field(default_factory=dict)
 
     def __contains__(self, part: str) -> bool:
-        """Whether it has a part; before the first update there is no optimizer state, and not every run averages."""
+        """Whether it has a part: there is no optimizer state before the first update, and `ema` only with train.ema."""
         return part in self.contents
 
     def tensors(self, part: str) -> dict[str, Tensor]:
@@ -36,24 +36,23 @@ class Checkpoint:
             return {name: files.whole(part, name) for name in self._named(part)}
 
     def read(self, part: str, name: str, offset: Box | None = None, shape: Box | None = None) -> Tensor:
-        """A slice of one tensor on the CPU, whatever the pieces it lies in; the whole of it when left out.
+        """A slice of one tensor on the CPU, by default the whole. For many slices, use `opened`.
 
-        Reads the pages of the files that it needs. For many slices, use `opened`. Raises BessemerError when there is no
-        such tensor or no such slice of it.
+        Raises BessemerError when there is no such tensor or slice.
         """
         with self.opened() as files:
             return files.read(part, name, offset, shape)
 
     def fill(self, part: str, named: Mapping[str, Tensor]) -> None:
-        """Put a part's values into tensors or DTensors of any layout, each process into what it holds.
+        """Copy a part's values into tensors or DTensors of any layout, each process into its shard.
 
         Raises BessemerError, before anything is changed, when a tensor is missing or has another shape; tensors that
-        are only in the checkpoint are left there.
+        are only in the checkpoint are ignored.
         """
         for name, tensor in named.items():
-            found = self._named(part).get(name)
-            if found is None or found.shape != tuple(tensor.shape):
-                has = list(found.shape) if found else "nothing"
+            stored = self._named(part).get(name)
+            if stored is None or stored.shape != tuple(tensor.shape):
+                has = list(stored.shape) if stored else "nothing"
                 raise BessemerError(
                     f"{self.folder}: {part} tensor {name} should be {list(tensor.shape)}, the checkpoint has {has}; it "
                     "belongs to another model"
@@ -63,28 +62,28 @@ class Checkpoint:
                 fill(tensor, lambda offset, shape, name=name: files.read(part, name, offset, shape))  # type: ignore[misc]
 
     @contextmanager
-    def opened(self) -> Iterator[Files]:
-        """The files, each opened once while the block lasts, and not longer: a removed checkpoint gives its space back."""
+    def opened(self) -> Iterator[CheckpointFiles]:
+        """Its files, each opened once in the block and closed after it, so that a removed checkpoint frees its space."""
         with ExitStack() as stack:
-            yield Files(self, stack)
+            yield CheckpointFiles(self, stack)
 
-    def _named(self, part: str) -> dict[str, Stored]:
+    def _named(self, part: str) -> dict[str, StoredTensor]:
         if part not in self.contents:
             raise BessemerError(f"{self.folder}: has no part {part!r}, only {', '.join(sorted(self.contents))}")
         return self.contents[part]
 
 
-class Files:
-    """The files of a checkpoint while they are read. stack: what closes them."""
+class CheckpointFiles:
+    """The open files of a checkpoint. stack: closes them."""
 
     def __init__(self, checkpoint: Checkpoint, stack: ExitStack) -> None:
         self._checkpoint, self._stack, self._open = checkpoint, stack, dict[str, Any]()
 
     def whole(self, part: str, name: str) -> Tensor:
-        """A whole tensor; one that lies in one piece is mapped from its file and not copied."""
+        """A whole tensor; one of a single shard is mapped from its file and not copied."""
         stored = self._stored(part, name)
-        if len(stored.pieces) == 1:
-            return self._guarded(stored.pieces[0], lambda file, key: file.get_tensor(key))
+        if len(stored.shards) == 1:
+            return self._read_shard(stored.shards[0])
         return self.read(part, name)
 
     def read(self, part: str, name: str, offset: Box | None = None, shape: Box | None = None) -> Tensor:
@@ -101,28 +100,47 @@ class Files:
                 f"{list(offset)}"
             )
         dtype: torch.dtype = getattr(torch, stored.dtype.removeprefix("torch."))
-        return gathered(stored, offset, shape, self._slice, dtype)
+        return assemble(stored, offset, shape, self._read_shard, dtype)
 
-    def _slice(self, source: Source, slices: tuple[slice, ...]) -> Tensor:
-        return self._guarded(source, lambda file, key: file.get_slice(key)[slices] if slices else file.get_tensor(key))
-
-    def _guarded(self, source: Source, take: Any) -> Tensor:
-        path = self._checkpoint.folder / source.file
+    def _read_shard(self, shard: StoredShard, slices: tuple[slice, ...] = ()) -> Tensor:
+        path = self._checkpoint.folder / shard.file
         try:
-            if source.file not in self._open:
-                self._open[source.file] = self._stack.enter_context(safe_open(path, framework="pt"))
-            file = self._open[source.file]
-            if tuple(file.get_slice(source.key).get_shape()) != source.shape:
-                raise BessemerError(
-                    f"{path}: tensor {source.key} is not the {list(source.shape)} that the manifest says"
-                )
-            found: Tensor = take(file, source.key)
-            return found
+            if shard.file not in self._open:
+                self._open[shard.file] = self._stack.enter_context(safe_open(path, framework="pt"))
+            file = self._open[shard.file]
+            if tuple(file.get_slice(shard.key).get_shape()) != shard.shape:
+                raise BessemerError(f"{path}: tensor {shard.key} is not the {list(shard.shape)} that the manifest says")
+            tensor: Tensor = file.get_slice(shard.key)[slices] if slices else file.get_tensor(shard.key)
+            return tensor
         except (SafetensorError, OSError) as error:
-            raise BessemerError(f"{path}: tensor {source.key} cannot be read: {error}") from None
+            raise BessemerError(f"{path}: tensor {shard.key} cannot be read: {error}") from None
 
-    def _stored(self, part: str, name: str) -> Stored:
+    def _stored(self, part: str, name: str) -> StoredTensor:
         named = self._checkpoint._named(part)
         if name not in named:
             raise BessemerError(f"{self._checkpoint.folder}: part {part} has no tensor {name}")
         return named[name]
+
+
+@torch.no_grad()
+def mean_of(opened: list[CheckpointFiles], name: str) -> Tensor:
+    """The mean of one weight over checkpoints of one model (Izmailov et al. 2018), summed in float64, as fp32."""
+    total = opened[0].read("model", name).double()
+    for files in opened[1:]:
+        total += files.read("model", name)
+    return total.div_(len(opened)).float()
+
+
+def mean_weights(checkpoints: list[Checkpoint]) -> dict[str, Tensor]:
+    """The mean of each weight; one weight of one checkpoint is in memory besides the means.
+
+    Raises BessemerError when the models differ.
+    """
+    shapes = [{name: one.shape for name, one in each.contents["model"].items()} for each in checkpoints]
+    for checkpoint, own in zip(checkpoints, shapes, strict=True):
+        for name in sorted(own.keys() | shapes[0].keys()):
+            if own.get(name) != shapes[0].get(name):
+                raise BessemerError(f"{checkpoint.folder}: tensor {name} is not that of the other checkpoints")
+    with ExitStack() as stack:
+        opened = [stack.enter_context(checkpoint.opened()) for checkpoint in checkpoints]
+        return {name: mean_of(opened, name) for name in shapes[0]}

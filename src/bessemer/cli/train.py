@@ -68,7 +68,7 @@ def _profile(args: argparse.Namespace, session: Session) -> Any:
 def _train_as_member(args: argparse.Namespace) -> NoReturn:
     """Be one process of several, which a launcher started."""
     from bessemer import stages
-    from bessemer.launch.member import Part, take_part
+    from bessemer.launch.member import MemberTask, run_member
 
     def opened() -> tuple[Recipe, RunFolder]:
         if args.restart:
@@ -79,12 +79,13 @@ def _train_as_member(args: argparse.Namespace) -> NoReturn:
     def prepare() -> None:
         stages.prepare(runs.open_recipe(args))
 
-    take_part(Part(opened, prepare, args.profile, args.json))
+    run_member(MemberTask(opened, prepare, args.profile, args.json))
 
 
 def _train_on_node(args: argparse.Namespace) -> Any:
     """Start and watch the processes of this node, one of several."""
-    from bessemer.launch import node, start
+    from bessemer.launch import start
+    from bessemer.launch.agent import LaunchSpec
 
     recipe, run = None, None
     try:
@@ -95,7 +96,7 @@ def _train_on_node(args: argparse.Namespace) -> Any:
     flags = [f"--{name}" for name in ("accept-changes", "restart", "profile") if getattr(args, name.replace("-", "_"))]
     sets = [part for override in args.overrides for part in ("--set", override)]
     arguments = ("-m", "bessemer", "train", args.recipe, *sets, *flags)
-    order = node.order(
+    spec = LaunchSpec.of_node(
         arguments, recipe, args.nnodes, args.nproc_per_node, args.rdzv_endpoint, args.rdzv_id or "bessemer"
     )
-    return {"run": run and run.path, **start.train_on_node(order, run)}
+    return {"run": run and run.path, **start.train_on_node(spec, run)}

@@ -23,7 +23,7 @@ from bessemer.tokens.held_out import held_out
 from bessemer.tokens.pieces import Framing, WordEdges
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.train.restored import Restored
+from bessemer.train.state import Restored
 from bessemer.train.validation import Validation, validate
 
 FILL_INS = 8  # in all, spread over the sources

@@ -1,9 +1,12 @@
-"""Keeps the processes of one node: torch's elastic agent (what torchrun is made of), without its own words.
+"""The agent of a node: torch's elastic agent (the core of torchrun) in a process of its own.
 
-`python -m bessemer.launch.agent JSON` starts `python ARGUMENTS` so many times as one group with those of the other nodes,
-and starts all of them again after one was lost. A process of its own, so that a Ctrl-C in a terminal reaches the command
-alone, which asks the processes to stop. torchrun itself would end with 1 whatever happened, start a training again that
-was stopped on request, and kill one that saves for more than 30 s after a stop signal.
+`python -m bessemer.launch.agent JSON` starts `python ARGUMENTS` N times in one group with those of the other nodes, and
+restarts the group after one was lost. It is a separate process so that Ctrl-C in a terminal reaches only the command, which
+asks the processes to stop.
+
+torchrun itself cannot be configured to do this: its exit code is 1 whatever happened, it restarts a training that was stopped
+on request, and it kills a process that still saves 30 s after a stop signal. So this is torch's `elastic_launch` with its
+signal handling turned off, and processes report why they end in files (launch/status.py) instead of exit codes.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -20,16 +24,21 @@ import uuid
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-MEET_SECONDS = 5.0  # for a store to answer
-LAST_CALL_SECONDS = 5  # for more nodes, once the fewest are there
+from bessemer.errors import InputError
+
+if TYPE_CHECKING:
+    from bessemer.recipe import Recipe
+
+STORE_SECONDS = 5.0  # for a store to answer
+LAST_CALL_SECONDS = 5  # for more nodes, once the minimum is there
 
 
 @dataclass(frozen=True)
-class Order:
-    """What to start. arguments: of Python; nodes: the fewest and the most; endpoint: host:port where they meet, host:0 for
-    any port; identity: the same on all nodes of a run and no others."""
+class LaunchSpec:
+    """What an agent starts. arguments: of Python; nodes: minimum and maximum; endpoint: host:port of the rendezvous, host:0
+    for any port; identity: the same on all nodes of a run and no others."""
 
     arguments: tuple[str, ...]
     processes: int
@@ -43,69 +52,98 @@ class Order:
         return [sys.executable, "-m", "bessemer.launch.agent", json.dumps(asdict(self))]
 
     @classmethod
-    def read(cls, text: str) -> Order:
-        """The order in a command line."""
-        found = json.loads(text)
-        return cls(**found | {"arguments": tuple(found["arguments"]), "nodes": tuple(found["nodes"])})
+    def parse(cls, text: str) -> LaunchSpec:
+        """The specification in a command line."""
+        values = json.loads(text)
+        return cls(**values | {"arguments": tuple(values["arguments"]), "nodes": tuple(values["nodes"])})
+
+    @classmethod
+    def of_node(
+        cls, arguments: tuple[str, ...], recipe: Recipe | None, nodes: str, processes: int | None, endpoint: str | None,
+        identity: str,
+    ) -> LaunchSpec:  # fmt: skip
+        """One node of several, from the options that torchrun has under the same names. recipe: None when it cannot be read,
+        which the processes then report. Raises InputError."""
+        found = re.fullmatch(r"(\d+)(?::(\d+))?", nodes)
+        if found is None or not 1 <= int(found[1]) <= int(found[2] or found[1]):
+            raise InputError(f"--nnodes: {nodes}: write it as N or MIN:MAX, for example 2:4")
+        min_nodes, max_nodes = int(found[1]), int(found[2] or found[1])
+        if endpoint is None and max_nodes > 1:
+            raise InputError("train: --nnodes needs --rdzv-endpoint HOST:PORT, a free port of the first node")
+        if endpoint is not None and not re.fullmatch(r"\S+:\d{1,5}", endpoint):
+            raise InputError(f"--rdzv-endpoint: {endpoint}: write it as HOST:PORT, for example node001:29500")
+        world = 1 if recipe is None else recipe.parallel.world
+        if processes is None:
+            processes = max(world // max_nodes, 1)
+        if processes < 1:
+            raise InputError(f"--nproc-per-node: {processes} is not a number of processes; give 1 or more")
+        restarts = 0 if recipe is None else recipe.parallel.restarts
+        return cls(arguments, processes, restarts, (min_nodes, max_nodes), endpoint or "localhost:0", identity)
 
 
 def main() -> int:
-    """Exit code 0 when all processes ended well, 1 when they could not be brought back, 2 when nodes cannot meet."""
-    order, place = Order.read(sys.argv[1]), Path(os.environ["BESSEMER_NODE"])
-    # Stop signals are the command's to pass on; schedulers send them to every process of a node. What is ignored, and not
-    # handled as here, would be ignored by the processes as well.
+    """Exit code 0 when all processes ended well, 1 when they could not be restarted, 2 when the nodes' rendezvous failed."""
+    spec, place = LaunchSpec.parse(sys.argv[1]), Path(os.environ["BESSEMER_NODE"])
+    # Stop signals are passed on by the command; schedulers send them to every process of a node. SIG_IGN would be inherited by
+    # the processes, a handler is not.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
-    _end_with_the_parent()
-    os.environ["LOGLEVEL"] = "CRITICAL"  # what has to be said, the command says
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # with it shared, restarts fail (torch 2.11 to 2.13)
+    _end_with_parent()
+    os.environ["LOGLEVEL"] = "CRITICAL"  # the command shows what matters
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # with a shared store, restarts fail (torch 2.11 to 2.13)
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from bessemer.launch import outcome
+    from bessemer.launch import status
 
-    host = order.endpoint.rpartition(":")[0]
-    if (taken := _taken(order.endpoint)) is not None:
-        outcome.tell(place, "input", message=taken)
-        outcome.say(place, "input", taken)
-        os._exit(2)  # a thread may still be greeting
-    near = host == "localhost" or host.startswith("127.")
+    def fail(kind: str, message: str) -> int:
+        status.report(place, kind, message=message)
+        status.write(place, status.SHOWN, {"status": kind, "message": message})
+        return 2
+
+    host = spec.endpoint.rpartition(":")[0]
+    if (message := _port_in_use(spec.endpoint)) is not None:
+        os._exit(fail("input", message))  # a thread may still be connecting
+    is_local = host == "localhost" or host.startswith("127.")
     config = LaunchConfig(
-        min_nodes=order.nodes[0],
-        max_nodes=order.nodes[1],
-        nproc_per_node=order.processes,
-        run_id=order.identity or uuid.uuid4().hex,
+        min_nodes=spec.nodes[0],
+        max_nodes=spec.nodes[1],
+        nproc_per_node=spec.processes,
+        run_id=spec.identity or uuid.uuid4().hex,
         rdzv_backend="c10d",
-        rdzv_endpoint=order.endpoint,
+        rdzv_endpoint=spec.endpoint,
         rdzv_configs={"last_call_timeout": LAST_CALL_SECONDS},
-        max_restarts=order.restarts,
+        max_restarts=spec.restarts,
         monitor_interval=0.2,
-        local_addr="localhost" if near else os.environ.get("POD_IP") or os.environ.get("SLURMD_NODENAME"),
+        local_addr="localhost" if is_local else os.environ.get("POD_IP") or os.environ.get("SLURMD_NODENAME"),
         signals_to_handle="SIGHUP",
     )
     try:
-        elastic_launch(config, sys.executable)(*order.arguments)
+        elastic_launch(config, sys.executable)(*spec.arguments)
     except ChildFailedError as error:
-        ends = {one.local_rank: one.exitcode for one in error.failures.values()}
-        killed = sorted(local for local, code in ends.items() if code < 0 and code != -signal.SIGTERM)  # that: by us
+        exits = {one.local_rank: one.exitcode for one in error.failures.values()}
+        killed = sorted(
+            local for local, code in exits.items() if code < 0 and code != -signal.SIGTERM
+        )  # TERM: by torch
         if killed:
-            outcome.note_lost(place, killed)
+            status.write(place, status.LOST, killed)
         return 1
     except RendezvousError as error:
-        message = f"launch: this node cannot meet the others at {order.endpoint}: {_first_line(error)}"
-        outcome.tell(place, "failed", message=message)
-        outcome.say(place, "failed", message)
-        return 2
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = status.first_line(cause) or type(cause).__name__
+        return fail("failed", f"launch: this node cannot meet the others at {spec.endpoint}: {reason}")
     return 0
 
 
-def _taken(endpoint: str) -> str | None:
-    """A sentence when the meeting point's port on this machine is another program's."""
+def _port_in_use(endpoint: str) -> str | None:
+    """An error message when another program uses the rendezvous port on this machine."""
     from torch.distributed import TCPStore
 
     host, _, port = endpoint.rpartition(":")
-    if port == "0" or not _is_here(host):
+    if port == "0" or not _is_this_machine(host):
         return None
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as own:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -114,21 +152,21 @@ def _taken(endpoint: str) -> str | None:
             return None
         except OSError:
             pass
-    met = threading.Event()
+    connected = threading.Event()
 
-    def meet() -> None:
+    def connect() -> None:
         with contextlib.suppress(RuntimeError):
-            TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=MEET_SECONDS))
-            met.set()  # of a node that was here before us
+            TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
+            connected.set()  # the store of a node that was started earlier
 
-    # A program that takes the connection and says nothing holds the store's greeting up for ever, whatever its timeout.
-    threading.Thread(target=meet, daemon=True).start()
-    if met.wait(MEET_SECONDS):
+    # A program that accepts the connection and does not answer blocks the store for ever, whatever its timeout.
+    threading.Thread(target=connect, daemon=True).start()
+    if connected.wait(STORE_SECONDS):
         return None
     return f"launch: port {port} of {host} is in use by another program; choose another one for the nodes to meet at"
 
 
-def _is_here(host: str) -> bool:
+def _is_this_machine(host: str) -> bool:
     try:
         address = socket.gethostbyname(host)
         with socket.socket() as own:
@@ -138,15 +176,8 @@ def _is_here(host: str) -> bool:
         return False
 
 
-def _first_line(error: BaseException) -> str:
-    cause: Any = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    return (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-
-
-def _end_with_the_parent() -> None:
-    """Ask the kernel for a SIGHUP when the command dies, after which the agent ends the processes."""
+def _end_with_parent() -> None:
+    """Ask the kernel for a SIGHUP when the command dies, on which the agent ends its processes."""
     if sys.platform.startswith("linux"):
         parent_death_signal = 1  # PR_SET_PDEATHSIG of sys/prctl.h
         ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGHUP)

@@ -1,16 +1,32 @@
-"""The files that start a training on a cluster: the recipe as it stands now, and what its scheduler reads."""
+"""Files that start a training on a cluster: a Slurm batch script with its recipe, or a Kubernetes JobSet.
+
+train.sbatch, one task a node that manages the node's processes (sbatch(1), srun(1), scontrol(1) of Slurm 24.11):
+- `--signal=B:USR1@N` reaches the batch shell alone, which passes it on; not as SIGTERM, on which srun kills its tasks.
+- A job that ends with 75 has saved everything and is not done; `scontrol requeue` queues it again under its own number.
+- `--requeue` lets Slurm itself do so after a node has failed or the job has been preempted.
+
+jobset.yaml, one pod a node on one volume (jobset.x-k8s.io/v1alpha2 of JobSet 0.10, batch/v1 Job). A JobSet and not a PyTorchJob
+because a Job's podFailurePolicy can say that exit code 75 is no failure; a PyTorchJob (Training Operator v1) counts 1 to 127 as
+final. Kubeflow's Trainer v2 makes JobSets as well. Strings are quoted as JSON, which YAML reads.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
+import sys
 from pathlib import Path
+from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.launch import kubernetes, slurm
 from bessemer.layout.devices import find
 from bessemer.recipe import Recipe, dump
 from bessemer.run import write_atomic
 
 LARGEST_NODE = 16  # GPUs of a node, where the recipe does not say how many it has
+MEMORY_PER_PROCESS = 32  # GiB: torch and CUDA take 4, and an asynchronous checkpoint a copy of the state
+EXAMPLE = {"image": '"registry.example.org/bessemer:1"', "claim": '"runs"'}
 
 
 def write(recipe: Recipe, on: str, folder: Path) -> list[Path]:
@@ -19,15 +35,15 @@ def write(recipe: Recipe, on: str, folder: Path) -> list[Path]:
     require_nodes(recipe)
     folder = folder.absolute()
     if on == "kubernetes":
-        texts = {"jobset.yaml": kubernetes.manifest(recipe)}
+        texts = {"jobset.yaml": job_set(recipe)}
     else:
         here = recipe.run.model_copy(update={"dir": str(Path(recipe.run.dir).expanduser().absolute())})
         recipe = recipe.model_copy(update={"run": here})
-        texts = {"recipe.toml": dump(recipe), "train.sbatch": slurm.script(recipe, folder)}
+        texts = {"recipe.toml": dump(recipe), "train.sbatch": batch_script(recipe, folder)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if on == "slurm":
-            (folder / "logs").mkdir(exist_ok=True)  # slurm does not make it, and loses the output
+            (folder / "logs").mkdir(exist_ok=True)  # Slurm does not create it, and loses the output
     except OSError as error:
         raise InputError(
             f"{folder}: cannot be written ({error.strerror}); choose another folder with --out DIR"
@@ -38,7 +54,7 @@ def write(recipe: Recipe, on: str, folder: Path) -> list[Path]:
 
 
 def with_nodes(recipe: Recipe) -> Recipe:
-    """The recipe with as many nodes as its processes fill, where it leaves cluster.nodes out and says what a node has.
+    """The recipe with cluster.nodes derived from what a node has, where it is left out.
 
     Raises InputError for more processes on a node than it has devices.
     """
@@ -63,7 +79,7 @@ def with_nodes(recipe: Recipe) -> Recipe:
 
 
 def require_nodes(recipe: Recipe) -> None:
-    """Raise InputError, with what would fit, when the processes do not divide among the nodes."""
+    """Raise InputError, with numbers that fit, when the processes do not divide among the nodes."""
     layout, cluster = recipe.parallel, recipe.cluster
     if layout.world % cluster.nodes:
         fits = [n for n in range(1, layout.world + 1) if layout.world % n == 0]
@@ -75,3 +91,123 @@ def require_nodes(recipe: Recipe) -> None:
         raise InputError(
             "cluster.min_nodes: fewer nodes need parallel.elastic = true, which lets the layout follow them"
         )
+
+
+def batch_script(recipe: Recipe, folder: Path) -> str:
+    """The Slurm script of a recipe that is recipe.toml in `folder`, an absolute path that all nodes see."""
+    cluster, min_nodes = recipe.cluster, recipe.cluster.min_nodes or recipe.cluster.nodes
+    several = min_nodes != cluster.nodes
+    # With fewer nodes allowed, the end of one is not the end of the others.
+    options = ["--label", "--no-kill --kill-on-bad-exit=0 --wait=0" if several else "--kill-on-bad-exit=1"]
+    if cluster.image is not None:
+        options.append(f"--container-image={shlex.quote(cluster.image)}")
+    if cluster.mounts:
+        options.append(f"--container-mounts={shlex.quote(','.join(cluster.mounts))}")
+    return _filled(
+        "train.sbatch",
+        run=recipe.run.name,
+        processes=recipe.parallel.world,
+        nodes=cluster.nodes,
+        script=shlex.quote(str(folder / "train.sbatch")),
+        options=_sbatch_options(recipe, folder, min_nodes),
+        setup="\n".join(cluster.setup) + "\n" if cluster.setup else "",
+        run_folder=shlex.quote(str(recipe.run.folder)),
+        port=cluster.port,
+        srun_options=" ".join(options),
+        program="bessemer" if cluster.image is not None else f"{shlex.quote(sys.executable)} -m bessemer",
+        recipe=shlex.quote(str(folder / "recipe.toml")),
+        node_range=f'"{min_nodes}:$SLURM_JOB_NUM_NODES"' if several else cluster.nodes,
+        processes_per_node=recipe.parallel.world // cluster.nodes,
+    )
+
+
+def _sbatch_options(recipe: Recipe, folder: Path, min_nodes: int) -> str:
+    cluster, each = recipe.cluster, recipe.parallel.world // recipe.cluster.nodes
+    options: dict[str, object] = {
+        "job-name": recipe.run.name,
+        "nodes": cluster.nodes if min_nodes == cluster.nodes else f"{min_nodes}-{cluster.nodes}",
+        "ntasks-per-node": 1,
+    }
+    if recipe.train.device != "cpu":
+        options["gpus-per-node"] = each
+    options["cpus-per-task"] = cluster.cpus_per_process * each  # Slurm's own default is one for all of them
+    options["mem"] = (cluster.memory or "0").removesuffix("i")  # 0: all of a node's; Slurm's G are GiB
+    options["time"] = cluster.time
+    for name in ("partition", "account", "qos", "constraint"):
+        if (value := getattr(cluster, name)) is not None:
+            options[name] = value
+    output = f"{folder}/logs/%x-%j.out"
+    if shlex.quote(output) != output and any(letter.isspace() for letter in output):
+        output = f'"{output}"'  # in an #SBATCH line only double quotes hold words together
+    options |= {
+        "signal": f"B:USR1@{cluster.save_seconds}",
+        "requeue": None,
+        "open-mode": "append",
+        "output": output,
+    }
+    if min_nodes != cluster.nodes:
+        options["no-kill"] = None  # a lost node does not end the job
+    return "\n".join(f"#SBATCH --{name}" + ("" if value is None else f"={value}") for name, value in options.items())
+
+
+def job_set(recipe: Recipe) -> str:
+    """The ConfigMap with the recipe and the JobSet. Raises InputError when [cluster] lacks the image or the claim."""
+    cluster, layout = recipe.cluster, recipe.parallel
+    for key, what in (("image", "the container image with bessemer in it"), ("claim", "the volume of the run folder")):
+        if getattr(cluster, key) is None:
+            raise InputError(
+                f"cluster.{key}: missing; kubernetes needs {what}, for example cluster.{key} = {EXAMPLE[key]}"
+            )
+    # A DNS label; with the suffixes of pods it must stay under 63 characters.
+    name = re.sub(r"[^a-z0-9]+", "-", recipe.run.name.lower()).strip("-")[:40].strip("-") or "run"
+    each, min_nodes = layout.world // cluster.nodes, cluster.min_nodes or cluster.nodes
+    is_elastic = min_nodes != cluster.nodes
+    command = [
+        "bessemer", "train", "/etc/bessemer/recipe.toml",
+        "--nnodes", f"{min_nodes}:{cluster.nodes}" if is_elastic else str(cluster.nodes), "--nproc-per-node", str(each),
+        "--rdzv-endpoint", f"{name}-node-0-0.{name}:{cluster.port}", "--rdzv-id", f"{name}.$(RESTART_ATTEMPT)",
+    ]  # fmt: skip
+    return _filled(
+        "jobset.yaml",
+        run=recipe.run.name,
+        processes=layout.world,
+        nodes=cluster.nodes,
+        name=name,
+        namespace=f"\n  namespace: {cluster.namespace}" if cluster.namespace else "",
+        recipe="\n".join("    " + line if line else "" for line in dump(recipe).rstrip().splitlines()),
+        restarts=layout.restarts,
+        # Without elastic, a lost pod ends this Job, and the JobSet creates all of them again.
+        pod_restarts=layout.restarts * cluster.nodes if is_elastic else 0,
+        save_seconds=cluster.save_seconds,
+        image=json.dumps(cluster.image),
+        command=json.dumps(command),
+        mount=json.dumps(cluster.mount),
+        port=cluster.port,
+        resources=_resources(recipe, each),
+        claim=cluster.claim,
+        shared_memory=cluster.shared_memory,
+    )
+
+
+def _resources(recipe: Recipe, each: int) -> str:
+    """Limits are requests too; a pod may exceed what is only requested. Without requests it is the first to be evicted."""
+    cluster, limits = recipe.cluster, {}
+    requests = {"cpu": str(each * cluster.cpus_per_process)}
+    if recipe.train.device != "cpu":
+        limits["nvidia.com/gpu"] = str(each)
+    if cluster.memory is not None:
+        limits["memory"] = cluster.memory
+    else:
+        requests["memory"] = f"{each * MEMORY_PER_PROCESS}Gi"
+    lines = [" " * 18 + "resources:"]
+    for name, values in (("requests", requests), ("limits", limits)):
+        if values:
+            lines.append(f"{' ' * 20}{name}:")
+            lines += [f"{' ' * 22}{key}: {json.dumps(value)}" for key, value in values.items()]
+    return "\n".join(lines)
+
+
+def _filled(template: str, **values: Any) -> str:
+    """A template of this folder with its {{name}} replaced."""
+    text = (Path(__file__).parent / template).read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match[1]]), text)

@@ -1,4 +1,4 @@
-"""Training on several processes of this machine, or on this node among others, from the command's side."""
+"""The command's side of a training on several processes: of this machine, or of this node among others."""
 
 from __future__ import annotations
 
@@ -17,74 +17,79 @@ from typing import Any
 import bessemer
 from bessemer import interrupt
 from bessemer.errors import BessemerError, Stopped
-from bessemer.launch import outcome
-from bessemer.launch.agent import Order
+from bessemer.launch import status
+from bessemer.launch.agent import LaunchSpec
 from bessemer.recipe import Parallel, Recipe
 from bessemer.run import RunFolder
 from bessemer.terminal import reported_elsewhere, say, warn
 
-STOP_SECONDS = 600.0  # for the step in hand and the checkpoint after a stop was asked for
+STOP_SECONDS = 600.0  # for the current step and the checkpoint after a stop request
 POLL_SECONDS = 0.5
-LINGER_SECONDS = 5.0  # for other nodes to hear of a failure, before the place where they meet may go
-AGAIN_SECONDS = 1.0  # a process that was just being started hears a later one
+LINGER_SECONDS = 5.0  # for other nodes to learn of a failure, before the rendezvous may end
+REPEAT_SECONDS = 1.0  # between stop requests, since a process that is just starting misses one
 
 
 def train(recipe: Recipe, run: RunFolder, profile: bool) -> dict[str, Any]:
     """Train a resolved recipe, whose run folder is prepared, on `parallel.world` processes. Returns the summary.
 
-    With parallel.elastic, processes that cannot be brought back are left out, and the rest goes on. Raises what the
-    members tell: Stopped, InputError, BessemerError.
+    With parallel.elastic, processes that cannot be restarted are left out. Raises what the processes report: Stopped,
+    InputError, BessemerError.
     """
     layout, slots = recipe.parallel, list(range(recipe.parallel.world))
     arguments = ("-m", "bessemer.launch.member", str(run.path), *(["profile"] if profile else []))
     while True:
-        outcome.begin(run)
+        status.begin(run)
         say(f"  on {layout.world} processes: {described(layout)}")
-        ended = _on_this_node(Order(arguments, layout.world, layout.restarts), slots[: layout.world])
-        outcome.end(run)
-        if ended.told is not None:
-            return ended.result()
-        fewer = _without(recipe, slots, ended.lost)
-        if fewer is None:
-            raise ended.given_up(run, layout.restarts)
-        gone, layout = [slots[local] for local in ended.lost], fewer
-        slots = [slot for slot in slots if slot not in gone]
-        _record(run, gone, layout, ended)
+        ended = _run_agent(LaunchSpec(arguments, layout.world, layout.restarts), slots[: layout.world])
+        status.end(run)
+        if ended.report is not None:
+            return ended.summary()
+        smaller = None
+        if recipe.parallel.elastic and ended.lost:
+            from bessemer.launch.rendezvous import fitted
+
+            smaller = fitted(recipe, len(slots) - len(ended.lost))
+        if smaller is None:
+            raise ended.error(run, layout.restarts)
+        lost, layout = [slots[local] for local in ended.lost], smaller
+        slots = [slot for slot in slots if slot not in lost]
+        _record_loss(run, lost, layout, ended)
 
 
-def train_on_node(order: Order, run: RunFolder | None) -> dict[str, Any]:
-    """Take part in a training with this node. Returns the summary, when it is known here.
+def train_on_node(spec: LaunchSpec, run: RunFolder | None) -> dict[str, Any]:
+    """Train with the processes of this node. Returns the summary, when it is known here.
 
-    run: for what is kept of a crash. Raises what the members tell, or SaidElsewhere.
+    run: for the traceback of a crash. Raises what the processes report, or ShownElsewhere.
     """
-    ended = _on_this_node(order, list(range(order.processes)))
-    if ended.told is not None:
-        return ended.result()
-    raise ended.given_up(run, order.restarts)
+    ended = _run_agent(spec, list(range(spec.processes)))
+    if ended.report is not None:
+        return ended.summary()
+    raise ended.error(run, spec.restarts)
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How the processes of this node ended. told: by themselves; said: what is for this node to say; lost: local ranks."""
+class EndOfNode:
+    """How the processes of this node ended. report: by the processes; shown: the one that this node shows; lost: local ranks;
+    code: the agent's exit code."""
 
-    told: dict[str, Any] | None
-    said: dict[str, Any] | None
+    report: dict[str, Any] | None
+    shown: dict[str, Any] | None
     crash: dict[str, Any] | None
     lost: list[int]
     code: int
 
-    def result(self) -> dict[str, Any]:
-        """The summary of a training that is done, else its error."""
-        assert self.told is not None
-        if self.said is not None:
-            raise outcome.as_error(self.said)
-        if self.told["status"] != "done":
-            raise outcome.SaidElsewhere(outcome.FAILURES[self.told["status"]].exit_code)
-        summary: dict[str, Any] = self.told["summary"]
+    def summary(self) -> dict[str, Any]:
+        """The summary of a completed training. Raises its error otherwise."""
+        assert self.report is not None
+        if self.shown is not None:
+            raise status.as_error(self.shown)
+        if self.report["status"] != "done":
+            raise status.ShownElsewhere(status.FAILURES[self.report["status"]].exit_code)
+        summary: dict[str, Any] = self.report["summary"]
         return summary
 
     @property
-    def why(self) -> str:
+    def cause(self) -> str:
         """The root of a crash, in a line."""
         if self.crash is not None:
             return f"rank {self.crash['rank']}: {self.crash['error']}"
@@ -92,8 +97,8 @@ class Ended:
             return f"process {', '.join(map(str, self.lost))} of this node was killed"
         return f"the agent ended with {self.code}"
 
-    def given_up(self, run: RunFolder | None, restarts: int) -> BessemerError:
-        """The error of a group that could not be brought back; its traceback is kept in the run folder."""
+    def error(self, run: RunFolder | None, restarts: int) -> BessemerError:
+        """The error of a group that could not be restarted; its traceback is kept in the run folder."""
         see = ""
         if self.crash is not None and run is not None and run.path.exists():
             kept = run.path / "training-error.txt"
@@ -101,25 +106,24 @@ class Ended:
             see = f"; see {kept}"
         times = "once" if restarts == 0 else f"{restarts + 1} times"
         return BessemerError(
-            f"train: the processes ended {times} ({self.why}){see}; checkpoints are kept, the same command goes on from the "
+            f"train: the processes ended {times} ({self.cause}){see}; checkpoints are kept, the same command goes on from the "
             "last one"
         )
 
 
 def described(layout: Parallel) -> str:
-    """The ways that are used: "shard 2 x tensor 2"."""
+    """The axes with more than one process: "shard 2 x tensor 2"."""
     axes = ("replicate", "shard", "tensor", "pipeline", "context")
     used = [f"{axis} {getattr(layout, axis)}" for axis in axes if getattr(layout, axis) > 1]
     return " x ".join(used) or "one"
 
 
-def _on_this_node(order: Order, slots: Sequence[int]) -> Ended:
+def _run_agent(spec: LaunchSpec, slots: Sequence[int]) -> EndOfNode:
     """Start the processes of this node, pass a stop signal on to them, and wait for their end."""
     place = Path(tempfile.mkdtemp(prefix="bessemer-"))
+    environment = _environment(spec.processes, place, slots)
     try:
-        with subprocess.Popen(
-            order.command(), env=_environment(order.processes, place, slots), start_new_session=True
-        ) as agent:
+        with subprocess.Popen(spec.command(), env=environment, start_new_session=True) as agent:
             try:
                 with _stop_signals(), reported_elsewhere():
                     _wait(place, agent)
@@ -128,21 +132,20 @@ def _on_this_node(order: Order, slots: Sequence[int]) -> Ended:
             finally:
                 if agent.poll() is None:
                     agent.kill()
-        return Ended(
-            outcome.told(place), outcome.said(place), outcome.crash(place), outcome.lost(place), agent.returncode
-        )
+        report, shown = status.reported(place), status.read(place, status.SHOWN)
+        return EndOfNode(report, shown, status.root_crash(place), status.lost_ranks(place), agent.returncode)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
 def _wait(place: Path, agent: subprocess.Popen[bytes]) -> None:
-    """Until the agent ends. After a failure that was told it would wait minutes for agents of nodes that do not come."""
+    """Wait for the agent. After a reported failure it would wait minutes for the agents of other nodes, so it is killed."""
     alone_since = None
     while agent.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             agent.wait(POLL_SECONDS)
-        found = outcome.told(place)
-        if found is None or found["status"] in ("done", "stopped") or outcome.pids(place):
+        report = status.reported(place)
+        if report is None or report["status"] in ("done", "stopped") or status.pids(place):
             alone_since = None
         elif alone_since is None:
             alone_since = time.monotonic()
@@ -150,45 +153,33 @@ def _wait(place: Path, agent: subprocess.Popen[bytes]) -> None:
             agent.kill()
 
 
-def _without(recipe: Recipe, slots: Sequence[int], lost: Sequence[int]) -> Parallel | None:
-    """The layout that goes on without the processes that could not be brought back; None when there is none."""
-    from bessemer.launch.elastic import fitted
-
-    if not recipe.parallel.elastic or not lost:
-        return None
-    return fitted(recipe, len(slots) - len(lost))
-
-
-def _record(run: RunFolder, gone: Sequence[int], layout: Parallel, ended: Ended) -> None:
+def _record_loss(run: RunFolder, lost: Sequence[int], layout: Parallel, ended: EndOfNode) -> None:
     from bessemer.checkpoint.protocol import published
-    from bessemer.guard.incidents import record
+    from bessemer.guard import record
 
-    done = published(run.checkpoints)
-    action = f"going on with {layout.world}: {described(layout)}"
-    which = ", ".join(map(str, gone))
-    warn(f"process {which} cannot be brought back ({ended.why}); {action}")
-    step = done[-1] if done else 0
-    record(run.incidents, step=step, what="fewer_processes", cause=f"process {which}: {ended.why}", action=action)
+    steps = published(run.checkpoints)
+    action, which = f"going on with {layout.world}: {described(layout)}", ", ".join(map(str, lost))
+    warn(f"process {which} cannot be brought back ({ended.cause}); {action}")
+    step, cause = steps[-1] if steps else 0, f"process {which}: {ended.cause}"
+    record(run.incidents, step=step, what="fewer_processes", cause=cause, action=action)
 
 
 def _environment(processes: int, place: Path, slots: Sequence[int]) -> dict[str, str]:
-    """The members share the cores, find this package, and tell in the node's folder."""
+    """The processes share the cores, import this package, and report in the node's folder."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    above = str(Path(bessemer.__file__).parent.parent)
-    path = [above, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    given = {"OMP_NUM_THREADS": str(max(cores // processes, 1)), **os.environ}
-    return given | {
+    source = str(Path(bessemer.__file__).parent.parent)
+    path = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {"OMP_NUM_THREADS": str(max(cores // processes, 1)), **os.environ} | {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        outcome.NODE: str(place),
+        status.NODE: str(place),
         "BESSEMER_SLOTS": ",".join(map(str, slots)),
     }
 
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[None]:
-    """SIGUSR1, which schedulers send before the time limit, asks for a stop as Ctrl-C and SIGTERM do."""
-
+    """SIGUSR1, which schedulers send before the time limit, requests a stop as Ctrl-C and SIGTERM do."""
     before = signal.signal(signal.SIGUSR1, interrupt.stop)
     try:
         yield
@@ -197,19 +188,19 @@ def _stop_signals() -> Iterator[None]:
 
 
 def _stop(place: Path, agent: subprocess.Popen[bytes]) -> None:
-    """Ask the members to finish their step and save; a second Ctrl-C ends them at once."""
+    """Ask the processes to finish their step and save; a second Ctrl-C ends them at once."""
     repeated = (signal.SIGUSR1, signal.SIGTERM)  # by schedulers
     before = [signal.signal(number, signal.SIG_IGN) for number in repeated]
     interrupt.name_signal(place)
     deadline = time.monotonic() + STOP_SECONDS
     try:
         while agent.poll() is None and time.monotonic() < deadline:
-            if outcome.pids(place) or outcome.told(place) is not None:
+            if status.pids(place) or status.reported(place) is not None:
                 _signal(place, signal.SIGUSR1)
             elif deadline - time.monotonic() < STOP_SECONDS - LINGER_SECONDS:
-                break  # there is nobody to stop: the agent waits for other nodes
+                break  # no process has started: the agent waits for other nodes
             with contextlib.suppress(subprocess.TimeoutExpired):
-                agent.wait(AGAIN_SECONDS)
+                agent.wait(REPEAT_SECONDS)
     except KeyboardInterrupt:
         pass
     finally:
@@ -222,6 +213,6 @@ def _stop(place: Path, agent: subprocess.Popen[bytes]) -> None:
 
 
 def _signal(place: Path, number: int) -> None:
-    for pid in outcome.pids(place):
+    for pid in status.pids(place):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)

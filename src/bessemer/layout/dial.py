@@ -28,6 +28,7 @@ from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.config import model_config, recipe_keys
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import Batches, Model, Parallel, Recipe
+from bessemer.recipe.optimization import UPDATE_RULES
 from bessemer.recipe.start import CONTINUED_RATE
 
 TOKENS_PER_PARAMETER = 20
@@ -39,11 +40,6 @@ VALIDATION_SHARE, FORWARD_SHARE = 0.08, 1 / 3  # of the steps' time; of a step, 
 VALIDATION_TOKENS = 2_000_000
 CHECKPOINT_SECONDS = 30  # between the checkpoints of a run that is given minutes, at the least
 SAVING_SHARE = 0.02  # of train.minutes that checkpoints take, until one was timed
-BETAS = {  # AdamW as in GPT-3 (Brown et al. 2020, appendix B); Lion as in its paper (Chen et al. 2023, section 4)
-    "adamw": (0.9, 0.95),
-    "muon": (0.9, 0.95),
-    "lion": (0.9, 0.99),
-}
 
 
 def resolve(
@@ -104,7 +100,7 @@ def resolve(
             update={
                 "learning_rate": optimizer.learning_rate
                 or _learning_rate(flops, config, recipe.model.from_ is not None or train.start is not None),
-                "betas": optimizer.betas or BETAS[optimizer.kind],
+                "betas": optimizer.betas or UPDATE_RULES[optimizer.kind].betas,
             }
         ),
     }

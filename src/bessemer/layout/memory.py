@@ -10,10 +10,10 @@ from bessemer.layout.flops import is_frozen
 from bessemer.layout.stages import Part
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.recipe import Batches, Dropout, Parallel, Recipe, Train
+from bessemer.recipe.optimization import UPDATE_RULES
 
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
 MOMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "8bit": 1.0 + 4.0 / 256}
-MOMENTS = {"adamw": 2, "lion": 1, "muon": 1}
 # What one of several processes holds on a CPU beyond its tensors, since blocks of many sizes leave holes in the heap: measured
 # with glibc on models of 1.4M to 79M parameters and micro-batches of 256 to 1,024 tokens, resident memory less live tensors.
 HEAP_SLACK_BYTES = 50_000_000
@@ -181,13 +181,13 @@ def optimizer_bytes(train: Train, config: ModelConfig) -> int:
     as such.
     """
     if is_frozen(train):
-        moments = MOMENTS["lion" if train.optimizer.kind == "lion" else "adamw"]
+        moments = len(UPDATE_RULES[train.optimizer.rest_kind].moments)
         return round(MOMENT_BYTES["fp32"] * moments * config.classifier_parameters)
     each = MOMENT_BYTES[train.optimizer.state]
     matrices = config.layers * config.block_matrix_parameters
     vectors = config.parameters - matrices - config.embedding_parameters
-    rest = MOMENTS["lion" if train.optimizer.kind == "lion" else "adamw"]
-    moved = MOMENTS[train.optimizer.kind] * matrices + rest * config.embedding_parameters
+    rest = len(UPDATE_RULES[train.optimizer.rest_kind].moments)
+    moved = len(UPDATE_RULES[train.optimizer.kind].moments) * matrices + rest * config.embedding_parameters
     return round(each * moved + MOMENT_BYTES["fp32"] * rest * vectors)
 
 

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from time import perf_counter
 
-from bessemer.launch.agent import Order
+from bessemer.launch.agent import LaunchSpec
 from bessemer.plan.machine import AllReduce, Timing
 
 SIZES = {"cpu": (8, 1 << 16, 1 << 20, 1 << 24), "cuda": (8, 1 << 20, 1 << 24, 1 << 28)}  # bytes
@@ -39,7 +39,7 @@ def measure(budget: float, kind: str, processes: int) -> tuple[AllReduce, ...]:
         }
         try:
             subprocess.run(
-                Order(arguments, processes, 0).command(), env=environment, timeout=budget + START_SECONDS, check=True,
+                LaunchSpec(arguments, processes, 0).command(), env=environment, timeout=budget + START_SECONDS, check=True,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
@@ -55,14 +55,14 @@ def main() -> None:
     import torch.distributed as dist
 
     from bessemer.measure.rounds import Item, timed
-    from bessemer.parallel.team import join, leave
+    from bessemer.parallel.mesh import join, leave
     from bessemer.recipe import Parallel
 
     file, budget, kind = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
     place = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":
         torch.cuda.set_device(place)
-    team = join(Parallel(shard=int(os.environ["WORLD_SIZE"])), place)
+    mesh = join(Parallel(shard=int(os.environ["WORLD_SIZE"])), place)
     rows = []
     # In step with each other: every process takes the same number of rounds, which the first one's clock decides.
     for size in SIZES[kind]:
@@ -77,14 +77,14 @@ def main() -> None:
         call = timed(work, perf_counter)
         once = max(call(3) / 3, 1e-6)
         times = budget / len(SIZES[kind]) / max(once, SHORTEST)
-        rounds, repeats = team.first((int(min(max(times, 3), 50)), int(max(1, min(SHORTEST / once, 100)))))
+        rounds, repeats = mesh.broadcast((int(min(max(times, 3), 50)), int(max(1, min(SHORTEST / once, 100)))))
         item = Item((size,), call, repeats)
         item.seconds = [call(repeats) / repeats for _ in range(rounds)]
         timing = item.timing()
         rows.append((size, timing.seconds, timing.spread))
-    if team.is_first:
+    if mesh.is_main:
         file.write_text(json.dumps(rows), encoding="utf-8")
-    team.wait()
+    mesh.barrier()
     leave()
 
 

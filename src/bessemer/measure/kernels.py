@@ -23,7 +23,7 @@ from bessemer.model.attention import attention as attend
 from bessemer.model.kernels import linear_kernel, matmul_kernel, rms_norm, rotate, swiglu
 from bessemer.model.layers import activate
 from bessemer.plan.machine import TRANSPOSES
-from bessemer.train.optimizer.elementwise import adamw
+from bessemer.train.optimizer.rules import adamw
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ARENA = 3  # operands of the largest size that the memory for fresh ones holds

@@ -1,7 +1,7 @@
-"""Data parallelism: every process has its own part of the batch, and the gradients of all are added up.
+"""Data parallelism: each rank computes gradients of its part of the batch, and gradients are summed over ranks.
 
-DDP where each holds the whole model; FSDP2 where a group shares one copy: its optimizer state (zero 1: Rajbhandari et al.
-2020, "ZeRO", section 5), its gradients too (2), its weights too (3). Gradients are sums and never means: each process
+DDP where every rank holds the whole model; FSDP2 where a group shards one copy: its optimizer state (zero 1: Rajbhandari et
+al. 2020, "ZeRO", section 5), its gradients too (2), its weights too (3). Gradients are summed, not averaged: each rank
 divides its loss by the targets of the whole batch.
 """
 
@@ -21,40 +21,42 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.errors import InputError
-from bessemer.parallel.team import Team
+from bessemer.parallel.mesh import ProcessMesh
 
 
-def uses_ddp(team: Team) -> bool:
-    """Whether plain copies are all there is."""
-    layout = team.layout
+def uses_ddp(mesh: ProcessMesh) -> bool:
+    """True for a layout of plain replicas."""
+    layout = mesh.layout
     return layout.replicate > 1 and layout.shard * layout.context * layout.tensor * layout.pipeline == 1
 
 
-def uses_fsdp(team: Team) -> bool:
-    """Whether gradients are added up by FSDP2: wherever there is more than one part of the batch, but for plain copies."""
-    return team.layout.data * team.layout.context > 1 and not uses_ddp(team)
+def uses_fsdp(mesh: ProcessMesh) -> bool:
+    """True for every layout with several data or context ranks, except plain replicas."""
+    return mesh.layout.data * mesh.layout.context > 1 and not uses_ddp(mesh)
 
 
-def shard(root: nn.Module, blocks: list[nn.Module], team: Team, narrow: torch.dtype | None) -> None:
+def shard(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, compute_dtype: torch.dtype | None) -> None:
     """Apply FSDP2 to each block and to the rest of `root`, in place.
 
-    narrow: the type in which weights are gathered and computed with, where it is not theirs; gradients are added up in fp32
+    compute_dtype: the dtype that weights are gathered and computed in, None for their own. Gradients are reduced in fp32
     (fp64 for fp64).
     """
-    mesh, layout = _mesh(team), team.layout
-    ways = layout.shard * layout.context
-    policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32) if narrow else MixedPrecisionPolicy()
+    layout = mesh.layout
+    num_shards = layout.shard * layout.context
+    policy = MixedPrecisionPolicy()
+    if compute_dtype is not None:
+        policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     pinned = torch.cuda.is_available()
     options: dict[str, Any] = {
-        "mesh": mesh,
+        "mesh": _data_mesh(mesh),
         "mp_policy": policy,
         "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if layout.offload else OffloadPolicy(),
-        "shard_placement_fn": lambda parameter: cut_of(parameter, ways),
+        "shard_placement_fn": lambda parameter: shard_placement(parameter, num_shards),
     }
-    # Split backward passes with weights given back after the forward pass compute wrong gradients (torch 2.13).
-    again = layout.zero == 3 and not layout.is_v_shaped
+    # A backward pass split into two computes wrong gradients when weights reshard after the forward pass (torch 2.13).
+    reshard_after_forward = layout.zero == 3 and not layout.is_v_shaped
     for block in blocks:
-        fully_shard(block, reshard_after_forward=again, **options)
+        fully_shard(block, reshard_after_forward=reshard_after_forward, **options)
     fully_shard(root, reshard_after_forward=False, **options)
     for module in root.modules():
         if isinstance(module, FSDPModule):
@@ -62,8 +64,8 @@ def shard(root: nn.Module, blocks: list[nn.Module], team: Team, narrow: torch.dt
             module.set_force_sum_reduction_for_comms(True)
 
 
-def copy(root: nn.Module, device: torch.device) -> DistributedDataParallel:
-    """DDP around `root`: gradients are added up while the backward pass goes on."""
+def replicate(root: nn.Module, device: torch.device) -> DistributedDataParallel:
+    """Wrap `root` in DDP, whose all-reduce sums gradients and overlaps the backward pass."""
     ids = [device.index or 0] if device.type == "cuda" else None
     has_new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # torch 2.13
     buffers: dict[str, Any] = {"forward_sync_buffers" if has_new_name else "broadcast_buffers": False}
@@ -72,17 +74,16 @@ def copy(root: nn.Module, device: torch.device) -> DistributedDataParallel:
     return wrapped
 
 
-def micro_batch(root: nn.Module, team: Team, *, last: bool) -> AbstractContextManager[Any]:
-    """Around the forward and backward pass of one micro-batch: gradients cross the network no sooner than they must.
+def micro_batch(root: nn.Module, mesh: ProcessMesh, *, last: bool) -> AbstractContextManager[Any]:
+    """Context of one micro-batch's forward and backward pass: gradients are reduced as late as the layout allows.
 
-    Copies wait for the last micro-batch. With zero 1 so do shards; with 2 and 3 each micro-batch's gradients are divided at
-    once, since none may hold them whole, and the copies of a shard wait for the last. Weights stay gathered over the
-    micro-batches with zero 1 and 2.
+    DDP and zero 1 reduce after the last micro-batch. Zero 2 and 3 reduce-scatter after each, since no rank may hold whole
+    gradients, and all-reduce over replicas after the last. Zero 1 and 2 keep weights gathered between micro-batches.
     """
     if isinstance(root, DistributedDataParallel):
         return contextlib.nullcontext() if last else root.no_sync()
     if isinstance(root, FSDPModule):
-        zero = team.layout.zero
+        zero = mesh.layout.zero
         root.set_requires_gradient_sync(last or zero > 1)
         root.set_requires_all_reduce(last)
         root.set_reshard_after_backward(last or zero == 3)
@@ -90,54 +91,52 @@ def micro_batch(root: nn.Module, team: Team, *, last: bool) -> AbstractContextMa
     return contextlib.nullcontext()
 
 
-def give_back(root: nn.Module) -> None:
-    """Give gathered weights back after a forward pass that no backward pass follows: until then, who looks at the parameters
-    would see the whole ones and not those that the optimizer knows."""
+def reshard(root: nn.Module) -> None:
+    """Reshard FSDP2 parameters after a forward-only pass such as validation.
+
+    Until then they stay unsharded, and code that reads them would not see the optimizer's shards.
+    """
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
-def cut_of(parameter: Tensor, ways: int) -> Shard:
-    """Along which dimension FSDP divides a parameter: one that tensor parallelism leaves whole, the first of an even size.
+def shard_placement(parameter: Tensor, num_shards: int) -> Shard:
+    """The dimension that FSDP shards: the first that divides evenly and is not sharded by tensor parallelism.
 
-    The first dimension needs no copy around a collective, and may be uneven when no other is even.
+    The first dimension, which needs no copy around collectives, may be uneven when no other divides. Raises InputError.
     """
     taken = {p.dim for p in parameter.placements if isinstance(p, Shard)} if isinstance(parameter, DTensor) else set()
     free = [dim for dim in range(parameter.dim()) if dim not in taken]
     for dim in free:
-        if parameter.shape[dim] % ways == 0:
+        if parameter.shape[dim] % num_shards == 0:
             return Shard(dim)
     if 0 in free:
         return Shard(0)
     raise InputError(
-        f"parallel.shard x parallel.context = {ways}: a tensor of {list(parameter.shape)} divides along none of the dimensions "
-        "that parallel.tensor leaves; take a divisor of model.width"
+        f"parallel.shard x parallel.context = {num_shards}: a tensor of {list(parameter.shape)} divides along none of the "
+        "dimensions that parallel.tensor leaves; take a divisor of model.width"
     )
 
 
-def _mesh(team: Team) -> DeviceMesh:
-    assert team.mesh is not None, "a process alone shares nothing"
-    layout, mesh = team.layout, team.mesh
+def _data_mesh(mesh: ProcessMesh) -> DeviceMesh:
+    assert mesh.device_mesh is not None, "a single process shards nothing"
+    layout, device_mesh = mesh.layout, mesh.device_mesh
     if layout.context == 1:
-        return mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]
+        return device_mesh["replicate", "shard"] if layout.replicate > 1 else device_mesh["shard"]
     if layout.replicate == 1 and layout.shard == 1:
-        return mesh["context"]
-    mesh["shard", "context"]._flatten("shard_context")
-    return mesh["replicate", "shard_context"] if layout.replicate > 1 else mesh["shard_context"]
+        return device_mesh["context"]
+    device_mesh["shard", "context"]._flatten("shard_context")
+    return device_mesh["replicate", "shard_context"] if layout.replicate > 1 else device_mesh["shard_context"]
 
 
 def _sum(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's own hook would divide by the number of processes."""
+    """DDP communication hook: all-reduce without DDP's division by the number of ranks."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
-    future: torch.futures.Future[Tensor] = work.get_future().then(_first)
+    future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
     return future
 
 
-# DDP looks at the types themselves, which are only their names here.
+# DDP compares the annotations with types; under `from __future__ import annotations` they are strings.
 _sum.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
-
-
-def _first(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-    return future.value()[0]

@@ -1,34 +1,48 @@
-"""The running pipeline: micro-batches through stages on several processes, by torch's own schedules.
+"""Pipeline parallelism: the stages of a model on several processes, run by torch's own schedules.
 
-What each stage computes is in `parallel.stage`; what is waited for and when is the schedule's
-(`torch.distributed.pipelining`): GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019, PipeDream), interleaved 1F1B
+`torch.distributed.pipelining` provides GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019, PipeDream), interleaved 1F1B
 (Narayanan et al. 2021), ZBV (Qi et al. 2024) and DualPipeV (DeepSeek-AI 2024, cut in half).
 
-Shapes: B sequences, T tokens, D width, S targets of a sequence.
+Shapes: B sequences of a micro-batch, T tokens, D width, S targets of a sequence.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._backward import stage_backward
-from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.errors import InputError
-from bessemer.layout.stages import rank_of
+from bessemer.layout.stages import Span, rank_of
+from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
-from bessemer.parallel.stage import Found, Stage
-from bessemer.parallel.team import Team
+from bessemer.parallel.context import LocalBatch
+from bessemer.parallel.mesh import ProcessMesh
 from bessemer.parallel.tied import is_tied, sum_tied_gradients, tie_group
 from bessemer.recipe import Parallel
+
+BEFORE_BLOCKS = ("embedding", "position_embedding", "type_embedding", "embedding_norm")
+AFTER_BLOCKS = ("norm", "head", "classifier")
+SCHEDULES = {
+    "gpipe": schedules.ScheduleGPipe,
+    "1f1b": schedules.Schedule1F1B,
+    "interleaved": schedules.ScheduleInterleaved1F1B,
+    "zbv": schedules.ScheduleZBVZeroBubble,
+    "dualpipev": schedules.ScheduleDualPipeV,
+}
+
+# (inputs_BT, targets_BS, starts_BT, dropout_B) of whole sequences to this rank's tokens of them
+ReadBatch = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], LocalBatch]
 
 
 def require_schedule(layout: Parallel, device: torch.device) -> None:
@@ -44,7 +58,7 @@ def require_schedule(layout: Parallel, device: torch.device) -> None:
 
 
 def require_micro_batches(layout: Parallel, count: int) -> None:
-    """Raise InputError, with the nearest numbers that fit, when a schedule cannot run so many micro-batches a step."""
+    """Raise InputError, with the nearest numbers that fit, when a schedule cannot run `count` micro-batches a step."""
     if layout.fits_micro_batches(count):
         return
     below = next((n for n in range(count - 1, 0, -1) if layout.fits_micro_batches(n)), None)
@@ -56,141 +70,176 @@ def require_micro_batches(layout: Parallel, count: int) -> None:
     )
 
 
-@dataclass(frozen=True)
-class MicroBatches:
-    """How a step's batch is divided, and what passes between stages: hidden states (rows, tokens, width) of `dtype`.
+def keep_stages(model: Transformer, local_spans: Sequence[Span]) -> None:
+    """Remove from a model (of `initialisation.shell`), in place, what the local stages do not need.
 
-    length: tokens of a whole sequence, which each stage reads; tokens: as many as the hidden states of this process have,
-    fewer where sequences are divided.
+    Blocks elsewhere become None; so do the embeddings without the first stage, and norm, head and classifier without the
+    last. Names stay, except that a tied matrix is `head.weight` on the last stage and `embedding.weight` on the first, two
+    parameters even on one process: see `parallel.tied`.
+    """
+    if is_tied(model):
+        model.head.weight = nn.Parameter(model.head.weight.detach().clone(), model.head.weight.requires_grad)
+    for number in range(len(model.blocks)):
+        if not any(span.first <= number < span.end for span in local_spans):
+            model.blocks[number] = None  # type: ignore[assignment]
+    _drop(model, any(span.has_embedding for span in local_spans), any(span.has_head for span in local_spans))
+
+
+def stage_model(model: Transformer, span: Span) -> Transformer:
+    """One stage of a model on which `keep_stages` left several: a Transformer that shares its blocks and embeddings."""
+    part = copy.copy(model)
+    part._modules = dict(model._modules)
+    part.blocks = nn.ModuleList()
+    for number, block in enumerate(model.blocks):
+        part.blocks.register_module(str(number), block if span.first <= number < span.end else None)
+    _drop(part, span.has_embedding, span.has_head)
+    return part
+
+
+def _drop(model: Transformer, has_embedding: bool, has_head: bool) -> None:
+    for names, stays in ((BEFORE_BLOCKS, has_embedding), (AFTER_BLOCKS, has_head)):
+        for name in names:
+            if not stays and name in model._modules:
+                model._modules[name] = None
+
+
+class Objective(Protocol):
+    """The methods of `train.task.Task` that the last stage calls."""
+
+    def loss(
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor,
+        masks: DropoutMasks | None = None,
+    ) -> Any:  # fmt: skip
+        """A MicroBatchLoss."""
+        ...
+
+    def score(
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
+@dataclass(frozen=True)
+class MicroBatchLoss:
+    """total: sum of the losses over the targets of a micro-batch, differentiable until detached; nats_B: each sequence's
+    sum, detached; correct_B: correctly predicted targets of each sequence, where the objective counts them."""
+
+    total: Tensor
+    nats_B: Tensor
+    correct_B: Tensor | None = None
+
+    def detached(self) -> MicroBatchLoss:
+        """Without the graph of the backward pass."""
+        return MicroBatchLoss(self.total.detach(), self.nats_B.detach(), self.correct_B)
+
+
+class Stage(nn.Module):
+    """One pipeline stage: what FSDP2 wraps and the schedule runs.
+
+    model: `stage_model` of the stage. autocast: entered in the forward pass, since a schedule inside of it would also run its
+    backward passes there.
+
+    divisor, factor: the last stage divides and multiplies its sum of losses by them. losses: one a micro-batch, in order.
+    """
+
+    def __init__(
+        self, model: Transformer, span: Span, task: Objective, autocast: Callable[[], AbstractContextManager[object]],
+        read: ReadBatch,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.model, self.span, self.task, self.autocast, self.read = model, span, task, autocast, read
+        self.divisor, self.factor = 1, 1.0
+        self.losses: list[MicroBatchLoss] = []
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The blocks of this stage."""
+        return [block for block in self.model.blocks if block is not None]
+
+    def forward(
+        self, x: Tensor, *, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None = None,
+        dropout_B: Tensor | None = None, scored: bool = False,
+    ) -> Any:  # fmt: skip
+        """x: tokens (B, T) on the first stage, else hidden states (B, T, D) of the previous stage.
+
+        Returns the hidden states after the last block here, contiguous; on the last stage the micro-batch's sum of losses
+        / divisor x factor, in fp32 (fp64 for fp64), or with `scored` the result of the task's `score`.
+        """
+        with self.autocast():
+            batch = self.read(inputs_BT, targets_BS, starts_BT, dropout_B)
+            inputs_BS, targets_BS, documents = batch.inputs_BS, batch.targets_BS, batch.documents
+            if documents is None:
+                positions = torch.arange(inputs_BS.shape[1], device=inputs_BS.device)
+            else:
+                positions = documents.position_BT
+            x_BTD = self.model.embed(inputs_BS, positions, batch.masks) if self.span.has_embedding else x
+            x_BTD = self.model.run_blocks(x_BTD, positions, documents, masks=batch.masks)
+            if not self.span.has_head:
+                return x_BTD.contiguous()
+            hidden_BTD: Tensor = self.model.norm(x_BTD)
+            if scored:
+                return self.task.score(self.model, hidden_BTD, inputs_BS, targets_BS)
+            loss = self.task.loss(self.model, hidden_BTD, inputs_BS, targets_BS, batch.masks)
+        self.losses.append(loss.detached())
+        return (loss.total / self.divisor * self.factor).to(torch.promote_types(hidden_BTD.dtype, torch.float32))
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """A step's batch of `count` micro-batches of `rows` sequences of `length` tokens.
+
+    tokens: of a sequence in the hidden states of this process, fewer with context or tensor parallelism.
     """
 
     count: int
     rows: int
     length: int
     tokens: int
-    width: int
-    dtype: torch.dtype
 
 
-def build(
-    modules: Sequence[nn.Module],
-    stages: Sequence[Stage],
-    team: Team,
-    device: torch.device,
-    of: MicroBatches,
-    *,
-    split_backward: bool = True,
-) -> Any:
-    """The schedule object of the layout for this process's stages.
+class _ScheduledStage(PipelineStage):
+    """torch's stage, with zero 2 and 3: gradients are reduced after each backward pass, zero 3 also reshards weights.
 
-    modules: each stage, or what wraps it (FSDP2 wraps in place; DDP does not). Shapes are given, so that nothing is run to
-    learn them. Gradients are added up over the micro-batches, never divided. split_backward: zbv and dualpipev compute the
-    gradients of inputs and of weights apart; else both where the first would be, which leaves bubbles where the second
-    would. Raises InputError when the schedule does not fit the number of micro-batches, the device or DDP.
-    """
-    layout = team.layout
-    require_schedule(layout, device)
-    require_micro_batches(layout, of.count)
-    if layout.is_v_shaped and any(isinstance(module, DistributedDataParallel) for module in modules):
-        raise InputError(
-            f"parallel.schedule: with {layout.schedule} DDP never sees a gradient; copies go through FSDP2, or take 1f1b"
-        )
-    meta = torch.device("meta")
-    hidden = torch.empty(of.rows, of.tokens, of.width, dtype=of.dtype, device=meta, requires_grad=True)
-    ids = torch.empty(of.rows, of.length, dtype=torch.int64, device=meta)
-    wide = torch.promote_types(of.dtype, torch.float32)
-    loss = torch.empty((), dtype=wide, device=meta, requires_grad=True)
-    runs = [
-        _Stage(
-            module,
-            stage.span.stage,
-            stage.span.count,
-            device,
-            input_args=(ids if stage.span.has_embedding else hidden,),
-            output_args=(loss if stage.span.has_head else hidden,),
-            group=team.group("pipeline"),
-            dw_builder=None if split_backward or not layout.is_v_shaped else _nothing_left,
-            team=team,
-        )
-        for module, stage in zip(modules, stages, strict=True)
-    ]
-    options: dict[str, Any] = {"n_microbatches": of.count, "loss_fn": _own_loss, "scale_grads": False}
-    if layout.schedule == "gpipe":
-        return ScheduleGPipe(runs[0], **options)
-    if layout.schedule == "1f1b":
-        return Schedule1F1B(runs[0], **options)
-    if layout.schedule == "interleaved":
-        return ScheduleInterleaved1F1B(runs, **options)  # type: ignore[arg-type]
-    from torch.distributed.pipelining import schedules
-
-    kind = schedules.ScheduleZBVZeroBubble if layout.schedule == "zbv" else schedules.ScheduleDualPipeV
-    return kind(runs, **options)  # type: ignore[arg-type]
-
-
-class _Stage(PipelineStage):
-    """torch's own stage, which keeps the weights gathered and the gradients whole over all micro-batches of a step: that is
-    zero 1. Here zero 2 divides the gradients after each backward pass, and zero 3 gives the weights back as well.
-
-    Not where backward passes come in two parts, whose second one FSDP2 does not see.
+    torch's own keeps weights gathered and gradients whole over all micro-batches of a step, which is zero 1. It stays so
+    where the backward pass is split in two, since FSDP2 does not see the second half.
     """
 
-    def __init__(self, *arguments: Any, team: Team, **options: Any) -> None:
+    def __init__(self, *arguments: Any, mesh: ProcessMesh, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        layout = team.layout
-        self.divides = isinstance(self.submod, FSDPModule) and layout.zero > 1 and not layout.is_v_shaped
-        self.team = team
+        layout = mesh.layout
+        self.reduces_early = isinstance(self.submod, FSDPModule) and layout.zero > 1 and not layout.is_v_shaped
+        self.mesh = mesh
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
-        if not self.divides:
+        if not self.reduces_early:
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)  # type: ignore[no-untyped-call]
-        assert backward_type == "full", "only schedules in a V have other kinds"
-        with data.micro_batch(self.submod, self.team, last=last_backward):
-            given = (bwd_kwargs[name] for name in ("stage_output", "output_grads", "input_values"))
-            return stage_backward(*given), None
+        assert backward_type == "full", "only V-shaped schedules have other kinds"
+        with data.micro_batch(self.submod, self.mesh, last=last_backward):
+            return stage_backward(*(bwd_kwargs[key] for key in ("stage_output", "output_grads", "input_values"))), None
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        if not self.divides:  # else done with the last backward pass
+        if not self.reduces_early:  # otherwise done with the last backward pass
             super().perform_reduce_grad(grad_scale_factor)
 
 
-def _own_loss(output: Tensor, target: Tensor) -> Tensor:
-    """The last stage's output is its loss."""
-    return output
-
-
-def _nothing_left() -> Callable[..., None]:
-    """For a stage whose backward pass computes the weights' gradients together with the inputs': what is left of them."""
-    return lambda: None
-
-
 class Pipeline:
-    """This process's stages and what it needs to run them with the others of its pipeline.
+    """The stages of this process and the schedules that run them; collective: every process of the run must create it.
 
-    model: what `cut` left of the model on this process; stages: its stages, in order; modules: what wraps them, if not they
-    themselves. dtype: of the hidden states between stages: the type that autocast narrows to, else the weights'.
-    split_backward: as in `build`; to be False where blocks are recomputed, since each of the many walks through a block that
-    a backward pass in two is made of would recompute it (9 times a block where once is enough), and where they are compiled,
-    which allows no second walk.
-    Every process of the run must make it, at the same time.
+    model: what `keep_stages` left on this process; dtype: of the hidden states between stages. split_backward: zbv and
+    dualpipev compute the gradients of inputs and of weights apart. It must be False where blocks are recomputed, since the
+    two passes would recompute a block 9 times, and where they are compiled, which allows only one backward pass; then weight
+    gradients come with those of inputs, which leaves bubbles in the schedule.
     """
 
     def __init__(
-        self,
-        model: Transformer,
-        stages: Sequence[Stage],
-        team: Team,
-        device: torch.device,
-        dtype: torch.dtype,
-        modules: Sequence[nn.Module] | None = None,
-        *,
+        self, model: Transformer, stages: Sequence[Stage], mesh: ProcessMesh, device: torch.device, dtype: torch.dtype, *,
         split_backward: bool = True,
-    ) -> None:
-        self.model, self.stages, self.team, self.device, self.dtype = model, list(stages), team, device, dtype
-        self.modules, self.split_backward = list(modules or stages), split_backward
-        self.tie = tie_group(team) if is_tied(model) else None
-        self.schedules: dict[MicroBatches, Any] = {}
+    ) -> None:  # fmt: skip
+        self.model, self.stages, self.mesh, self.device, self.dtype = model, list(stages), mesh, device, dtype
+        self.split_backward = split_backward
+        self.tie = tie_group(mesh) if is_tied(model) else None
+        self.schedules: dict[BatchShape, Any] = {}
 
     def accumulate(
         self,
@@ -203,13 +252,12 @@ class Pipeline:
         divisor: int,
         factor: float = 1.0,
         tokens: int | None = None,
-    ) -> list[Found]:
-        """Put the gradients of sum(losses) / divisor * factor into the `.grad` of this process's parameters, None before.
+    ) -> list[MicroBatchLoss]:
+        """Add the gradients of sum(losses) / divisor * factor to the `.grad` of this process's parameters.
 
-        All processes of a pipeline give the same batch, on the device; its rows are divided evenly. tokens: of the hidden
-        states between stages, when not those of inputs_BT; dropout_B: as of a
-        MicroBatch. Returns what was found of each micro-batch, in order, on the process that has the last stage, nothing
-        elsewhere. Raises InputError when the batch does not divide or the schedule
+        All processes of a pipeline pass the same batch, on the device; its rows are divided evenly. tokens: of a sequence in
+        the hidden states between stages, where not those of inputs_BT. Returns each micro-batch's loss, detached, on the
+        process of the last stage, nothing elsewhere. Raises InputError when the batch does not divide or the schedule
         cannot run so many micro-batches.
         """
         rows, left = divmod(len(inputs_BT), micro_batches)
@@ -218,69 +266,86 @@ class Pipeline:
                 f"parallel.pipeline: {len(inputs_BT)} sequences do not divide into {micro_batches} micro-batches"
             )
         length = inputs_BT.shape[1]
-        of = MicroBatches(micro_batches, rows, length, tokens or length, self.model.config.width, self.dtype)
-        if of not in self.schedules:
-            self.schedules[of] = build(
-                self.modules, self.stages, self.team, self.device, of, split_backward=self.split_backward
-            )
+        shape = BatchShape(micro_batches, rows, length, tokens or length)
+        if shape not in self.schedules:
+            self.schedules[shape] = self._schedule(shape)
         for stage in self.stages:
-            stage.divisor, stage.factor, stage.found = divisor, factor, []
+            stage.divisor, stage.factor, stage.losses = divisor, factor, []
         batch = {"inputs_BT": inputs_BT, "targets_BS": targets_BS}
         batch |= {} if starts_BT is None else {"starts_BT": starts_BT}
         batch |= {} if dropout_B is None else {"dropout_B": dropout_B}
-        self.schedules[of].step(inputs_BT, target=targets_BS, return_outputs=False, **batch)
+        self.schedules[shape].step(inputs_BT, target=targets_BS, return_outputs=False, **batch)
         sum_tied_gradients(self.model, self.tie)
-        return [found for stage in self.stages for found in stage.found]
+        return [loss for stage in self.stages for loss in stage.losses]
+
+    def _schedule(self, shape: BatchShape) -> Any:
+        """torch's schedule of this process's stages. Shapes are given, so that no extra pass is run to infer them."""
+        layout = self.mesh.layout
+        require_schedule(layout, self.device)
+        require_micro_batches(layout, shape.count)
+        meta, wide = torch.device("meta"), torch.promote_types(self.dtype, torch.float32)
+        size = shape.rows, shape.tokens, self.model.config.width
+        hidden = torch.empty(size, dtype=self.dtype, device=meta, requires_grad=True)
+        ids = torch.empty(shape.rows, shape.length, dtype=torch.int64, device=meta)
+        loss = torch.empty((), dtype=wide, device=meta, requires_grad=True)
+        joint_backward = layout.is_v_shaped and not self.split_backward
+        stages = [
+            _ScheduledStage(
+                stage,
+                stage.span.stage,
+                stage.span.count,
+                self.device,
+                input_args=(ids if stage.span.has_embedding else hidden,),
+                output_args=(loss if stage.span.has_head else hidden,),
+                group=self.mesh.group("pipeline"),
+                # No weight gradients are left for a second pass.
+                dw_builder=(lambda: lambda: None) if joint_backward else None,
+                mesh=self.mesh,
+            )
+            for stage in self.stages
+        ]
+        kind: Any = SCHEDULES[layout.schedule]
+        one_stage = layout.schedule in ("gpipe", "1f1b")
+        # The last stage's output is its loss; gradients are summed over micro-batches, not averaged.
+        return kind(
+            stages[0] if one_stage else stages, shape.count, loss_fn=lambda output, target: output, scale_grads=False
+        )
 
     @torch.no_grad()
     def score(
-        self, parts: Sequence[tuple[Tensor, Tensor, Tensor | None]], tokens: int | None = None
-    ) -> list[tuple[Tensor, Tensor | None]]:
-        """What the task scores of each (inputs_BT, targets_BS, starts_BT), on the device; forward only.
+        self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, tokens: int | None = None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """The task's scores of a batch on the device, (nats_BS, predicted_BS), forward only.
 
-        All processes of a pipeline give the same parts, which need not have the same number of rows. Each stage sends its
-        hidden states on as soon as it has them. Returns one (nats_BS, predicted_BS) a part on the process that has the last
-        stage, nothing elsewhere.
+        All processes of a pipeline pass the same batch. Returns None except on the process of the last stage.
         """
-        found: list[tuple[Tensor, Tensor | None]] = []
-        here: list[Tensor] = []  # what the stage before left, when it lies on this process too
+        scores: tuple[Tensor, Tensor | None] | None = None
+        output: Tensor | None = None  # of the previous stage, when it is on this process too
         sent: list[dist.Work] = []
-        for stage, module in zip(self.stages, self.modules, strict=True):
-            given, here = here, []
-            for number, (inputs_BT, targets_BS, starts_BT) in enumerate(parts):
-                if stage.span.has_embedding:
-                    x = inputs_BT
-                elif given:
-                    x = given[number]
-                else:
-                    shape = (len(inputs_BT), tokens or inputs_BT.shape[1], self.model.config.width)
-                    x = torch.empty(shape, dtype=self.dtype, device=self.device)
-                    dist.recv(x, src=self._rank_of(stage.span.stage - 1), group=self.team.group("pipeline"))
-                output = module(x, inputs_BT=inputs_BT, targets_BS=targets_BS, starts_BT=starts_BT, scored=True)
-                if stage.span.has_head:
-                    found.append(output)
-                elif self._rank_of(stage.span.stage + 1) == self.team.rank:
-                    here.append(output)
-                else:
-                    work = dist.isend(
-                        output, dst=self._rank_of(stage.span.stage + 1), group=self.team.group("pipeline")
-                    )
-                    assert work is not None
-                    sent.append(work)
+        group = self.mesh.group("pipeline")
+        for stage in self.stages:
+            x = inputs_BT if stage.span.has_embedding else output
+            if x is None:
+                size = len(inputs_BT), tokens or inputs_BT.shape[1], self.model.config.width
+                x = torch.empty(size, dtype=self.dtype, device=self.device)
+                dist.recv(x, src=self._rank_of(stage.span.stage - 1), group=group)
+            result = stage(x, inputs_BT=inputs_BT, targets_BS=targets_BS, starts_BT=starts_BT, scored=True)
+            output = None
+            if stage.span.has_head:
+                scores = result
+            elif self._rank_of(stage.span.stage + 1) == self.mesh.rank:
+                output = result
+            else:
+                work = dist.isend(result, dst=self._rank_of(stage.span.stage + 1), group=group)
+                assert work is not None
+                sent.append(work)
         for work in sent:
             work.wait()
-        self._reshard()
-        return found
+        for stage in self.stages:
+            data.reshard(stage)
+        return scores
 
     def _rank_of(self, stage: int) -> int:
-        return dist.get_global_rank(
-            self.team.group("pipeline"), rank_of(self.team.layout.schedule, stage, self.team.layout.pipeline)
-        )
-
-    def _reshard(self) -> None:
-        """Give gathered weights back: what is gathered would stay as it is when the shards change (an average of weights is
-        put in their place for a validation)."""
-        for stage in self.stages:
-            for module in stage.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()  # type: ignore[no-untyped-call]
+        """Global rank of a stage's process."""
+        layout = self.mesh.layout
+        return dist.get_global_rank(self.mesh.group("pipeline"), rank_of(layout.schedule, stage, layout.pipeline))

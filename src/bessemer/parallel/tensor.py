@@ -1,15 +1,24 @@
-"""Tensor parallelism: every matrix of a block cut over a group of processes, with sequence parallelism between them.
+"""Tensor parallelism with sequence parallelism: every matrix of a block sharded over a group of ranks.
 
-Attention is cut between key/value heads (with the query heads that share one), the MLP between hidden units, embedding
-and output matrix between ids (Shoeybi et al. 2019, section 3); outside of these each process has T / t of the tokens
-(Korthikanti et al. 2022, section 4.2.2). Everything else is on every process in full, and its gradient there is a summand.
+Attention is sharded by key/value heads (with the query heads that share one), the MLP by hidden units, embedding and output
+matrix by ids (Shoeybi et al. 2019, section 3); elsewhere each rank has T / t of the tokens (Korthikanti et al. 2022, section
+4.2.2). All other parameters are replicated, and each rank's gradient of them is a partial sum.
+
+A sharded module becomes an instance of a generated subclass of its own class (`__class__` is replaced). FSDP2, the optimizer
+and the checkpoint need its parameters to stay DTensors under their names, while the model's code reads the local shards as
+plain tensors; torch.nn.utils.parametrize also replaces the class, but renames the parameters.
+
+Shapes: B sequences, T tokens, t ranks of the group, D width, K width of a head, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
@@ -17,17 +26,24 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
+from bessemer.model.dropout import DropoutMasks
+from bessemer.model.kernels import upcast
 from bessemer.model.transformer import Transformer
-from bessemer.parallel import tensor_modules as modules
-from bessemer.parallel.exchange import Share, all_reduce
-from bessemer.parallel.team import Team
-from bessemer.parallel.tensor_modules import Read, become
-from bessemer.parallel.vocabulary import VocabularyShard
+from bessemer.parallel.collectives import (
+    TensorGroup,
+    VocabularyShard,
+    all_reduce,
+    gather_columns,
+    gather_tokens,
+    scatter_tokens,
+    sum_over,
+)
+from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Parallel
 
-# Parameters of every block that are cut, and along which dimension. The biases of qkv and gate_up are cut with them. Those
-# of `up` and of the head are vectors, in which FSDP would have no other dimension to cut: each process has all of them.
-_CUT = {
+# Sharded parameters of every block, with their dimension. The biases of qkv and gate_up are sharded with them. Those of `up`
+# and of the head are vectors, in which FSDP would have no other dimension to shard, so they are replicated.
+_SHARDED = {
     "attention.qkv": 0,
     "attention.qkv_bias": 0,
     "attention.out.weight": 1,
@@ -36,138 +52,263 @@ _CUT = {
     "mlp.up.weight": 0,
     "mlp.down.weight": 1,
 }
-_SPECIAL_READS: dict[str, Read] = {
-    "attention.out.bias": "later",
-    "mlp.down.bias": "later",
+# How a module's code reads a parameter. shard: the local shard; partial: the whole, with a partial gradient; slice: this
+# rank's rows of the whole, with a partial gradient; replicated: the whole, with the same gradient on all ranks; deferred: not
+# at all, because it is added after the reduction.
+Access = Literal["shard", "partial", "slice", "replicated", "deferred"]
+_SPECIAL_ACCESS: dict[str, Access] = {
+    "attention.out.bias": "deferred",
+    "mlp.down.bias": "deferred",
     "mlp.up.bias": "slice",
     "head.bias": "slice",
 }
 
 
-def cut_dimension(name: str) -> int | None:
-    """The dimension along which a tensor group cuts the parameter of this name; None: each process has all of it."""
+def sharded_dimension(name: str) -> int | None:
+    """The dimension along which the parameter of this name is sharded; None: replicated."""
     if name in ("embedding.weight", "head.weight"):
         return 0
-    return next((dimension for ending, dimension in _CUT.items() if name.endswith(f".{ending}")), None)
+    return next((dimension for ending, dimension in _SHARDED.items() if name.endswith(f".{ending}")), None)
 
 
 def check(config: ModelConfig, layout: Parallel) -> None:
-    """Refuse a model that a layout's tensor groups cannot cut. Raises InputError with the sizes that work.
+    """Raise InputError, with the sizes that work, when a model does not divide by parallel.tensor.
 
-    A vocabulary need not divide: the last process then has fewer ids.
+    The vocabulary need not divide: the last rank then has fewer ids.
     """
-    tensor = layout.tensor
+
+    def last_rank_has_ids(size: int) -> bool:
+        return TensorGroup(size - 1, size, GroupName("")).row_range(config.vocabulary)[1] > 0
+
     heads = "model.kv_heads" if config.kv_heads != config.heads else "model.heads"
     wanted: dict[str, tuple[int, Callable[[int], bool]]] = {
         heads: (config.kv_heads, lambda size: config.kv_heads % size == 0),
         "model.mlp_width": (config.mlp_width, lambda size: config.mlp_width % size == 0),
-        "model.vocabulary": (config.vocabulary, lambda size: _all_have_ids(config, size)),
+        "model.vocabulary": (config.vocabulary, last_rank_has_ids),
         "tokens.sequence_length": (
             config.sequence_length,
             lambda size: config.sequence_length % (layout.context * size) == 0,
         ),
     }
     for key, (value, fits) in wanted.items():
-        if not fits(tensor):
+        if not fits(layout.tensor):
             sizes = [size for size in range(1, config.kv_heads + 1) if all(test(size) for _, test in wanted.values())]
             over = f" over parallel.context = {layout.context}" if "sequence" in key and layout.context > 1 else ""
             raise InputError(
-                f"parallel.tensor: {key} = {value}{over} cannot be divided by {tensor} processes; "
+                f"parallel.tensor: {key} = {value}{over} cannot be divided by {layout.tensor} processes; "
                 f"sizes that work for this model: {', '.join(map(str, sizes)) or 'none'}"
             )
 
 
-def _all_have_ids(config: ModelConfig, size: int) -> bool:
-    return Share(size - 1, size, GroupName("")).rows(config.vocabulary)[1] > 0
+def split(model: Transformer, mesh: ProcessMesh) -> None:
+    """Shard a model (on meta, or with values equal on all ranks) over this process's tensor group, in place.
 
-
-def split(model: Transformer, team: Team) -> None:
-    """Cut a model (on meta, or with values that all processes of the group have alike) over this process's tensor group.
-
-    Its parameters become DTensors on mesh["tensor"], under the same names; tied ones stay one. Blocks, embedding or head
-    that are None or absent lie elsewhere and are passed over. Without FSDP, finish_gradients comes after the last backward
-    pass of a step. Raises InputError as `check` does.
+    Its parameters become DTensors on device_mesh["tensor"] under the same names; tied ones stay one. Modules of other
+    pipeline stages (None) are skipped. Without FSDP, call `reduce_partial_gradients` after the last backward pass of a step.
+    Raises InputError as `check` does.
     """
-    if team.size("tensor") == 1:
+    if mesh.size("tensor") == 1:
         return
-    check(model.config, team.layout)
-    assert team.mesh is not None
-    share = Share(team.place("tensor"), team.size("tensor"), team.group("tensor").group_name)
-    _distribute(model, team.mesh["tensor"])
+    check(model.config, mesh.layout)
+    assert mesh.device_mesh is not None
+    group = TensorGroup(mesh.coordinate("tensor"), mesh.size("tensor"), mesh.group("tensor").group_name)
+    _distribute(model, mesh.device_mesh["tensor"])
     config = model.config
-    vocabulary = VocabularyShard.of(config.vocabulary, share)
+    vocabulary = VocabularyShard.of(config.vocabulary, group)
     for path, module in model.named_modules():
         if not path or isinstance(module, nn.ModuleList):
             continue
         mixin = _mixin(path, config)
         owned = [name for name, parameter in module._parameters.items() if parameter is not None]
         if mixin is not None or owned:
-            become(module, share, mixin, {name: _read(f"{path}.{name}", config) for name in owned})
-        if mixin in (modules.SplitEmbedding, modules.SplitHead):
+            accesses = sorted((name, _access(f"{path}.{name}", config)) for name in owned)
+            kind: Any = type(module)
+            module.__class__ = _subclass(kind, mixin, tuple(accesses))  # type: ignore[arg-type]
+            module.tensor_group = group  # type: ignore[assignment]
+        if mixin in (ShardedEmbedding, ShardedHead):
             module.vocabulary = vocabulary  # type: ignore[assignment]
-        if mixin is modules.Gathered:
-            module.alike = config.labels > 0  # type: ignore[assignment]
+        if mixin is GatheringNorm:
+            module.replicated = config.labels > 0  # type: ignore[assignment]
 
 
-def finish_gradients(model: nn.Module) -> None:
-    """Sum the gradients that are still this process's summands over the tensor group: one collective for each dtype.
+def reduce_partial_gradients(model: nn.Module) -> None:
+    """All-reduce gradients that are still partial sums over the tensor group: one collective for each dtype.
 
-    FSDP2 does it by itself, so there it finds nothing to do.
+    FSDP2 reduces them itself, so that nothing is left to do.
     """
-    waiting: dict[tuple[DeviceMesh, torch.dtype], list[nn.Parameter]] = {}
+    partial: dict[tuple[DeviceMesh, torch.dtype], list[tuple[nn.Parameter, Tensor]]] = {}
     for parameter in model.parameters():
         gradient = parameter.grad
         if isinstance(gradient, DTensor) and gradient.placements == (Partial(),):
-            waiting.setdefault((gradient.device_mesh, gradient.dtype), []).append(parameter)
-    for (mesh, _), parameters in waiting.items():
-        parts = [_local_gradient(parameter) for parameter in parameters]
-        total = all_reduce(torch.cat([part.flatten() for part in parts]), "sum", mesh.get_group().group_name)
-        summed = torch.split(total, [part.numel() for part in parts])
-        for parameter, part, found in zip(parameters, parts, summed, strict=True):
-            parameter.grad = DTensor.from_local(found.view_as(part), mesh, [Replicate()], run_check=False)
+            key = gradient.device_mesh, gradient.dtype
+            partial.setdefault(key, []).append((parameter, gradient.to_local()))
+    for (device_mesh, _), pairs in partial.items():
+        flat = torch.cat([gradient.flatten() for _, gradient in pairs])
+        total = all_reduce(flat, "sum", device_mesh.get_group().group_name)
+        sums = torch.split(total, [gradient.numel() for _, gradient in pairs])
+        for (parameter, gradient), summed in zip(pairs, sums, strict=True):
+            parameter.grad = DTensor.from_local(summed.view_as(gradient), device_mesh, [Replicate()], run_check=False)
 
 
-def _local_gradient(parameter: nn.Parameter) -> Tensor:
-    assert isinstance(parameter.grad, DTensor)
-    return parameter.grad.to_local()
-
-
-def _distribute(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Put a DTensor in the place of every parameter; one parameter in two places stays one."""
-    made: dict[nn.Parameter, nn.Parameter] = {}
+def _distribute(model: nn.Module, device_mesh: DeviceMesh) -> None:
+    """Replace every parameter by a DTensor; a tied parameter stays one."""
+    replaced: dict[nn.Parameter, nn.Parameter] = {}
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            if parameter not in made:
-                cut = cut_dimension(f"{path}.{name}")
-                placement = Replicate() if cut is None else Shard(cut)
-                # No source: each process takes its part of what it has, and nothing is sent.
-                value = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
-                made[parameter] = nn.Parameter(value, requires_grad=parameter.requires_grad)
-            module._parameters[name] = made[parameter]
+            if parameter not in replaced:
+                dimension = sharded_dimension(f"{path}.{name}")
+                placement = Replicate() if dimension is None else Shard(dimension)
+                # No source rank: each process takes its shard of its own values, without communication.
+                value = distribute_tensor(parameter.detach(), device_mesh, [placement], src_data_rank=None)
+                replaced[parameter] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+            module._parameters[name] = replaced[parameter]
+
+
+def _access(name: str, config: ModelConfig) -> Access:
+    if sharded_dimension(name) is not None:
+        return "shard"
+    if name.startswith("classifier."):
+        return "replicated"
+    if config.qk_norm == "full" and name.endswith(("q_norm.weight", "k_norm.weight")):
+        return "slice"
+    return next((access for ending, access in _SPECIAL_ACCESS.items() if name.endswith(ending)), "partial")
+
+
+@cache
+def _subclass(base: Any, mixin: Any, accesses: tuple[tuple[str, Access], ...]) -> type[nn.Module]:
+    bases = (base,) if mixin is None else (mixin, base)
+    return type(f"Split{base.__name__}", bases, {name: _property(name, access) for name, access in accesses})
+
+
+def _property(name: str, access: Access) -> property:
+    def get(module: Any) -> Any:
+        parameter = module._parameters[name]
+        # FSDP reads its own, further sharded parameter by this name; nothing is computed with it while it is sharded.
+        if not isinstance(parameter, DTensor) or parameter.device_mesh.ndim > 1:
+            return parameter
+        return None if access == "deferred" else _local(parameter, access, module.tensor_group)
+
+    return property(get)
+
+
+def _local(parameter: DTensor, access: Access, group: TensorGroup) -> Tensor:
+    if access in ("shard", "replicated"):
+        return parameter.to_local()
+    whole = parameter.to_local(grad_placements=[Partial()])
+    return whole.narrow(0, *group.row_range(len(whole))) if access == "slice" else whole
+
+
+def _add_bias(x_BTD: Tensor, linear: nn.Module, group: TensorGroup) -> Tensor:
+    """x + bias, once, after the partial products were reduced; each rank adds it to its own tokens."""
+    bias = linear._parameters["bias"]
+    if bias is None:
+        return x_BTD
+    assert isinstance(bias, DTensor)
+    return x_BTD + _local(bias, "partial", group).to(x_BTD.dtype)
+
+
+class ShardedAttention(nn.Module):
+    """This rank's heads over all tokens. (B, T / t, D) to (B, T / t, D)."""
+
+    tensor_group: TensorGroup
+    out: nn.Linear
+
+    def forward(
+        self, x_BTD: Tensor, rotation: Any, scope: Any, cache: Any = None, masks: DropoutMasks | None = None
+    ) -> Tensor:
+        if cache is not None:
+            raise InputError("parallel.tensor: tokens are generated by one process; export the run, or load it on one")
+        partial_BTD = super().forward(gather_tokens(x_BTD, self.tensor_group), rotation, scope, None, masks)
+        return _add_bias(scatter_tokens(partial_BTD, self.tensor_group), self.out, self.tensor_group)
+
+
+class ShardedMLP(nn.Module):
+    """This rank's hidden units over all tokens. (B, T / t, D) to (B, T / t, D)."""
+
+    tensor_group: TensorGroup
+    down: nn.Linear
+
+    def forward(self, x_BTD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
+        partial_BTD = super().forward(gather_tokens(x_BTD, self.tensor_group), masks)
+        return _add_bias(scatter_tokens(partial_BTD, self.tensor_group), self.down, self.tensor_group)
+
+
+class NormOverHeads(nn.Module):
+    """RMSNorm over the heads of all ranks; each has its own heads' elements of the input."""
+
+    tensor_group: TensorGroup
+    scale: Tensor
+    eps: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = upcast(x)
+        width = x.shape[-1] * self.tensor_group.size
+        squares = sum_over(wide.square().sum(dim=-1, keepdim=True), self.tensor_group)
+        return (wide * (squares / width + self.eps).rsqrt() * self.scale).to(x.dtype)
+
+
+class ShardedEmbedding(nn.Module):
+    """Each rank looks up its own ids; the reduce-scatter has one summand for every token."""
+
+    tensor_group: TensorGroup
+    weight: Tensor
+    vocabulary: VocabularyShard
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        rows_BT, is_local_BT = self.vocabulary.local(tokens_BT)
+        x_BTD = F.embedding(rows_BT, self.weight).masked_fill(~is_local_BT[..., None], 0.0)
+        if torch.is_autocast_enabled(x_BTD.device.type):  # the model casts next; a single summand rounds the same
+            x_BTD = x_BTD.to(torch.get_autocast_dtype(x_BTD.device.type))
+        return scatter_tokens(x_BTD, self.tensor_group)
+
+
+class ShardedPositions(nn.Module):
+    """Position embeddings of this rank's tokens."""
+
+    tensor_group: TensorGroup
+
+    def forward(self, positions: Tensor) -> Tensor:
+        embedded: Tensor = super().forward(self.tensor_group.token_shard(positions))
+        return embedded
+
+
+class GatheringNorm(nn.Module):
+    """The last norm, over this rank's tokens, followed by the all-gather of all tokens for the loss.
+
+    replicated: whether all ranks compute the same from there on (a classifier) or each its vocabulary shard.
+    """
+
+    tensor_group: TensorGroup
+    replicated: bool
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        hidden_BTD = gather_tokens(super().forward(x_BTD), self.tensor_group, replicated=self.replicated)
+        # With one sequence it is a view, and FSDP warns when the whole model returns a view.
+        return hidden_BTD.clone() if len(hidden_BTD) == 1 else hidden_BTD
+
+
+class ShardedHead(nn.Module):
+    """A language head with the output rows of this rank's ids."""
+
+    tensor_group: TensorGroup
+    vocabulary: VocabularyShard
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """(B, T, V), whole, on every rank."""
+        return gather_columns(super().logits(hidden_BTD), self.tensor_group, self.vocabulary.total)  # type: ignore[misc]
 
 
 def _mixin(path: str, config: ModelConfig) -> type[nn.Module] | None:
-    """How the module at a path computes when it is split; None: as ever."""
-    whole = {
-        "embedding": modules.SplitEmbedding,
-        "position_embedding": modules.SplitPositions,
-        "norm": modules.Gathered,
-        "head": modules.SplitHead,
+    """The mixin of the module at a path; None: only its parameters are sharded."""
+    by_path = {
+        "embedding": ShardedEmbedding,
+        "position_embedding": ShardedPositions,
+        "norm": GatheringNorm,
+        "head": ShardedHead,
     }
-    endings = {".attention": modules.SplitAttention, ".mlp": modules.SplitMLP}
+    by_ending = {".attention": ShardedAttention, ".mlp": ShardedMLP}
     if config.qk_norm == "full":
-        endings |= {".q_norm": modules.NormOverHeads, ".k_norm": modules.NormOverHeads}
-    return whole.get(path) or next((mixin for ending, mixin in endings.items() if path.endswith(ending)), None)
-
-
-def _read(name: str, config: ModelConfig) -> Read:
-    """How the code of the model reads a parameter."""
-    if cut_dimension(name) is not None:
-        return "own"
-    if name.startswith("classifier."):
-        return "alike"
-    if config.qk_norm == "full" and name.endswith(("q_norm.weight", "k_norm.weight")):
-        return "slice"
-    return next((read for ending, read in _SPECIAL_READS.items() if name.endswith(ending)), "summed")
+        by_ending |= {".q_norm": NormOverHeads, ".k_norm": NormOverHeads}
+    return by_path.get(path) or next((mixin for ending, mixin in by_ending.items() if path.endswith(ending)), None)

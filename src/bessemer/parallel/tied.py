@@ -1,7 +1,7 @@
-"""Tied embeddings in a pipeline: the first stage looks tokens up in the matrix that the last one predicts them with.
+"""Tied embeddings in a pipeline: the first stage embeds with the matrix that the last stage predicts with.
 
-Each has its own copy (`embedding.weight` and `head.weight`). They begin with the same values, their gradients are added up
-before the update, and so they stay the same; norms, counts and checkpoints know the first only.
+Each of the two has its own copy (`embedding.weight` and `head.weight`). They start equal, their gradients are summed before
+the update, and so they stay equal; norms, counts and checkpoints use `embedding.weight` only.
 """
 
 from __future__ import annotations
@@ -13,69 +13,65 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bessemer.model.transformer import Transformer
-from bessemer.parallel.team import Team
+from bessemer.parallel.mesh import ProcessMesh
 
 COPY, ORIGINAL = "head.weight", "embedding.weight"
 
 
 def is_tied(model: Transformer) -> bool:
-    """Whether the whole model that this is a part of has one matrix for both."""
+    """Whether the whole model shares one matrix between embedding and head."""
     return model.config.tie_embeddings and not model.config.labels
 
 
 def whole_name(model: Transformer, name: str) -> str:
-    """What a parameter of a stage is called in the whole model: what its first value and a checkpoint go by."""
+    """The name in the whole model, and in checkpoints, of a stage's parameter."""
     return ORIGINAL if name == COPY and is_tied(model) else name
 
 
 def owned_parameters(model: Transformer) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters of a process's part that count here: all but the last stage's copy of a tied matrix."""
+    """This process's parameters without the last stage's copy of a tied matrix."""
     return ((name, p) for name, p in model.named_parameters() if not (name == COPY and is_tied(model)))
 
 
-def tie_group(team: Team) -> dist.ProcessGroup | None:
-    """The processes that hold the first and the last stage of this one's pipeline; None: not this one, or one holds both.
+def tie_group(mesh: ProcessMesh) -> dist.ProcessGroup | None:
+    """The group of the first and the last stage's processes; None on other processes, and where one process holds both.
 
-    Every process of the run must call it, at the same time.
+    Collective: every process of the run must call it.
     """
-    if team.is_alone or team.last_stage_place == 0:
+    if mesh.is_single or mesh.loss_coordinate == 0:
         return None
-    assert team.mesh is not None
-    places = team.mesh.mesh.flatten(1)  # (pipeline, rest)
-    mine = None
-    for first, last in zip(places[0].tolist(), places[team.last_stage_place].tolist(), strict=True):
+    assert mesh.device_mesh is not None
+    by_stage = mesh.device_mesh.mesh.flatten(1)  # (pipeline, rest)
+    own = None
+    for first, last in zip(by_stage[0].tolist(), by_stage[mesh.loss_coordinate].tolist(), strict=True):
         group = dist.new_group([first, last])
-        if team.rank in (first, last):
-            mine = group
-    return mine
+        if mesh.rank in (first, last):
+            own = group
+    return own
 
 
 @torch.no_grad()
 def sum_tied_gradients(model: Transformer, group: dist.ProcessGroup | None) -> None:
-    """Give both copies of a tied matrix the sum of their gradients; nothing where neither is.
+    """Set the gradient of both copies of a tied matrix to their sum.
 
-    After gradients were added up over the parts of the batch: both copies are divided over processes in the same way.
+    Called after gradients were reduced over data-parallel ranks: both copies are sharded in the same way.
     """
     if not is_tied(model):
         return
-    held = [p for name, p in model.named_parameters() if name in (ORIGINAL, COPY) and p.requires_grad]
-    if not held:
+    copies = [p for name, p in model.named_parameters() if name in (ORIGINAL, COPY) and p.requires_grad]
+    if not copies:
         return
-    gradients = [_local(_gradient(parameter)) for parameter in held]
-    if len(held) == 2:
+    gradients = [_local_gradient(parameter) for parameter in copies]
+    if len(copies) == 2:
         gradients[0].add_(gradients[1])
         gradients[1].copy_(gradients[0])
     else:
-        assert group is not None, "the other copy lies on another process"
+        assert group is not None, "the other copy is on another process"
         dist.all_reduce(gradients[0], group=group)
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
+def _local_gradient(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
-
-
-def _local(tensor: Tensor) -> Tensor:
-    found: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return found
+    gradient: Tensor = getattr(parameter.grad, "_local_tensor", parameter.grad)
+    return gradient

@@ -1,12 +1,12 @@
-"""What this process sends to the others, in bytes, counted where every exchange passes: at the c10d operators.
+"""Bytes that this process sends, counted at the c10d operators, which all collectives and sends go through.
 
-FSDP2, DDP, functional collectives and the pipeline's sends all end there, so nothing that computes knows that it is counted.
-The cost is one short Python call an exchange. What is not seen: exchanges inside compiled graphs (`covers`) and in inference
-mode.
+FSDP2, DDP, functional collectives and the pipeline's sends end there, so no caller has to count; the cost is a short Python call
+for each. Collectives inside compiled graphs (see `covers`) and in inference mode are not seen. The operators are registered once
+for the process, because torch has no hook on a process group that sees the tensors.
 
-Bytes are those that a ring moves (Patarasuk and Yuan 2009, section 3; Thakur et al. 2005, section 4), whatever the library
-does: of n processes each sends (n - 1) / n of a tensor that is gathered, reduce-scattered, broadcast or exchanged all to all,
-twice that of one that is all-reduced, and all of what it sends to one other.
+Bytes are those that a ring algorithm moves (Patarasuk and Yuan 2009, section 3; Thakur et al. 2005, section 4), whatever the
+library does: of n processes each sends (n - 1) / n of a tensor that is gathered, reduce-scattered, broadcast or exchanged all to
+all, twice that of one that is all-reduced, and all of what it sends point to point.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bessemer.recipe import Parallel
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "send", "broadcast", "all_to_all")
 
-# Operator: its kind, which of its arguments has the whole tensors, and how often a ring moves (n - 1) / n of them.
+# Operator: its kind, which of its arguments is the whole tensors, and how often a ring moves (n - 1) / n of them.
 _OPERATORS = {
     "_allgather_base_": ("all_gather", 0, 1),
     "allgather_into_tensor_coalesced_": ("all_gather", 0, 1),
@@ -40,27 +40,27 @@ _OPERATORS = {
 }
 
 # Between autograd and the kernels: a dispatch key that every tensor has and these operators do not use.
-_HERE = "ADInplaceOrView"
-_PASSED = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+_KEY = "ADInplaceOrView"
+_KEY_SET = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 _sent = dict.fromkeys(KINDS, 0.0)
 _uncounted: set[str] = set()
-_kept: list[torch.library.Library] = []  # registrations last as long as these
+_libraries: list[torch.library.Library] = []  # registrations last as long as these
 
 
 def count(control: dist.ProcessGroup) -> None:
-    """Count from now on, but for what goes over `control`. Calling it again adds a group that is not counted."""
+    """Start counting, except for the group `control`. Further calls add groups that are not counted."""
     _uncounted.add(control.group_name)
-    if _kept:
+    if _libraries:
         return
     library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-    for name, (kind, whole, times) in _OPERATORS.items():
-        library.impl(name, _counting(name, kind, whole, times), _HERE)
-    _kept.append(library)
+    for name, (kind, argument, times) in _OPERATORS.items():
+        library.impl(name, _counted(name, kind, argument, times), _KEY)
+    _libraries.append(library)
 
 
 def covers(layout: Parallel, compiled: bool) -> bool:
-    """Whether nothing is missed: tensor and context parallelism exchange inside of blocks, which may be compiled."""
+    """Whether all communication is counted: that of tensor and context parallelism is inside blocks, which may be compiled."""
     return not compiled or layout.tensor * layout.context == 1
 
 
@@ -70,31 +70,31 @@ def sent() -> dict[str, float]:
 
 
 def sent_by_all(add: Callable[[Tensor], Tensor], before: dict[str, float]) -> dict[str, int]:
-    """Bytes that all processes together have sent since each found `before`, by kind. add: sums over all processes."""
+    """Bytes that all processes have sent since each one's `before`, by kind. add: sums over all processes."""
     now = sent()
-    told = add(torch.tensor([now[kind] - before[kind] for kind in KINDS], dtype=torch.float64)).tolist()
-    return {kind: round(value) for kind, value in zip(KINDS, told, strict=True) if value}
+    totals = add(torch.tensor([now[kind] - before[kind] for kind in KINDS], dtype=torch.float64)).tolist()
+    return {kind: round(value) for kind, value in zip(KINDS, totals, strict=True) if value}
 
 
-def _counting(name: str, kind: str, whole: int, times: int) -> Callable[..., Any]:
+def _counted(name: str, kind: str, argument: int, times: int) -> Callable[..., Any]:
     operator: Any = getattr(torch.ops.c10d, name).default
 
-    def counted(*given: Any) -> Any:
-        group = next(dist.ProcessGroup.unbox(one) for one in given if isinstance(one, torch.ScriptObject))
+    def counted(*arguments: Any) -> Any:
+        group = next(dist.ProcessGroup.unbox(one) for one in arguments if isinstance(one, torch.ScriptObject))
         if group.group_name not in _uncounted:
-            size = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(given[whole]))
-            processes = group.size()
-            _sent[kind] += size if kind == "send" else times * size * (processes - 1) / processes
-        # Called as an operator, it lets go of the interpreter's lock, which the library's threads may wait for.
-        with torch._C._ExcludeDispatchKeyGuard(_PASSED):
-            return operator(*given)
+            size = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(arguments[argument]))
+            world = group.size()
+            _sent[kind] += size if kind == "send" else times * size * (world - 1) / world
+        # Called as an operator, which releases the interpreter lock that the library's threads may wait for.
+        with torch._C._ExcludeDispatchKeyGuard(_KEY_SET):
+            return operator(*arguments)
 
     return counted
 
 
-def _tensors(given: Any) -> Iterator[Tensor]:
-    if isinstance(given, Tensor):
-        yield given
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
     else:
-        for one in given:
-            yield from _tensors(one)
+        for value in values:
+            yield from _tensors(value)

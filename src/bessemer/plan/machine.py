@@ -95,7 +95,7 @@ class Host:
 @dataclass(frozen=True)
 class Way:
     """Rates of one way to use the device. whole: one operation at a time with all threads; pairs: two at a time with half of
-    the threads each, seconds of either; so a step of several micro-batches runs on a CPU (train/accumulate.py). rounds: in which
+    the threads each, seconds of either; so a step of several micro-batches runs on a CPU (train/engine.py). rounds: in which
     everything was timed, at least 1; of fewer than 3 the spread says nothing."""
 
     products: tuple[Product, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -34,6 +35,24 @@ class Dropout(Section):
     def is_on(self) -> bool:
         """Whether anything is dropped."""
         return bool(self.hidden or self.attention or self.classifier)
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """Facts of an optimizer's update. moments: state kept for each element, and whether it can be negative; betas: defaults;
+    is_for_matrices: it updates only hidden matrices, and AdamW the rest."""
+
+    moments: dict[str, bool]
+    betas: tuple[float, float]
+    is_for_matrices: bool = False
+
+
+# AdamW's betas as in GPT-3 (Brown et al. 2020, appendix B); Lion's as in its paper (Chen et al. 2023, section 4).
+UPDATE_RULES = {
+    "adamw": UpdateRule({"exp_avg": True, "exp_avg_sq": False}, (0.9, 0.95)),
+    "muon": UpdateRule({"momentum": True}, (0.9, 0.95), is_for_matrices=True),
+    "lion": UpdateRule({"exp_avg": True}, (0.9, 0.99)),
+}
 
 
 class Optimizer(Section):
@@ -94,6 +113,11 @@ class Optimizer(Section):
         description="The width at which learning_rate was found: hidden matrices and the head then get base_width / "
         "width of it, so that it holds at this width (muP).",
     )
+
+    @property
+    def rest_kind(self) -> str:
+        """The update rule of everything that is not a hidden matrix."""
+        return "adamw" if UPDATE_RULES[self.kind].is_for_matrices else self.kind
 
     @field_validator("betas")
     @classmethod

@@ -184,7 +184,7 @@ def _ended(started: list[subprocess.Popen[bytes]]) -> list[int | None]:
 def _row(scope: Scope, folder: Path, name: str, case: str, precision: str, failure: str | None) -> dict[str, Any]:
     from bessemer.model.huggingface.config import model_config
     from bessemer.studies import text
-    from bessemer.train.planned_traffic import planned_bytes
+    from bessemer.train.metrics import planned_bytes
 
     layout = Parallel(**LAYOUTS[name])
     row: dict[str, Any] = {"layout": name, "processes": layout.world, "case": case, "precision": precision}

@@ -23,7 +23,7 @@ from bessemer.layout.dial import resolve
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model, meta_model
 from bessemer.parallel import traffic
-from bessemer.parallel.team import ALONE, Team, in_group, join, leave
+from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, in_group, join, leave
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Parallel, Recipe, parse
 from bessemer.run import read_json, write_json
@@ -109,10 +109,10 @@ def recipe_of(asked: Settings, layout: Parallel, case: Case, precision: str) -> 
     return recipe.model_copy(update={"parallel": layout})
 
 
-def batch_of(asked: Settings, case: Case, number: int, team: Team) -> Batch:
+def batch_of(asked: Settings, case: Case, number: int, mesh: ProcessMesh) -> Batch:
     """This process's part of the batch of a step."""
     whole = text.batch(number, asked.sequences, asked.length, MAX_BYTES)
-    mine = slice(team.data_rank, None, team.layout.data)
+    mine = slice(mesh.data_rank, None, mesh.layout.data)
     if not case.ragged:
         return Batch(whole.first, whole.tokens[mine], whole.source[mine])
     inputs, targets = whole.tokens[:, :-1].copy(), whole.tokens[:, 1:].copy()
@@ -127,7 +127,9 @@ def batch_of(asked: Settings, case: Case, number: int, team: Team) -> Batch:
     return Batch(whole.first, inputs[mine], whole.source[mine], targets[mine], starts[mine], real[mine])
 
 
-def train(asked: Settings, layout: Parallel, case: Case, precision: str, team: Team, folder: Path) -> dict[str, Any]:
+def train(
+    asked: Settings, layout: Parallel, case: Case, precision: str, mesh: ProcessMesh, folder: Path
+) -> dict[str, Any]:
     """Train, and save the weights in `folder`.
 
     Returns losses of each step, targets (of the batches' mean), seconds a step (of the whole run's mean), bytes that all
@@ -135,21 +137,21 @@ def train(asked: Settings, layout: Parallel, case: Case, precision: str, team: T
     """
     recipe = recipe_of(asked, layout, case, precision)
     config = model_config(recipe, text.VOCABULARY)
-    model = build_model(config, SEED) if team.is_alone else meta_model(config)
+    model = build_model(config, SEED) if mesh.is_single else meta_model(config)
     device = devices.choose(recipe.train)
-    step = TrainStep(recipe, model, device, text.END_OF_TEXT, 1, team, initial_weights(config, SEED))
+    step = TrainStep(recipe, model, device, text.END_OF_TEXT, 1, mesh, initial_weights(config, SEED))
     losses, targets, norms, before, started = [], [], [], traffic.sent(), perf_counter()
     for number in range(asked.steps):
         before = traffic.sent()
-        found = step.gradients(batch_of(asked, case, number, team))
+        found = step.gradients(batch_of(asked, case, number, mesh))
         step.update(number, found.grad_norm)
         losses.append(found.loss)
         norms.append(found.grad_norm)
         targets.append(sum(found.targets))
     seconds = (perf_counter() - started) / asked.steps
-    everyone = traffic.sent_by_all(team.sum, before)
+    everyone = traffic.sent_by_all(mesh.sum, before)
     named = {name: parameter.detach() for name, parameter in owned_parameters(step.model)}
-    kept = save(folder, asked.steps, {"model": named}, {}, 1, team)
+    kept = save(folder, asked.steps, {"model": named}, {}, 1, mesh)
     return {"losses": losses, "norms": norms, "targets": targets, "seconds": seconds, "sent": everyone,
             "checkpoint": kept.folder.name}  # fmt: skip
 
@@ -160,18 +162,18 @@ def main() -> None:
     given = read_json(folder / "settings.json")
     asked, layout = Settings(**given["settings"]), Parallel(**given["layouts"][name])
     devices.make_deterministic()
-    team = join(layout, torch.device("cpu")) if in_group() else ALONE
+    mesh = join(layout, torch.device("cpu")) if in_group() else SINGLE_PROCESS
     for each in sys.argv[3:]:
         case, precision = each.split(":")
         place = folder / "runs" / name / f"{case}-{precision}"
-        if team.is_first:
+        if mesh.is_main:
             place.mkdir(parents=True, exist_ok=True)
-        team.wait()
-        found = train(asked, layout, CASES[case], precision, team, place)
-        if team.is_first:
+        mesh.barrier()
+        found = train(asked, layout, CASES[case], precision, mesh, place)
+        if mesh.is_main:
             write_json(place / "run.json", found)
         gc.collect()  # a wrapped model and its hooks hold each other
-        team.wait()
+        mesh.barrier()
     leave()
     sys.stdout.flush()
     os._exit(0)  # Python's teardown may wait for a thread of the group

@@ -1,4 +1,4 @@
-"""The device: which one, in what precision, how fast it could be, and how much memory is in use."""
+"""The training device: choice, precision, peak FLOP/s and memory."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from bessemer.recipe import Train
 from bessemer.train.precision import Precision, apply_flags, chosen
 
 CPU_MATMUL_EDGES = (256, 512, 1024)
-MATMUL_REPEATS, MATMUL_SECONDS = (3, 300), 0.06  # of one size and library: at least and at most, and how long between
+MATMUL_REPEATS, MATMUL_SECONDS = (3, 300), 0.06  # of one size and library: minimum and maximum number, and seconds
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where a run computes, and in what arithmetic. compile: whether blocks are compiled."""
+    """A device and its precision. compile: whether blocks are compiled."""
 
     place: torch.device
     name: str
@@ -41,7 +41,7 @@ class Device:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the activations and, but for fp8, of the operands of matrix products."""
+        """Dtype of the activations and, except in fp8, of the operands of matmuls."""
         return self.arithmetic.dtype
 
     @property
@@ -50,9 +50,9 @@ class Device:
 
 
 def choose(train: Train, local_rank: int = 0) -> Device:
-    """The device and precision a recipe asks for; what cannot be had is an error, never silently something else.
+    """The device and precision that a recipe requests. Raises InputError when they are not available.
 
-    local_rank: this process's number among those of its machine, each of which takes a GPU of its own.
+    local_rank: of this process on its machine, which selects its GPU.
     """
     has_cuda = torch.cuda.is_available()
     if train.device == "cuda" and not has_cuda:
@@ -72,7 +72,7 @@ def choose(train: Train, local_rank: int = 0) -> Device:
 
 
 def require_devices(device: Device, processes: int) -> None:
-    """Raise InputError when this machine has fewer GPUs than so many processes of its own need."""
+    """Raise InputError when this machine has fewer GPUs than processes."""
     if device.is_cuda and processes > torch.cuda.device_count():
         raise InputError(
             f"parallel: {processes} processes, but this machine has {torch.cuda.device_count()} GPUs; split the run over at most "
@@ -81,7 +81,7 @@ def require_devices(device: Device, processes: int) -> None:
 
 
 def cpu_name() -> str:
-    """The processor's name and the threads torch uses on it."""
+    """The processor's name and torch's number of threads."""
     name = platform.processor() or platform.machine()
     information = Path("/proc/cpuinfo")
     if information.exists():
@@ -91,19 +91,17 @@ def cpu_name() -> str:
 
 
 def make_deterministic() -> None:
-    """The same recipe gives the same bits: deterministic kernels, where torch has them."""
+    """Use deterministic kernels where torch has them, so that the same recipe gives the same bits."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (a property of the module)
-    # we read no memory we have not written
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (a property of the module; no uninitialised memory is read)
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep freed memory instead of giving it back to the kernel after each large tensor.
+    """Make glibc keep freed memory instead of returning it to the kernel after each large tensor.
 
-    Otherwise every step faults its buffers in anew, page by page, which costs a CPU step up to a third of its time. One
-    arena serves all threads, so that what one frees another uses.
-    Does nothing where the C library is another one.
+    Otherwise every step page-faults its buffers again, up to a third of a CPU step's time. One arena serves all threads, so
+    that they reuse each other's memory. No effect with another C library.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -119,8 +117,8 @@ def keep_freed_memory() -> None:
 
 
 def release_unused(device: Device) -> None:
-    """Return to the system what a CPU process has freed, by earlier stages or by steps: Python's garbage, Arrow's pools and the
-    C library's heap, whose arenas do not serve each other's threads. `keep_freed_memory` stays in force."""
+    """Return freed memory of a CPU process to the system: Python's garbage, Arrow's pools and the C library's heap.
+    `keep_freed_memory` stays in force."""
     if device.is_cuda:
         return
     gc.collect()
@@ -134,14 +132,14 @@ def release_unused(device: Device) -> None:
 def matmul_rate(device: Device) -> float:
     """FLOP/s of square matmuls in the device's precision (for fp8, in bf16): the best of several sizes and repeats.
 
-    On a CPU the peak for MFU: the same libraries and threads as a step's. The best, since other programs on the cores only
-    ever slow a matmul down, and short ones fit between them.
+    On a CPU this is the peak for MFU, with the libraries and threads of a step. The best, because other programs on the cores
+    only slow a matmul down.
     """
     apply_flags(device.arithmetic)
-    numbers = torch.Generator(device.place).manual_seed(0)  # not the training's
+    generator = torch.Generator(device.place).manual_seed(0)  # not the training's
     best = 0.0
     for n in (8192,) if device.is_cuda else CPU_MATMUL_EDGES:
-        a, b = (torch.randn(n, n, device=device.place, generator=numbers).to(device.dtype) for _ in range(2))
+        a, b = (torch.randn(n, n, device=device.place, generator=generator).to(device.dtype) for _ in range(2))
         for product in (linear_kernel, torch.mm):
             seconds: list[float] = []
             while len(seconds) < MATMUL_REPEATS[0] or (
@@ -153,20 +151,20 @@ def matmul_rate(device: Device) -> float:
                 synchronize(device)
                 seconds.append(perf_counter() - started)
             best = max(best, 2.0 * n**3 / min(seconds))
-        if not device.is_cuda and min(seconds) > MATMUL_SECONDS:  # narrow types that the CPU emulates
+        if not device.is_cuda and min(seconds) > MATMUL_SECONDS:  # narrow dtypes that the CPU emulates
             break
     return best
 
 
 def peak_rate(device: Device) -> float:
-    """FLOP/s that MFU is measured against: the published dense bf16 peak of a GPU, also in fp16, which is as fast, and
-    in fp8, so that its gain shows; else the measured matmul rate."""
+    """FLOP/s that MFU refers to: the published dense bf16 peak of a GPU, also for fp16, which is as fast, and for fp8, so that
+    its gain is visible; else the measured matmul rate."""
     published = peak_flops(device.name) if device.is_cuda and device.dtype != torch.float32 else None
     return published or matmul_rate(device)
 
 
 def synchronize(device: Device) -> None:
-    """Wait for the device; a CPU has nothing to wait for."""
+    """Wait for a GPU."""
     if device.is_cuda:
         torch.cuda.synchronize()
 
@@ -179,8 +177,8 @@ def memory_in_use(device: Device) -> int:
 
 
 def peak_resident_bytes() -> int:
-    """Peak resident memory of this process, bytes; since the last reset_peak_resident. Without the pages of files that it has
-    mapped since then, such as token shards: the system takes them back whenever memory is short."""
+    """Peak resident memory of this process since the last reset_peak_resident, bytes. Without pages of files mapped since then,
+    such as token shards: the system reclaims them when memory is short."""
     if (peak := _status_bytes("VmHWM")) is not None:
         return peak - max((_status_bytes("RssFile") or 0) - _mapped_at_reset, 0)
     import resource
@@ -216,7 +214,7 @@ _mapped_at_reset = 0
 
 
 def reset_peak_resident() -> None:
-    """Start the peak of resident memory anew, where the kernel lets us (Linux, clear_refs 5)."""
+    """Reset the peak of resident memory, where the kernel allows it (Linux, clear_refs 5)."""
     global _mapped_at_reset
     _mapped_at_reset = _status_bytes("RssFile") or 0
     try:

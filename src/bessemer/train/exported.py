@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from bessemer.checkpoint import Checkpoint, latest
-from bessemer.checkpoint.average import mean_of, newest
+from bessemer.checkpoint.protocol import newest
+from bessemer.checkpoint.reading import mean_of
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.gguf import TYPES, GgufIds, architecture_of, modelfile, vocabulary_of, write_gguf
@@ -31,8 +32,8 @@ from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.card import model_card, source_licence
 from bessemer.train.device import available_bytes, choose
 from bessemer.train.imported import gate_inputs
-from bessemer.train.restored import open_trained
 from bessemer.train.start import carried_dropout
+from bessemer.train.state import open_trained
 
 MODELS_IN_MEMORY = 2.5  # in fp32: ours, transformers', and what comparing them takes
 

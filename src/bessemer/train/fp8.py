@@ -1,12 +1,12 @@
-"""Linear products in 8-bit floating point, straight on PyTorch's scaled matrix product.
+"""Linear layers in 8-bit floating point, on PyTorch's scaled matmul.
 
-Each product quantises its operands as it goes (dynamic scaling): an operand is divided by a scale that maps its
-largest magnitude to the largest value of the type, and the product is multiplied by both scales. Formats after
+Each matmul quantises its operands (dynamic scaling): an operand is divided by a scale that maps its largest magnitude to the
+largest value of the dtype, and the result is multiplied by both scales. Formats after
 Micikevicius et al. 2022 ("FP8 formats for deep learning", section 3): e4m3 has 3 bits of significand and reaches 448,
 e5m2 has 2 and reaches 57344.
 
 tensorwise: one scale a tensor; e4m3 for activations and weights, e5m2 for gradients, whose range is wider.
-rowwise: one scale for each row that is summed over, a power of two so that scaling rounds nothing; e4m3 throughout,
+rowwise: one scale for each row that is summed over, a power of two so that scaling is exact; e4m3 throughout,
 since within one row e4m3's range is enough (the rowwise recipe of torchao's float8 training).
 
 Shapes: N tokens, I inputs, O outputs.
@@ -26,13 +26,13 @@ from bessemer.model.config import ModelConfig
 
 Scaling = Literal["tensorwise", "rowwise"]
 
-TILE = 16  # the scaled matrix product takes dimensions that are multiples of it
-SMALLEST = 1e-12  # an operand of zeros is scaled by this in place of 0
+TILE = 16  # the scaled matmul needs dimensions that are multiples of it
+SMALLEST = 1e-12  # scale of an operand of zeros
 
 
 @dataclass(frozen=True)
 class Product:
-    """x @ weight.T + bias in fp8, inside autocast; outside of it (generation, export) a plain product."""
+    """x @ weight.T + bias in fp8 inside autocast, else (generation, export) in the dtype of the operands."""
 
     scaling: Scaling
 
@@ -47,7 +47,7 @@ class Product:
 
 
 def check(config: ModelConfig, micro_batch: int) -> None:
-    """Refuse what the scaled matrix product cannot multiply. Raises InputError that names the dimension."""
+    """Raise InputError that names the dimension when the scaled matmul cannot multiply this model's matrices."""
     wanted = {
         "model.width": config.width,
         "model.mlp_width": config.mlp_width,
@@ -65,9 +65,9 @@ def check(config: ModelConfig, micro_batch: int) -> None:
 
 
 def quantise(x: Tensor, dtype: torch.dtype, scaling: Scaling) -> tuple[Tensor, Tensor]:
-    """A matrix in fp8, row-major, and the fp32 scale that gives it back: () or, rowwise, (rows, 1).
+    """A matrix in fp8, row-major, and its fp32 scale: () or, rowwise, (rows, 1).
 
-    A value that is not finite stays so: NaN in its place, or everywhere where its scale reaches.
+    A value that is not finite stays so: NaN in its place, or wherever its scale is used.
     """
     largest = torch.finfo(dtype).max
     wide = x.float()
@@ -82,7 +82,7 @@ def quantise(x: Tensor, dtype: torch.dtype, scaling: Scaling) -> tuple[Tensor, T
 def _multiply(
     a: Tensor, b: Tensor, types: tuple[torch.dtype, torch.dtype], scaling: Scaling, out: torch.dtype, fast: bool
 ) -> Tensor:
-    """a @ b.T with both quantised along what is summed over. fast: Hopper's cheaper accumulation."""
+    """a @ b.T, both quantised along the summed dimension. fast: Hopper's cheaper accumulation."""
     a_8, a_scale = quantise(a, types[0], scaling)
     b_8, b_scale = quantise(b, types[1], scaling)
     if b_scale.dim():
@@ -96,7 +96,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(x_NI, weight_OI)
         ctx.scaling = scaling
         e4m3 = torch.float8_e4m3fn
-        # A CPU has no such product: torch makes it of others, whose operands autocast would narrow a second time.
+        # On a CPU torch emulates it with other operators, whose operands autocast would cast again.
         with torch.autocast(x_NI.device.type, enabled=False):
             return _multiply(x_NI, weight_OI, (e4m3, e4m3), scaling, x_NI.dtype, fast=True)
 

@@ -1,48 +1,35 @@
-"""The training loop. What a feature needs, it brings by composition; the loop itself reads like the textbook."""
+"""The training loop. train/session.py builds its parts; here they work together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from time import perf_counter
 
-import torch
-
-from bessemer.checkpoint import latest
 from bessemer.errors import BessemerError, Stopped
-from bessemer.guard.incidents import record
-from bessemer.guard.judge import GuardState, Verdict, cause, judge
-from bessemer.layout.flops import recomputed_flops_per_token, step_flops_per_token
-from bessemer.model.config import ModelConfig
-from bessemer.model.transformer import build_model, meta_model
-from bessemer.parallel.team import ALONE, Team
-from bessemer.recipe import Batches, Recipe
+from bessemer.guard import GuardState, Verdict, cause, judge, record
+from bessemer.recipe import Batches, Guard
 from bessemer.run import RunFolder, write_json
-from bessemer.terminal import progress, say, warn
+from bessemer.terminal import progress, warn
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch, Reader
 from bessemer.tokens.shards import TokenStore
-from bessemer.train.audit import Given, mixture_audit
-from bessemer.train.device import Device, memory_in_use, release_unused
-from bessemer.train.metrics import Log, MetricsLog, NoLog
+from bessemer.train.audit import mixture_audit
+from bessemer.train.device import memory_in_use, release_unused
+from bessemer.train.metrics import Log, MetricsLog, NoLog, Rates
 from bessemer.train.pace import Pace
-from bessemer.train.rates import Rates
-from bessemer.train.saving import Saver
-from bessemer.train.split import initial_weights
-from bessemer.train.start import is_continued, no_dropout_line, start_from, starting_model
-from bessemer.train.state import Position, restore, weights_digest
+from bessemer.train.state import Position, Saver, weights_digest
 from bessemer.train.step import Gradients, TrainStep
 from bessemer.train.stop import StopSignal
-from bessemer.train.task import config_of
 from bessemer.train.validation import Validation, validate
 from bessemer.train.watch import Watch
 
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """How a training ended. resumed_at: the step it went on from, 0 for a fresh start; rescaled: steps given
-    up because fp16's loss scale was too large for them; peak_memory: bytes; recomputed: blocks."""
+    """The result of a training. resumed_at: step of the checkpoint, 0 for a fresh start; skipped: by the guard; rescaled: steps
+    dropped because fp16's loss scale was too large; peak_memory: bytes; recomputed: blocks."""
 
     step: int
     resumed_at: int
@@ -56,211 +43,187 @@ class TrainSummary:
     recomputed: int
 
 
-def train(
-    recipe: Recipe,
-    run: RunFolder,
-    store: TokenStore,
-    device: Device,
-    peak: float,
-    planned_memory: int = 0,
-    observed: Callable[[Iterator[Batch]], Iterator[Batch]] = lambda batches: batches,
-    team: Team = ALONE,
-    recomputed: int | None = None,
-) -> TrainSummary:
-    """Train a resolved recipe to its last step, from the newest checkpoint of the run when there is one.
+@dataclass(frozen=True)
+class Training:
+    """The parts of a training on this process, built by `session.set_up`.
 
-    peak: FLOP/s that MFU is measured against, of all processes together; planned_memory: bytes the plan said it would take;
-    observed: passes batches on and looks at what happens between them; team: the processes that train together, each of
-    which calls this; recomputed: blocks, as planned (None: counted anew). Raises Stopped after a stop signal to any of them,
-    with everything saved.
+    position: where it starts; has_checkpoint: whether it was read from one; scores_first: validate before the first step;
+    planned_memory: bytes; started: by perf_counter; observe: wraps the iterator of batches, for the profiler.
     """
-    started = perf_counter()
-    sizes = Batches.of(recipe)
-    config = config_of(recipe, store.vocabulary, len(store.labels))
-    checkpoint = latest(run.checkpoints, on_damage=warn, team=team)
-    step = _step(recipe, config, device, store, team, checkpoint is not None, recomputed)
-    loader = step.task.loader(recipe, store, team.data_rank, team.layout.data)
-    if checkpoint is None and recipe.train.start is not None:
-        say(f"  {start_from(step, Path(recipe.train.start), store)}")
-    if checkpoint is None and (line := no_dropout_line(recipe)) is not None:
-        say(f"  {line}")
-    position = restore(step, checkpoint, store) if checkpoint else Position(given=Given.nothing(loader.mixture))
-    if len(position.given.tokens) != len(loader.mixture.aims):  # an older checkpoint, or --accept-changes
-        position = replace(position, given=Given.by_order(loader.mixture, position.samples, sizes.length).of_one(team))
-    resumed_at, scored = position.step, None
-    if resumed_at:
-        say(f"  going on from step {resumed_at} of {recipe.train.steps}")
-    validation = step.task.held_out(recipe, store, recipe.evaluate.max_tokens)
-    model_flops = step_flops_per_token(recipe, config)
-    again = recomputed_flops_per_token(recipe, config, step.recomputed)
-    rates = Rates(model_flops, model_flops + again, peak, device, team, run.plan)
-    scored_tokens = sum(part.inputs.size for part in validation)
-    pace = Pace(recipe, run, team, resumed_at, store.train_tokens, scored_tokens, started)
-    batches = pace.batches(loader, position.samples)
+
+    run: RunFolder
+    store: TokenStore
+    step: TrainStep
+    loader: Reader
+    held_out: list[HeldOut]
+    sizes: Batches
+    guard: Guard
+    pace: Pace
+    rates: Rates
+    saver: Saver
+    position: Position
+    has_checkpoint: bool
+    scores_first: bool
+    tensorboard: bool
+    planned_memory: int
+    started: float
+    observe: Callable[[Iterator[Batch]], Iterator[Batch]]
+
+    def log(self) -> AbstractContextManager[Log]:
+        """The log of rank 0; other ranks write nothing."""
+        if not self.step.mesh.is_main:
+            return NoLog()
+        return MetricsLog(self.run, self.position.step, self.tensorboard)
+
+
+def train(training: Training) -> TrainSummary:
+    """Train from the start position to the last step, on every process of the mesh.
+
+    Raises Stopped after a stop signal to any process, with everything saved.
+    """
+    step, pace, sizes, saver, position = training.step, training.pace, training.sizes, training.saver, training.position
+    settings, mesh, resumed_at, scores = step.settings, step.mesh, position.step, None
+    total, done = sizes.tokens_before(pace.steps), sizes.tokens_before(resumed_at)
     with (
-        Saver(recipe, run, step, store) as saver,
-        StopSignal(team) as stop,
-        MetricsLog(run, resumed_at, recipe.report.tensorboard) if team.is_first else NoLog() as log,
-        progress("training", sizes.tokens_before(pace.steps), "tok", sizes.tokens_before(resumed_at)) as advance,
+        saver,
+        StopSignal(mesh) as stop,
+        training.log() as log,
+        progress("training", total, "tok", done) as advance,
     ):
+        watch = Watch(step, log, settings.watch_every)
         if resumed_at:
             log.write("resumed", resumed_at)
-        watch = Watch(step, log, recipe.train.watch_every)
-        if position.step == 0 and is_continued(recipe):
-            with pace.timing("validation"):  # what the training has to improve on
-                scored = _validate(step, validation, log, position, sizes)
-        for batch in observed(rates.timed(batches)):
-            sequences = sizes.sequences(position.step)
+        if training.scores_first:
+            scores = _validate(training, log, position)
+        for batch in training.observe(training.rates.timed(pace.batches(training.loader, position.samples))):
             gradients = step.gradients(batch, position.scale)
-            verdict, guard = judge(
-                recipe.guard, position.guard, gradients.loss, gradients.grad_norm, gradients.overflow, team
-            )
+            limit = training.guard.skips_in_a_row
+            verdict, guard = judge(limit, position.guard, gradients.loss, gradients.grad_norm, gradients.overflow, mesh)
             rate = 0.0
             if verdict is Verdict.APPLY:
                 with watch(position.step + 1, batch):
                     rate = step.update(position.step, gradients.grad_norm)
             else:
-                _answer(run, loader, batch, sequences, position.step + 1, gradients, verdict, guard, team)
-            given = position.given.plus(batch, loader)
-            position = Position(position.step + 1, position.samples + sequences, guard, gradients.scale, given)
+                _reject(training, batch, sizes.sequences(position.step), position.step + 1, gradients, verdict, guard)
+            position = _advanced(training, position, batch, gradients, guard)
             if pace.revise(position.step):
                 step.settings = pace.recipe.train
                 saver.follow(pace.recipe)
                 log.write("steps", position.step, steps=pace.steps)
-            last = position.step == pace.steps
-            if position.step % recipe.train.log_every == 0 or last:
-                log.write("train", position.step, **_numbers(store, gradients, rate, position, rates, sizes, device))
-            if position.step % (recipe.train.validate_every or pace.steps) == 0 or last:
-                with pace.timing("validation"):
-                    scored = _validate(step, validation, log, position, sizes)
-            asked = stop.asked()
-            if saver.is_due(position.step) and not last and asked is None:
+            is_last = position.step == pace.steps
+            if position.step % settings.log_every == 0 or is_last:
+                log.write("train", position.step, **_numbers(training, gradients, rate, position))
+            if position.step % (settings.validate_every or pace.steps) == 0 or is_last:
+                scores = _validate(training, log, position)
+            stopped_by = stop.asked()
+            if saver.is_due(position.step) and not is_last and stopped_by is None:
                 with pace.timing("saving"):
                     saver.save(position)
-            note = f"loss {gradients.loss:.3f}" + (f"  {scored.short}" if scored else "")
-            advance(sequences * sizes.length, note, sizes.tokens_before(pace.steps))
-            if asked and not last:
+            note = f"loss {gradients.loss:.3f}" + (f"  {scores.short}" if scores else "")
+            advance(sizes.tokens(position.step - 1), note, sizes.tokens_before(pace.steps))
+            if stopped_by and not is_last:
                 saver.save_now(position)
                 raise Stopped(
-                    f"stopped by {asked} after step {position.step} of {pace.steps}; everything is saved in {run.path}: "
-                    "the same command goes on from there"
+                    f"stopped by {stopped_by} after step {position.step} of {pace.steps}; everything is saved in "
+                    f"{training.run.path}: the same command goes on from there"
                 )
-        if position.step > resumed_at or checkpoint is None:
-            with pace.timing("saving"):
-                saver.save_now(position)
-            log.write("time", position.step, resumed_at=resumed_at, **pace.taken())
-        ranks = team.gather(memory_in_use(device))
-        peak_memory = max(ranks)
-        by_rank = {str(rank): taken for rank, taken in enumerate(ranks)}
-        if position.step > resumed_at:
-            log.write(
-                "memory",
-                position.step,
-                planned=planned_memory,
-                measured=peak_memory,
-                recomputed=step.recomputed,
-                by_rank=by_rank,
-            )
-    given = position.given.of_all(team)
-    if team.is_first:
-        write_json(run.path / "mixture.json", mixture_audit(loader.mixture, given, position.samples))
-    seconds = perf_counter() - started
-    bits, accuracy = (scored.bits_per_byte, scored.accuracy) if scored else (None, None)
-    return TrainSummary(
-        position.step, resumed_at, bits, accuracy, position.guard.skipped, seconds, weights_digest(step),
-        position.scale.skipped, peak_memory, step.recomputed,
-    )  # fmt: skip
+        return _finish(training, log, position, scores)
 
 
-def _step(
-    recipe: Recipe, config: ModelConfig, device: Device, store: TokenStore, team: Team, resumed: bool, recomputed: int | None
-) -> TrainStep:  # fmt: skip
-    """The step with the weights of a fresh start, or with any that a checkpoint will take the place of."""
-    if team.is_alone:
-        model = build_model(config, recipe.run.seed) if resumed else starting_model(recipe, config)
-        weights = None
-    elif resumed:
-        model, weights = meta_model(config), lambda name, shape: torch.zeros(shape)
-    elif recipe.model.from_ is not None:
-        model, weights = starting_model(recipe, config, team.is_first), None
-    else:
-        model, weights = meta_model(config), initial_weights(config, recipe.run.seed)
-    return TrainStep(recipe, model, device, store.end_of_text, len(store.sources), team, weights, recomputed)
+def _advanced(
+    training: Training, position: Position, batch: Batch, gradients: Gradients, guard: GuardState
+) -> Position:
+    samples = position.samples + training.sizes.sequences(position.step)
+    counts = position.counts.plus(batch, training.loader)
+    return Position(position.step + 1, samples, guard, gradients.scale, counts)
 
 
-def _numbers(
-    store: TokenStore,
-    gradients: Gradients,
-    rate: float,
-    position: Position,
-    rates: Rates,
-    sizes: Batches,
-    device: Device,
-) -> dict[str, object]:
-    by_source = {
-        name: nats / count
-        for name, nats, count in zip(store.sources, gradients.nats, gradients.targets, strict=True)
-        if count
-    }
-    return {
+def _numbers(training: Training, gradients: Gradients, rate: float, position: Position) -> dict[str, object]:
+    """The values of a "train" line."""
+    device, sizes = training.step.device, training.sizes
+    sums = zip(training.store.sources, gradients.nats, gradients.targets, strict=True)
+    numbers: dict[str, object] = {
         "tokens": sizes.tokens_before(position.step),
         "loss": gradients.loss,
-        "loss_by_source": by_source,
-        **({} if gradients.accuracy is None else {"accuracy": gradients.accuracy}),
-        "grad_norm": gradients.grad_norm,
-        "learning_rate": rate,
-        **rates.now(sizes.tokens(position.step - 1)),
-        "memory_bytes": memory_in_use(device),
-        **rates.communicated(device.compile),
-        **(
-            {"loss_scale": gradients.scale.value, "scale_skips": gradients.scale.skipped}
-            if device.arithmetic.scaled
-            else {}
-        ),
+        "loss_by_source": {name: nats / count for name, nats, count in sums if count},
     }
+    if gradients.accuracy is not None:
+        numbers["accuracy"] = gradients.accuracy
+    numbers |= {"grad_norm": gradients.grad_norm, "learning_rate": rate}
+    numbers |= training.rates.now(sizes.tokens(position.step - 1))
+    numbers |= {"memory_bytes": memory_in_use(device), **training.rates.communicated(device.compile)}
+    if device.arithmetic.scaled:
+        numbers |= {"loss_scale": gradients.scale.value, "scale_skips": gradients.scale.skipped}
+    return numbers
 
 
-def _validate(step: TrainStep, parts: list[HeldOut], log: Log, position: Position, sizes: Batches) -> Validation:
-    started = perf_counter()
-    release_unused(step.device)  # the heap's holes: a validation's tensors do not fit where those of a step were
-    with step.averaged():
-        found = validate(step, parts)
-    release_unused(step.device)
-    log.write(
-        "validation",
-        position.step,
-        tokens=sizes.tokens_before(position.step),
-        loss=found.loss,
-        loss_by_source=found.loss_by_source,
-        **found.scores(),
-        seconds=perf_counter() - started,
-    )
-    return found
+def _validate(training: Training, log: Log, position: Position) -> Validation:
+    started, step = perf_counter(), training.step
+    with training.pace.timing("validation"):
+        release_unused(step.device)  # its tensors do not fit into the heap's holes that a step left
+        with step.averaged():
+            scores = validate(step, training.held_out)
+        release_unused(step.device)
+        log.write(
+            "validation",
+            position.step,
+            tokens=training.sizes.tokens_before(position.step),
+            loss=scores.loss,
+            loss_by_source=scores.loss_by_source,
+            **scores.scores(),
+            seconds=perf_counter() - started,
+        )
+    return scores
 
 
-def _nothing(*given: object, **named: object) -> None:
-    """What a process does that leaves the writing to another."""
-
-
-def _answer(
-    run: RunFolder, loader: Reader, batch: Batch, sequences: int, step: int, gradients: Gradients, verdict: Verdict,
-    guard: GuardState, team: Team,
+def _reject(
+    training: Training, batch: Batch, sequences: int, step: int, gradients: Gradients, verdict: Verdict, guard: GuardState
 ) -> None:  # fmt: skip
-    """Record a step that is not applied; stop the run when the guard says so."""
-    if verdict is Verdict.RESCALE:  # expected now and then in fp16, and counted in the metrics
+    """Record a step that is not applied. Raises BessemerError when the guard stops the run."""
+    if verdict is Verdict.RESCALE:  # normal in fp16, and counted in the metrics
         return
-    reason = cause(gradients.loss, gradients.grad_norm)
-    samples = loader.documents(batch.first, sequences)
-    write = record if team.is_first else _nothing
-    write(
-        run.incidents, step=step, what="nonfinite_step", cause=reason,
-        action="update skipped" if verdict is Verdict.SKIP else "run stopped", documents=samples,
-    )  # fmt: skip
+    reason, incidents = cause(gradients.loss, gradients.grad_norm), training.run.incidents
+    samples = training.loader.documents(batch.first, sequences)
+    if training.step.mesh.is_main:
+        action = "update skipped" if verdict is Verdict.SKIP else "run stopped"
+        record(incidents, step=step, what="nonfinite_step", cause=reason, action=action, documents=samples)
     if verdict is Verdict.STOP:
         names = list(dict.fromkeys(name for sample in samples for name in sample["documents"]))  # type: ignore[attr-defined]
         raise BessemerError(
             f"step {step}: {reason}; {guard.skips_in_a_row} such steps in a row, so the run stops. The last batch held "
-            f"{len(names)} documents ({', '.join(names[:3])}, ...), all in {run.incidents}; lower "
+            f"{len(names)} documents ({', '.join(names[:3])}, ...), all in {incidents}; lower "
             "train.optimizer.learning_rate, or look at them"
         )
-    warn(f"step {step}: {reason}; the update is skipped (see {run.incidents.name})")
+    warn(f"step {step}: {reason}; the update is skipped (see {incidents.name})")
+
+
+def _finish(training: Training, log: Log, position: Position, scores: Validation | None) -> TrainSummary:
+    """Save the last checkpoint, log times and memory, and write the audit of the mixture."""
+    step, mesh, resumed_at = training.step, training.step.mesh, training.position.step
+    if position.step > resumed_at or not training.has_checkpoint:
+        with training.pace.timing("saving"):
+            training.saver.save_now(position)
+        log.write("time", position.step, resumed_at=resumed_at, **training.pace.seconds())
+    memory = mesh.gather(memory_in_use(step.device))
+    if position.step > resumed_at:
+        by_rank = {str(rank): taken for rank, taken in enumerate(memory)}
+        planned = training.planned_memory
+        log.write(
+            "memory", position.step, planned=planned, measured=max(memory), recomputed=step.recomputed, by_rank=by_rank
+        )
+    counts = position.counts.summed(mesh)
+    if mesh.is_main:
+        audit = mixture_audit(training.loader.mixture, counts, position.samples)
+        write_json(training.run.path / "mixture.json", audit)
+    return TrainSummary(
+        step=position.step,
+        resumed_at=resumed_at,
+        bits_per_byte=scores.bits_per_byte if scores else None,
+        accuracy=scores.accuracy if scores else None,
+        skipped=position.guard.skipped,
+        seconds=perf_counter() - training.started,
+        weights=weights_digest(step),
+        rescaled=position.scale.skipped,
+        peak_memory=max(memory),
+        recomputed=step.recomputed,
+    )

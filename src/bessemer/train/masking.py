@@ -1,13 +1,13 @@
-"""Which tokens of a sequence are hidden: a pure function of (run seed, sample number).
+"""Masked language modelling: which tokens are hidden, a pure function of (run seed, sample number).
 
-The random numbers are Philox's (Salmon et al. 2011), a counter-based generator keyed by seed and sample, and only its raw
-64-bit output is used, which numpy keeps the same for ever. So the masks know nothing of the micro-batch, of how many
-processes share a batch, or of where a run was resumed, and every epoch hides other tokens.
+The random numbers are Philox's (Salmon et al. 2011), a counter-based generator keyed by seed and sample; only its raw 64-bit
+output is used, which numpy keeps stable. So masks do not depend on the micro-batch, the number of processes or a resume, and
+every epoch hides other tokens.
 
-Of the n tokens of a sequence that are no special tokens, exactly max(round(share n), 1) are hidden. Devlin et al. (2019,
+Of the n ordinary tokens of a sequence, exactly max(round(share n), 1) are hidden. Devlin et al. (2019,
 section 3.1 and appendix A.1): 80% of them become the mask token, 10% a random token, 10% stay as they are. Whole words
-are hidden in random order as long as they fit into that number, as in BERT's published code; a word longer than what is
-left is passed over, and if nothing fits, the first one is cut.
+are hidden in random order as long as they fit into that number, as in BERT's published code; a word that does not fit is
+skipped, and if none fits, the first one is cut.
 
 Shapes: B sequences, T tokens, V vocabulary.
 """
@@ -34,8 +34,7 @@ MASKED, RANDOM = 0.8, 0.9  # below the first a hidden token becomes the mask tok
 
 @dataclass(frozen=True)
 class Masker:
-    """Hides tokens. key: names the random numbers; mask_token: its id; ordinary_V: which ids are no special tokens;
-    edges: where words begin, for whole words."""
+    """Hides tokens. key: of the random numbers; ordinary_V: ids that are not special tokens; edges: for whole words."""
 
     settings: Masking
     key: int
@@ -44,7 +43,7 @@ class Masker:
     edges: WordEdges | None = None
 
     def hide(self, ids_T: Ids, sample: int) -> tuple[Ids, Ids]:
-        """Inputs and targets of a sequence: what is hidden is a target, all other targets are -1."""
+        """Inputs and targets of a sequence; targets of tokens that are not hidden are -1."""
         draws = np.random.Philox(key=np.array([self.key, sample], dtype=np.uint64))
         candidates = np.flatnonzero(self.ordinary_V[ids_T])
         inputs_T, targets_T = ids_T.copy(), np.full_like(ids_T, -1)
@@ -56,7 +55,7 @@ class Masker:
         else:
             hidden = candidates[np.argsort(_uniform(draws, len(candidates)), kind="stable")[:count]]
         targets_T[hidden] = ids_T[hidden]
-        inputs_T[hidden] = self._behind(ids_T[hidden], draws)
+        inputs_T[hidden] = self._replacements(ids_T[hidden], draws)
         return inputs_T, targets_T
 
     def _words(self, ids_T: Ids, candidates: Ids, count: int, draws: Any) -> Ids:
@@ -75,15 +74,15 @@ class Masker:
                     break
         return np.concatenate(chosen) if chosen else words[int(order[0])][:count]
 
-    def _behind(self, ids_N: Ids, draws: Any) -> Ids:
-        """What stands in the place of hidden tokens."""
-        shown_N = np.full_like(ids_N, self.mask_token)
+    def _replacements(self, ids_N: Ids, draws: Any) -> Ids:
+        """The inputs at hidden tokens."""
+        input_N = np.full_like(ids_N, self.mask_token)
         if self.settings.mode == "bert":
             ordinary = np.flatnonzero(self.ordinary_V)
             what, which = _uniform(draws, len(ids_N)), _uniform(draws, len(ids_N))
             random_N = ordinary[(which * len(ordinary)).astype(np.int64)]
-            shown_N = np.where(what < MASKED, shown_N, np.where(what < RANDOM, random_N, ids_N))
-        return shown_N
+            input_N = np.where(what < MASKED, input_N, np.where(what < RANDOM, random_N, ids_N))
+        return input_N
 
     def batch(self, batch: Batch, rank: int = 0, world: int = 1) -> Batch:
         """A batch of sequences as inputs and targets, (B, T)."""
@@ -103,7 +102,7 @@ class Masker:
 
 
 class MaskingLoader:
-    """A loader whose batches have tokens hidden."""
+    """Hides tokens in the batches of another loader."""
 
     def __init__(self, inner: Reader, masker: Masker) -> None:
         self._inner, self._masker = inner, masker
@@ -111,11 +110,11 @@ class MaskingLoader:
         self.rank, self.world = inner.rank, inner.world
 
     def batch(self, first: int, count: int) -> Batch:
-        """The part of the global batch of samples [first, first + count) that this process takes."""
+        """This rank's part of the global batch of samples [first, first + count)."""
         return self._masker.batch(self._inner.batch(first, count), self._inner.rank, self._inner.world)
 
     def documents(self, first: int, count: int) -> list[dict[str, object]]:
-        """The documents that samples [first, first + count) hold."""
+        """The documents of samples [first, first + count)."""
         return self._inner.documents(first, count)
 
 

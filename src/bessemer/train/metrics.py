@@ -1,37 +1,62 @@
-"""What the run tells while it trains: one JSON line a step, and the same curves for TensorBoard."""
+"""The metrics of a training: metrics.jsonl and TensorBoard event files, and the speed of its steps."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
+from time import perf_counter, time
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+import torch
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from bessemer.layout.communication import Bytes, step_bytes
 from bessemer.logfile import LogFile, json_line
-from bessemer.run import RunFolder, read_json_lines, write_atomic
-from bessemer.train.tensorboard import EventFile
+from bessemer.model.config import ModelConfig
+from bessemer.model.transformer import build_model
+from bessemer.parallel import traffic
+from bessemer.parallel.mesh import ProcessMesh
+from bessemer.recipe import Recipe
+from bessemer.run import RunFolder, read_json, read_json_lines, write_atomic, write_json
+from bessemer.terminal import rate, say
+from bessemer.tokens.loader import Batch
+from bessemer.train.device import Device, matmul_rate, synchronize
+from bessemer.train.engine import concurrent_micro_batches
+from bessemer.train.precision import PRECISIONS
+from bessemer.train.step import TrainStep
+
+EVENT_FILE_VERSION = "brain.Event:2"  # the first record of every event file
+WARMUP_STEPS, MAX_STEPS = 3, 40  # of a measurement
 
 
 class MetricsLog:
-    """Appends to metrics.jsonl and, when asked, to TensorBoard event files.
+    """Appends to metrics.jsonl and, with report.tensorboard, to an event file.
 
-    A resumed run takes back what was written after its checkpoint, so that every step stands once.
+    A resumed run removes what was written after its checkpoint, so that every step is logged once.
     """
 
     def __init__(self, run: RunFolder, resumed_at: int, tensorboard: bool) -> None:
         _rewind(run.metrics, resumed_at)
         self._lines = LogFile(run.metrics)
-        self._board = EventFile(run.tensorboard, resumed_at) if tensorboard else None
+        self._events = EventFile(run.tensorboard, resumed_at) if tensorboard else None
         self._files = ExitStack()
 
     def __enter__(self) -> Self:
         self._files.enter_context(self._lines)
-        if self._board is not None:
-            self._files.enter_context(self._board.file)
+        if self._events is not None:
+            self._files.enter_context(self._events.file)
         return self
 
     def __exit__(
@@ -40,24 +65,22 @@ class MetricsLog:
         self._files.close()
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """One line. Values that are not finite are written as null: JSON has no NaN, and readers choke on it."""
+        """Write one line. Values that are not finite become null, since JSON has no NaN."""
         now = datetime.now(UTC)
         row = {"kind": kind, "step": step, **_finite(values), "time": now.isoformat(timespec="milliseconds")}
         self._lines.append(json_line(row))
-        if self._board is not None:
-            self._board.write(step, dict(_scalars(kind, values)), now.timestamp())
+        if self._events is not None:
+            self._events.write(step, dict(_scalars(kind, values)), now.timestamp())
 
 
 class NoLog:
-    """The log of a process that leaves the writing to another."""
+    """The log of ranks other than 0: writes nothing."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Nothing was opened."""
+    def __exit__(self, *error: object) -> None:
+        """Nothing is open."""
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Nothing."""
@@ -74,7 +97,7 @@ def _rewind(path: Path, step: int) -> None:
 
 
 def _scalars(name: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Numbers by their names as TensorBoard shows them: kind/name, or kind/name/key."""
+    """Numbers by TensorBoard tag: kind/name, or kind/name/key."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _scalars(f"{name}/{key}", value)
@@ -86,3 +109,141 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class EventFile:
+    """A new TensorBoard event file, appended to like other logs.
+
+    torch's SummaryWriter passes events to a thread, which dies with a traceback when the disk is full and takes the training
+    with it. resumed_at: TensorBoard drops events of later steps in older files.
+    """
+
+    def __init__(self, folder: Path, resumed_at: int) -> None:
+        name = f"events.out.tfevents.{time():010.0f}.{socket.gethostname()}.{os.getpid()}.0"
+        self.file = LogFile(folder / name)
+        events = [Event(wall_time=time(), file_version=EVENT_FILE_VERSION)]
+        if resumed_at:
+            start = SessionLog(status=SessionLog.START)
+            events.append(Event(wall_time=time(), step=resumed_at + 1, session_log=start))
+        self.file.append(_records(events))
+
+    def write(self, step: int, scalars: dict[str, float], seconds: float) -> None:
+        """Write the scalars of a step. seconds: wall time since the epoch."""
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self.file.append(_records([Event(wall_time=seconds, step=step, summary=Summary(value=values))]))
+
+
+def _records(events: list[Event]) -> bytes:
+    buffer = io.BytesIO()
+    writer = RecordWriter(buffer)
+    for event in events:
+        writer.write(event.SerializeToString())
+    return buffer.getvalue()
+
+
+class Rates:
+    """Seconds of each step and of its wait for data, tokens/s, MFU and HFU, and bytes communicated.
+
+    A CPU's peak FLOP/s is measured, and too low when other programs used the cores at that moment. When a step exceeds it,
+    the peak is measured again, raised to at least the step's own rate, and recorded in plan.json.
+    """
+
+    def __init__(
+        self, model_flops: float, hardware_flops: float, peak: float, device: Device, mesh: ProcessMesh, plan: Path
+    ) -> None:
+        """model_flops: of a token; hardware_flops: including recomputation; peak: FLOP/s of all processes together."""
+        self.model_flops, self.hardware_flops, self.peak = model_flops, hardware_flops, peak
+        self.device, self.mesh, self.data_wait, self._plan = device, mesh, 0.0, plan
+        self._mark, self._sent = perf_counter(), traffic.sent()
+
+    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Pass batches on, and time the wait for each."""
+        self._mark = started = perf_counter()
+        for batch in batches:
+            self.data_wait, self._sent = perf_counter() - started, traffic.sent()
+            yield batch
+            started = self._mark = perf_counter()
+
+    def communicated(self, compiled: bool) -> dict[str, dict[str, int]]:
+        """Bytes that all processes sent in the current step, by kind; empty for one process, or where they cannot be counted.
+        Collective."""
+        if self.mesh.is_single or not traffic.covers(self.mesh.layout, compiled):
+            return {}
+        return {"communicated_bytes": traffic.sent_by_all(self.mesh.sum, self._sent)}
+
+    def now(self, batch_tokens: int) -> dict[str, float]:
+        """Rates of the current step of `batch_tokens`, its wait for data included."""
+        seconds = perf_counter() - self._mark
+        per_second = batch_tokens / seconds
+        raised = not self.device.is_cuda and self.hardware_flops * per_second > self.peak
+        if raised:
+            self._raise_peak(self.hardware_flops * per_second)
+        return {
+            "step_seconds": seconds,
+            "tokens_per_second": per_second,
+            "mfu": self.model_flops * per_second / self.peak,
+            "hfu": self.hardware_flops * per_second / self.peak,
+            "data_wait": self.data_wait,
+            **({"peak_flops": self.peak} if raised else {}),
+        }
+
+    def _raise_peak(self, reached: float) -> None:
+        before = self.peak
+        self.peak = max(reached, matmul_rate(self.device) if self.mesh.is_single else 0.0)
+        if not self.mesh.is_main:
+            return
+        say(
+            f"  a step ran at {rate(reached)}, above the measured peak of {rate(before)}: MFU is of {rate(self.peak)} now"
+        )
+        if self._plan.exists():
+            plan, share = read_json(self._plan), before / self.peak
+            changed = {name: plan[name] * share for name in ("mfu", "hfu") if name in plan}
+            write_json(self._plan, {**plan, **changed, "peak_flops": plan["peak_flops"] / share})
+
+
+def step_seconds(
+    recipe: Recipe, config: ModelConfig, device: Device, budget_seconds: float, recomputed: int | None = None
+) -> float:
+    """Seconds of a training step of a resolved recipe, measured with random tokens for about `budget_seconds`.
+
+    Medians of one micro-batch (or two, where they run concurrently) and of one update, extrapolated to the step's number of
+    micro-batches. recomputed: blocks, as planned.
+    """
+    batch_tokens, micro = recipe.train.global_batch_tokens, recipe.train.micro_batch
+    assert batch_tokens is not None and micro is not None, "the recipe is resolved"
+    step = TrainStep(recipe, build_model(config, recipe.run.seed), device, 0, 1, recomputed=recomputed)
+    concurrent = concurrent_micro_batches(recipe, device.place, device.compile)
+    batch = step.task.made_up(np.random.default_rng(0), micro * concurrent, config)
+    gradients: list[float] = []
+    updates: list[float] = []
+    started = perf_counter()
+    for number in range(MAX_STEPS):
+        begun = perf_counter()
+        norm = step.gradients(batch).grad_norm
+        synchronize(device)
+        between = perf_counter()
+        step.update(0, norm)
+        synchronize(device)
+        if number >= WARMUP_STEPS:
+            gradients.append(between - begun)
+            updates.append(perf_counter() - between)
+        if gradients and perf_counter() - started > budget_seconds:
+            break
+    return median(gradients) * (batch_tokens // config.sequence_length // micro) / concurrent + median(updates)
+
+
+def planned_bytes(
+    recipe: Recipe, config: ModelConfig, precision: str, targets: int | None = None, recomputed: int = 0
+) -> dict[str, int] | None:
+    """Bytes that all processes communicate in a step, by kind; None where there is no formula.
+
+    targets: of the global batch, by default one for each token; recomputed: blocks.
+    """
+    train, layout = recipe.train, recipe.parallel
+    batch = train.global_batch_tokens
+    assert batch is not None and train.micro_batch is not None, "the recipe is resolved"
+    arithmetic = PRECISIONS[precision]
+    weights, narrow = arithmetic.weights.itemsize, arithmetic.dtype.itemsize
+    widths = Bytes(narrow, narrow, weights, torch.promote_types(arithmetic.weights, torch.float32).itemsize)
+    micro_batches = batch // recipe.tokens.sequence_length // layout.data // train.micro_batch
+    return step_bytes(config, layout, batch, batch if targets is None else targets, micro_batches, widths, recomputed)

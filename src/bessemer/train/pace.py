@@ -1,14 +1,15 @@
-"""The number of steps of a run that is given minutes follows its own measured rate.
+"""The number of steps of a run with train.minutes, which follows its measured step time.
 
-Before the run a step is timed once, perhaps beside other work, or without it. So the number of steps is decided once more
-early on, when 8% of the time is over, and reviewed each time that half of what is then left is done: it changes where the pace
-has changed by more than REVIEW_CHANGE; at once, where the rest would take too long. With a wsd schedule the stable phase and the
-decay are reviewed each by itself, and the number is decided again where the stable phase ends, or where the time for it is over:
-the rate there does not depend on how many steps follow, and the decay keeps its share of the time. A decay begins where it began.
+A step is timed once before the run, perhaps while other work runs. So the number of steps is decided again early on, when 8%
+of the time has passed, and reviewed each time that half of the rest is done: it changes where the step time has changed by
+more than REVIEW_CHANGE; at once, where the rest would take too long. With a wsd schedule the stable phase and the decay are
+reviewed separately, and the number is decided again where the stable phase ends, or when the time for it has passed: the
+learning rate there does not depend on the number of steps, and the decay keeps its share of the time. A decay that has begun
+keeps its first step.
 
-The minutes are those of the whole training: validations and checkpoints, which are timed apart from the steps, are counted in
-what is left. Each decision and review is recorded in the recipe (train.revised) before the next step, and where the next one is
-due follows from the last: a run that is killed and resumed reads the same learning rates and samples as one that is not.
+The minutes are those of the whole training: validations and checkpoints are timed apart from steps and included in the
+forecast. Each decision is recorded in the recipe (train.revised) before the next step, and the next one is due relative to
+it: a run that is killed and resumed uses the same learning rates and samples as one that is not.
 """
 
 from __future__ import annotations
@@ -20,69 +21,63 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from bessemer.layout.dial import FORWARD_SHARE, SAVING_SHARE
-from bessemer.parallel.team import Team
+from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Batches, Recipe, dump
 from bessemer.recipe.optimization import Revision
 from bessemer.run import RunFolder, write_atomic
 from bessemer.terminal import say
 from bessemer.tokens.loader import Batch, Reader, prefetched
 
-EARLY, LATE = 0.08, 0.2  # shares of that time: the first decision, and that after which few steps are enough for it
-REVIEW_CHANGE = 0.05  # of the steps that are left: a review that finds less leaves them as they are
+EARLY, LATE = 0.08, 0.2  # shares of the minutes: first decision; when few timed steps are enough for it
+REVIEW_CHANGE = 0.05  # smallest change of the remaining steps that a review makes
 RESERVE = 0.01  # of the minutes: the last steps are not always as fast as the mean
-LATE_CHANGE = 0.15  # of the time that is left: what the rest would take longer, for a review at once
-SHOWN_CHANGE = 0.1  # of the steps that were last shown
-MIN_STEPS, FEW_STEPS, SLOW_START = 24, 3, 2  # steps timed before it; at the least; steps at the start that tell nothing
-CLOCK_EVERY = 8  # steps between two readings of the clock, as all processes have to agree
+LATE_CHANGE = 0.15  # of the remaining time: delay that triggers a review at once
+SHOWN_CHANGE = 0.1  # of the number of steps last shown: a larger change is shown
+MIN_STEPS, FEW_STEPS, SLOW_START = 24, 3, 2  # timed steps of the first decision; at least; first steps, not timed
+CLOCK_EVERY = 8  # steps between readings of the clock, which need a collective
 
 
 @dataclass
-class Timed:
-    """Work between steps: how often it was done, and its seconds in all."""
+class Timer:
+    """Count and total seconds of validations or saves."""
 
     count: int = 0
     seconds: float = 0.0
 
     @property
-    def each(self) -> float | None:
+    def mean(self) -> float | None:
         """Mean seconds; None before the first."""
         return self.seconds / self.count if self.count else None
 
 
 class Pace:
-    """How many steps a run has, and when that is decided once more; what of its time goes into validations and checkpoints."""
+    """Decides the number of steps and times what happens between them."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        run: RunFolder,
-        team: Team,
-        first: int,
-        unique_tokens: int,
-        scored_tokens: int,
+        self, recipe: Recipe, run: RunFolder, mesh: ProcessMesh, first: int, unique_tokens: int, scored_tokens: int,
         started: float,
-    ) -> None:
-        """first: the step it goes on from; unique_tokens: to train on, for train.max_epochs; scored_tokens: of a validation;
-        started: when the training began, by perf_counter."""
+    ) -> None:  # fmt: skip
+        """first: the step that it resumes from; unique_tokens: of the training text, for train.max_epochs; scored_tokens: of a
+        validation; started: when the training began, by perf_counter."""
         assert recipe.train.steps is not None, "the recipe is resolved"
-        self.recipe, self._run, self._team = recipe, run, team
+        self.recipe, self._run, self._mesh = recipe, run, mesh
         self.steps, self._sizes = recipe.train.steps, Batches.of(recipe)
         self._shown_steps = self.steps
-        self._first = self._counted_from = first
-        self._scored, self._started, self._mark = scored_tokens, started, perf_counter()
-        self.between = {"validation": Timed(), "saving": Timed()}
+        self._first = self._marked_step = first
+        self._scored_tokens, self._started, self._mark = scored_tokens, started, perf_counter()
+        self._timers = {"validation": Timer(), "saving": Timer()}
         self._between_at_mark = 0.0
-        self._limit = 0
+        self._limit = math.inf
         if recipe.train.max_epochs is not None:
             samples = math.ceil(recipe.train.max_epochs * unique_tokens / self._sizes.length)
             self._limit = self._sizes.steps_for(samples)
         capped = (recipe.tokens.max_epochs, *(source.max_epochs for source in recipe.corpus.sources))
-        # The order of such a mixture is planned over the whole run: other samples would have been read until now.
-        self._is_fixed = bool(recipe.tokens.schedule) or any(limit is not None for limit in capped)
-        self._seconds = 60 * (recipe.train.minutes or 0.0)
+        # The order of such a mixture is planned over the whole run: other samples would have been read already.
+        is_fixed = bool(recipe.tokens.schedule) or any(limit is not None for limit in capped)
+        self._budget = 0.0 if is_fixed else 60 * (recipe.train.minutes or 0.0)
 
     def batches(self, loader: Reader, samples: int) -> Iterator[Batch]:
-        """The batches from where the run stands to its last step, prefetched; samples: consumed before."""
+        """The prefetched batches up to the last step; samples: consumed before."""
         step = self._first
         while step < self.steps:
             until = self.steps
@@ -94,108 +89,109 @@ class Pace:
 
     @contextmanager
     def timing(self, what: str) -> Iterator[None]:
-        """Around a validation or the saving of a checkpoint."""
-        began = perf_counter()
+        """Time a "validation" or the "saving" of a checkpoint."""
+        begun = perf_counter()
         yield
-        timed = self.between[what]
-        timed.count, timed.seconds = timed.count + 1, timed.seconds + perf_counter() - began
+        timer = self._timers[what]
+        timer.count, timer.seconds = timer.count + 1, timer.seconds + perf_counter() - begun
 
-    def taken(self) -> dict[str, float]:
-        """Seconds since the training began, and those of them between the steps."""
-        parts = {what: timed.seconds for what, timed in self.between.items()}
-        return {"seconds": perf_counter() - self._started, **parts}
-
-    def _step_seconds(self, timed: int) -> float:
-        """Mean of the steps since the last decision, so many, without what came between them."""
-        apart = sum(one.seconds for one in self.between.values()) - self._between_at_mark
-        return (perf_counter() - self._mark - apart) / timed
-
-    def _mark_here(self, step: int) -> None:
-        self._counted_from, self._mark = step, perf_counter()
-        self._between_at_mark = sum(timed.seconds for timed in self.between.values())
+    def seconds(self) -> dict[str, float]:
+        """Seconds since the training began, and those of validations and saves."""
+        between = {what: timer.seconds for what, timer in self._timers.items()}
+        return {"seconds": perf_counter() - self._started, **between}
 
     def revise(self, step: int) -> bool:
-        """After `step` steps: decide how many there are in all, if that is due. Every process calls it; True where the number
-        was decided, and the recipe is another one."""
-        timed = step - self._counted_from
-        if step == self._first + SLOW_START and timed == SLOW_START:
-            self._mark_here(step)
+        """After `step` steps, decide the number of steps again if that is due; True when it was, and `recipe` has changed.
+        Collective."""
+        num_timed = step - self._marked_step
+        if step == self._first + SLOW_START and num_timed == SLOW_START:
+            self._mark_step(step)
             return False
-        if (
-            not timed
-            or not self._may_decide(step)
-            or not self._team.any(self._team.is_first and self._is_due(step, timed))
-        ):
+        if not num_timed or not self._may_decide(step):
+            return False
+        if not self._mesh.any(self._mesh.is_main and self._is_due(step, num_timed)):
             return False
         elapsed = perf_counter() - self._started
-        mine = self._step_seconds(timed), elapsed, *(one.each for one in self.between.values())
+        measured = self._step_seconds(num_timed), elapsed, *(timer.mean for timer in self._timers.values())
         seconds, spent, validation, saving = (
-            None if None in values else max(values) for values in zip(*self._team.gather(mine), strict=True)
+            None if None in values else max(values) for values in zip(*self._mesh.gather(measured), strict=True)
         )
         assert seconds is not None and spent is not None
-        steps = step + self._steps_left(step, seconds, spent, validation, saving)
-        steps = max(min(steps, self._limit) if self._limit else steps, step + 1)
-        is_review = bool(self.recipe.train.revised) and self._reviews_at(step)
+        steps = step + self._affordable_steps(step, seconds, spent, validation, saving)
+        steps = max(int(min(steps, self._limit)), step + 1)
+        is_review = bool(self.recipe.train.revised) and self._is_review_due(step)
         if is_review and abs(steps - self.steps) <= REVIEW_CHANGE * (self.steps - step):
             steps = self.steps
-        self._decide(step, steps, seconds, is_review)
-        self._mark_here(step)
+        self._decide(step, steps, is_review)
+        if self._mesh.is_main:
+            self._publish(step, seconds)
+        self._mark_step(step)
         return True
 
-    def _steps_left(
+    def _mark_step(self, step: int) -> None:
+        """Time steps from here on."""
+        self._marked_step, self._mark = step, perf_counter()
+        self._between_at_mark = sum(timer.seconds for timer in self._timers.values())
+
+    def _step_seconds(self, num_timed: int) -> float:
+        """Mean of the steps since the last mark, without validations and saves."""
+        between = sum(timer.seconds for timer in self._timers.values()) - self._between_at_mark
+        return (perf_counter() - self._mark - between) / num_timed
+
+    def _affordable_steps(
         self, step: int, seconds: float, spent: float, validation: float | None, saving: float | None
     ) -> int:
-        """Steps that the rest of the time allows, at `seconds` each. spent: since the training began; validation, saving: seconds
-        of one, None before the first."""
-        train, budget = self.recipe.train, (1.0 - RESERVE) * self._seconds
+        """Steps that fit into the rest of the time, at `seconds` each. spent: since the training began; validation, saving:
+        seconds of one, None before the first."""
+        train, budget = self.recipe.train, (1.0 - RESERVE) * self._budget
         if validation is None:
-            validation = FORWARD_SHARE * seconds * self._scored / (train.global_batch_tokens or 1)
+            validation = FORWARD_SHARE * seconds * self._scored_tokens / (train.global_batch_tokens or 1)
         if saving is None:
             saving, budget = 0.0, budget * (1.0 - SAVING_SHARE)
         intervals = train.validate_every or self.steps, self.recipe.checkpoint.every or self.steps
-        whole_step = seconds + validation / intervals[0] + saving / intervals[1]
-        # What a resumed run took before; what this step, which is not over, and the last one bring.
-        spent += self._first * whole_step
-        for each, interval in zip((validation, saving), intervals, strict=True):
-            spent += each * (1 + (step % interval == 0))
-        return int((budget - spent) / whole_step)
+        step_cost = seconds + validation / intervals[0] + saving / intervals[1]
+        spent += self._first * step_cost  # by the run before it was resumed
+        for cost, interval in zip((validation, saving), intervals, strict=True):
+            spent += cost * (1 + (step % interval == 0))  # after the last step, and after this one
+        return int((budget - spent) / step_cost)
 
     def _may_decide(self, step: int) -> bool:
-        """Whether a decision can be due: what all processes know without the clock."""
-        train, schedule = self.recipe.train, self.recipe.train.schedule
-        if not self._seconds or self._is_fixed or step >= self.steps - 1:
+        """Whether a decision can be due, as far as all processes know without the clock."""
+        train = self.recipe.train
+        if not self._budget or step >= self.steps - 1:
             return False
         if not train.revised:
             return True
         if step <= train.revised[-1].at:
             return False
-        ends_stable = self._is_stable and step == schedule.decay_start(self.steps)
-        return self._reviews_at(step) or ends_stable or (step % CLOCK_EVERY == 0 and self._can_review(step))
+        reads_clock = step % CLOCK_EVERY == 0 and self._can_review(step)
+        return self._is_review_due(step) or self._ends_stable_phase(step) or reads_clock
 
-    def _is_due(self, step: int, timed: int) -> bool:
-        elapsed, schedule = perf_counter() - self._started, self.recipe.train.schedule
-        if self.recipe.train.revised:
-            each = self._step_seconds(timed)
-            left = self._seconds - elapsed - self._first * each  # what a resumed run took before is about that
-            ends_stable = self._is_stable and (
-                left <= schedule.decay_share * self._seconds or step == schedule.decay_start(self.steps)
-            )
-            is_late = self._can_review(step) and (self.steps - step) * each > (1.0 + LATE_CHANGE) * left
-            return ends_stable or is_late or self._reviews_at(step)
-        # Where half of the planned steps are done, they were fast, and the run would soon be over.
-        few = timed >= FEW_STEPS and (elapsed >= LATE * self._seconds or 2 * step >= self.steps)
-        return few or (elapsed >= EARLY * self._seconds and timed >= MIN_STEPS)
+    def _is_due(self, step: int, num_timed: int) -> bool:
+        elapsed = perf_counter() - self._started
+        if not self.recipe.train.revised:
+            # Where half of the planned steps are done they were fast, and the run would soon be over.
+            is_late = elapsed >= LATE * self._budget or 2 * step >= self.steps
+            return (num_timed >= FEW_STEPS and is_late) or (num_timed >= MIN_STEPS and elapsed >= EARLY * self._budget)
+        seconds = self._step_seconds(num_timed)
+        left = self._budget - elapsed - self._first * seconds  # estimated for the run before it was resumed
+        decay_share = self.recipe.train.schedule.decay_share
+        is_decay_time = self._is_stable and left <= decay_share * self._budget
+        is_too_slow = self._can_review(step) and (self.steps - step) * seconds > (1.0 + LATE_CHANGE) * left
+        return is_decay_time or self._ends_stable_phase(step) or is_too_slow or self._is_review_due(step)
 
-    def _reviews_at(self, step: int) -> bool:
-        """Whether a review is due: half-way from the last decision to the end of the phase, or soon after where the run was
-        resumed just before."""
+    def _is_review_due(self, step: int) -> bool:
+        """Half-way from the last decision to the end of the phase, or soon after the run was resumed."""
         last = self.recipe.train.revised[-1].at
         return self._can_review(step) and step >= last + (self._phase_end - last) // 2
 
     def _can_review(self, step: int) -> bool:
-        """Whether enough steps were timed for a review, and were left after the last one to be worth it."""
+        """Whether enough steps were timed, and enough were left after the last decision."""
         end, last = self._phase_end, self.recipe.train.revised[-1].at
-        return (end - last) // 2 >= FEW_STEPS and step < end and step - self._counted_from >= FEW_STEPS
+        return (end - last) // 2 >= FEW_STEPS and step < end and step - self._marked_step >= FEW_STEPS
+
+    def _ends_stable_phase(self, step: int) -> bool:
+        return self._is_stable and step == self.recipe.train.schedule.decay_start(self.steps)
 
     @property
     def _is_stable(self) -> bool:
@@ -207,27 +203,28 @@ class Pace:
     def _phase_end(self) -> int:
         return self.recipe.train.schedule.decay_start(self.steps) if self._is_stable else self.steps
 
-    def _decide(self, step: int, steps: int, seconds: float, is_review: bool) -> None:
-        train, planned = self.recipe.train, self.steps
-        changed: dict[str, object] = {"steps": steps, "revised": (*train.revised, Revision(at=step, planned=planned))}
-        schedule = train.schedule
-        # Where the stable phase ends; of a run that became much longer it goes on, and its end is a new occasion.
-        near = (
-            REVIEW_CHANGE * steps if not is_review and (train.revised or step == schedule.decay_start(planned)) else 0.0
-        )
-        if self._is_stable and schedule.decay_start(steps) <= step + near:
-            changed["schedule"] = schedule.model_copy(update={"decay_at": step})
-        self.recipe = self.recipe.model_copy(update={"train": train.model_copy(update=changed)})
+    def _decide(self, step: int, steps: int, is_review: bool) -> None:
+        """Set the number of steps in the recipe, and begin the decay where its start has been reached."""
+        train, schedule = self.recipe.train, self.recipe.train.schedule
+        revised = (*train.revised, Revision(at=step, planned=self.steps))
+        changes: dict[str, object] = {"steps": steps, "revised": revised}
+        # A decision at the end of the stable phase begins the decay also where its start is now only a little later.
+        ends_phase = not is_review and (bool(train.revised) or step == schedule.decay_start(self.steps))
+        tolerance = REVIEW_CHANGE * steps if ends_phase else 0.0
+        if self._is_stable and schedule.decay_start(steps) <= step + tolerance:
+            changes["schedule"] = schedule.model_copy(update={"decay_at": step})
+        self.recipe = self.recipe.model_copy(update={"train": train.model_copy(update=changes)})
         self.steps = steps
-        if not self._team.is_first:
-            return
+
+    def _publish(self, step: int, seconds: float) -> None:
+        """Write the recipe into the run folder, and show a large change."""
         if self._run.recipe.exists():
-            kept = self._run.recipe.read_text(encoding="utf-8").splitlines()
-            comments = [line.removeprefix("# ") for line in kept if line.startswith("#")]
+            lines = self._run.recipe.read_text(encoding="utf-8").splitlines()
+            comments = [line.removeprefix("# ") for line in lines if line.startswith("#")]
             write_atomic(self._run.recipe, dump(self.recipe, comments))
-        if abs(steps - self._shown_steps) > SHOWN_CHANGE * self._shown_steps:
+        if abs(self.steps - self._shown_steps) > SHOWN_CHANGE * self._shown_steps:
             say(
                 f"  after step {step:,}: {1000 * seconds:.3g} ms a step, so {self._shown_steps:,} planned steps become "
-                f"{steps:,} to keep to {train.minutes:g} minutes"
+                f"{self.steps:,} to keep to {self.recipe.train.minutes:g} minutes"
             )
-            self._shown_steps = steps
+            self._shown_steps = self.steps

@@ -1,7 +1,7 @@
-"""In which arithmetic the matrix products run, and the proof that what was asked for is what runs.
+"""The precision of matmuls, and a probe that the requested one is what runs.
 
-Weights, their gradients and the optimizer are fp32 in every precision (fp64 in fp64, which is for proofs); autocast narrows
-the operands of the products alone, whose sums are kept in fp32 (Micikevicius et al. 2018, sections 3.1 and 3.3).
+Weights, gradients and optimizer are fp32 in every precision (fp64 in fp64, which is for tests); autocast narrows only the
+operands of matmuls, which accumulate in fp32 (Micikevicius et al. 2018, sections 3.1 and 3.3).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TENSOR_CORES_8 = (8, 9)  # and in fp8 (Ada, Hopper)
 
 @dataclass(frozen=True)
 class Precision:
-    """How matrix products are computed.
+    """How matmuls are computed.
 
-    autocast: type their operands are narrowed to; None: they stay fp32; tf32: fp32 operands may be rounded to tf32 in
-    the product; scaled: the loss is scaled dynamically; fp8: how operands of the blocks' products are scaled to fp8;
-    significand: bits after the leading one that an operand keeps; weights: type of weights, gradients and optimizer.
+    autocast: dtype of their operands, None: fp32; tf32: fp32 operands may be rounded to tf32; scaled: the loss is scaled
+    dynamically; fp8: scaling of the blocks' operands in fp8; significand: bits after the leading one that an operand keeps;
+    weights: dtype of weights, gradients and optimizer.
     """
 
     name: str
@@ -41,19 +41,19 @@ class Precision:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the activations."""
+        """Dtype of the activations."""
         return self.autocast or self.weights
 
     @property
     def widths(self) -> dict[str, int]:
-        """Bytes of an activation, and of a weight's copy that lives until the backward pass; fp8 keeps the weight."""
+        """Bytes of an activation, and of a weight's cast that is saved for the backward pass; fp8 saves the weight itself."""
         copied = self.autocast is not None and self.fp8 is None
         return {"bytes_per_activation": self.dtype.itemsize, "bytes_per_cast": self.dtype.itemsize if copied else 0}
 
 
 PRECISIONS = {
-    found.name: found
-    for found in (
+    precision.name: precision
+    for precision in (
         Precision("fp64", None, tf32=False, scaled=False, fp8=None, significand=52, weights=torch.float64),
         Precision("fp32", None, tf32=False, scaled=False, fp8=None, significand=23),
         Precision("tf32", None, tf32=True, scaled=False, fp8=None, significand=10),
@@ -66,7 +66,7 @@ PRECISIONS = {
 
 
 def available(place: torch.device) -> list[str]:
-    """The precisions a device can compute in. A CPU takes bf16 and fp16 too, slowly: for tests and for studies."""
+    """The precisions a device can compute in. A CPU can do bf16 and fp16 too, slowly: for tests and studies."""
     if place.type != "cuda":
         return ["fp32", "bf16", "fp16", "fp64"]
     capability = torch.cuda.get_device_capability(place)
@@ -75,43 +75,43 @@ def available(place: torch.device) -> list[str]:
     return names + (["fp8", "fp8-rowwise"] if capability >= TENSOR_CORES_8 else [])
 
 
-def chosen(asked: str, place: torch.device, device_name: str) -> Precision:
+def chosen(requested: str, place: torch.device, device_name: str) -> Precision:
     """The precision of a recipe on a device; auto: bf16 where a GPU has it, else fp32. Raises InputError."""
     names = available(place)
-    if asked == "auto":
+    if requested == "auto":
         return PRECISIONS["bf16" if place.type == "cuda" and "bf16" in names else "fp32"]
-    if asked not in names:
+    if requested not in names:
         raise InputError(
-            f"train.precision: {device_name} cannot compute in {asked}; it has {', '.join(names)}, or use auto"
+            f"train.precision: {device_name} cannot compute in {requested}; it has {', '.join(names)}, or use auto"
         )
-    return PRECISIONS[asked]
+    return PRECISIONS[requested]
 
 
 def apply_flags(precision: Precision) -> None:
-    """Set what torch holds globally. Sums of narrow products stay in fp32: by default torch lets cuBLAS add partial
-    sums of a split product in the narrow type, which is off by more than the operands' own rounding."""
+    """Set torch's global flags. Narrow matmuls accumulate in fp32: by default torch lets cuBLAS add partial sums of a split
+    matmul in the narrow dtype, which loses more than the rounding of the operands."""
     torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def autocast(precision: Precision, place: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Matrix products in a precision; nothing to do in fp32 and tf32."""
+    """Context for matmuls in a precision; empty in fp32 and tf32."""
     if precision.autocast is None:
         return contextlib.nullcontext()
-    # Each weight is used once a pass, so a cache of its narrow copy would only hold memory.
+    # Each weight is used once a pass, so a cache of its cast would only use memory.
     return torch.autocast(place.type, dtype=precision.autocast, cache_enabled=False)
 
 
 def product_of(precision: Precision) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """The function (x, weight, bias) that the blocks' products go through."""
+    """The function (x, weight, bias) of the blocks' matmuls."""
     return linear if precision.fp8 is None else fp8.Product(precision.fp8)
 
 
 def probe(precision: Precision, place: torch.device) -> str:
-    """Compute a product the way the blocks do, and check the type and the bits that come out of it.
+    """Compute a matmul as the blocks do, and check its dtype and significant bits.
 
-    Returns a line for the person. Raises BessemerError when something else runs than what was asked for.
+    Returns a line for the terminal. Raises BessemerError when another precision runs than the requested one.
     """
     apply_flags(precision)
     with torch.no_grad(), autocast(precision, place):
@@ -134,10 +134,10 @@ def probe(precision: Precision, place: torch.device) -> str:
 def surviving_bits(
     product: Callable[[Tensor, Tensor, Tensor | None], Tensor], place: torch.device, dtype: torch.dtype = torch.float32
 ) -> tuple[int, torch.dtype]:
-    """Bits after the leading one that a product keeps of its operands, and the type it gives.
+    """Bits after the leading one that a matmul keeps of its operands, and its output dtype.
 
-    Row p of the left operand holds 1 + 2^-p, which an operand of b bits keeps for p <= b alone, and multiplies the
-    identity. 1.75 in each row is what fp8's largest value, 1.75 x 2^8, is scaled to: then the scale is a power of two.
+    Row p of the left operand has 1 + 2^-p, which an operand of b bits represents only for p <= b, and multiplies the
+    identity. 1.75 in each row makes the fp8 scale a power of two, since fp8's largest value is 1.75 x 2^8.
     """
     size = 512 if place.type == "cuda" else 64  # so large that tensor cores are used
     x = torch.zeros(size, size, dtype=dtype)
@@ -146,17 +146,17 @@ def surviving_bits(
     x[:, 0] = 1.75
     identity = torch.eye(size, device=place, dtype=dtype)
     identity[0, 0] = 1.75
-    found = product(x.to(place), identity, None)
-    kept = (found.to(dtype).cpu()[powers, powers] == x[powers, powers]).tolist()
-    return sum(kept), found.dtype
+    output = product(x.to(place), identity, None)
+    kept = (output.to(dtype).cpu()[powers, powers] == x[powers, powers]).tolist()
+    return sum(kept), output.dtype
 
 
 @dataclass(frozen=True)
 class LossScale:
-    """The factor of the loss in fp16, so that small gradients do not vanish (Micikevicius et al. 2018, section 3.2).
+    """The dynamic loss scale of fp16 (Micikevicius et al. 2018, section 3.2); part of every checkpoint.
 
-    value: a power of two, so that scaling and unscaling round nothing; good: steps without an overflow since it last
-    changed; skipped: steps given up because of an overflow. Part of every checkpoint.
+    value: a power of two, so that scaling is exact; good: steps without an overflow since it last changed; skipped: steps
+    dropped because of an overflow.
     """
 
     value: float = 2.0**16
@@ -167,7 +167,7 @@ class LossScale:
 
     @property
     def can_fall(self) -> bool:
-        """Whether a smaller scale is left to try: below 1 the gradients themselves are too large, not the scale."""
+        """Whether a smaller scale can help: below 1 the gradients themselves are too large."""
         return self.value >= 2.0
 
     def after(self, finite: bool) -> LossScale:

@@ -1,9 +1,9 @@
-"""Where a training step's time goes: a few steps under torch's profiler, as a trace and as a table."""
+"""Where the time of a training step goes: a few steps under torch's profiler, as a trace and as a table."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -20,14 +20,12 @@ from bessemer.run import write_json
 from bessemer.terminal import amount, rate
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import Device, synchronize
-from bessemer.train.exposed import Communication, communication
 
-# The steps that are profiled when nothing speaks against it: past the start, few enough to look at.
-FIRST, COUNT = 10, 3
+FIRST, COUNT = 10, 3  # preferred first step of the window, after warm-up, and its number of steps
 DATA_WAIT = "wait for data"
 
-# What stands around an operator says more than the operator: the head's product belongs to the loss.
-AROUND = {
+# An enclosing event decides before the operator: the head's matmul belongs to the loss.
+ENCLOSING = {
     "data wait": re.compile(DATA_WAIT),
     "optimizer": re.compile(r"Optimizer\.step|clip_grad|foreach_norm|fused_adam"),
     "loss": re.compile(r"CrossEntropy|NllLoss|nll_loss"),
@@ -44,51 +42,58 @@ OPERATORS = {
     ),
 }
 CATEGORIES = (
-    "matrix products",
-    "attention",
-    "loss",
-    "norms and elementwise",
-    "optimizer",
-    "data wait",
-    "communication",
-    "other",
-)
+    "matrix products", "attention", "loss", "norms and elementwise", "optimizer", "data wait", "communication", "other",
+)  # fmt: skip
+HOST_COLLECTIVE = re.compile(r"^gloo:")  # torch's name for a gloo collective in its thread
+DEVICE_COLLECTIVE = re.compile(r"nccl", re.IGNORECASE)
+# Host events that wait for a collective, or only enclose other events.
+NO_COMPUTE = re.compile(r"^c10d|^_c10d|^FSDP::|wait|record_param_comms|^gloo:|^nccl:")
+
+IsPlain = Callable[[int], bool]
+Span = tuple[float, float]  # begin and end, microseconds
 
 
-Quiet = Callable[[int], bool]
+def plain_steps(steps: int, intervals: tuple[int, ...]) -> IsPlain:
+    """Predicate of steps (1-based) after which nothing else happens. intervals: of validations, checkpoints and watching; the
+    run's last step ends with all of them."""
+    return lambda number: number < steps and all(number % every for every in intervals if every)
 
 
-def quiet_of(steps: int, busy: tuple[int, ...]) -> Quiet:
-    """Whether a step (1-based) is nothing but a step. busy: at whose multiples something else happens (a validation, a
-    checkpoint, a look inside), which would be measured too; the last step of the run ends with all of it."""
-    return lambda number: number < steps and all(number % every for every in busy if every)
-
-
-def window(start: int, steps: int, quiet: Quiet) -> range:
-    """The steps to profile of those after `start`: COUNT from FIRST on, else the nearest such, else fewer."""
+def window(start: int, steps: int, is_plain: IsPlain) -> range:
+    """The steps after `start` to profile: COUNT plain ones from FIRST on, else the nearest such, else fewer."""
     for count in range(COUNT, 0, -1):
         firsts = sorted(
             range(start + 1, min(steps, start + 1000) - count + 2), key=lambda f: (abs(f - start - FIRST), f)
         )
         for first in firsts:
-            if all(quiet(number) for number in range(first, first + count)):
+            if all(is_plain(number) for number in range(first, first + count)):
                 return range(first, first + count)
     return range(start + 1, start + 2)
 
 
-@dataclass
-class Profile:
-    """Passes the loop's batches on and profiles the steps of `window` on the way. start: steps done before.
+@dataclass(frozen=True)
+class Communication:
+    """Of one step, in seconds. total: with at least one collective running, waits for other ranks included; exposed: the part
+    not overlapped with compute on this process."""
 
-    traced: the file that the trace is written to; found: seconds of a profiled step by category, once it is over.
+    total: float
+    exposed: float
+
+
+@dataclass
+class StepProfiler:
+    """Passes batches to the loop and profiles the steps of `window` meanwhile. start: steps done before.
+
+    trace: the file that the trace is written to; seconds: of a profiled step by category, once it is over; profiled, plain:
+    seconds of profiled steps, and of others that are plain.
     """
 
     device: Device
     start: int
     window: range
-    quiet: Quiet
-    traced: Path
-    found: dict[str, float] = field(default_factory=dict)
+    is_plain: IsPlain
+    trace: Path
+    seconds: dict[str, float] = field(default_factory=dict)
     communication: Communication | None = None
     profiled: list[float] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
@@ -112,7 +117,7 @@ class Profile:
                 yield batch
                 if running:
                     synchronize(self.device)
-                if running or self.quiet(number):
+                if running or self.is_plain(number):
                     (self.profiled if running else self.plain).append(perf_counter() - mark)
                 if running and number == self.window.stop - 1:
                     profiler.stop()
@@ -123,17 +128,18 @@ class Profile:
                 profiler.stop()
 
     def _read(self, profiler: profile) -> None:
-        self.traced.parent.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(self.traced))
+        self.trace.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(self.trace))
         events = profiler.events()  # type: ignore[no-untyped-call]
         totals = by_category(events, self.device.is_cuda)
-        steps, wall = len(self.profiled), sum(self.profiled)
-        self.found = {name: totals.get(name, 0.0) / steps for name in CATEGORIES}
-        if self.found["communication"]:
+        steps = len(self.profiled)
+        self.seconds = {name: totals.get(name, 0.0) / steps for name in CATEGORIES}
+        if self.seconds["communication"]:
             self.communication = communication(events, self.device.is_cuda, steps)
         else:
-            del self.found["communication"]
-        self.found["other"] = max(wall / steps - sum(v for name, v in self.found.items() if name != "other"), 0.0)
+            del self.seconds["communication"]
+        known = sum(seconds for name, seconds in self.seconds.items() if name != "other")
+        self.seconds["other"] = max(sum(self.profiled) / steps - known, 0.0)
 
 
 def by_category(events: Any, cuda: bool) -> dict[str, float]:
@@ -142,7 +148,7 @@ def by_category(events: Any, cuda: bool) -> dict[str, float]:
     for event in events:
         on_host = event.device_type == torch.autograd.DeviceType.CPU
         if not on_host or event.is_async:
-            continue  # kernels are counted with the operator that started them, a group's threads work beside the step
+            continue  # kernels count with the operator that started them; a process group's threads overlap the step
         name = category(event)
         own = event.self_device_time_total if cuda and name != "data wait" else event.self_cpu_time_total
         totals[name] = totals.get(name, 0.0) + own / 1e6
@@ -150,94 +156,117 @@ def by_category(events: Any, cuda: bool) -> dict[str, float]:
 
 
 def category(event: Any) -> str:
-    """By what stands around the operator, else by the operator or the nearest one around it that has a category."""
+    """By an enclosing event, else by the operator or the nearest enclosing one that has a category."""
     names = []
     while event is not None:
         names.append(event.name)
         event = event.cpu_parent
-    for kind, pattern in AROUND.items():
+    for kind, pattern in ENCLOSING.items():
         if any(pattern.search(name) for name in names):
             return kind
-    for name in names:
-        for kind, pattern in OPERATORS.items():
-            if pattern.search(name):
-                return kind
-    return "other"
+    return next((kind for name in names for kind, pattern in OPERATORS.items() if pattern.search(name)), "other")
 
 
-def of(recipe: Recipe, folder: Path, device: Device, start: int) -> Profile:
-    """What profiles a run that stands at step `start`, away from validations, checkpoints and looks inside."""
-    settings = recipe.train
-    assert settings.steps is not None, "the recipe is resolved"
-    busy = (settings.validate_every or 0, recipe.checkpoint.every or 0, settings.watch_every)
-    quiet = quiet_of(settings.steps, busy)
-    return Profile(device, start, window(start, settings.steps, quiet), quiet, folder / "trace.json.gz")
+def communication(events: Iterable[Any], cuda: bool, steps: int) -> Communication:
+    """From the profiler's events of `steps` steps of one process: on CUDA from kernels, else from host events."""
+    collectives: list[Span] = []
+    compute: list[Span] = []
+    for event in events:
+        on_device = event.device_type != torch.autograd.DeviceType.CPU
+        if on_device != cuda:
+            continue
+        span = (event.time_range.start, event.time_range.end)
+        if (DEVICE_COLLECTIVE if cuda else HOST_COLLECTIVE).search(event.name):
+            collectives.append(span)
+        elif cuda or not (event.cpu_children or NO_COMPUTE.search(event.name)):
+            compute.append(span)
+    collectives = union(collectives)
+    total = length(collectives)
+    overlapped = total + length(union(compute)) - length(union([*collectives, *compute]))
+    return Communication(total / 1e6 / steps, (total - overlapped) / 1e6 / steps)
+
+
+def union(spans: list[Span]) -> list[Span]:
+    """The same instants as disjoint spans, in order."""
+    joined: list[Span] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def length(spans: list[Span]) -> float:
+    """Total length of disjoint spans."""
+    return sum(end - begin for begin, end in spans)
+
+
+def of(recipe: Recipe, folder: Path, device: Device, start: int) -> StepProfiler:
+    """The profiler of a run at step `start`, for steps without a validation, checkpoint or watching."""
+    train = recipe.train
+    assert train.steps is not None, "the recipe is resolved"
+    intervals = (train.validate_every or 0, recipe.checkpoint.every or 0, train.watch_every)
+    is_plain = plain_steps(train.steps, intervals)
+    return StepProfiler(device, start, window(start, train.steps, is_plain), is_plain, folder / "trace.json.gz")
 
 
 def write(
-    profile: Profile, recipe: Recipe, plan: dict[str, Any], config: ModelConfig, recomputed: int
+    profiler: StepProfiler, recipe: Recipe, plan: dict[str, Any], config: ModelConfig, recomputed: int
 ) -> dict[str, Any]:
-    """Write profile.json beside the trace and return what it holds.
+    """Write profile.json next to the trace and return its contents. plan: the run's; recomputed: blocks.
 
-    plan: the run's; recomputed: blocks that are. MFU and HFU are of the median step that was not profiled, where there
-    is one: the profiler takes time of its own.
+    MFU and HFU are of the median step that was not profiled, where there is one: profiling takes time.
     """
-    tokens, peak = Batches.of(recipe).tokens(profile.window.start - 1), plan["peak_flops"]
+    tokens, peak = Batches.of(recipe).tokens(profiler.window.start - 1), plan["peak_flops"]
     model_flops = plan["flops_per_token"]
     recomputed_flops = recomputed_flops_per_token(recipe, config, recomputed)
-    profiled = sum(profile.profiled) / len(profile.profiled)
-    seconds = median(profile.plain[1:] or profile.plain or [profiled])
+    profiled = sum(profiler.profiled) / len(profiler.profiled)
+    seconds = median(profiler.plain[1:] or profiler.plain or [profiled])
     result = {
-        "steps": [profile.window.start, profile.window.stop - 1],
-        "device": profile.device.name,
-        "precision": profile.device.precision,
+        "steps": [profiler.window.start, profiler.window.stop - 1],
+        "device": profiler.device.name,
+        "precision": profiler.device.precision,
         "profiled_step_seconds": profiled,
         "step_seconds": seconds,
-        "seconds": profile.found,
-        **({"communication": asdict(profile.communication)} if profile.communication else {}),
+        "seconds": profiler.seconds,
+        **({"communication": asdict(profiler.communication)} if profiler.communication else {}),
         "tokens": tokens,
         "flops_per_token": model_flops,
         "recomputed_flops_per_token": recomputed_flops,
         "peak_flops": peak,
         "mfu": model_flops * tokens / seconds / peak,
         "hfu": (model_flops + recomputed_flops) * tokens / seconds / peak,
-        "trace": str(profile.traced),
+        "trace": str(profiler.trace),
     }
-    write_json(profile.traced.parent / "profile.json", result)
+    write_json(profiler.trace.parent / "profile.json", result)
     return result
 
 
 def show(result: dict[str, Any]) -> str:
-    """The table for a person."""
-    first, last = result["steps"]
-    profiled = result["profiled_step_seconds"]
+    """The table that a person reads."""
+    (first, last), profiled = result["steps"], result["profiled_step_seconds"]
+
+    def row(name: str, seconds: float, share: bool = True) -> str:
+        return f"  {name:<22}{1e3 * seconds:>10.2f} ms" + (f"{seconds / profiled:>8.1%}" if share else "")
+
+    by_time = sorted(result["seconds"].items(), key=lambda item: (item[0] == "other", -item[1]))
     lines = [f"Where the time of a step goes (steps {first} to {last}, {result['device']}, {result['precision']})", ""]
-    for name, seconds in sorted(result["seconds"].items(), key=lambda item: (item[0] == "other", -item[1])):
-        lines.append(f"  {name:<22}{1e3 * seconds:>10.2f} ms{seconds / profiled:>8.1%}")
-    lines += [
-        f"  {'the profiled step':<22}{1e3 * profiled:>10.2f} ms",
-        f"  {'a step as it is':<22}{1e3 * result['step_seconds']:>10.2f} ms",
-        *_communication(result, profiled),
-        "",
-        f"  {result['flops_per_token']:.4g} FLOP a token by the model's formula"
-        + (
-            f", {result['recomputed_flops_per_token']:.4g} computed again"
-            if result["recomputed_flops_per_token"]
-            else ""
-        )
-        + f"; {amount(result['tokens'] / result['step_seconds'])} tokens/s",
-        f"  MFU {result['mfu']:.1%}, HFU {result['hfu']:.1%} of {rate(result['peak_flops'])}",
-        "",
-        f"  trace: {result['trace']} (chrome://tracing or ui.perfetto.dev)",
-    ]
-    return "\n".join(lines)
-
-
-def _communication(result: dict[str, Any], profiled: float) -> list[str]:
-    told = result.get("communication")
-    if told is None:
-        return []
-    return [
-        f"  {'collectives under way':<22}{1e3 * told['total']:>10.2f} ms{told['total'] / profiled:>8.1%}",
-        f"  {'  nothing beside them':<22}{1e3 * told['exposed']:>10.2f} ms{told['exposed'] / profiled:>8.1%}  (rank 0)",
-    ]
+    lines += [row(name, seconds) for name, seconds in by_time]
+    lines += [row("the profiled step", profiled, False), row("a step as it is", result["step_seconds"], False)]
+    if (collectives := result.get("communication")) is not None:
+        lines += [row("collectives running", collectives["total"])]
+        lines += [row("  not overlapped", collectives["exposed"]) + "  (rank 0)"]
+    recomputed = result["recomputed_flops_per_token"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"  {result['flops_per_token']:.4g} FLOP a token by the model's formula"
+            + (f", {recomputed:.4g} recomputed" if recomputed else "")
+            + f"; {amount(result['tokens'] / result['step_seconds'])} tokens/s",
+            f"  MFU {result['mfu']:.1%}, HFU {result['hfu']:.1%} of {rate(result['peak_flops'])}",
+            "",
+            f"  trace: {result['trace']} (chrome://tracing or ui.perfetto.dev)",
+        ]
+    )

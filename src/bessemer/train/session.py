@@ -1,67 +1,147 @@
-"""A run's training in this process: the device, what is said about it, the loop, and the profile when asked for."""
+"""Set-up of a training on this process: the device, the model and its starting weights, and the other parts of the loop."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
+import torch
+
+from bessemer.checkpoint import latest
 from bessemer.checkpoint.protocol import published
 from bessemer.environment import describe
-from bessemer.layout.flops import devices_of
-from bessemer.parallel.team import ALONE, Team
-from bessemer.recipe import Recipe
+from bessemer.layout.flops import devices_of, recomputed_flops_per_token, step_flops_per_token
+from bessemer.model.config import ModelConfig
+from bessemer.model.transformer import build_model, meta_model
+from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
+from bessemer.recipe import Batches, Recipe
 from bessemer.run import RunFolder, read_json, write_json
-from bessemer.terminal import say
+from bessemer.terminal import say, warn
+from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train import loop
 from bessemer.train import profile as profiles
+from bessemer.train.audit import MixtureCounts
 from bessemer.train.device import Device
-from bessemer.train.loop import TrainSummary
+from bessemer.train.loop import Training, TrainSummary
+from bessemer.train.metrics import Rates
+from bessemer.train.pace import Pace
 from bessemer.train.precision import probe
 from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
+from bessemer.train.split import initial_weights
+from bessemer.train.start import is_continued, no_dropout_line, start_from, starting_model
+from bessemer.train.state import Position, Saver, restore
+from bessemer.train.step import TrainStep
 from bessemer.train.task import config_of
 
 
 def train_here(
-    recipe: Recipe, run: RunFolder, plan: dict[str, Any], profile: bool, device: Device, team: Team = ALONE
-) -> TrainSummary:
-    """Train a resolved recipe; plan: what plan.json holds; profile: a few steps under the profiler, into profile/."""
+    recipe: Recipe, run: RunFolder, plan: dict[str, Any], profile: bool, device: Device,
+    mesh: ProcessMesh = SINGLE_PROCESS,
+) -> TrainSummary:  # fmt: skip
+    """Train a resolved recipe on this process of the mesh. plan: contents of plan.json; profile: a few steps, into profile/."""
     done = published(run.checkpoints)
     store = TokenStore.open(run.tokens)
-    if team.is_first:
+    if mesh.is_main:
         store.verify()
     devices.make_deterministic()
-    if team.is_first and not run.environment.exists():
+    if mesh.is_main and not run.environment.exists():
         write_json(run.environment, describe(device.name, device.precision))
     say(f"  on {device.name}, {device.precision}{', compiled' if device.compile else ''}")
     say(f"  {probe(device.arithmetic, device.place)}")
     if not device.is_cuda:
-        # What the plan's measured steps and earlier stages freed would count as this training's base.
+        # Memory freed by measurements and earlier stages must not count as this training's base.
         devices.release_unused(device)
         devices.keep_freed_memory()
         devices.reset_peak_resident()
     config = config_of(recipe, store.vocabulary, len(store.labels))
     # This process's own base and blocks: those of the process that planned differ, as after a resume.
-    blocks = blocks_recomputed(recipe, config, device)
-    plan = {**plan, "memory_bytes": memory_of(recipe, config, device, blocks, base_bytes(device)).to_dict()}
-    if team.is_first:
-        write_json(run.plan, {**read_json(run.plan), "memory_bytes": plan["memory_bytes"]})
-    looks = profiles.of(recipe, run.profile, device, done[-1] if done else 0) if profile and team.is_first else None
-    arguments = (
-        recipe,
-        run,
-        store,
-        device,
-        plan["peak_flops"] * devices_of(recipe, device.is_cuda),
-        plan["memory_bytes"]["total"],
-    )
+    recomputed = blocks_recomputed(recipe, config, device)
+    memory = memory_of(recipe, config, device, recomputed, base_bytes(device)).to_dict()
+    if mesh.is_main:
+        write_json(run.plan, {**read_json(run.plan), "memory_bytes": memory})
+    profiler = profiles.of(recipe, run.profile, device, done[-1] if done else 0) if profile and mesh.is_main else None
+    peak = plan["peak_flops"] * devices_of(recipe, device.is_cuda)
     gc.collect()
-    gc.freeze()  # libraries' objects: going through them took 0.2 s of each collection around a validation
+    gc.freeze()  # collections around a validation took 0.2 s more with the libraries' objects
     try:
-        made = loop.train(*arguments, observed=looks or (lambda batches: batches), team=team, recomputed=blocks)
+        observe = profiler or (lambda batches: batches)
+        training = set_up(recipe, config, run, store, device, mesh, recomputed, peak, memory["total"], observe)
+        summary = loop.train(training)
     finally:
         gc.unfreeze()
-    if looks and looks.found:
-        profiles.write(looks, recipe, read_json(run.plan), config, made.recomputed)
-    return made
+    if profiler and profiler.seconds:
+        profiles.write(profiler, recipe, read_json(run.plan), config, summary.recomputed)
+    return summary
+
+
+def set_up(
+    recipe: Recipe, config: ModelConfig, run: RunFolder, store: TokenStore, device: Device, mesh: ProcessMesh,
+    recomputed: int, peak: float, planned_memory: int, observe: Callable[[Iterator[Batch]], Iterator[Batch]],
+) -> Training:  # fmt: skip
+    """The parts of the loop, at the newest checkpoint of the run when there is one.
+
+    recomputed: blocks, as planned; peak: FLOP/s of all processes together; planned_memory: bytes.
+    """
+    started, sizes = perf_counter(), Batches.of(recipe)
+    checkpoint = latest(run.checkpoints, on_damage=warn, mesh=mesh)
+    step = _step(recipe, config, device, store, mesh, checkpoint is not None, recomputed)
+    loader = step.task.loader(recipe, store, mesh.data_rank, mesh.layout.data)
+    if checkpoint is None and recipe.train.start is not None:
+        say(f"  {start_from(step, Path(recipe.train.start), store)}")
+    if checkpoint is None and (line := no_dropout_line(recipe)) is not None:
+        say(f"  {line}")
+    position = Position(counts=MixtureCounts.zero(loader.mixture))
+    if checkpoint is not None:
+        position = restore(step, checkpoint, store)
+    if len(position.counts.tokens) != len(loader.mixture.aims):  # an older checkpoint, or --accept-changes
+        counts = MixtureCounts.of_order(loader.mixture, position.samples, sizes.length).on_rank_zero(mesh)
+        position = replace(position, counts=counts)
+    if position.step:
+        say(f"  going on from step {position.step} of {recipe.train.steps}")
+    held_out = step.task.held_out(recipe, store, recipe.evaluate.max_tokens)
+    num_scored = sum(part.inputs.size for part in held_out)
+    model_flops = step_flops_per_token(recipe, config)
+    hardware_flops = model_flops + recomputed_flops_per_token(recipe, config, step.recomputed)
+    rates = Rates(model_flops, hardware_flops, peak, device, mesh, run.plan)
+    return Training(
+        run=run,
+        store=store,
+        step=step,
+        loader=loader,
+        held_out=held_out,
+        sizes=sizes,
+        guard=recipe.guard,
+        pace=Pace(recipe, run, mesh, position.step, store.train_tokens, num_scored, started),
+        rates=rates,
+        saver=Saver(recipe, run, step, store),
+        position=position,
+        has_checkpoint=checkpoint is not None,
+        scores_first=position.step == 0 and is_continued(recipe),
+        tensorboard=recipe.report.tensorboard,
+        planned_memory=planned_memory,
+        started=started,
+        observe=observe,
+    )
+
+
+def _step(
+    recipe: Recipe, config: ModelConfig, device: Device, store: TokenStore, mesh: ProcessMesh, has_checkpoint: bool,
+    recomputed: int,
+) -> TrainStep:  # fmt: skip
+    """The step with its starting weights, or with placeholders that a checkpoint will replace."""
+    weights = None
+    if mesh.is_single:
+        model = build_model(config, recipe.run.seed) if has_checkpoint else starting_model(recipe, config)
+    elif has_checkpoint:
+        model, weights = meta_model(config), lambda name, shape: torch.zeros(shape)
+    elif recipe.model.from_ is not None:
+        model = starting_model(recipe, config, mesh.is_main)
+    else:
+        model, weights = meta_model(config), initial_weights(config, recipe.run.seed)
+    return TrainStep(recipe, model, device, store.end_of_text, len(store.sources), mesh, weights, recomputed)

@@ -1,28 +1,33 @@
-"""A large run on one small machine: the real code of a step, on tensors without memory and in a group without others.
+"""The memory of a large run's step on a small machine: the real code, with fake tensors in a fake process group.
 
-Everything that a process of the run would do is done: the same cuts in the same order, a step of forward and backward
-passes, the update. The tensors are fake ones (torch's FakeTensorMode: shapes and types, no values), the process group is
-torch's fake one, which answers every collective at once. A ledger of storages then says what a device would hold, and when.
+Everything that a process of the run would do is done: the same splits in the same order, forward and backward passes, the
+update. The tensors are torch's FakeTensorMode's (shapes and dtypes, no values), the process group is torch's fake one, whose
+collectives return at once. A tracker of storages records what a device would hold, and when.
 
-What differs from a device: kernels are those that torch would pick on a CPU (attention keeps the same: its result and one
+Differences from a device: kernels are those that torch would choose on a CPU (attention keeps the same: its result and one
 number a query), blocks are not compiled, and every sequence is one document.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from bessemer.errors import InputError
 from bessemer.layout import dial
@@ -31,25 +36,162 @@ from bessemer.layout.stages import parts_of
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
-from bessemer.parallel.numbers import clip
-from bessemer.parallel.team import AXES, Team
+from bessemer.parallel.mesh import AXES, ProcessMesh
+from bessemer.parallel.sharded import clip_gradients
 from bessemer.recipe import Batches, Parallel, Recipe
 from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
 from bessemer.train import split
 from bessemer.train.device import Device
-from bessemer.train.ema import WeightAverage
 from bessemer.train.engine import Engine, MicroBatch
-from bessemer.train.ledger import Ledger, total
 from bessemer.train.task import config_of, task_of
 
-STATES = ("weights", "gathered", "gradients", "optimizer", "average")
+OWNERS = ("weights", "gathered", "gradients", "optimizer", "average", "activations")
+STATES = OWNERS[:-1]
+FSDP_GATHERS = ("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy")
+FSDP_REDUCES = ("fsdp::chunk_cat",)
+REDUCE_SCATTERS = ("c10d::_reduce_scatter_base_", "c10d::reduce_scatter_")
+
+
+class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records every storage that operators create while it is entered, and when it grows, shrinks or is freed.
+
+    It counts bytes and allocates none, so it serves real and fake tensors alike. Owners are `weights`, `gathered` (FSDP2's
+    unsharded weights and its buffers for them), `gradients` (whole and sharded, FSDP2's buffers included), `optimizer`,
+    `average` (of the weights), and `activations`: all else. An owner is often known only after the storage is freed, so
+    sums are taken at the end; the first owner of a storage stays. Buffers that C++ code allocates outside of the dispatcher
+    (gloo's own) are not counted.
+
+    `torch.UntypedStorage.resize_` is replaced meanwhile: FSDP2 frees gathered weights by it, it is no operator that a dispatch
+    mode could see, and comparing all sizes at each operator would take longer than the step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._events: list[tuple[int, int]] = []  # (number of the storage, change of its bytes)
+        self._sizes: list[int] = []  # by number, now
+        self._owner: dict[int, str] = {}
+        self._numbers: dict[int, tuple[int, Any]] = {}  # id of a storage to its number and a weak reference
+        self._concatenated: dict[int, list[int]] = {}  # inputs of a concatenation
+        self._marks: dict[str, int] = {}
+
+    def __enter__(self) -> MemoryTracker:
+        self._resize = torch.UntypedStorage.resize_
+        torch.UntypedStorage.resize_ = self._recording(self._resize)  # type: ignore[method-assign]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        result = operator(*arguments, **(options or {}))
+        outputs = [self._number(x) for x in _local_tensors(result)]
+        name = operator._schema.name
+        if name in FSDP_GATHERS:
+            self._assign([*outputs, *self._inputs(arguments, options)], "gathered")
+        elif name in FSDP_REDUCES:
+            numbers = [*outputs, *self._inputs(arguments, options)]
+            self._assign(
+                [*numbers, *(n for number in numbers for n in self._concatenated.get(number, ()))], "gradients"
+            )
+        elif name in REDUCE_SCATTERS:
+            numbers = [*outputs, *self._inputs(arguments, options)]
+            if any(self._owner.get(number) == "gradients" for number in numbers):
+                self._assign(numbers, "gradients")
+        elif name == "aten::cat":  # by which FSDP2 assembles shards along another dimension than the first
+            inputs = self._inputs(arguments, None)
+            for number in outputs:
+                self._concatenated[number] = inputs
+            if any(self._owner.get(number) == "gathered" for number in inputs):
+                self._assign(outputs, "gathered")
+        return result
+
+    def own(self, owner: str, tensors: Iterable[Tensor]) -> None:
+        """Set the owner of tensors' storages; those not seen before count from now on."""
+        for tensor in tensors:
+            self._assign([self._number(x) for x in _local_tensors(tensor)], owner)
+
+    def mark(self, name: str) -> None:
+        """Name this moment."""
+        self._marks[name] = len(self._events)
+
+    def at(self, name: str) -> dict[str, int]:
+        """Bytes by owner at a named moment."""
+        return self._by_owner(self._marks[name])
+
+    def peak(self, start: str, end: str, owners: Iterable[str] = OWNERS) -> dict[str, int]:
+        """Bytes by owner at the moment between two named ones at which `owners` together hold the most."""
+        changes = np.array([change for _, change in self._events], dtype=np.int64)
+        wanted = set(owners)
+        counts = np.array([self._owner.get(number, OWNERS[-1]) in wanted for number, _ in self._events], dtype=bool)
+        live = np.concatenate(([0], np.cumsum(np.where(counts, changes, 0))))
+        first, last = self._marks[start], self._marks[end]
+        return self._by_owner(first + int(np.argmax(live[first : last + 1])))
+
+    def _by_owner(self, end: int) -> dict[str, int]:
+        totals = dict.fromkeys(OWNERS, 0)
+        for number, change in self._events[:end]:
+            totals[self._owner.get(number, OWNERS[-1])] += change
+        return totals
+
+    def _inputs(self, arguments: Any, options: Any) -> list[int]:
+        return [self._number(x) for x in _local_tensors((arguments, options))]
+
+    def _number(self, tensor: Tensor) -> int:
+        """The number of a tensor's storage, recorded when it is new."""
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key in self._numbers:
+            number = self._numbers[key][0]
+        else:
+            number = len(self._sizes)
+            self._sizes.append(0)
+            self._numbers[key] = number, weakref.ref(storage, functools.partial(self._freed, key, number))
+        self._resized(number, storage.nbytes())
+        return number
+
+    def _resized(self, number: int, size: int) -> None:
+        if (change := size - self._sizes[number]) != 0:
+            self._sizes[number] = size
+            self._events.append((number, change))
+
+    def _freed(self, key: int, number: int, reference: Any) -> None:
+        del self._numbers[key]
+        self._concatenated.pop(number, None)
+        self._resized(number, 0)
+
+    def _assign(self, numbers: Iterable[int], owner: str) -> None:
+        for number in numbers:
+            self._owner.setdefault(number, owner)
+
+    def _recording(self, resize: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(resize)
+        def recorded(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            if (known := self._numbers.get(id(storage))) is not None:
+                self._resized(known[0], storage.nbytes())
+            return result
+
+        return recorded
+
+
+def _local_tensors(values: Any) -> list[Tensor]:
+    """The tensors with storage among values; of a DTensor the local shard."""
+    tensors = [x._local_tensor if isinstance(x, DTensor) else x for x in tree_leaves(values) if isinstance(x, Tensor)]
+    return [x for x in tensors if not is_traceable_wrapper_subclass(x) and x.device.type != "meta"]
+
+
+def total(by_owner: Mapping[str, int]) -> int:
+    """Bytes of all owners."""
+    return sum(by_owner.values())
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Bytes by owner (see `Ledger`) of one process: between steps, after the backward passes, when it holds the most, and
-    when weights, gradients and optimizer, with their buffers, are the most."""
+    """Bytes of one process by owner (see MemoryTracker): between steps, after the backward passes, at the peak of all, and at
+    the peak of weights, gradients and optimizer with their buffers."""
 
     between: dict[str, int]
     after_backward: dict[str, int]
@@ -59,7 +201,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What one process would hold. place: on the pipeline axis; seconds: that the simulation took."""
+    """The memory of one process. place: its pipeline coordinate; seconds: of the simulation."""
 
     rank: int
     place: int
@@ -73,101 +215,101 @@ class Simulated:
 
 
 def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
-    """What each place of a recipe's pipeline holds in a step, beside what the plan says: for `bessemer plan --simulate`.
+    """The memory of each pipeline stage's process, simulated and planned: for `bessemer plan --simulate`.
 
-    On GPUs, unless the recipe names the CPU; the plan's allowance for a CPU's heap is left out, since it is no tensor.
+    On GPUs, unless the recipe names the CPU; the plan's allowance for a CPU's heap is left out.
     """
     is_cuda = recipe.train.device != "cpu"
     tokens = dial.MICRO_BATCH_TOKENS if is_cuda else dial.CPU_MICRO_BATCH_TOKENS
     resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=tokens)
     config = config_of(resolved, vocabulary, 0)
-    widths = precisions.PRECISIONS[precision_of(resolved, is_cuda)].widths
+    widths = precisions.PRECISIONS[_precision(resolved, is_cuda)].widths
     recomputed, rows = blocks_recomputed(resolved, config), []
     for part in parts_of(config, resolved.parallel):
-        found = simulate(resolved, config, part.place, is_cuda=is_cuda)
+        simulated = simulate(resolved, config, part.place, is_cuda=is_cuda)
         planned = layout_memory.split_memory(
             resolved, config, [part], base=0, recomputed=recomputed, is_cuda=True, **widths
         )
-        rows.append({**asdict(found), "total": found.total, "planned": planned.to_dict(), "blocks": part.blocks})
+        more = {"total": simulated.total, "planned": planned.to_dict(), "blocks": part.blocks}
+        rows.append({**asdict(simulated), **more})
     return {"processes": resolved.parallel.world, "parameters": config.parameters, "stages": rows}
 
 
 def simulate(recipe: Recipe, config: ModelConfig, place: int = 0, *, is_cuda: bool = True) -> Simulated:
-    """One process of a resolved recipe's run, the first at a place of the pipeline, through one step.
+    """One step of one process of a resolved recipe's run, the first at a pipeline coordinate.
 
-    is_cuda: as on a GPU (train.precision auto is bf16, the loss in chunks as asked for), else as on a CPU. The step has as
-    many micro-batches as it takes to reach the peak, and optimizer state from a step before. Raises InputError where the
+    is_cuda: as on a GPU (train.precision auto is bf16, the loss in the configured chunks), else as on a CPU. The step has as
+    many micro-batches as it takes to reach the peak, and optimizer state from an earlier step. Raises InputError where the
     recipe cannot be simulated or split.
     """
     require_simulable(recipe)
     begun = perf_counter()
     layout = recipe.parallel
-    arithmetic = precisions.PRECISIONS[precision_of(recipe, is_cuda)]
+    arithmetic = precisions.PRECISIONS[_precision(recipe, is_cuda)]
     device = Device(torch.device("cpu"), "simulated", arithmetic, compile=False)
-    task = task_of(_one_document_each(recipe, is_cuda), config, 0)
+    train = recipe.train.model_copy(update={"device": "cuda" if is_cuda else "cpu"})
+    one_document_each = recipe.tokens.model_copy(update={"document_mask": False})
+    task = task_of(recipe.model_copy(update={"tokens": one_document_each, "train": train}), config, 0)
     recomputed = blocks_recomputed(recipe, config)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     rank = place * (layout.world // layout.pipeline)
-    with _group(layout, rank) as team, warnings.catch_warnings():
+    with _fake_group(layout, rank) as mesh, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-        copies = data.uses_ddp(team)
-        # DDP asks for values; what it holds beside the model are the gradients, in buckets that are there from the start.
-        built_by = Team(Parallel(), 0, team.mesh, team.control) if copies else team
-        model, engine = split.build(recipe, config, built_by, task, device, recomputed, None, fake)
-        with fake, Assumed():  # type: ignore[no-untyped-call]
-            moments = watch_step(recipe, config, model, engine, in_buckets=copies)
+        uses_ddp = data.uses_ddp(mesh)
+        # DDP reads values; besides the model it holds only gradients, in buckets that exist from the start.
+        built_mesh = ProcessMesh(Parallel(), 0, mesh.device_mesh, mesh.control) if uses_ddp else mesh
+        model, engine = split.build(recipe, config, built_mesh, task, device, recomputed, None, fake)
+        with fake, AssumedValues():  # type: ignore[no-untyped-call]
+            moments = watch_step(recipe, config, model, engine, in_buckets=uses_ddp)
     return Simulated(rank, place, moments, perf_counter() - begun)
 
 
 def watch_step(
     recipe: Recipe, config: ModelConfig, model: Transformer, engine: Engine, *, in_buckets: bool = False
 ) -> Moments:
-    """A step of a process's part of a run, of made-up tokens, with optimizer state from a step before; real or simulated.
-
-    in_buckets: gradients lie in memory that stays from step to step, as DDP's.
-    """
-    ledger = Ledger()
-    with ledger:
+    """Memory of a step of random tokens on a process's part of a run, real or simulated, with optimizer state from an earlier
+    step. in_buckets: gradients stay allocated from step to step, as DDP's."""
+    with MemoryTracker() as tracker:
         weights = list(model.parameters())
-        ledger.own("weights", [weight.detach() for weight in weights])
+        tracker.own("weights", [weight.detach() for weight in weights])
         trained = [weight for weight in weights if weight.requires_grad]
         optimizer = optimizers.build(model, recipe.train.optimizer)
-        average = WeightAverage(model, recipe.train.ema) if recipe.train.ema else None
+        average = optimizers.WeightAverage(model, recipe.train.ema) if recipe.train.ema else None
         if average is not None:
-            ledger.own("average", average.tensors.values())
+            tracker.own("average", average.tensors.values())
         for weight in trained:
             weight.grad = torch.zeros_like(weight)
         optimizer.step()
-        ledger.own("optimizer", _tensors(list(optimizer.state.values())))
-        parts = [_micro_batch(recipe, config) for _ in range(_micro_batches(recipe))]
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        tracker.own("optimizer", [value for value in states if isinstance(value, Tensor)])
+        parts = [_micro_batch(recipe, config) for _ in range(_num_micro_batches(recipe))]
         if in_buckets:
-            for _ in range(2):  # DDP makes its buckets anew after the first step
+            for _ in range(2):  # DDP rebuilds its buckets after the first step
                 engine.accumulate(parts, len(parts), 1.0)
                 optimizer.zero_grad(set_to_none=False)
-            ledger.own("gradients", _gradients(trained))
+            tracker.own("gradients", _gradients(trained))
         else:
             optimizer.zero_grad(set_to_none=True)
-        ledger.mark("start")
+        tracker.mark("start")
         engine.accumulate(parts, len(parts), 1.0)
-        ledger.own("gradients", _gradients(trained))
-        ledger.mark("backward")
-        clip(trained, recipe.train.optimizer.clip_norm, 1.0)
+        tracker.own("gradients", _gradients(trained))
+        tracker.mark("backward")
+        clip_gradients(trained, recipe.train.optimizer.clip_norm, 1.0)
         optimizer.step()
         if average is not None:
             average.update(0)
-        ledger.mark("end")
-    peak, states = ledger.peak("start", "end"), ledger.peak("start", "end", STATES)
-    return Moments(ledger.at("start"), ledger.at("backward"), peak, states)
+        tracker.mark("end")
+    peak, states_peak = tracker.peak("start", "end"), tracker.peak("start", "end", STATES)
+    return Moments(tracker.at("start"), tracker.at("backward"), peak, states_peak)
 
 
-def precision_of(recipe: Recipe, is_cuda: bool) -> str:
-    """The name of the precision that is simulated."""
+def _precision(recipe: Recipe, is_cuda: bool) -> str:
     asked = recipe.train.precision
     return asked if asked != "auto" else "bf16" if is_cuda else "fp32"
 
 
 def blocks_recomputed(recipe: Recipe, config: ModelConfig) -> int:
-    """Blocks that recompute; with a budget all of them, since how much the devices have free is not known here."""
+    """Recomputed blocks; with a budget all of them, since the devices' free memory is not known here."""
     return 0 if recipe.train.recompute == "none" else config.layers
 
 
@@ -186,8 +328,8 @@ def require_simulable(recipe: Recipe) -> None:
         )
 
 
-class Assumed(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers what code asks of values that nobody has: yes, or 1."""
+class AssumedValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Replaces values that code reads from fake tensors: True, or 1."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         if operator is torch.ops.aten._local_scalar_dense.default:
@@ -197,40 +339,31 @@ class Assumed(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def _group(layout: Parallel, rank: int) -> Iterator[Team]:
-    """This process as one of a group whose others do not exist."""
+def _fake_group(layout: Parallel, rank: int) -> Iterator[ProcessMesh]:
+    """This process in a fake process group, without the others."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
         raise InputError("simulate: this process belongs to a group already; simulate in a process of its own")
     dist.init_process_group("fake", rank=rank, world_size=layout.world, store=FakeStore())  # type: ignore[no-untyped-call]
     try:
-        mesh = init_device_mesh("cpu", tuple(int(getattr(layout, axis)) for axis in AXES), mesh_dim_names=AXES)
-        yield Team(layout, rank, mesh, dist.group.WORLD)
+        device_mesh = init_device_mesh("cpu", tuple(int(getattr(layout, axis)) for axis in AXES), mesh_dim_names=AXES)
+        yield ProcessMesh(layout, rank, device_mesh, dist.group.WORLD)
     finally:
         dist.destroy_process_group()
 
 
-def _one_document_each(recipe: Recipe, is_cuda: bool) -> Recipe:
-    train = recipe.train.model_copy(update={"device": "cuda" if is_cuda else "cpu"})
-    tokens = recipe.tokens.model_copy(update={"document_mask": False})
-    return recipe.model_copy(update={"tokens": tokens, "train": train})
-
-
-def _micro_batches(recipe: Recipe) -> int:
-    """As few as reach the peak: one that comes first and one that comes last; in a pipeline two rounds, but for gpipe, which
-    holds all of them."""
+def _num_micro_batches(recipe: Recipe) -> int:
+    """The fewest that reach the peak: a first and a last one; in a pipeline two rounds, but all of them for gpipe."""
     layout, size = recipe.parallel, recipe.train.micro_batch
     assert size is not None, "the recipe is resolved"
     every = Batches.of(recipe).full // layout.data // size
     if layout.pipeline == 1:
         return min(every, 2)
     enough = range(2 * layout.pipeline * layout.stages_each, every)
-    return (
-        every
-        if layout.schedule == "gpipe"
-        else next((count for count in enough if layout.fits_micro_batches(count)), every)
-    )
+    if layout.schedule == "gpipe":
+        return every
+    return next((count for count in enough if layout.fits_micro_batches(count)), every)
 
 
 def _micro_batch(recipe: Recipe, config: ModelConfig) -> MicroBatch:
@@ -242,7 +375,3 @@ def _micro_batch(recipe: Recipe, config: ModelConfig) -> MicroBatch:
 
 def _gradients(weights: list[torch.nn.Parameter]) -> list[Tensor]:
     return [weight.grad for weight in weights if weight.grad is not None]
-
-
-def _tensors(states: list[dict[str, Any]]) -> list[Tensor]:
-    return [value for state in states for value in state.values() if isinstance(value, Tensor)]

@@ -1,6 +1,7 @@
-"""A model over several processes: cut, wrapped, and given its weights, each process only its own part.
+"""A model over several processes: sharded, wrapped and initialised, each process holding only its own part.
 
-The order is the one in which the cuts lie inside each other.
+The order of `build` is the order in which the splits nest: pipeline stages, tensor, context, activation checkpointing,
+compile, FSDP2 or DDP.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from bessemer.layout.stages import Span, spans, stages_at
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer, initial_tensor, meta_model
-from bessemer.parallel import context, data, stage, tensor, tied
-from bessemer.parallel.local import put
-from bessemer.parallel.pipeline import Pipeline, require_micro_batches, require_schedule
-from bessemer.parallel.stage import Stage
-from bessemer.parallel.team import Team
+from bessemer.parallel import context, data, pipeline, tensor, tied
+from bessemer.parallel.mesh import ProcessMesh
+from bessemer.parallel.pipeline import Pipeline, Stage
+from bessemer.parallel.sharded import put
 from bessemer.recipe import Batches, Recipe
 from bessemer.tokens import outlook
 from bessemer.train import device as devices
@@ -59,16 +59,17 @@ def require_fit(recipe: Recipe, config: ModelConfig, place: torch.device) -> Non
         )
     if layout.pipeline > 1:
         spans(config, layout)
-        require_schedule(layout, place)
+        pipeline.require_schedule(layout, place)
         batches = Batches.of(recipe)
         for step in range(batches.ramp_steps + 1):
-            require_micro_batches(layout, batches.sequences(step) // layout.data // train.micro_batch)
+            count = batches.sequences(step) // layout.data // train.micro_batch
+            pipeline.require_micro_batches(layout, count)
 
 
 def require_layout(recipe: Recipe, tokens: Path, micro_batch_tokens: int) -> None:
-    """Raise InputError when a recipe's layout cannot train it on this machine, before anything is built for it.
+    """Raise InputError, before anything is built, when a recipe's layout cannot train it on this machine.
 
-    tokens: the run's folder of them, which need not be there yet; micro_batch_tokens: as `dial.resolve`.
+    tokens: the run's folder of them, which need not exist yet; micro_batch_tokens: as `dial.resolve`.
     """
     vocabulary, labels = outlook.vocabulary(recipe, tokens), outlook.labels(recipe, tokens)
     resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=micro_batch_tokens, labels=labels)
@@ -78,13 +79,13 @@ def require_layout(recipe: Recipe, tokens: Path, micro_batch_tokens: int) -> Non
 
 
 def build(
-    recipe: Recipe, config: ModelConfig, team: Team, task: Task, device: Device, recomputed: int,
+    recipe: Recipe, config: ModelConfig, mesh: ProcessMesh, task: Task, device: Device, recomputed: int,
     weights: Weights | None, memory: AbstractContextManager[object] | None = None,
 ) -> tuple[Transformer, Engine]:  # fmt: skip
-    """The model of a resolved recipe, split as it says, with its values, and what computes its gradients.
+    """The model of a resolved recipe, split over the mesh, with its weights, and the engine that computes its gradients.
 
-    weights: None leaves the values to chance; memory: what it is given memory inside of. With fake tensors in there it
-    takes none, which is for train/simulate.py.
+    weights: None leaves them uninitialised; memory: a context in which they are allocated, such as FakeTensorMode for
+    train/simulate.py.
     """
     memory = memory or nullcontext()
     require_fit(recipe, config, device.place)
@@ -93,74 +94,64 @@ def build(
         model.head.tie(model.embedding)
     task.prepare(model)
     model.use_linear(precisions.product_of(device.arithmetic))
-    held = _stages_here(recipe, config, team)
-    if held:
-        stage.cut(model, held)
-    tensor.split(model, team)
-    context.apply(model, team)
-    # torch cannot compile a recomputation that reads DTensors (2.13): there the compiled block is what is recomputed.
-    inside = device.compile and team.size("tensor") > 1 and recipe.train.recompute == "full"
-    if inside:
+    local_spans: list[Span] = []
+    if mesh.layout.pipeline > 1:
+        all_spans = spans(config, mesh.layout)
+        local_spans = [all_spans[number] for number in stages_at(mesh.layout, mesh.coordinate("pipeline"))]
+        pipeline.keep_stages(model, local_spans)
+    tensor.split(model, mesh)
+    context.apply(model, mesh)
+    # torch cannot compile a recomputation that reads DTensors (2.13), so there the compiled block is recomputed.
+    compile_first = device.compile and mesh.size("tensor") > 1 and recipe.train.recompute == "full"
+    if compile_first:
         for block in filter(None, model.blocks):
             block.forward = torch.compile(block.forward)
     recompute.apply(model, recipe.train.recompute, recomputed)
-    if device.compile and not inside:
+    if device.compile and not compile_first:
         for block in filter(None, model.blocks):
             block.compile()
-    narrow = device.arithmetic.autocast
-    if held:
-        return model, _pipelined(recipe, model, held, team, task, device, weights, memory)
-    root: nn.Module = ModelWithLoss(model, task, device, recipe.train.dropout, team)
-    if data.uses_fsdp(team):
-        data.shard(root, list(model.blocks), team, narrow)
+    if local_spans:
+        return model, _pipelined(recipe, model, local_spans, mesh, task, device, weights, memory)
+    root: nn.Module = ModelWithLoss(model, task, device, recipe.train.dropout, mesh)
+    if data.uses_fsdp(mesh):
+        data.shard(root, list(model.blocks), mesh, device.arithmetic.autocast)
     with memory:
-        materialise(model, team, device, weights)
-        if data.uses_ddp(team):
-            root = data.copy(root, device.place)
-    return model, DataParallel(model, root, team, device)
+        materialise(model, mesh, device, weights)
+        if data.uses_ddp(mesh):
+            root = data.replicate(root, device.place)
+    return model, DataParallel(model, root, mesh, device)
 
 
 def _pipelined(
-    recipe: Recipe, model: Transformer, held: list[Span], team: Team, task: Task, device: Device,
+    recipe: Recipe, model: Transformer, local_spans: list[Span], mesh: ProcessMesh, task: Task, device: Device,
     weights: Weights | None, memory: AbstractContextManager[object],
 ) -> Engine:  # fmt: skip
     """The stages of this process, each wrapped by itself."""
-    arithmetic, place = device.arithmetic, device.place
+    arithmetic, dropout = device.arithmetic, recipe.train.dropout
 
     def read(
         inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, dropout_B: Tensor | None
-    ) -> context.Share:
-        rates, length = recipe.train.dropout, inputs_BT.shape[1]
-        masks = None if dropout_B is None else DropoutMasks.from_sequences(rates, dropout_B, length)
-        return context.share(team, inputs_BT, targets_BS, task.documents(inputs_BT, starts_BT), masks)
+    ) -> context.LocalBatch:
+        masks = None if dropout_B is None else DropoutMasks.from_sequences(dropout, dropout_B, inputs_BT.shape[1])
+        return context.local_batch(mesh, inputs_BT, targets_BS, task.documents(inputs_BT, starts_BT), masks)
 
-    autocast = functools.partial(precisions.autocast, arithmetic, place)
-    stages = [Stage(stage.part_of(model, span), span, task, autocast, read) for span in held]
-    if data.uses_fsdp(team):
-        for one in stages:
-            data.shard(one, one.blocks, team, arithmetic.autocast)
+    autocast = functools.partial(precisions.autocast, arithmetic, device.place)
+    stages = [Stage(pipeline.stage_model(model, span), span, task, autocast, read) for span in local_spans]
+    if data.uses_fsdp(mesh):
+        for stage in stages:
+            data.shard(stage, stage.blocks, mesh, arithmetic.autocast)
     with memory:
-        materialise(model, team, device, weights)
-    # A backward pass in two parts walks through a block many times, which recompute and compiled blocks do not allow.
-    apart = recipe.train.recompute == "none" and not device.compile
-    dtype = arithmetic.autocast or arithmetic.weights
-    return Pipelined(Pipeline(model, stages, team, place, dtype, split_backward=apart), team, device)
-
-
-def _stages_here(recipe: Recipe, config: ModelConfig, team: Team) -> list[Span]:
-    """The stages of this process's place in the pipeline; none where there is no pipeline."""
-    if team.layout.pipeline == 1:
-        return []
-    every = spans(config, team.layout)
-    return [every[number] for number in stages_at(team.layout, team.place("pipeline"))]
+        materialise(model, mesh, device, weights)
+    split_backward = recipe.train.recompute == "none" and not device.compile
+    running = Pipeline(model, stages, mesh, device.place, arithmetic.dtype, split_backward=split_backward)
+    return Pipelined(running, mesh, device)
 
 
 @torch.no_grad()
-def materialise(model: Transformer, team: Team, device: Device, weights: Weights | None) -> None:
-    """Give the model memory and its weights. Each process computes one whole tensor after the other and keeps its part, so
-    that no more than one is ever there whole, and every layout starts from the same values."""
-    model.to_empty(device=torch.device("cpu") if team.layout.offload else device.place)
-    if tied.is_tied(model) and team.layout.pipeline == 1:  # to_empty gives the two names storage of their own
+def materialise(model: Transformer, mesh: ProcessMesh, device: Device, weights: Weights | None) -> None:
+    """Allocate the model and initialise it, one whole tensor at a time, so that every layout starts from the same values."""
+    model.to_empty(device=torch.device("cpu") if mesh.layout.offload else device.place)
+    if tied.is_tied(model) and mesh.layout.pipeline == 1:  # to_empty gives the two names separate storage
         model.head.tie(model.embedding)
     if weights is None:
         return
@@ -174,6 +165,6 @@ def initial_weights(config: ModelConfig, seed: int) -> Weights:
 
 
 def weights_of(model: Transformer) -> Weights:
-    """The weights of a model that is there whole."""
+    """The weights of a whole model."""
     named = dict(model.named_parameters())
     return lambda name, shape: named[name].detach()

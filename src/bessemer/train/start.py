@@ -15,16 +15,16 @@ from bessemer.model.huggingface.check import read_checked
 from bessemer.model.huggingface.config import dropout_keys
 from bessemer.model.huggingface.weights import read_model, require_weights
 from bessemer.model.transformer import Transformer, build_model
-from bessemer.parallel.local import put
+from bessemer.parallel.sharded import put
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder
 from bessemer.terminal import say, warn
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.step import TrainStep
 
-HEADS = ("head.", "classifier.")  # what belongs to an objective, and is new where that differs
-# Options that may differ: they are the head's, say how long the sequences are, or are a name.
-OF_THE_HEAD = {
+HEADS = ("head.", "classifier.")  # parameters of an objective, initialised where it differs
+# Options that may differ: of the head, of the sequence length, or a name.
+FREE_OPTIONS = {
     "labels", "pooling", "sequence_length", "max_positions", "head_transform", "transform_bias", "head_bias",
     "logit_soft_cap", "family",
 }  # fmt: skip
@@ -33,8 +33,8 @@ OF_THE_HEAD = {
 def starting_model(recipe: Recipe, config: ModelConfig, checked: bool = True) -> Transformer:
     """The model at step 0, in fp32 on the CPU.
 
-    checked: compare what is read from a folder with `transformers`, as one of several processes does. Raises InputError
-    when the folder's weights are not this model's, BessemerError when `transformers` computes something else from them.
+    checked: compare imported weights with `transformers`, on one of several processes. Raises InputError when the folder's
+    weights are not this model's, BessemerError when `transformers` computes something else from them.
     """
     if recipe.model.from_ is None:
         return build_model(config, recipe.run.seed)
@@ -47,8 +47,8 @@ def starting_model(recipe: Recipe, config: ModelConfig, checked: bool = True) ->
 
 
 def require_source(recipe: Recipe, config: ModelConfig) -> None:
-    """Raise InputError when the folder of model.from lacks this model's tensors, or positions for its sequences. For a model of
-    the hub, its weights are downloaded."""
+    """Raise InputError when the folder of model.from lacks this model's tensors, or positions for its sequences. Downloads the
+    weights of a model of the hub."""
     if recipe.model.from_ is None:
         return
     folder = local_folder(recipe.model.from_)
@@ -60,18 +60,17 @@ def require_source(recipe: Recipe, config: ModelConfig) -> None:
 
 
 def is_continued(recipe: Recipe) -> bool:
-    """Whether the run starts from weights that were trained before."""
+    """Whether the run starts from trained weights."""
     return recipe.model.from_ is not None or recipe.train.start is not None
 
 
 def carried_dropout(recipe: Recipe) -> dict[str, float]:
-    """The dropout of the model that a run started from, as its config.json says it; an export carries it on. Empty where the
-    run started from no such model, or that is no longer there."""
+    """Dropout keys in config.json of the model that a run started from, which an export keeps; empty without such a model."""
     folder = None
     if recipe.model.from_ is not None:
         try:
             folder = local_folder(recipe.model.from_, weights=False)
-        except BessemerError:  # a name of the hub, out of reach
+        except BessemerError:  # a model of the hub, unreachable
             return {}
     elif recipe.train.start is not None:
         folder = RunFolder(Path(recipe.train.start)).source
@@ -79,7 +78,7 @@ def carried_dropout(recipe: Recipe) -> dict[str, float]:
 
 
 def no_dropout_line(recipe: Recipe) -> str | None:
-    """What a person is told when a run starts without the dropout that its model had; None where there is nothing to say."""
+    """A note for a run that starts without the dropout of its model; None where there was none."""
     rates = ", ".join(f"{key} {rate:g}" for key, rate in carried_dropout(recipe).items() if rate)
     if not rates or recipe.train.dropout.is_on:
         return None
@@ -88,7 +87,7 @@ def no_dropout_line(recipe: Recipe) -> str | None:
 
 @torch.no_grad()
 def start_from(step: TrainStep, folder: Path, store: TokenStore) -> str:
-    """Load the newest checkpoint's weights of the run in `folder`, its head too where it fits. Returns what was done.
+    """Load the newest weights of the run in `folder`, its head too where it fits. Returns a line for the terminal.
 
     Raises InputError when the run has no checkpoint, another tokenizer or another model.
     """
@@ -105,7 +104,7 @@ def start_from(step: TrainStep, folder: Path, store: TokenStore) -> str:
     different = [
         f"{key}: {theirs.get(key)} there, {value} here"
         for key, value in ours.items()
-        if key not in OF_THE_HEAD and theirs[key] != value
+        if key not in FREE_OPTIONS and theirs[key] != value
     ]
     if different:
         raise InputError(
@@ -115,9 +114,9 @@ def start_from(step: TrainStep, folder: Path, store: TokenStore) -> str:
     for name, parameter in parameters.items():
         fits = name in saved and saved[name].shape == parameter.shape
         if not fits and not name.startswith(HEADS):
-            found = list(saved[name].shape) if name in saved else "nothing"
+            has = list(saved[name].shape) if name in saved else "nothing"
             raise InputError(
-                f"train.start: tensor {name} should be {list(parameter.shape)}, {checkpoint.folder} has {found}; give "
+                f"train.start: tensor {name} should be {list(parameter.shape)}, {checkpoint.folder} has {has}; give "
                 "[model] and tokens.sequence_length the same values as there"
             )
         if fits:
@@ -133,7 +132,7 @@ def start_from(step: TrainStep, folder: Path, store: TokenStore) -> str:
 
 
 def require_equal_tokenizers(run: RunFolder, ours: str) -> None:
-    """Raise InputError when a run was trained with another tokenizer than the one of this SHA-256."""
+    """Raise InputError when a run was trained with a tokenizer of another SHA-256."""
     theirs = TokenStore.open(run.tokens).manifest["tokenizer"]["sha256"]
     if theirs != ours:
         raise InputError(

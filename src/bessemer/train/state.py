@@ -1,73 +1,79 @@
-"""What survives a stop: the model, the optimizer, the position in the data, the guard's memory, the random numbers."""
+"""What survives a stop: the model, the optimizer, the position in the data, the guard's state, the random numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Self
 
 import torch
 
 from bessemer import __version__
-from bessemer.checkpoint import Checkpoint
-from bessemer.checkpoint.protocol import Tensors
-from bessemer.errors import BessemerError
-from bessemer.guard.judge import GuardState
-from bessemer.model.transformer import Transformer
-from bessemer.parallel.local import as_part_of, put
-from bessemer.parallel.numbers import fingerprint
+from bessemer.checkpoint import AsyncSaver, Checkpoint, latest, save
+from bessemer.checkpoint.format import Tensors
+from bessemer.checkpoint.protocol import newest
+from bessemer.checkpoint.reading import mean_weights
+from bessemer.errors import BessemerError, InputError
+from bessemer.guard import GuardState, record
+from bessemer.model.config import ModelConfig
+from bessemer.model.transformer import Transformer, build_model
+from bessemer.parallel.sharded import as_shard_of, fingerprint, put
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Recipe, digest
+from bessemer.run import RunFolder
+from bessemer.terminal import warn
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import optimizer as optimizers
-from bessemer.train.audit import Given
+from bessemer.train.audit import MixtureCounts
+from bessemer.train.device import Device, release_unused
 from bessemer.train.precision import LossScale
 from bessemer.train.step import TrainStep
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands. step: updates done or skipped; samples: sequences consumed; scale: of fp16's loss; given: what the
-    loader gave so far."""
+    """The progress of a run. step: updates applied or skipped; samples: sequences consumed; scale: of fp16's loss; counts:
+    sequences and tokens read so far, of this process's part of the batches."""
 
     step: int = 0
     samples: int = 0
     guard: GuardState = field(default_factory=GuardState)
     scale: LossScale = field(default_factory=LossScale)
-    given: Given = field(default_factory=Given)
+    counts: MixtureCounts = field(default_factory=MixtureCounts)
 
 
 def data_digest(store: TokenStore) -> str:
-    """What the token shards hold: the hashes of all their files."""
+    """A digest of the token shards: the hashes of all their files."""
     return digest(store.manifest["files"], store.manifest["tokenizer"]["sha256"])
 
 
 def weights_digest(step: TrainStep) -> str:
-    """A fingerprint of all weights, by name: two runs that agree here agree bit for bit, however they are split."""
-    return fingerprint(owned_parameters(step.model), step.team)
+    """A fingerprint of all weights, by name: equal for two runs that agree bit for bit, whatever their layouts."""
+    return fingerprint(owned_parameters(step.model), step.mesh)
 
 
 def capture(
     step: TrainStep, position: Position, recipe: Recipe, store: TokenStore
 ) -> tuple[Tensors, dict[str, object]]:
-    """The tensors of this process and the facts of a checkpoint. Every process calls it."""
-    team, parameters = step.team, dict(owned_parameters(step.model))
-    own = "" if team.is_alone else f"-{team.rank}"
-    rng = {f"cpu{own}": torch.get_rng_state()}
+    """This process's tensors and the facts of a checkpoint. Collective."""
+    mesh, parameters = step.mesh, dict(owned_parameters(step.model))
+    suffix = "" if mesh.is_single else f"-{mesh.rank}"
+    rng = {f"cpu{suffix}": torch.get_rng_state()}
     if step.device.is_cuda:
-        rng[f"cuda{own}"] = torch.cuda.get_rng_state()
+        rng[f"cuda{suffix}"] = torch.cuda.get_rng_state()
     averaged = {} if step.average is None else step.average.tensors
     tensors: Tensors = {
         "model": {name: parameter.detach() for name, parameter in parameters.items()},
         "optimizer": optimizers.state_tensors(step.model, step.optimizer),
-        "ema": {name: as_part_of(parameters[name], value) for name, value in averaged.items() if name in parameters},
+        "ema": {name: as_shard_of(parameters[name], value) for name, value in averaged.items() if name in parameters},
         "rng": rng,
     }
     facts = {
         "samples": position.samples,
         "guard": position.guard.to_dict(),
         "loss_scale": position.scale.to_dict(),
-        "given": position.given.of_all(team).to_dict(),
+        "given": position.counts.summed(mesh).to_dict(),
         "model": step.model.config.to_dict(),
         "recipe": digest(recipe),
         "data": data_digest(store),
@@ -75,7 +81,7 @@ def capture(
         "bessemer": __version__,
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
-        "world": team.world,
+        "world": mesh.world,
         "layout": recipe.parallel.model_dump(),
     }
     return {part: named for part, named in tensors.items() if named}, facts
@@ -83,8 +89,8 @@ def capture(
 
 @torch.no_grad()
 def restore(step: TrainStep, checkpoint: Checkpoint, store: TokenStore) -> Position:
-    """Put a verified checkpoint's state back, whatever layout wrote it. Refuses when the token shards are no longer the
-    ones it was trained on."""
+    """Load a verified checkpoint's state, whatever layout wrote it. Raises BessemerError when the token shards are not those
+    that it was trained on."""
     facts = checkpoint.facts
     if facts["data"] != data_digest(store):
         raise BessemerError(
@@ -92,49 +98,137 @@ def restore(step: TrainStep, checkpoint: Checkpoint, store: TokenStore) -> Posit
             "over other data. Put the shards back, or train under another name with --set run.name=NAME"
         )
     parameters = dict(step.model.named_parameters())
-    fill_copies(step.model, checkpoint, "model", parameters)
+    _fill(step.model, checkpoint, "model", parameters)
     if "optimizer" in checkpoint:
         optimizers.load_state(step.model, step.optimizer, checkpoint)
     if step.average is not None:
         if "ema" in checkpoint:
-            averaged = step.average.tensors
-            held = {name: as_part_of(parameters[name], averaged[name]) for name in averaged}
-            fill_copies(step.model, checkpoint, "ema", held)
+            averaged = step.average.tensors.items()
+            _fill(step.model, checkpoint, "ema", {name: as_shard_of(parameters[name], x) for name, x in averaged})
         else:
             step.average.restart()
     rng = checkpoint.tensors("rng")
-    own = "" if step.team.is_alone else f"-{step.team.rank}"
-    if f"cpu{own}" in rng:
-        torch.set_rng_state(rng[f"cpu{own}"])
-    if step.device.is_cuda and f"cuda{own}" in rng:
-        torch.cuda.set_rng_state(rng[f"cuda{own}"])
+    suffix = "" if step.mesh.is_single else f"-{step.mesh.rank}"
+    if f"cpu{suffix}" in rng:
+        torch.set_rng_state(rng[f"cpu{suffix}"])
+    if step.device.is_cuda and f"cuda{suffix}" in rng:
+        torch.cuda.set_rng_state(rng[f"cuda{suffix}"])
     scale = LossScale(**facts.get("loss_scale", {}))
-    given = Given.from_dict(facts.get("given", {})).of_one(step.team)
-    return Position(checkpoint.step, int(facts["samples"]), GuardState(**facts["guard"]), scale, given)
+    counts = MixtureCounts.from_dict(facts.get("given", {})).on_rank_zero(step.mesh)
+    return Position(checkpoint.step, int(facts["samples"]), GuardState(**facts["guard"]), scale, counts)
 
 
-def fill_copies(model: Transformer, checkpoint: Checkpoint, part: str, named: Mapping[str, torch.Tensor]) -> None:
-    """Fill tensors from a checkpoint, a copy of a tied matrix by the name of the original."""
+def _fill(model: Transformer, checkpoint: Checkpoint, part: str, named: Mapping[str, torch.Tensor]) -> None:
+    """Fill tensors from a checkpoint, the copy of a tied matrix by the name of the original."""
     copies = {name: tensor for name, tensor in named.items() if whole_name(model, name) != name}
     checkpoint.fill(part, {name: tensor for name, tensor in named.items() if name not in copies})
     if copies:
         checkpoint.fill(part, {whole_name(model, name): tensor for name, tensor in copies.items()})
 
 
-@torch.no_grad()
-def load_weights(step: TrainStep, checkpoint: Checkpoint, weights: dict[str, torch.Tensor] | None = None) -> None:
-    """Copy a checkpoint's weights, or `weights` made from it, into the model; every tensor must be there in its shape."""
-    saved = checkpoint.tensors("model") if weights is None else weights
-    for name, parameter in step.model.named_parameters():
-        if name not in saved or saved[name].shape != parameter.shape:
-            found = list(saved[name].shape) if name in saved else "nothing"
-            raise BessemerError(
-                f"{checkpoint.folder}: tensor {name} should be {list(parameter.shape)}, the checkpoint has {found}; it "
-                "belongs to another model"
-            )
-        put(parameter, saved[name])
+class Saver:
+    """Saves a run's checkpoints: at intervals, before a stop and at the end. Every process calls it for the same steps."""
+
+    def __init__(self, recipe: Recipe, run: RunFolder, step: TrainStep, store: TokenStore) -> None:
+        self._recipe, self._run, self._step, self._store = recipe, run, step, store
+        config, steps = recipe.checkpoint, recipe.train.steps
+        assert steps is not None, "the recipe is resolved"
+        self._branch = _branch_step(recipe)
+        self._every = config.every or steps
+        self._async: AsyncSaver | None = None
+        if step.device.is_cuda if config.asynchronous is None else config.asynchronous:
+            self._async = AsyncSaver(run.checkpoints, config.keep, step.mesh, self._branch)
+
+    def follow(self, recipe: Recipe) -> None:
+        """Continue under a recipe with another number of steps."""
+        self._recipe, self._branch = recipe, _branch_step(recipe)
+        if self._async is not None:
+            self._async.branch = self._branch
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is saved after `step` steps."""
+        return step % self._every == 0 or step == self._branch
+
+    def save(self, position: Position) -> None:
+        """Save at an interval. A failure (a full disk) is recorded, training goes on, and the next save tries again."""
+        try:
+            if self._async is not None:
+                self._async.save(position.step, *capture(self._step, position, self._recipe, self._store))
+            else:
+                self._write(position)
+        except (BessemerError, OSError) as error:
+            self._report(position, error)
+
+    def save_now(self, position: Position) -> None:
+        """Save before the run ends. Raises BessemerError or OSError when it fails."""
+        if self._async is not None:
+            try:
+                self._async.finish()
+            except (BessemerError, OSError) as error:
+                self._report(position, error)
+        self._write(position)
+
+    def _write(self, position: Position) -> None:
+        release_unused(self._step.device)
+        tensors, facts = capture(self._step, position, self._recipe, self._store)
+        keep, mesh = self._recipe.checkpoint.keep, self._step.mesh
+        save(self._run.checkpoints, position.step, tensors, facts, keep, mesh, self._branch)
+
+    def _report(self, position: Position, error: Exception) -> None:
+        warn(f"{error}; training goes on, the next checkpoint tries again")
+        if self._step.mesh.is_main:
+            what, action = "checkpoint_failed", "training went on"
+            record(self._run.incidents, step=position.step, what=what, cause=str(error), action=action)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._async is not None:
+            self._async.__exit__(kind, error, trace)
 
 
-def part(checkpoint: Checkpoint, name: str) -> dict[str, torch.Tensor]:
-    """A part that may be missing: before the first update there is no optimizer state, and not every run averages."""
-    return checkpoint.tensors(name) if Path(checkpoint.folder / f"{name}.safetensors").exists() else {}
+def _branch_step(recipe: Recipe) -> int | None:
+    """The first step of the decay, at which a longer run of the same recipe branches off: always saved and kept."""
+    schedule = recipe.train.schedule
+    return schedule.decay_start(recipe.train.steps or 0) if schedule.kind == "wsd" else None
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A trained model, and how far it was trained."""
+
+    step: TrainStep
+    position: Position
+
+
+def open_trained(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, average: int = 1) -> Restored:
+    """Load the newest verified checkpoint's weights, or their moving average when the run keeps one.
+
+    average: when more than one, the mean of the weights of so many newest checkpoints instead.
+    """
+    checkpoint = latest(run.checkpoints, on_damage=warn)
+    if checkpoint is None:
+        raise InputError(f"{run.path}: no checkpoint yet; train it with `bessemer train RECIPE`")
+    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"ema": 0.0})})  # no second copy
+    config = ModelConfig.from_dict(checkpoint.facts["model"])
+    step = TrainStep(recipe, build_model(config, recipe.run.seed), device, store.end_of_text, len(store.sources))
+    if average > 1:
+        checkpoints = newest(run.checkpoints, average, on_damage=warn)
+        checkpoint = replace(checkpoint, folder=checkpoints[0].folder)
+        weights = mean_weights(checkpoints)
+    else:
+        weights = checkpoint.tensors("ema" if "ema" in checkpoint else "model")
+    with torch.no_grad():
+        for name, parameter in step.model.named_parameters():
+            if name not in weights or weights[name].shape != parameter.shape:
+                has = list(weights[name].shape) if name in weights else "nothing"
+                raise BessemerError(
+                    f"{checkpoint.folder}: tensor {name} should be {list(parameter.shape)}, the checkpoint has {has}; it "
+                    "belongs to another model"
+                )
+            put(parameter, weights[name])
+    step.model.eval()
+    return Restored(step, Position(checkpoint.step, int(checkpoint.facts["samples"])))

@@ -1,4 +1,4 @@
-"""Stop signals: the step in hand is finished and saved before the process leaves with exit code 75."""
+"""Stop requests: the current step is finished and saved before the process exits with code 75."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from bessemer import interrupt
-from bessemer.parallel.team import ALONE, Team
+from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # USR1: what schedulers send before the time limit
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # USR1: sent by schedulers before the time limit
 
 
 class StopSignal:
-    """While entered, a stop signal sets `requested` instead of ending the process; a second Ctrl-C ends it at once."""
+    """Context in which a stop signal sets `requested` instead of ending the process; a second Ctrl-C ends it at once."""
 
-    def __init__(self, team: Team = ALONE) -> None:
-        self.team = team
+    def __init__(self, mesh: ProcessMesh = SINGLE_PROCESS) -> None:
+        self.mesh = mesh
         self.requested: str | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # only there may handlers be set
+        if threading.current_thread() is threading.main_thread():  # handlers can be set only there
             self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
 
@@ -33,12 +33,12 @@ class StopSignal:
             signal.signal(number, handler)
 
     def asked(self) -> str | None:
-        """The signal that asked any of the processes to stop; all hear of it after the same step."""
-        if self.team.is_alone:
+        """The signal that any process received; all processes return it after the same step. Collective."""
+        if self.mesh.is_single:
             return self.requested
-        if not self.team.any(self.requested is not None):
+        if not self.mesh.any(self.requested is not None):
             return None
-        names: list[str | None] = self.team.gather(self.requested)
+        names: list[str | None] = self.mesh.gather(self.requested)
         return next(name for name in names if name is not None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

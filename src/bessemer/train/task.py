@@ -1,5 +1,5 @@
-"""What is predicted: the one place where the objectives differ. A task says what the batches of a run are, how far
-attention reaches in them, what the loss is, and what is scored on held-out text.
+"""The objectives: causal and masked language modelling, classification. A task defines the batches of a run, the mask of its
+attention, its loss, and the scores on held-out text; nothing else depends on the objective.
 
 Shapes: B sequences, T tokens, D width, N tokens that count, C of a chunk, S targets of a sequence: T, or 1 for a class.
 """
@@ -21,6 +21,7 @@ from bessemer.model.dropout import DropoutMasks
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.kernels import upcast
 from bessemer.model.transformer import Transformer
+from bessemer.parallel.pipeline import MicroBatchLoss
 from bessemer.recipe import Recipe, Train
 from bessemer.tokens.held_out import HeldOut, held_out_samples
 from bessemer.tokens.loader import Batch, Reader, loader_of
@@ -32,26 +33,16 @@ from bessemer.train.masking import Masker, MaskingLoader
 from bessemer.train.objective import Loss, chunked_cross_entropy
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """total: differentiable sum over the targets of a micro-batch; nats_B: each sequence's, detached; correct_B: how many
-    targets of each were predicted right, where the loss knows it anyway."""
-
-    total: Tensor
-    nats_B: Tensor
-    correct_B: Tensor | None = None
-
-
 class Task(Protocol):
-    """What an objective brings to the step, the loop and the validation."""
+    """What an objective provides to the step, the loop and the validation."""
 
     @property
     def counts_bytes(self) -> bool:
-        """Whether the targets are the whole text, so that bits per byte mean something."""
+        """Whether the targets are the whole text, so that bits per byte are defined."""
         ...
 
     def prepare(self, model: Transformer) -> None:
-        """Say which weights are trained."""
+        """Freeze the weights that are not trained."""
         ...
 
     def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
@@ -59,34 +50,33 @@ class Task(Protocol):
         ...
 
     def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
-        """What a validation scores."""
+        """The sequences that a validation scores."""
         ...
 
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
-        """What attention stays inside of; None: of nothing but the sequence. starts_BT: where pieces of packed documents
-        begin."""
+        """The documents that attention is masked by; None: sequences only. starts_BT: where pieces of packed documents begin."""
         ...
 
     def loss(
         self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor,
         masks: DropoutMasks | None = None,
-    ) -> Outcome:  # fmt: skip
-        """Cross-entropy over the targets that count (>= 0), with the recipe's extras. masks: what dropout drops."""
+    ) -> MicroBatchLoss:  # fmt: skip
+        """Cross-entropy over the targets that count (>= 0), with the recipe's z-loss and label smoothing."""
         ...
 
     def score(
         self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Nats of each target, without extras, and what is likeliest there, where that is scored; both (B, S)."""
+        """Nats of each target without z-loss and label smoothing, and the likeliest prediction where scored; both (B, S)."""
         ...
 
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
-        """A batch of random tokens with this task's work in it, to time a step."""
+        """A batch of random tokens with a typical number of targets, to time a step."""
         ...
 
 
 def task_of(recipe: Recipe, config: ModelConfig, end_of_text: int) -> Task:
-    """The task of a recipe. Raises InputError when the model is of the other kind."""
+    """The task of a recipe. Raises InputError when the model does not fit the objective."""
     objective = recipe.train.objective
     if objective == "classify":
         return Classify(recipe.train, end_of_text, is_encoder=not config.causal)
@@ -96,13 +86,12 @@ def task_of(recipe: Recipe, config: ModelConfig, end_of_text: int) -> Task:
         raise InputError(
             f"train.objective: {objective} needs {other}, but the model is {kind}; set {remedy}, or take another model"
         )
-    if objective == "masked":
-        return Masked(recipe.train, recipe.tokens.document_mask, end_of_text)
-    return Causal(recipe.train, recipe.tokens.document_mask, end_of_text)
+    kind_of_task = Masked if objective == "masked" else Causal
+    return kind_of_task(recipe.train, recipe.tokens.document_mask, end_of_text)
 
 
 def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
-    """The model that a resolved recipe trains; labels: classes of its corpus."""
+    """The model that a resolved recipe trains. labels: classes of its corpus."""
     if recipe.train.objective != "classify":
         return model_config(recipe, vocabulary)
     config = model_config(recipe, vocabulary, labels=labels)
@@ -111,22 +100,22 @@ def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
 
 
 def documents_in(inputs_BT: Tensor, starts_BT: Tensor | None, end_of_text: int) -> Documents:
-    """The documents of a batch of text: where its packing says that pieces begin, else after end-of-text tokens."""
+    """The documents of a batch of text: from its packing, else separated by end-of-text tokens."""
     return Documents.from_tokens(inputs_BT, end_of_text) if starts_BT is None else Documents.from_starts(starts_BT)
 
 
-def language_loss(model: Transformer, hidden_ND: Tensor, targets_N: Tensor, settings: Train, *, scored: bool) -> Loss:
-    """Cross-entropy of the model's predictions over its vocabulary; scored: without the recipe's extras."""
+def language_loss(model: Transformer, hidden_ND: Tensor, targets_N: Tensor, train: Train, *, scored: bool) -> Loss:
+    """Cross-entropy of the model's predictions over its vocabulary. scored: without z-loss and label smoothing."""
     head = model.head
     return chunked_cross_entropy(
         head.transform(hidden_ND),
         head.weight,
         targets_N,
         bias_V=head.bias,
-        chunk=settings.loss_chunk,
-        is_cuda=True if settings.device == "cuda" else None,
-        z_loss=0.0 if scored else settings.z_loss,
-        label_smoothing=0.0 if scored else settings.label_smoothing,
+        chunk=train.loss_chunk,
+        is_cuda=True if train.device == "cuda" else None,
+        z_loss=0.0 if scored else train.z_loss,
+        label_smoothing=0.0 if scored else train.label_smoothing,
         soft_cap=head.soft_cap or None,
         vocabulary=head.vocabulary,
     )
@@ -136,13 +125,13 @@ def language_loss(model: Transformer, hidden_ND: Tensor, targets_N: Tensor, sett
 class Causal:
     """Each token predicts the next one."""
 
-    settings: Train
+    train: Train
     document_mask: bool
     end_of_text: int
     counts_bytes: bool = True
 
     def prepare(self, model: Transformer) -> None:
-        """Everything is trained."""
+        """All weights are trained."""
 
     def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
         return loader_of(recipe, store, rank, world)
@@ -156,73 +145,59 @@ class Causal:
     def loss(
         self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor,
         masks: DropoutMasks | None = None,
-    ) -> Outcome:  # fmt: skip
-        loss = language_loss(model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), self.settings, scored=False)
-        return Outcome(loss.total, loss.nats_N.view(targets_BS.shape).sum(dim=1))
+    ) -> MicroBatchLoss:  # fmt: skip
+        total, nats_BS = self._losses(model, hidden_BTD, targets_BS, scored=False)
+        return MicroBatchLoss(total, nats_BS.sum(dim=1))
 
     def score(
         self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        loss = language_loss(model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), self.settings, scored=True)
-        return loss.nats_N.view(targets_BS.shape), None
+        return self._losses(model, hidden_BTD, targets_BS, scored=True)[1], None
 
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
         tokens = draw.integers(0, config.vocabulary, (rows, config.sequence_length + 1))
         return Batch(0, tokens, np.zeros(rows, dtype=np.int64))
 
+    def _losses(
+        self, model: Transformer, hidden_BTD: Tensor, targets_BS: Tensor, *, scored: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The total and each token's nats, (B, S)."""
+        loss = language_loss(model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), self.train, scored=scored)
+        return loss.total, loss.nats_N.view(targets_BS.shape)
+
 
 @dataclass(frozen=True)
-class Masked:
+class Masked(Causal):
     """Hidden tokens are predicted from both sides; only they go through the head."""
 
-    settings: Train
-    document_mask: bool
-    end_of_text: int
     counts_bytes: bool = False
 
-    def prepare(self, model: Transformer) -> None:
-        """Everything is trained."""
-
     def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
-        return MaskingLoader(loader_of(recipe, store, rank, world), masker_of(recipe, store))
+        return MaskingLoader(super().loader(recipe, store, rank, world), masker_of(recipe, store))
 
     def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
         masker = masker_of(recipe, store)
-        parts = held_out_samples(recipe, store, max_tokens)
-        return [masker.held_out(part, store.token_bytes) for part in parts]
-
-    def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
-        return documents_in(inputs_BT, starts_BT, self.end_of_text) if self.document_mask else None
-
-    def loss(
-        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor,
-        masks: DropoutMasks | None = None,
-    ) -> Outcome:  # fmt: skip
-        total, nats_BS = self._losses(model, hidden_BTD, targets_BS, scored=False)
-        return Outcome(total, nats_BS.sum(dim=1))
+        return [masker.held_out(part, store.token_bytes) for part in super().held_out(recipe, store, max_tokens)]
 
     def score(
         self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         predicted = torch.full_like(targets_BS, -1)
         counts_BS = targets_BS >= 0
-        parts = [
-            model.head.logits(hidden_CD).argmax(-1)
-            for hidden_CD in torch.split(hidden_BTD[counts_BS], self.settings.loss_chunk)
-        ]
-        predicted[counts_BS] = torch.cat(parts)
+        chunks = torch.split(hidden_BTD[counts_BS], self.train.loss_chunk)
+        predicted[counts_BS] = torch.cat([model.head.logits(hidden_CD).argmax(-1) for hidden_CD in chunks])
         return self._losses(model, hidden_BTD, targets_BS, scored=True)[1], predicted
 
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
         tokens = draw.integers(0, config.vocabulary, (rows, config.sequence_length))
-        targets = np.where(draw.random(tokens.shape) < self.settings.masking.share, tokens, -1)
+        targets = np.where(draw.random(tokens.shape) < self.train.masking.share, tokens, -1)
         return Batch(0, tokens, np.zeros(rows, dtype=np.int64), targets)
 
     def _losses(
         self, model: Transformer, hidden_BTD: Tensor, targets_BS: Tensor, *, scored: bool
     ) -> tuple[Tensor, Tensor]:
         counts_BS = targets_BS >= 0
-        loss = language_loss(model, hidden_BTD[counts_BS], targets_BS[counts_BS], self.settings, scored=scored)
+        loss = language_loss(model, hidden_BTD[counts_BS], targets_BS[counts_BS], self.train, scored=scored)
         nats_BS = loss.nats_N.new_zeros(targets_BS.shape)
         nats_BS[counts_BS] = loss.nats_N
         return loss.total, nats_BS
@@ -230,15 +205,15 @@ class Masked:
 
 @dataclass(frozen=True)
 class Classify:
-    """Each text predicts its label. is_encoder: a text that begins with a token of its own, not end-of-text, ends with one."""
+    """Each text predicts its label. is_encoder: a text begins and ends with special tokens, the first one not end-of-text."""
 
-    settings: Train
+    train: Train
     end_of_text: int
     is_encoder: bool = False
     counts_bytes: bool = False
 
     def prepare(self, model: Transformer) -> None:
-        if self.settings.classify.frozen:
+        if self.train.classify.frozen:
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(name.startswith("classifier."))
 
@@ -254,17 +229,14 @@ class Classify:
     def loss(
         self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor,
         masks: DropoutMasks | None = None,
-    ) -> Outcome:  # fmt: skip
-        logits_BL = upcast(model.classifier(hidden_BTD, self._lengths(inputs_BT), masks))
-        nats_B = F.cross_entropy(logits_BL, targets_BS[:, 0], reduction="none", ignore_index=-1)
-        correct_B = logits_BL.argmax(dim=1) == targets_BS[:, 0]
-        return Outcome(nats_B.sum(), nats_B.detach(), correct_B)
+    ) -> MicroBatchLoss:  # fmt: skip
+        nats_B, logits_BL = self._nats(model, hidden_BTD, inputs_BT, targets_BS, masks)
+        return MicroBatchLoss(nats_B.sum(), nats_B.detach(), logits_BL.argmax(dim=1) == targets_BS[:, 0])
 
     def score(
         self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        logits_BL = upcast(model.classifier(hidden_BTD, self._lengths(inputs_BT)))
-        nats_B = F.cross_entropy(logits_BL, targets_BS[:, 0], reduction="none", ignore_index=-1)
+        nats_B, logits_BL = self._nats(model, hidden_BTD, inputs_BT, targets_BS, None)
         return nats_B[:, None], logits_BL.argmax(dim=1, keepdim=True)
 
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
@@ -272,20 +244,27 @@ class Classify:
         targets = draw.integers(0, config.labels, (rows, 1))
         return Batch(0, tokens, np.zeros(rows, dtype=np.int64), targets)
 
+    def _nats(
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor, masks: DropoutMasks | None
+    ) -> tuple[Tensor, Tensor]:
+        """Nats of each text's label, and the logits of all labels."""
+        logits_BL = upcast(model.classifier(hidden_BTD, self._lengths(inputs_BT), masks))
+        return F.cross_entropy(logits_BL, targets_BS[:, 0], reduction="none", ignore_index=-1), logits_BL
+
     def _lengths(self, inputs_BT: Tensor) -> Tensor:
-        """Tokens of each text (`LabelledTexts`): its first counts, whatever it is, and end-of-text pads it."""
+        """Tokens of each text (see `LabelledTexts`): its first always counts, and end-of-text pads it."""
         lengths_B = 1 + (inputs_BT[:, 1:] != self.end_of_text).sum(dim=1)
         return lengths_B + (inputs_BT[:, 0] != self.end_of_text) if self.is_encoder else lengths_B
 
 
 def masker_of(recipe: Recipe, store: TokenStore) -> Masker:
-    """What hides tokens in a run's sequences."""
+    """The masker of a run's sequences. Raises InputError when its tokenizer has no mask token."""
     if store.mask_token is None:
         raise InputError(
             f"{store.folder}: its tokenizer has no mask token; write the tokens again, with train.objective = masked"
         )
-    settings, edges = recipe.train.masking, None
-    if settings.whole_words:
+    config, edges = recipe.train.masking, None
+    if config.whole_words:
         tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
         edges = WordEdges.of(tokenizer.token_pieces())
-    return Masker(settings, key_of("masks", recipe.run.seed), store.mask_token, store.token_bytes > 0, edges)
+    return Masker(config, key_of("masks", recipe.run.seed), store.mask_token, store.token_bytes > 0, edges)

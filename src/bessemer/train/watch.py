@@ -1,6 +1,6 @@
-"""What goes on inside the model, seen every few steps: activations, attention logits, gradients, updates.
+"""Statistics from inside the model every few steps: activations, attention logits, gradients, updates.
 
-Nothing that is watched touches the step: the losses and weights are bit for bit those of a run that is not watched.
+Watching does not change the step: losses and weights are bit for bit those of a run that is not watched.
 
 Shapes: B sequences (one), T tokens, D width, G key/value heads, R queries a key/value head, C queries of a chunk, K
 width of a head.
@@ -19,52 +19,51 @@ from torch import Tensor, nn
 
 from bessemer.model.attention import AttentionScope
 from bessemer.model.transformer import Attention
-from bessemer.parallel.local import local
-from bessemer.parallel.numbers import squares
-from bessemer.parallel.team import ALONE, Team
+from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
+from bessemer.parallel.sharded import local, sum_of_squares
 from bessemer.tokens.loader import Batch
 from bessemer.train.metrics import Log
 from bessemer.train.step import TrainStep
 
-CHUNK = 128  # queries whose scores are held at one time
-SAMPLE = 65_536  # elements of a tensor that its update is measured by
+CHUNK = 128  # queries whose scores are in memory at a time
+SAMPLE = 65_536  # elements of a tensor by which its update is estimated
 
-Named = dict[str, float]
+Values = dict[str, float]  # by parameter group or block
 
 
 class Watch:
-    """Called around each update; looks at every `every`-th step (0: at none) and logs what it saw as "inside"."""
+    """Context around each update; logs statistics of every `every`-th step as "inside" (0: of none)."""
 
     def __init__(self, step: TrainStep, log: Log, every: int) -> None:
         self.step, self.log, self.every = step, log, every
 
     def __call__(self, number: int, batch: Batch) -> AbstractContextManager[None]:
-        """Around the update of the step `number` (1-based), whose gradients are there."""
-        watched = self.every > 0 and number % self.every == 0
-        return self._watching(number, batch) if watched else nullcontext()
+        """Around the update of step `number` (1-based), whose gradients have been computed."""
+        is_watched = self.every > 0 and number % self.every == 0
+        return self._watching(number, batch) if is_watched else nullcontext()
 
     @contextmanager
     def _watching(self, number: int, batch: Batch) -> Iterator[None]:
-        started = perf_counter()
-        # A pass of its own needs the blocks whole.
-        seen = activations(self.step, batch) if self.step.team.is_alone else {}
-        norms = gradient_norms(self.step.model, self.step.team)
+        started, mesh = perf_counter(), self.step.mesh
+        # The extra forward pass needs whole blocks.
+        statistics = activations(self.step, batch) if mesh.is_single else {}
+        norms = gradient_norms(self.step.model, mesh)
         before = sample(self.step.model)
         seconds = perf_counter() - started
         yield
         started = perf_counter()
-        ratios = update_ratios(before, sample(self.step.model), self.step.team)
+        ratios = update_ratios(before, sample(self.step.model), mesh)
         seconds += perf_counter() - started
-        self.log.write("inside", number, **seen, grad_norm=norms, update_ratio=ratios, seconds=seconds)
+        self.log.write("inside", number, **statistics, grad_norm=norms, update_ratio=ratios, seconds=seconds)
 
 
 @torch.no_grad()
-def activations(step: TrainStep, batch: Batch) -> dict[str, Named]:
-    """RMS and largest magnitude of what each block gives, and its largest attention logit (q.k / sqrt(K), over what
-    attention sees, before a soft cap), over the batch's first sequence, in the step's precision.
+def activations(step: TrainStep, batch: Batch) -> dict[str, Values]:
+    """By block, over the batch's first sequence: RMS and maximum of the output, and the largest unmasked attention logit
+    (q.k / sqrt(K), before a soft cap), in the step's precision.
 
-    A forward pass of its own over that one sequence: hooks in the step itself would not be seen where blocks are
-    compiled, and a pass without gradients costs a third of a sequence.
+    An extra forward pass over that one sequence: hooks in the step itself would not run in compiled blocks, and a pass
+    without gradients costs a third of a sequence.
     """
     model, place = step.model, step.device.place
     tokens_BT = torch.from_numpy(batch.inputs[:1]).to(place)
@@ -73,20 +72,20 @@ def activations(step: TrainStep, batch: Batch) -> dict[str, Named]:
     largest: list[Tensor] = []
     logits: list[Tensor] = []
 
-    def record(out_BTD: Tensor) -> None:
+    def record_output(out_BTD: Tensor) -> None:
         wide = out_BTD.float()
         rms.append(wide.square().mean().sqrt())
         largest.append(wide.abs().max())
 
-    def read(attention: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def record_logits(attention: nn.Module, arguments: tuple[Any, ...]) -> None:
         assert isinstance(attention, Attention)
         x_BTD, rotation, scope = arguments[:3]
         q_BHTK, k_BGTK, _ = attention.queries_keys_values(x_BTD, rotation)
         logits.append(largest_logit(q_BHTK, k_BGTK, scope))
 
-    hooks = [block.attention.register_forward_pre_hook(read) for block in model.blocks]  # type: ignore[union-attr,operator]
+    hooks = [block.attention.register_forward_pre_hook(record_logits) for block in model.blocks]  # type: ignore[union-attr,operator]
     blocks = model.blocks
-    model.blocks = nn.ModuleList(_Observed(block, record) for block in blocks)
+    model.blocks = nn.ModuleList(_Observed(block, record_output) for block in blocks)
     try:
         with step.autocast():
             model(tokens_BT, step.documents(tokens_BT, starts_BT))
@@ -94,15 +93,12 @@ def activations(step: TrainStep, batch: Batch) -> dict[str, Named]:
         model.blocks = blocks
         for hook in hooks:
             hook.remove()
-    return {
-        "activation_rms": _numbered(rms),
-        "activation_max": _numbered(largest),
-        "attention_logit_max": _numbered(logits),
-    }
+    by_kind = {"activation_rms": rms, "activation_max": largest, "attention_logit_max": logits}
+    return {kind: _to_host({str(n): value for n, value in enumerate(values)}) for kind, values in by_kind.items()}
 
 
 class _Observed(nn.Module):
-    """A block, uncompiled, whose output is shown to `record`."""
+    """A block, uncompiled, whose output is passed to `record`."""
 
     def __init__(self, block: nn.Module, record: Callable[[Tensor], None]) -> None:
         super().__init__()
@@ -115,27 +111,27 @@ class _Observed(nn.Module):
 
 
 def largest_logit(q_BHTK: Tensor, k_BGTK: Tensor, scope: AttentionScope) -> Tensor:
-    """The largest score of one sequence that attention does not mask, in chunks of queries. Scores are in fp32."""
+    """The largest unmasked score of one sequence, in fp32, in chunks of queries."""
     length, groups, head_dim = q_BHTK.shape[2], k_BGTK.shape[1], q_BHTK.shape[3]
     with torch.autocast(q_BHTK.device.type, enabled=False):
         q_GRTK, k_GTK = q_BHTK[0].float().unflatten(0, (groups, -1)), k_BGTK[0].float()  # type: ignore[no-untyped-call]
         index_T = torch.arange(length, device=q_BHTK.device)
-        found = []
+        largest = []
         for start in range(0, length, CHUNK):
             end = min(start + CHUNK, length)
             last = end if scope.spec.causal else length
             allowed_CT = scope.spec.allows(index_T[start:end, None], index_T[:last])
             if scope.documents is not None:
-                number_T = scope.documents.document_BT[0]
-                allowed_CT = allowed_CT & (number_T[start:end, None] == number_T[:last])
+                document_T = scope.documents.document_BT[0]
+                allowed_CT = allowed_CT & (document_T[start:end, None] == document_T[:last])
             scores_GRCT = q_GRTK[:, :, start:end] @ k_GTK[:, None, :last].transpose(2, 3)
-            found.append(scores_GRCT.masked_fill_(~allowed_CT, -torch.inf).max())
-        largest: Tensor = torch.stack(found).max() * (scope.spec.scale or head_dim**-0.5)
-    return largest
+            largest.append(scores_GRCT.masked_fill_(~allowed_CT, -torch.inf).max())
+        result: Tensor = torch.stack(largest).max() * (scope.spec.scale or head_dim**-0.5)
+    return result
 
 
 def group_of(name: str) -> str:
-    """The group a parameter is watched in: "N.attention" and "N.mlp" of block N, embedding, head, norms."""
+    """The group of a parameter: "N.attention" and "N.mlp" of block N, embedding, head, norms."""
     parts = name.split(".")
     if any("norm" in part for part in parts):
         return "norms"
@@ -145,20 +141,21 @@ def group_of(name: str) -> str:
 
 
 @torch.no_grad()
-def gradient_norms(model: nn.Module, team: Team = ALONE) -> Named:
+def gradient_norms(model: nn.Module, mesh: ProcessMesh = SINGLE_PROCESS) -> Values:
     """L2 norm of the gradient of each group, before clipping."""
     groups: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             groups.setdefault(group_of(name), []).append((parameter, parameter.grad))
-    if team.is_alone:
-        return _named({name: nn.utils.get_total_norm([g for _, g in found]) for name, found in groups.items()})
-    return _roots(_over_all({name: squares(found, team) for name, found in groups.items()}, team))
+    if mesh.is_single:
+        norm = nn.utils.get_total_norm
+        return _to_host({name: norm([gradient for _, gradient in pairs]) for name, pairs in groups.items()})
+    return _global_norms({name: sum_of_squares(pairs, mesh) for name, pairs in groups.items()}, mesh)
 
 
 @torch.no_grad()
 def sample(model: nn.Module) -> dict[str, Tensor]:
-    """At most SAMPLE elements of each parameter, evenly spread, copied."""
+    """Copies of at most SAMPLE elements of each parameter, evenly spread."""
     return {
         name: local(parameter).flatten()[:: max(-(-local(parameter).numel() // SAMPLE), 1)].clone()
         for name, parameter in model.named_parameters()
@@ -166,39 +163,33 @@ def sample(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def update_ratios(before: dict[str, Tensor], after: dict[str, Tensor], team: Team = ALONE) -> Named:
-    """Norm of the update over the norm of the weights, of each group; about 1e-3 in a healthy run with Adam. Of a team:
-    over the samples of all its processes."""
-    moved: dict[str, list[Tensor]] = {}
+def update_ratios(before: dict[str, Tensor], after: dict[str, Tensor], mesh: ProcessMesh = SINGLE_PROCESS) -> Values:
+    """Norm of the update over the norm of the weights, of each group, over the samples of all processes; about 1e-3 in a healthy
+    run with Adam."""
+    updates: dict[str, list[Tensor]] = {}
     weights: dict[str, list[Tensor]] = {}
     for name, old in before.items():
-        moved.setdefault(group_of(name), []).append(after[name] - old)
+        updates.setdefault(group_of(name), []).append(after[name] - old)
         weights.setdefault(group_of(name), []).append(old)
     norm = nn.utils.get_total_norm
-    if team.is_alone:
-        return _named({name: norm(moved[name]) / norm(weights[name]).clamp(min=1e-12) for name in moved})
-    squared = [{name: float(norm(found)) ** 2 for name, found in of.items()} for of in (moved, weights)]
-    over = [_roots(_over_all(of, team)) for of in squared]
-    return {name: value / max(over[1][name], 1e-12) for name, value in over[0].items()}
+    if mesh.is_single:
+        return _to_host({name: norm(updates[name]) / norm(weights[name]).clamp(min=1e-12) for name in updates})
+    update_norms, weight_norms = (
+        _global_norms({name: float(norm(tensors)) ** 2 for name, tensors in groups.items()}, mesh)
+        for groups in (updates, weights)
+    )
+    return {name: value / max(weight_norms[name], 1e-12) for name, value in update_norms.items()}
 
 
-def _over_all(squared: Named, team: Team) -> Named:
-    """Sums over the processes, each of which may know other groups."""
-    total: Named = {}
-    for of_one in team.gather(squared):
-        for name, value in of_one.items():
+def _global_norms(squares: Values, mesh: ProcessMesh) -> Values:
+    """Roots of the sums of squares over all processes, which may have different groups."""
+    total: Values = {}
+    for of_rank in mesh.gather(squares):
+        for name, value in of_rank.items():
             total[name] = total.get(name, 0.0) + value
-    return total
+    return {name: math.sqrt(value) for name, value in total.items()}
 
 
-def _roots(squared: Named) -> Named:
-    return {name: math.sqrt(value) for name, value in squared.items()}
-
-
-def _numbered(values: list[Tensor]) -> Named:
-    return _named({str(number): value for number, value in enumerate(values)})
-
-
-def _named(values: dict[str, Tensor]) -> Named:
-    """Read from the device at once: a read of each would make it wait each time."""
+def _to_host(values: dict[str, Tensor]) -> Values:
+    """All values in one transfer, since each would synchronise the device."""
     return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True)) if values else {}

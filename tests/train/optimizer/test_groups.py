@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bessemer.errors import InputError
-from bessemer.train.optimizer.groups import kind_of, matrices
+from bessemer.train.optimizer.rules import kind_of, matrices
 
 
 def told(made) -> dict[str, tuple[str, str, float, float]]:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from bessemer.train.optimizer import low_precision_state as low
+from bessemer.train import optimizer as optimizers
+from bessemer.train.optimizer import moments as low
 
 STEPS = 5
 
@@ -189,10 +190,9 @@ def test_a_bf16_second_moment_falls_where_the_gradient_has_gone(driven) -> None:
 @pytest.mark.parametrize("state", ["bf16", "8bit"])
 def test_slices_of_a_tensor_are_the_tensor(driven, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor too large to be fp32 at once is taken in parts; with 8 bits the parts give the same bits."""
-    from bessemer.train.optimizer import stepping
 
     whole = driven(state=state).take(3)
-    monkeypatch.setattr(stepping, "SLICE", 1024)
+    monkeypatch.setattr(optimizers, "SLICE", 1024)
     cut = driven(state=state).take(3)
     for name in whole:
         if state == "8bit":

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bessemer.train.optimizer.muon import orthogonalised
+from bessemer.train.optimizer.rules import orthogonalise
 
 STEPS = 4
 
@@ -70,13 +70,13 @@ def test_the_rest_is_adamw(driven) -> None:
 @pytest.mark.parametrize("shape", [(3, 16, 40), (1, 40, 16)])
 def test_singular_values_come_near_one(shape: tuple[int, int, int]) -> None:
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    singular = torch.linalg.svdvals(orthogonalised(matrices))
+    singular = torch.linalg.svdvals(orthogonalise(matrices))
     assert float(singular.min()) > 0.6 and float(singular.max()) < 1.25
-    assert float((orthogonalised(1e-3 * matrices) - orthogonalised(matrices)).abs().max()) < 1e-2  # size plays no part
+    assert float((orthogonalise(1e-3 * matrices) - orthogonalise(matrices)).abs().max()) < 1e-2  # size plays no part
 
 
 def test_a_zero_matrix_stays_zero() -> None:
-    assert float(orthogonalised(torch.zeros(2, 8, 4)).abs().max()) == 0.0
+    assert float(orthogonalise(torch.zeros(2, 8, 4)).abs().max()) == 0.0
 
 
 def test_a_matched_update_is_as_large_as_adamws(driven) -> None:
@@ -98,10 +98,10 @@ def test_a_matched_update_is_as_large_as_adamws(driven) -> None:
 
 
 def test_stacks_of_any_size_give_the_same(driven, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bessemer.train.optimizer import muon
+    from bessemer.train.optimizer import rules
 
     whole = driven(kind="muon").take(2)
-    monkeypatch.setattr(muon, "STACK_ELEMENTS", 1)
+    monkeypatch.setattr(rules, "STACK_ELEMENTS", 1)
     alone = driven(kind="muon").take(2)
     for name in whole:
         np.testing.assert_allclose(alone[name], whole[name], rtol=0, atol=2e-6)

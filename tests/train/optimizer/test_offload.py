@@ -6,16 +6,16 @@ import torch
 
 from bessemer.recipe import Optimizer as Settings
 from bessemer.train import optimizer as optimizers
-from bessemer.train.optimizer import offload
+from bessemer.train.optimizer import moments
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", "lion"])
 @pytest.mark.parametrize("state", ["fp32", "bf16", "8bit"])
 def test_moments_that_travel_give_the_same_bits(driven, kind: str, state: str, monkeypatch) -> None:
     """The way CUDA takes, copies and bunches, on a CPU and without pinned memory."""
-    monkeypatch.setattr(offload, "BUNCH_BYTES", 100_000)  # several bunches
+    monkeypatch.setattr(moments, "OFFLOAD_BATCH_BYTES", 100_000)  # several bunches
     stays, travels = driven(kind=kind, state=state), driven(kind=kind, state=state)
-    travels.optimizer.host = offload.Host(pinned=False)
+    travels.optimizer.offload = moments.CpuOffload(pinned=False)
     left, right = stays.take(4), travels.take(4)
     assert all(np.array_equal(left[name], right[name]) for name in left)
     saved = optimizers.state_tensors(stays.model, stays.optimizer)
@@ -25,18 +25,17 @@ def test_moments_that_travel_give_the_same_bits(driven, kind: str, state: str, m
 
 def test_on_a_cpu_it_changes_nothing(driven) -> None:
     made = driven(offload=True)
-    assert made.optimizer.host is None
+    assert made.optimizer.offload is None
     left, right = made.take(3), driven().take(3)
     assert all(np.array_equal(left[name], right[name]) for name in left)
 
 
 def test_bunches_hold_every_parameter_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload, "BUNCH_BYTES", 10)
-    weights = [torch.empty(1) for _ in range(5)]
+    monkeypatch.setattr(moments, "OFFLOAD_BATCH_BYTES", 10)
     states = [{"m": torch.empty(count, dtype=torch.uint8)} for count in (4, 4, 4, 30, 1)]
-    parts = list(offload.bunches(weights, states))
+    parts = list(moments.offload_batches(states))
     assert [(part.start, part.stop) for part in parts] == [(0, 2), (2, 3), (3, 4), (4, 5)]
-    assert list(offload.bunches([], [])) == []
+    assert list(moments.offload_batches([])) == []
 
 
 @pytest.mark.gpu
@@ -55,7 +54,7 @@ def test_on_cuda_offloaded_moments_give_the_same_bits(kind: str, state: str) -> 
         model = build_model(config, 0).to("cuda")
         settings = Settings(learning_rate=0.01, betas=(0.9, 0.95), kind=kind, state=state, offload=offloaded)  # type: ignore[arg-type]
         optimizer = optimizers.build(model, settings)
-        assert (optimizer.host is not None) == offloaded
+        assert (optimizer.offload is not None) == offloaded
         generator = torch.Generator("cuda").manual_seed(0)
         for _ in range(5):
             for weight in model.parameters():

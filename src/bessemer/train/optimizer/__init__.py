@@ -1,38 +1,267 @@
-"""Gradients to updates: AdamW, Muon and Lion over the model's parameter groups, with their state in the asked format.
+"""Gradients to updates: AdamW, Muon and Lion over parameter groups, with moments in the configured format; and the moving
+average of the weights.
 
-groups.py               which parameter belongs where: its rule, its decay, its share of the learning rate
-elementwise.py          AdamW and Lion
-muon.py                 orthogonalised momentum for matrices
-low_precision_state.py  moments in bf16 or 8 bits
-offload.py              moments in the CPU's memory
-stepping.py             one optimizer out of these, and its state as plain named tensors
+rules.py    the update rules, and which parameter is updated by which, with which decay and learning rate
+moments.py  moments in bf16 or 8 bits, and in CPU memory
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from bessemer.recipe import Optimizer as Settings
-from bessemer.train.optimizer.groups import grouped
-from bessemer.train.optimizer.low_precision_state import storage
-from bessemer.train.optimizer.offload import Host
-from bessemer.train.optimizer.stepping import Optimizer, load_state, state_tensors
+from bessemer.checkpoint import Checkpoint
+from bessemer.errors import BessemerError
+from bessemer.model.transformer import Transformer
+from bessemer.parallel.sharded import as_shard_of, local
+from bessemer.parallel.tied import owned_parameters, whole_name
+from bessemer.recipe import Optimizer as OptimizerConfig
+from bessemer.recipe.optimization import UPDATE_RULES
+from bessemer.train.optimizer.moments import BLOCK, CpuOffload, MomentFormat, noise, offload_batches, read, write
+from bessemer.train.optimizer.rules import (
+    ELEMENTWISE,
+    Group,
+    State,
+    muon,
+    muon_sharded,
+    nesterov,
+    parameter_groups,
+)
 
-__all__ = ["Optimizer", "build", "load_state", "set_learning_rate", "state_tensors"]
+SLICE = BLOCK << 16  # elements of a low-precision moment that are fp32 at a time: 16.8M, 64 MiB each
 
 
-def build(model: nn.Module, settings: Settings) -> Optimizer:
-    """The optimizer of a model whose parameters lie where they are trained.
+def build(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """The optimizer of a model whose parameters are on their training device.
 
-    On CUDA, `offload` keeps the moments in pinned CPU memory; on a CPU they are there already and it changes nothing.
+    On CUDA, `offload` keeps the moments in pinned CPU memory; on a CPU it has no effect.
     """
     on_cuda = next(model.parameters()).device.type == "cuda"
-    host = Host(pinned=True) if settings.offload and on_cuda else None
-    return Optimizer(grouped(model, settings), settings, storage(settings.state), host)
+    offload = CpuOffload(pinned=True) if config.offload and on_cuda else None
+    return Optimizer(parameter_groups(model, config), config, offload)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Give each group its share of the learning rate."""
+    """Set each group's learning rate, a multiple of the run's."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["rate"]
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Updates every group by its rule. offload: None where moments are on the device."""
+
+    def __init__(self, groups: list[Group], config: OptimizerConfig, offload: CpuOffload | None) -> None:
+        assert config.learning_rate is not None and config.betas is not None, "the recipe is resolved"
+        self.format, self.offload = MomentFormat(config.state), offload
+        self._name_of = {parameter: name for group in groups for name, parameter in group.named}
+        self._number_of = {parameter: number for number, parameter in enumerate(self._name_of)}
+        super().__init__(
+            [
+                {
+                    "params": [parameter for _, parameter in group.named],
+                    "kind": group.kind,
+                    "rule": group.rule,
+                    "weight_decay": group.weight_decay,
+                    "rate": group.rate,
+                    "lr": config.learning_rate * group.rate,
+                    "betas": tuple(config.betas),
+                    "eps": config.eps,
+                    "momentum": config.muon_momentum,
+                    "scale": config.muon_scale,
+                }
+                for group in groups
+            ],
+            {},
+        )
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            weights: list[Tensor] = [weight for weight in group["params"] if weight.grad is not None]
+            for weight in weights:
+                if not self.state[weight]:
+                    self.state[weight] = self.initial_state(weight, group["rule"])
+            states = [self.state[weight] for weight in weights]
+            if self.offload is None:
+                self._update(weights, states, group)
+                continue
+            for part in offload_batches(states):
+                device = weights[part][0].device
+                fetched = self.offload.fetch(states[part], device)
+                self._update(weights[part], fetched, group)
+                self.offload.put_back(states[part], fetched, device)
+        if self.offload is not None:
+            self.offload.finish(next(iter(self._name_of)).device)
+
+    def initial_state(self, weight: Tensor, rule: str) -> State:
+        """The state of a parameter before its first update.
+
+        "step" counts the updates, for AdamW's bias correction and the seed of stochastic rounding: on the device where the
+        fused kernel reads it, else on the CPU, where reading it needs no synchronisation.
+        """
+        state: State = {}
+        for name in UPDATE_RULES[rule].moments:
+            state |= self.format.zeros(weight, name, weight.device)
+        format = self.format.of(weight)
+        if rule == "adamw" or format == "bf16":
+            device = weight.device if format == "fp32" else torch.device("cpu")
+            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+        return state if self.offload is None else self.offload.place(state)
+
+    def _update(self, weights: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
+        """One step of a rule on local shards: as lists where the moments are fp32, else tensor by tensor. Muon gathers whole
+        matrices."""
+        gradients: list[Tensor] = [local(weight.grad) for weight in weights if weight.grad is not None]
+        if group["rule"] == "muon":
+            directions = map(partial(self._direction, group=group), weights, gradients, states)
+            if not any(isinstance(weight, DTensor) for weight in weights):
+                names = [self._name_of[weight] for weight in weights]
+                muon(zip(names, weights, directions, strict=True), group)
+                return
+            for weight, direction in zip(weights, directions, strict=True):
+                assert isinstance(weight, DTensor)
+                muon_sharded(self._name_of[weight], weight, direction, group)
+            return
+        update, shards = ELEMENTWISE[group["rule"]], [local(weight) for weight in weights]
+        is_fp32 = [self.format.of(weight) == "fp32" for weight in weights]
+        plain = [n for n, shard in enumerate(shards) if is_fp32[n] and shard.numel()]
+        if plain:
+            update([shards[n] for n in plain], [gradients[n] for n in plain], [states[n] for n in plain], group)
+        for n, weight in enumerate(weights):
+            if is_fp32[n]:
+                continue
+            flat, gradient_N = shards[n].view(-1), gradients[n].reshape(-1)
+            for part, moments in self._decoded(weight, states[n], group["rule"]):
+                update([flat[part]], [gradient_N[part]], [moments], group)
+
+    def _direction(self, weight: Tensor, gradient: Tensor, state: State, group: dict[str, Any]) -> Tensor:
+        """Muon's direction before it is orthogonalised."""
+        if self.format.of(weight) == "fp32":
+            return nesterov(state["momentum"], gradient, group["momentum"])
+        direction, gradient_N = torch.empty_like(gradient), gradient.reshape(-1)
+        for part, moments in self._decoded(weight, state, "muon"):
+            direction.view(-1)[part] = nesterov(moments["momentum"], gradient_N[part], group["momentum"])
+        return direction
+
+    def _decoded(self, weight: Tensor, state: State, rule: str) -> Iterator[tuple[slice, State]]:
+        """Slices of a parameter with their moments in fp32, which are stored again after the caller updated them."""
+        moment_signs = UPDATE_RULES[rule].moments
+        steps, numel = int(state["step"]) if "step" in state else 0, local(weight).numel()
+        for start in range(0, numel, SLICE):
+            part = slice(start, min(start + SLICE, numel))
+            moments = {name: read(state, name, signed, part) for name, signed in moment_signs.items()}
+            if rule == "adamw":
+                moments["step"] = torch.full((), steps, dtype=torch.float32, device=weight.device)
+            yield part, moments
+            drawn = (local(weight).new_empty(0),) * 2
+            if self.format.format == "bf16":
+                seed = (steps, self._number_of[weight], start)
+                drawn = noise(part.stop - part.start, seed, weight.device)
+            for (name, signed), noise_N in zip(moment_signs.items(), drawn, strict=False):
+                write(state, name, signed, part, moments[name], noise_N)
+        if "step" in state:
+            state["step"] += 1
+
+
+def state_tensors(model: Transformer, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state by parameter name: "NAME/exp_avg", "NAME/exp_avg_sq", "NAME/step". Moments are sharded like
+    their parameters."""
+    if optimizer.offload is not None:
+        optimizer.offload.wait()
+    return {
+        f"{name}/{key}": as_shard_of(parameter, value)
+        for name, parameter in owned_parameters(model)
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+@torch.no_grad()
+def load_state(model: Transformer, optimizer: Optimizer, checkpoint: Checkpoint) -> None:
+    """Load what `state_tensors` returned, saved from any layout. Not by load_state_dict, which casts the state to the
+    parameter's dtype.
+
+    Raises BessemerError when the state is that of another rule or format.
+    """
+    rule_of = {parameter: group["rule"] for group in optimizer.param_groups for parameter in group["params"]}
+    stored: dict[str, dict[str, str]] = {}
+    for key, tensor in checkpoint.contents["optimizer"].items():
+        name, _, kind = key.rpartition("/")
+        stored.setdefault(name, {})[kind] = tensor.dtype.removeprefix("torch.")
+    targets: dict[str, Tensor] = {}
+    copies: dict[str, Tensor] = {}
+    for own, parameter in model.named_parameters():
+        name = whole_name(model, own)
+        if parameter not in rule_of:
+            continue
+        if name not in stored:
+            raise BessemerError(
+                f"checkpoint: no optimizer state of {name}, which this recipe trains; go on with the recipe it was trained "
+                "with, or start over with --restart"
+            )
+        state = optimizer.initial_state(parameter, rule_of[parameter])
+        expected = {kind: str(value.dtype).removeprefix("torch.") for kind, value in state.items()}
+        if expected != stored[name]:
+            raise BessemerError(
+                f"checkpoint: the optimizer state of {name} is {_described(stored[name])}, but this recipe's train.optimizer "
+                f"keeps {_described(expected)}; go on with the kind and state it was trained with, or start over with --restart"
+            )
+        into = targets if name == own else copies
+        into |= {f"{name}/{kind}": as_shard_of(parameter, value) for kind, value in state.items()}
+        optimizer.state[parameter] = state
+    checkpoint.fill("optimizer", targets)
+    if copies:
+        checkpoint.fill("optimizer", copies)
+
+
+def _described(state: dict[str, str]) -> str:
+    return ", ".join(f"{kind} {state[kind]}" for kind in sorted(state))
+
+
+class WeightAverage:
+    """An exponential moving average of the weights in fp32: average <- d average + (1 - d) weights after every update.
+
+    d is `decay`, but at most (1 + n) / (10 + n) at update n (0-based), so that the average leaves the initial weights behind
+    early on (the rule of TensorFlow's ExponentialMovingAverage with num_updates).
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self._weights: dict[str, Tensor] = {name: local(weight) for name, weight in model.named_parameters()}
+        self.tensors: dict[str, Tensor] = {}
+        self.restart()
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Start again from the current weights."""
+        self.tensors = {name: weight.float().clone() for name, weight in self._weights.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Update the average after the update number `step` (0-based)."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        averages = list(self.tensors.values())
+        torch._foreach_lerp_(averages, [weight.float() for weight in self._weights.values()], 1.0 - decay)
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Context in which the model has the averaged weights; the trained ones are restored unchanged."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        """Values, not storage: compiled code and optimizers refer to the storage."""
+        for name, weight in self._weights.items():
+            before = weight.clone()
+            weight.copy_(self.tensors[name])
+            self.tensors[name].copy_(before)

@@ -9,23 +9,23 @@ import torch
 from processes import run_on
 
 from bessemer.errors import InputError
-from bessemer.parallel.team import ALONE, AXES, join, require_world
+from bessemer.parallel.mesh import AXES, SINGLE_PROCESS, join, require_world
 from bessemer.recipe import Parallel
 
 
 def of_each(layout: Parallel) -> dict[str, Any]:
-    team = join(layout, torch.device("cpu"))
+    mesh = join(layout, torch.device("cpu"))
     return {
-        "rank": team.rank,
-        "places": {axis: team.place(axis) for axis in AXES},
-        "data_rank": team.data_rank,
-        "tells": team.tells,
-        "sum": team.sum(torch.tensor([1.0, float(team.rank)], dtype=torch.float64)).tolist(),
-        "any": team.any(team.rank == 2),
-        "none": team.any(False),
-        "gathered": team.gather(team.rank * 10),
-        "first": team.first(f"of {team.rank}"),
-        "neighbours": torch.distributed.get_process_group_ranks(team.group("tensor")),
+        "rank": mesh.rank,
+        "places": {axis: mesh.coordinate(axis) for axis in AXES},
+        "data_rank": mesh.data_rank,
+        "tells": mesh.is_loss_rank,
+        "sum": mesh.sum(torch.tensor([1.0, float(mesh.rank)], dtype=torch.float64)).tolist(),
+        "any": mesh.any(mesh.rank == 2),
+        "none": mesh.any(False),
+        "gathered": mesh.gather(mesh.rank * 10),
+        "first": mesh.broadcast(f"of {mesh.rank}"),
+        "neighbours": torch.distributed.get_process_group_ranks(mesh.group("tensor")),
     }
 
 
@@ -44,12 +44,12 @@ def test_places_on_the_mesh() -> None:
 
 
 def test_a_process_alone_needs_no_group() -> None:
-    assert ALONE.is_alone
-    assert ALONE.is_first
-    assert ALONE.tells
-    assert ALONE.data_rank == 0
-    assert ALONE.gather("x") == ["x"]
-    assert ALONE.any(True)
+    assert SINGLE_PROCESS.is_single
+    assert SINGLE_PROCESS.is_main
+    assert SINGLE_PROCESS.is_loss_rank
+    assert SINGLE_PROCESS.data_rank == 0
+    assert SINGLE_PROCESS.gather("x") == ["x"]
+    assert SINGLE_PROCESS.any(True)
 
 
 @pytest.mark.parametrize(

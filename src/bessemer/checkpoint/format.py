@@ -1,0 +1,273 @@
+"""A checkpoint's manifest, and which rank writes which shard of a tensor.
+
+A stored shard is a box, an offset and a shape in the whole tensor, without the layout that wrote it, so that any other layout
+can read it. Keys of manifest.json:
+
+format   2; format 1, of one process, has no pieces: each tensor is whole in PART.safetensors
+step     the step it was saved after
+files    name -> bytes, sha256
+tensors  part -> name -> [dtype, shape of the whole]
+pieces   part -> name -> [[file, key, offset in the whole, shape], ...]
+facts    what a resume needs besides tensors
+sha256   of all the above
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bessemer.errors import BessemerError
+from bessemer.parallel.sharded import Box, local_shard
+from bessemer.run import read_json
+
+MANIFEST = "manifest.json"
+FORMAT = 2
+
+Tensors = Mapping[str, Mapping[str, Tensor]]  # part ("model", "optimizer", ...) -> name -> tensor or DTensor
+WritePlan = dict[str, tuple[str, tuple[str, ...]]]  # part -> the file that a rank writes, and the tensors in it
+Key = tuple[str, str]  # part and name of a tensor
+
+
+@dataclass(frozen=True)
+class LocalShard:
+    """This process's shard of a tensor. shape: of the whole; offset: of `data` in it."""
+
+    shape: Box
+    offset: Box
+    data: Tensor
+
+
+@dataclass(frozen=True)
+class ShardMetadata:
+    """A local shard without its values, for the other ranks. shape: of the whole tensor; size: of the shard."""
+
+    dtype: str
+    shape: Box
+    offset: Box
+    size: Box
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class StoredShard:
+    """A shard in a file of the checkpoint. key: its tensor in the file; shape: of the shard."""
+
+    file: str
+    key: str
+    offset: Box
+    shape: Box
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a checkpoint. dtype: as torch prints it; shape: of the whole; shards: which cover it exactly."""
+
+    dtype: str
+    shape: Box
+    shards: tuple[StoredShard, ...]
+
+
+Contents = dict[str, dict[str, StoredTensor]]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint should contain. files: name -> {"bytes", "sha256"}; sha256: the manifest's own."""
+
+    step: int
+    files: dict[str, dict[str, Any]]
+    contents: Contents
+    facts: dict[str, Any]
+    sha256: str
+
+
+def dump_manifest(step: int, files: dict[str, dict[str, Any]], contents: Contents, facts: dict[str, Any]) -> str:
+    """The text of a manifest."""
+    tensors = {part: {name: [of.dtype, of.shape] for name, of in named.items()} for part, named in contents.items()}
+    pieces = {
+        part: {name: [[p.file, p.key, p.offset, p.shape] for p in of.shards] for name, of in named.items()}
+        for part, named in contents.items()
+    }
+    return json.dumps(
+        _signed({"format": FORMAT, "step": step, "files": files, "tensors": tensors, "pieces": pieces, "facts": facts})
+    )
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint, of either format, checked against its own hash, and its shards against their wholes.
+
+    Raises BessemerError that names the file.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        raise BessemerError(f"{folder}: no {MANIFEST}")
+    found = read_json(path)
+    if not isinstance(found, dict) or found != _signed({key: found[key] for key in found if key != "sha256"}):
+        raise BessemerError(f"{path}: damaged: its own hash does not match")
+    if found.get("format") not in (1, FORMAT):
+        raise BessemerError(f"{path}: of format {found.get('format')}; a newer Bessemer wrote it, update this one")
+    try:
+        pieces = found["pieces"] if found["format"] == FORMAT else None
+        contents = {
+            part: {name: _stored(part, name, of[0], tuple(of[1]), pieces) for name, of in named.items()}
+            for part, named in found["tensors"].items()
+        }
+        manifest = Manifest(int(found["step"]), found["files"], contents, found["facts"], found["sha256"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BessemerError(f"{path}: is no manifest of a checkpoint ({type(error).__name__}: {error})") from None
+    for name in manifest.files:
+        if Path(name).name != name:
+            raise BessemerError(f"{path}: names a file outside of the checkpoint: {name}")
+    for part, named in manifest.contents.items():
+        for name, of in named.items():
+            require_cover(
+                f"{path}: {part} tensor {name}", of.shape, [(shard.offset, shard.shape) for shard in of.shards]
+            )
+            for shard in of.shards:
+                if shard.file not in manifest.files:
+                    raise BessemerError(f"{path}: {part} tensor {name} lies in {shard.file}, which has no hash")
+    return manifest
+
+
+def _stored(part: str, name: str, dtype: str, shape: Box, pieces: dict[str, Any] | None) -> StoredTensor:
+    if pieces is None:
+        listed = [] if prod(shape) == 0 else [(f"{part}.safetensors", name, (0,) * len(shape), shape)]
+    else:
+        listed = [(file, key, tuple(offset), tuple(size)) for file, key, offset, size in pieces[part][name]]
+    return StoredTensor(dtype, shape, tuple(StoredShard(*one) for one in listed))
+
+
+def _signed(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest with the SHA-256 of its own content."""
+    plain = json.loads(json.dumps(manifest))
+    return {**plain, "sha256": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
+
+
+def local_shards(tensors: Tensors) -> dict[Key, LocalShard]:
+    """This process's shards of named tensors. Raises BessemerError that names the tensor."""
+    shards: dict[Key, LocalShard] = {}
+    for part, named in tensors.items():
+        for name, tensor in named.items():
+            try:
+                shards[part, name] = LocalShard(*local_shard(tensor))
+            except BessemerError as error:
+                raise BessemerError(f"checkpoint: {part} tensor {name}: {error}") from None
+    return shards
+
+
+def metadata_of(shards: dict[Key, LocalShard]) -> dict[Key, ShardMetadata]:
+    """The shards without their values, for the other ranks."""
+    return {
+        key: ShardMetadata(str(one.data.dtype), one.shape, one.offset, tuple(one.data.shape), one.data.nbytes)
+        for key, one in shards.items()
+    }
+
+
+def assign(by_rank: list[dict[Key, ShardMetadata]]) -> tuple[list[WritePlan], Contents]:
+    """Which rank writes what, by rank, and the contents of the checkpoint.
+
+    Of ranks that hold the same shard (replicas), the one with the least to write so far writes it. A part's file is
+    `PART.safetensors` when one rank writes it, else `PART-00001-of-0000N.safetensors`. Raises BessemerError when ranks
+    disagree about a tensor, or their shards do not cover the whole.
+    """
+    holders: dict[Key, dict[tuple[Box, Box], list[int]]] = {}
+    first_seen: dict[Key, tuple[int, ShardMetadata]] = {}
+    for rank, shards in enumerate(by_rank):
+        for key, shard in shards.items():
+            first, other = first_seen.setdefault(key, (rank, shard))
+            if (other.dtype, other.shape) != (shard.dtype, shard.shape):
+                raise BessemerError(
+                    f"checkpoint: {key[0]} tensor {key[1]} is {other.dtype} {list(other.shape)} on rank {first}, but "
+                    f"{shard.dtype} {list(shard.shape)} on rank {rank}"
+                )
+            boxes = holders.setdefault(key, {})
+            if prod(shard.size):
+                boxes.setdefault((shard.offset, shard.size), []).append(rank)
+    writers: dict[Key, dict[tuple[Box, Box], int]] = {}
+    load = [0] * len(by_rank)
+    for key in sorted(holders, key=lambda key: (-first_seen[key][1].nbytes, key)):
+        require_cover(f"checkpoint: {key[0]} tensor {key[1]}", first_seen[key][1].shape, holders[key])
+        writers[key] = {}
+        for box, ranks in holders[key].items():
+            writer = min(ranks, key=lambda rank: (load[rank], rank))
+            load[writer] += by_rank[writer][key].nbytes
+            writers[key][box] = writer
+    file_of = _file_names(writers)
+    names: list[dict[str, list[str]]] = [{} for _ in by_rank]
+    contents: Contents = {part: {} for part, _ in first_seen}
+    for (part, name), (_, shard) in first_seen.items():
+        stored = []
+        for (offset, shape), rank in writers[part, name].items():
+            names[rank].setdefault(part, []).append(name)
+            stored.append(StoredShard(file_of[part, rank], name, offset, shape))
+        contents[part][name] = StoredTensor(shard.dtype, shard.shape, tuple(stored))
+    plans = [{part: (file_of[part, rank], tuple(own)) for part, own in plan.items()} for rank, plan in enumerate(names)]
+    return plans, contents
+
+
+def _file_names(writers: dict[Key, dict[tuple[Box, Box], int]]) -> dict[tuple[str, int], str]:
+    """The file of each part and writing rank."""
+    ranks_of: dict[str, set[int]] = {}
+    for (part, _), boxes in writers.items():
+        ranks_of.setdefault(part, set()).update(boxes.values())
+    file_of: dict[tuple[str, int], str] = {}
+    for part, ranks in ranks_of.items():
+        for number, rank in enumerate(sorted(ranks), start=1):
+            numbered = f"{part}-{number:05d}-of-{len(ranks):05d}.safetensors"
+            file_of[part, rank] = numbered if len(ranks) > 1 else f"{part}.safetensors"
+    return file_of
+
+
+def require_cover(what: str, shape: Box, boxes: Iterable[tuple[Box, Box]]) -> None:
+    """Raise BessemerError unless boxes (offset, shape), none of them empty, cover a tensor exactly once.
+
+    The boxes' sides divide the tensor into cells; each cell must be in one box.
+    """
+    listed = list(boxes)
+    if prod(shape) == 0 and not listed:
+        return
+    where = f"{what}: its {len(listed)} pieces"
+    for offset, size in listed:
+        outside = any(at < 0 or n < 1 or at + n > whole for at, n, whole in zip(offset, size, shape, strict=False))
+        if len(offset) != len(shape) or len(size) != len(shape) or outside:
+            raise BessemerError(f"{where} do not fit: {list(size)} at {list(offset)} of {list(shape)}")
+    edges = [
+        sorted({0, whole, *(at for box in listed for at in (box[0][axis], box[0][axis] + box[1][axis]))})
+        for axis, whole in enumerate(shape)
+    ]
+    cell = [{at: index for index, at in enumerate(line)} for line in edges]
+    covered = np.zeros([len(line) - 1 for line in edges], dtype=np.int32)
+    for offset, size in listed:
+        spans = zip(cell, offset, size, strict=True)
+        covered[tuple(slice(of_axis[at], of_axis[at + n]) for of_axis, at, n in spans)] += 1
+    if (covered == 0).any():
+        raise BessemerError(f"{where} leave out a part of its {list(shape)}")
+    if (covered > 1).any():
+        raise BessemerError(f"{where} overlap within its {list(shape)}")
+
+
+def assemble(
+    stored: StoredTensor, offset: Box, shape: Box, read: Callable[[StoredShard, tuple[slice, ...]], Tensor],
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """A slice of a stored tensor on the CPU, from the shards that it meets. read: returns a slice of one shard."""
+    result = torch.empty(shape, dtype=dtype)
+    for shard in stored.shards:
+        begin = tuple(max(a, b) for a, b in zip(offset, shard.offset, strict=True))
+        end = tuple(min(a + n, b + m) for a, n, b, m in zip(offset, shape, shard.offset, shard.shape, strict=True))
+        if any(low >= high for low, high in zip(begin, end, strict=True)):
+            continue
+        source = tuple(slice(low - at, high - at) for low, high, at in zip(begin, end, shard.offset, strict=True))
+        target = tuple(slice(low - at, high - at) for low, high, at in zip(begin, end, offset, strict=True))
+        result[target] = read(shard, source)
+    return result

@@ -1,1 +1,0 @@
-"""Detect, decide, record: what the run does when its numbers go wrong."""

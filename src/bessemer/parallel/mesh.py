@@ -1,0 +1,188 @@
+"""The process groups of a run: a mesh of five axes, and this process's rank on it.
+
+The outermost axis comes first: pipeline, replicate, shard, context, tensor. Ranks along `tensor`, which communicate most, are
+neighbours and so share a node.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from bessemer.errors import BessemerError, InputError
+from bessemer.parallel import traffic
+from bessemer.recipe import Parallel
+
+AXES = ("pipeline", "replicate", "shard", "context", "tensor")
+TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class ProcessMesh:
+    """The processes of a run and this one's rank.
+
+    device_mesh: all processes by AXES; None without a process group. control: a gloo group for small values on the CPU,
+    whose collectives never wait for a device.
+    """
+
+    layout: Parallel
+    rank: int = 0
+    device_mesh: DeviceMesh | None = None
+    control: Any = None
+
+    @property
+    def world(self) -> int:
+        """Number of processes."""
+        return self.layout.world
+
+    @property
+    def is_single(self) -> bool:
+        """True without a process group; a group of one process is not single."""
+        return self.device_mesh is None
+
+    @property
+    def is_main(self) -> bool:
+        """True on rank 0, which writes logs and other files of the run."""
+        return self.rank == 0
+
+    def coordinate(self, axis: str) -> int:
+        """This process's coordinate along an axis."""
+        return 0 if self.device_mesh is None else self.device_mesh.get_local_rank(axis)
+
+    def size(self, axis: str) -> int:
+        """Number of processes along an axis."""
+        return int(getattr(self.layout, axis))
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """This process's group along an axis."""
+        assert self.device_mesh is not None, "a single process has no groups"
+        return self.device_mesh.get_group(axis)
+
+    @property
+    def data_rank(self) -> int:
+        """Which of the `layout.data` parts of each global batch this process reads."""
+        return self.coordinate("replicate") * self.layout.shard + self.coordinate("shard")
+
+    @property
+    def is_loss_rank(self) -> bool:
+        """True on the ranks whose losses add up to the batch's: the last pipeline stage, tensor rank 0."""
+        return self.coordinate("pipeline") == self.loss_coordinate and self.coordinate("tensor") == 0
+
+    @property
+    def loss_coordinate(self) -> int:
+        """Pipeline coordinate of the last stage; V-shaped schedules place it on the first process."""
+        return 0 if self.layout.is_v_shaped else self.layout.pipeline - 1
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes of a small CPU tensor."""
+        if not self.is_single:
+            values = values.clone()
+            dist.all_reduce(values, group=self.control)
+        return values
+
+    def sum_over_data(self, values: Tensor) -> Tensor:
+        """The sum over data-parallel ranks; ranks that share a part of the batch count once."""
+        if self.is_single:
+            return values
+        counts = all(self.coordinate(axis) == 0 for axis in ("pipeline", "context", "tensor"))
+        return self.sum(values if counts else torch.zeros_like(values))
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any process."""
+        return flag if self.is_single else bool(self.sum(torch.tensor(int(flag))).item())
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's value (anything that pickles), by rank, on every process."""
+        if self.is_single:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every process."""
+        return value if self.is_single else _broadcast(value, 0, self.control)
+
+    def broadcast_from_loss_stage(self, value: Any) -> Any:
+        """The value of the last stage (anything that pickles), on every process of its pipeline."""
+        if self.layout.pipeline == 1:
+            return value
+        assert self.device_mesh is not None
+        ranks = self.device_mesh.mesh.select(0, self.loss_coordinate)
+        source = int(ranks[tuple(self.coordinate(axis) for axis in AXES[1:])])
+        return _broadcast(value, source, self.group("pipeline"))
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        if not self.is_single:
+            dist.barrier(group=self.control)
+
+
+SINGLE_PROCESS = ProcessMesh(Parallel())
+
+
+def _broadcast(value: Any, source: int, group: dist.ProcessGroup) -> Any:
+    values = [value]
+    dist.broadcast_object_list(values, src=source, group=group)
+    return values[0]
+
+
+def in_group() -> bool:
+    """Whether a launcher started this process as one of a group."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def join(
+    layout: Parallel, device: torch.device, timeout: timedelta = TIMEOUT, store: dist.Store | None = None
+) -> ProcessMesh:
+    """Initialise the process group that the launcher's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) describes.
+
+    store: an existing rendezvous store; then more processes than the layout needs may have been started, and the first
+    ranks join. Raises InputError when the layout needs another number of processes, BessemerError when the group cannot
+    be reached.
+    """
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    try:
+        if store is None:
+            require_world(layout, world)
+            dist.init_process_group(backend, timeout=timeout)
+        else:
+            dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=layout.world)
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise BessemerError(f"parallel: rank {rank} cannot join the group at {where}: {first}") from None
+    sizes = tuple(int(getattr(layout, axis)) for axis in AXES)
+    device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
+    control = dist.new_group(backend="gloo")  # a group of its own, even where an axis is the whole world
+    traffic.count(control)
+    return ProcessMesh(layout, rank, device_mesh, control)
+
+
+def leave() -> None:
+    """Destroy the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def require_world(layout: Parallel, world: int) -> None:
+    """Raise InputError, with layouts that fit, when the layout's product is not the number of processes."""
+    if layout.world == world:
+        return
+    axes = ("replicate", "shard", "tensor", "pipeline", "context")
+    product = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in axes)
+    rest = layout.tensor * layout.pipeline * layout.context
+    if world % rest == 0:
+        fits = f"parallel.shard = {world // rest} with replicate = 1 would fit"
+    else:
+        divisors = [candidate for candidate in range(1, world + 1) if world % candidate == 0]
+        fits = f"tensor x pipeline x context = {rest} does not divide {world}; possible: {divisors}"
+    raise InputError(f"parallel: {product} = {layout.world} processes, but there are {world}; {fits}")

@@ -1,0 +1,198 @@
+"""Sharded tensors: the local shard of a DTensor and its offset, global norms, and a fingerprint independent of the layout.
+
+Whatever sharded a parameter (FSDP2, tensor parallelism, both), it is a DTensor whose local shard is one box of the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import Shard, _StridedShard
+
+from bessemer.errors import BessemerError
+from bessemer.parallel.mesh import ProcessMesh
+
+Box = tuple[int, ...]  # an offset or a shape
+HASH_CHUNK = 1 << 18  # elements hashed at a time, each with some 64 bytes of intermediates
+
+
+@torch.no_grad()
+def local(tensor: Tensor) -> Tensor:
+    """The local shard of a DTensor, sharing its memory, or the tensor itself."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    shard: Tensor = tensor.to_local()
+    return shard
+
+
+@torch.no_grad()
+def local_shard(tensor: Tensor) -> tuple[Box, Box, Tensor]:
+    """Shape of the whole tensor, offset of the local shard in it, and the local shard.
+
+    The shard is empty where a dimension has fewer entries than shards, and on a process outside of the tensor's mesh.
+    Raises BessemerError for a Partial tensor, and for a shard that is not one box: FSDP2 over tensor parallelism on one
+    dimension (`_StridedShard` with as many strides as there are tensor ranks).
+    """
+    whole = tuple(tensor.shape)
+    if not isinstance(tensor, DTensor):
+        return whole, (0,) * len(whole), tensor.detach()
+    shard, device_mesh, placements = local(tensor).detach(), tensor.device_mesh, tensor.placements
+    if device_mesh.get_coordinate() is None:
+        return whole, (0,) * len(whole), shard.new_empty((0,) * max(len(whole), 1))
+    for number, placement in enumerate(placements):
+        if placement.is_partial():
+            raise BessemerError(f"parallel: a tensor of shape {list(whole)} is not reduced yet ({placements})")
+        if isinstance(placement, _StridedShard):
+            inner = 1
+            for later, other in enumerate(placements[number + 1 :], number + 1):
+                same = isinstance(other, (Shard, _StridedShard)) and other.dim == placement.dim
+                inner *= device_mesh.size(later) if same else 1
+            if placement.split_factor != inner:
+                raise BessemerError(
+                    f"parallel: a process's part of a tensor of shape {list(whole)} is not one box ({placements})"
+                )
+    shape, offset = compute_local_shape_and_global_offset(whole, device_mesh, placements)
+    if tuple(shape) != tuple(shard.shape):
+        raise BessemerError(
+            f"parallel: a process holds {list(shard.shape)} of a tensor of shape {list(whole)}; its placements "
+            f"{placements} say {list(shape)}"
+        )
+    return whole, tuple(int(start) for start in offset), shard
+
+
+@torch.no_grad()
+def as_shard_of(parameter: Tensor, values: Tensor) -> Tensor:
+    """A local tensor as the local shard of a DTensor placed like the parameter, sharing memory: optimizer state.
+
+    A tensor of another shape than the parameter's local shard (a step count) is replicated, and returned as it is.
+    """
+    if not isinstance(parameter, DTensor) or isinstance(values, DTensor) or local(parameter).shape != values.shape:
+        return values
+    return DTensor.from_local(
+        values.detach(),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+@torch.no_grad()
+def fill(tensor: Tensor, read: Callable[[Box, Box], Tensor]) -> None:
+    """Copy `read(offset, shape)` of the whole tensor into the local shard."""
+    _, offset, shard = local_shard(tensor)
+    if shard.numel():
+        shard.copy_(read(offset, tuple(shard.shape)))
+
+
+@torch.no_grad()
+def put(tensor: Tensor, whole: Tensor) -> None:
+    """Copy this process's slice of `whole` into the local shard of a tensor of the same shape."""
+    fill(tensor, lambda offset, shape: whole[tuple(slice(at, at + n) for at, n in zip(offset, shape, strict=True))])
+
+
+def num_shards(tensor: Tensor) -> int:
+    """Number of shards of a tensor; replicas are not counted."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    return math.prod(size for placement, size in sizes if placement.is_shard())
+
+
+def num_replicas(parameter: Tensor, mesh: ProcessMesh) -> int:
+    """Number of processes that hold the same shard of a parameter."""
+    return mesh.world // mesh.layout.pipeline // num_shards(parameter)
+
+
+@torch.no_grad()
+def sum_of_squares(tensors: Sequence[tuple[Tensor, Tensor]], mesh: ProcessMesh) -> float:
+    """Sum of squares over local shards, weighted so that the sum over all processes counts each element once.
+
+    tensors: (parameter, its gradient, update or the parameter itself), equally placed.
+    """
+    shards = [local(tensor) for _, tensor in tensors]
+    if not shards:
+        return 0.0
+    weights = torch.tensor([1.0 / num_replicas(parameter, mesh) for parameter, _ in tensors], dtype=torch.float64)
+    norms = torch.stack(torch._foreach_norm(shards)).double().cpu()
+    return float((norms.square() * weights).sum())
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[nn.Parameter], clip_norm: float, norm: float) -> None:
+    """Scale gradients of global norm `norm` to at most `clip_norm`, as torch's clip_grads_with_norm_."""
+    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if gradients:
+        factor = clip_norm / (torch.tensor(norm, dtype=gradients[0].dtype, device=gradients[0].device) + 1e-6)
+        torch._foreach_mul_(gradients, factor.clamp(max=1.0))
+
+
+@torch.no_grad()
+def fingerprint(named: Iterable[tuple[str, Tensor]], mesh: ProcessMesh) -> str:
+    """A 128-bit hexadecimal hash of all tensors that changes with any bit and not with the layout.
+
+    Hashes of each element's bits, index and tensor name, summed modulo 2^64, with two seeds: sums can be taken by shard. It
+    detects differences and damage, not tampering.
+    """
+    total = torch.zeros(2, dtype=torch.int64)
+    for name, tensor in named:
+        shape, offset, shard = local_shard(tensor)
+        if shard.numel() and _is_first_replica(tensor, mesh):
+            total += _hash_sums(name, shape, offset, shard)
+    return "".join(f"{value & (2**64 - 1):016x}" for value in mesh.sum(total).tolist())
+
+
+def _is_first_replica(parameter: Tensor, mesh: ProcessMesh) -> bool:
+    """True on one of the processes that hold the same shard."""
+    if mesh.is_single:
+        return True
+    sharded = set()
+    if isinstance(parameter, DTensor):
+        names = parameter.device_mesh.mesh_dim_names or ()
+        sharded = {name for name, p in zip(names, parameter.placements, strict=True) if isinstance(p, Shard)}
+        if "shard_context" in sharded:
+            sharded |= {"shard", "context"}
+    return all(
+        mesh.coordinate(axis) == 0 for axis in ("replicate", "shard", "context", "tensor") if axis not in sharded
+    )
+
+
+def _hash_sums(name: str, shape: Box, offset: Box, shard: Tensor) -> Tensor:
+    """The hash of a shard with each of the two seeds, (2,) int64, wrapping."""
+    seeds = [int.from_bytes(hashlib.blake2b(f"{n}{name}".encode(), digest_size=7).digest(), "little") for n in (0, 1)]
+    widths = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+    bits = shard.contiguous().view(widths[shard.element_size()]).reshape(-1)
+    total = torch.zeros(2, dtype=torch.int64)
+    for start in range(0, bits.numel(), HASH_CHUNK):
+        chunk = bits[start : start + HASH_CHUNK].to(torch.int64)
+        index = _global_index(start, len(chunk), shape, offset, shard)
+        for number, seed in enumerate(seeds):
+            total[number] += _mix(chunk ^ _mix(index + seed)).sum().cpu()
+    return total
+
+
+def _global_index(start: int, count: int, shape: Box, offset: Box, shard: Tensor) -> Tensor:
+    """Row-major index in the whole tensor of a shard's elements [start, start + count)."""
+    index = torch.arange(start, start + count, device=shard.device)
+    if shape == tuple(shard.shape):
+        return index
+    result, stride = torch.zeros_like(index), 1
+    for dim in reversed(range(len(shape))):
+        result += (index % shard.shape[dim] + offset[dim]) * stride
+        index //= shard.shape[dim]
+        stride *= shape[dim]
+    return result
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014), on wrapping int64."""
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687  # 0xbf58476d1ce4e5b9
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685  # 0x94d049bb133111eb
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)

@@ -1,0 +1,251 @@
+"""How moments are stored between steps: fp32, bf16 or 8 bits, on the device or in CPU memory. Updates compute in fp32.
+
+bf16 is rounded stochastically: up or down with the probability that keeps the mean. With beta2 = 0.999 a second moment should
+fall by a thousandth a step where the gradient is gone, which is less than half the distance of two bf16 numbers (1/512 to
+1/256 of them): rounded to the nearest, it would never fall.
+
+8 bits are the dynamic code of Dettmers et al. (2022, "8-bit Optimizers via Block-wise Quantization", sections 1.3 and 2)
+in blocks of 256, each with its largest magnitude as scale in fp32, rounded to the nearest code. One difference: a second
+moment that is not zero never becomes zero, since the first moment, whose code reaches down seven decades, would then be
+divided by epsilon.
+
+Shapes: N elements, B blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bessemer.parallel.sharded import local
+
+BLOCK = 256  # elements that share a scale
+SMALL = 4096  # tensors with fewer elements stay fp32 (Dettmers et al. 2022, section 4)
+OFFLOAD_BATCH_BYTES = 256 * 1024 * 1024  # of offloaded moments on the GPU at a time; a larger tensor goes alone
+
+Format = Literal["fp32", "bf16", "8bit"]
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class MomentFormat:
+    """The format of moments of tensors with SMALL elements or more.
+
+    A moment NAME is one entry of the state, or with 8bit two: NAME (uint8 codes) and NAME_scale (fp32, one a block).
+    """
+
+    format: Format
+
+    def of(self, parameter: Tensor) -> Format:
+        """The format of one parameter's moments."""
+        return "fp32" if parameter.numel() < SMALL else self.format
+
+    def zeros(self, parameter: Tensor, name: str, device: torch.device) -> State:
+        """The entries of a zero moment, in the shape of the parameter's local shard."""
+        format, shape = self.of(parameter), local(parameter).shape
+        if format == "8bit":
+            blocks = -(-shape.numel() // BLOCK)
+            return {
+                name: torch.zeros(shape, dtype=torch.uint8, device=device),
+                f"{name}_scale": torch.zeros(blocks, dtype=torch.float32, device=device),
+            }
+        wide = torch.promote_types(parameter.dtype, torch.float32)
+        return {name: torch.zeros(shape, dtype=torch.bfloat16 if format == "bf16" else wide, device=device)}
+
+
+def read(state: State, name: str, signed: bool, part: slice) -> Tensor:
+    """Elements `part` (whole blocks) of a low-precision moment, as a new fp32 tensor (N,)."""
+    stored_N = state[name].view(-1)[part]
+    if f"{name}_scale" not in state:
+        return stored_N.float()
+    return decoded(stored_N, state[f"{name}_scale"][_blocks(part)], signed)
+
+
+def write(state: State, name: str, signed: bool, part: slice, moment_N: Tensor, noise_N: Tensor) -> None:
+    """Store elements `part` of a moment. noise_N: int32 in [0, 65536), for the rounding of bf16."""
+    stored_N = state[name].view(-1)[part]
+    if f"{name}_scale" in state:
+        codes_N, scale_B = encoded(moment_N, signed)
+        state[f"{name}_scale"][_blocks(part)] = scale_B
+        stored_N.copy_(codes_N)
+    else:
+        stored_N.copy_(rounded_to_bf16(moment_N, noise_N))
+
+
+def rounded_to_bf16(values_N: Tensor, noise_N: Tensor) -> Tensor:
+    """fp32 to bf16, stochastically rounded.
+
+    The 16 bits that bf16 lacks are a fraction of the distance to the next number; uniform noise in [0, 65536) added to them
+    carries over with that probability.
+    """
+    bits = values_N.view(torch.int32) + noise_N
+    return (bits & -65536).view(torch.float32).bfloat16()
+
+
+def noise(count: int, seed: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two int32 tensors (N,), uniform in [0, 65536), as a function of the seed, so that a resumed run draws the same.
+
+    One draw of 31 bits serves both; the one bit that they share affects no mean.
+    """
+    digest = hashlib.blake2b(repr(seed).encode(), digest_size=4).digest()  # a CPU generator takes 32 bits of a seed
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
+    drawn_N = torch.empty(count, dtype=torch.int32, device=device).random_(generator=generator)
+    return drawn_N & 0xFFFF, drawn_N >> 15
+
+
+def encoded(values_N: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
+    """Codes (N,) uint8 and scales (B,) fp32 of values, which are not negative unless `signed`."""
+    blocks_BN = F.pad(values_N, (0, -len(values_N) % BLOCK)).view(-1, BLOCK)
+    scale_B = blocks_BN.abs().amax(dim=1)
+    relative_BN = blocks_BN / torch.where(scale_B == 0, 1.0, scale_B)[:, None]
+    codes_N = _nearest(relative_BN.view(-1), signed)
+    if not signed:
+        codes_N = torch.where(blocks_BN.view(-1) > 0, codes_N.clamp(min=1), codes_N)
+    return codes_N[: len(values_N)], scale_B
+
+
+def decoded(codes_N: Tensor, scale_B: Tensor, signed: bool) -> Tensor:
+    """The fp32 values (N,) of codes and scales."""
+    values_N = _code(signed, codes_N.device).index_select(0, codes_N.to(torch.int32))
+    whole_BN = F.pad(values_N, (0, -len(values_N) % BLOCK)).view(-1, BLOCK) * scale_B[:, None]
+    return whole_BN.view(-1)[: len(values_N)]
+
+
+def dynamic_code(signed: bool) -> list[float]:
+    """The 256 values of the code, ascending.
+
+    After the sign bit, if there is one, E zeros stand for 10^-E, a one ends them, and the remaining bits count evenly
+    through [0.1, 1]. Two patterns are reserved for 0 and 1 (Dettmers et al. 2022, section 1.3).
+    """
+    bits = 7 if signed else 8
+    positive = [
+        10.0**-zeros * (0.1 + 0.9 * (step + 0.5) / 2 ** (bits - 1 - zeros))
+        for zeros in range(7)
+        for step in range(2 ** (bits - 1 - zeros))
+    ]
+    return sorted([*positive, *([-value for value in positive] if signed else []), 0.0, 1.0])
+
+
+def _nearest(values_N: Tensor, signed: bool) -> Tensor:
+    """Codes (N,) uint8 nearest to values in [-1, 1].
+
+    As torch.bucketize over the borders, in a twentieth of its time on a CPU: the upper 16 bits of a value index the code of
+    the smallest value that begins with them, and since no two borders are that close, one comparison is left.
+    """
+    cell_N = (values_N.view(torch.int32) >> 16) + 32768
+    least_N = _cells(signed, values_N.device).index_select(0, cell_N)
+    border_N = _borders(signed, values_N.device).index_select(0, least_N.to(torch.int32))
+    return least_N + (values_N > border_N)
+
+
+@lru_cache(maxsize=8)
+def _cells(signed: bool, device: torch.device) -> Tensor:
+    """For each pattern of the upper 16 bits, as a signed number + 32768, the code of the smallest value with them."""
+    first = torch.arange(-32768, 32768, dtype=torch.int32) * 65536
+    borders = _borders(signed, torch.device("cpu"))[:-1]
+    values = [bits.view(torch.float32).nan_to_num().clamp(-1, 1) for bits in (first, first + 65535)]
+    ends = [torch.bucketize(of, borders) for of in values]
+    within = values[0].sign() == values[1].sign()  # not so where infinity and NaN share a cell
+    assert int((ends[0] - ends[1])[within].abs().max()) <= 1, "a cell with two borders"
+    return torch.minimum(*ends).to(torch.uint8).to(device)
+
+
+@lru_cache(maxsize=8)
+def _code(signed: bool, device: torch.device) -> Tensor:
+    return torch.tensor(dynamic_code(signed), dtype=torch.float32, device=device)
+
+
+@lru_cache(maxsize=8)
+def _borders(signed: bool, device: torch.device) -> Tensor:
+    """Halfway between neighbouring codes, (256,); the last one is infinite."""
+    code = torch.tensor([*dynamic_code(signed), math.inf], dtype=torch.float64)
+    return ((code[1:] + code[:-1]) / 2).float().to(device)
+
+
+def _blocks(part: slice) -> slice:
+    """The blocks of elements `part`, which begins with a block."""
+    return slice(part.start // BLOCK, -(-part.stop // BLOCK))
+
+
+class CpuOffload:
+    """Moments in CPU memory, copied to the GPU for the update in batches of parameters, and back.
+
+    The update is the same kernel with the same bits as without offload; copies in both directions overlap. pinned:
+    page-locked memory, from which CUDA copies asynchronously.
+    """
+
+    def __init__(self, pinned: bool) -> None:
+        self.pinned = pinned
+        self._copy_back: torch.cuda.Stream | None = None
+
+    def place(self, state: State) -> State:
+        """A parameter's new state, moved to the CPU."""
+        on_cpu = {name: value.cpu() for name, value in state.items()}
+        return {name: value.pin_memory() for name, value in on_cpu.items()} if self.pinned else on_cpu
+
+    def fetch(self, states: list[State], device: torch.device) -> list[State]:
+        """Copies of states on the device; a step count that no kernel reads is not copied."""
+        return [
+            {
+                name: value
+                if name == "step" and not _is_fp32(state)
+                else value.to(device, non_blocking=True, copy=True)
+                for name, value in state.items()
+            }
+            for state in states
+        ]
+
+    def put_back(self, states: list[State], fetched: list[State], device: torch.device) -> None:
+        """Copy updated states back to the CPU, overlapped with what follows."""
+        copies = [
+            (state[name], value)
+            for state, on_device in zip(states, fetched, strict=True)
+            for name, value in on_device.items()
+            if value is not state[name]
+        ]
+        if device.type != "cuda":
+            for target, value in copies:
+                target.copy_(value)
+            return
+        if self._copy_back is None:
+            self._copy_back = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._copy_back.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._copy_back):
+            for target, value in copies:
+                value.record_stream(self._copy_back)
+                target.copy_(value, non_blocking=True)
+
+    def finish(self, device: torch.device) -> None:
+        """Make the device's next work wait for the copies: the next step must not fetch half-written moments."""
+        if self._copy_back is not None:
+            torch.cuda.current_stream(device).wait_stream(self._copy_back)
+
+    def wait(self) -> None:
+        """Wait on the host until every moment is in CPU memory."""
+        if self._copy_back is not None:
+            self._copy_back.synchronize()
+
+
+def _is_fp32(state: State) -> bool:
+    return all(value.dtype == torch.float32 for value in state.values())
+
+
+def offload_batches(states: list[State]) -> Iterator[slice]:
+    """Slices of a list of states with at most OFFLOAD_BATCH_BYTES each."""
+    first, total = 0, 0
+    for number, state in enumerate(states):
+        size = sum(value.nbytes for value in state.values())
+        if number > first and total + size > OFFLOAD_BATCH_BYTES:
+            yield slice(first, number)
+            first, total = number, 0
+        total += size
+    if states:
+        yield slice(first, len(states))

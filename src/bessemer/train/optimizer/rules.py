@@ -1,0 +1,250 @@
+"""Update rules (AdamW, Lion, Muon) and the parameter groups that they update.
+
+To add an elementwise rule: its facts in UPDATE_RULES (recipe/optimization.py), its function here and in ELEMENTWISE.
+
+Shapes: D width, F hidden width, G key/value heads, R query heads of each, K width of a head; N matrices of one shape, R rows,
+C columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw as fused_adamw
+
+from bessemer.errors import InputError
+from bessemer.parallel.sharded import as_shard_of, local, put
+from bessemer.recipe import Optimizer as OptimizerConfig
+from bessemer.recipe.optimization import UPDATE_RULES
+
+State = dict[str, Tensor]
+Kind = Literal["matrix", "embedding", "head", "vector"]
+
+# The quintic a x + b x^3 + c x^5 that Jordan et al. (2024, "Muon", section "Newton-Schulz") chose for its steep start:
+# five steps bring singular values from 0.01 to 1 into about [0.7, 1.2].
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+EPSILON = 1e-7
+STACK_ELEMENTS = 1 << 25  # elements orthogonalised together: batches small matmuls without a second model in memory
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters with the same update.
+
+    weight_decay: decoupled, multiplied with the group's learning rate; rate: the group's learning rate as a multiple
+    of the run's; named: the parameters by name.
+    """
+
+    kind: Kind
+    rule: str
+    weight_decay: float
+    rate: float
+    named: tuple[tuple[str, Tensor], ...]
+
+
+def kind_of(name: str, parameter: Tensor) -> Kind:
+    """The kind of a parameter. A bias is a vector even where it has the dimensions of heads."""
+    if parameter.dim() < 2 or name.endswith("bias"):
+        return "vector"
+    if name.endswith("embedding.weight"):
+        return "embedding"
+    if name in ("head.weight", "classifier.weight"):
+        return "head"
+    return "matrix"
+
+
+def matrices(name: str, tensor: Tensor) -> list[Tensor]:
+    """The matrices of a fused hidden parameter, as views (..., columns) whose other dimensions are the rows.
+
+    `attention.qkv` (G, R + 2, K, D) is queries (G, R, K, D), keys (G, K, D) and values (G, K, D); `mlp.gate_up`
+    (2, F, D) is gate and up.
+    """
+    if name.endswith("attention.qkv"):
+        return [tensor[:, :-2], tensor[:, -2], tensor[:, -1]]
+    if name.endswith("mlp.gate_up"):
+        return list(tensor.unbind(0))
+    return [tensor]
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Group]:
+    """The groups of a model's trained parameters.
+
+    Vectors (norms, biases) are not decayed, nor are the embedding and the head unless `decay_embeddings`. Muon takes
+    the hidden matrices and leaves the rest to AdamW.
+    """
+    named = dict(model.named_parameters())
+    tied = "head.weight" not in named and any(
+        name == "head.weight" for name, _ in model.named_parameters(remove_duplicate=False)
+    )
+    if tied and config.base_width is not None:
+        raise InputError("train.optimizer.base_width needs a head of its own; set model.tie_embeddings = false")
+    width: int = model.config.width if hasattr(model, "config") else 0  # type: ignore[union-attr,assignment]
+    collected: dict[tuple[Kind, str, float, float], list[tuple[str, Tensor]]] = {}
+    for name, parameter in named.items():
+        if not parameter.requires_grad:
+            continue
+        kind = kind_of(name, parameter)
+        rule = config.kind if kind == "matrix" else config.rest_kind
+        decayed = kind == "matrix" or (kind in ("embedding", "head") and config.decay_embeddings)
+        rate = config.embedding_rate if kind == "embedding" and not tied else 1.0
+        if rule == "muon":
+            rate *= config.muon_rate
+        transferred = _width_rate(kind, rule, config, width)
+        decay = config.weight_decay / transferred if decayed else 0.0
+        collected.setdefault((kind, rule, decay, rate * transferred), []).append((name, parameter))
+    return [Group(*key, tuple(members)) for key, members in collected.items()]
+
+
+def _width_rate(kind: Kind, rule: str, config: OptimizerConfig, width: int) -> float:
+    """Factor on the learning rate at `width` when it was tuned at `base_width`.
+
+    The initial weights are those of the maximal update parametrisation already (hidden std 1/sqrt(fan-in), head
+    1/width, embedding 1), so only Adam's rule is left: hidden matrices and the head learn with 1/fan-in (Yang et al. 2022,
+    Tensor Programs V, table 3), every fan-in assumed to grow with the width. Lion's updates are as large as Adam's and
+    follow the same rule. An orthogonalised update with muon_scale "spectral" holds at every width (Yang, Simon and
+    Bernstein 2023, condition 1); that of "match_rms" grows with the root of the width.
+
+    The decay per step, learning rate x weight_decay, is not scaled with it: the number of steps over which weights are
+    forgotten has to hold across widths (Wang and Aitchison 2024), so the caller divides the decay by this.
+    """
+    if config.base_width is None or kind not in ("matrix", "head"):
+        return 1.0
+    share = config.base_width / width
+    if rule == "muon":
+        return 1.0 if config.muon_scale == "spectral" else math.sqrt(share)
+    return share
+
+
+def adamw(weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
+    """AdamW (Loshchilov and Hutter 2019, algorithm 2), in place, by torch's fused kernel.
+
+    Each state has `exp_avg`, `exp_avg_sq` and `step`, the number of updates so far, which is incremented.
+    """
+    fused_adamw(
+        weights,
+        gradients,
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        [],
+        [state["step"] for state in states],
+        fused=True,
+        amsgrad=False,
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+    )
+
+
+def lion(weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
+    """Lion (Chen et al. 2023, algorithm 2), in place: w -= lr (sign(b1 m + (1 - b1) g) + decay w), then m follows g by b2."""
+    (update_beta, decay_beta), rate = group["betas"], group["lr"]
+    for weight, gradient, state in zip(weights, gradients, states, strict=True):
+        moment = state["exp_avg"]
+        direction = moment.lerp(gradient, 1.0 - update_beta).sign_()
+        weight.mul_(1.0 - rate * group["weight_decay"]).add_(direction, alpha=-rate)
+        moment.lerp_(gradient, 1.0 - decay_beta)
+
+
+# Rules in which an element's update depends on its own gradient and moments only, so that tensors may be sharded anywhere.
+ELEMENTWISE = {"adamw": adamw, "lion": lion}
+assert UPDATE_RULES.keys() == {*ELEMENTWISE, "muon"}
+
+
+def orthogonalise(matrices_NRC: Tensor) -> Tensor:
+    """Approximately U V^T of each matrix U S V^T, by five Newton-Schulz steps (Jordan et al. 2024).
+
+    In bf16 on CUDA; in fp32 elsewhere, since a CPU without bf16 units would take several times as long.
+    """
+    a, b, c = COEFFICIENTS
+    dtype = torch.bfloat16 if matrices_NRC.device.type == "cuda" else torch.float32
+    tall = matrices_NRC.shape[1] > matrices_NRC.shape[2]
+    x = (matrices_NRC.mT if tall else matrices_NRC).to(dtype)
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + EPSILON)  # singular values of at most 1
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def update_scale(rows: int, columns: int, kind: str) -> float:
+    """Factor on an orthogonalised update.
+
+    match_rms: 0.2 sqrt(max(rows, columns)), which gives it the root mean square of about 0.2 that AdamW's updates have
+    (Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.2). spectral: sqrt(max(1, rows / columns)) (Jordan
+    et al. 2024).
+    """
+    if kind == "match_rms":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1.0, rows / columns))
+
+
+@dataclass
+class _Stack:
+    """Directions of one shape to orthogonalise together, and the weights that they update."""
+
+    directions: list[Tensor] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)
+
+
+def muon(directed: Iterable[tuple[str, Tensor, Tensor]], group: dict[str, Any]) -> None:
+    """Decay weights and move them along their orthogonalised directions, in place; matrices of a shape together.
+
+    directed: name, weight and direction of each parameter, consumed one by one, so that not all directions are in memory
+    at once.
+    """
+    waiting: dict[tuple[int, int], _Stack] = {}
+    for name, weight, direction in directed:
+        weight.mul_(1.0 - group["lr"] * group["weight_decay"])
+        for part, target in zip(matrices(name, direction), matrices(name, weight), strict=True):
+            matrix_RC = part.reshape(-1, part.shape[-1])
+            shape = (matrix_RC.shape[0], matrix_RC.shape[1])
+            stack = waiting.setdefault(shape, _Stack())
+            stack.directions.append(matrix_RC)
+            stack.weights.append(target)
+            if matrix_RC.numel() * len(stack.directions) >= STACK_ELEMENTS:
+                _move(waiting.pop(shape), group)
+    for stack in waiting.values():
+        _move(stack, group)
+
+
+def muon_sharded(name: str, weight: DTensor, direction: Tensor, group: dict[str, Any]) -> None:
+    """As `muon`, for one sharded parameter; direction: its local shard.
+
+    Singular values belong to whole matrices, so each process gathers the direction and keeps its shard of the update.
+    """
+    whole = DTensor.from_local(
+        direction, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
+    ).full_tensor()
+    update = torch.zeros_like(whole)
+    muon([(name, update, whole)], group)
+    shard = local(weight)
+    own = torch.empty_like(shard)
+    put(as_shard_of(weight, own), update)
+    shard.mul_(1.0 - group["lr"] * group["weight_decay"]).add_(own)
+
+
+def nesterov(moment: Tensor, gradient: Tensor, momentum: float) -> Tensor:
+    """Update the moment (an average, so that its scale is the gradient's) and return Nesterov's direction."""
+    moment.lerp_(gradient, 1.0 - momentum)
+    return gradient.lerp(moment, momentum)
+
+
+def _move(stack: _Stack, group: dict[str, Any]) -> None:
+    rows, columns = stack.directions[0].shape
+    size = group["lr"] * update_scale(rows, columns, group["scale"])
+    if stack.directions[0].is_cuda:
+        updates = list(orthogonalise(torch.stack(stack.directions)).unbind(0))
+    else:  # some CPUs round a batched matmul by the number of matrices in it, which depends on offloading
+        updates = [orthogonalise(direction.unsqueeze(0)).squeeze(0) for direction in stack.directions]
+    for target, update in zip(stack.weights, updates, strict=True):
+        target.add_(update.reshape(target.shape).to(target.dtype), alpha=-size)
