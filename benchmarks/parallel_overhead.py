@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from bessemer.model.initialisation import build, shell
 from machine import describe
 
 from bessemer.layout import dial
