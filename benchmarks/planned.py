@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import quantiles
 from typing import Any
 
-from bessemer.measure.known import machine_of
-from bessemer.measure.rounds import timing_of
 from bessemer.model.config import ModelConfig
-from bessemer.plan import cost
-from bessemer.plan.estimate import cpu
+from bessemer.plan import here
 from bessemer.plan.estimate.points import MeasuredRun
 from bessemer.recipe import Recipe
 from bessemer.report.planned import against_measured, lines
@@ -20,24 +17,21 @@ from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
 
 
 def plan_of(recipe: Recipe, config: ModelConfig, device: Device) -> dict[str, Any]:
-    """Step time and memory of a resolved recipe by arithmetic alone: from this machine's calibration where there is one.
+    """Step time and memory of a resolved recipe by arithmetic alone.
 
     Called before the model is built, since what the process holds then is part of the planned memory of a CPU.
     """
-    machine = None if device.is_cuda or cpu.why_not(recipe, config) else machine_of(device)
-    predicted = None if machine is None else cpu.step(recipe, config, machine)
     memory = memory_of(recipe, config, device, blocks_recomputed(recipe, config, device), base_bytes(device))
-    planned = cost.plan(
-        recipe, config, device=device.name, peak=devices.peak_rate(device), memory=memory,
-        step_seconds=None if predicted is None else predicted.seconds, source="predicted from this machine's calibration",
-        interval=None if predicted is None else (predicted.low, predicted.high),
-    )  # fmt: skip
+    planned = here.plan(
+        recipe, config, device=device.name, peak=devices.peak_rate(device), memory=memory, step_seconds=None
+    )
     return planned.to_dict()
 
 
 def beside(plan: dict[str, Any], seconds: Sequence[float], peak_bytes: float | None) -> dict[str, Any]:
     """Planned and measured step time and memory, with the plan's error; seconds: of the steps."""
-    found = MeasuredRun(median(seconds), timing_of(seconds).spread, len(seconds), 0, peak_bytes or None)
+    low, middle, high = quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else (0.0, seconds[0], 0.0)
+    found = MeasuredRun(middle, (high - low) / middle, len(seconds), 0, peak_bytes or None)
     return against_measured(plan, found)
 
 

@@ -3,7 +3,7 @@
 The sets are read by planner_sets.py, from a folder that is not part of this repository. Constants were fitted to the sets
 marked so. The others were in view while the arithmetic was written: which terms it has, and constants rounded within what the
 fits leave open, were chosen with their errors on the screen, so that they are not blind tests. After calibration: three cases
-of a set are measured steps for estimate/calibrated.py and the others are predicted with what it finds, over several draws of
+of a set are measured steps for planner_calibrated.py and the others are predicted with what it finds, over several draws of
 the three.
 
     python benchmarks/planner_accuracy.py FOLDER [--draws 5] [--cases SET] [--json FILE]
@@ -24,15 +24,14 @@ import planner_memory
 import planner_models
 import planner_sets
 from machine import describe
+from planner_calibrated import calibrate
 from planner_sets import Case
 
 from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.layout.flops import flops_per_token
 from bessemer.plan.estimate import stacks
-from bessemer.plan.estimate.calibrated import calibrate
-from bessemer.plan.estimate.job import Cluster, Job, Layout
-from bessemer.plan.estimate.physics import Physics
+from bessemer.plan.estimate.job import Cluster, Job, Layout, Physics
 from bessemer.plan.estimate.step import refuse, step
 
 # Of the sweep two models were fitted to, and the network of its cluster with them; of the single node all compute constants; of

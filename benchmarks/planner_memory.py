@@ -9,6 +9,7 @@ allocated), the allocator's peak (reserved), or all that is gone from the device
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,8 +24,8 @@ from bessemer.layout import devices
 from bessemer.plan.estimate import stacks
 from bessemer.plan.estimate.job import Cluster, Job, Layout
 from bessemer.plan.estimate.memory import Memory, fits, memory, stages
+from bessemer.plan.estimate.parts import each
 from bessemer.plan.estimate.stacks import Stack
-from bessemer.plan.estimate.state import each, least_devices
 
 # torchtitan's metrics.py logs reserved_bytes.all.peak, SimuMax's guide max_memory_allocated; BLOOM's log says nvidia-smi;
 # nanotron's table has both columns and the sweep one of them: taken as allocated.
@@ -121,7 +122,7 @@ def pipeline(cases: list[dict[str, Any]]) -> Iterator[Row]:
             continue
         model = gpt(inputs["hidden"], inputs["layers"], inputs["heads"], inputs["seq"], 51200, tie_embeddings=False)
         stack = stacks.find("megatron-lm-2022")
-        stack = replace(stack, keeps=replace(stack.keeps, cut="ends"))
+        stack = replace(stack, cut="ends")
         virtual = (inputs["layers"] + 2) // inputs["pp"]
         for name, layout in (
             ("1F1B", Layout(pipeline=inputs["pp"], micro_batch=inputs["micro_batch"], zero=0)),
@@ -168,7 +169,7 @@ def textbook() -> Iterator[Row]:
         stack = Stack(name, weight_bytes=weight, master_bytes=master, gradient_bytes=gradient, moment_bytes=moment)
         yield Row("textbook, 70B", name, 70 * sum(each(stack, 0, 1)), expected)
         if number is not None:
-            yield Row("textbook, 70B", f"{name}: devices", least_devices(70e9, stack, 80e9), number)
+            yield Row("textbook, 70B", f"{name}: devices", math.ceil(70 * sum(each(stack, 0, 1)) / 80), number)
 
 
 def verdicts(cases: list[Case]) -> dict[str, dict[str, Any]]:

@@ -20,8 +20,7 @@ from bessemer.layout.devices import Device
 from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ALL_BIASES
 from bessemer.plan.estimate import stacks
-from bessemer.plan.estimate.job import Cluster, Job, Layout
-from bessemer.plan.estimate.physics import PHYSICS
+from bessemer.plan.estimate.job import PHYSICS, Cluster, Job, Layout
 
 GIB = 2**30
 

@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from bessemer import logfile
 from bessemer.cli import run_command
 from bessemer.run import read_json_lines
+from bessemer.train.measure import RunTiming
 from tests.conftest import recipe_text, write_text
 
 ENVIRONMENT = {**os.environ, "GOMP_SPINCOUNT": "1000"}
@@ -342,7 +343,7 @@ def test_non_finite_steps_are_skipped_and_recorded(
 
     monkeypatch.setattr(TrainStep, "gradients", poisoned)
     # The plan's measurement takes steps too, so the count starts with the training.
-    monkeypatch.setattr("bessemer.train.metrics.step_seconds", lambda *arguments: 0.01)
+    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
     assert command("train", recipe_file, "--set", f"run.dir={runs}") == 0
     incidents = read_json_lines(runs / "small" / "incidents.jsonl")
     assert [(row["step"], row["what"], row["action"]) for row in incidents] == [
@@ -449,7 +450,7 @@ def test_a_run_folder_stands_for_its_recipe(
 ) -> None:
     shutil.copytree(whole / "small", tmp_path / "moved")
     folder = tmp_path / "moved"
-    monkeypatch.setattr("bessemer.train.metrics.step_seconds", lambda *arguments: 0.01)
+    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
     plans = []
     for reference in (recipe_file, folder):
         assert command("plan", reference, "--json") == 0

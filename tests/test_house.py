@@ -25,7 +25,6 @@ FLOORS = [
     ("train",),
     ("launch",),
     ("plan",),
-    ("measure",),
     ("evaluate",),
     ("report",),
     ("previous", "longer", "derived"),
@@ -33,7 +32,7 @@ FLOORS = [
     ("studies",),
     ("ladder",),
     ("screens",),
-    ("calibrating", "planning"),
+    ("calibrate", "planning"),
     ("cli",),
     ("__main__",),
 ]
@@ -145,7 +144,7 @@ def test_the_data_half_needs_nothing_of_training() -> None:
 def test_plans_need_no_torch() -> None:
     assert (
         run_without(
-            ("torch", "pyarrow"), "import bessemer.layout.dial, bessemer.plan.cost, bessemer.plan.pipeline"
+            ("torch", "pyarrow"), "import bessemer.layout.dial, bessemer.plan.here, bessemer.plan.pipeline"
         ).returncode
         == 0
     )

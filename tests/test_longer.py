@@ -12,6 +12,7 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.recipe import load
 from bessemer.run import RunFolder, read_json, read_json_lines, write_json
+from bessemer.train.measure import RunTiming
 
 WSD = ("train.schedule.kind=wsd", "train.schedule.decay_share=0.25", "checkpoint.keep=1")
 
@@ -40,7 +41,7 @@ def steps(folder: Path) -> list[int]:
 @pytest.fixture
 def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Trains the run under overrides, in a folder of its own over the same tokens; gives the folder."""
-    monkeypatch.setattr("bessemer.train.metrics.step_seconds", lambda *arguments: 0.01)
+    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
 
     def make(name: str, *overrides: str) -> Path:
         shutil.copytree(runs / "small", runs / name)

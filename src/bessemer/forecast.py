@@ -1,9 +1,10 @@
-"""What a run will take on this machine: a few of its steps timed where that is quick, else predicted from a calibration."""
+"""What a run will take on this machine: its own steps, validation and saving timed, or those of its first layers."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from bessemer import derived, preflight
 from bessemer.checkpoint.protocol import published
@@ -11,16 +12,23 @@ from bessemer.recipe import Batches, Parallel, Recipe, load
 from bessemer.run import RunFolder
 from bessemer.terminal import say
 
+if TYPE_CHECKING:
+    from bessemer.layout.memory import Memory
+    from bessemer.model.config import ModelConfig
+    from bessemer.plan import here
+    from bessemer.train.device import Device
+    from bessemer.train.measure import RunTiming
+
 MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
-MEASURABLE_SECONDS = 10.0  # micro-batches predicted to take longer are not measured
-PREDICTED = "predicted from this machine's calibration"
+MEASURABLE_SECONDS = 10.0  # micro-batches expected to take longer are not timed
+FREE_SHARE = 0.8  # of the device's free memory that a plan counts on
+SCALED_ERROR = 0.2  # of a step that was scaled up from a few layers
 
 
 def plan_only(
-    recipe: Recipe, run: RunFolder, calibration: Path | None = None, measure: bool = True
+    recipe: Recipe, run: RunFolder, measure_seconds: float = MEASURE_SECONDS
 ) -> tuple[dict[str, Any], Recipe]:
-    """What a recipe will take, without a run folder: for `bessemer plan`. calibration: a file, in the place of the user's;
-    measure: time a step where that is quick."""
+    """What a recipe will take, without a run folder: for `bessemer plan`."""
     from bessemer import longer
     from bessemer.layout import dial
     from bessemer.tokens import outlook
@@ -28,7 +36,7 @@ def plan_only(
     has_horizon = recipe.train.has_horizon
     recipe = derived.filled(recipe, run, show=True)
     vocabulary, labels = outlook.vocabulary(recipe, run.tokens), outlook.labels(recipe, run.tokens)
-    known, seconds = derived.expected_tokens(recipe, run), MEASURE_SECONDS if measure else 0.0
+    known = derived.expected_tokens(recipe, run)
 
     def resolve(one: Recipe, steps: int | None) -> Recipe:
         return dial.resolve(one, vocabulary, steps, micro_batch_tokens(one), labels, **known)
@@ -39,8 +47,8 @@ def plan_only(
     if done:
         say(f"  {done[-1]:,} of its steps are done in {run.path}")
         recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": resolved.train.steps})})
-    told, final = planned_run(recipe, resolved, vocabulary, labels, known, calibration, seconds)
-    return {**told, **outlook.outlook(final, run.tokens)}, final
+    plan, final = planned_run(recipe, resolved, vocabulary, labels, known, measure_seconds)
+    return {**plan, **outlook.outlook(final, run.tokens)}, final
 
 
 def planned_run(
@@ -49,86 +57,162 @@ def planned_run(
     vocabulary: int,
     labels: int,
     known: dict[str, int],
-    calibration: Path | None = None,
     measure_seconds: float = MEASURE_SECONDS,
 ) -> tuple[dict[str, Any], Recipe]:
-    """Measure steps for `measure_seconds` (0: none) where that is quick, else predict one where this machine is calibrated; plan
-    the run, and turn train.minutes into steps. known: numbers of tokens, as outlook.num_tokens gives them."""
-    import torch
-
+    """Time the run for `measure_seconds` (0: not at all), plan it, and turn train.minutes into steps. known: numbers of
+    tokens, as outlook.num_tokens gives them."""
     from bessemer.layout import dial
-    from bessemer.layout.flops import devices_of, hardware_flops
-    from bessemer.measure.known import machine_of
-    from bessemer.plan import cost, here
-    from bessemer.plan.estimate import cpu
-    from bessemer.train import device as devices
-    from bessemer.train.metrics import planned_bytes, step_seconds
-    from bessemer.train.recompute import base_bytes, blocks_recomputed, check_budget, memory_of
-    from bessemer.train.split import require_fit
+    from bessemer.layout.flops import hardware_flops
+    from bessemer.plan import here
+    from bessemer.train.metrics import planned_bytes
     from bessemer.train.task import config_of
 
-    config = config_of(resolved, vocabulary, labels)
-    device = devices.choose(resolved.train)
-    if resolved.parallel.world > 1:
-        require_fit(resolved, config, torch.device("cuda"))  # who plans on a laptop may train elsewhere
-    if not device.is_cuda:
-        devices.release_unused(device)
-        devices.keep_freed_memory()
-    check_budget(resolved, config, device)
-    base, peak = base_bytes(device), devices.peak_rate(device)
-    blocks = blocks_recomputed(resolved, config, device)
-
-    def planned(of: Recipe, seconds: float | None) -> cost.Plan:
-        memory = memory_of(of, config, device, blocks, base)
-        share = devices_of(of, device.is_cuda)
-        return cost.plan(
-            of,
-            config,
-            device=device.name,
-            peak=peak,
-            memory=memory,
-            step_seconds=seconds,
-            devices=share,
-            source="measured on this machine" if predicted is None else PREDICTED,
-            interval=None if predicted is None else (predicted.low, predicted.high),
-            validation_share=dial.validation_share(of, known.get("held_out_tokens")),
-        )
-
-    predicted = None
-    first = planned(resolved, None)
-    free = 0.8 * devices.available_bytes(device)
-    fits = first.memory_bytes["total"] < free
-    alone = memory_of(_on_one_process(resolved), config, device, blocks, base)  # who measures a step holds all of it
-    micro_batches = (
-        (resolved.train.global_batch_tokens or 1) // config.sequence_length // (resolved.train.micro_batch or 1)
-    )
-    each = first.step_seconds * devices_of(resolved, device.is_cuda) / micro_batches
-    quick = measure_seconds > 0 and fits and alone.total < free and each < MEASURABLE_SECONDS
-    measured = step_seconds(resolved, config, device, measure_seconds, blocks) if quick else None
-    if measured is not None and not device.is_cuda:  # the peak's measurement may have met a busy moment
-        peak = max(peak, hardware_flops(resolved, config, blocks) / measured)
-    if measured is None and not device.is_cuda and (machine := machine_of(device, calibration)) is not None:
-        predicted = None if cpu.why_not(resolved, config) else cpu.step(resolved, config, machine)
-        if predicted is not None:
-            measured, peak = predicted.seconds, max(peak, machine.peak("fp32"))  # a busy moment must not be the peak
+    planner = Planner.of(resolved, config_of(resolved, vocabulary, labels), known.get("held_out_tokens"))
+    timing = planner.timing(resolved, measure_seconds) if measure_seconds > 0 else None
+    if timing is not None and not planner.device.is_cuda:  # the peak's measurement may have met a busy moment
+        rate = hardware_flops(resolved, planner.config, planner.recomputed) / timing.step
+        planner = replace(planner, peak=max(planner.peak, rate))
+    fits = planner.memory(resolved).total < planner.free
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
-        seconds, batches = planned(resolved, measured).step_seconds, Batches.of(resolved)
         for _ in range(2):  # the steps follow from the time of the validations, and these from the steps
-            beside = dial.validation_share(resolved, known.get("held_out_tokens"))
-            full_steps = recipe.train.minutes * 60 * (1.0 - dial.SAVING_SHARE) / (seconds * (1.0 + beside))
-            steps = max(batches.step_of(int(full_steps * batches.full)), 1)
+            steps = planner.steps_of_minutes(resolved, recipe.train.minutes, timing)
             resolved = dial.resolve(recipe, vocabulary, steps, micro_batch_tokens(recipe), labels, **known)
         preflight.require_warmup(resolved)
-    final = planned(resolved, measured)
-    share = devices_of(resolved, device.is_cuda)
-    told = {**final.to_dict(), "fits": fits, **here.keys(resolved, config, final, devices=share, recomputed=blocks)}
+    final, devices = planner.plan(resolved, timing), planner.devices(resolved)
+    common = here.keys(resolved, planner.config, final, devices=devices, recomputed=planner.recomputed)
+    plan = {**final.to_dict(), "fits": fits, **common}
     if resolved.parallel.world > 1:
-        told["communicated_bytes"] = planned_bytes(resolved, config, device.precision, recomputed=blocks)
-    return told, resolved
+        precision = planner.device.precision
+        plan["communicated_bytes"] = planned_bytes(resolved, planner.config, precision, recomputed=planner.recomputed)
+    return plan, resolved
 
 
-def _on_one_process(recipe: Recipe) -> Recipe:
-    return recipe.model_copy(update={"parallel": Parallel()})
+@dataclass(frozen=True)
+class Planner:
+    """A model on this machine's device. base: bytes that the process held before; free: bytes that a step may take; peak:
+    FLOP/s; recomputed: layers; held_out_tokens: None where they are not known."""
+
+    config: ModelConfig
+    device: Device
+    base: int
+    free: float
+    peak: float
+    recomputed: int
+    held_out_tokens: int | None
+
+    @classmethod
+    def of(cls, resolved: Recipe, config: ModelConfig, held_out_tokens: int | None) -> Planner:
+        """Raises InputError for a layout or a memory budget that cannot be."""
+        import torch
+
+        from bessemer.train import device as devices
+        from bessemer.train.recompute import base_bytes, blocks_recomputed, check_budget
+        from bessemer.train.split import require_fit
+
+        device = devices.choose(resolved.train)
+        if resolved.parallel.world > 1:
+            require_fit(resolved, config, torch.device("cuda"))  # who plans on a laptop may train elsewhere
+        if not device.is_cuda:
+            devices.release_unused(device)
+            devices.keep_freed_memory()
+        check_budget(resolved, config, device)
+        base, peak = base_bytes(device), devices.peak_rate(device)
+        free = FREE_SHARE * devices.available_bytes(device)
+        return cls(config, device, base, free, peak, blocks_recomputed(resolved, config, device), held_out_tokens)
+
+    def memory(self, recipe: Recipe, config: ModelConfig | None = None, recomputed: int | None = None) -> Memory:
+        from bessemer.train.recompute import memory_of
+
+        again = self.recomputed if recomputed is None else recomputed
+        return memory_of(recipe, config or self.config, self.device, again, self.base)
+
+    def devices(self, recipe: Recipe) -> int:
+        from bessemer.layout.flops import devices_of
+
+        return devices_of(recipe, self.device.is_cuda)
+
+    def timing(self, recipe: Recipe, seconds: float) -> RunTiming | None:
+        """The run timed in about so many seconds, on one process; by its first layers where the whole model is too slow or
+        too large for it; None where they are too."""
+        from bessemer.train.measure import FEW_LAYERS, time_layers, time_run
+
+        alone = recipe.model_copy(update={"parallel": Parallel()})
+        few = replace(self.config, layers=FEW_LAYERS[-1])
+        few_again = few.layers if self.recomputed == self.config.layers else 0
+        for config, again, timed in ((self.config, self.recomputed, time_run), (few, few_again, time_layers)):
+            is_small = self.memory(alone, config, again).total < self.free
+            is_small = is_small and config.layers <= self.config.layers
+            if is_small and self._micro_batch_seconds(recipe, config, again) < MEASURABLE_SECONDS:
+                return timed(recipe, self.config, self.device, seconds, self.recomputed, recipe.run.folder)
+        return None
+
+    def _micro_batch_seconds(self, recipe: Recipe, config: ModelConfig, recomputed: int) -> float:
+        """Seconds that a micro-batch is expected to take, from the usual share of the peak."""
+        from bessemer.layout.flops import hardware_flops
+        from bessemer.plan.here import ASSUMED_MFU
+
+        micro_batches = (
+            (recipe.train.global_batch_tokens or 1) // config.sequence_length // (recipe.train.micro_batch or 1)
+        )
+        return hardware_flops(recipe, config, recomputed) / micro_batches / (ASSUMED_MFU * self.peak)
+
+    def plan(self, recipe: Recipe, timing: RunTiming | None) -> here.Plan:
+        from bessemer.plan import here
+
+        source, interval, saving = "", None, 0.0
+        if timing is not None:
+            source, saving = "measured on this machine", self._saving_seconds(recipe, timing)
+            if timing.layers < self.config.layers:
+                source += f" with {timing.layers} of its {self.config.layers} layers and scaled up"
+                interval = timing.step * (1.0 - SCALED_ERROR), timing.step * (1.0 + SCALED_ERROR)
+        return here.plan(
+            recipe,
+            self.config,
+            device=self.device.name,
+            peak=self.peak,
+            memory=self.memory(recipe),
+            step_seconds=None if timing is None else timing.step,
+            devices=self.devices(recipe),
+            source=source,
+            interval=interval,
+            validation_share=self._validation_share(recipe, timing),
+            saving_seconds=saving,
+        )
+
+    def steps_of_minutes(self, recipe: Recipe, minutes: float, timing: RunTiming | None) -> int:
+        """Steps whose time, with that of validation and saving, comes to so many minutes."""
+        from bessemer.layout import dial
+
+        planned, batches = self.plan(recipe, timing), Batches.of(recipe)
+        saving = 60 * minutes * dial.SAVING_SHARE if timing is None else planned.saving_seconds
+        budget = max(60 * minutes - saving, 30 * minutes)
+        share = self._validation_share(recipe, timing)
+        full_steps = budget / (planned.step_seconds * (1.0 + share))
+        return max(batches.step_of(int(full_steps * batches.full)), 1)
+
+    def _validation_share(self, recipe: Recipe, timing: RunTiming | None) -> float:
+        """Time of the validations as a share of that of the steps; where nothing was timed, by their tokens."""
+        from bessemer.layout import dial
+        from bessemer.train.start import is_continued
+
+        train = recipe.train
+        by_tokens = dial.validation_share(recipe, self.held_out_tokens)
+        if timing is None or not by_tokens:
+            return by_tokens
+        assert train.steps is not None and train.validate_every is not None, "the recipe is resolved"
+        tokens = by_tokens / dial.FORWARD_SHARE * train.validate_every * (train.global_batch_tokens or 1)
+        count = math.ceil(train.steps / train.validate_every) + is_continued(recipe)
+        step_seconds = timing.step * Batches.of(recipe).tokens_before(train.steps) / (train.global_batch_tokens or 1)
+        return tokens * timing.scored_token * count / step_seconds
+
+    def _saving_seconds(self, recipe: Recipe, timing: RunTiming) -> float:
+        """Seconds of a run's checkpoints; those that are written beside the training cost none, but for the last."""
+        train, settings = recipe.train, recipe.checkpoint
+        assert train.steps is not None, "the recipe is resolved"
+        is_beside = self.device.is_cuda if settings.asynchronous is None else settings.asynchronous
+        count = 1 if is_beside else math.ceil(train.steps / (settings.every or train.steps))
+        count += not is_beside and train.schedule.kind == "wsd"  # the decay's start is saved too
+        return count * timing.saving
 
 
 def micro_batch_tokens(recipe: Recipe) -> int:

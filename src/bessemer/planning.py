@@ -45,6 +45,8 @@ def plan(given: argparse.Namespace, session_of: Opened) -> Any:
     asked = _asked(given)
     if given.html is not None and (given.simulate or (given.schedule is not None and "gpus" not in asked)):
         raise InputError("--html: a page is written of a whole plan; leave it out here (--svg draws a schedule alone)")
+    if given.measured is not None:
+        return _scaled_by_run(given, session_of)
     if given.schedule is not None and "gpus" not in asked:
         return _pipeline(given, session_of)
     if (alone := [f"--{name}" for name in PIPELINE_OPTIONS if getattr(given, name) is not None]) != []:
@@ -91,9 +93,7 @@ def _on_this_machine(given: argparse.Namespace, session: Session) -> Any:
     from bessemer import forecast
 
     page = None if given.html is None else _page(given.html)
-    plan, recipe = forecast.plan_only(
-        session.recipe, session.run, Path(given.calibration) if given.calibration else None
-    )
+    plan, recipe = forecast.plan_only(session.recipe, session.run)
     if not given.json:
         print_plan(plan, recipe)
     if page is not None:
@@ -103,6 +103,37 @@ def _on_this_machine(given: argparse.Namespace, session: Session) -> Any:
         if not given.json:
             print(f"{'drawn in':<14} {page}")
     return plan
+
+
+def _scaled_by_run(given: argparse.Namespace, session_of: Opened) -> dict[str, Any]:
+    """The plan of a recipe, scaled by a run's measured over planned step."""
+    from bessemer import forecast
+    from bessemer.plan.estimate import points
+    from bessemer.recipe import load
+    from bessemer.run import RunFolder
+
+    if given.recipe is None:
+        raise InputError("plan: --measured RUN scales the plan of a recipe; name the recipe as well")
+    run = RunFolder(Path(given.measured))
+    if not run.recipe.exists():
+        raise InputError(f"{run.path}: no run lies here (recipe.toml is missing); --measured takes the folder of a run")
+    measured = points.of_run(run)
+    run_plan, run_recipe = forecast.plan_only(load(run.recipe), run, forecast.MEASURE_SECONDS / 2)
+    session = session_of(given, False)
+    plan, recipe = forecast.plan_only(session.recipe, session.run, forecast.MEASURE_SECONDS / 2)
+    batches = [one.train.global_batch_tokens or 1 for one in (recipe, run_recipe)]
+    scaled = points.scaled_by_run(plan, batches[0], run_plan, batches[1], measured)
+    scaled["calibrated_on"] |= {"run": run.path}
+    if not given.json:
+        print_plan(scaled, recipe)
+        basis = scaled["calibrated_on"]
+        ratio = (
+            f"{measured.steps:,} steps, {basis['step_ratio']:.3f} of their plan's time, spread {measured.spread:.0%}"
+        )
+        print(f"{'calibration':<14} {run.path}: {ratio}")
+        if basis["memory_ratio"] is not None:
+            print(f"{'':<14} memory {basis['memory_ratio']:.3f} of its plan's")
+    return scaled
 
 
 def _simulated(given: argparse.Namespace, session: Session) -> Any:
@@ -116,16 +147,16 @@ def _simulated(given: argparse.Namespace, session: Session) -> Any:
 
 
 def _on_a_cluster(given: argparse.Namespace, asked: dict[str, str]) -> Any:
-    from bessemer.plan import ask, outcome, what_if
+    from bessemer.plan import ask, outcome, search
     from bessemer.plan.tables import plan_table, search_table, what_if_table
 
     page = None if given.html is None else _page(given.html)
     whole = _everything_asked(given, asked)
-    changed = [what_if.changed(whole, changes) for changes in given.what_if]
+    changed = [search.changed(whole, changes) for changes in given.what_if]
     unique = None if given.unique is None else ask.number(given.unique, "--unique")
     found = outcome.of(_goal(whole), searched=given.search, unique=unique)
     beside = [outcome.of(_goal(one)) for one in changed]
-    curve = what_if.curve(found.goal) if given.search or page else ()
+    curve = search.curve(found.goal) if given.search or page else ()
     if not given.json:
         print(what_if_table([found, *beside], ["as asked", *given.what_if]) if beside else plan_table(found))
         if given.search and found.found is not None:
@@ -180,18 +211,18 @@ def _everything_asked(given: argparse.Namespace, asked: dict[str, str]) -> Asked
     return ask.with_changes(ask.Asked(recipe), asked) if asked else ask.Asked(recipe)
 
 
-def _proposed(asked: dict[str, str], budget: dict[str, str], overrides: tuple[str, ...]) -> Asked:
+def _proposed(asked: dict[str, str], budgets: dict[str, str], overrides: tuple[str, ...]) -> Asked:
     """A budget as a model and tokens: what the rule of 20 tokens a parameter makes of it, at the speed that the plan itself
     predicts, which is taken from one round to the next."""
-    from bessemer.plan import ask, outcome, proposal
+    from bessemer.plan import ask, budget, outcome
 
-    if len(budget) > 1:
-        raise InputError(f"plan: {' and '.join(f'--{name}' for name in budget)} exclude each other; give one budget")
+    if len(budgets) > 1:
+        raise InputError(f"plan: {' and '.join(f'--{name}' for name in budgets)} exclude each other; give one budget")
     if named := {"model", "params", "layers", "tokens"} & set(asked):
         raise InputError(f"plan: --{min(named)} and a budget exclude each other: a budget proposes model and tokens")
-    (kind, text), mfu = next(iter(budget.items())), proposal.FIRST_MFU
-    for _ in range(proposal.ROUNDS):
-        chosen = proposal.proposed(kind, text, asked, mfu)
+    (kind, text), mfu = next(iter(budgets.items())), budget.FIRST_MFU
+    for _ in range(budget.ROUNDS):
+        chosen = budget.proposed(kind, text, asked, mfu)
         whole = ask.alone(
             {**asked, "params": repr(float(chosen.parameters)), "tokens": str(int(chosen.tokens))}, overrides
         )
@@ -251,7 +282,7 @@ def _core_price(text: str | None) -> float:
 
 
 def _pipeline(given: argparse.Namespace, session_of: Opened) -> Any:
-    from bessemer.plan import diagram, pipeline
+    from bessemer.plan import pipeline
     from bessemer.run import write_atomic
 
     if given.stages is None or given.microbatches is None:
@@ -270,7 +301,7 @@ def _pipeline(given: argparse.Namespace, session_of: Opened) -> Any:
         model=None if given.recipe is None else _model_of(session_of(given)),
     )
     if given.svg is not None:
-        write_atomic(Path(given.svg), diagram.svg(planned.timetable))
+        write_atomic(Path(given.svg), pipeline.svg(planned.timetable))
     if not given.json:
         columns, colour = shutil.get_terminal_size((100, 24)).columns, coloured()
         print(pipeline.table(planned, columns, colour))

@@ -202,7 +202,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
 
     def work() -> str:
         told, final = forecast.planned_run(
-            recipe, resolved, store.vocabulary, len(store.labels), known, None, measure_seconds
+            recipe, resolved, store.vocabulary, len(store.labels), known, measure_seconds
         )
         result.append(Prepared(final, told))
         memory, measured = told["memory_bytes"]["total"], told["step_seconds_from"]

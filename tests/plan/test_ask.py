@@ -7,7 +7,7 @@ import pytest
 from bessemer.errors import InputError
 from bessemer.plan import ask, outcome
 from bessemer.plan.jobs import goal_of
-from bessemer.plan.what_if import changed, curve
+from bessemer.plan.search import changed, curve
 from bessemer.recipe import parse
 
 

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from bessemer.errors import InputError
 from bessemer.plan import batch
 
 # Liu et al. 2025 (Moonlight), table 2: parameters, tokens, learning rate, sequences of 8,192.
@@ -40,7 +39,8 @@ def test_deepseek_and_steplaw_are_their_formulas() -> None:
     assert math.log(step) == pytest.approx(math.log(1.79) - 0.713 * math.log(1e9) + 0.307 * math.log(1e11))
     for law in (batch.optimal_batches, batch.learning_rates, batch.critical_batches):
         advice = law(1e9, 2e10)
-        assert 1 < batch.spread(advice) < 10
+        values = [each.value for each in advice.values()]
+        assert 1 < max(values) / min(values) < 10
         assert all(each.source and each.fitted for each in advice.values())
 
 
@@ -70,36 +70,3 @@ def test_outlook_judges_the_batch() -> None:
     assert (
         batch.critical_batches(1e9, 2e10, 2.0)["kaplan"].value > batch.critical_batches(1e9, 2e10, 3.0)["kaplan"].value
     )
-
-
-def test_learning_rates_for_another_batch_or_width() -> None:
-    assert batch.rescaled_learning_rate(1e-3, 1e6, 4e6) == pytest.approx(2e-3)
-    assert batch.rescaled_learning_rate(1e-3, 1e6, 4e6, "linear") == pytest.approx(4e-3)
-    small = batch.rescaled_learning_rate(1e-3, 1e3, 2e3, "noise", critical=1e9)
-    large = batch.rescaled_learning_rate(1e-3, 1e9, 2e9, "noise", critical=1e3)
-    assert small == pytest.approx(2e-3, rel=1e-5) and large == pytest.approx(1e-3, rel=1e-5)
-    assert batch.mup_learning_rate(1e-2, 256, 4096) == pytest.approx(1e-2 / 16)
-
-
-def test_weight_decay_keeps_the_timescale() -> None:
-    """tau is about 1 at one token a parameter and 0.03 at a thousand (Bergsma et al. 2025, figure 1)."""
-    for ratio, tau in ((1, 1.084), (1000, 0.0285)):
-        decay = batch.weight_decay(1e8, ratio * 1e8, 1e5, 1e-2)
-        assert 1e5 / (1e-2 * decay * ratio * 1e8) == pytest.approx(tau, rel=0.01)
-    assert batch.weight_decay(1e8, 2e9, 2e5, 1e-2) == pytest.approx(2 * batch.weight_decay(1e8, 2e9, 1e5, 1e-2))
-
-
-def test_what_cannot_be_is_refused() -> None:
-    for call in (
-        lambda: batch.optimal_batches(0, 1e9),
-        lambda: batch.learning_rates(1e9, -1),
-        lambda: batch.critical_batches(1e9, 1e9, loss=0.0),
-        lambda: batch.trade(1e6, 1e9, 0, 1e6),
-        lambda: batch.batch_outlook(1e9, 1e6, 2e6),
-        lambda: batch.rescaled_learning_rate(1e-3, 1e6, 0),
-        lambda: batch.rescaled_learning_rate(1e-3, 1e6, 2e6, "noise"),
-        lambda: batch.mup_learning_rate(1e-3, 0, 64),
-        lambda: batch.weight_decay(1e8, 1e9, 0, 1e-3),
-    ):
-        with pytest.raises(InputError):
-            call()

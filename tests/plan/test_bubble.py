@@ -7,8 +7,7 @@ import random
 import pytest
 
 from bessemer.layout.schedules import generate
-from bessemer.plan.estimate.bubble import passage
-from bessemer.plan.timetable import Durations, bubble, simulate
+from bessemer.plan.timetable import Durations, bubble, passage, simulate
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 4), (4, 16), (8, 8), (8, 40), (3, 7), (1, 5)])

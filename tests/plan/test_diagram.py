@@ -10,7 +10,7 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.errors import InputError
 from bessemer.layout.schedules import NAMES, generate
-from bessemer.plan import diagram, pipeline
+from bessemer.plan import pipeline
 from bessemer.plan.timetable import Durations, Timetable, simulate
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -22,7 +22,7 @@ def timetable(name: str, p: int, m: int, durations: Durations | None = None) -> 
 
 
 def test_the_textbooks_picture() -> None:
-    assert diagram.lines(timetable("gpipe", 2, 2, Durations(1, 1)), 80) == [
+    assert pipeline.lines(timetable("gpipe", 2, 2, Durations(1, 1)), 80) == [
         "        0     2     4",
         "rank 0  F0 F1 ····· B0 B1",
         "rank 1  ·· F0 F1 B0 B1 ··",
@@ -30,7 +30,7 @@ def test_the_textbooks_picture() -> None:
 
 
 def test_a_long_action_has_dashes_and_a_narrow_terminal_panels() -> None:
-    assert diagram.lines(timetable("1f1b", 2, 3), 28) == [
+    assert pipeline.lines(timetable("1f1b", 2, 3), 28) == [
         "        0     2     4",
         "rank 0  F0 F1 ····· B0───",
         "rank 1  ·· F0 B0─── F1 B1─",
@@ -43,7 +43,7 @@ def test_a_long_action_has_dashes_and_a_narrow_terminal_panels() -> None:
 
 def test_a_label_is_never_cut() -> None:
     """B0 begins half a time-step before the panel ends and is written there, beyond its border."""
-    drawn = diagram.lines(timetable("gpipe", 1, 3, Durations(1.5, 1.5)), 21)
+    drawn = pipeline.lines(timetable("gpipe", 1, 3, Durations(1.5, 1.5)), 21)
     assert drawn[1::3] == ["rank 0  F0 F1 F2 B0", "rank 0  ─ B1 B2"]
 
 
@@ -57,7 +57,7 @@ def test_every_action_is_drawn_once_and_no_line_is_too_long(name: str, width: in
         (8, 16, Durations()),
     ):
         table = timetable(name, p, m, durations)
-        drawn = diagram.lines(table, width)
+        drawn = pipeline.lines(table, width)
         assert max(map(len, drawn)) <= width
         if "mostly idle" in drawn[-1]:
             assert len(drawn) == p + 3
@@ -67,23 +67,23 @@ def test_every_action_is_drawn_once_and_no_line_is_too_long(name: str, width: in
                 line.removeprefix(f"rank {rank}  ").ljust(width) for line in drawn if line.startswith(f"rank {rank} ")
             )
             labels = re.findall(r"\d*[FBIW]\d+", text)
-            assert labels == [diagram.label(table, slot.action) for slot in row]
+            assert labels == [pipeline.label(table, slot.action) for slot in row]
 
 
 def test_colours_change_no_column() -> None:
     table = timetable("zbv", 4, 8)
-    plain, coloured = diagram.lines(table, 100), diagram.lines(table, 100, colour=True)
+    plain, coloured = pipeline.lines(table, 100), pipeline.lines(table, 100, colour=True)
     assert [ESCAPE.sub("", line).rstrip() for line in coloured] == plain  # no action of these is longer than its label
     assert any(ESCAPE.search(line) for line in coloured)
-    shown = ["".join(ESCAPE.sub("", line)) for line in diagram.lines(timetable("1f1b", 4, 8), 100, colour=True)]
+    shown = ["".join(ESCAPE.sub("", line)) for line in pipeline.lines(timetable("1f1b", 4, 8), 100, colour=True)]
     assert [line.rstrip() for line in shown] == [
-        line.replace("─", " ").rstrip() for line in diagram.lines(timetable("1f1b", 4, 8), 100)
+        line.replace("─", " ").rstrip() for line in pipeline.lines(timetable("1f1b", 4, 8), 100)
     ]
 
 
 def test_a_large_schedule_is_condensed() -> None:
     table = timetable("1f1b", 32, 128)
-    drawn = diagram.lines(table, 100)
+    drawn = pipeline.lines(table, 100)
     assert len(drawn) == 1 + 32 + 2 and max(map(len, drawn)) <= 100
     last = drawn[32].removeprefix("rank 31  ")
     idle = last.count("·") / len(last)
@@ -94,7 +94,7 @@ def test_a_large_schedule_is_condensed() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_svg_has_a_cell_for_every_action_at_its_time(name: str) -> None:
     table = timetable(name, 3, 6)
-    root = ElementTree.fromstring(diagram.svg(table))
+    root = ElementTree.fromstring(pipeline.svg(table))
     width = float(root.attrib["width"])
     cells = root.findall(f"{SVG}g")
     slots = [(rank, slot) for rank, row in enumerate(table.slots) for slot in row]
@@ -105,7 +105,7 @@ def test_the_svg_has_a_cell_for_every_action_at_its_time(name: str) -> None:
         action = slot.action
         assert title.text is not None and rect.tag == f"{SVG}rect"
         assert title.text.startswith(
-            f"rank {rank}, stage {action.stage}: {diagram.WORDS[action.kind]} of micro-batch {action.micro_batch},"
+            f"rank {rank}, stage {action.stage}: {pipeline.WORDS[action.kind]} of micro-batch {action.micro_batch},"
         )
         assert text.text == str(action.micro_batch)
         wide = (float(rect.attrib["width"]) + 1) / (slot.end - slot.start)  # a gap of 1 between cells
@@ -120,7 +120,7 @@ def test_the_svg_has_a_cell_for_every_action_at_its_time(name: str) -> None:
 
 def test_the_picture_of_the_docs_is_what_is_drawn() -> None:
     docs = Path(__file__).parent.parent.parent / "docs"
-    assert (docs / "pipeline.svg").read_text(encoding="utf-8") == diagram.svg(timetable("1f1b", 4, 8))
+    assert (docs / "pipeline.svg").read_text(encoding="utf-8") == pipeline.svg(timetable("1f1b", 4, 8))
     table = pipeline.table(pipeline.plan("1f1b", 4, 8), 120)
     assert table in (docs / "pipeline.md").read_text(encoding="utf-8")
 

@@ -1,38 +1,26 @@
 """Days, hours, money and energy against what reports of real runs state; the loader's rate against its own sums."""
 
-from itertools import pairwise
-
 import pytest
 
-from bessemer.errors import InputError
-from bessemer.plan.loading import loading
-from bessemer.plan.money import bill, device_hours, scaling
-
-
-def test_textbook_figure() -> None:
-    """70B on 2T tokens at 50% of 1,000 TFLOP/s: 467k GPU-hours."""
-    assert device_hours(6 * 70e9 * 2e12, 1e15, 0.5) == pytest.approx(467e3, rel=1e-3)
+from bessemer.plan.money import bill, loading
 
 
 @pytest.mark.parametrize(
-    ("hours", "watts", "pue", "grid", "megawatt_hours", "tonnes"),
+    ("hours", "watts", "pue", "megawatt_hours"),
     [
-        # Touvron et al. 2023a, table 15, which takes 400 W, a PUE of 1.1 and 0.385 kg a kWh for every model.
-        (809_472, 400, 1.1, 0.385, 356, 137),
-        (1_082_880, 400, 1.1, 0.385, 475, 183),
-        (82_432, 400, 1.1, 0.385, 36, 14),
-        (1_022_362, 400, 1.1, 0.385, 449, 173),
+        # Touvron et al. 2023a, table 15, which takes 400 W and a PUE of 1.1 for every model.
+        (809_472, 400, 1.1, 356),
+        (1_082_880, 400, 1.1, 475),
+        (82_432, 400, 1.1, 36),
+        (1_022_362, 400, 1.1, 449),
         # Le Scao et al. 2022: 1,082,990 hours of A100, 433 MWh.
-        (1_082_990, 400, 1.0, None, 433, None),
+        (1_082_990, 400, 1.0, 433),
     ],
 )
-def test_energy_is_what_reports_state(
-    hours: float, watts: float, pue: float, grid: float | None, megawatt_hours: float, tonnes: float | None
-) -> None:
-    found = bill(hours * 3600 / 64, 64, watts, share=1.0, pue=pue, grid=grid)
+def test_energy_is_what_reports_state(hours: float, watts: float, pue: float, megawatt_hours: float) -> None:
+    found = bill(hours * 3600 / 64, 64, watts, share=1.0, pue=pue)
     assert found.device_hours == pytest.approx(hours)
     assert found.megawatt_hours == pytest.approx(megawatt_hours, rel=0.015)
-    assert found.tonnes is None if tonnes is None else found.tonnes == pytest.approx(tonnes, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +31,7 @@ def test_energy_is_what_reports_state(
 )
 def test_energy_of_olmo2(parameters: float, tokens: float, measured: float, mfu: tuple[float, float]) -> None:
     for bound, above in zip(mfu, (True, False), strict=True):
-        hours = device_hours(6 * parameters * tokens, 989e12, bound)
+        hours = 6 * parameters * tokens / (989e12 * bound) / 3600
         assert (bill(hours * 3600, 1, 700).device_megawatt_hours > measured) is above
 
 
@@ -55,16 +43,7 @@ def test_money_is_what_reports_state() -> None:
     assert mpt.cost == pytest.approx(200e3, rel=0.01)
     deepseek = bill(2_664_000 * 3600 / 2048, 2048, 700, price=2.0)  # DeepSeek-V3, table 1: 2,664K hours, $5.328M
     assert deepseek.cost == pytest.approx(5.328e6) and deepseek.days == pytest.approx(54.2, abs=0.05)
-    assert bill(10, 1, 400).cost is None and bill(10, 1, 400).tonnes is None
-
-
-def test_more_devices_take_less_time_and_no_less_money() -> None:
-    curve = scaling([8, 16, 32, 64], lambda count: None if count == 8 else 64 / count + 0.1, 86_400, price=2.0)
-    assert [point.devices for point in curve] == [16, 32, 64]
-    assert curve[0].days == pytest.approx(4.1) and curve[0].cost == pytest.approx(4.1 * 24 * 16 * 2)
-    assert all(one.days > two.days and one.cost < two.cost for one, two in pairwise(curve))  # type: ignore[operator]
-    with pytest.raises(InputError):
-        scaling([8], lambda count: 1.0, 0)
+    assert bill(10, 1, 400).cost is None
 
 
 def test_loading() -> None:
@@ -76,23 +55,3 @@ def test_loading() -> None:
     assert wide.rate == 2e6 and wide.enough is False
     assert loading(1.0, 65_536).rate == 2.0 and loading(1.0, 65_537).rate == 4.0
     assert loading(1.0, 65_537).share is None
-
-
-def test_what_cannot_be_is_refused() -> None:
-    for call in (
-        lambda: bill(0, 8, 700),
-        lambda: bill(10, 0, 700),
-        lambda: bill(10, 8, 700, price=-1.0),
-        lambda: bill(10, 8, 700, share=1.2),
-        lambda: bill(10, 8, 700, pue=0.9),
-        lambda: bill(10, 8, 700, grid=-0.1),
-        lambda: device_hours(0, 1e15, 0.5),
-        lambda: device_hours(1e20, 1e15, 0),
-        lambda: device_hours(1e20, 1e15, 1.5),
-        lambda: loading(0, 32_000),
-        lambda: loading(1, 0),
-        lambda: loading(1, 32_000, packed=0),
-        lambda: loading(1, 32_000, storage=0),
-    ):
-        with pytest.raises(InputError):
-            call()

@@ -9,13 +9,12 @@ from itertools import pairwise
 
 import pytest
 
-from bessemer.plan import ask, outcome, pictures, what_if
+from bessemer.plan import ask, outcome, pictures, search
 from bessemer.plan.estimate.step import Stage
 from bessemer.plan.jobs import Goal, goal_of
-from bessemer.plan.laws.chinchilla import REPLICATION
+from bessemer.plan.laws import REPLICATION
 from bessemer.plan.outcome import Outcome
-from bessemer.plan.pipeline_picture import pipeline
-from bessemer.plan.roofline import roofline
+from bessemer.plan.pictures import pipeline_picture, roofline
 
 
 def goal(**asked: str) -> Goal:
@@ -90,7 +89,7 @@ def test_a_timeline_is_of_the_slowest_stages() -> None:
 
 def test_the_pipeline_is_the_jobs_own() -> None:
     out = piped()
-    found = pipeline(out.job, out.step)
+    found = pipeline_picture(out.job, out.step)
     assert found is not None
     assert (found["ranks"], found["virtual"], found["micro_batches"]) == (8, 4, 96)
     assert found["shown_micro_batches"] % 8 == 0
@@ -98,13 +97,13 @@ def test_the_pipeline_is_the_jobs_own() -> None:
     assert found["svg"].count("<g><title>rank ") == cells <= 2 * 1500
     assert sum(one["layers"] for one in found["stages"]) == out.job.model.layers
     assert found["time_step"] == pytest.approx(sum(one.forward for one in out.step.stages) / 32)
-    assert pipeline(searched().job, searched().step) is None
+    assert pipeline_picture(searched().job, searched().step) is None
 
 
 def test_stages_alike_idle_as_the_formula_says() -> None:
     out = piped()
     alike = replace(out.step, stages=(Stage(12, 1.0, 2.0),) * 8)
-    found = pipeline(out.job.with_layout(virtual=1, schedule="1f1b"), alike)
+    found = pipeline_picture(out.job.with_layout(virtual=1, schedule="1f1b"), alike)
     assert found is not None
     m = found["shown_micro_batches"]
     assert found["utilisation"] == pytest.approx(m / (m + 7))
@@ -113,7 +112,7 @@ def test_stages_alike_idle_as_the_formula_says() -> None:
 def test_of_many_ranks_some_are_drawn() -> None:
     out = piped()
     many = replace(out.step, stages=(Stage(3, 1.0, 2.0),) * 32)
-    found = pipeline(out.job.with_layout(pipeline=32, virtual=1, schedule="1f1b"), many)
+    found = pipeline_picture(out.job.with_layout(pipeline=32, virtual=1, schedule="1f1b"), many)
     assert found is not None
     assert found["shown_ranks"] == [*range(15), 31]
     assert ">rank 31<" in found["svg"] and ">rank 15<" not in found["svg"]
@@ -122,7 +121,7 @@ def test_of_many_ranks_some_are_drawn() -> None:
 
 def test_the_curve_goes_through_the_plan() -> None:
     out = searched()
-    found = pictures.by_devices(out, what_if.curve(out.goal, (0.5, 1.0, 2.0)))
+    found = pictures.by_devices(out, search.curve(out.goal, (0.5, 1.0, 2.0)))
     assert [row["devices"] for row in found["rows"]] == [8, 16, 32]
     assert found["rows"][1] == found["here"]
     assert found["here"]["days"] == pytest.approx(out.seconds / 86_400)
@@ -133,7 +132,7 @@ def test_the_curve_goes_through_the_plan() -> None:
 
 def test_a_number_of_devices_that_nothing_fits_has_no_days() -> None:
     out = searched()
-    found = pictures.by_devices(out, [what_if.Point(1, None)])
+    found = pictures.by_devices(out, [search.Point(1, None)])
     assert found["rows"] == [{"devices": 1, "days": None}]
 
 
@@ -156,7 +155,7 @@ def test_the_surface_has_the_runs_place() -> None:
 
 
 def test_the_laws_agree_with_the_rule() -> None:
-    rows = {row["law"]: row for row in pictures.laws(70e9, 1.4e12)}
+    rows = {row["law"]: row for row in pictures.law_opinions(70e9, 1.4e12)}
     rule = next(row for law, row in rows.items() if law.startswith("20 tokens"))
     assert rule["optimal_tokens"] == pytest.approx(1.4e12)
     assert rule["best_parameters"] == pytest.approx(70e9) and rule["best_tokens"] == pytest.approx(1.4e12)
@@ -210,5 +209,5 @@ def test_the_products_of_a_step_are_six_for_each_weight_and_token() -> None:
 
 def test_all_pictures_are_plain_values() -> None:
     for out in (searched(), piped()):
-        found = pictures.pictures(out, what_if.curve(out.goal, (1.0,)) if out is searched() else ())
+        found = pictures.pictures(out, search.curve(out.goal, (1.0,)) if out is searched() else ())
         assert json.loads(json.dumps(found, allow_nan=False)).keys() == found.keys()

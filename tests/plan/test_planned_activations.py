@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.plan.estimate import stacks
-from bessemer.plan.estimate.activations import Split, full, kept
-from bessemer.plan.estimate.keeps import Keeps
+from bessemer.plan.estimate.parts import Split, full, kept
 from bessemer.plan.estimate.stacks import Stack
 
 TOKENS, LENGTH, WIDTH, HEADS = 96, 48, 64, 4
@@ -94,7 +93,7 @@ def kept_by_autograd(block: nn.Module) -> int:
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_block_keeps_what_autograd_keeps(dropout: float, gated: bool) -> None:
     config = model(gated=gated, activation="silu" if gated else "gelu")
-    stack = Stack("written out", attention="unfused", dropout=dropout > 0, keeps=Keeps(unfused_gate=True))
+    stack = Stack("written out", attention="unfused", dropout=dropout > 0, unfused_gate=True)
     torch.manual_seed(0)
     # torch copies queries, keys and values that do not lie in order, once each; their products' results are not kept then
     expected = TOKENS * sum(full(config, stack, Split(), 4).values())
@@ -122,14 +121,7 @@ def test_fewer_key_heads_and_fused_attention_keep_less() -> None:
     """By hand: 8 of 64 heads for keys and values, no scores but one fp32 sum a head, SwiGLU in one kernel."""
     h, f, a, d = 8192, 28672, 64, 128
     config = model(
-        width=h,
-        heads=a,
-        kv_heads=8,
-        head_dim=d,
-        mlp_width=f,
-        sequence_length=4096,
-        **SWIGLU_WITHOUT_BIASES,
-        norm="rms",
+        width=h, heads=a, kv_heads=8, head_dim=d, mlp_width=f, sequence_length=4096, **SWIGLU_WITHOUT_BIASES, norm="rms"
     )
     found = full(config, stacks.find("megatron-core-sync"), Split(), 2)
     attention = h + (h + 2 * 1024) + h  # read, queries with keys and values, output
@@ -158,5 +150,5 @@ def test_torchtitan_keeps_every_second_product() -> None:
 def test_gathered_inputs_are_kept_whole_where_a_program_does() -> None:
     config = model()
     divided = full(config, Stack("x"), Split(4), 2)
-    whole = full(config, Stack("x", keeps=Keeps(gathered=True)), Split(4), 2)
+    whole = full(config, Stack("x", gathered=True), Split(4), 2)
     assert sum(whole.values()) - sum(divided.values()) == 2 * 2 * WIDTH * (1 - 1 / 4)

@@ -72,7 +72,7 @@ def test_torchtitans_tables() -> None:
 
 def test_the_pipelines_of_the_zero_bubble_paper() -> None:
     found = stacks.find("megatron-lm-2022")
-    stack = replace(found, keeps=replace(found.keeps, cut="ends"))
+    stack = replace(found, cut="ends")
     for layers, hidden, heads, ranks, micro_batch, plain, interleaved in BUBBLE:
         model = ModelConfig(
             vocabulary=51200, layers=layers, width=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads,

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from bessemer.calibrating import by_run
 from bessemer.errors import InputError
-from bessemer.plan.estimate.points import MeasuredRun, measured, of_run
+from bessemer.plan.estimate.points import MeasuredRun, measured, of_run, scaled_by_run
 from bessemer.report import planned
 from bessemer.run import RunFolder
 
@@ -91,16 +90,16 @@ def test_plan_and_measurement_side_by_side(tmp_path: Path) -> None:
     assert planned.of_run(run) is None
 
 
-def plan_of(seconds: float, flops: float, interval: tuple[float, float] | None = None) -> dict[str, Any]:
+def plan_of(seconds: float, flops: float, basis: str = "measured on this machine") -> dict[str, Any]:
     return {
-        "step_seconds": seconds, "step_interval": interval, "flops_per_token": flops, "seconds": 100 * seconds,
+        "step_seconds": seconds, "step_seconds_from": basis, "flops_per_token": flops, "seconds": 100 * seconds,
         "tokens_per_second": 1000 / seconds, "mfu": 0.4, "memory_bytes": {"total": 50},
     }  # fmt: skip
 
 
 def test_a_run_scales_another_plan_by_its_own_error() -> None:
     found = MeasuredRun(1.2, 0.1, 20, 1000, 55.0)
-    scaled = by_run(plan_of(10.0, 5e9, (9.0, 11.0)), 2000, plan_of(1.0, 1e9, (0.9, 1.1)), 1000, found)
+    scaled = scaled_by_run(plan_of(10.0, 5e9), 2000, plan_of(1.0, 1e9), 1000, found)
     assert scaled["step_seconds"] == pytest.approx(12.0) and scaled["seconds"] == pytest.approx(1200.0)
     low, high = scaled["step_interval"]
     assert high - 12.0 == pytest.approx(12.0 - low) and (high - 12.0) / 12.0 == pytest.approx((0.1**2 + 0.05**2) ** 0.5)
@@ -112,8 +111,8 @@ def test_a_run_scales_another_plan_by_its_own_error() -> None:
     }
 
 
-def test_without_a_calibration_the_time_goes_with_the_flops() -> None:
+def test_a_step_that_was_not_timed_goes_with_the_flops() -> None:
     found = MeasuredRun(1.2, 0.0, 20, 1000, None)
-    scaled = by_run(plan_of(99.0, 5e9), 2000, plan_of(1.0, 1e9), 1000, found)
+    scaled = scaled_by_run(plan_of(99.0, 5e9, "40% of the peak"), 2000, plan_of(1.0, 1e9), 1000, found)
     assert scaled["step_seconds"] == pytest.approx(1.2 * 10) and scaled["mfu"] == pytest.approx(0.4 * 99 / 12)
     assert scaled["step_interval"][1] > 1.2 * scaled["step_seconds"] and scaled["calibrated_on"]["memory_ratio"] is None

@@ -1,38 +1,26 @@
 """The scaling laws against the figures their papers print, and against brute force where they print none."""
 
 import math
-from dataclasses import replace
 
 import pytest
 
 from bessemer.errors import InputError
-from bessemer.plan.laws import kaplan, repeated
-from bessemer.plan.laws.chinchilla import (
+from bessemer.plan import laws
+from bessemer.plan.batch import kaplan_critical_batch, kaplan_loss
+from bessemer.plan.laws import (
     APPROACH_1,
     APPROACH_2,
     APPROACH_3,
     FRONTIERS,
     REPLICATION,
     RULE,
-    Allocation,
     Frontier,
     LossLaw,
     opinions,
     optimal_tokens,
     training_flops,
 )
-from bessemer.plan.laws.known import known, nearest
-from bessemer.plan.laws.standing import (
-    OVERTRAINED_ABOVE,
-    UNDERTRAINED_BELOW,
-    break_even,
-    lifetime_flops,
-    lifetime_optimum,
-    overhead_of_size,
-    standing,
-    verdict,
-)
-from bessemer.plan.laws.surface import surface
+from bessemer.plan.standing import OVERTRAINED_ABOVE, UNDERTRAINED_BELOW, known, nearest, standing, verdict
 
 # Hoffmann et al. 2022, tables 3 and A3: parameters, FLOPs, tokens. The rows of 67B print a rounded size. Approach 3's 175B row
 # prints e+24, which 6 N D of its own columns makes e+25.
@@ -80,10 +68,6 @@ def test_exponents_are_those_of_table_2() -> None:
     assert APPROACH_2.exponent == pytest.approx(0.49, abs=0.005)
     assert APPROACH_3.exponent == pytest.approx(0.46, abs=0.005)
     assert REPLICATION.exponent == pytest.approx(0.5126, abs=5e-5)  # Besiroglu et al. 2024
-    for law in FRONTIERS.values():
-        assert law.exponent + law.token_exponent == 1.0
-        if law.interval is not None and law.name != FRONTIERS["approach_3"].name:
-            assert law.interval[0] <= law.exponent <= law.interval[1]
 
 
 @pytest.mark.parametrize("law", [APPROACH_3, REPLICATION])
@@ -104,7 +88,6 @@ def test_the_ways_along_a_frontier_agree(law: Frontier) -> None:
     there = law.optimum(3e22)
     assert law.flops_for(there.parameters) == pytest.approx(3e22)
     assert law.optimal_tokens(there.parameters) == pytest.approx(there.tokens)
-    assert law.optimal_parameters(there.tokens) == pytest.approx(there.parameters)
 
 
 def test_textbook_figures() -> None:
@@ -115,7 +98,6 @@ def test_textbook_figures() -> None:
     assert RULE.optimal_tokens(70e9) == pytest.approx(1.4e12)
     gpt3 = training_flops(175e9, 300e9)
     assert gpt3 == pytest.approx(3.15e23)
-    assert gpt3 / kaplan.PETAFLOP_DAY == pytest.approx(3640, rel=0.002)
 
 
 def test_the_laws_stand_side_by_side() -> None:
@@ -126,12 +108,10 @@ def test_the_laws_stand_side_by_side() -> None:
     assert set(optimal_tokens(70e9)) == set(said) == {"rule", "approach_1", "approach_2", "approach_3", "replication"}
 
 
-def test_kaplan_as_hoffmann_take_it() -> None:
-    assert kaplan.optimum(1e21).parameters == pytest.approx(4.68e9, rel=0.002)  # Hoffmann et al. 2022, section D.4
+def test_kaplan_s_critical_batch() -> None:
     # The critical batch doubles for every 13% of loss (Kaplan et al. 2020, section 5.1).
-    assert kaplan.critical_batch(2.5 * 0.87) / kaplan.critical_batch(2.5) == pytest.approx(2.0, rel=0.05)
-    assert kaplan.loss(1e30, 1e10) == pytest.approx(1.8e13**0.103 / 1e10**0.103, rel=1e-4)
-    assert kaplan.loss_of_size(8.8e13) == kaplan.loss_of_tokens(5.4e13) == 1.0
+    assert kaplan_critical_batch(2.5 * 0.87) / kaplan_critical_batch(2.5) == pytest.approx(2.0, rel=0.05)
+    assert kaplan_loss(1e30, 1e10) == pytest.approx(1.8e13**0.103 / 1e10**0.103, rel=1e-4)
 
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan])
@@ -149,46 +129,15 @@ def test_sizes_that_are_none_are_refused(value: float) -> None:
         REPLICATION.cheapest(1.8)
 
 
-def test_overhead_of_smaller_models_is_de_vries() -> None:
-    """de Vries 2023 by the rounded constants: 188% at a quarter of the size, 20% at half, 100% at the critical 30%."""
-    rounded = replace(APPROACH_3, alpha=0.34, beta=0.28)
-    assert overhead_of_size(0.25, rounded) == pytest.approx(1.88, abs=0.01)
-    assert overhead_of_size(0.5, rounded) == pytest.approx(0.20, abs=0.015)
-    assert overhead_of_size(0.3, rounded) == pytest.approx(1.0, abs=0.06)
-    assert overhead_of_size(1.0, rounded) == 0.0
-    assert overhead_of_size(0.01, rounded) == math.inf
-    # The closed form against the tokens that the loss law asks for.
-    best = REPLICATION.frontier.optimum(1e22)
-    loss = REPLICATION.loss(best.parameters, best.tokens)
-    half = Allocation(best.parameters / 2, REPLICATION.tokens_for(best.parameters / 2, loss))
-    assert half.flops / best.flops - 1 == pytest.approx(overhead_of_size(0.5))
-
-
-def test_inference_pays_for_overtraining_as_sardana_find() -> None:
-    """Sardana et al. 2024, figure 1: for the quality of a 13B model and 2T tokens served, a 7B saves 1.7e22 FLOPs, 17%."""
-    law = replace(APPROACH_3, alpha=0.336, beta=0.283)
-    plain = Allocation(13e9, law.frontier.optimal_tokens(13e9))
-    loss = law.loss(plain.parameters, plain.tokens)
-    better = lifetime_optimum(loss, 2e12, law)
-    saved = lifetime_flops(plain, 2e12) - lifetime_flops(better, 2e12)
-    assert better.parameters == pytest.approx(7e9, rel=0.02)
-    assert saved == pytest.approx(1.7e22, rel=0.02)
-    assert saved / lifetime_flops(plain, 2e12) == pytest.approx(0.17, abs=0.006)
-    even = break_even(better, plain)
-    assert even is not None and even < 2e12
-    assert lifetime_flops(better, even) == pytest.approx(lifetime_flops(plain, even))
-    assert lifetime_optimum(loss, 0.0, law).parameters == pytest.approx(13e9, rel=1e-3)
-
-
 def test_verdicts() -> None:
     llama = standing(8.03e9, 15e12)
     assert llama.verdict == "overtrained" and llama.break_even is not None and llama.overhead > 1
     assert "overtrained on purpose" in llama.sentence and "tokens of inference" in llama.sentence
     assert standing(175e9, 300e9).verdict == "undertrained" and standing(175e9, 300e9).break_even is None
     fit = standing(70e9, 1.4e12)
-    assert fit.verdict == "optimal" and fit.ratio == pytest.approx(1.0) and fit.penalty < 0.001
+    assert fit.verdict == "optimal" and fit.ratio == pytest.approx(1.0)
     for plan in (llama, fit):
-        assert plan.penalty >= 0 and plan.overhead >= -1e-12
+        assert plan.overhead >= -1e-12
         assert REPLICATION.loss(plan.cheapest.parameters, plan.cheapest.tokens) == pytest.approx(plan.loss)
     for ratio in (UNDERTRAINED_BELOW, OVERTRAINED_ABOVE):
         assert verdict(ratio) == "optimal"
@@ -196,34 +145,14 @@ def test_verdicts() -> None:
         assert standing(1e9, ratio * law.optimal_tokens(1e9), law).overhead == pytest.approx(0.046, abs=0.001)
 
 
-def test_repeated_tokens_are_what_their_authors_compute() -> None:
-    """The two figures of the datablations README, for the models of figure 1 (right) of Muennighoff et al. 2023."""
-    assert repeated.loss(6.34e9, 242e9, 25e9) == pytest.approx(2.2256440889984477, rel=1e-12)
-    assert repeated.loss(8.67e9, 178e9, 25e9) == pytest.approx(2.2269634075087867, rel=1e-12)
-
-
 def test_what_repetition_is_worth() -> None:
-    fresh, four, forty = (repeated.repetition(epochs * 1e9, 1e9) for epochs in (1, 4, 40))
+    fresh, four, forty = (laws.repetition(epochs * 1e9, 1e9) for epochs in (1, 4, 40))
     assert fresh.worth == 1.0 and fresh.effective_tokens == 1e9
     assert 0.9 < four.worth < 1.0  # "up to 4 epochs almost as good as new" (abstract)
     assert forty.effective_tokens < forty.ceiling and forty.last_epoch_worth < 0.1
-    assert repeated.repetition(1e9, 5e9).epochs == 1.0
-    assert repeated.loss(1e8, 2e9, 2e9) == repeated.C4.loss(1e8, 2e9)
+    assert laws.repetition(1e9, 5e9).epochs == 1.0
     with pytest.raises(InputError, match="above zero"):
-        repeated.repetition(1e9, 0)
-
-
-def test_scarce_data_asks_for_fewer_parameters() -> None:
-    flops, unique = 9.3e21, 25e9
-    best, free = repeated.optimum(flops, unique), repeated.C4.frontier.optimum(flops)
-    assert best.parameters < free.parameters and best.flops == pytest.approx(flops)
-    lowest = repeated.loss(best.parameters, best.tokens, unique)
-    for step in range(-100, 101):
-        size = best.parameters * 10 ** (step / 100)
-        assert repeated.loss(size, flops / (6 * size), unique) >= lowest - 1e-9
-    assert repeated.optimum(1e19, 1e15).parameters == pytest.approx(
-        repeated.C4.frontier.optimum(1e19).parameters, rel=1e-5
-    )
+        laws.repetition(1e9, 0)
 
 
 def test_known_models() -> None:
@@ -265,17 +194,3 @@ def test_known_models_parameters_are_those_of_their_shape(
     block = 2 * hidden**2 + 2 * hidden * values + 3 * hidden * feed + 2 * hidden
     model = next(model for model in known() if model.name == name)
     assert model.parameters == pytest.approx(layers * block + vocabulary * hidden + hidden, rel=1e-3)
-
-
-def test_surface_is_the_law_and_its_lines_lie_on_it() -> None:
-    picture = surface(1e9, 2e10, points=21, decades=1.0)
-    assert len(picture.loss) == len(picture.tokens) == 21 and len(picture.loss[0]) == len(picture.parameters) == 21
-    assert picture.loss[10][10] == pytest.approx(REPLICATION.loss(1e9, 2e10))
-    assert picture.parameters[0] == pytest.approx(1e8) and picture.tokens[-1] == pytest.approx(2e11)
-    for flops, line in picture.budgets.items():
-        for size, count in zip(line.parameters, line.tokens, strict=True):
-            assert training_flops(size, count) == pytest.approx(flops)
-    assert training_flops(1e9, 2e10) == pytest.approx(min(picture.budgets, key=lambda flops: abs(flops - 1.2e20)))
-    assert set(picture.optima) == set(FRONTIERS)
-    with pytest.raises(InputError):
-        surface(1e9, 2e10, points=1)

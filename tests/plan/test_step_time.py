@@ -13,10 +13,9 @@ from bessemer.layout import devices
 from bessemer.layout.flops import flops_per_token
 from bessemer.layout.stages import balanced
 from bessemer.model.config import ALL_BIASES, ModelConfig
-from bessemer.plan.estimate import collectives, compute, stacks, update
-from bessemer.plan.estimate.job import Cluster, Job, Layout
-from bessemer.plan.estimate.physics import PHYSICS, Physics
-from bessemer.plan.estimate.step import _cut, refuse, step
+from bessemer.plan.estimate import collectives, compute, stacks
+from bessemer.plan.estimate.job import PHYSICS, Cluster, Job, Layout, Physics
+from bessemer.plan.estimate.step import _cut, exchange_seconds, fullest, optimizer_seconds, refuse, step
 
 PARTS = (
     "products", "attention", "elementwise", "host", "tensor", "context", "shard", "data", "pipeline", "bubble", "stragglers",
@@ -154,14 +153,14 @@ def test_gradients_of_copies_and_of_shards_travel_once_or_for_each_micro_batch()
     how = replace(PHYSICS, call=0.0, near=0.0, far=0.0, spread=0.0)
     cut = (LLAMA.layers,)
     plain = job(stack="megatron-core-sync", replicate=8)
-    held = update.fullest(plain, cut)
+    held = fullest(plain, cut)
     assert held == LLAMA.layers * LLAMA.block_matrix_parameters + 2 * LLAMA.vocabulary * LLAMA.width
     rate = 450e9 * how.intra
-    assert update.data(plain, cut, 0.0, how) == pytest.approx(2 * 7 / 8 * 4 * held / rate)
+    assert exchange_seconds(plain, cut, 0.0, how) == pytest.approx(2 * 7 / 8 * 4 * held / rate)
     sharded = plain.with_layout(replicate=1, shard=8, zero=1)
-    assert update.data(sharded, cut, 0.0, how) == pytest.approx(7 / 8 * (4 + 2) * held / rate)
+    assert exchange_seconds(sharded, cut, 0.0, how) == pytest.approx(7 / 8 * (4 + 2) * held / rate)
     fsdp = replace(plain.with_layout(replicate=1, shard=8, zero=3), stack=stacks.find("torchtitan"))
-    assert update.data(fsdp, cut, 0.0, how) == 0
+    assert exchange_seconds(fsdp, cut, 0.0, how) == 0
     one, two = (step(replace(fsdp, batch=8 * n), how).shard for n in (1, 2))
     assert two == pytest.approx(2 * one)
 
@@ -169,12 +168,12 @@ def test_gradients_of_copies_and_of_shards_travel_once_or_for_each_micro_batch()
 def test_the_optimizers_time_is_divided_by_zero() -> None:
     cut, how = (LLAMA.layers,), replace(PHYSICS, step=0.0)
     whole = job(stack="megatron-core-sync", replicate=8)
-    held = update.fullest(whole, cut)
+    held = fullest(whole, cut)
     # Adam in mixed precision: gradient read, master and moments both ways, weight written; 4 passes over gradients besides.
     bytes_each = 4 + 2 * (4 + 8) + 2 + 4 * 4
-    assert update.optimizer(whole, cut, how) == pytest.approx(held * bytes_each / (3350e9 * how.bandwidth))
+    assert optimizer_seconds(whole, cut, how) == pytest.approx(held * bytes_each / (3350e9 * how.bandwidth))
     sharded = whole.with_layout(replicate=1, shard=8, zero=3)
-    assert update.optimizer(sharded, cut, how) == pytest.approx(update.optimizer(whole, cut, how) / 8)
+    assert optimizer_seconds(sharded, cut, how) == pytest.approx(optimizer_seconds(whole, cut, how) / 8)
 
 
 @pytest.mark.parametrize(

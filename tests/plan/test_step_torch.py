@@ -11,8 +11,7 @@ from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, pieces, stacks
 from bessemer.plan.estimate.compute import casts
-from bessemer.plan.estimate.job import Cluster, Job, Layout
-from bessemer.plan.estimate.physics import PHYSICS
+from bessemer.plan.estimate.job import PHYSICS, Cluster, Job, Layout
 from bessemer.plan.estimate.step import step
 
 H100 = devices.find("H100")

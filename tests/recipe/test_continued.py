@@ -12,6 +12,7 @@ from bessemer.errors import InputError
 from bessemer.layout import dial
 from bessemer.recipe import dump, load
 from bessemer.run import RunFolder, read_json_lines, write_atomic
+from bessemer.train.measure import RunTiming
 from tests.conftest import recipe_text
 
 
@@ -92,7 +93,7 @@ def test_a_continued_training_is_validated_before_its_first_step(
     runs: Path, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the same held-out text it begins with the score that the run ended with, and a start over says it once."""
-    monkeypatch.setattr("bessemer.train.metrics.step_seconds", lambda *arguments: 0.01)
+    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
     assert run_command(["train", str(recipe_file), "--set", f"run.dir={runs}"]) == 0
     base, on = runs / "small", tmp_path / "on" / "runs" / "small"
     on.mkdir(parents=True)

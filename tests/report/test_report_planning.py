@@ -15,7 +15,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
 
 from bessemer.errors import InputError
-from bessemer.plan import ask, here, outcome, what_if
+from bessemer.plan import ask, here, outcome, search
 from bessemer.plan.jobs import goal_of
 from bessemer.plan.outcome import Outcome
 from bessemer.plan.pictures import loss_surface, memory_bars, pictures, timeline
@@ -45,7 +45,7 @@ def plan() -> Outcome:
 def whole(name: str = "llama3-8b") -> Reader:
     out = plan()
     return Reader(
-        plan_page.render(out, name=name, curve=what_if.curve(out.goal, (1.0, 2.0)), beside=[out], titles=[name])
+        plan_page.render(out, name=name, curve=search.curve(out.goal, (1.0, 2.0)), beside=[out], titles=[name])
     )
 
 

@@ -68,19 +68,22 @@ def test_in_a_ramp_every_sample_is_read_once_and_the_numbers_are_right(runs: Pat
     assert manifest["facts"]["samples"] == sum(SIZES)
     plan, audit = read_json(folder / "plan.json"), read_json(folder / "mixture.json")
     assert plan["tokens"] == 32 * sum(SIZES) == 32 * audit["samples"]
-    assert plan["seconds"] - plan["validation_seconds"] == pytest.approx(plan["step_seconds"] * sum(SIZES) / 8)
+    assert plan["seconds"] - plan["validation_seconds"] - plan["saving_seconds"] == pytest.approx(
+        plan["step_seconds"] * sum(SIZES) / 8
+    )
 
 
 def test_the_steps_of_a_ramp_read_what_the_ledger_says(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from bessemer.train.measure import RunTiming
     from bessemer.train.step import TrainStep
 
     honest, read = TrainStep.gradients, []
     monkeypatch.setattr(
         TrainStep, "gradients", lambda self, batch, *more: (read.append(batch), honest(self, batch, *more))[1]
     )
-    monkeypatch.setattr("bessemer.train.metrics.step_seconds", lambda *arguments: 0.01)
+    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
     folder = train(recipe_file, runs, *RAMP)
     recipe, store = load(folder / "recipe.toml"), TokenStore.open(folder / "tokens")
     assert [len(batch.tokens) for batch in read] == SIZES

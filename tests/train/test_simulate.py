@@ -109,8 +109,8 @@ def test_the_plan_agrees_with_the_simulation(layout: Parallel) -> None:
 
 
 def plan(recipe: Recipe, config: ModelConfig, parts: list[Part]) -> Any:
-    return layout_memory.split_memory(
-        recipe, config, parts, bytes_per_activation=2, bytes_per_cast=2, base=0, recomputed=config.layers, is_cuda=True
+    return layout_memory.memory(
+        recipe, config, 2, 0, parts=parts, bytes_per_cast=2, recomputed=config.layers, is_cuda=True
     )
 
 

@@ -1,10 +1,10 @@
-"""`bessemer plan`: memory, time, money and layout of a run; its other questions: a crawl, a pipeline, a calibration."""
+"""`bessemer plan`: memory, time, money and layout of a run; its other questions: a crawl, a pipeline. `bessemer calibrate`: this
+machine measured."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bessemer import calibrating
 from bessemer.cli import options, runs
 
 if TYPE_CHECKING:
@@ -80,11 +80,24 @@ def add(commands: Any) -> None:
     pipeline.add_argument("--backward", type=float, metavar="B", help="of a stage, in its forwards (default 2)")
     pipeline.add_argument("--send", type=float, metavar="S", help="from a process to another, in forwards (default 0)")
     pipeline.add_argument("--svg", metavar="FILE", help="draw it in this file as well")
-    calibrating.add_arguments(plan_)
+    plan_.add_argument("--measured", metavar="RUN", help="scale the plan by what this run took beside its own plan")
+    calibrate_ = commands.add("calibrate", "measure this machine's matmuls, memory, all-reduce and disk", calibrate)
+    calibrate_.add_argument(
+        "--out", default="machine.toml", metavar="FILE", help="file to write (default machine.toml)"
+    )
+    calibrate_.add_argument(
+        "--disk", default=".", metavar="DIR", help="folder of the disk to measure (default: this one)"
+    )
+    calibrate_.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default auto")
 
 
 def plan(args: argparse.Namespace) -> Any:
     from bessemer import planning
 
-    ask = calibrating if calibrating.wanted(args) else planning
-    return ask.plan(args, runs.open_recipe)
+    return planning.plan(args, runs.open_recipe)
+
+
+def calibrate(args: argparse.Namespace) -> Any:
+    from bessemer import calibrate
+
+    return calibrate.command(args)

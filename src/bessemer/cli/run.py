@@ -89,7 +89,7 @@ def _print_demo(run: RunFolder) -> None:
     """Scores, a sample, where everything is, and what to try next."""
     from rich.markup import escape
 
-    from bessemer.plan.cost import parameters_of
+    from bessemer.plan.here import parameters_of
     from bessemer.run import read_json
 
     evaluation, (parameters, _) = read_json(run.evaluation), parameters_of(read_json(run.plan))

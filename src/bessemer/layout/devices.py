@@ -31,8 +31,8 @@ class Device:
     sends to others of its node and beyond, one way, where a typical node is built so; per_node: devices of such a node;
     domain: devices that reach each other at `intra` (0: per_node); units: multiprocessors that a
     product's tiles are spread over (0: not known); sustained: share of `matmul` that holds
-    over whole steps, with the board's power spent on everything; watts: of the board; price: dollars an hour, and when it
-    was asked.
+    over whole steps, with the board's power spent on everything; watts: of the board, 0 where they are not known; price:
+    dollars an hour, and when it was asked.
     """
 
     name: str
@@ -64,8 +64,8 @@ class Device:
         return self.peak(precision) * ((self.matmul_fp8 if precision == "fp8" else None) or self.matmul)
 
 
-REQUIRED = ("name", "flops", "memory", "bandwidth", "intra", "inter", "per_node", "watts", "source")
-OPTIONAL = ("also", "matmul", "matmul_fp8", "domain", "units", "sustained", "price", "price_date")
+REQUIRED = ("name", "flops", "memory", "bandwidth", "intra", "inter", "per_node", "source")
+OPTIONAL = ("also", "matmul", "matmul_fp8", "domain", "units", "sustained", "watts", "price", "price_date")
 MATMUL_UNMEASURED = (
     0.80  # Hopper's and Ampere's lie at 0.80 to 0.87; what a user's entry is taken to have when it says nothing
 )
@@ -202,7 +202,7 @@ def _device(table: Any, where: str) -> Device:
         intra=table["intra"] * 1e9,
         inter=table["inter"] * 1e9,
         per_node=table["per_node"],
-        watts=float(table["watts"]),
+        watts=float(table.get("watts", 0.0)),
         price=table.get("price"),
         price_date=table.get("price_date"),
         source=table["source"],

@@ -9,7 +9,7 @@ from functools import lru_cache
 from bessemer.layout.flops import is_frozen
 from bessemer.layout.stages import Part
 from bessemer.model.config import ModelConfig, dropping_chunk
-from bessemer.recipe import Batches, Dropout, Parallel, Recipe, Train
+from bessemer.recipe import Dropout, Parallel, Recipe, Train
 from bessemer.recipe.optimization import UPDATE_RULES
 
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
@@ -63,59 +63,89 @@ def memory(
     bytes_per_activation: int,
     base: int,
     *,
+    parts: Sequence[Part] = (),
     recomputed: int | None = None,
     bytes_per_cast: int = 0,
     is_cuda: bool = False,
     together: int = 1,
 ) -> Memory:
-    """Memory of one device that holds the whole model.
+    """The fullest process of a recipe's layout, at the peak of a step.
 
-    Weights and gradients are fp32; the moments as the optimizer keeps them, and elsewhere when the recipe asks for it and
-    the device has memory of its own (is_cuda). Activations, in elements per token and block,
-    are what autograd keeps of the operations in `model/transformer.py`; a test counts them on a CPU in fp32.
-    bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model; recomputed: blocks,
-    from the first, that are recomputed; None: all, if any; bytes_per_cast: of the copies of the blocks' weights that
-    autocast makes and the backward pass keeps; together: micro-batches at a time, each with gradients of its own.
+    parts: of each place of the pipeline; empty: one process holds the whole model, whatever the layout. Weights and gradients
+    are fp32; the moments as the optimizer keeps them, and elsewhere when the recipe asks for it and the device has memory of
+    its own (is_cuda). Activations, in elements per token and block, are what autograd keeps of the operations in
+    `model/transformer.py`; a test counts them on a CPU in fp32.
+    bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model; recomputed: blocks, from the
+    first, that are recomputed; None: all, if any; bytes_per_cast: of the copies of weights in the type of the products, which
+    FSDP2 gathers, or which autocast makes and the backward pass keeps; together: micro-batches at a time, each with gradients
+    of its own.
     """
-    train = recipe.train
+    layout = recipe.parallel if parts else Parallel()
+    blocks = recomputed if recomputed is not None else 0 if recipe.train.recompute == "none" else config.layers
+    planned = (
+        _of_part(recipe, config, layout, part, bytes_per_activation, base, blocks, bytes_per_cast, is_cuda, together)
+        for part in parts or (Part(0, config.layers, True, True),)
+    )
+    return max(planned, key=lambda found: found.total)
+
+
+def _of_part(
+    recipe: Recipe, config: ModelConfig, layout: Parallel, part: Part, width: int, base: int, recomputed: int, cast: int,
+    is_cuda: bool, together: int,
+) -> Memory:  # fmt: skip
+    """width: bytes of an activation; cast: of a weight's copy."""
+    train, is_alone = recipe.train, layout.world == 1
     assert train.micro_batch is not None, "the recipe is resolved"
     tokens = train.micro_batch * config.sequence_length
-    per_block = kept_by_a_block(config) * bytes_per_activation + mask_bytes(train.dropout, config)
-    chunk = min(loss_chunk(train.loss_chunk, config.vocabulary, is_cuda), tokens)
-    # A classifier forms one row of a few logits a text.
-    head = config.vocabulary * config.width
-    logits = 0 if config.labels else 2 * 4 * chunk * config.vocabulary + 4 * head
-    if not is_cuda and bytes_per_activation < 4 and not config.labels:
-        logits += 2 * bytes_per_activation * head  # the head's narrow copy, and its gradient before it is added in fp32
-    blocks = recomputed if recomputed is not None else 0 if train.recompute == "none" else config.layers
-    selected = kept(train.recompute, config) * bytes_per_activation
-    activations = tokens * (blocks * selected + 2 * config.width * bytes_per_activation)
-    # The blocks that are not recomputed are done, and their memory free, by the time the others are. When there are
-    # none, the last block is recomputed after the loss, in the place of its logits.
-    whole = config.layers - blocks
-    activations += tokens * whole * per_block
-    if blocks and not whole:
-        activations += max(tokens * (per_block - selected) - logits, 0)
-    trained = config.parameters
-    if is_frozen(recipe.train):  # nothing is kept for a way back: what one block works on, and the stream through all
-        trained = config.classifier_parameters
-        activations = tokens * (per_block + 2 * config.width * bytes_per_activation)
-    activations += score_bytes(recipe, config)
-    activations, logits = together * activations, together * logits
-    micro_batches = (train.global_batch_tokens or tokens) // tokens
-    # Two at a time: those of each that is under way, and the sum of the ones before, where there are any.
-    gradients = 4 * trained * (1 if together == 1 else min(micro_batches, 1 + together))
+    micro_batches = (train.global_batch_tokens or tokens) // tokens // layout.data
+    tokens //= layout.context
+    held = Held.of(config, part, layout.tensor)
+    share = 1.0 if is_alone else held.all / ways(layout) / config.parameters
+    weights, copies, gradients = state_bytes(layout, held, cast or 4, micro_batches)
+    activations, working = activation_bytes(
+        config, part, tokens, in_flight(layout, part.place, micro_batches), width, recomputed, train.recompute, layout.tensor,
+        mask_bytes(train.dropout, config), is_alone=is_alone,
+    )  # fmt: skip
+    logits = 0
+    if part.has_head and not config.labels:  # a classifier forms one row of a few logits a text
+        rows = -(-config.vocabulary // layout.tensor)
+        chunk = min(loss_chunk(train.loss_chunk, rows, is_cuda), tokens)
+        logits = 2 * 4 * chunk * rows + 4 * rows * config.width
+        if is_alone and not is_cuda and width < 4:
+            logits += (
+                2 * width * rows * config.width
+            )  # the head's narrow copy, and its gradient before it is added in fp32
+    scores = score_bytes(recipe, config, layout)
+    activations += max(
+        working + (0 if is_alone else scores) - logits, 0
+    )  # the blocks' way back begins where the logits were
+    if is_alone:
+        trained = config.parameters
+        if is_frozen(train):  # nothing is kept for a way back: what one block works on, and the stream through all
+            trained = config.classifier_parameters
+            each = kept_by_a_block(config) * width + mask_bytes(train.dropout, config)
+            activations = tokens * (each + 2 * config.width * width)
+        activations, logits = together * (activations + scores), together * logits
+        # Two at a time: those of each that is under way, and the sum of the ones before, where there are any.
+        gradients = 4 * trained * (1 if together == 1 else min(micro_batches, 1 + together))
+        weights = 4 * config.parameters
     transient = gradients + activations + logits
+    slack = (
+        heap_slack(transient, micro_batches, together)
+        if is_alone
+        else HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * transient)
+    )
+    whole = max(part.blocks - recomputed, 0) * config.block_matrix_parameters // layout.tensor
     return Memory(
-        weights=4 * config.parameters,
+        weights=weights,
         gradients=gradients,
-        optimizer=0 if is_cuda and train.optimizer.offload else optimizer_bytes(train, config),
-        average=average_bytes(train, config),
+        optimizer=0 if is_cuda and train.optimizer.offload else round(optimizer_bytes(train, config) * share),
+        average=round(average_bytes(train, config) * share),
         activations=activations,
         logits=logits,
         base=base,
-        casts=whole * config.block_matrix_parameters * bytes_per_cast,
-        slack=0 if is_cuda else heap_slack(transient, micro_batches, together),
+        casts=copies if uses_fsdp(layout) else whole * cast,
+        slack=0 if is_cuda else slack,
     )
 
 
@@ -153,10 +183,10 @@ def mask_bytes(dropout: Dropout, config: ModelConfig) -> int:
     return 2 * config.width if dropout.hidden else 0
 
 
-def score_bytes(recipe: Recipe, config: ModelConfig) -> int:
+def score_bytes(recipe: Recipe, config: ModelConfig, layout: Parallel) -> int:
     """Bytes that the attention of a block works in where its weights are dropped: the scores of some queries at a time, with
     their softmax, their random bits and their gradients."""
-    layout, rows = recipe.parallel, recipe.train.micro_batch or 1
+    rows = recipe.train.micro_batch or 1
     if not recipe.train.dropout.attention:
         return 0
     heads, queries = config.heads // layout.tensor, config.sequence_length // layout.context
@@ -222,32 +252,6 @@ class Held:
         return cls(config.block_matrix_parameters // tensor + vectors, rest, part.blocks)
 
 
-def split_memory(
-    recipe: Recipe,
-    config: ModelConfig,
-    parts: Sequence[Part],
-    *,
-    bytes_per_activation: int,
-    bytes_per_cast: int,
-    base: int,
-    recomputed: int,
-    is_cuda: bool,
-) -> Memory:
-    """The fullest process of a resolved recipe's layout, at the peak of a step; arguments as of `memory`.
-
-    parts: of each place of the pipeline. `casts` are whole copies of weights, in the type of the products: those that FSDP2
-    gathers, or those that autocast makes.
-    """
-    planned = (
-        _of_part(
-            recipe, config, part, bytes_per_activation=bytes_per_activation, bytes_per_cast=bytes_per_cast, base=base,
-            recomputed=recomputed, is_cuda=is_cuda,
-        )
-        for part in parts
-    )  # fmt: skip
-    return max(planned, key=lambda found: found.total)
-
-
 def ways(layout: Parallel) -> int:
     """Processes that divide weights, gradients and optimizer among them: FSDP2 counts those of a context group too."""
     return layout.shard * layout.context
@@ -306,52 +310,14 @@ def uses_fsdp(layout: Parallel) -> bool:
     return layout.data * layout.context > 1 and not copies
 
 
-def _of_part(
-    recipe: Recipe, config: ModelConfig, part: Part, *, bytes_per_activation: int, bytes_per_cast: int, base: int,
-    recomputed: int, is_cuda: bool,
-) -> Memory:  # fmt: skip
-    train, layout = recipe.train, recipe.parallel
-    assert train.micro_batch is not None, "the recipe is resolved"
-    micro_batches = Batches.of(recipe).full // layout.data // train.micro_batch
-    held = Held.of(config, part, layout.tensor)
-    weights, copies, gradients = state_bytes(layout, held, bytes_per_cast or 4, micro_batches)
-    share = held.all / ways(layout) / config.parameters
-    tokens = train.micro_batch * config.sequence_length // layout.context
-    activations, working = activation_bytes(
-        config, part, tokens, in_flight(layout, part.place, micro_batches), bytes_per_activation, recomputed,
-        train.recompute, layout.tensor, mask_bytes(train.dropout, config),
-    )  # fmt: skip
-    working += score_bytes(recipe, config)
-    logits = 0
-    if part.has_head and not config.labels:
-        rows = -(-config.vocabulary // layout.tensor)
-        chunk = min(loss_chunk(train.loss_chunk, rows, is_cuda), tokens)
-        logits = 2 * 4 * chunk * rows + 4 * rows * config.width
-    activations += max(working - logits, 0)  # the blocks' way back begins where the logits were
-    whole = max(part.blocks - recomputed, 0)
-    casts = copies if uses_fsdp(layout) else whole * config.block_matrix_parameters // layout.tensor * bytes_per_cast
-    optimizer = 0 if is_cuda and train.optimizer.offload else round(optimizer_bytes(train, config) * share)
-    return Memory(
-        weights=weights,
-        gradients=gradients,
-        optimizer=optimizer,
-        average=round(average_bytes(train, config) * share),
-        activations=activations,
-        logits=logits,
-        base=base,
-        casts=casts,
-        slack=0 if is_cuda else HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * (gradients + activations + logits)),
-    )
-
-
 def activation_bytes(
     config: ModelConfig, part: Part, tokens: int, waiting: float, width: int, recomputed: int, recompute: str, tensor: int,
-    masks: int = 0,
+    masks: int = 0, *, is_alone: bool = False,
 ) -> tuple[int, int]:  # fmt: skip
     """Bytes that the backward passes of the micro-batches in flight wait with, and what one block takes on its way back.
 
     tokens: of a micro-batch, on this process; waiting: micro-batches in flight; width: bytes of an element; masks: bytes a
-    token that a block keeps of dropout's masks.
+    token that a block keeps of dropout's masks; is_alone: one process holds the whole model.
     Between the products each process of a tensor group has its tokens' part of the residual stream, inside of them all
     tokens of its heads and hidden units (Korthikanti et al. 2022, section 4.2.2); what it gathered as their input is kept.
     """
@@ -364,4 +330,6 @@ def activation_bytes(
     widest = (3 if config.gated else 2) * config.mlp_width / tensor
     # Norms of narrow streams work in fp32 and keep that; gradients of the hidden units and of the stream come on the way back.
     working = (block if again else 0) * width + widest * width + 2 * entry * 6 * (width < 4) + 2 * config.width * width
+    if is_alone:  # measured so: what is kept of the other blocks is free by then, so that only recompute takes more
+        working = (block - keeps) * width if part.blocks and again == part.blocks else 0.0
     return round(tokens * waiting * waits * width), round(tokens * working)

@@ -57,7 +57,7 @@ class Costs:
 
 
 def costs(recipe: Recipe, config: ModelConfig, recomputed: int = 0) -> Costs:
-    """FLOPs a token of forward and backward by part; together those of plan/cost.py.
+    """FLOPs a token of forward and backward by part; together those of plan/here.py.
 
     The head: 6 x vocabulary x width, for the hidden tokens only under a masked objective. recomputed: blocks, from the
     first, whose forward is done twice (train.recompute).

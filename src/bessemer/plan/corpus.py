@@ -93,12 +93,12 @@ def plan(
     rates: as `load_rates` gives them. price: of a core for an hour; storage_price: of 10^9 bytes for a month. Raises
     InputError for numbers that make no sense.
     """
-    for name, value in (
-        ("--corpus", input_bytes),
-        ("--machines", machines),
-        ("--cores", cores),
-        ("--memory", memory_bytes),
-    ):
+    for name, value in {
+        "--corpus": input_bytes,
+        "--machines": machines,
+        "--cores": cores,
+        "--memory": memory_bytes,
+    }.items():
         if not value > 0:
             raise InputError(f"{name}: {value:g} is not a number above 0")
     if price < 0 or storage_price < 0:
@@ -107,34 +107,15 @@ def plan(
     flow = {"input": float(input_bytes)}
     for before, after in pairwise(FLOW):
         flow[after] = flow[before] * shares[f"{after}_per_{before}"]
-    seconds = {row["stage"]: flow[row["of"]] / (1e6 * row["megabytes_per_cpu_second"]) for row in rates["stages"]}
-    total = sum(seconds.values())
-    stages = tuple(
-        StageCost(
-            row["stage"],
-            flow[row["of"]],
-            row["megabytes_per_cpu_second"],
-            seconds[row["stage"]] / 3600,
-            seconds[row["stage"]] / total,
-        )
-        for row in rates["stages"]
-    )
     documents = {name: flow[name] / sizes["document_bytes"] for name in ("text", "in_language", "passed", "kept")}
     tokens = flow["kept"] / sizes["bytes_per_token"]
-    rejected = documents["text"] - documents["kept"]
+    stages, storage = _stages(flow, rates), _storage(flow, documents, tokens, sizes)
+    core_hours = sum(stage.bytes_in / (1e6 * stage.megabytes_per_cpu_second) for stage in stages) / 3600
     cleaned = flow["passed"] * sizes["parquet_per_text"] + documents["passed"] * sizes["signature_bytes"]
-    storage = {
-        "input": flow["input"],
-        "cleaned partitions": cleaned + (documents["text"] - documents["passed"]) * sizes["reject_bytes"],
-        "signatures while linking": documents["passed"] * sizes["signature_bytes"],
-        "documents": flow["kept"] * sizes["parquet_per_text"],
-        "rejected": rejected * sizes["reject_bytes"],
-        "token shards": tokens * sizes["token_bytes"],
-    }
-    link = documents["passed"] * sizes["link_bytes"]
-    room = LINK_MEMORY_SHARE * memory_bytes
-    compute_hours = total / 3600 / (machines * cores)
+    link, room = documents["passed"] * sizes["link_bytes"], LINK_MEMORY_SHARE * memory_bytes
+    compute_hours = core_hours / (machines * cores)
     transfer_hours = flow["input"] / (machines * network_bytes_per_second) / 3600
+    partitions, buckets = (math.ceil(flow["input"] / each) for each in (PARTITION_BYTES, BUCKET_BYTES))
     return CorpusPlan(
         rates_date=rates["date"],
         rates_machine=rates["machine"],
@@ -142,23 +123,47 @@ def plan(
         documents=documents,
         tokens=tokens,
         stages=stages,
-        core_hours=total / 3600,
+        core_hours=core_hours,
         machines=machines,
         cores_per_machine=cores,
         compute_hours=compute_hours,
         transfer_hours=transfer_hours,
         hours=max(compute_hours, transfer_hours),
         shuffle_bytes=cleaned + storage["signatures while linking"],
-        row_groups=float(
-            math.ceil(flow["input"] / PARTITION_BYTES) * min(math.ceil(flow["input"] / BUCKET_BYTES), 4096)
-        ),
+        row_groups=float(partitions * min(buckets, 4096)),
         storage_bytes=storage,
         link_bytes=link,
         links_fit=link <= room,
         largest_linked_bytes=flow["input"] * room / link,
-        compute_money=total / 3600 * price,
+        compute_money=core_hours * price,
         storage_money=sum(storage.values()) / 1e9 * storage_price,
     )
+
+
+def _stages(flow: dict[str, float], rates: dict[str, Any]) -> tuple[StageCost, ...]:
+    """Core-hours of each stage, by the bytes that reach it."""
+    seconds = {row["stage"]: flow[row["of"]] / (1e6 * row["megabytes_per_cpu_second"]) for row in rates["stages"]}
+    total = sum(seconds.values())
+    return tuple(
+        StageCost(name, flow[row["of"]], row["megabytes_per_cpu_second"], seconds[name] / 3600, seconds[name] / total)
+        for row in rates["stages"]
+        for name in (row["stage"],)
+    )
+
+
+def _storage(
+    flow: dict[str, float], documents: dict[str, float], tokens: float, sizes: dict[str, float]
+) -> dict[str, float]:
+    """Bytes of each thing that is stored."""
+    cleaned = flow["passed"] * sizes["parquet_per_text"] + documents["passed"] * sizes["signature_bytes"]
+    return {
+        "input": flow["input"],
+        "cleaned partitions": cleaned + (documents["text"] - documents["passed"]) * sizes["reject_bytes"],
+        "signatures while linking": documents["passed"] * sizes["signature_bytes"],
+        "documents": flow["kept"] * sizes["parquet_per_text"],
+        "rejected": (documents["text"] - documents["kept"]) * sizes["reject_bytes"],
+        "token shards": tokens * sizes["token_bytes"],
+    }
 
 
 def load_rates(path: Path | None = None) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bessemer.errors import InputError
-
 DAY = 86_400.0
 GPUS_PER_NODE = 8
 """Of the nodes that the published rates count."""
@@ -35,21 +33,15 @@ def _counted(name: str, gpus: int, days: float, failures: float, source: str) ->
     return FailureRecord(name, gpus, failures / (gpus / GPUS_PER_NODE * days), source)
 
 
+_LLAMA3 = "Grattafiori et al. 2024, table 5: 419 unexpected interruptions in 54 days"
+_RSC1 = "Kokolis et al. 2024: 6.5 failures in 1,000 node-days over 11 months"
+_CRUSOE = "Lockwood 2025 (GTC): 205 failures in four months"
+_OPT = "Zhang et al. 2022, section 2.5: 35 manual and some 70 automatic restarts"
 RECORDS: dict[str, FailureRecord] = {
-    "llama3": _counted(
-        "Llama 3, H100", 16_384, 54, 419, "Grattafiori et al. 2024, table 5: 419 unexpected interruptions in 54 days"
-    ),
-    "rsc1": FailureRecord(
-        "Meta RSC-1, A100", 16_384, 6.5e-3, "Kokolis et al. 2024: 6.5 failures in 1,000 node-days over 11 months"
-    ),
-    "crusoe": _counted("Crusoe, H200", 1_600, 4 * 365.25 / 12, 205, "Lockwood 2025 (GTC): 205 failures in four months"),
-    "opt": _counted(
-        "OPT-175B, A100",
-        992,
-        2 * 365.25 / 12,
-        105,
-        "Zhang et al. 2022, section 2.5: 35 manual and some 70 automatic restarts",
-    ),
+    "llama3": _counted("Llama 3, H100", 16_384, 54, 419, _LLAMA3),
+    "rsc1": FailureRecord("Meta RSC-1, A100", 16_384, 6.5e-3, _RSC1),
+    "crusoe": _counted("Crusoe, H200", 1_600, 4 * 365.25 / 12, 205, _CRUSOE),
+    "opt": _counted("OPT-175B, A100", 992, 2 * 365.25 / 12, 105, _OPT),
 }
 """From the lowest rate to the highest, fourfold apart: the spread is the uncertainty of any forecast made from them."""
 
@@ -65,56 +57,18 @@ minutes, of which the work that is done again is a part."""
 
 
 def mtbf(devices: int, per_node_day: float = DEFAULT_RATE) -> float:
-    """Mean seconds between failures of a job on `devices` devices, each as likely to fail as an eighth of a node of eight.
-
-    Raises InputError unless both are positive.
-    """
-    if devices < 1:
-        raise InputError(f"{devices} devices do not fail; give one or more")
-    if not per_node_day > 0:
-        raise InputError(f"failures in a node-day: {per_node_day:g} is not above zero; Meta's RSC-1 had 0.0065")
+    """Mean seconds between failures of a job on `devices` devices, each as likely to fail as an eighth of a node of eight."""
     return DAY * GPUS_PER_NODE / (devices * per_node_day)
-
-
-def expected_failures(seconds: float, between: float) -> float:
-    """Failures to expect in a time, as a Poisson process gives them."""
-    return seconds / between
 
 
 def young(between: float, cost: float) -> float:
     """Interval of Young (1974): sqrt(2 mu C) + C."""
-    _check(between, cost)
     return math.sqrt(2 * between * cost) + cost
 
 
 def daly(between: float, cost: float, downtime: float = 0.0, recovery: float = 0.0) -> float:
     """Interval of Daly (2006), lower order: sqrt(2 (mu + D + R) C) + C."""
-    _check(between, cost)
     return math.sqrt(2 * (between + downtime + recovery) * cost) + cost
-
-
-def daly_higher_order(between: float, cost: float) -> float:
-    """Interval of Daly (2006, equation 37): more terms of the series about sqrt(2 mu C); mu + C when C >= 2 mu."""
-    _check(between, cost)
-    if cost >= 2 * between:
-        return between + cost
-    x = cost / (2 * between)
-    return math.sqrt(2 * between * cost) * (1 + math.sqrt(x) / 3 + x / 9)
-
-
-def first_order(between: float, cost: float, downtime: float = 0.0, recovery: float = 0.0) -> float:
-    """Interval at which first_order_waste is least: sqrt(2 (mu - D - R) C) (Aupy et al. 2013, section 3, "RFO").
-
-    Raises InputError when failures come faster than the job recovers from them.
-    """
-    _check(between, cost)
-    left = between - downtime - recovery
-    if left <= 0:
-        raise InputError(
-            f"a failure every {between:,.0f} s leaves no time after {downtime + recovery:,.0f} s of downtime and recovery; "
-            "use fewer devices or recover faster"
-        )
-    return math.sqrt(2 * left * cost)
 
 
 def optimal(between: float, cost: float) -> float:
@@ -123,7 +77,6 @@ def optimal(between: float, cost: float) -> float:
     exact_time's derivative is zero where 1 + c - x = exp(-x), with x = T / mu and c = C / mu; by Newton from Young's interval,
     on the side where the function is convex. Neither downtime nor recovery moves it.
     """
-    _check(between, cost)
     relative = cost / between
     x = math.sqrt(2 * relative) + relative
     for _ in range(50):
@@ -135,19 +88,9 @@ def optimal(between: float, cost: float) -> float:
     return between * x
 
 
-def first_order_waste(
-    interval: float, between: float, cost: float, downtime: float = 0.0, recovery: float = 0.0
-) -> float:
-    """Share of the time lost: C / T + (1 - C / T) (D + R + T / 2) / mu, at most 1 (Aupy et al. 2013, section 3)."""
-    _check(between, cost, interval)
-    saving = cost / interval
-    return min(saving + (1 - saving) * (downtime + recovery + interval / 2) / between, 1.0)
-
-
 def exact_time(interval: float, between: float, cost: float, downtime: float = 0.0, recovery: float = 0.0) -> float:
     """Expected time over the time without failures and checkpoints: (mu + D) e^(R / mu) (e^(T / mu) - 1) / (T - C), which
     counts failures during checkpoints and recoveries too (Aupy et al. 2013, section 3); infinite beyond what a double holds."""
-    _check(between, cost, interval)
     exponent = (recovery + interval) / between
     if exponent > 700:
         return math.inf
@@ -171,17 +114,6 @@ def waste_curve(
     ]
 
 
-def _check(between: float, cost: float, interval: float | None = None) -> None:
-    if not between > 0 or not cost > 0:
-        raise InputError(
-            f"a failure every {between:g} s and a checkpoint of {cost:g} s: both must be above zero for an interval to be best"
-        )
-    if interval is not None and interval <= cost:
-        raise InputError(
-            f"an interval of {interval:g} s is no longer than its checkpoint of {cost:g} s; save less often"
-        )
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """stall: seconds that training waits for a save; write: seconds until it is durable, during which a failure still falls
@@ -193,11 +125,7 @@ class Checkpoint:
 
 
 def checkpoint(
-    state_bytes: float,
-    devices: int,
-    storage_bandwidth: float,
-    copy_bandwidth: float = 10e9,
-    asynchronous: bool = True,
+    state_bytes: float, devices: int, storage_bandwidth: float, copy_bandwidth: float = 10e9, asynchronous: bool = True
 ) -> Checkpoint:
     """What a save takes.
 
@@ -205,11 +133,6 @@ def checkpoint(
     copy_bandwidth: bytes/s from one device to its host (10e9: half of what PCIe 4.0 x16 carries, shared by two devices);
     asynchronous: training goes on once the copy lies in the host's memory, and only the copy stalls it.
     """
-    if not state_bytes > 0 or devices < 1 or not storage_bandwidth > 0 or not copy_bandwidth > 0:
-        raise InputError(
-            f"a checkpoint of {state_bytes:g} bytes from {devices} devices at {copy_bandwidth:g} bytes/s to storage of "
-            f"{storage_bandwidth:g} bytes/s: all must be above zero"
-        )
     copy, write = state_bytes / devices / copy_bandwidth, state_bytes / storage_bandwidth
     return Checkpoint(stall=copy if asynchronous else max(copy, write), write=write, bytes=state_bytes)
 
@@ -252,10 +175,6 @@ def outlook(
     saves would queue). A failure costs its detection, the restart, half an interval of work, and the work done while the last
     save was not durable yet.
     """
-    if not training_seconds > 0 or not step_seconds > 0:
-        raise InputError(f"a run of {training_seconds:g} s in steps of {step_seconds:g} s: both must be above zero")
-    if every is not None and every < 1:
-        raise InputError(f"checkpoint.every: {every} steps; save after one step at least")
     behind = max(save.write - save.stall, 0.0)
     down, recovery = detection + behind, restart
     best = max(optimal(between, save.stall) - save.stall, save.write)
@@ -268,7 +187,7 @@ def outlook(
         interval=interval,
         every=steps,
         young=young(between, save.stall),
-        failures=expected_failures(taken, between),
+        failures=taken / between,
         waste=1 - training_seconds / taken,
         effective=training_seconds / taken,
         seconds=taken,

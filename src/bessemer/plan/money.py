@@ -1,11 +1,11 @@
-"""Days, device-hours, money and energy of a run. Times in seconds unless named otherwise, money in dollars."""
+"""Days, device-hours, money and energy of a run; what training reads from storage; the figures that are copied from text to text,
+with what each of them assumes. Times in seconds unless named otherwise, money in dollars.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
 from dataclasses import dataclass
-
-from bessemer.errors import InputError
 
 HOUR, DAY = 3_600.0, 86_400.0
 
@@ -20,8 +20,7 @@ PUE = 1.2
 @dataclass(frozen=True)
 class Bill:
     """device_hours: of all devices, idle ones too; cost: None without a price; price: dollars a device-hour; price_date: when it
-    was asked; megawatt_hours: at the data centre's meter; device_megawatt_hours: at the devices; tonnes: of CO2 equivalent; None
-    without the grid's intensity."""
+    was asked; megawatt_hours: at the data centre's meter; device_megawatt_hours: at the devices."""
 
     days: float
     device_hours: float
@@ -31,7 +30,6 @@ class Bill:
     device_megawatt_hours: float
     megawatt_hours: float
     pue: float
-    tonnes: float | None
 
 
 def bill(
@@ -43,25 +41,12 @@ def bill(
     price_date: str | None = None,
     share: float = POWER_SHARE,
     pue: float = PUE,
-    grid: float | None = None,
 ) -> Bill:
     """What `seconds` of `devices` devices come to.
 
     watts: a device's power limit, or what one takes with its part of the host; price: dollars a device-hour; share: of the watts
-    that is drawn on average; pue: whole data centre to machines; grid: kg of CO2 equivalent a kWh. Raises InputError on what
-    cannot be.
+    that is drawn on average; pue: whole data centre to machines.
     """
-    if not seconds > 0 or devices < 1:
-        raise InputError(f"{seconds:g} s of {devices} devices: both must be above zero")
-    if price is not None and not price >= 0:
-        raise InputError(f"price: {price:g} dollars an hour is below zero")
-    if not watts >= 0 or not 0 <= share <= 1 or not pue >= 1:
-        raise InputError(
-            f"energy: {watts:g} watts, {share:g} of them drawn, PUE {pue:g}; give no watts below 0, a share from 0 to 1, "
-            "a PUE of 1 or more"
-        )
-    if grid is not None and not grid >= 0:
-        raise InputError(f"grid: {grid:g} kg of CO2 a kWh is below zero")
     hours = seconds / HOUR * devices
     at_devices = hours * watts * share / 1e6
     return Bill(
@@ -73,41 +58,78 @@ def bill(
         device_megawatt_hours=at_devices,
         megawatt_hours=at_devices * pue,
         pue=pue,
-        tonnes=None if grid is None else at_devices * pue * grid,
     )
 
 
-def device_hours(flops: float, peak: float, mfu: float) -> float:
-    """Hours of one device for `flops`, at `mfu` of a peak of `peak` FLOP/s. Raises InputError on what cannot be."""
-    if not flops > 0 or not peak > 0:
-        raise InputError(f"{flops:g} FLOPs at a peak of {peak:g} FLOP/s: both must be above zero")
-    if not 0 < mfu <= 1:
-        raise InputError(f"mfu: {mfu:g} is not a share of the peak above 0 and up to 1")
-    return flops / (peak * mfu) / HOUR
+def token_bytes(vocabulary: int) -> int:
+    """Of a token on disk: 2 when every id fits in 16 bits, else 4, as the token shards are written."""
+    return 2 if vocabulary <= 1 << 16 else 4
 
 
 @dataclass(frozen=True)
-class Scaling:
-    """One number of devices: the days, the device-hours and the dollars (None without a price) a run takes on it."""
+class Loading:
+    """rate: bytes/s that all readers take together; per_reader: each of them; bytes: of the whole run; share: of what the storage
+    gives; None where that is not said; enough: whether it is."""
 
+    rate: float
+    per_reader: float
+    bytes: float
+    share: float | None
+    enough: bool | None
+
+
+def loading(
+    tokens_per_second: float,
+    vocabulary: int,
+    *,
+    tokens: float = 0.0,
+    readers: int = 1,
+    packed: float = 1.0,
+    storage: float | None = None,
+) -> Loading:
+    """The rate at which tokens must come from storage.
+
+    tokens_per_second: of the whole run; tokens: of the whole run; readers: data-parallel ranks, each of which reads its own part
+    (the ranks of a tensor, pipeline or context group would read the same); packed: share of a sequence that is not padding;
+    storage: bytes/s it gives to all readers together.
+    """
+    size = token_bytes(vocabulary)
+    rate = tokens_per_second * packed * size
+    return Loading(
+        rate=rate,
+        per_reader=rate / readers,
+        bytes=tokens * packed * size,
+        share=None if storage is None else rate / storage,
+        enough=None if storage is None else rate <= storage,
+    )
+
+
+# Bytes a parameter of weights, gradients, two moments and a working copy (Rajbhandari et al. 2020, section 3.1; Micikevicius et
+# al. 2018, section 3.1).
+STATES = {
+    "16-bit weights and gradients, fp32 moments": 2 + 2 + 8 + 0,
+    "fp32 weights and moments, 16-bit gradients": 4 + 2 + 8 + 0,
+    "the same and a 16-bit working copy of the weights": 4 + 2 + 8 + 2,
+}
+PETAFLOP_DAY = 1e15 * 86_400
+
+
+@dataclass(frozen=True)
+class State:
+    """bytes: of weights, gradients and optimizer, undivided; devices: of the given memory that hold it, and nothing else."""
+
+    assumes: str
+    bytes: float
     devices: int
-    days: float
-    device_hours: float
-    cost: float | None
 
 
-def scaling(
-    devices: Iterable[int], step_seconds: Callable[[int], float | None], steps: int, price: float | None = None
-) -> list[Scaling]:
-    """Time and money against the number of devices, for a picture. step_seconds: of one step on so many devices; None where the
-    run does not fit, which is left out."""
-    if steps < 1:
-        raise InputError(f"{steps} steps: a run has one at least")
-    found = []
-    for count in devices:
-        seconds = step_seconds(count)
-        if seconds is None:
-            continue
-        whole = bill(seconds * steps, count, 0.0, price=price)
-        found.append(Scaling(count, whole.days, whole.device_hours, whole.cost))
-    return found
+def states(parameters: float, memory: float) -> list[State]:
+    """The state of a model, under each assumption. memory: bytes of a device, as its data sheet says them."""
+    return [
+        State(assumes, parameters * each, math.ceil(parameters * each / memory)) for assumes, each in STATES.items()
+    ]
+
+
+def petaflop_days(flops: float) -> float:
+    """FLOPs as days of a petaflop a second (Brown et al. 2020, table D.1)."""
+    return flops / PETAFLOP_DAY

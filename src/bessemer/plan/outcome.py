@@ -6,17 +6,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.plan import failures, loading, money, textbook
+from bessemer.plan import failures, laws, money
 from bessemer.plan.batch import BatchOutlook, batch_outlook
 from bessemer.plan.estimate.job import Cluster, Job
 from bessemer.plan.estimate.memory import Memory, Verdict, fits, memory, stages
 from bessemer.plan.estimate.step import Step, step
 from bessemer.plan.jobs import GB, Goal
-from bessemer.plan.laws import chinchilla
-from bessemer.plan.laws.known import KnownModel, nearest
-from bessemer.plan.laws.repeated import Repetition, repetition
-from bessemer.plan.laws.standing import Standing, standing
+from bessemer.plan.laws import Repetition, repetition
 from bessemer.plan.search import Candidate, Found, search
+from bessemer.plan.standing import KnownModel, Standing, nearest, standing
 
 SHOWN = 20  # layouts of a search that --json lists of each kind
 DAYS_A_YEAR = 365.25
@@ -37,7 +35,7 @@ class Outcome:
     bill: money.Bill
     running: failures.Outlook
     save: failures.Checkpoint
-    loading: loading.Loading
+    loading: money.Loading
     standing: Standing
     batch: BatchOutlook
     known: tuple[KnownModel, ...]
@@ -87,7 +85,7 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Ou
         bill=bill,
         running=running,
         save=save,
-        loading=loading.loading(
+        loading=money.loading(
             job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, readers=job.layout.data,
             storage=storage_bandwidth(goal, cluster),
         ),
@@ -157,9 +155,9 @@ def to_dict(out: Outcome, searched: bool = False) -> dict[str, Any]:
         "precision": job.precision,
         "flops_per_token": per_token,
         "total_flops": per_token * goal.tokens,
-        "six_nd_flops": chinchilla.training_flops(config.parameters, goal.tokens),
-        "petaflop_days": textbook.petaflop_days(per_token * goal.tokens),
-        "model_state": [asdict(state) for state in textbook.states(config.parameters, job.cluster.device.memory)],
+        "six_nd_flops": laws.training_flops(config.parameters, goal.tokens),
+        "petaflop_days": money.petaflop_days(per_token * goal.tokens),
+        "model_state": [asdict(state) for state in money.states(config.parameters, job.cluster.device.memory)],
         "step_seconds": time.seconds,
         "step_seconds_error": TIME_ERROR,
         "step_seconds_by_part": {name: getattr(time, name) for name in STEP_PARTS},
@@ -191,7 +189,7 @@ def to_dict(out: Outcome, searched: bool = False) -> dict[str, Any]:
             "verdict": out.standing.verdict,
             "loss": out.standing.loss,
             "break_even_inference_tokens": out.standing.break_even,
-            "optimal_tokens_by_law": chinchilla.optimal_tokens(config.parameters),
+            "optimal_tokens_by_law": laws.optimal_tokens(config.parameters),
         },
         "known_models": [asdict(model) for model in out.known],
         "failures": asdict(out.running),

@@ -1,27 +1,156 @@
 """A plan as plain series, for pictures: what each shows stands here, how it looks in report/plan_figures.py.
 
-Bytes, seconds, FLOPs, dollars. Nothing is drawn, except that a pipeline's diagram is the one of plan/diagram.py.
+Bytes, seconds, FLOPs, dollars. Nothing is drawn, except that a pipeline's diagram is the one of plan/pipeline.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.plan import failures, outcome
-from bessemer.plan.estimate.job import Job, Layout
+from bessemer.layout.flops import tokens_seen
+from bessemer.layout.schedules import generate
+from bessemer.layout.stages import stages_of
+from bessemer.plan import failures, laws, outcome, pipeline
+from bessemer.plan.estimate.compute import BYTES
+from bessemer.plan.estimate.job import PHYSICS, Job, Layout
 from bessemer.plan.estimate.memory import ROOM, Memory, fits, memory, stages
 from bessemer.plan.estimate.step import Step
-from bessemer.plan.laws import chinchilla
-from bessemer.plan.laws.known import known
-from bessemer.plan.laws.surface import surface
-from bessemer.plan.pipeline_picture import pipeline, rank_of_slowest
-from bessemer.plan.roofline import roofline
-from bessemer.plan.search import RECOMPUTE, Candidate, Found
+from bessemer.plan.search import RECOMPUTE, Candidate, Found, Point
+from bessemer.plan.standing import known
 from bessemer.plan.tables import layout_line
-from bessemer.plan.what_if import Point
+from bessemer.plan.timetable import Durations, simulate
+from bessemer.recipe.parallel import V_SHAPED
+
+CELLS = 1500  # about as many as can be drawn; more micro-batches repeat what these show
+ROWS = 16
+
+
+def rank_of_slowest(step: Step, layout: Layout) -> tuple[int, ...]:
+    """The stages of the rank whose passes take longest."""
+    return max(
+        (
+            stages_of(layout.schedule, rank, layout.pipeline, len(step.stages) // layout.pipeline)
+            for rank in range(layout.pipeline)
+        ),
+        key=lambda mine: sum(step.stages[one].forward + step.stages[one].backward for one in mine),
+    )
+
+
+def pipeline_picture(job: Job, step: Step) -> dict[str, Any] | None:
+    """The diagram as SVG with what it leaves out: ranks beyond ROWS but the last, micro-batches beyond what CELLS hold.
+
+    A time-step is the forward pass of the mean stage, time_step its seconds. None: there is no pipeline.
+    """
+    layout = job.layout
+    ranks, virtual = layout.pipeline, len(step.stages) // layout.pipeline
+    if ranks == 1:
+        return None
+    rows = list(range(ranks)) if ranks <= ROWS else [*range(ROWS - 1), ranks - 1]
+    kinds = 3 if layout.schedule in V_SHAPED else 2
+    most = max(
+        CELLS // (len(rows) * virtual * kinds) // ranks * ranks, ranks
+    )  # interleaving wants a multiple of the ranks
+    if layout.schedule == "dualpipev":
+        most = max(most, 2 * ranks)
+    shown = min(job.micro_batches, most)
+    forward, backward = (sum(getattr(one, way) for one in step.stages) for way in ("forward", "backward"))
+    mean = (forward + backward) / len(step.stages)
+    relative = tuple((one.forward + one.backward) / mean for one in step.stages)
+    schedule = generate(layout.schedule, ranks, shown, virtual if virtual > 1 else None)
+    table = simulate(schedule, Durations(1.0, backward / forward, 0.0, relative))
+    return {
+        "schedule": layout.schedule,
+        "ranks": ranks,
+        "virtual": virtual,
+        "micro_batches": job.micro_batches,
+        "shown_micro_batches": shown,
+        "shown_ranks": rows,
+        "time_step": forward / len(step.stages),
+        "utilisation": table.utilisation,
+        "stages": [
+            {"stage": number, "layers": one.layers, "forward": one.forward, "backward": one.backward}
+            for number, one in enumerate(step.stages)
+        ],
+        "svg": pipeline.svg(table, rows),
+    }
+
+
+# FLOPs of the element-wise work, for an element of a block's stream, of its queries and keys, and of its MLP: two norms of 4 each
+# and two sums; a rotation of 3; a sigmoid of 4 and two products. Rough: the work is bound by the bandwidth wherever it lies.
+STREAM_FLOPS, ROTATION_FLOPS, ACTIVATION_FLOPS = 10.0, 3.0, 6.0
+BACKWARD_ELEMENTWISE = 2.0
+# Times that unfused attention reads or writes every score: written, softmax read and written, read by the second product; back:
+# the gradient written, it and the scores read, the result written, read twice, the scores once more.
+UNFUSED_FORWARD, UNFUSED_BACKWARD = 4, 7
+
+
+def roofline(job: Job, step: Step) -> dict[str, Any]:
+    """The device's lines and the points of a step on the device whose pipeline stage is the slowest.
+
+    peak, best: FLOP/s of the data sheet and of the best large product; bandwidth: bytes/s; points: FLOPs and bytes of a step by
+    kind, their seconds (the plan's own), FLOPs a byte and FLOP/s.
+    """
+    device, layout, model = job.cluster.device, job.layout, job.model
+    size, m = BYTES[job.precision], job.micro_batches
+    tokens = layout.micro_batch * model.sequence_length // layout.context
+    mine = rank_of_slowest(step, layout)
+    layers, has_head = sum(step.stages[one].layers for one in mine), len(step.stages) - 1 in mine
+    heads, kv_heads = max(model.heads // layout.tensor, 1), max(model.kv_heads // layout.tensor, 1)
+    mlp, wide = max(model.mlp_width // layout.tensor, 1), heads * model.head_dim
+    up = mlp * (2 if model.gated else 1)
+    qkv = wide + 2 * kv_heads * model.head_dim
+    again = {"none": 0.0, "full": 1.0, "selective": 0.5 if job.stack.selective == "products" else 0.0}[layout.recompute]
+    shapes = ((model.width, qkv), (wide, model.width), (model.width, up), (mlp, model.width))
+    products = [(inner, columns, layers, 3.0 + again) for inner, columns in shapes]
+    if has_head:
+        products.append((model.width, model.vocabulary // layout.tensor, 1, 3.0))
+    flops = {"products": sum(2.0 * m * n * times * tokens * k * c for k, c, n, times in products)}
+    moved = {"products": sum(m * n * times * size * (tokens * (k + c) + k * c) for k, c, n, times in products)}
+    flops["attention"], moved["attention"] = _attention(job, tokens, heads, wide, m * layers)
+    each = STREAM_FLOPS * model.width + ROTATION_FLOPS * qkv + ACTIVATION_FLOPS * mlp
+    flops["elementwise"] = m * layers * tokens * each * (1.0 + BACKWARD_ELEMENTWISE)
+    moved["elementwise"] = (
+        step.elementwise * device.bandwidth * PHYSICS.bandwidth
+    )  # the plan counts them by their bytes
+    seconds = {name: getattr(step, name) for name in flops}
+    return {
+        "device": device.name,
+        "precision": job.precision,
+        "peak": device.peak(job.precision),
+        "best": device.best(job.precision),
+        "bandwidth": device.bandwidth,
+        "points": [
+            {
+                "name": name, "flops": flops[name], "bytes": moved[name], "seconds": seconds[name],
+                "intensity": flops[name] / moved[name], "rate": flops[name] / seconds[name],
+            }
+            for name in flops
+            if seconds[name] > 0 and moved[name] > 0
+        ],
+    }  # fmt: skip
+
+
+def _attention(job: Job, tokens: int, heads: int, wide: int, times: int) -> tuple[float, float]:
+    """FLOPs and bytes of so many blocks' attention, forward and backward.
+
+    Flash (Dao 2023) counts the tokens that are seen and moves only its inputs and outputs; unfused computes the whole square
+    and writes it out.
+    """
+    model, layout = job.model, job.layout
+    size = BYTES[job.precision]
+    flash = job.stack.attention == "flash"
+    seen = sum(tokens_seen(model, layer) for layer in range(model.layers)) / model.layers
+    once = 4.0 * tokens * (seen if flash else model.sequence_length) * wide
+    repeated = layout.recompute == "full" or (layout.recompute == "selective" and job.stack.selective == "attention")
+    stream, scores = 4.0 * size * tokens * wide, float(size) * heads * tokens * model.sequence_length
+    forward = stream + (0.0 if flash else UNFUSED_FORWARD * scores)
+    backward = 2 * stream + (0.0 if flash else UNFUSED_BACKWARD * scores)
+    return times * once * ((3.5 if flash else 3.0) + repeated), times * (forward * (1 + repeated) + backward)
+
 
 DRAWN_PASSES = 12  # micro-batches whose passes a timeline shows one by one
 DRAWN_LAYOUTS = 300  # of a search, the fastest; those of the Pareto list always
@@ -36,10 +165,10 @@ def pictures(of: outcome.Outcome, curve: Sequence[Point] = ()) -> dict[str, Any]
         "memory": memory_bars(of.job),
         "roofline": roofline(of.job, of.step),
         "timeline": timeline(of.step, of.job.layout),
-        "pipeline": pipeline(of.job, of.step),
+        "pipeline": pipeline_picture(of.job, of.step),
         "devices": by_devices(of, curve),
         "surface": loss_surface(of.job.model.parameters, of.goal.tokens),
-        "laws": laws(of.job.model.parameters, of.goal.tokens),
+        "laws": law_opinions(of.job.model.parameters, of.goal.tokens),
         "checkpoints": checkpoints(of.running, of.save),
         "layouts": layouts(of.found, of.job) if of.found is not None else None,
     }
@@ -148,30 +277,41 @@ def _on_devices(of: outcome.Outcome, best: Candidate) -> dict[str, Any]:
 
 
 def loss_surface(parameters: float, tokens: float, points: int = 41, decades: float = 1.5) -> dict[str, Any]:
-    """The loss around a plan, with lines of equal compute, the laws' optimal lines, and known models nearby."""
-    found = surface(parameters, tokens, points=points, decades=decades)
-    low, high = (found.parameters[0], found.tokens[0]), (found.parameters[-1], found.tokens[-1])
-    near = [
-        {"name": one.name, "parameters": one.active, "tokens": one.tokens}
-        for one in known()
-        if low[0] <= one.active <= high[0] and low[1] <= one.tokens <= high[1]
-    ]
+    """The loss `decades` powers of ten around a plan on both axes, loss[i][j] at tokens[i] and parameters[j]; lines of equal
+    compute, one of them through the plan; the laws' optimal lines; known models nearby."""
+    across, up = (
+        [10.0 ** (math.log10(centre) - decades + 2 * decades * i / (points - 1)) for i in range(points)]
+        for centre in (parameters, tokens)
+    )
+    flops = laws.FLOPS_PER_PARAMETER_TOKEN * parameters * tokens
+    budgets = {}
+    for budget in (flops * 10.0**power for power in range(-3, 4)):
+        line = [(size, budget / (laws.FLOPS_PER_PARAMETER_TOKEN * size)) for size in across]
+        if inside := [(size, count) for size, count in line if up[0] * 0.999 <= count <= up[-1] * 1.001]:
+            budgets[budget] = inside
     return {
-        "parameters": _short(found.parameters),
-        "tokens": _short(found.tokens),
-        "loss": [_short(row) for row in found.loss],
+        "parameters": _short(across),
+        "tokens": _short(up),
+        "loss": [_short([laws.REPLICATION.loss(size, count) for size in across]) for count in up],
         "budgets": [
-            {"flops": flops, "parameters": _short(line.parameters), "tokens": _short(line.tokens)}
-            for flops, line in found.budgets.items()
+            {"flops": budget, "parameters": _short([n for n, _ in line]), "tokens": _short([d for _, d in line])}
+            for budget, line in budgets.items()
         ],
         "optima": {
-            name: {"name": line.name, "parameters": _short(line.parameters), "tokens": _short(line.tokens)}
-            for name, line in found.optima.items()
+            key: {
+                "name": law.name, "parameters": _short(across),
+                "tokens": _short([law.optimal_tokens(size) for size in across]),
+            }
+            for key, law in laws.FRONTIERS.items()
         },
-        "here": list(found.here),
-        "law": found.law,
-        "known": near,
-    }
+        "here": [parameters, tokens],
+        "law": laws.REPLICATION.name,
+        "known": [
+            {"name": one.name, "parameters": one.active, "tokens": one.tokens}
+            for one in known()
+            if across[0] <= one.active <= across[-1] and up[0] <= one.tokens <= up[-1]
+        ],
+    }  # fmt: skip
 
 
 def _short(values: Sequence[float]) -> list[float]:
@@ -179,18 +319,18 @@ def _short(values: Sequence[float]) -> list[float]:
     return [float(f"{value:.5g}") for value in values]
 
 
-def laws(parameters: float, tokens: float) -> list[dict[str, Any]]:
+def law_opinions(parameters: float, tokens: float) -> list[dict[str, Any]]:
     """What each law says: the best tokens for this size, and the best division of this plan's FLOPs."""
-    flops = chinchilla.training_flops(parameters, tokens)
+    flops = laws.training_flops(parameters, tokens)
     return [
         {
             "law": one.law,
             "source": one.source,
-            "optimal_tokens": chinchilla.FRONTIERS[name].optimal_tokens(parameters),
+            "optimal_tokens": laws.FRONTIERS[name].optimal_tokens(parameters),
             "best_parameters": one.optimum.parameters,
             "best_tokens": one.optimum.tokens,
         }
-        for name, one in chinchilla.opinions(flops).items()
+        for name, one in laws.opinions(flops).items()
     ]
 
 

@@ -1,19 +1,263 @@
-"""`bessemer plan --schedule`: a pipeline schedule in numbers and as a picture, for stages alike or for a model's own."""
+"""A pipeline schedule in numbers and as a picture, for a terminal and as SVG, for stages alike or for a model's own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from html import escape
+from itertools import groupby
+from math import ceil, isfinite
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.layout.schedules import generate, stages_each
+from bessemer.layout.schedules import Action, generate, stages_each
 from bessemer.layout.stages import balanced, costs, stage_costs
 from bessemer.model.config import ModelConfig
-from bessemer.plan import diagram
-from bessemer.plan.timetable import Durations, Timetable, simulate
+from bessemer.plan import pipeline
+from bessemer.plan.timetable import Durations, Slot, Timetable, simulate
 from bessemer.recipe import Recipe
+
+WORDS = {"F": "forward", "B": "backward", "I": "gradient of the input", "W": "gradient of the weights"}
+MOST_PANELS_LINES = 120
+"""A terminal drawing that would be longer is drawn without numbers, a column a moment."""
+
+# Of the 256 colours that terminals share, near those below; the first sixteen look different in every theme.
+ANSI = {
+    "F": ((25, 231), (153, 16)),
+    "B": ((214, 16), (223, 16)),
+    "I": ((175, 16), (225, 16)),
+    "W": ((29, 231), (115, 16)),
+    "+": ((250, 16), (250, 16)),
+}
+
+# Okabe and Ito's palette (2008), told apart with every kind of colour blindness: (background, ink) of a rank's first stage,
+# and of its others.
+COLOURS = {
+    "F": (("#0072b2", "#ffffff"), ("#9fd0ee", "#10222e")),
+    "B": (("#e69f00", "#1d1400"), ("#f7d998", "#1d1400")),
+    "I": (("#cc79a7", "#1f0c16"), ("#ecc9db", "#1f0c16")),
+    "W": (("#009e73", "#ffffff"), ("#97dcc6", "#06251c")),
+}
+
+
+def label(of: Timetable, action: Action) -> str:
+    """F3; with several stages on a rank with the stage before it, 4F3, as torch writes it."""
+    return f"{action.kind}{action.micro_batch}" if of.schedule.virtual == 1 else str(action)
+
+
+def number(value: float) -> str:
+    """Time-steps as a person reads them: 33, 26.26, 15,264."""
+    return f"{value:,.2f}".rstrip("0").rstrip(".")
+
+
+def lines(of: Timetable, width: int, colour: bool = False) -> list[str]:
+    """The picture for a terminal of so many columns; in panels one under the other where one does not hold it.
+
+    An action is its label and dashes for as long as it lasts; a dot is idle. A picture of more than MOST_PANELS_LINES
+    is condensed into one panel without numbers.
+    """
+    names = [f"rank {rank}" for rank in range(of.schedule.ranks)]
+    margin = max(map(len, names)) + 2
+    room = max(width - margin, 12)
+    slots = [slot for row in of.slots for slot in row]
+    shortest = min(slot.end - slot.start for slot in slots)
+    longest_label = max(len(label(of, slot.action)) for slot in slots)
+    scale = min((longest_label + 1) / shortest, float(room - longest_label))  # columns a time-step
+    most = max(int((room - longest_label) / scale), 1)  # time-steps of a panel; its last label may stand out
+    panels = ceil(of.timesteps / most)
+    if panels * (len(names) + 2) > MOST_PANELS_LINES:
+        return _condensed(of, names, margin, room, colour)
+    each = ceil(of.timesteps / panels)
+    found: list[str] = []
+    for first in range(0, ceil(of.timesteps), each):
+        last = min(first + each, of.timesteps)
+        start, end = round(first * scale), round(last * scale)
+        found.append(" " * margin + _axis(first, last, scale, room))
+        for name, row in zip(names, of.slots, strict=True):
+            cells = "".join(
+                _cell(of, slot, begin, stop, start, end, colour) for slot, begin, stop in _cells(row, scale, end)
+            )
+            found.append(f"{name:<{margin}}{cells}".rstrip())
+        found.append("")
+    return found[:-1]
+
+
+def _cells(row: tuple[Slot, ...], scale: float, end: int) -> Iterator[tuple[Slot | None, int, int]]:
+    """The slots of a rank and the idle time between them, in columns from the first to the end."""
+    at = 0
+    for slot in row:
+        begin, stop = round(slot.start * scale), round(slot.end * scale)
+        if begin > at:
+            yield None, at, begin
+        yield slot, begin, stop
+        at = stop
+    if at < end:
+        yield None, at, end
+
+
+def _cell(of: Timetable, slot: Slot | None, begin: int, stop: int, start: int, end: int, colour: bool) -> str:
+    """The part of a cell that lies between two columns; its last column is a gap, a label stands where the cell begins."""
+    if begin >= end or stop <= start:
+        return ""
+    size = min(stop, end) - max(begin, start)
+    line = size if stop > end else max(size - 1, 1)
+    if slot is None:
+        text = "·" * (size - 1 if stop <= end else size)
+    elif begin < start:
+        text = "─" * (size if stop > end else size - 1)
+    else:
+        name = label(of, slot.action)
+        text = (name + "─" * line)[: max(line, min(len(name), stop - begin - 1), 1)]
+    gap = " " * (size - len(text))
+    if not colour or not text:
+        return text + gap
+    if slot is None:
+        return f"\x1b[2m{text}\x1b[0m{gap}"
+    return _painted(text.replace("─", " "), slot.action.kind, _chunk(of, slot.action) > 0) + gap
+
+
+def _painted(text: str, mark: str, later: bool = False) -> str:
+    ground, ink = ANSI[mark][later]
+    return f"\x1b[48;5;{ground};38;5;{ink}m{text}\x1b[0m"
+
+
+def _condensed(of: Timetable, names: list[str], margin: int, room: int, colour: bool) -> list[str]:
+    """A column a moment: its letter where one kind of action fills it, + where several do, a dot where idle time does."""
+    scale = room / of.timesteps  # columns a time-step
+    found = [" " * margin + _axis(0, of.timesteps, scale, room)]
+    for name, row in zip(names, of.slots, strict=True):
+        shares: list[dict[str, float]] = [{} for _ in range(room)]  # of each column, by kind
+        for slot in row:
+            begin, end = slot.start * scale, slot.end * scale
+            for column in range(int(begin), min(ceil(end), room)):
+                share = min(end, column + 1) - max(begin, column)
+                shares[column][slot.action.kind] = shares[column].get(slot.action.kind, 0.0) + share
+        shown = ""
+        for mark, several in groupby(map(_mark, shares)):
+            text = "".join(several)
+            shown += text if not colour else f"\x1b[2m{text}\x1b[0m" if mark == "·" else _painted(text, mark)
+        found.append(f"{name:<{margin}}{shown}")
+    return [*found, "", "· mostly idle, + several kinds"]
+
+
+def _mark(shares: dict[str, float]) -> str:
+    active = sum(shares.values())
+    if active < 0.5:
+        return "·"
+    kind = max(shares, key=shares.__getitem__)
+    return kind if shares[kind] > 0.9 * active else "+"
+
+
+def _axis(first: float, last: float, scale: float, room: int) -> str:
+    """Numbers of time-steps, each over the column where the time-step begins."""
+    step, text = tick(6 / scale), ""
+    for at in range(ceil(first / step) * step, ceil(last), step):
+        column = round((at - first) * scale)
+        if column >= len(text) and column + len(str(at)) <= room:
+            text = text.ljust(column) + f"{at} "
+    return text.rstrip()
+
+
+def tick(least: float) -> int:
+    """The smallest of 1, 2, 5, 10, 20, ... that is not less."""
+    size = 1
+    while 5 * size < least:
+        size *= 10
+    return next(one for one in (size, 2 * size, 5 * size) if one >= least)
+
+
+def _chunk(of: Timetable, action: Action) -> int:
+    """Which of its rank's stages an action is of, from 0."""
+    return action.stage // of.schedule.ranks
+
+
+def svg(of: Timetable, ranks: Sequence[int] | None = None) -> str:
+    """The picture as a file of its own, at most some 1,500 points wide where the numbers still fit.
+
+    ranks: those that are drawn; None: all. Every cell has a title with its rank, stage, micro-batch and times, which a browser
+    shows under the pointer.
+    """
+    schedule, total = of.schedule, of.timesteps
+    drawn = range(schedule.ranks) if ranks is None else ranks
+    slots = [slot for row in of.slots for slot in row]
+    letters = max(len(_svg_label(of, slot.action)) for slot in slots)
+    shortest = min(slot.end - slot.start for slot in slots)
+    unit = min(max(1150 / total, 0.5), 44.0)  # points a time-step
+    if total * (needed := (7.0 * letters + 5) / shortest) < 6000:
+        unit = max(unit, needed)
+    left, top, row, bar = 62, 64, 32, 26
+    floor = top + row * len(drawn)
+    width, height = max(ceil(left + total * unit + 112), 640), floor + 66
+    plural = "s" if schedule.virtual > 1 else ""
+    title = f"{schedule.name}: {schedule.ranks} ranks x {schedule.virtual} stage{plural}, {schedule.micro_batches} micro-batches"
+    summary = (
+        f"{number(total)} time-steps, active {number(of.active)} and idle {number(of.idle)} of "
+        f"{number(total * schedule.ranks)}, "
+        f"utilisation {of.utilisation:.1%}"
+    )
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'role="img" font-family="system-ui, sans-serif" font-size="12">',
+        f"<title>{escape(title)}: {escape(summary)}</title>",
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        f'<text x="{left}" y="22" font-size="15" font-weight="600" fill="#15191d">{escape(title)}</text>',
+        f'<text x="{left}" y="41" fill="#56616b">{escape(summary)}</text>',
+        f'<text x="{left + total * unit + 10:.1f}" y="{top - 6}" fill="#56616b" font-size="11">utilisation</text>',
+    ]
+    step = tick(24 / unit)
+    for ticked in range(int(total // step) + 1):
+        x = left + ticked * step * unit
+        out.append(f'<path d="M{x:.1f} {top}V{floor + 4}" stroke="#dde2e6"/>')
+        out.append(
+            f'<text x="{x:.1f}" y="{floor + 17}" text-anchor="middle" fill="#56616b" font-size="11">{ticked * step:g}</text>'
+        )
+    for line, rank in enumerate(drawn):
+        y = top + row * line + (row - bar) / 2
+        out.append(f'<text x="{left - 10}" y="{y + 17:g}" text-anchor="end" fill="#15191d">rank {rank}</text>')
+        out.append(f'<rect x="{left}" y="{y:g}" width="{total * unit:.1f}" height="{bar}" fill="#f0f2f3"/>')
+        share = of.active_of[rank] / total
+        out.append(f'<text x="{left + total * unit + 10:.1f}" y="{y + 17:g}" fill="#15191d">{share:.1%}</text>')
+        out += [_svg_cell(of, rank, slot, left, y, bar, unit) for slot in of.slots[rank]]
+    out += [*_legend(of, left, floor + 44), "</svg>", ""]
+    return "\n".join(out)
+
+
+def _svg_label(of: Timetable, action: Action) -> str:
+    """The micro-batch; the colour says the kind, and which of a rank's stages as long as there are two at most."""
+    return str(action.micro_batch) if of.schedule.virtual <= 2 else str(action)
+
+
+def _svg_cell(of: Timetable, rank: int, slot: Slot, left: float, y: float, bar: float, unit: float) -> str:
+    action = slot.action
+    ground, ink = COLOURS[action.kind][_chunk(of, action) > 0]
+    x, width = left + slot.start * unit, (slot.end - slot.start) * unit
+    told = (
+        f"rank {rank}, stage {action.stage}: {WORDS[action.kind]} of micro-batch {action.micro_batch}, "
+        f"time {number(slot.start)} to {number(slot.end)}"
+    )
+    gap = 1.0 if width > 6 else 0.0
+    text = _svg_label(of, action)
+    place = f'x="{x + gap / 2:.2f}" y="{y:g}" width="{width - gap:.2f}" height="{bar}"'
+    cell = f'<g><title>{told}</title><rect {place} fill="{ground}"/>'
+    if 6.6 * len(text) + 2 <= width:
+        middle = f'x="{x + width / 2:.2f}" y="{y + 17:g}" text-anchor="middle"'
+        cell += f'<text {middle} fill="{ink}" font-size="11.5">{text}</text>'
+    return cell + "</g>"
+
+
+def _legend(of: Timetable, x: float, y: float) -> list[str]:
+    out = []
+    kinds = {slot.action.kind for row in of.slots for slot in row}
+    entries = [(COLOURS[kind][0][0], words) for kind, words in WORDS.items() if kind in kinds]
+    entries.append(("#f0f2f3", "idle"))
+    for ground, words in entries:
+        out.append(f'<rect x="{x:g}" y="{y - 10:g}" width="12" height="12" fill="{ground}" stroke="#b8c0c7"/>')
+        out.append(f'<text x="{x + 18:g}" y="{y:g}" fill="#56616b">{words}</text>')
+        x += 18 + 6.4 * len(words) + 22
+    if of.schedule.virtual > 1:
+        more = "paler: a rank's second stage" if of.schedule.virtual == 2 else "paler: later stages; 4F0 is of stage 4"
+        out.append(f'<text x="{x:g}" y="{y:g}" fill="#56616b">{more}</text>')
+    return out
 
 
 @dataclass(frozen=True)
@@ -77,9 +321,9 @@ def table(of: PipelinePlan, width: int, colour: bool = False) -> str:
         "schedule": f"{schedule.name}, {schedule.ranks} ranks, {schedule.stages} stages, {schedule.micro_batches} micro-batches",
         "time-step": f"{step}; backward {time.durations.backward:g}"
         + (f", send {time.durations.send:g}" if time.durations.send else ""),
-        "timesteps": diagram.number(time.timesteps),
-        "active": f"{diagram.number(time.active)} of {diagram.number(whole)}, all ranks together",
-        "idle": diagram.number(time.idle),
+        "timesteps": pipeline.number(time.timesteps),
+        "active": f"{pipeline.number(time.active)} of {pipeline.number(whole)}, all ranks together",
+        "idle": pipeline.number(time.idle),
         "utilisation": f"{time.utilisation:.1%}"
         + (f", by rank {_several(per_rank, '.1%')}" if max(per_rank) - min(per_rank) > 5e-4 else ""),
         "held": f"activations of {_several(held, 'g')} micro-batches at most"
@@ -88,7 +332,7 @@ def table(of: PipelinePlan, width: int, colour: bool = False) -> str:
     if schedule.name in ("gpipe", "1f1b") and of.cut is None and not time.durations.send:
         p, m = schedule.ranks, schedule.micro_batches
         rows["utilisation"] += f" = m / (p + m - 1) = {m} / {p + m - 1}"
-    lines = [*diagram.lines(time, width, colour), "", *(f"{name:<12} {value}" for name, value in rows.items())]
+    lines = [*pipeline.lines(time, width, colour), "", *(f"{name:<12} {value}" for name, value in rows.items())]
     if of.cut is not None and of.shares is not None:
         lines.append("")
         for stage, (blocks, share) in enumerate(zip(of.cut, of.shares, strict=True)):

@@ -12,10 +12,9 @@ from typing import Any
 
 from bessemer.errors import InputError
 from bessemer.plan import here, pictures
-from bessemer.plan.assumptions import assumptions
 from bessemer.plan.outcome import Outcome
-from bessemer.plan.tables import layout_line, plan_rows, what_if_columns
-from bessemer.plan.what_if import Point
+from bessemer.plan.search import Point
+from bessemer.plan.tables import assumptions, layout_line, plan_rows, what_if_columns
 from bessemer.report import parts, plan_figures
 from bessemer.report.data import RunData, as_number, as_object, as_objects, as_text
 from bessemer.report.parts import Block, capitalised, short_time, tile
@@ -48,7 +47,7 @@ STEP_PARTS = {
     "data": ("accent", "gradients, exposed", "gradients and new weights between data ranks, once a step"),
     "optimizer": ("train", "optimizer", "AdamW's passes over the state, and what a step does once"),
 }
-# Colours of plan/diagram.py, for a file of its own, as those of the page's theme.
+# Colours of plan/pipeline.py, for a file of its own, as those of the page's theme.
 THEME = {"#15191d": "ink", "#56616b": "soft", "#dde2e6": "line", "#f0f2f3": "panel", "#b8c0c7": "rule"}
 FITTED = ((70e6, 16e9), (5e9, 500e9))  # parameters and tokens of the models of Hoffmann et al. 2022
 LONGEST_BAR = 2.2  # devices' memories that a bar shows; longer ones are cut, and say so

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bessemer.plan.cost import parameters_of
+from bessemer.plan.here import parameters_of
 from bessemer.report import parts, planned
 from bessemer.report.data import RunData, as_number, as_object, as_text
 from bessemer.report.parts import Block

@@ -18,7 +18,6 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from bessemer.errors import InputError
 from bessemer.layout import memory as layout_memory
 from bessemer.layout.memory import Memory
-from bessemer.layout.memory import memory as whole_memory
 from bessemer.layout.stages import parts_of
 from bessemer.model.attention import LayerCache
 from bessemer.model.config import ModelConfig
@@ -44,17 +43,13 @@ MATMULS_OF_A_BLOCK = 4  # queries, keys and values; output; MLP in; MLP out
 
 
 def memory_of(recipe: Recipe, config: ModelConfig, device: Device, recomputed: int, base: int) -> Memory:
-    """Memory of a step on this device with `recomputed` blocks, of the process that needs the most. base: bytes of the process
-    without the model."""
-    layout = recipe.parallel
-    if layout.world > 1:
-        return layout_memory.split_memory(
-            recipe, config, parts_of(config, layout), base=base, recomputed=recomputed, is_cuda=device.is_cuda,
-            **device.arithmetic.widths,
-        )  # fmt: skip
-    return whole_memory(
-        recipe, config, base=base, recomputed=recomputed, is_cuda=device.is_cuda,
-        together=concurrent_micro_batches(recipe, device.place, device.compile), **device.arithmetic.widths,
+    """What a step takes on this device when so many blocks are recomputed; base: what the process holds before. Of several
+    processes the one that takes the most."""
+    is_split = recipe.parallel.world > 1
+    return layout_memory.memory(
+        recipe, config, base=base, parts=parts_of(config, recipe.parallel) if is_split else (), recomputed=recomputed,
+        is_cuda=device.is_cuda, together=1 if is_split else concurrent_micro_batches(recipe, device.place, device.compile),
+        **device.arithmetic.widths,
     )  # fmt: skip
 
 

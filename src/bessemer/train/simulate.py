@@ -227,8 +227,8 @@ def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
     recomputed, rows = blocks_recomputed(resolved, config), []
     for part in parts_of(config, resolved.parallel):
         simulated = simulate(resolved, config, part.place, is_cuda=is_cuda)
-        planned = layout_memory.split_memory(
-            resolved, config, [part], base=0, recomputed=recomputed, is_cuda=True, **widths
+        planned = layout_memory.memory(
+            resolved, config, base=0, parts=[part], recomputed=recomputed, is_cuda=True, **widths
         )
         more = {"total": simulated.total, "planned": planned.to_dict(), "blocks": part.blocks}
         rows.append({**asdict(simulated), **more})

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log2
 
-from bessemer.plan.estimate.job import Cluster
-from bessemer.plan.estimate.physics import Physics
+from bessemer.plan.estimate.job import Cluster, Physics
 
 
 @dataclass(frozen=True)

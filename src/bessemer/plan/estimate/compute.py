@@ -13,7 +13,7 @@ from math import ceil
 from bessemer.layout.devices import Device
 from bessemer.layout.flops import tokens_seen
 from bessemer.model.config import ModelConfig
-from bessemer.plan.estimate.physics import Physics
+from bessemer.plan.estimate.job import Physics
 from bessemer.plan.estimate.stacks import Stack
 
 BYTES = {
@@ -128,12 +128,7 @@ def block(
     heads, kv_heads = max(model.heads // tensor, 1), max(model.kv_heads // tensor, 1)
     wide, mlp, width = heads * model.head_dim, max(model.mlp_width // tensor, 1), model.width
     up = mlp * (2 if model.gated else 1)
-    shapes = (
-        (width, wide + 2 * kv_heads * model.head_dim),
-        (wide, width),
-        (width, up),
-        (mlp, width),
-    )
+    shapes = ((width, wide + 2 * kv_heads * model.head_dim), (wide, width), (width, up), (mlp, width))
     forward = sum(product(tokens, columns, inner, precision, device, physics) for inner, columns in shapes)
     last = product(tokens, width, mlp, precision, device, physics)
     backward = sum(
@@ -276,7 +271,4 @@ def head(
     backward += product(model.width, columns, tokens, precision, device, physics)
     logits = float(tokens) * columns / (device.bandwidth * physics.bandwidth)
     passes = (6, 6) if stack.logits == "chunked" or stack.fused else (18, 14)
-    return (
-        Work(forward, 0.0, logits * passes[0], 12),
-        Work(backward, 0.0, logits * passes[1], 12),
-    )
+    return (Work(forward, 0.0, logits * passes[0], 12), Work(backward, 0.0, logits * passes[1], 12))

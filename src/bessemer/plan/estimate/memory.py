@@ -1,18 +1,19 @@
-"""Memory of a device at the fullest moment of a step, by part, for any job: which stage is fullest, and whether it fits."""
+"""Memory of a device at the fullest moment of a step, by part, for any job: which stage is fullest, and whether it fits.
+Of a run of this program: by the formulas that the run itself is planned with (layout/memory.py).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Literal, cast
 
-from bessemer.errors import InputError
-from bessemer.layout.memory import waiting
+from bessemer.layout.memory import Held, activation_bytes, state_bytes, uses_fsdp, waiting, ways
 from bessemer.layout.stages import Part
-from bessemer.plan.estimate import own
-from bessemer.plan.estimate.activations import Split, of_a_block
-from bessemer.plan.estimate.job import Job
-from bessemer.plan.estimate.places import places, stages_each
-from bessemer.plan.estimate.state import state
+from bessemer.model.config import ModelConfig
+from bessemer.plan.estimate.job import Job, Layout
+from bessemer.plan.estimate.parts import Split, of_a_block, places, stages_each, state
+from bessemer.recipe import Parallel
 from bessemer.terminal import size
 
 # Room, over the data sheet's figure. Its GB are 1e9 bytes here, while parts with HBM have nearly as many 2^30: nvidia-smi shows
@@ -77,12 +78,12 @@ def memory(job: Job) -> Memory:
 
 def stages(job: Job) -> list[Memory]:
     """Each place of the pipeline, all stages on it together."""
-    return [_of(job, part) for part in places(job.model, job.layout, job.stack.keeps.cut)]
+    return [_of(job, part) for part in places(job.model, job.layout, job.stack.cut)]
 
 
 def _contenders(job: Job) -> tuple[Part, ...]:
     """Places one of which is the fullest."""
-    return _unmatched(places(job.model, job.layout, job.stack.keeps.cut))
+    return _unmatched(places(job.model, job.layout, job.stack.cut))
 
 
 @lru_cache(maxsize=4096)
@@ -100,11 +101,11 @@ def _unmatched(parts: tuple[Part, ...]) -> tuple[Part, ...]:
 
 def _of(job: Job, part: Part) -> Memory:
     if job.stack.name == "bessemer":
-        ours = own.parts(job, part)
-        slack = round(job.stack.keeps.slack * (ours.activations + ours.logits + ours.buffers))
+        ours = own_parts(job, part)
+        slack = round(job.stack.slack * (ours.activations + ours.logits + ours.buffers))
         return Memory(
             part.place, ours.weights, 0, ours.gradients, ours.moments, ours.activations, ours.logits, ours.buffers, slack,
-            round(job.stack.keeps.base_bytes),
+            round(job.stack.base_bytes),
         )  # fmt: skip
     model, layout, stack = job.model, job.layout, job.stack
     width = 4 if job.precision in ("fp32", "tf32") else 2
@@ -112,7 +113,7 @@ def _of(job: Job, part: Part) -> Memory:
     tokens = layout.micro_batch * model.sequence_length / layout.context
     flight = waiting(layout.schedule, layout.pipeline, stages_each(layout), part.place, max(job.micro_batches, 1))
     stream = width * model.width / (layout.tensor if layout.sequence_parallel else 1)
-    copies = stack.keeps.gathered and layout.tensor > 1 and layout.micro_batch > 1
+    copies = stack.gathered and layout.tensor > 1 and layout.micro_batch > 1
     block = of_a_block(model, stack, split, width, layout.recompute, copies)
     waits = tokens * flight * part.blocks
     kinds = {kind: waits * each for kind, each in block.kept}
@@ -126,8 +127,8 @@ def _of(job: Job, part: Part) -> Memory:
     found = state(job, part)
     buffers = found.buffers + outputs
     if layout.pipeline > 1:  # what is received on both ways, and what was sent on
-        sent = 0.0 if stack.keeps.pipes == "plain" or part.has_head else flight
-        received = job.micro_batches if stack.keeps.pipes == "torch" and not part.has_head else 1
+        sent = 0.0 if stack.pipes == "plain" or part.has_head else flight
+        received = job.micro_batches if stack.pipes == "torch" and not part.has_head else 1
         buffers += (sent + received + 1) * tokens * stream
     activations = sum(kinds.values())
     return Memory(
@@ -139,8 +140,8 @@ def _of(job: Job, part: Part) -> Memory:
         activations=round(activations),
         logits=round(logits),
         buffers=round(buffers),
-        slack=round(stack.keeps.slack * (activations + logits + buffers)),
-        base=round(stack.keeps.base_bytes),
+        slack=round(stack.slack * (activations + logits + buffers)),
+        base=round(stack.base_bytes),
         kinds={kind: round(each) for kind, each in kinds.items()},
     )
 
@@ -151,14 +152,14 @@ def _loss(job: Job, part: Part, tokens: float) -> tuple[float, float]:
         return 0.0, 0.0
     stack, layout = job.stack, job.layout
     rows = -(-job.model.vocabulary // layout.tensor)
-    every = stack.keeps.pipes == "torch" and layout.pipeline > 1
+    every = stack.pipes == "torch" and layout.pipeline > 1
     outputs = 2.0 * tokens * rows * (job.micro_batches - 1) if every else 0.0
     if stack.logits == "chunked":
-        return 8 * min(float(stack.keeps.loss_chunk), tokens) * rows + 4.0 * rows * job.model.width, outputs
-    each = stack.keeps.logit_bytes + (stack.keeps.split_logit_bytes if layout.tensor > 1 else 0.0)
+        return 8 * min(float(stack.loss_chunk), tokens) * rows + 4.0 * rows * job.model.width, outputs
+    each = stack.logit_bytes + (stack.split_logit_bytes if layout.tensor > 1 else 0.0)
     whole = 2.0 * job.model.width * tokens  # of the stream: what the output product reads, gathered, and its gradient
-    gathered = (1 + (layout.micro_batch > 1)) * whole if stack.keeps.gathered and layout.tensor > 1 else 0.0
-    scratch = 2.0 * rows * job.model.width if stack.keeps.scratch_gradients else 0.0  # of the output matrix
+    gathered = (1 + (layout.micro_batch > 1)) * whole if stack.gathered and layout.tensor > 1 else 0.0
+    scratch = 2.0 * rows * job.model.width if stack.scratch_gradients else 0.0  # of the output matrix
     return each * tokens * rows + 2 * gathered + scratch, outputs
 
 
@@ -185,26 +186,57 @@ def fits(job: Job, found: Memory) -> Verdict:
     return Verdict(False, free, tuple(reasons))
 
 
-def require_possible(job: Job) -> None:
-    """Raises InputError, with what to change, where the layout cannot be: sizes below 1, or that do not divide what they split.
+@dataclass(frozen=True)
+class OwnParts:
+    """Bytes; all weights, gradients and moments are fp32."""
 
-    Pipeline stages are checked where they are cut (`places.places`).
-    """
-    layout, model = job.layout, job.model
-    for name in ("replicate", "shard", "tensor", "pipeline", "virtual", "context", "micro_batch"):
-        if getattr(layout, name) < 1:
-            raise InputError(f"layout.{name}: {getattr(layout, name)}; give 1 or more")
-    for split, by, whole, of in (
-        ("tensor", layout.tensor, model.heads, "heads"),
-        ("tensor", layout.tensor, model.mlp_width, "hidden units of the MLP"),
-        ("context", layout.context, model.sequence_length, "tokens of a sequence"),
-    ):
-        if whole % by:
-            fitting = [number for number in range(1, by) if whole % number == 0]
-            raise InputError(f"layout.{split}: {by} does not divide the {whole} {of}; {fitting[-1]} would")
-    each = layout.data * layout.micro_batch
-    if job.batch < each or job.batch % each:
-        raise InputError(
-            f"batch: {job.batch} sequences are no whole number of micro-batches of {layout.micro_batch} for each of the "
-            f"{layout.data} parts of the batch; give a multiple of {each}, or change micro_batch or replicate x shard"
-        )
+    weights: int
+    gradients: int
+    moments: int
+    activations: int
+    logits: int
+    buffers: int
+
+
+def own_parts(job: Job, part: Part) -> OwnParts:
+    """What a place holds, on a device of its own: without the allowance for a CPU's heap."""
+    layout = parallel(job.layout)
+    model, stack = job.model, job.stack
+    width = 4 if job.precision in ("fp32", "tf32") else 2
+    narrow = 2 if job.precision in ("bf16", "fp16") else 0  # fp8 keeps the weight
+    recomputed = 0 if job.layout.recompute == "none" else model.layers
+    own, is_alone = _held(model, part, layout.tensor), job.layout.devices == 1
+    weights, copies, gradients = state_bytes(layout, own, narrow or 4, job.micro_batches)
+    share = own.all / ways(layout) / model.parameters
+    if is_alone:
+        weights, gradients, share = 4 * model.parameters, 4 * model.parameters, 1.0
+    tokens = job.layout.micro_batch * model.sequence_length // layout.context
+    flight = waiting(layout.schedule, layout.pipeline, stages_each(job.layout), part.place, job.micro_batches)
+    activations, working = activation_bytes(
+        model, part, tokens, flight, width, recomputed, job.layout.recompute, layout.tensor, is_alone=is_alone,
+    )  # fmt: skip
+    logits = 0
+    if part.has_head and not model.labels:
+        rows = -(-model.vocabulary // layout.tensor)
+        logits = 8 * min(stack.loss_chunk, tokens) * rows + 4 * rows * model.width
+    activations += max(working - logits, 0)
+    if not uses_fsdp(layout):
+        copies = max(part.blocks - recomputed, 0) * model.block_matrix_parameters // layout.tensor * narrow
+    moments = round(round(stack.moment_bytes * model.parameters) * share)
+    return OwnParts(weights, gradients, moments, activations, logits, copies)
+
+
+@lru_cache(maxsize=16384)
+def parallel(layout: Layout) -> Parallel:
+    """A layout as a recipe's section; ranks of `shard` that divide nothing are copies."""
+    zero = cast(Literal[1, 2, 3], layout.zero or 1)
+    copies, shard = (layout.data, 1) if layout.zero == 0 else (layout.replicate, layout.shard)
+    return Parallel.model_construct(
+        replicate=copies, shard=shard, tensor=layout.tensor, pipeline=layout.pipeline, context=layout.context,
+        zero=zero, schedule=layout.schedule, virtual=stages_each(layout),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=16384)
+def _held(model: ModelConfig, part: Part, tensor: int) -> Held:
+    return Held.of(model, part, tensor)

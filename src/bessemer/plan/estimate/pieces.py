@@ -8,8 +8,7 @@ from functools import lru_cache
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute
 from bessemer.plan.estimate.compute import Work
-from bessemer.plan.estimate.job import Cluster, Job
-from bessemer.plan.estimate.physics import Physics
+from bessemer.plan.estimate.job import Cluster, Job, Physics
 from bessemer.plan.estimate.stacks import Stack
 
 CONTEXT_OVERLAP = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
@@ -11,6 +12,9 @@ from bessemer.run import RunFolder, read_json_lines
 
 START_SHARE, START_STEPS = 0.1, 3  # steps left out at the start: caches, the allocator and the kernel's choices settle
 FEWEST = 3  # steps that a median is taken of
+# Of a step's time carried from one model to another of the same machine: both timed here, or by their FLOPs alone, with the
+# share of the peak taken to stay.
+TIMED_ERROR, FLOPS_ERROR = 0.1, 0.3
 
 
 @dataclass(frozen=True)
@@ -73,3 +77,29 @@ def measured(rows: list[dict[str, Any]]) -> MeasuredRun | None:
 def _positive(row: dict[str, Any], name: str) -> bool:
     value = row.get(name)
     return isinstance(value, int | float) and value > 0
+
+
+def scaled_by_run(
+    plan: dict[str, Any], batch_tokens: int, run_plan: dict[str, Any], run_batch_tokens: int, run: MeasuredRun
+) -> dict[str, Any]:
+    """A plan with the step's time times what a run took over its own plan.
+
+    plan, run_plan: of the recipe in hand and of the run's, made the same way; batch_tokens, run_batch_tokens: of their steps.
+    Where the step of one of them was not timed, the run's FLOP/s are carried over.
+    """
+    if all(one["step_seconds_from"].startswith("measured") for one in (plan, run_plan)):
+        ratio, error = run.seconds / run_plan["step_seconds"], TIMED_ERROR
+        basis = f"{plan['step_seconds_from']}, scaled by a run"
+    else:
+        flops = plan["flops_per_token"] * batch_tokens / (run_plan["flops_per_token"] * run_batch_tokens)
+        ratio, error = run.seconds * flops / plan["step_seconds"], FLOPS_ERROR
+        basis = "a run's FLOP/s"
+    seconds, error = ratio * plan["step_seconds"], math.hypot(error, run.spread / 2)
+    memory = None if run.memory is None else run.memory / run_plan["memory_bytes"]["total"]
+    return {
+        **plan,
+        "step_seconds": seconds, "seconds": plan["seconds"] * ratio, "tokens_per_second": plan["tokens_per_second"] / ratio,
+        "mfu": plan["mfu"] / ratio, "step_seconds_from": basis,
+        "step_interval": [seconds * (1 - error), seconds * (1 + error)],
+        "calibrated_on": {"step_ratio": ratio, "spread": run.spread, "steps": run.steps, "memory_ratio": memory},
+    }  # fmt: skip

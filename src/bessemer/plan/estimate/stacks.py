@@ -1,18 +1,25 @@
-"""How the software that runs a step behaves, where that changes memory or time: one set of habits for each."""
+"""Framework profiles: what differs between training programs in memory and time. The programs stand in stacks.toml."""
 
 from __future__ import annotations
 
 import difflib
+import tomllib
 from dataclasses import dataclass, replace
-from typing import Literal
+from importlib import resources
+from typing import Any, Literal
 
 from bessemer.errors import InputError
-from bessemer.plan.estimate.keeps import KEEPS, PLAIN, Keeps
+
+# How blocks are cut into stages: balanced (`stage_cut.balanced`), even (what is left over to the first stages), ceiling (every
+# stage takes the larger number while there are blocks), middle (what is left over to the stages after the first), cumulative
+# (by running costs, as nanotron), ends (even, where embedding and head count as a block each: DeepSpeed's
+# type:transformer|embedding).
+Cut = Literal["balanced", "even", "ceiling", "middle", "cumulative", "ends"]
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Habits of a training program.
+    """The profile of a training program.
 
     weight_bytes: of the weights that the products read; master_bytes: of a second, wider copy that the optimizer keeps (0: the
     weights are it); gradient_bytes: of a gradient that waits for the optimizer; moment_bytes: of the optimizer's moments, both
@@ -44,7 +51,25 @@ class Stack:
     fetches a block and sends its gradients; regathers: full recompute and the backward pass fetch it each for itself; listed:
     seconds for each rank's part, where a collective is handed a list of them and copies them one by one.
 
-    keeps: what changes memory alone.
+    What changes memory alone.
+
+    State: fully_sharded: weights are divided as they are kept, and gathered to be used (FSDP); else whole while zero < 3; cut:
+    of the blocks into stages; fresh_bytes: of each gradient as the backward pass gives it, where all of them live beside those
+    that wait; copy_bytes: of gradients copied for their exchange; step_bytes: for each weight whose moments are here, that the
+    optimizer's step takes on top; bucket_bytes: of exchange buffers of fixed size; scratch_gradients: one 16-bit gradient of
+    each shape of matrix is kept.
+
+    Loss: logit_bytes: of each logit in its fullest moment, all copies together; split_logit_bytes: more of them where ranks
+    share the vocabulary; loss_chunk: tokens of a chunk, where it is done in chunks.
+
+    Activations: unfused_gate: a gated MLP keeps its activation's result beside the product; gathered: what tensor ranks gathered
+    as a product's input waits for the backward pass; gathers_context: context ranks hold the keys and values of all, of every
+    query head; pipes: what a stage holds to send and receive: one place for each way (plain), besides what it sent on, of each
+    micro-batch in flight (deepspeed), a place for the gradients of every micro-batch, and on the last stage their 16-bit logits
+    (torch.distributed.pipelining).
+
+    Device: base_bytes: context, libraries and communicators; slack: share of what a step allocates that the allocator holds on
+    top, in blocks that nothing fits; 5% is where the errors of torchtitan's set, the one of allocator peaks, lie around 0.
     """
 
     name: str
@@ -85,86 +110,38 @@ class Stack:
     scatters: int = 1
     regathers: bool = False
     listed: float = 0.0
-    keeps: Keeps = PLAIN
+    fully_sharded: bool = False
+    cut: Cut = "even"
+    fresh_bytes: float = 0.0
+    copy_bytes: float = 0.0
+    step_bytes: float = 0.0
+    bucket_bytes: float = 0.0
+    scratch_gradients: bool = False
+    logit_bytes: float = 10.0
+    split_logit_bytes: float = 0.0
+    loss_chunk: int = 4096
+    unfused_gate: bool = False
+    gathered: bool = False
+    gathers_context: bool = False
+    pipes: Literal["plain", "deepspeed", "torch"] = "plain"
+    base_bytes: float = 1.5e9
+    slack: float = 0.05
 
 
-_STACKS = (
-    # This program on GPUs: fp32 weights that FSDP2 gathers in 16 bits, gradients added up in fp32, compiled blocks,
-    # FlashAttention through PyTorch, keys gathered over context, chunked loss, stages cut by cost.
-    Stack(
-        "bessemer", weight_bytes=4.0, master_bytes=0.0, logits="chunked", fused=True, kernels=20, balanced=True,
-        early_stop=True, data_overlap=0.8, scatter="micro-batch",
-    ),
-    # Narayanan et al. 2021: fused softmax and bias kernels, dropout, all-reduces of both kinds after what they wait for.
-    Stack("megatron-lm-2021", attention="unfused", dropout=True, fused=True, sequence_parallel=False),
-    # Korthikanti et al. 2022, section 6: the same with sequence parallelism and selective recompute.
-    Stack("megatron-lm-2022", attention="unfused", dropout=True, fused=True),
-    # Megatron-Core with --overlap-grad-reduce, --overlap-param-gather and --tp-comm-overlap (its README, "Performance"); buckets
-    # as its DistributedDataParallel makes them.
-    Stack(
-        "megatron-core", fused=True, kernels=25, flash=3, tensor_overlap=0.6, data_overlap=0.9, pipeline_overlap=0.5,
-        bucket=40e6,
-    ),
-    # The same with these switches off, as they are by default, and context parallelism by exchange (cp_comm_type a2a).
-    Stack("megatron-core-sync", fused=True, kernels=25, flash=3, context="exchange"),
-    # Megatron-DeepSpeed of BLOOM and MT-NLG: the 2021 kernels, ZeRO-1 after the backward pass, 16-bit gradients added up in fp32
-    # and summed on all ranks before each keeps its part (DeepSpeed's stage_1_and_2.py of February 2022, allreduce_bucket).
-    Stack(
-        "megatron-deepspeed", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0, gradient_bytes=2.0,
-        sequence_parallel=False,
-        accumulate=10.0, sums="all",
-    ),
-    # Jiang et al. 2024, section 3: parallel block, FlashAttention-2, all three kinds of communication beside computation.
-    Stack(
-        "megascale", fused=True, kernels=20, parallel_block=True, tensor_overlap=0.8, data_overlap=0.9, pipeline_overlap=0.9,
-        bucket=40e6,
-    ),
-    # Grattafiori et al. 2024, section 3.3.2: asynchronous pipeline transfers, gathers and scatters beside computation.
-    Stack("llama3", fused=True, kernels=25, flash=3, data_overlap=0.9, pipeline_overlap=0.9),
-    # nanotron's scaling_benchmarks.py: REDUCE_SCATTER with async communication, FlashAttention-2, eager, fp32 gradients, which
-    # travel in torch's buckets of 25 MB of bf16. kernels, across and tangled: fitted to the 1.34B and 8.86B models of its H100
-    # sweep below 64 nodes. data_overlap, sharded_overlap: set by hand from rows of 1.34B, 3.57B and 8.86B. Only the 80B model is
-    # left out of all of them, though it was in view.
-    Stack(
-        "nanotron", kernels=60, across=2e-3, tangled=(0.8e-3, 1.2), balanced=True, tensor_overlap=0.3, data_overlap=0.75,
-        sharded_overlap=0.0, bucket=12.5e6,
-    ),
-    # torchtitan: FSDP2 with prefetching, torch.compile of each block, per-operation checkpointing, FlashAttention-2, keys
-    # repeated (its models/llama/model.py, repeat_kv).
-    Stack(
-        "torchtitan", weight_bytes=4.0, master_bytes=0.0, fused=True, kernels=20, selective="products", early_stop=True,
-        data_overlap=0.9, context="ring", repeats_keys=True, copies=True, paired="torch",
-        scatter="micro-batch",
-    ),
-    Stack(
-        "torchtitan-eager", weight_bytes=4.0, master_bytes=0.0, kernels=40, selective="products", early_stop=True,
-        data_overlap=0.9, context="ring", repeats_keys=True, copies=True, paired="torch",
-        scatter="micro-batch",
-    ),
-    # LLM Foundry: FSDP1, FlashAttention in Triton, amp (fp32 shards) or pure bf16.
-    Stack(
-        "fsdp", weight_bytes=4.0, master_bytes=0.0, kernels=35, flash=1, early_stop=True, data_overlap=0.9, reduce_bytes=2.0,
-        scatter="micro-batch",
-    ),
-    # DeepSpeed ZeRO-3 of Narayanan et al. 2021, section 5.2, on Megatron's model, as DeepSpeed's partition_parameters.py of March
-    # 2021 has it: the 4 matrices are fetched one by one (vectors stay, below stage3_param_persistence_threshold), all streams of
-    # the device synchronised before each, so that nothing hides (pull request 1188 removed it in June); the gradients of all 12
-    # tensors are scattered; each collective takes a list of one view for each rank, which torch copies one by one: 5 us of a
-    # launch and 3 of a view, assumed. Recompute fetches for itself (Rajbhandari et al. 2021, section 4.1: 3 loads).
-    Stack(
-        "deepspeed-zero3", attention="unfused", dropout=True, fused=True, reduce_bytes=2.0,
-        sequence_parallel=False, scatter="micro-batch", gathers=4,
-        scatters=12, regathers=True, listed=8e-6,
-    ),
-)  # fmt: skip
-_BY_NAME = {stack.name: stack for stack in _STACKS}
-# Later versions, which differ in what they keep: DeepSpeed's BF16_Optimizer adds 16-bit gradients up in fp32; torchtitan compiles
-# its loss.
-_LATER = (
-    replace(_BY_NAME["megatron-deepspeed"], name="megatron-deepspeed-bf16", gradient_bytes=4.0, reduce_bytes=4.0),
-    replace(_BY_NAME["torchtitan"], name="torchtitan-2025"),
-)
-STACKS = {stack.name: replace(stack, keeps=KEEPS.get(stack.name, PLAIN)) for stack in (*_STACKS, *_LATER)}
+def _read() -> dict[str, Stack]:
+    """The programs of stacks.toml by name."""
+    text = resources.files(__package__).joinpath("stacks.toml").read_text(encoding="utf-8")
+    stacks: dict[str, Stack] = {}
+    for name, keys in tomllib.loads(text).items():
+        like = stacks[keys.pop("like")] if "like" in keys else Stack(name)
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()
+        }
+        stacks[name] = replace(like, name=name, **values)
+    return stacks
+
+
+STACKS = _read()
 
 
 def find(name: str) -> Stack:

@@ -2,7 +2,7 @@
 
 A block's computation is bound by the device or by the host, whichever is slower; what is sent beside it hides behind it as
 far as the stack lets it; the pipeline's schedule puts micro-batches together; gradients, the optimizer and what a step does
-once come last. Sources stand where the formulas are: compute.py, pieces.py, collectives.py, bubble.py, update.py; constants
+once come last. Sources stand where the formulas are: compute.py, pieces.py, collectives.py, plan/timetable.py; constants
 in physics.py and stacks.py.
 """
 
@@ -17,11 +17,10 @@ from bessemer.layout.flops import flops_per_token, tokens_seen
 from bessemer.layout.schedules import stages_each
 from bessemer.layout.stages import stages_of
 from bessemer.model.config import ModelConfig
-from bessemer.plan.estimate import collectives, compute, pieces, update
-from bessemer.plan.estimate.bubble import passage
-from bessemer.plan.estimate.job import Job
-from bessemer.plan.estimate.physics import PHYSICS, Physics
+from bessemer.plan.estimate import collectives, compute, pieces
+from bessemer.plan.estimate.job import PHYSICS, Job, Physics
 from bessemer.plan.estimate.stacks import Stack
+from bessemer.plan.timetable import passage
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,8 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     ]
     slow = max(range(ranks), key=by_rank.__getitem__)
     mine = stages_of(layout.schedule, slow, ranks, virtual)
-    data = update.data(job, cut, sum(backward) / ranks, how)
-    optimizer = update.optimizer(job, cut, how)
+    data = exchange_seconds(job, cut, sum(backward) / ranks, how)
+    optimizer = optimizer_seconds(job, cut, how)
     seconds = alone * slower + data + optimizer
     flops, hardware = _flops(job.model), _flops(job.model) + _recomputed(job.model, layout.recompute, stack)
     peak = job.cluster.device.peak(job.precision) * devices * seconds / job.tokens
@@ -209,3 +208,69 @@ def _recomputed(model: ModelConfig, recompute: str, stack: Stack) -> float:
         stops = stack.early_stop and model.norm_position == "input"
         return matrices + scores - (2.0 * model.layers * model.width * model.mlp_width if stops else 0.0)
     return scores if stack.selective == "attention" else matrices / 2
+
+
+def fullest(job: Job, cut: tuple[int, ...]) -> float:
+    """Parameters on the device that holds most, before ZeRO divides them. cut: blocks of each stage."""
+    layout = job.layout
+    return _fullest(job.model, layout.tensor, layout.schedule, layout.pipeline, layout.virtual, cut)
+
+
+@lru_cache(maxsize=16_384)
+def _fullest(model: ModelConfig, tensor: int, schedule: str, ranks: int, virtual: int, cut: tuple[int, ...]) -> float:
+    most, table = 0.0, model.vocabulary * model.width
+    for rank in range(ranks):
+        mine = stages_of(schedule, rank, ranks, virtual)
+        first, last = 0 in mine, len(cut) - 1 in mine
+        ends = int(first) + int(last and not (model.tie_embeddings and first))
+        most = max(most, sum(cut[stage] for stage in mine) * model.block_matrix_parameters + ends * table)
+    return most / tensor
+
+
+def exchange_seconds(job: Job, cut: tuple[int, ...], last: float, how: Physics) -> float:
+    """Seconds that gradients on their way to other data ranks, and new weights on theirs, add to a step.
+
+    last: seconds of one micro-batch's backward pass on a rank, beside which they travel. Where sharded gradients go for each
+    micro-batch (`pieces`) only the replicas' all-reduce of a part is left. Else one all-reduce, or a scatter (or, by the
+    stack's habit, an all-reduce) and a gather (ZeRO-1, 2), of all gradients.
+    """
+    layout, stack = job.layout, job.stack
+    parameters = fullest(job, cut)
+    calls = max(parameters / stack.bucket, 1.0) if stack.bucket else 1.0
+    inside, sharded = layout.tensor * layout.context, layout.zero >= 1 and layout.shard > 1
+    # Context ranks hold the same weights: their gradients are summed with those of the data ranks.
+    group = layout.shard if sharded else layout.data
+    ranks = collectives.of(job.cluster, group * layout.context, layout.tensor, how)
+    gradients, weights = parameters * stack.reduce_bytes, parameters * stack.gather_bytes
+    total = 0.0
+    if not sharded:
+        total = collectives.reduce(ranks, gradients, calls)
+    else:
+        if layout.zero == 1 or stack.scatter == "step":
+            total += collectives.summed(ranks, gradients, calls, stack.sums)
+        if layout.zero < 3:
+            total += collectives.gather(ranks, weights, calls)
+        copies = collectives.of(job.cluster, layout.replicate, inside * layout.shard, how)
+        total += collectives.reduce(copies, gradients / layout.shard, calls)
+    # Beside the last backward pass, and the next forward for the weights: half as much again. With interleaving a rank's last
+    # stage is done while its other stages still have a group of p micro-batches before them.
+    beside = 1.5 * last * (layout.pipeline * (1 - 1 / layout.virtual) if layout.virtual > 1 else 1.0)
+    overlap = stack.data_overlap
+    if sharded and layout.zero == 1 and stack.sharded_overlap is not None:
+        overlap = stack.sharded_overlap
+    return total - overlap * min(total, beside)
+
+
+def optimizer_seconds(job: Job, cut: tuple[int, ...], how: Physics) -> float:
+    """Seconds of AdamW's passes over what a device holds of the state, and of what a step does once (the norm, the host).
+
+    Read: gradient, master weight, two moments; written: the last three and the weight. Gradients besides: read for the norm,
+    both ways for the clip, and set to nothing.
+    """
+    layout, stack = job.layout, job.stack
+    share = layout.shard if layout.zero >= 1 else 1
+    held = fullest(job, cut)
+    wide = stack.master_bytes or stack.weight_bytes
+    state = 2 * (stack.moment_bytes + wide) + stack.gradient_bytes + (stack.weight_bytes if stack.master_bytes else 0.0)
+    gradients = held / (share if layout.zero >= 2 else 1) * stack.gradient_bytes * 4
+    return (held / share * state + gradients) / (job.cluster.device.bandwidth * how.bandwidth) + how.step

@@ -1,14 +1,21 @@
-"""Where a plan stands: undertrained, optimal, or overtrained, what that costs, and what would justify it."""
+"""Where a plan stands among the scaling laws and the known models, and the loss around it for a picture."""
 
 from __future__ import annotations
 
-import math
+import tomllib
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Literal
 
-from bessemer.errors import InputError
-from bessemer.plan.laws.chinchilla import REPLICATION, RULE, Allocation, Frontier, LossLaw, training_flops
-from bessemer.plan.minimum import minimum
+from bessemer.plan.laws import (
+    REPLICATION,
+    RULE,
+    Allocation,
+    Frontier,
+    LossLaw,
+    training_flops,
+)
 
 Verdict = Literal["undertrained", "optimal", "overtrained"]
 
@@ -24,10 +31,10 @@ INFERENCE_FLOPS = 2.0
 class Standing:
     """A plan against the laws.
 
-    optimal_tokens: for this size; ratio: the plan's tokens to those; loss, best_loss: predicted for the plan and for the
-    best division of the same FLOPs, nats a token; penalty: their difference; cheapest: the fewest training FLOPs that reach
-    the plan's loss; overhead: the plan's FLOPs above those, as a share (de Vries 2023, "Go smol or go home"); break_even: tokens
-    of inference from which the plan is cheaper in all than `cheapest`; None when it is not the smaller of the two.
+    optimal_tokens: for this size; ratio: the plan's tokens to those; loss: predicted, nats a token; cheapest: the fewest
+    training FLOPs that reach it; overhead: the plan's FLOPs above those, as a share (de Vries 2023, "Go smol or go home");
+    break_even: tokens of inference from which the plan is cheaper in all than `cheapest`; None when it is not the smaller
+    of the two.
     """
 
     tokens_per_parameter: float
@@ -36,9 +43,6 @@ class Standing:
     verdict: Verdict
     flops: float
     loss: float
-    best: Allocation
-    best_loss: float
-    penalty: float
     cheapest: Allocation
     overhead: float
     break_even: float | None
@@ -62,8 +66,6 @@ def standing(parameters: float, tokens: float, frontier: Frontier = RULE, law: L
     optimal = frontier.optimal_tokens(parameters)
     ratio = tokens / optimal
     loss = law.loss(parameters, tokens)
-    best = law.frontier.optimum(flops)
-    best_loss = law.loss(best.parameters, best.tokens)
     cheapest = law.cheapest(loss)
     return Standing(
         tokens_per_parameter=tokens / parameters,
@@ -72,9 +74,6 @@ def standing(parameters: float, tokens: float, frontier: Frontier = RULE, law: L
         verdict=verdict(ratio),
         flops=flops,
         loss=loss,
-        best=best,
-        best_loss=best_loss,
-        penalty=loss - best_loss,
         cheapest=cheapest,
         overhead=flops / cheapest.flops - 1.0,
         break_even=break_even(Allocation(parameters, tokens), cheapest),
@@ -96,34 +95,41 @@ def break_even(plan: Allocation, other: Allocation) -> float | None:
     return max(plan.flops - other.flops, 0.0) / (INFERENCE_FLOPS * (other.parameters - plan.parameters))
 
 
-def lifetime_flops(plan: Allocation, inference_tokens: float) -> float:
-    """Training and inference: 6 N D + 2 N T."""
-    return plan.flops + INFERENCE_FLOPS * plan.parameters * inference_tokens
+@dataclass(frozen=True)
+class KnownModel:
+    """parameters: all; active: those a token meets, fewer in a mixture of experts; tokens: seen, repetitions included."""
+
+    name: str
+    parameters: float
+    active: float
+    tokens: float
+    date: str
+    source: str
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        """Tokens to active parameters, which is what a token costs."""
+        return self.tokens / self.active
+
+    @property
+    def standing(self) -> Standing:
+        """By the laws, which were fitted on dense models: of a mixture, the dense model of its active parameters."""
+        return standing(self.active, self.tokens)
 
 
-def lifetime_optimum(loss: float, inference_tokens: float, law: LossLaw = REPLICATION) -> Allocation:
-    """The size and tokens that reach a loss with the fewest FLOPs in all, when `inference_tokens` will be served
-    (Sardana et al. 2024, section 2). Raises InputError on a negative demand or a loss that nothing reaches."""
-    if not inference_tokens >= 0:
-        raise InputError(f"inference tokens: {inference_tokens:g} is below zero")
-    cheapest = law.cheapest(loss)
-    # Serving only ever asks for a smaller model; none below this size reaches the loss at all.
-    least = (law.parameter_term / (loss - law.irreducible)) ** (1.0 / law.alpha)
-
-    def total(logarithm: float) -> float:
-        size = math.exp(logarithm)
-        return lifetime_flops(Allocation(size, law.tokens_for(size, loss)), inference_tokens)
-
-    parameters = math.exp(minimum(total, math.log(least) + 1e-3, math.log(cheapest.parameters)))
-    return Allocation(parameters, law.tokens_for(parameters, loss))
+@cache
+def known() -> tuple[KnownModel, ...]:
+    """The table (known.toml), by date."""
+    text = resources.files(__package__).joinpath("known_models.toml").read_text(encoding="utf-8")
+    rows = (KnownModel(**{"active": row["parameters"], **row}) for row in tomllib.loads(text)["model"])
+    return tuple(sorted(rows, key=lambda model: (model.date, model.parameters)))
 
 
-def overhead_of_size(share: float, law: LossLaw = REPLICATION) -> float:
-    """Training FLOPs above the optimum, as a share, of a model `share` times the optimal size that reaches the same loss;
-    infinite where none does. The same for every loss (de Vries 2023).
+def nearest(parameters: float, tokens: float, count: int = 5) -> tuple[KnownModel, ...]:
+    """The known models nearest to a plan by the ratios of sizes and of tokens, for comparison beside it."""
 
-    On the optimal line A / N^alpha : B / D^beta = beta : alpha, whence the tokens grow by
-    (1 - (share^-alpha - 1) beta / alpha)^(-1 / beta).
-    """
-    left = 1.0 - (share**-law.alpha - 1.0) * law.beta / law.alpha
-    return share * left ** (-1.0 / law.beta) - 1.0 if left > 0 else math.inf
+    def distance(model: KnownModel) -> float:
+        size, seen = model.active / parameters, model.tokens / tokens
+        return max(size, 1 / size) * max(seen, 1 / seen)
+
+    return tuple(sorted(known(), key=distance)[:count])

@@ -14,8 +14,7 @@ from math import exp, log
 from statistics import pstdev
 
 from bessemer.errors import InputError
-from bessemer.plan.estimate.job import Job
-from bessemer.plan.estimate.physics import PHYSICS, Physics
+from bessemer.plan.estimate.job import PHYSICS, Job, Physics
 from bessemer.plan.estimate.step import step
 
 # How far machines and stacks differ in a constant, as a standard deviation of its logarithm.

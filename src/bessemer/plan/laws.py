@@ -6,12 +6,14 @@ nats a token on the text and with the tokenizer of Hoffmann et al.: differences 
 What differs between the approaches: 1 and 2 agree with each other and with the replication on tokens and parameters growing
 alike, about 20 tokens a parameter; the published fit of 3 (parameters as C^0.46) stopped before it converged (Besiroglu et al.
 2024, section 4), and at 1e26 FLOPs asks for 92 tokens a parameter where the others ask for 16 to 26.
+
+What tokens are worth that were seen before: `repetition`, by Muennighoff et al. 2023.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bessemer.errors import InputError
 
@@ -44,22 +46,12 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Frontier:
-    """The compute-optimal line N = coefficient x C^exponent, D = C / 6N.
-
-    interval, token_interval: 10th and 90th percentile of the exponents of N and of D, where they are known.
-    """
+    """The compute-optimal line N = coefficient x C^exponent, D = C / 6N."""
 
     name: str
     exponent: float
     coefficient: float
-    interval: tuple[float, float] | None
-    token_interval: tuple[float, float] | None
     source: str
-
-    @property
-    def token_exponent(self) -> float:
-        """D grows as C to this; with the other exponent it makes 1, since C = 6 N D."""
-        return 1.0 - self.exponent
 
     def optimum(self, flops: float) -> Allocation:
         """Parameters and tokens of the lowest loss for a budget of `flops`. Raises InputError unless it is positive."""
@@ -74,19 +66,10 @@ class Frontier:
         """Tokens at which a model of this size is the best use of its FLOPs."""
         return self.flops_for(parameters) / (FLOPS_PER_PARAMETER_TOKEN * parameters)
 
-    def optimal_parameters(self, tokens: float) -> float:
-        """The size whose optimal tokens these are."""
-        # 6 N D = C and N = k C^a give N^(1/a - 1) = 6 D k^(1/a).
-        power = FLOPS_PER_PARAMETER_TOKEN * _positive("tokens", tokens) * self.coefficient ** (1.0 / self.exponent)
-        return float(power ** (self.exponent / (1.0 - self.exponent)))
-
 
 @dataclass(frozen=True)
 class LossLaw:
-    """L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, equation 2).
-
-    errors: standard errors of E, A, B, alpha, beta where they are published.
-    """
+    """L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, equation 2)."""
 
     name: str
     irreducible: float
@@ -95,7 +78,6 @@ class LossLaw:
     alpha: float
     beta: float
     source: str
-    errors: dict[str, float] | None = None
 
     def loss(self, parameters: float, tokens: float) -> float:
         """Nats a token after `tokens` tokens, each seen once."""
@@ -112,23 +94,12 @@ class LossLaw:
         """The optimum in closed form: N = G (C/6)^a, G = (alpha A / beta B)^(1 / (alpha + beta)) (the same)."""
         ratio = self.alpha * self.parameter_term / (self.beta * self.token_term)
         scale = ratio ** (1.0 / (self.alpha + self.beta))
-        spread = self._exponent_spread()
         return Frontier(
             name=self.name,
             exponent=self.exponent,
             coefficient=scale * FLOPS_PER_PARAMETER_TOKEN**-self.exponent,
-            interval=None if spread is None else (self.exponent - spread, self.exponent + spread),
-            token_interval=None if spread is None else (1.0 - self.exponent - spread, 1.0 - self.exponent + spread),
             source=self.source,
         )
-
-    def _exponent_spread(self) -> float | None:
-        """Half the width from the 10th to the 90th percentile of the exponent, from the standard errors of alpha and beta as
-        if they were independent (their covariance is not published)."""
-        if self.errors is None:
-            return None
-        along = math.hypot(self.alpha * self.errors["beta"], self.beta * self.errors["alpha"])
-        return 1.2816 * along / (self.alpha + self.beta) ** 2
 
     def tokens_for(self, parameters: float, loss: float) -> float:
         """Tokens a model of this size needs for a loss; infinite when it never reaches it."""
@@ -167,15 +138,11 @@ def _line(small: tuple[float, float], large: tuple[float, float]) -> tuple[float
 APPROACH_1 = Frontier(
     "Chinchilla approach 1 (envelope of training curves)",
     *_line((400e6, 1.92e19), (10e12, 1.30e28)),
-    interval=(0.488, 0.502),
-    token_interval=(0.501, 0.512),
     source="Hoffmann et al. 2022, section 3.1, tables 2 and 3",
 )
 APPROACH_2 = Frontier(
     "Chinchilla approach 2 (IsoFLOP profiles)",
     *_line((400e6, 1.84e19), (10e12, 1.75e28)),
-    interval=(0.462, 0.534),
-    token_interval=(0.483, 0.529),
     source="Hoffmann et al. 2022, section 3.2, tables 2 and A3",
 )
 # The unrounded constants stand in the paper's TeX source (Besiroglu et al. 2024, section 2). Rounded as in equation 10 they
@@ -198,14 +165,11 @@ REPLICATION = LossLaw(
     alpha=0.3478,
     beta=0.3658,
     source="Besiroglu et al. 2024, table 1, on 240 runs read from figure 4 of Hoffmann et al.",
-    errors={"irreducible": 0.03, "parameter_term": 124.58, "token_term": 1293.23, "alpha": 0.02, "beta": 0.02},
 )
 RULE = Frontier(
     "20 tokens a parameter, N = sqrt(C / 120)",
     exponent=0.5,
     coefficient=(FLOPS_PER_PARAMETER_TOKEN * TOKENS_PER_PARAMETER) ** -0.5,
-    interval=None,
-    token_interval=None,
     source="the common reading of Hoffmann et al. 2022, table 3",
 )
 
@@ -213,8 +177,7 @@ FRONTIERS: dict[str, Frontier] = {
     "rule": RULE,
     "approach_1": APPROACH_1,
     "approach_2": APPROACH_2,
-    # Intervals of table 2: far too narrow for the runs there were (Besiroglu et al. 2024, abstract).
-    "approach_3": replace(APPROACH_3.frontier, interval=(0.454, 0.455), token_interval=(0.542, 0.543)),
+    "approach_3": APPROACH_3.frontier,
     "replication": REPLICATION.frontier,
 }
 """By the name that output uses. The first is the one a verdict is given by."""
@@ -227,18 +190,45 @@ class Opinion:
     law: str
     source: str
     optimum: Allocation
-    exponent: float
-    interval: tuple[float, float] | None
 
 
 def opinions(flops: float) -> dict[str, Opinion]:
     """The optimum for a budget by every law, side by side."""
-    return {
-        key: Opinion(law.name, law.source, law.optimum(flops), law.exponent, law.interval)
-        for key, law in FRONTIERS.items()
-    }
+    return {key: Opinion(law.name, law.source, law.optimum(flops)) for key, law in FRONTIERS.items()}
 
 
 def optimal_tokens(parameters: float) -> dict[str, float]:
     """The optimal tokens for a size by every law, side by side."""
     return {key: law.optimal_tokens(parameters) for key, law in FRONTIERS.items()}
+
+
+REPEATED_TOKENS = 15.387756
+"""R*_D: repetitions after which the value of another has fallen to 1/e (appendix A)."""
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """epochs: times each unique token is seen; effective_tokens: fresh tokens that would do as well; worth: of a token, on
+    average, against a fresh one; last_epoch_worth: of one more token now; ceiling: effective tokens after endless epochs."""
+
+    epochs: float
+    effective_tokens: float
+    worth: float
+    last_epoch_worth: float
+    ceiling: float
+
+
+def repetition(tokens: float, unique: float) -> Repetition:
+    """What `tokens` drawn from `unique` ones are worth. Raises InputError unless both are positive."""
+    if not tokens > 0 or not unique > 0:
+        raise InputError(f"tokens: {tokens:g} from {unique:g} unique ones: both must be above zero")
+    unique = min(unique, tokens)
+    # U + U R* (1 - exp(-R / R*)) with R = repetitions beyond the first (equation 5)
+    effective = unique * (1.0 - REPEATED_TOKENS * math.expm1((1.0 - tokens / unique) / REPEATED_TOKENS))
+    return Repetition(
+        epochs=tokens / unique,
+        effective_tokens=effective,
+        worth=effective / tokens,
+        last_epoch_worth=math.exp(-(tokens / unique - 1.0) / REPEATED_TOKENS),
+        ceiling=unique * (1.0 + REPEATED_TOKENS),
+    )

@@ -1,0 +1,224 @@
+"""`bessemer calibrate`: measure this machine's matmuls, memory, collectives and disk, and keep them as an entry of the
+catalogue of devices (layout/devices.toml), so that `bessemer plan --catalogue FILE --gpus NxNAME` plans for more of it.
+
+`python -m bessemer.calibrate FILE cpu|cuda` is one process of the measured all-reduce; launch/agent.py starts them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from bessemer.errors import InputError
+from bessemer.terminal import rate, size
+
+NAME = "machine.toml"
+COPIED_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
+REDUCED_BYTES = {"cpu": (8, 1 << 24), "cuda": (8, 1 << 28)}  # of an all-reduce: its latency, its bandwidth
+REPEATS = 20
+START_SECONDS = 90.0  # for the processes of the all-reduce, on a busy machine
+BLOCK_BYTES, MIN_DISK_BYTES, MAX_DISK_BYTES, DISK_SECONDS = 1 << 22, 1 << 23, 400_000_000, 2.0
+
+
+def command(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure, write the entry, and show it. Raises InputError where a folder or file cannot be written."""
+    disk = disk_rates(Path(given.disk))
+    entry = device_entry(given.device, disk)
+    write(Path(given.out), entry)
+    if not given.json:
+        print("\n".join(lines(entry, disk)))
+        print(
+            f"{'kept in':<12} {given.out}: `bessemer plan --catalogue {given.out} --gpus '8x{entry['name']}'` plans with it"
+        )
+    return {"file": given.out, "device": entry, "disk": disk}
+
+
+def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
+    """This machine's device in the form of layout/devices.toml: TFLOP/s, GB, GB/s. What is not measured here (links between
+    nodes, watts, prices) is the catalogue's, where the device is in it."""
+    import torch
+
+    from bessemer.layout.devices import catalogue, match
+    from bessemer.recipe import Train
+    from bessemer.train import device as devices
+
+    chosen = devices.choose(Train(device=kind))  # type: ignore[arg-type]
+    known = match(chosen.name, catalogue()) if chosen.is_cuda else None
+    precisions = ("bf16", "fp16", "tf32", "fp32") if chosen.is_cuda else ("fp32",)
+    measured = {}
+    for precision in precisions:
+        with contextlib.suppress(InputError):  # one that the device does not have
+            measured[precision] = devices.matmul_rate(devices.choose(Train(device=kind, precision=precision)))  # type: ignore[arg-type]
+    processes = torch.cuda.device_count() if chosen.is_cuda else min(os.cpu_count() or 1, 2)
+    bandwidth = memory_bandwidth(chosen.place)
+    link = all_reduce_bandwidth(chosen.place.type, processes) or bandwidth
+    half = next(iter(measured))
+    peak = dict(known.flops) if known else measured
+    reads = ", ".join(f"{verb} {size(disk[verb])}/s" for verb in disk)
+    return {
+        "name": known.name if known else _name(chosen.name),
+        "flops": {name: round(value / 1e12, 4) for name, value in peak.items()},
+        "matmul": min(round(measured[half] / peak[half], 3), 1.0),
+        "memory": round(_memory_bytes(chosen.place) / 1e9, 2),
+        "bandwidth": round(bandwidth / 1e9, 2),
+        "intra": round(link / 1e9, 3),
+        "inter": round((known.inter if known else link) / 1e9, 3),
+        "per_node": known.per_node if known else processes,
+        **({"watts": known.watts, "units": known.units} if known else {}),
+        **({"price": known.price, "price_date": known.price_date} if known and known.price else {}),
+        "source": f"measured by `bessemer calibrate` on {datetime.now(UTC).date()}, torch {torch.__version__}; disk {reads}",
+    }
+
+
+def write(path: Path, entry: dict[str, Any]) -> None:
+    """Write a catalogue of the one entry, atomically."""
+    import tomli_w
+
+    from bessemer.run import write_atomic
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, tomli_w.dumps({"device": [entry]}))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); name another file with --out FILE") from None
+
+
+def lines(entry: dict[str, Any], disk: dict[str, float]) -> list[str]:
+    """What a person reads of a calibration."""
+    shown = {
+        "device": f"{entry['name']}, {size(1e9 * entry['memory'])}",
+        "matmul": ", ".join(f"{name} {rate(1e12 * entry['matmul'] * peak)}" for name, peak in entry["flops"].items()),
+        "memory": f"{size(1e9 * entry['bandwidth'])}/s",
+        "all-reduce": f"{size(1e9 * entry['intra'])}/s from each process",
+        "disk": ", ".join(f"{verb} {size(value)}/s" for verb, value in disk.items())
+        + f"; cluster.storage_bandwidth = {disk['writes'] / 1e9:.2g}",
+    }
+    return [f"{name:<12} {value}" for name, value in shown.items()]
+
+
+def memory_bandwidth(place: Any) -> float:
+    """Bytes/s of a copy, reading and writing together: the best of several, since other programs only slow it down."""
+    import torch
+
+    source = torch.ones(COPIED_BYTES[place.type] // 4, device=place)
+    target = torch.empty_like(source)
+    seconds = [_timed(lambda: target.copy_(source), place.type) for _ in range(REPEATS)]
+    return 2.0 * source.nbytes / min(seconds)
+
+
+def _timed(work: Callable[[], object], kind: str) -> float:
+    import torch
+
+    began = perf_counter()
+    work()
+    if kind == "cuda":
+        torch.cuda.synchronize()
+    return perf_counter() - began
+
+
+def _memory_bytes(place: Any) -> float:
+    import torch
+
+    if place.type == "cuda":
+        return float(torch.cuda.get_device_properties(place).total_memory)
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _name(device: str) -> str:
+    """A device's name without the number of threads that train/device.py adds to a CPU's."""
+    return device.rpartition(", ")[0] if device.endswith(" threads") else device
+
+
+def disk_rates(folder: Path) -> dict[str, float]:
+    """Bytes/s of a folder's disk: writing until it is on the disk, and reading back (from the disk where the kernel drops
+    the file from its cache when asked, as Linux does). Raises InputError where it cannot be written."""
+    data = os.urandom(BLOCK_BYTES)
+    try:
+        with tempfile.NamedTemporaryFile(prefix=".bessemer-", dir=folder, buffering=0) as file:
+            written, began = 0, perf_counter()
+            while written < MIN_DISK_BYTES or (written < MAX_DISK_BYTES and perf_counter() - began < DISK_SECONDS):
+                written += file.write(data)
+            os.fsync(file.fileno())
+            writes = written / (perf_counter() - began)
+            with contextlib.suppress(AttributeError, OSError):  # not on macOS
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            file.seek(0)
+            began = perf_counter()
+            while file.read(BLOCK_BYTES):
+                pass
+            return {"writes": writes, "reads": written / (perf_counter() - began)}
+    except OSError as error:
+        raise InputError(
+            f"{folder}: the disk cannot be measured there ({error.strerror}); name another folder with --disk DIR"
+        ) from None
+
+
+def all_reduce_bandwidth(kind: str, processes: int) -> float | None:
+    """Bytes/s that each process of this machine sends in an all-reduce, over gloo or NCCL; None where it could not be timed.
+
+    A ring sends 2 (p - 1) / p of the tensor from each process (Patarasuk and Yuan 2009, section 3).
+    """
+    from bessemer.launch.agent import LaunchSpec
+
+    if processes < 2:
+        return None
+    with tempfile.TemporaryDirectory(prefix="bessemer-") as folder:
+        result = Path(folder) / "seconds.json"
+        source = str(Path(__file__).parent.parent)
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH")))),
+            "BESSEMER_NODE": folder,
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+        spec = LaunchSpec(("-m", "bessemer.calibrate", str(result), kind), processes, 0)
+        try:
+            subprocess.run(
+                spec.command(), env=environment, timeout=START_SECONDS, check=True, start_new_session=True,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
+            return None
+        latency, seconds = json.loads(result.read_text(encoding="utf-8"))
+    sent = 2.0 * (processes - 1) / processes * REDUCED_BYTES[kind][1]
+    return float(sent / max(seconds - latency, 1e-9))
+
+
+def main() -> None:
+    """One process of the group; the first writes the median seconds of each size."""
+    import torch
+    import torch.distributed as dist
+
+    from bessemer.parallel.mesh import join, leave
+    from bessemer.recipe import Parallel
+
+    file, kind = Path(sys.argv[1]), sys.argv[2]
+    place = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device("cpu")
+    if kind == "cuda":
+        torch.cuda.set_device(place)
+    mesh = join(Parallel(shard=int(os.environ["WORLD_SIZE"])), place)
+    medians = []
+    for num_bytes in REDUCED_BYTES[kind]:
+        tensor = torch.zeros(num_bytes // 4, device=place)
+        seconds = [_timed(lambda tensor=tensor: dist.all_reduce(tensor), kind) for _ in range(REPEATS)]  # type: ignore[misc]
+        medians.append(median(seconds[3:]))
+    if mesh.is_main:
+        file.write_text(json.dumps(medians), encoding="utf-8")
+    mesh.barrier()
+    leave()
+
+
+if __name__ == "__main__":
+    main()

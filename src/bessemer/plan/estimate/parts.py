@@ -1,0 +1,311 @@
+"""What a device holds of weights, gradients and optimizer state, and the buffers in which they are gathered and exchanged.
+
+ZeRO (Rajbhandari et al. 2020, section 5): with N ranks stage 1 divides the optimizer's part by N, stage 2 the gradients too,
+stage 3 the weights too; with 2 bytes a weight, 2 a gradient and 12 of optimizer, 16 bytes a parameter in all.
+
+Activations: the count of Korthikanti et al. 2022 ("Reducing activation recomputation in large transformer models", section
+4.1, equations 1 to 4 and table 2), written for any number of key and value heads, gated MLPs, attention that writes no scores,
+and any width of an element; for their model it gives s b h (34 + 5 a s / h).
+
+Places: what each device of a pipeline holds of a model: how many blocks, and whether the embedding and the head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from bessemer.errors import InputError
+from bessemer.layout.memory import Held
+from bessemer.layout.stages import Costs, Part, balanced, stages_of
+from bessemer.model.config import ModelConfig
+from bessemer.plan.estimate.job import Job, Layout, Recompute
+from bessemer.plan.estimate.stacks import Cut, Stack
+from bessemer.recipe.parallel import stages_per_rank
+
+
+def places(config: ModelConfig, layout: Layout, cut: Cut) -> tuple[Part, ...]:
+    """Each place of the pipeline, all of its stages together. Raises InputError where there are more stages than blocks."""
+    return _places(config, layout.pipeline, stages_each(layout), layout.schedule, cut)
+
+
+def stages_each(layout: Layout) -> int:
+    """Stages of one device; schedules that need several have two unless the layout says otherwise."""
+    least = stages_per_rank(layout.schedule, layout.pipeline)
+    return max(layout.virtual, 2) if least > 1 else 1
+
+
+@lru_cache(maxsize=4096)
+def _places(config: ModelConfig, pipeline: int, each: int, schedule: str, cut: Cut) -> tuple[Part, ...]:
+    count = pipeline * each
+    if count > config.layers + 2 * (cut == "ends"):
+        raise InputError(
+            f"layout.pipeline: {pipeline} devices with {each} stages each are {count} stages, but the model has "
+            f"{config.layers} blocks; take at most {max(config.layers // each, 1)}"
+        )
+    blocks = blocks_of_stages(config, count, cut)
+    found = []
+    for place in range(pipeline):
+        held = stages_of(schedule, place, pipeline, each)
+        found.append(Part(place, sum(blocks[stage] for stage in held), 0 in held, count - 1 in held))
+    return tuple(found)
+
+
+def blocks_of_stages(config: ModelConfig, count: int, cut: Cut) -> tuple[int, ...]:
+    """Blocks of each of `count` stages, as a program cuts them (see `stacks.Cut`)."""
+    layers, (least, extra) = config.layers, divmod(config.layers, count)
+    if cut == "even":  # what is left over goes to the first stages
+        return tuple(least + (stage < extra) for stage in range(count))
+    if cut == "ceiling":  # every stage takes the larger number while there are blocks
+        most = -(-layers // count)
+        return tuple(min(most, max(layers - stage * most, 0)) for stage in range(count))
+    if cut == "ends":
+        least, extra = divmod(layers + 2, count)
+        return tuple(least + (stage < extra) - (stage == 0) - (stage == count - 1) for stage in range(count))
+    if cut == "middle":
+        return tuple(least + (0 < stage <= extra) for stage in range(count))
+    if cut == "cumulative":
+        return _cumulative(config, count)
+    costs = Costs.of(config)
+    if min(costs.blocks) == max(costs.blocks):
+        return _balanced_alike(layers, costs.blocks[0], costs.embedding, costs.head, count)
+    return tuple(len(part) for part in balanced(costs.blocks, costs.embedding, costs.head, count))
+
+
+def _balanced_alike(layers: int, block: float, embedding: float, head: float, count: int) -> tuple[int, ...]:
+    """`stage_cut.balanced` for blocks that all cost the same, in time of the number of blocks.
+
+    Once the last stage's number is chosen the others are as even as can be; the extra ones lie late.
+    """
+    if count == 1:
+        return (layers,)
+    best: tuple[float, float, int] | None = None
+    for last in range(1, layers - count + 2):
+        least, extra = divmod(layers - last, count - 1)
+        first = least * block + embedding  # the embedding's stage is never among the extra ones: they lie late
+        rest = (least + (extra > 0)) * block
+        largest = max(first, rest if count > 2 else 0.0, last * block + head)
+        squares = first**2 + (count - 2 - extra) * (least * block) ** 2 + extra * rest**2 + (last * block + head) ** 2
+        if best is None or (largest, squares) < best[:2]:
+            best = (largest, squares, last)
+    assert best is not None, "there are as many blocks as stages"
+    least, extra = divmod(layers - best[2], count - 1)
+    return (*(least + (stage >= count - 1 - extra) for stage in range(count - 1)), best[2])
+
+
+def _cumulative(config: ModelConfig, count: int) -> tuple[int, ...]:
+    """Blocks in order, a new stage once the costs so far have passed the next equal part of the whole; the head costs too.
+
+    nanotron: costs of a block 4 h^2 + 3 h f and of the head V h (its `get_block_compute_costs` and `build_model`).
+    """
+    attention = 4 * config.heads * config.head_dim * config.width
+    block = attention + 3 * config.mlp_width * config.width
+    head = config.vocabulary * config.width
+    total, so_far, stage = config.layers * block + head, 0.0, 0
+    found = [0] * count
+    for _ in range(config.layers):
+        so_far += block
+        found[stage] += 1
+        if so_far > total * (stage + 1) / count and stage < count - 1:
+            stage += 1
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a micro-batch's tokens are divided: over tensor ranks inside of products, between them too (sequence), over
+    context ranks always."""
+
+    tensor: int = 1
+    sequence: bool = True
+    context: int = 1
+
+
+def full(config: ModelConfig, stack: Stack, split: Split, width: int) -> dict[str, float]:
+    """Bytes that a block without recompute keeps for each token, by kind; width: bytes of an element.
+
+    stream: the inputs of the norms; attention: what the query, key and value products read, their results, and what the
+    output product reads; scores: softmax, and with dropout its mask and result; mlp: what its products read and what the
+    activation reads; masks: of the dropouts on the stream; gathered: inputs of products gathered from the tensor ranks.
+    """
+    stream = width * config.width / (split.tensor if split.sequence else 1)  # one tensor between the products
+    heads, both = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
+    inside = width / split.tensor
+    gathers = stack.gathered and split.tensor > 1 and split.sequence
+    read = 0.0 if gathers else stream  # a product's input, as it is kept
+    hidden = config.mlp_width * (3 if config.gated else 2)
+    if config.gated and stack.unfused_gate:
+        hidden += config.mlp_width
+    kinds = {
+        "stream": config.norms_each * stream,
+        "attention": read + inside * (heads + both + heads),
+        "scores": scores(config, stack, split, width),
+        "mlp": read + inside * hidden,
+        "masks": 2 * stream / width if stack.dropout else 0.0,
+        "gathered": 2.0 * width * config.width if gathers else 0.0,
+    }
+    if config.qk_norm != "none":
+        kinds["attention"] += inside * (heads + both // 2)
+    return kinds
+
+
+def scores(config: ModelConfig, stack: Stack, split: Split, width: int) -> float:
+    """Bytes that attention itself keeps for each token: a row of scores a head, or one sum a head where it is fused."""
+    if stack.attention == "flash":
+        return 4.0 * config.heads / split.tensor
+    seen = config.sequence_length * config.heads / split.tensor
+    return seen * (2 * width + 1 if stack.dropout else width)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Bytes for each token. kept: until the block's backward pass, by kind, none of them 0; working: what that pass takes on
+    top, with what is computed again for it."""
+
+    kept: tuple[tuple[str, float], ...]
+    working: float
+
+
+@lru_cache(maxsize=16384)
+def of_a_block(
+    config: ModelConfig, stack: Stack, split: Split, width: int, recompute: Recompute, copies: bool
+) -> Block:
+    """A block in a mode of recompute; copies: see `backward`."""
+    keeps = kept(config, stack, split, width, recompute)
+    again = sum(full(config, stack, split, width).values()) - sum(keeps.values())
+    working = again + backward(config, stack, split, width, copies=copies)
+    if stack.gathers_context and split.context > 1:
+        # Keys and values of all ranks, in the forward pass that is done again and on the way back.
+        working += 4 * width * config.heads * config.head_dim / split.tensor * split.context
+    return Block(tuple((kind, each) for kind, each in keeps.items() if each), working)
+
+
+def kept(config: ModelConfig, stack: Stack, split: Split, width: int, recompute: Recompute) -> dict[str, float]:
+    """Bytes that a block keeps for each token in a mode of recompute, by kind."""
+    everything = full(config, stack, split, width)
+    if recompute == "none":
+        return everything
+    stream = width * config.width / (split.tensor if split.sequence else 1)
+    if recompute == "full":
+        return {"inputs": stream}
+    if stack.selective == "attention":
+        return everything | {"scores": everything["scores"] if stack.attention == "flash" else 0.0}
+    inside = width / split.tensor
+    heads, one = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    results = scores(config, stack, split, width)
+    # torchtitan: of the products in order (q, k, v, o, gate, up, down) every second one is computed again, the odd ones and what
+    # is added up over tensor ranks are kept; a compiler sees that nothing on the way back reads the last.
+    attention = inside * (heads + one + heads)
+    mlp = inside * config.mlp_width + (0.0 if stack.fused else stream)
+    summed = 2 * stream if split.tensor > 1 else 0.0
+    return {"inputs": stream + summed, "attention": attention, "scores": results, "mlp": mlp}
+
+
+def backward(config: ModelConfig, stack: Stack, split: Split, width: int, *, copies: bool = False) -> float:
+    """Bytes for each token that a block's way back takes on top of what it kept: gradients of its widest tensors.
+
+    Those of the hidden units (and of scores that were written out), and of the stream, whole, going in and coming out. Where
+    tensor ranks gather along a dimension that is not the first (copies), what arrives is put in order in a second block: of
+    the two gathered inputs and of the two sums on the way back.
+    """
+    inside = width / split.tensor
+    hidden = inside * config.mlp_width * (3 if config.gated else 2)
+    written = 0.0 if stack.attention == "flash" else 2 * width * config.sequence_length * config.heads / split.tensor
+    return max(hidden, written) + (6 if copies else 2) * width * config.width
+
+
+@dataclass(frozen=True)
+class State:
+    """Bytes of a device. master: fp32 copies of the weights; buffers: gathered weights, and gradients on their way."""
+
+    weights: float
+    master: float
+    gradients: float
+    moments: float
+    buffers: float
+
+
+def ways(job: Job) -> int:
+    """Devices that divide what ZeRO divides: those of `shard`, and of a context group, which hold the same weights."""
+    return job.layout.shard * job.layout.context
+
+
+def each(stack: Stack, zero: int, ranks: int) -> tuple[float, float, float, float]:
+    """Bytes for each parameter of a device's part: of weights, master copies, gradients and moments, in ZeRO's stages 0 to 3
+    over so many ranks (Rajbhandari et al. 2020, figure 1)."""
+    one, two, three = (ranks if zero >= stage else 1 for stage in (1, 2, 3))
+    return stack.weight_bytes / three, stack.master_bytes / one, stack.gradient_bytes / two, stack.moment_bytes / one
+
+
+@lru_cache(maxsize=16384)
+def held(config: ModelConfig, part: Part, tensor: int) -> Held:
+    """Parameters of a place after tensor parallelism, with the tables of learned positions on the first."""
+    found = Held.of(config, part, tensor)
+    if config.positions == "learned" and part.has_embedding:
+        rows = config.position_rows + config.token_types
+        return Held(found.block, found.root + rows * config.width, found.blocks)
+    return found
+
+
+def state(job: Job, part: Part) -> State:
+    """What a place of the pipeline holds between and during the passes of a step."""
+    stack, layout = job.stack, job.layout
+    own = held(job.model, part, layout.tensor)
+    n = ways(job)
+    wide = job.precision in ("fp32", "tf32")
+    if stack.fully_sharded:
+        return _fully_sharded(job, own, n if layout.zero else 1, 4 if wide else 2)
+    stack = _wide(stack) if wide else stack
+    weight, master, gradient, moment = each(stack, layout.zero, n)
+    everything = own.all
+    buffers = stack.bucket_bytes
+    fresh = everything if layout.zero < 2 else 2 * own.block
+    buffers += stack.fresh_bytes * fresh + stack.copy_bytes * everything * (layout.data > 1)
+    buffers += stack.step_bytes * everything / (n if layout.zero else 1)
+    if layout.zero == 3 and n > 1:
+        buffers += stack.weight_bytes * (2 * own.block + own.root)
+    if stack.scratch_gradients and not wide:
+        buffers += 2.0 * scratch(job.model, part, layout.tensor)
+    return State(weight * everything, master * everything, gradient * everything, moment * everything, buffers)
+
+
+@lru_cache(maxsize=64)
+def _wide(stack: Stack) -> Stack:
+    """The same program in fp32: the weights are their own master copies."""
+    return replace(stack, weight_bytes=4.0, master_bytes=0.0, gradient_bytes=4.0, fresh_bytes=0.0)
+
+
+def scratch(config: ModelConfig, part: Part, tensor: int) -> float:
+    """Numbers of one matrix of each kind: Transformer Engine keeps an empty gradient of each shape (`get_dummy_wgrad`, since
+    2.3), which autograd is handed where the sum goes to the fp32 buffer."""
+    heads, both = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
+    attention = config.width * (2 * heads + both)
+    mlp = config.width * config.mlp_width * (3 if config.gated else 2)
+    return (attention + mlp) / tensor * (part.blocks > 0)
+
+
+def _fully_sharded(job: Job, own: Held, n: int, narrow: int) -> State:
+    """FSDP: everything is kept divided by n; a block is whole, in the products' width, while it is used.
+
+    Stage 3: gathered blocks are given back after each pass, but for two (one in use, one on its way) and what lies outside
+    of blocks; else, and in a pipeline (whose micro-batches would gather again and again), they stay. Gradients are whole, in
+    fp32, until the last micro-batch of a step where there are several.
+    """
+    stack, layout = job.stack, job.layout
+    # In one round of an interleaved schedule a stage has all its backward passes before the device's next one begins.
+    one_round = layout.schedule == "interleaved" and job.micro_batches <= layout.pipeline
+    at_once = own.all / stages_each(layout) if one_round else own.all
+    several = at_once if layout.pipeline > 1 or (job.micro_batches > 1 and layout.zero < 2) else 0.0
+    buffers = 0.0
+    if n > 1:
+        whole = own.all if layout.zero < 3 or layout.pipeline > 1 else own.root + min(2, own.blocks) * own.block
+        buffers = narrow * whole
+        fresh = narrow * (own.block + own.root / 2) + stack.gradient_bytes * own.block
+        buffers += max(fresh, stack.gradient_bytes * several)
+    return State(
+        weights=stack.weight_bytes * own.all / n,
+        master=stack.master_bytes * own.all / n,
+        gradients=stack.gradient_bytes * own.all / n,
+        moments=stack.moment_bytes * own.all / n,
+        buffers=buffers,
+    )

@@ -1,1 +1,0 @@
-"""Scaling laws: how loss falls with parameters and tokens, and what that says of a plan."""

@@ -1,0 +1,121 @@
+"""Measuring this machine, and planning with what was measured: its device, or a run's own steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer import calibrate, cli, forecast
+from bessemer.errors import InputError
+from bessemer.layout import devices as catalogue
+from bessemer.model.huggingface.config import model_config
+from bessemer.recipe import Recipe, load
+from bessemer.run import RunFolder
+from bessemer.train import device as devices
+from bessemer.train.measure import time_layers, time_run
+from tests.conftest import recipe_text, write_text
+
+
+def small(folder: Path) -> Path:
+    write_text(folder / "text")
+    (folder / "my.toml").write_text(recipe_text(folder))
+    return folder / "my.toml"
+
+
+def resolved(folder: Path) -> Recipe:
+    from bessemer.layout import dial
+
+    return dial.resolve(load(small(folder)), 400, 24)
+
+
+def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+    rates = calibrate.disk_rates(tmp_path)
+    assert min(rates.values()) > 1e5 and list(tmp_path.iterdir()) == []
+    with pytest.raises(InputError, match="--disk"):
+        calibrate.disk_rates(tmp_path / "not-there")
+
+
+def test_a_machine_is_measured_and_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "machine.toml"
+    assert cli.run_command(["calibrate", "--out", str(path), "--disk", str(tmp_path), "--json"]) == 0
+    entry = json.loads(capsys.readouterr().out)["device"]
+    device = catalogue.find(entry["name"], path)
+    assert 1e9 < device.best("fp32") < 1e14 and device.bandwidth > 1e8 and device.intra > 1e6 and device.per_node >= 1
+    words = [
+        "--catalogue",
+        str(path),
+        "--gpus",
+        f"4x{device.name}",
+        "--params",
+        "10M",
+        "--tokens",
+        "1B",
+        "--seq",
+        "512",
+    ]
+    assert cli.run_command(["plan", *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["step_seconds"] > 0 and told["cost"] is None
+
+
+def test_a_run_is_timed_whole_and_by_its_layers(tmp_path: Path) -> None:
+    recipe = resolved(tmp_path)
+    config = model_config(recipe, 400)
+    device = devices.choose(recipe.train)
+    whole = time_run(recipe, config, device, 0.5, 0, tmp_path / "not-there")
+    assert whole.step > whole.scored_token > 0 and whole.saving > 0 and whole.layers == config.layers
+    scaled = time_layers(recipe, config, device, 0.5, 0, tmp_path)
+    assert scaled.layers == 3 and 0.2 < scaled.step / whole.step < 5  # neighbours make a single step uncertain
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my.toml", "text"]
+
+
+def test_what_is_too_slow_is_scaled_up_and_what_is_slower_still_is_a_share_of_the_peak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load(small(tmp_path))
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"layers": 40})})
+    run = RunFolder(tmp_path / "none")
+    told, _ = forecast.plan_only(recipe, run, 0.4)
+    assert told["step_seconds_from"] == "measured on this machine" and told["step_interval"] is None
+    assert told["seconds"] > told["saving_seconds"] > 0
+    monkeypatch.setattr(
+        forecast.Planner, "_micro_batch_seconds", lambda self, of, config, again: 99.0 if config.layers == 40 else 0.1
+    )
+    told, _ = forecast.plan_only(recipe, run, 0.4)
+    assert told["step_seconds_from"] == "measured on this machine with 3 of its 40 layers and scaled up"
+    low, high = told["step_interval"]
+    assert low < told["step_seconds"] < high
+    monkeypatch.setattr(forecast.Planner, "_micro_batch_seconds", lambda self, of, config, again: 99.0)
+    assert forecast.plan_only(recipe, run, 0.4)[0]["step_seconds_from"] == "40% of the peak"
+
+
+@pytest.mark.long
+def test_a_run_is_held_against_its_plan_and_scales_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = small(tmp_path)
+    assert cli.run_command(["run", str(recipe)]) == 0
+    folder = tmp_path / "runs" / "small"
+    told = json.loads((folder / "planned_against_measured.json").read_text())
+    assert told["step_seconds"]["measured"] > 0 and told["memory_bytes"]["measured"] > 1e7
+    assert abs(told["memory_bytes"]["error"]) < 0.5
+    shown = capsys.readouterr().err
+    assert "planned" in shown and "measured" in shown
+    (folder / "planned_against_measured.json").unlink()
+    assert cli.run_command(["report", str(folder)]) == 0
+    assert (folder / "planned_against_measured.json").exists() and "planned" in capsys.readouterr().out
+    assert cli.run_command(["plan", str(recipe), "--set", "model.layers=4", "--measured", str(folder), "--json"]) == 0
+    scaled: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert scaled["step_seconds"] > told["step_seconds"]["measured"] / 2 and scaled["calibrated_on"]["steps"] > 3
+    low, high = scaled["step_interval"]
+    assert low < scaled["step_seconds"] < high
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--measured", "runs/x"], "name the recipe"), (["demo", "--measured", "runs/not-there"], "no run lies here")],
+)
+def test_what_does_not_go_together_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_command(["plan", *words]) == 2
+    assert said in capsys.readouterr().err
