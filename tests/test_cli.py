@@ -261,7 +261,7 @@ def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: P
 def test_a_stop_in_any_stage_leaves_nothing_half_written(tmp_path: Path) -> None:
     write_text(tmp_path / "text", documents=300)
     (tmp_path / "small.toml").write_text(recipe_text(tmp_path))
-    for seconds in (0.6, 1.2, 1.8, 2.4, 3.0):
+    for seconds in (0.6, 1.2, 1.5, 1.8, 2.1):
         process = subprocess.Popen(
             [sys.executable, "-m", "bessemer", "run", str(tmp_path / "small.toml")],
             stderr=subprocess.PIPE,
@@ -271,6 +271,8 @@ def test_a_stop_in_any_stage_leaves_nothing_half_written(tmp_path: Path) -> None
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
+        if process.returncode == 0:  # done before the signal
+            break
         assert process.returncode in (75, -signal.SIGINT), said  # so early that Python itself is not up yet
         assert "Traceback" not in said or process.returncode == -signal.SIGINT
         left = list((tmp_path / "runs").rglob(".*.tmp")) if (tmp_path / "runs").exists() else []
@@ -396,6 +398,8 @@ def test_a_full_disk_costs_no_training(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append(path, data)
 
+    # The plan times a checkpoint too, so the count starts with the training.
+    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
     monkeypatch.setattr(shutil, "disk_usage", scarce)
     monkeypatch.setattr(logfile, "_append_whole", full)
     sets = ("--set", f"run.dir={runs}", "--set", f"checkpoint.asynchronous={beside}")
