@@ -144,7 +144,5 @@ def test_the_files_that_the_map_names_exist() -> None:
         ("docs/architecture.md", text),
         ("CONTRIBUTING.md", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")),
     ):
-        for name in re.findall(
-            r"`(?:src/bessemer/)?(\w+/[\w/]+\.(?:py|toml))`", (ROOT / page).read_text(encoding="utf-8")
-        ):
+        for name in re.findall(r"`(?:src/bessemer/)?(\w+/[\w/]+\.(?:py|toml))`", said):
             assert (source / name).exists() or (ROOT / name).exists(), f"{page}: {name}"
