@@ -235,21 +235,22 @@ def _write_shards(
     encoder = Encoder(tokenizer, token_bytes, sample, others, framing_of(recipe, tokenizer))
     number_of = {label: number for number, label in enumerate(labels)}
     writers, done = _writers(recipe, work, tokenizer, bool(labels))
+
+    def drawn(item: Item) -> bool:
+        return is_held_out(item.identity, recipe.tokens.seed, recipe.tokens.held_out)
+
     since = 0
     with progress("encoding", text_bytes or None, "B") as advance:
         advance(done.text)
         items = batches(_items(recipe, corpus, tokenizer, done.documents))
         for batch, made in in_order(items, encoder, recipe.tokens.workers or _cores()):
             for item, ids, num_bytes in zip(batch, made.ids, made.num_bytes, strict=True):
-                held_out = is_held_out(item.identity, recipe.tokens.seed, recipe.tokens.held_out)
-                label = NO_LABEL
-                if isinstance(item, Document):
+                if not isinstance(item, Document):  # tokens of other people, without labels
+                    writers[item.source, SPLITS[drawn(item)]].add(item.identity, ids, num_bytes, NO_LABEL)
+                elif num_bytes or item.is_held_out is None:  # not a document too short to be cut
+                    held_out = drawn(item) if item.is_held_out is None else item.is_held_out
                     label = number_of.get(item.label, NO_LABEL)
-                    if item.is_held_out is not None:
-                        if not num_bytes:
-                            continue  # a document too short to be cut
-                        held_out = item.is_held_out
-                writers[item.source, SPLITS[held_out]].add(item.identity, ids, num_bytes, label)
+                    writers[item.source, SPLITS[held_out]].add(item.identity, ids, num_bytes, label)
             done.add(made, batch)
             num_bytes = sum(made.num_bytes)
             advance(num_bytes)

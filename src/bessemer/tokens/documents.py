@@ -8,11 +8,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bessemer.recipe import Recipe
 from bessemer.tokens.order import key_of
 from bessemer.tokens.phases import average_shares
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 BATCH_DOCUMENTS = 256
 LINE_REACH, WORD_REACH = 500, 100  # characters after a cut within which the end of a line or a word is looked for
@@ -96,9 +99,15 @@ def held_out_share(corpus: Path, seed: int, wanted_bytes: int) -> tuple[float, i
 
 def documents(corpus: Path, skip: int = 0) -> Iterator[Document]:
     """Stream the clean documents in their order, by source, then identity, from number `skip` on."""
+    for batch in _batches(corpus, ["identity", "source", "text", "label", "metadata"], skip):
+        for row in batch.to_pylist():
+            yield Document(row["identity"], row["source"], row["text"], row["label"], _language(row["metadata"]))
+
+
+def _batches(corpus: Path, columns: list[str], skip: int = 0) -> Iterator[pa.RecordBatch]:
+    """The rows from number `skip` on; row groups before it are not read."""
     import pyarrow.parquet as parquet
 
-    columns = ["identity", "source", "text", "label", "metadata"]
     for path in sorted(corpus.glob("*.parquet")):
         with parquet.ParquetFile(path) as file:
             for group in range(file.num_row_groups):
@@ -107,12 +116,8 @@ def documents(corpus: Path, skip: int = 0) -> Iterator[Document]:
                     skip -= rows
                     continue
                 for batch in file.iter_batches(batch_size=BATCH_DOCUMENTS, row_groups=[group], columns=columns):
-                    part = batch.slice(skip) if skip else batch
+                    yield batch.slice(skip)
                     skip = max(skip - batch.num_rows, 0)
-                    for row in part.to_pylist():
-                        yield Document(
-                            row["identity"], row["source"], row["text"], row["label"], _language(row["metadata"])
-                        )
 
 
 def spread(corpus: Path, groups: int, each: int) -> list[Document]:
@@ -204,14 +209,6 @@ def sample_shares(recipe: Recipe, sizes: dict[str, int]) -> dict[str, float]:
             shares[name] = 1.0
             del left[name]
     return {name: shares.get(name, 0.0) for name in sizes}
-
-
-def _batches(corpus: Path, columns: list[str]) -> Iterator[Any]:
-    import pyarrow.parquet as parquet
-
-    for path in sorted(corpus.glob("*.parquet")):
-        with parquet.ParquetFile(path) as file:
-            yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, columns=columns)
 
 
 def _language(metadata: str | None) -> str:
