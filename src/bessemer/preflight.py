@@ -9,7 +9,7 @@ from bessemer.errors import InputError
 from bessemer.layout import dial
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Batches, Model, Recipe
-from bessemer.recipe.start import start_recipe
+from bessemer.recipe.load import start_recipe
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
 from bessemer.tokens import outlook

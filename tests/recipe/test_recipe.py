@@ -61,7 +61,7 @@ def test_what_is_wrong_is_said_in_a_line(text: str, complaint: str) -> None:
 
 def test_the_encoders_are_the_families_that_see_both_sides() -> None:
     from bessemer.model.huggingface.families import FAMILIES
-    from bessemer.recipe.families import ENCODERS
+    from bessemer.recipe.model import ENCODERS
 
     assert set(ENCODERS) == {name for name, family in FAMILIES.items() if not family.options.get("causal", True)}
 

@@ -22,7 +22,7 @@ from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.families import FAMILIES as FAMILY_OPTIONS
 from bessemer.model.transformer import build_model
 from bessemer.recipe import Dropout, Recipe, load, parse
-from bessemer.recipe.families import ENCODERS
+from bessemer.recipe.model import ENCODERS
 from bessemer.train import precision as precisions
 from bessemer.train import recompute
 from bessemer.train.device import choose

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.corpus.rules.table import against
 from bessemer.errors import InputError
-from bessemer.recipe.parts import language_part
+from bessemer.recipe.corpus import language_part
 
 if TYPE_CHECKING:
     from bessemer.recipe import Language as Settings

@@ -37,7 +37,7 @@ from bessemer.corpus.language import routed
 from bessemer.corpus.work import made_once, partition_folder
 from bessemer.errors import BessemerError
 from bessemer.recipe import Corpus, Dedup, digest
-from bessemer.recipe.parts import band_part, is_banded
+from bessemer.recipe.corpus import band_part, is_banded
 from bessemer.run import STAGE_FILE, read_json
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ width          64 x depth: an aspect ratio of 64, in the flat valley that Kaplan
                measured for width / depth between 30 and 150.
 heads          of 64 elements up to a width of 1024, of 128 from there on (the head sizes of Llama and Qwen3).
 learning rate  0.3118 C^-0.1250, with C the FLOPs of the whole run (Bi et al. 2024, DeepSeek LLM, section 3.1); of weights that
-               were trained before, a tenth of it (recipe/start.py).
+               were trained before, a tenth of it (recipe/load.py).
 batch          0.2920 C^0.3271 tokens (the same), rounded to a power of two of sequences.
 validation     4 to 10 times, and within 8% of the steps' time: a forward pass is a third of a step. A run that is given
                minutes reads less of the held-out text at a time to keep to that.
@@ -28,8 +28,8 @@ from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.config import model_config, recipe_keys
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import Batches, Model, Parallel, Recipe
-from bessemer.recipe.optimization import UPDATE_RULES
-from bessemer.recipe.start import CONTINUED_RATE
+from bessemer.recipe.load import CONTINUED_RATE
+from bessemer.recipe.train import UPDATE_RULES
 
 TOKENS_PER_PARAMETER = 20
 MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; activations beyond that only cost memory

@@ -10,7 +10,7 @@ from bessemer.layout.flops import is_frozen
 from bessemer.layout.stages import Part
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.recipe import Dropout, Parallel, Recipe, Train
-from bessemer.recipe.optimization import UPDATE_RULES
+from bessemer.recipe.train import UPDATE_RULES
 
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
 MOMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "8bit": 1.0 + 4.0 / 256}

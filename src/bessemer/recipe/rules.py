@@ -26,16 +26,12 @@ class GopherQuality(Section):
     max_bullet_line_share: Share = Field(0.9, description="Largest share of lines that begin with a bullet.")
     max_ellipsis_line_share: Share = Field(0.3, description="Largest share of lines that end with an ellipsis.")
     min_alphabetic_word_share: Share = Field(0.8, description="Smallest share of words with a letter.")
-    marks_are_words: bool = Field(
-        True,
-        description="In that share, count a punctuation mark as a word without a letter, as datatrove does; false: only what "
-        "has a letter or a digit is a word, which keeps much prose (docs/rules.md).",
-    )
+    marks_are_words: bool = True
+    """In that share, count a punctuation mark as a word without a letter, as datatrove does; false: only what has a
+    letter or a digit is a word, which keeps much prose (docs/rules.md)."""
     min_stop_words: int = Field(2, ge=0, description="Fewest different stop words that must occur.")
-    stop_words: tuple[str, ...] = Words(
-        ("the", "be", "to", "of", "and", "that", "have", "with"),
-        "The stop words, at most 62; give those of your language for text that is not English.",
-    )
+    stop_words: Words = ("the", "be", "to", "of", "and", "that", "have", "with")
+    """The stop words, at most 62; give those of your language for text that is not English."""
 
     @model_validator(mode="after")
     def _stop_words_fit(self) -> Self:
@@ -65,9 +61,8 @@ class GopherRepetition(Section):
 class C4(Section):
     """Raffel et al. 2020, section 2.2; edits the text: lines are removed."""
 
-    require_terminal: bool = Field(
-        True, description="Remove lines that do not end in . ! ? or a quotation mark; FineWeb leaves this off."
-    )
+    require_terminal: bool = True
+    """Remove lines that do not end in . ! ? or a quotation mark; FineWeb leaves this off."""
     min_words_per_line: int = Field(3, ge=0, description="Remove lines of fewer words; DCLM takes 5.")
     max_word_characters: Positive = Field(1000, description="Remove lines with a longer word.")
     remove_citations: bool = Field(True, description="Remove [1], [edit] and [citation needed] from lines.")
@@ -86,9 +81,8 @@ class FineWeb(Section):
     min_terminal_line_share: Share = Field(0.12, description="Smallest share of lines that end in punctuation.")
     max_short_line_share: Share = Field(0.67, description="Largest share of short lines.")
     short_line_characters: Positive = Field(30, description="Characters of a short line, at most.")
-    max_duplicate_character_share: Share = Field(
-        0.01, description="Largest share of characters in duplicate lines; the paper has 0.1."
-    )
+    max_duplicate_character_share: Share = 0.01
+    """Largest share of characters in duplicate lines; the paper has 0.1."""
     max_line_feeds_per_word: float = Field(0.3, ge=0, description="Most line feeds per word.")
 
 
@@ -100,27 +94,23 @@ class RefinedWeb(Section):
     url_words: str | None = Field(None, description="A file of words, any of which rejects a URL.")
     url_soft_words: str | None = Field(None, description="A file of words of which several reject a URL.")
     min_url_soft_words: Positive = Field(2, description="How many different soft words reject a URL.")
-    url_substrings: str | None = Field(
-        None, description="A file of strings that reject a URL wherever they stand in it."
-    )
+    url_substrings: str | None = None
+    """A file of strings that reject a URL wherever they stand in it."""
     max_line_upper_share: Share = Field(0.5, description="Remove lines with a larger share of capital letters.")
     remove_numeric_lines: bool = Field(True, description="Remove lines of digits alone.")
     remove_counter_lines: bool = Field(True, description="Remove lines such as `3 likes`.")
     min_line_words: int = Field(2, ge=0, description="Remove lines of fewer words.")
-    remove_phrases: bool = Field(
-        True, description="Remove `sign-in`, `read more...` and `items in cart` in short lines."
-    )
-    max_removed_word_share: Share = Field(
-        0.05, description="Reject documents that lose a larger share of their words by these corrections."
-    )
+    remove_phrases: bool = True
+    """Remove `sign-in`, `read more...` and `items in cart` in short lines."""
+    max_removed_word_share: Share = 0.05
+    """Reject documents that lose a larger share of their words by these corrections."""
 
 
 class Nemo(Section):
     """The heuristic filters of NVIDIA NeMo Curator (its English pipeline) that other sets do not have."""
 
-    max_non_alphanumeric_share: Share = Field(
-        0.25, description="Largest share of characters but a-z, 0-9, ? ! , . and line feeds."
-    )
+    max_non_alphanumeric_share: Share = 0.25
+    """Largest share of characters but a-z, 0-9, ? ! , . and line feeds."""
     max_digit_share: Share = Field(0.15, description="Largest share of digits.")
     max_url_share: Share = Field(0.2, description="Largest share of characters in URLs.")
     max_white_space_share: Share = Field(0.25, description="Largest share of white space.")
@@ -140,10 +130,15 @@ class Textbook(Section):
     max_line_feeds_per_character: float = Field(0.3, ge=0, description="Most line feeds per character.")
     min_distinct_word_share: Share = Field(0.2, description="Smallest share of distinct words.")
     max_boilerplate_phrases: int = Field(2, ge=0, description="Most different boilerplate phrases.")
-    boilerplate_phrases: tuple[str, ...] = Words(
-        ("cookie", "privacy policy", "terms of service", "subscribe to our", "click here", "all rights reserved"),
-        "The phrases, compared without case.",
+    boilerplate_phrases: Words = (
+        "cookie",
+        "privacy policy",
+        "terms of service",
+        "subscribe to our",
+        "click here",
+        "all rights reserved",
     )
+    """The phrases, compared without case."""
 
 
 class Code(Section):
@@ -152,43 +147,35 @@ class Code(Section):
     max_lines: Positive = Field(100_000, description="Most lines.")
     max_line_length: Positive = Field(1000, description="Longest line in characters.")
     max_mean_line_length: float = Field(100.0, gt=0, description="Largest mean line in characters.")
-    min_alphanumeric_share: Share = Field(
-        0.25, description="Smallest share of letters and digits among all characters."
-    )
+    min_alphanumeric_share: Share = 0.25
+    """Smallest share of letters and digits among all characters."""
     min_alphabetic_share: Share = Field(0.25, description="Smallest share of letters among all characters.")
     reject_generated: bool = Field(True, description="Reject files whose first lines say that they are generated.")
-    generated_markers: tuple[str, ...] = Words(
-        (
-            "auto-generated",
-            "autogenerated",
-            "automatically generated",
-            "generated automatically",
-            "this file is generated",
-        ),
-        "What generated files say, compared without case.",
+    generated_markers: Words = (
+        "auto-generated",
+        "autogenerated",
+        "automatically generated",
+        "generated automatically",
+        "this file is generated",
     )
+    """What generated files say, compared without case."""
     generated_lines: Positive = Field(5, description="Lines in which the markers are looked for.")
-    min_encoded_run: Positive = Field(
-        64, description="Characters of base64 in a row from which it counts as encoded data."
-    )
+    min_encoded_run: Positive = 64
+    """Characters of base64 in a row from which it counts as encoded data."""
     max_encoded_run: Positive = Field(1024, description="Longest run of encoded data in characters.")
     max_encoded_share: Share = Field(0.5, description="Largest share of characters in encoded data.")
-    reject_xml: bool = Field(
-        True, description="Reject XML under another name: <?xml version= in the first 100 characters."
-    )
-    strip_licence: bool = Field(
-        False, description="Remove the comment at the top when it speaks of a licence or copyright."
-    )
+    reject_xml: bool = True
+    """Reject XML under another name: <?xml version= in the first 100 characters."""
+    strip_licence: bool = False
+    """Remove the comment at the top when it speaks of a licence or copyright."""
 
 
 class Flagged(Section):
     """Words by language, and a classifier, for what is not wanted."""
 
-    path: str | None = Field(
-        None,
-        description="A file of words, one a line or a JSON list, or a folder of such files named by language (en, en.txt, "
-        "en.json): the npm package naughty-words is one.",
-    )
+    path: str | None = None
+    """A file of words, one a line or a JSON list, or a folder of such files named by language (en, en.txt, en.json):
+    the npm package naughty-words is one."""
     max_words: int = Field(0, ge=0, description="Flagged words that a document may have; C4 takes 0.")
     max_share: Share = Field(0.0, description="Share of flagged words that it may have; both must be exceeded.")
     classifier: str | None = Field(None, description="A fastText model (.bin or .ftz) that scores the text.")
@@ -209,33 +196,23 @@ class Rules(Section):
 
     min_characters: int = Field(200, ge=0, description="Shorter documents are rejected (too_short).")
     max_characters: Positive = Field(1_000_000, description="Longer documents are rejected (too_long).")
-    max_mean_line_length: float | None = Field(
-        None,
-        gt=0,
-        description="Documents with a longer mean line are rejected (long_lines). Unset: those with a mean line over 1,000 "
-        "characters that look like minified code or data; prose on one line is kept.",
-    )
-    min_alphanumeric_share: Share = Field(
-        0.25,
-        description="Documents in which a smaller share of the characters other than white space is a letter or a "
-        "digit are rejected (not_text).",
-    )
-    min_unique_line_share: Share = Field(
-        0.2,
-        description="Documents in which a smaller share of the non-empty lines is distinct are rejected (repetitive).",
-    )
+    max_mean_line_length: float | None = Field(None, gt=0)
+    """Documents with a longer mean line are rejected (long_lines). Unset: those with a mean line over 1,000 characters
+    that look like minified code or data; prose on one line is kept."""
+    min_alphanumeric_share: Share = 0.25
+    """Documents in which a smaller share of the characters other than white space is a letter or a digit are rejected
+    (not_text)."""
+    min_unique_line_share: Share = 0.2
+    """Documents in which a smaller share of the non-empty lines is distinct are rejected (repetitive)."""
     code: Code | None = Field(None, description="Rules for source code; on when the table is there.")
     textbook: Textbook | None = Field(None, description="The textbook's rules; on when the table is there.")
-    gopher_quality: GopherQuality | None = Field(
-        None, description="Gopher's quality rules; on when the table is there."
-    )
-    gopher_repetition: GopherRepetition | None = Field(
-        None, description="Gopher's repetition rules; on when the table is there."
-    )
+    gopher_quality: GopherQuality | None = None
+    """Gopher's quality rules; on when the table is there."""
+    gopher_repetition: GopherRepetition | None = None
+    """Gopher's repetition rules; on when the table is there."""
     nemo: Nemo | None = Field(None, description="NeMo Curator's rules; on when the table is there.")
-    refinedweb: RefinedWeb | None = Field(
-        None, description="RefinedWeb's rules for URLs and lines; on when the table is there."
-    )
+    refinedweb: RefinedWeb | None = None
+    """RefinedWeb's rules for URLs and lines; on when the table is there."""
     c4: C4 | None = Field(None, description="C4's rules for lines and pages; on when the table is there.")
     fineweb: FineWeb | None = Field(None, description="FineWeb's rules; on when the table is there.")
     adult: Flagged | None = Field(None, description="Adult content; on when the table is there.")

@@ -10,28 +10,25 @@ keeps the recipe with every derived value filled in.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from bessemer.recipe.cluster import Cluster
-from bessemer.recipe.corpus import Corpus
-from bessemer.recipe.families import DECODERS, ENCODERS
-from bessemer.recipe.model import Model
-from bessemer.recipe.objective import Classify, Masking
-from bessemer.recipe.optimization import BatchRamp, Dropout, Optimizer, Revision, Schedule
-from bessemer.recipe.parallel import Parallel
-from bessemer.recipe.parts import Part
+from bessemer.recipe.corpus import Corpus, Part
+from bessemer.recipe.model import DECODERS, ENCODERS, Model
+from bessemer.recipe.parallel import Cluster, Parallel
 from bessemer.recipe.section import Positive, Section, Words
-from bessemer.recipe.tokenizer import Tokenizer
-from bessemer.recipe.tokens import Tokens
+from bessemer.recipe.tokens import Tokenizer, Tokens
+from bessemer.recipe.train import Train
 
 
 class Run(Section):
     """Which run this is and where it lies."""
 
-    name: str = Field(description="Name of the run; its folder is DIR/NAME.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run; its folder is DIR/NAME.")
     dir: str = Field("runs", description="Folder that holds run folders.")
     seed: int = Field(0, ge=0, description="Seed of the training: initial weights, order of the data, samples.")
 
@@ -39,144 +36,6 @@ class Run(Section):
     def folder(self) -> Path:
         """The run folder."""
         return Path(self.dir).expanduser() / self.name
-
-
-class Train(Section):
-    """The step and the loop."""
-
-    objective: Literal["causal", "masked", "classify"] = Field(
-        "causal",
-        description="What is predicted: causal (the next token), masked (hidden tokens, from both sides; needs an encoder) "
-        "or classify (each document's label).",
-    )
-    masking: Masking = Field(default_factory=Masking, description="Which tokens are hidden (objective masked).")
-    classify: Classify = Field(
-        default_factory=Classify, description="How a classifier is trained (objective classify)."
-    )
-    start: str | None = Field(
-        None,
-        min_length=1,
-        description="A run folder whose newest checkpoint gives the starting weights. Model, tokenizer and sequence_length "
-        "follow from it where they are left out, and the learning rate is a tenth of its own; the head is new where the "
-        "objective differs.",
-    )
-    steps: int | None = Field(None, gt=0, description="Optimizer steps; wins over minutes.")
-    tokens: int | None = Field(None, gt=0, description="Tokens to train on, instead of steps.")
-    minutes: float | None = Field(
-        None,
-        gt=0,
-        description="Wall time of the training, its validations and checkpoints included, instead of steps: the step is "
-        "measured once on this machine and the number of steps written into the run folder's recipe.",
-    )
-    revised: tuple[Revision, ...] = Field(
-        (),
-        strict=False,
-        description="Written by a run that is given minutes: when its number of steps was decided again by the measured rate.",
-    )
-    max_epochs: float | None = Field(
-        None,
-        gt=0,
-        description="How often the training text is read at the most, however many minutes there are; steps and tokens win "
-        "over it. Left out: as often as the minutes allow.",
-    )
-    global_batch_tokens: int | None = Field(
-        None, gt=0, description="Tokens in an optimizer step; a multiple of sequence_length."
-    )
-    batch_ramp: BatchRamp | None = Field(
-        None,
-        description="A global batch that grows to global_batch_tokens, by whole micro-batches; left out: it is fixed.",
-    )
-    micro_batch: int | None = Field(
-        None, gt=0, description="Sequences in one forward and backward pass; left out: chosen to fit."
-    )
-    optimizer: Optimizer = Field(default_factory=Optimizer, description="The optimizer.")
-    schedule: Schedule = Field(default_factory=Schedule, description="The learning rate over the steps.")
-    ema: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Decay of an exponential moving average of the weights, which validation, samples and export then use; "
-        "at update n (from 0) at most (1 + n) / (10 + n), so that it leaves the initial weights behind; 0: none.",
-    )
-    z_loss: float = Field(
-        0.0, ge=0, description="Weight of the square of the log partition function (PaLM, section 5); 0: off."
-    )
-    label_smoothing: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Share of the target's probability spread evenly over the vocabulary (Szegedy et al. 2016); the "
-        "reported loss stays the plain cross-entropy.",
-    )
-    dropout: Dropout = Field(
-        default_factory=Dropout, description="What is dropped at random in training; by default nothing."
-    )
-    loss_chunk: Positive = Field(
-        4096, description="Tokens whose logits are held at one time, at the most; a CPU holds what fits its cache."
-    )
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8-rowwise", "fp64"] = Field(
-        "auto",
-        description="Arithmetic of the matrix products; auto: bf16 where a GPU has it, else fp32; fp16 scales the loss "
-        "dynamically; fp8: the blocks' products, with one scale a tensor or a row. Master weights, gradients and "
-        "optimizer are fp32.",
-    )
-    recompute: Literal["none", "selective", "full", "budget"] = Field(
-        "none",
-        description="What blocks compute again on the way back instead of keeping it: none; selective: all but matrix "
-        "products and attention; full: all; budget: all, in as few blocks as make the predicted peak fit.",
-    )
-    memory_budget: float | None = Field(
-        None,
-        gt=0,
-        description="Memory that recompute = budget keeps to: bytes, or up to 1 a share of what is free on the device; "
-        "left out: all that is free.",
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto: cuda when there is one.")
-    compile: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="torch.compile; auto: on CUDA, where it pays, and not on a CPU, where it gains nothing after a long start.",
-    )
-    log_every: Positive = Field(1, description="Steps between lines of metrics.jsonl.")
-    watch_every: int = Field(
-        50,
-        ge=0,
-        description="Steps between looks inside the model: activations, attention logits, gradients and updates by "
-        "block; 0: none.",
-    )
-    validate_every: int | None = Field(
-        None,
-        gt=0,
-        description="Steps between validations; left out: 4 to 10 validations in all, which take about 8% of the "
-        "time at the most where 4 of them do.",
-    )
-
-    def steps_at(self, step: int) -> int:
-        """The number of steps that the run had at update `step` (0-based), which its learning rate follows."""
-        assert self.steps is not None, "the recipe is resolved"
-        return next((revision.planned for revision in self.revised if step < revision.at), self.steps)
-
-    @property
-    def has_horizon(self) -> bool:
-        """Whether the recipe says how long to train."""
-        return any(value is not None for value in (self.steps, self.tokens, self.minutes))
-
-    @model_validator(mode="after")
-    def _one_horizon(self) -> Self:
-        if self.tokens is not None and (self.steps is not None or self.minutes is not None):
-            other = "steps" if self.steps is not None else "minutes"
-            raise ValueError(f"tokens and {other} exclude each other; give one of them")
-        if self.objective == "classify" and self.z_loss:
-            raise ValueError("z_loss has no meaning for a classifier; leave it out, or choose another objective")
-        if self.objective != "classify" and self.dropout.classifier:
-            raise ValueError(
-                f"dropout.classifier = {self.dropout.classifier} has no effect with objective = {self.objective!r}; it needs "
-                "objective = 'classify'"
-            )
-        if self.memory_budget is not None and self.recompute != "budget":
-            raise ValueError(
-                f"memory_budget has no effect with recompute = {self.recompute!r}; use recompute = 'budget'"
-            )
-        return self
 
 
 class Guard(Section):
@@ -188,40 +47,29 @@ class Guard(Section):
 class Checkpoint(Section):
     """When the run is saved and how many saves are kept."""
 
-    every: int | None = Field(
-        None,
-        gt=0,
-        description="Steps between checkpoints; left out: a tenth of the steps, at most 1000, with "
-        "train.minutes about 30 seconds at the least.",
-    )
+    every: int | None = Field(None, gt=0)
+    """Steps between checkpoints; left out: a tenth of the steps, at most 1000, with train.minutes about 30 seconds at
+    the least."""
     keep: Positive = Field(3, description="Newest verified checkpoints kept; the older ones are removed.")
-    asynchronous: bool | None = Field(
-        None,
-        description="Write checkpoints beside the training, from a copy in the CPU's memory; left out: on CUDA devices.",
-    )
+    asynchronous: bool | None = None
+    """Write checkpoints beside the training, from a copy in the CPU's memory; left out: on CUDA devices."""
 
 
 class Evaluate(Section):
     """What is measured on the held-out documents and shown as samples."""
 
-    max_tokens: int | None = Field(
-        None,
-        gt=0,
-        description="Held-out tokens used for a validation during training, at the most; left out: 2,000,000, with "
-        "train.minutes as many as keep all validations within about 8% of the time.",
-    )
+    max_tokens: int | None = Field(None, gt=0)
+    """Held-out tokens used for a validation during training, at the most; left out: 2,000,000, with train.minutes as
+    many as keep all validations within about 8% of the time."""
     ngram: bool = Field(True, description="Compare with an interpolated byte 5-gram model trained on the same text.")
-    ngram_max_bytes: Positive = Field(
-        200_000_000,
-        description="Training text for the byte 5-gram, at the most; a longer text is cut and the report says so.",
-    )
-    prompts: tuple[str, ...] = Words(("The ", "def "), "Beginnings from which samples are written.")
+    ngram_max_bytes: Positive = 200_000_000
+    """Training text for the byte 5-gram, at the most; a longer text is cut and the report says so."""
+    prompts: Words = Field(("The ", "def "), description="Beginnings from which samples are written.")
     sample_tokens: Positive = Field(120, description="Tokens in a sample.")
     temperature: float = Field(0.8, ge=0, description="Temperature of the samples; 0: greedy.")
     top_k: int = Field(50, ge=0, description="Samples draw from the so many most likely tokens; 0: from all.")
-    top_p: float = Field(
-        1.0, gt=0, le=1, description="Samples draw from the most likely tokens that together have this probability."
-    )
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Samples draw from the most likely tokens that together have this probability."""
 
 
 class Report(Section):
@@ -234,33 +82,29 @@ class Export(Section):
     """What leaves the run."""
 
     hf: bool = Field(True, description="`bessemer run` ends with a checked export to the Hugging Face layout.")
-    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None,
-        description="Of the exported weights, to which they are rounded; left out: float32, or what an imported model came in.",
-    )
-    stream: bool | None = Field(
-        None,
-        description="Export tensor by tensor, and read each back, without loading the model to compare logits; left out: where "
-        "the model and transformers' copy of it do not fit into free memory.",
-    )
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Of the exported weights, to which they are rounded; left out: float32, or what an imported model came in."""
+    stream: bool | None = None
+    """Export tensor by tensor, and read each back, without loading the model to compare logits; left out: where the
+    model and transformers' copy of it do not fit into free memory."""
 
 
 class Recipe(Section):
     """One run, from raw text to an exported model."""
 
     run: Run = Field(description="Which run this is and where it lies.")
-    corpus: Corpus = Field(default_factory=Corpus, description="Raw sources to clean documents.")
-    tokenizer: Tokenizer = Field(default_factory=Tokenizer, description="Text to token ids.")
-    tokens: Tokens = Field(default_factory=Tokens, description="Documents to token shards and sequences.")
-    model: Model = Field(default_factory=Model, description="The transformer.")
-    train: Train = Field(default_factory=Train, description="The step and the loop.")
-    parallel: Parallel = Field(default_factory=Parallel, description="How the run is split over processes.")
-    cluster: Cluster = Field(default_factory=Cluster, description="Machines of a training on several nodes.")
-    guard: Guard = Field(default_factory=Guard, description="What happens when a number is not finite.")
-    checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="When the run is saved.")
-    evaluate: Evaluate = Field(default_factory=Evaluate, description="What is measured after training.")
-    report: Report = Field(default_factory=Report, description="What is shown.")
-    export: Export = Field(default_factory=Export, description="What leaves the run.")
+    corpus: Corpus = Field(Corpus(), description="Raw sources to clean documents.")
+    tokenizer: Tokenizer = Field(Tokenizer(), description="Text to token ids.")
+    tokens: Tokens = Field(Tokens(), description="Documents to token shards and sequences.")
+    model: Model = Field(Model(), description="The transformer.")
+    train: Train = Field(Train(), description="The step and the loop.")
+    parallel: Parallel = Field(Parallel(), description="How the run is split over processes.")
+    cluster: Cluster = Field(Cluster(), description="Machines of a training on several nodes.")
+    guard: Guard = Field(Guard(), description="What happens when a number is not finite.")
+    checkpoint: Checkpoint = Field(Checkpoint(), description="When the run is saved.")
+    evaluate: Evaluate = Field(Evaluate(), description="What is measured after training.")
+    report: Report = Field(Report(), description="What is shown.")
+    export: Export = Field(Export(), description="What leaves the run.")
 
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:
@@ -396,3 +240,73 @@ class Recipe(Section):
                 "embedding's and the head's learning rate"
             )
         return self
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Sequences of each global batch. Steps are counted from 0.
+
+    starts: samples before each step of the ramp, and before the first step after it; full: sequences of every later
+    step; length: tokens in a sequence.
+    """
+
+    starts: tuple[int, ...]
+    full: int
+    length: int
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Batches:
+        """The batches of a resolved recipe.
+
+        In a ramp the batch is the line from start_tokens to global_batch_tokens, over the ramp's steps or over the
+        tokens consumed, taken down to whole micro-batches.
+        """
+        train, length = recipe.train, recipe.tokens.sequence_length
+        assert train.global_batch_tokens is not None and train.micro_batch is not None, "the recipe is resolved"
+        full, ramp = train.global_batch_tokens // length, train.batch_ramp
+        starts = [0]
+        if ramp is not None:
+            first = ramp.start_tokens // length
+            while True:
+                if ramp.steps is not None:
+                    done, whole = len(starts) - 1, ramp.steps
+                else:
+                    done, whole = starts[-1] * length, ramp.tokens or 0
+                if done >= whole or first == full:
+                    break
+                grown = (full - first) * done // whole // train.micro_batch * train.micro_batch
+                starts.append(starts[-1] + first + grown)
+        return cls(tuple(starts), full, length)
+
+    @property
+    def ramp_steps(self) -> int:
+        """Steps before the first full batch."""
+        return len(self.starts) - 1
+
+    def sequences(self, step: int) -> int:
+        """Sequences of the batch of `step`."""
+        return self.before(step + 1) - self.before(step)
+
+    def tokens(self, step: int) -> int:
+        """Tokens of the batch of `step`."""
+        return self.sequences(step) * self.length
+
+    def before(self, step: int) -> int:
+        """Samples of all steps before `step`."""
+        if step < len(self.starts):
+            return self.starts[step]
+        return self.starts[-1] + (step - self.ramp_steps) * self.full
+
+    def tokens_before(self, step: int) -> int:
+        """Tokens of all steps before `step`."""
+        return self.before(step) * self.length
+
+    def step_of(self, sample: int) -> int:
+        """The step whose batch holds a sample."""
+        if sample < self.starts[-1]:
+            return bisect_right(self.starts, sample) - 1
+        return self.ramp_steps + (sample - self.starts[-1]) // self.full
+
+    def steps_for(self, samples: int) -> int:
+        """The fewest steps, at least one, that consume so many samples."""
+        return self.step_of(max(samples, 1) - 1) + 1

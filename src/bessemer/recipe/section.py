@@ -1,4 +1,4 @@
-"""What every table of the recipe shares: it is frozen, strictly typed and closed to keys that are not declared."""
+"""What every table of the recipe shares: frozen, strictly typed, closed to undeclared keys, every key described."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Words = Annotated[tuple[str, ...], Field(strict=False)]  # TOML arrays are lists, which strict mode refuses for a tuple
 
 
 class Section(BaseModel):
-    """A table of the recipe: frozen, strictly typed, and closed to keys that are not declared."""
+    """A table of the recipe. A key's description is its Field's, or the string beneath it where that is longer."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
-
-def Words(default: tuple[str, ...], description: str) -> Any:
-    """A list of strings; TOML arrays arrive as lists, which strict mode would refuse for a tuple."""
-    return Field(default=default, strict=False, description=description)
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Join the lines of descriptions."""
+        super().__pydantic_init_subclass__(**kwargs)
+        for info in cls.model_fields.values():
+            info.description = " ".join((info.description or "").split())

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
-from bessemer.recipe.mixture import Packing
+from bessemer.recipe.tokens import Packing
 from bessemer.tokens.shards import TokenStore
 
 MAGIC, EARLIER = b"BSMRPAK2", b"BSMRPAK1"

@@ -23,7 +23,7 @@ from time import perf_counter
 from bessemer.layout.dial import FORWARD_SHARE, SAVING_SHARE
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Batches, Recipe, dump
-from bessemer.recipe.optimization import Revision
+from bessemer.recipe.train import Revision
 from bessemer.run import RunFolder, write_atomic
 from bessemer.terminal import say
 from bessemer.tokens.loader import Batch, Reader, prefetched

@@ -25,7 +25,7 @@ from bessemer.corpus.quality.model import Classifier, LinearModel, fingerprint, 
 from bessemer.corpus.quality.sample import CALIBRATE, TEST, TRAIN, Labelled, Tables, draw, example_files, keys
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Quality
-from bessemer.recipe.parts import band_part
+from bessemer.recipe.corpus import band_part
 from bessemer.run import write_json
 
 FILE, FOLDER = "quality.json", "quality"

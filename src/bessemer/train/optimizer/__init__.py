@@ -22,7 +22,7 @@ from bessemer.model.transformer import Transformer
 from bessemer.parallel.sharded import as_shard_of, local
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Optimizer as OptimizerConfig
-from bessemer.recipe.optimization import UPDATE_RULES
+from bessemer.recipe.train import UPDATE_RULES
 from bessemer.train.optimizer.moments import BLOCK, CpuOffload, MomentFormat, noise, offload_batches, read, write
 from bessemer.train.optimizer.rules import (
     ELEMENTWISE,

@@ -1,6 +1,6 @@
 """Update rules (AdamW, Lion, Muon) and the parameter groups that they update.
 
-To add an elementwise rule: its facts in UPDATE_RULES (recipe/optimization.py), its function here and in ELEMENTWISE.
+To add an elementwise rule: its facts in UPDATE_RULES (recipe/train.py), its function here and in ELEMENTWISE.
 
 Shapes: D width, F hidden width, G key/value heads, R query heads of each, K width of a head; N matrices of one shape, R rows,
 C columns.
@@ -21,7 +21,7 @@ from torch.optim.adamw import adamw as fused_adamw
 from bessemer.errors import InputError
 from bessemer.parallel.sharded import as_shard_of, local, put
 from bessemer.recipe import Optimizer as OptimizerConfig
-from bessemer.recipe.optimization import UPDATE_RULES
+from bessemer.recipe.train import UPDATE_RULES
 
 State = dict[str, Tensor]
 Kind = Literal["matrix", "embedding", "head", "vector"]
