@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bessemer.tokens.loader import Loader, Sequences
 from bessemer.tokens.mixture import Mixture
-from bessemer.tokens.shards import Shard, Split
+from bessemer.tokens.shards import Shard, SplitTokens
 
 TOKENS = 100_000_000
 
@@ -47,7 +47,7 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def ours(path: Path, length: int, batch: int) -> Callable[[], object]:
-    split = Split([Shard(path, np.dtype("<u2"))])
+    split = SplitTokens([Shard(path, np.dtype("<u2"))])
     mixture = Mixture.of(("a", "b"), (split.num_sequences(length),) * 2, (0.7, 0.3), 0)
     loader = Loader([Sequences(split, length)] * 2, mixture)
     state = {"first": 0}

@@ -21,7 +21,7 @@ from machine import describe
 from bessemer.tokens.loader import Loader, PackedSplit, SampleSource, Sequences
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.packing import pack
-from bessemer.tokens.shards import Shard, Split
+from bessemer.tokens.shards import Shard, SplitTokens
 
 TOKENS = 100_000_000
 
@@ -62,7 +62,7 @@ def reading_rows(folder: Path, rounds: int, seconds: float) -> list[dict[str, ob
     tokens[np.cumsum(sizes) - 1] = 0
     path = folder / "tokens.bin"
     tokens.tofile(path)
-    split, rows = Split([Shard(path, np.dtype("<u2"))]), []
+    split, rows = SplitTokens([Shard(path, np.dtype("<u2"))]), []
     for length, batch in ((256, 16), (1024, 16), (2048, 64), (4096, 128)):
         packed = PackedSplit(split, pack(np.cumsum(sizes) - sizes, sizes, length, "best-fit"), 0)
         sources: dict[str, SampleSource] = {"best-fit": packed, "concatenate": Sequences(split, length)}

@@ -72,7 +72,7 @@ def expected(recipe: Recipe, stage: int) -> dict[str, dict[str, float]]:
     """Bytes by the paper's formula and by the plan's, at each moment."""
     config, layout = config_of(recipe, VOCABULARY, 0), recipe.parallel
     number, ways, w = config.parameters, layout.shard, 2 if recipe.train.precision == "bf16" else 4
-    held = layout_memory.Held.of(config, parts_of(config, layout)[0], 1)
+    held = layout_memory.PartParameters.of(config, parts_of(config, layout)[0], 1)
     optimizer = optimizer_bytes(recipe.train, config) / ways
     kept, copies, gradients = layout_memory.state_bytes(layout, held, w, 2)
     if layout.world == 1 or not stage:

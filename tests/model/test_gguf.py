@@ -25,7 +25,7 @@ from bessemer.model.gguf import (
 )
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer
-from bessemer.tokens.patterns import GPT2, GPT4, Split
+from bessemer.tokens.patterns import GPT2, GPT4, PatternOptions
 from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.conftest import WORDS
@@ -53,7 +53,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(split: Split = GPT4) -> Tokenizer:
+def trained(split: PatternOptions = GPT4) -> Tokenizer:
     text = [" ".join(WORDS) * 30, Path(__file__).read_text(), *TEXTS]
     return Tokenizer.train(text, 340, END, special_tokens=["<|im_end|>"], regex=split.regex)
 
@@ -165,7 +165,7 @@ def loaded(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("split", list(PRE), ids=list(PRE.values()))
-def test_llama_cpp_gives_the_same_ids(split: Split, tmp_path: Path) -> None:
+def test_llama_cpp_gives_the_same_ids(split: PatternOptions, tmp_path: Path) -> None:
     tokenizer = trained(split)
     llama = loaded(written(model_of("llama"), tokenizer, tmp_path))
     for text in TEXTS:

@@ -14,7 +14,7 @@ from bessemer import studies
 from bessemer.cli import run_command
 from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.studies import layouts, layouts_page
-from bessemer.studies.layouts_training import CASES, Settings, batch_of
+from bessemer.studies.layouts_training import CASES, CertificateRun, batch_of
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -44,7 +44,7 @@ def test_the_short_list_meets_its_target_and_the_formula(tmp_path: Path, capsys:
 def found_with(rows: list[dict[str, Any]]) -> dict[str, Any]:
     missed = [sentence for row in rows if (sentence := layouts._missed(row)) is not None]
     return {
-        "settings": vars(Settings()), "cases": {"plain": {}}, "targets": layouts.TARGETS, "rows": rows, "missed": missed,
+        "settings": vars(CertificateRun()), "cases": {"plain": {}}, "targets": layouts.TARGETS, "rows": rows, "missed": missed,
         "made": {"day": "2026-01-01", "bessemer": "0", "torch": "2", "python": "3", "machine": "2 CPU cores, gloo"},
         "folder": "there",
     }  # fmt: skip
@@ -84,7 +84,7 @@ def test_other_studies_have_no_short_list() -> None:
 
 
 def test_ragged_batches_are_ragged() -> None:
-    asked = Settings()
+    asked = CertificateRun()
     batches = [batch_of(asked, CASES["hard"], number, SINGLE_PROCESS) for number in range(20)]
     counts = [int((batch.wanted >= 0).sum()) for batch in batches]
     assert len(set(counts)) > 10 and max(counts) < asked.sequences * asked.length

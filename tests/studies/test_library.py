@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="the corpus extra is not installed")
 
-from bessemer.studies.library import PACKAGES, Settings, Snippets, tokens_of
+from bessemer.studies.library import PACKAGES, ClassifierStudy, Snippets, tokens_of
 from bessemer.tokens.shards import TokenStore
 
-TINY = Settings(layers=1, width=32, heads=2, length=32, vocabulary=512, max_bytes=200_000, steps=4, snippet=24,
+TINY = ClassifierStudy(layers=1, width=32, heads=2, length=32, vocabulary=512, max_bytes=200_000, steps=4, snippet=24,
                 train_snippets=8, test_snippets=4, class_steps=3, class_batch=8)  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from bessemer import studies
 from bessemer.cli import run_command
 from bessemer.studies import mup, text
 
-TINY = mup.Settings(
+TINY = mup.Grid(
     widths=(32, 64), rates=(0.01, 0.02, 0.04), layers=1, head_dim=16, steps=4, sequences=2, length=32, max_bytes=200_000,
     held_out=4,
 )  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from bessemer.errors import InputError
-from bessemer.tokens.patterns import WHITE_SPACE, Split
+from bessemer.tokens.patterns import WHITE_SPACE, PatternOptions
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.tokens.tokenizer_samples import END, ENDS, HARD, byte_level, corpus, every_kind, random_texts, split
 
@@ -22,7 +22,7 @@ transformers = pytest.importorskip("transformers")
 TEXTS = [*HARD, *random_texts(1500)]
 BY_TIKTOKEN = {"gpt4", "gpt2", "gpt2-split", "smollm"}
 PATTERNS = [
-    Split(*choice)
+    PatternOptions(*choice)
     for choice in itertools.product(
         ("none", "lower", "any"), (True, False), (0, 1, 3), (True, False), (True, False), WHITE_SPACE
     )
@@ -56,7 +56,7 @@ def test_the_ids_are_those_of_transformers(kinds: dict[str, HuggingFaceTokenizer
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.regex[:40])
-def test_every_pattern_gives_the_ids_of_the_library(pattern: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_pattern_gives_the_ids_of_the_library(pattern: PatternOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole texts, and texts cut into chunks of a few characters."""
     tokenizer = Tokenizer(byte_level(split(pattern), 500), END)
     assert tokenizer.way == "tiktoken" and tokenizer.agrees(TEXTS[:600])

@@ -7,7 +7,7 @@ from bessemer.errors import BessemerError
 from bessemer.tokens.held_out import held_out_samples, whole_texts
 from bessemer.tokens.loader import LabelledTexts, Loader
 from bessemer.tokens.mixture import Mixture
-from bessemer.tokens.shards import Shard, ShardWriter, Split, TokenStore
+from bessemer.tokens.shards import Shard, ShardWriter, SplitTokens, TokenStore
 from tests.tokens.token_samples import recipe_of
 
 END = 0
@@ -108,4 +108,4 @@ def test_held_out_texts(tmp_path: Path) -> None:
 def test_a_document_without_a_label_is_named(tmp_path: Path) -> None:
     store_of(tmp_path, labelled=False)
     with pytest.raises(BessemerError, match=f"document {0:032x} has no label"):
-        LabelledTexts(Split([Shard(tmp_path / "a-train-00000.bin", np.dtype("<u2"))]), 6, END)
+        LabelledTexts(SplitTokens([Shard(tmp_path / "a-train-00000.bin", np.dtype("<u2"))]), 6, END)

@@ -2,7 +2,7 @@ import pytest
 from tokenizers import Regex, pre_tokenizers
 
 from bessemer.errors import InputError
-from bessemer.tokens.patterns import GPT2, GPT4, Split, check_custom, pattern_of
+from bessemer.tokens.patterns import GPT2, GPT4, PatternOptions, check_custom, pattern_of
 
 
 def cut(regex: str, text: str) -> list[str]:
@@ -18,7 +18,7 @@ def test_the_published_patterns() -> None:
     assert (GPT4.regex, GPT2.regex) == (llama3, gpt2)
     qwen2 = llama3.replace(r"\p{N}{1,3}", r"\p{N}")
     assert pattern_of("gpt4", "single", "runs") == qwen2
-    assert Split(digits=1).regex == qwen2
+    assert PatternOptions(digits=1).regex == qwen2
 
 
 def test_digits() -> None:

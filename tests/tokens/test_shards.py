@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.tokens.shards import Shard, ShardWriter, Split, TokenStore, token_dtype
+from bessemer.tokens.shards import Shard, ShardWriter, SplitTokens, TokenStore, token_dtype
 
 
-def write(folder: Path, lengths: list[int], shard_tokens: int, vocabulary: int = 1000) -> tuple[Split, np.ndarray]:
+def write(
+    folder: Path, lengths: list[int], shard_tokens: int, vocabulary: int = 1000
+) -> tuple[SplitTokens, np.ndarray]:
     dtype = token_dtype(vocabulary)
     writer = ShardWriter(folder, "s-train", dtype, shard_tokens)
     stream = np.arange(sum(lengths)) % vocabulary
@@ -17,7 +19,7 @@ def write(folder: Path, lengths: list[int], shard_tokens: int, vocabulary: int =
         writer.add(f"{number:032x}", stream[start : start + length], length)
         start += length
     writer.close()
-    return Split([Shard(folder / name, dtype) for name in sorted(writer.files) if name.endswith(".bin")]), stream
+    return SplitTokens([Shard(folder / name, dtype) for name in sorted(writer.files) if name.endswith(".bin")]), stream
 
 
 def test_the_stream_crosses_shard_borders(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_sequences_are_cut_from_the_stream_whatever_the_shards(
         path = tmp_path / f"a-{number:05d}.bin"
         part.tofile(path)
         shards.append(Shard(path, np.dtype("<u2")))
-    split = Split(shards)
+    split = SplitTokens(shards)
     count = split.num_sequences(length)
     numbers = np.random.default_rng(0).permutation(count)
     found = split.sequences(numbers, length)

@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from bessemer.tokens.patterns import GPT2, GPT4, Split
+from bessemer.tokens.patterns import GPT2, GPT4, PatternOptions
 
 END = "<|endoftext|>"
 HARD = [
@@ -49,7 +49,7 @@ def byte_level(pre: PreTokenizer, vocabulary: int = 700) -> tokenizers.Tokenizer
     return inner
 
 
-def split(pattern: Split) -> PreTokenizer:
+def split(pattern: PatternOptions) -> PreTokenizer:
     """A split pattern and the bytes after it, as a trained tokenizer has them."""
     return pre_tokenizers.Sequence(
         [

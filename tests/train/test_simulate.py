@@ -119,7 +119,7 @@ def test_two_processes_hold_what_the_formula_of_their_zero_stage_says(zero: int)
     """Bytes a parameter, fp32 (Rajbhandari et al. 2020, section 5, with masters divided): 4 weight, 4 gradient, 8 moments."""
     layout = Parallel(shard=2, zero=zero) if zero else Parallel(replicate=2)  # type: ignore[arg-type]
     config = config_of(recipe_of(layout), VOCABULARY, 0)
-    held = layout_memory.Held.of(config, parts_of(config, layout)[0], 1)
+    held = layout_memory.PartParameters.of(config, parts_of(config, layout)[0], 1)
     block, root, number = held.block, held.root, config.parameters
     peak = {
         0: 16 * number,

@@ -158,7 +158,7 @@ class Bytes:
 
 
 @dataclass(frozen=True)
-class Held:
+class GroupParameters:
     """Parameters on a process of a tensor group, all stages of a pipeline together. outside: of no block."""
 
     blocks: int
@@ -170,7 +170,7 @@ class Held:
         return self.blocks + self.outside
 
 
-def held(config: ModelConfig, layout: Parallel) -> Held:
+def held(config: ModelConfig, layout: Parallel) -> GroupParameters:
     """What one process of a tensor group has; a tied matrix counts twice where two stages have it."""
     cut = config.layers * (config.block_matrix_parameters + config.joint_bias_parameters)
     matrices = 1 if config.tie_embeddings or config.labels else 2
@@ -179,7 +179,7 @@ def held(config: ModelConfig, layout: Parallel) -> Held:
     copies = int(_apart(config, layout)) * config.vocabulary * config.width
     each = layout.tensor
     blocks = config.layers * _block(config)
-    return Held(blocks - cut + cut // each, outside - tables + (tables + copies) // each)
+    return GroupParameters(blocks - cut + cut // each, outside - tables + (tables + copies) // each)
 
 
 def step_bytes(

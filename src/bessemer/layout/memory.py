@@ -99,7 +99,7 @@ def _of_part(
     tokens = train.micro_batch * config.sequence_length
     micro_batches = (train.global_batch_tokens or tokens) // tokens // layout.data
     tokens //= layout.context
-    held = Held.of(config, part, layout.tensor)
+    held = PartParameters.of(config, part, layout.tensor)
     share = 1.0 if is_alone else held.all / ways(layout) / config.parameters
     weights, copies, gradients = state_bytes(layout, held, cast or 4, micro_batches)
     activations, working = activation_bytes(
@@ -227,7 +227,7 @@ def average_bytes(train: Train, config: ModelConfig) -> int:
 
 
 @dataclass(frozen=True)
-class Held:
+class PartParameters:
     """Parameters of a process's part of the model, after tensor parallelism and before ZeRO. block: of one block; root: of
     all that lies in none."""
 
@@ -240,7 +240,7 @@ class Held:
         return self.blocks * self.block + self.root
 
     @classmethod
-    def of(cls, config: ModelConfig, part: Part, tensor: int) -> Held:
+    def of(cls, config: ModelConfig, part: Part, tensor: int) -> PartParameters:
         """Matrices are divided over the tensor group; vectors, and what has no row of its own for an id, are not."""
         outside = config.parameters - config.layers * config.block_matrix_parameters - config.embedding_parameters
         vectors = outside // (
@@ -282,7 +282,7 @@ def waiting(schedule: str, stages: int, virtual: int, place: int, micro_batches:
     return min(most, float(micro_batches))
 
 
-def state_bytes(layout: Parallel, held: Held, narrow: int, micro_batches: int) -> tuple[int, int, int]:
+def state_bytes(layout: Parallel, held: PartParameters, narrow: int, micro_batches: int) -> tuple[int, int, int]:
     """Weights, whole copies of them, and gradients of a process, with the buffers in which they are gathered and divided.
 
     narrow: bytes of a gathered weight. What is kept is 4 bytes each, divided by N (Rajbhandari et al. 2020, "ZeRO", section

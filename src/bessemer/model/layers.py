@@ -186,7 +186,7 @@ class LanguageHead(nn.Module):
         return torch.tanh(logits_BTV / self.soft_cap) * self.soft_cap if self.soft_cap else logits_BTV
 
 
-class Classifier(nn.Module):
+class ClassificationHead(nn.Module):
     """Hidden states to one logit a label: of one token, or of the mean over the text."""
 
     def __init__(self, config: ModelConfig) -> None:

@@ -30,7 +30,7 @@ from bessemer.model.attention import (
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.kernels import by_head, linear, rotate, swiglu
-from bessemer.model.layers import Classifier, LanguageHead, RMSNorm, activate, norm, rotary_cos_sin
+from bessemer.model.layers import ClassificationHead, LanguageHead, RMSNorm, activate, norm, rotary_cos_sin
 
 LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x, weight, bias) to x @ weight.T + bias
 # (queries, keys, values, scope, dropout masks) to (B, H, T, K)
@@ -188,7 +188,7 @@ class Transformer(nn.Module):
     """
 
     head: LanguageHead
-    classifier: Classifier
+    classifier: ClassificationHead
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = norm(config) if config.norm_position != "residual" else nn.Identity()
         if config.labels:
-            self.classifier = Classifier(config)
+            self.classifier = ClassificationHead(config)
         else:
             self.head = LanguageHead(config)
             if config.tie_embeddings:

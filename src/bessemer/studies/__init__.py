@@ -1,6 +1,6 @@
 """Experiments that teach and prove: one file each, run by `bessemer study NAME`.
 
-A study's module has `run() -> dict`, plain values that `--json` prints, and `table(found) -> str`, the same for a person. A
+A study's module has `run() -> dict`, plain values that `--json` prints, and `table(results) -> str`, the same for a person. A
 long one takes `short` and `folder`: a small part of it, and where what is done is kept. Sentences in `missed` say what it
 was to prove and did not.
 """
@@ -53,5 +53,5 @@ def run(name: str, short: bool = False, folder: Path | None = None) -> tuple[dic
     if (short or folder is not None) and not study.long:
         raise InputError(f"study {name}: it has neither --short nor --folder; leave them out")
     module = import_module(f"bessemer.studies.{study.module}")
-    found: dict[str, Any] = module.run(short, folder) if study.long else module.run()
-    return found, str(module.table(found))
+    results: dict[str, Any] = module.run(short, folder) if study.long else module.run()
+    return results, str(module.table(results))

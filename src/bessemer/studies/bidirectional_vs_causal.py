@@ -22,7 +22,15 @@ import torch
 from torch import Tensor
 
 from bessemer.evaluate.final import word_near_the_middle
-from bessemer.studies.library import PACKAGES, Settings, Snippets, classifier, pretrained, tokens_of, train_classifier
+from bessemer.studies.library import (
+    PACKAGES,
+    ClassifierStudy,
+    Snippets,
+    classifier,
+    pretrained,
+    tokens_of,
+    train_classifier,
+)
 from bessemer.terminal import amount
 from bessemer.tokens.held_out import held_out
 from bessemer.tokens.pieces import WordEdges
@@ -39,33 +47,33 @@ ROWS = 16  # sequences in one forward pass of the questions
 Ids = npt.NDArray[np.int64]
 
 
-def run(settings: Settings | None = None) -> dict[str, Any]:
+def run(settings: ClassifierStudy | None = None) -> dict[str, Any]:
     """Train both and ask. Returns `settings`, `questions`, `chance`, and by kind: parameters, tokens, fill_in,
     next_token (each accuracy and nats), probe and fine_tuned (accuracies), for the causal one fill_in_rescored."""
-    asked = settings or Settings()
-    found: dict[str, Any] = {"settings": asdict(asked), "chance": 1 / len(PACKAGES)}
+    sizes = settings or ClassifierStudy()
+    results: dict[str, Any] = {"settings": asdict(sizes), "chance": 1 / len(PACKAGES)}
     with tempfile.TemporaryDirectory() as folder:
-        store = tokens_of(asked, Path(folder))
-        texts, places = _questions(store, asked.length)
-        found["questions"] = len(texts)
-        train = Snippets.of(store, "train", asked.snippet, asked.train_snippets, asked.seed)
-        test = Snippets.of(store, "heldout", asked.snippet, asked.test_snippets, asked.seed)
+        store = tokens_of(sizes, Path(folder))
+        texts, places = _questions(store, sizes.length)
+        results["questions"] = len(texts)
+        train = Snippets.of(store, "train", sizes.snippet, sizes.train_snippets, sizes.seed)
+        test = Snippets.of(store, "heldout", sizes.snippet, sizes.test_snippets, sizes.seed)
         for kind, (objective, family) in KINDS.items():
-            step = pretrained(asked, store, objective, family)
-            tokens = asked.steps * asked.sequences * asked.length
+            step = pretrained(sizes, store, objective, family)
+            tokens = sizes.steps * sizes.sequences * sizes.length
             row: dict[str, Any] = {"parameters": step.model.config.parameters, "tokens": tokens}
             assert store.mask_token is not None
-            last = np.full(len(texts), asked.length - 1)
+            last = np.full(len(texts), sizes.length - 1)
             row["fill_in"] = _answers(step, texts, places, store.mask_token)
             row["next_token"] = _answers(step, texts, last, store.mask_token)
             if kind == "causal":
                 row["fill_in_rescored"] = _rescored(step, texts, places)
             for name, frozen in (("probe", True), ("fine_tuned", False)):
-                head = classifier(asked, store, step, "qwen3", kind == "causal", frozen)
-                train_classifier(asked, head, train, f"{name}, {kind}")
+                head = classifier(sizes, store, step, "qwen3", kind == "causal", frozen)
+                train_classifier(sizes, head, train, f"{name}, {kind}")
                 row[name] = validate(head, [test.held_out()]).accuracy
-            found[kind] = row
-    return found
+            results[kind] = row
+    return results
 
 
 def table(result: dict[str, Any]) -> str:
@@ -103,8 +111,8 @@ def _questions(store: TokenStore, length: int) -> tuple[Ids, Ids]:
     rows = np.concatenate([part.tokens[:, :length] for part in held_out(store, length)])
     rows = rows[~(rows[:, -1] == store.end_of_text)]
     chosen = np.unique(np.linspace(0, len(rows) - 1, QUESTIONS).astype(np.int64))
-    found = [(row, place) for row in rows[chosen] if (place := word_near_the_middle(row, edges, store.token_bytes))]
-    return np.stack([row for row, _ in found]), np.array([place for _, place in found])
+    results = [(row, place) for row in rows[chosen] if (place := word_near_the_middle(row, edges, store.token_bytes))]
+    return np.stack([row for row, _ in results]), np.array([place for _, place in results])
 
 
 @torch.no_grad()

@@ -14,7 +14,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from bessemer.studies.library import PACKAGES, Settings, Snippets, classifier, pretrained, tokens_of, train_classifier
+from bessemer.studies.library import (
+    PACKAGES,
+    ClassifierStudy,
+    Snippets,
+    classifier,
+    pretrained,
+    tokens_of,
+    train_classifier,
+)
 from bessemer.terminal import amount, size
 from bessemer.train import device as devices
 from bessemer.train.step import TrainStep
@@ -24,26 +32,26 @@ FAMILY = "modernbert"
 WAYS = {"frozen": "encoder frozen", "full": "encoder trained along", "scratch": "from scratch"}
 
 
-def run(settings: Settings | None = None) -> dict[str, Any]:
+def run(settings: ClassifierStudy | None = None) -> dict[str, Any]:
     """Pretrain, then train the three classifiers for the same number of steps on the same snippets.
 
     Returns `settings`, `pretraining` (tokens, seconds, accuracy on hidden tokens) and by way: accuracy, trainable
     parameters, seconds, and bytes of memory at the peak above what was held before (None where the system does not
     tell).
     """
-    asked = settings or Settings()
+    sizes = settings or ClassifierStudy()
     with tempfile.TemporaryDirectory() as folder:
-        store = tokens_of(asked, Path(folder))
+        store = tokens_of(sizes, Path(folder))
         started = perf_counter()
-        encoder = pretrained(asked, store, "masked", FAMILY)
+        encoder = pretrained(sizes, store, "masked", FAMILY)
         seconds = perf_counter() - started
-        hidden = validate(encoder, encoder.task.held_out(asked.recipe("masked", FAMILY), store, 100_000))
-        train = Snippets.of(store, "train", asked.snippet, asked.train_snippets, asked.seed)
-        test = Snippets.of(store, "heldout", asked.snippet, asked.test_snippets, asked.seed)
-        found: dict[str, Any] = {
-            "settings": asdict(asked),
+        hidden = validate(encoder, encoder.task.held_out(sizes.recipe("masked", FAMILY), store, 100_000))
+        train = Snippets.of(store, "train", sizes.snippet, sizes.train_snippets, sizes.seed)
+        test = Snippets.of(store, "heldout", sizes.snippet, sizes.test_snippets, sizes.seed)
+        results: dict[str, Any] = {
+            "settings": asdict(sizes),
             "pretraining": {
-                "tokens": asked.steps * asked.sequences * asked.length,
+                "tokens": sizes.steps * sizes.sequences * sizes.length,
                 "seconds": seconds,
                 "hidden_accuracy": hidden.accuracy,
             },
@@ -51,9 +59,9 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
         }
         for way, what in WAYS.items():
             body = encoder if way != "scratch" else None
-            step = classifier(asked, store, body, FAMILY, causal=False, frozen=way == "frozen")
-            found[way] = _trained(step, train, test, asked, what)
-    return found
+            step = classifier(sizes, store, body, FAMILY, causal=False, frozen=way == "frozen")
+            results[way] = _trained(step, train, test, sizes, what)
+    return results
 
 
 def table(result: dict[str, Any]) -> str:
@@ -78,9 +86,9 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _trained(step: TrainStep, train: Snippets, test: Snippets, asked: Settings, what: str) -> dict[str, Any]:
+def _trained(step: TrainStep, train: Snippets, test: Snippets, sizes: ClassifierStudy, what: str) -> dict[str, Any]:
     base, started = _settled_memory(), perf_counter()
-    loss = train_classifier(asked, step, train, what)
+    loss = train_classifier(sizes, step, train, what)
     seconds, peak = perf_counter() - started, devices.peak_resident_bytes()
     scored = validate(step, [test.held_out()])
     return {

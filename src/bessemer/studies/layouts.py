@@ -28,7 +28,7 @@ from bessemer.recipe import Parallel
 from bessemer.run import read_json, write_json
 from bessemer.studies import layouts_page
 from bessemer.studies.layouts_page import table as table  # `bessemer study` prints it
-from bessemer.studies.layouts_training import CASES, Settings, recipe_of
+from bessemer.studies.layouts_training import CASES, CertificateRun, recipe_of
 from bessemer.terminal import progress
 
 FOLDER = Path("runs/study-layouts")
@@ -72,12 +72,12 @@ class Scope:
     layouts: tuple[str, ...] = tuple(LAYOUTS)
     cases: tuple[str, ...] = ("plain", "hard")
     precisions: tuple[str, ...] = PRECISIONS
-    settings: Settings = field(default_factory=Settings)
+    settings: CertificateRun = field(default_factory=CertificateRun)
 
 
 def run(short: bool = False, folder: Path | None = None) -> dict[str, Any]:
     """The study, in `folder`; short: five layouts in fp64, for a few steps."""
-    scope = Scope(SHORT, ("hard", "dropout"), ("fp64",), Settings(steps=6)) if short else Scope()
+    scope = Scope(SHORT, ("hard", "dropout"), ("fp64",), CertificateRun(steps=6)) if short else Scope()
     return certify(scope, folder or FOLDER.with_name("study-layouts-short" if short else "study-layouts"))
 
 
@@ -108,7 +108,7 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
         _row(scope, folder, name, case, precision, failures.get(name))
         for name, case, precision in product(scope.layouts, scope.cases, scope.precisions)
     ]
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "settings": asdict(scope.settings),
         "cases": {case: asdict(CASES[case]) for case in scope.cases},
         "targets": TARGETS,
@@ -116,10 +116,10 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
         "missed": [sentence for row in rows if (sentence := _missed(row)) is not None],
         "made": _made(),
     }
-    write_json(folder / "layouts.json", found)
-    (folder / "layouts.md").write_text(layouts_page.page(found))
-    (folder / "layouts.svg").write_text(layouts_page.picture(found))
-    return {**found, "folder": str(folder)}
+    write_json(folder / "layouts.json", results)
+    (folder / "layouts.md").write_text(layouts_page.page(results))
+    (folder / "layouts.svg").write_text(layouts_page.picture(results))
+    return {**results, "folder": str(folder)}
 
 
 def _begin(scope: Scope, folder: Path) -> None:

@@ -22,23 +22,23 @@ CASE_MEANINGS = {
 }
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """For a terminal."""
-    lines = [_about(found), ""]
+    lines = [_about(results), ""]
     lines.append(f"{'layout':<20}{'case':<9}{'':<6}{'loss':>9}{'weights':>10}  bytes a step (formula)")
-    for row in found["rows"]:
+    for row in results["rows"]:
         place = f"{row['layout']:<20}{row['case']:<9}{row['precision']:<6}"
         if "why" in row:
             lines.append(f"{place}  {row['why']}")
         else:
             lines.append(f"{place}{row['loss']:>9.1e}{row['weight']:>10.1e}  {_bytes(row)}")
-    lines += ["", _verdict(found)]
+    lines += ["", _verdict(results)]
     return "\n".join(lines)
 
 
-def page(found: dict[str, Any]) -> str:
+def page(results: dict[str, Any]) -> str:
     """Markdown, with all that is needed to judge and to repeat it."""
-    made = found["made"]
+    made = results["made"]
     lines = [
         "# The certificate of layouts",
         "",
@@ -46,15 +46,15 @@ def page(found: dict[str, Any]) -> str:
         "",
         f"{made['day']}, Bessemer {made['bessemer']}, torch {made['torch']}, Python {made['python']}, {made['machine']}.",
         "",
-        _about(found),
+        _about(results),
         "",
-        _verdict(found),
+        _verdict(results),
         "",
         "![Largest difference of the losses from one process, for each layout and precision](layouts.svg)",
     ]
-    precisions = list(dict.fromkeys(row["precision"] for row in found["rows"]))
-    for case in found["cases"]:
-        rows = [row for row in found["rows"] if row["case"] == case]
+    precisions = list(dict.fromkeys(row["precision"] for row in results["rows"]))
+    for case in results["cases"]:
+        rows = [row for row in results["rows"] if row["case"] == case]
         columns = "".join(f" {p}: loss | weights |" for p in precisions)
         lines += ["", f"## {case.capitalize()}", "", CASE_MEANINGS[case] + ".", ""]
         lines.append(f"| layout | processes |{columns} bytes a step | formula |")
@@ -68,13 +68,13 @@ def page(found: dict[str, Any]) -> str:
         "counted at the collectives; formula: what the planner says (`layout/communication.py`), - where it has none: how "
         "often a sharded stage of a pipeline gathers its weights depends on the schedule.",
     ]
-    if found["missed"]:
-        lines += ["", "Missed or not run:", "", *(f"- {sentence}" for sentence in found["missed"])]
+    if results["missed"]:
+        lines += ["", "Missed or not run:", "", *(f"- {sentence}" for sentence in results["missed"])]
     return "\n".join(lines) + "\n"
 
 
-def _about(found: dict[str, Any]) -> str:
-    of = found["settings"]
+def _about(results: dict[str, Any]) -> str:
+    of = results["settings"]
     return (
         f"One model on every layout, against one process: {of['layers']} layers, width {of['width']}, {of['heads']} heads, "
         f"{of['kv_heads']} key/value heads; {of['steps']} steps of {of['sequences']} x {of['length']} tokens, AdamW at "
@@ -82,18 +82,18 @@ def _about(found: dict[str, Any]) -> str:
     )
 
 
-def _verdict(found: dict[str, Any]) -> str:
+def _verdict(results: dict[str, Any]) -> str:
     parts = []
-    for precision in dict.fromkeys(row["precision"] for row in found["rows"]):
-        done = [row for row in found["rows"] if row["precision"] == precision and "why" not in row]
+    for precision in dict.fromkeys(row["precision"] for row in results["rows"]):
+        done = [row for row in results["rows"] if row["precision"] == precision and "why" not in row]
         worst = max(done, key=lambda row: float(row["loss"]), default=None)
         if worst is None:
             continue
-        target = found["targets"].get(precision)
+        target = results["targets"].get(precision)
         says = f"target {target:.0e}" if target is not None else "no target"
         parts.append(f"{precision} {worst['loss']:.1e} ({worst['layout']}, {worst['case']}; {says})")
-    missed = found["missed"]
-    end = "every target is met" if not missed else f"{len(missed)} of {len(found['rows'])} rows miss it or failed"
+    missed = results["missed"]
+    end = "every target is met" if not missed else f"{len(missed)} of {len(results['rows'])} rows miss it or failed"
     return f"Largest difference of losses: {', '.join(parts)}: {end}."
 
 
@@ -117,11 +117,11 @@ def _bytes(row: dict[str, Any]) -> str:
     return f"{sum(row['sent'].values()):,}{formula}"
 
 
-def picture(found: dict[str, Any]) -> str:
+def picture(results: dict[str, Any]) -> str:
     """SVG. Each point is the larger of the two cases; bit-for-bit equal losses stand at the left edge."""
-    names = list(dict.fromkeys(row["layout"] for row in found["rows"]))
-    precisions = list(dict.fromkeys(row["precision"] for row in found["rows"]))
-    floor, settings = TOP + ROW * len(names), found["settings"]
+    names = list(dict.fromkeys(row["layout"] for row in results["rows"]))
+    precisions = list(dict.fromkeys(row["precision"] for row in results["rows"]))
+    floor, settings = TOP + ROW * len(names), results["settings"]
     width, height = LEFT + WIDTH + 30, floor + 62
     title = f"The same losses however a run is split: {settings['steps']} steps on {len(names)} layouts"
     out = [
@@ -138,7 +138,7 @@ def picture(found: dict[str, Any]) -> str:
         out.append(f'<path d="M{x:.1f} {TOP}V{floor}" stroke="{RULE}"/>')
         out.append(f'<text x="{x:.1f}" y="{floor + 17}" text-anchor="middle" fill="{PALE}">1e{power}</text>')
     out.append(f'<text x="{LEFT}" y="{floor + 17}" text-anchor="middle" fill="{PALE}">0</text>')
-    for precision, target in found["targets"].items():
+    for precision, target in results["targets"].items():
         if precision in precisions:
             colour = COLOURS.get(precision, INK)
             out.append(
@@ -150,7 +150,7 @@ def picture(found: dict[str, Any]) -> str:
         out.append(f'<text x="{LEFT - 12}" y="{y + 4:g}" text-anchor="end" fill="{INK}">{escape(name)}</text>')
         out.append(f'<path d="M{LEFT} {y:g}H{LEFT + WIDTH}" stroke="{RULE}" stroke-width="0.5"/>')
         for precision in precisions:
-            out += _point(found, name, precision, y)
+            out += _point(results, name, precision, y)
     x = LEFT
     for precision in precisions:
         out.append(f'<circle cx="{x + 5}" cy="{floor + 40}" r="5" fill="{COLOURS.get(precision, INK)}"/>')
@@ -159,8 +159,8 @@ def picture(found: dict[str, Any]) -> str:
     return "\n".join([*out, "</svg>", ""])
 
 
-def _point(found: dict[str, Any], name: str, precision: str, y: float) -> list[str]:
-    rows = (row for row in found["rows"] if row["layout"] == name and row["precision"] == precision)
+def _point(results: dict[str, Any], name: str, precision: str, y: float) -> list[str]:
+    rows = (row for row in results["rows"] if row["layout"] == name and row["precision"] == precision)
     losses = [float(row["loss"]) for row in rows if "why" not in row]
     if not losses:
         return []

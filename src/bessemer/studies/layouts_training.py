@@ -59,7 +59,7 @@ CASES = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class CertificateRun:
     """The model and its training; steps: of each run."""
 
     steps: int = 100
@@ -73,34 +73,34 @@ class Settings:
     learning_rate: float = 2e-3
 
 
-def recipe_of(asked: Settings, layout: Parallel, case: Case, precision: str) -> Recipe:
+def recipe_of(sizes: CertificateRun, layout: Parallel, case: Case, precision: str) -> Recipe:
     """What a process trains."""
-    each = asked.sequences // layout.data
+    each = sizes.sequences // layout.data
     micro = (1 if case.accumulated else 2) if layout.pipeline > 1 else each // (2 if case.accumulated else 1)
     recipe = resolve(
         parse(
             f"""
             run.name = "study-layouts"
-            tokens.sequence_length = {asked.length}
+            tokens.sequence_length = {sizes.length}
             [model]
-            layers = {asked.layers}
-            width = {asked.width}
-            heads = {asked.heads}
-            kv_heads = {asked.kv_heads}
-            mlp_width = {asked.mlp_width}
+            layers = {sizes.layers}
+            width = {sizes.width}
+            heads = {sizes.heads}
+            kv_heads = {sizes.kv_heads}
+            mlp_width = {sizes.mlp_width}
             tie_embeddings = {str(case.tied).lower()}
             [train]
-            steps = {asked.steps}
-            global_batch_tokens = {asked.sequences * asked.length}
+            steps = {sizes.steps}
+            global_batch_tokens = {sizes.sequences * sizes.length}
             micro_batch = {micro}
             precision = "{precision}"
             compile = "off"
             dropout.hidden = {case.dropout}
             dropout.attention = {case.dropout}
             [train.optimizer]
-            learning_rate = {asked.learning_rate}
+            learning_rate = {sizes.learning_rate}
             [train.schedule]
-            warmup_steps = {max(asked.steps // 10, 1)}
+            warmup_steps = {max(sizes.steps // 10, 1)}
             """,
             "study layouts",
         ),
@@ -109,18 +109,18 @@ def recipe_of(asked: Settings, layout: Parallel, case: Case, precision: str) -> 
     return recipe.model_copy(update={"parallel": layout})
 
 
-def batch_of(asked: Settings, case: Case, number: int, mesh: ProcessMesh) -> Batch:
+def batch_of(sizes: CertificateRun, case: Case, number: int, mesh: ProcessMesh) -> Batch:
     """This process's part of the batch of a step."""
-    whole = text.batch(number, asked.sequences, asked.length, MAX_BYTES)
+    whole = text.batch(number, sizes.sequences, sizes.length, MAX_BYTES)
     mine = slice(mesh.data_rank, None, mesh.layout.data)
     if not case.ragged:
         return Batch(whole.first, whole.tokens[mine], whole.source[mine])
     inputs, targets = whole.tokens[:, :-1].copy(), whole.tokens[:, 1:].copy()
-    starts, real = np.zeros(inputs.shape, dtype=np.bool_), np.full(len(inputs), asked.length, dtype=np.int64)
+    starts, real = np.zeros(inputs.shape, dtype=np.bool_), np.full(len(inputs), sizes.length, dtype=np.int64)
     draw = np.random.default_rng((number, 1))
     for row in range(len(inputs)):
-        ends = np.cumsum(draw.integers(1, LONGEST + 1, asked.length))
-        ends = ends[ends < asked.length]
+        ends = np.cumsum(draw.integers(1, LONGEST + 1, sizes.length))
+        ends = ends[ends < sizes.length]
         starts[row, 0], starts[row, ends], targets[row, ends - 1] = True, True, -1
         if row % 3 == 0 and len(ends):  # what comes after the last document that fits is padding
             real[row], inputs[row, ends[-1] :], targets[row, ends[-1] :] = ends[-1], text.END_OF_TEXT, -1
@@ -128,30 +128,30 @@ def batch_of(asked: Settings, case: Case, number: int, mesh: ProcessMesh) -> Bat
 
 
 def train(
-    asked: Settings, layout: Parallel, case: Case, precision: str, mesh: ProcessMesh, folder: Path
+    sizes: CertificateRun, layout: Parallel, case: Case, precision: str, mesh: ProcessMesh, folder: Path
 ) -> dict[str, Any]:
     """Train, and save the weights in `folder`.
 
     Returns losses of each step, targets (of the batches' mean), seconds a step (of the whole run's mean), bytes that all
     processes together send in a step, by kind (of the last step), and the name of the saved checkpoint's folder.
     """
-    recipe = recipe_of(asked, layout, case, precision)
+    recipe = recipe_of(sizes, layout, case, precision)
     config = model_config(recipe, text.VOCABULARY)
     model = build_model(config, SEED) if mesh.is_single else meta_model(config)
     device = devices.choose(recipe.train)
     step = TrainStep(recipe, model, device, text.END_OF_TEXT, 1, mesh, initial_weights(config, SEED))
     losses, targets, norms, before, started = [], [], [], traffic.sent(), perf_counter()
-    for number in range(asked.steps):
+    for number in range(sizes.steps):
         before = traffic.sent()
-        found = step.gradients(batch_of(asked, case, number, mesh))
-        step.update(number, found.grad_norm)
-        losses.append(found.loss)
-        norms.append(found.grad_norm)
-        targets.append(sum(found.targets))
-    seconds = (perf_counter() - started) / asked.steps
+        results = step.gradients(batch_of(sizes, case, number, mesh))
+        step.update(number, results.grad_norm)
+        losses.append(results.loss)
+        norms.append(results.grad_norm)
+        targets.append(sum(results.targets))
+    seconds = (perf_counter() - started) / sizes.steps
     everyone = traffic.sent_by_all(mesh.sum, before)
     named = {name: parameter.detach() for name, parameter in owned_parameters(step.model)}
-    kept = save(folder, asked.steps, {"model": named}, {}, 1, mesh)
+    kept = save(folder, sizes.steps, {"model": named}, {}, 1, mesh)
     return {"losses": losses, "norms": norms, "targets": targets, "seconds": seconds, "sent": everyone,
             "checkpoint": kept.folder.name}  # fmt: skip
 
@@ -160,7 +160,7 @@ def main() -> None:
     """As the module says."""
     folder, name = Path(sys.argv[1]), sys.argv[2]
     given = read_json(folder / "settings.json")
-    asked, layout = Settings(**given["settings"]), Parallel(**given["layouts"][name])
+    sizes, layout = CertificateRun(**given["settings"]), Parallel(**given["layouts"][name])
     devices.make_deterministic()
     mesh = join(layout, torch.device("cpu")) if in_group() else SINGLE_PROCESS
     for each in sys.argv[3:]:
@@ -169,9 +169,9 @@ def main() -> None:
         if mesh.is_main:
             place.mkdir(parents=True, exist_ok=True)
         mesh.barrier()
-        found = train(asked, layout, CASES[case], precision, mesh, place)
+        results = train(sizes, layout, CASES[case], precision, mesh, place)
         if mesh.is_main:
-            write_json(place / "run.json", found)
+            write_json(place / "run.json", results)
         gc.collect()  # a wrapped model and its hooks hold each other
         mesh.barrier()
     leave()

@@ -75,7 +75,7 @@ final_share = 0.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class ClassifierStudy:
     """Sizes of a study: the model, the text, the pretraining and the classifiers."""
 
     layers: int = 3
@@ -126,7 +126,7 @@ class Settings:
         return "\n".join(shape.format(name, table) for name, table in tables.items())
 
 
-def tokens_of(settings: Settings, folder: Path) -> TokenStore:
+def tokens_of(settings: ClassifierStudy, folder: Path) -> TokenStore:
     """Clean the library's text and write it as tokens, with a mask token, into `folder`."""
     recipe = settings.recipe("masked", "modernbert", folder)
     run = RunFolder(recipe.run.folder)
@@ -147,10 +147,10 @@ def fit(step: TrainStep, reader: Callable[[int], Batch], advance: Callable[..., 
     steps = step.settings.steps
     assert steps is not None, "the recipe is resolved"
     for number in range(steps):
-        found = step.gradients(reader(number))
-        step.update(number, found.grad_norm)
-        losses.append(found.loss)
-        advance(1, note=f"loss {found.loss:.3f}")
+        results = step.gradients(reader(number))
+        step.update(number, results.grad_norm)
+        losses.append(results.loss)
+        advance(1, note=f"loss {results.loss:.3f}")
     tail = losses[-max(steps // 10, 1) :]
     return sum(tail) / len(tail)
 
@@ -165,7 +165,7 @@ def one_source(reader: Reader, sequences: int) -> Callable[[int], Batch]:
     return read
 
 
-def pretrained(settings: Settings, store: TokenStore, objective: str, family: str) -> TrainStep:
+def pretrained(settings: ClassifierStudy, store: TokenStore, objective: str, family: str) -> TrainStep:
     """A model trained on the library's text."""
     recipe = settings.recipe(objective, family)
     step = step_of(recipe, settings.config(store.vocabulary, causal=objective == "causal"), store)
@@ -175,7 +175,7 @@ def pretrained(settings: Settings, store: TokenStore, objective: str, family: st
 
 
 def classifier(
-    settings: Settings, store: TokenStore, body: TrainStep | None, family: str, causal: bool, frozen: bool
+    settings: ClassifierStudy, store: TokenStore, body: TrainStep | None, family: str, causal: bool, frozen: bool
 ) -> TrainStep:
     """A classifier of packages, not trained yet, with the weights of a pretrained model where there is one."""
     config = settings.config(store.vocabulary, causal=causal, labels=len(PACKAGES))
@@ -187,7 +187,7 @@ def classifier(
     return step
 
 
-def train_classifier(settings: Settings, step: TrainStep, train: Snippets, what: str) -> float:
+def train_classifier(settings: ClassifierStudy, step: TrainStep, train: Snippets, what: str) -> float:
     """Train it; the mean loss of the last tenth of the steps."""
     with progress(what, settings.class_steps, "steps") as advance:
         return fit(step, train.reader(settings.class_batch, settings.seed), advance)

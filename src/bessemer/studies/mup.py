@@ -26,7 +26,7 @@ RULES = ("standard", "base_width")
 
 
 @dataclass(frozen=True)
-class Settings:
+class Grid:
     """The grid, and how long each model is trained. Every width has the same depth, and heads of the same width."""
 
     widths: tuple[int, ...] = (64, 128, 256)
@@ -40,7 +40,7 @@ class Settings:
     held_out: int = 64
 
 
-def run(settings: Settings | None = None) -> dict[str, Any]:
+def run(settings: Grid | None = None) -> dict[str, Any]:
     """Train the grid.
 
     Returns `settings`; `loss`, held-out nats a byte by rule, width and rate, None where the run diverged; `best`, the
@@ -48,18 +48,18 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
     factor between the optimum at the first width and at the last; `at_base_rate`, the loss of the last width at the
     rate that is best at the first one.
     """
-    asked, started = settings or Settings(), perf_counter()
+    sizes, started = settings or Grid(), perf_counter()
     devices.keep_freed_memory()
     loss: dict[str, dict[int, dict[float, float]]] = {rule: {} for rule in RULES}
-    base = asked.widths[0]
-    runs = [(rule, width, rate) for width in asked.widths for rule in RULES for rate in asked.rates]
+    base = sizes.widths[0]
+    runs = [(rule, width, rate) for width in sizes.widths for rule in RULES for rate in sizes.rates]
     with progress("study mup", sum(width**2 for _, width, _ in runs), "work") as advance:
         for rule, width, rate in runs:
             by_rate = loss[rule].setdefault(width, {})
             if rule == "base_width" and width == base:
                 by_rate[rate] = loss["standard"][width][rate]  # the same run
             else:
-                by_rate[rate] = _trained(asked, width, rate, base if rule == "base_width" else None)
+                by_rate[rate] = _trained(sizes, width, rate, base if rule == "base_width" else None)
             advance(width**2, note=f"width {width}, learning rate {rate:.4f}")
     best = {rule: {width: min(of, key=of.__getitem__) for width, of in loss[rule].items()} for rule in RULES}
     optimum = {rule: {width: _lowest(of) for width, of in loss[rule].items()} for rule in RULES}
@@ -67,9 +67,9 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
         rule: {width: {rate: value if isfinite(value) else None for rate, value in of.items()} for width, of in by.items()}
         for rule, by in loss.items()
     }  # fmt: skip
-    widest = asked.widths[-1]
+    widest = sizes.widths[-1]
     return {
-        "settings": asdict(asked),
+        "settings": asdict(sizes),
         "loss": shown,
         "best": best,
         "optimum": optimum,
@@ -79,31 +79,31 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
     }
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """Losses by width (rows) and learning rate (columns) for both rules; the best of a row is starred."""
-    asked = found["settings"]
+    sizes = results["settings"]
     lines = [
-        f"Held-out loss in nats a byte after {asked['steps']} steps of {asked['sequences'] * asked['length']:,} bytes; "
-        f"{asked['layers']} layers, heads of {asked['head_dim']}; * the best of its row"
+        f"Held-out loss in nats a byte after {sizes['steps']} steps of {sizes['sequences'] * sizes['length']:,} bytes; "
+        f"{sizes['layers']} layers, heads of {sizes['head_dim']}; * the best of its row"
     ]
     titles = {
         "standard": "One learning rate for every width",
-        "base_width": f"train.optimizer.base_width = {asked['widths'][0]}",
+        "base_width": f"train.optimizer.base_width = {sizes['widths'][0]}",
     }
     for rule, title in titles.items():
-        lines += ["", title, "width " + "".join(f"{rate:>10.5f}" for rate in asked["rates"])]
-        for width, by_rate in found["loss"][rule].items():
-            best = found["best"][rule][width]
+        lines += ["", title, "width " + "".join(f"{rate:>10.5f}" for rate in sizes["rates"])]
+        for width, by_rate in results["loss"][rule].items():
+            best = results["best"][rule][width]
             cells = (_cell(value) + ("*" if rate == best else " ") for rate, value in by_rate.items())
             lines.append(f"{width:>5} " + "".join(f"{cell:>10}" for cell in cells))
-    base, widest = asked["widths"][0], asked["widths"][-1]
+    base, widest = sizes["widths"][0], sizes["widths"][-1]
     lines.append("")
     for rule, title in titles.items():
-        optimum = found["optimum"][rule]
+        optimum = results["optimum"][rule]
         lines.append(
             f"{title}: from width {base} to {widest} the best rate goes from {optimum[base]:.4f} to {optimum[widest]:.4f}, a "
-            f"factor of {found['moved'][rule]:.2g}; at the rate that is best at {base}, width {widest} has "
-            f"{_cell(found['at_base_rate'][rule])}"
+            f"factor of {results['moved'][rule]:.2g}; at the rate that is best at {base}, width {widest} has "
+            f"{_cell(results['at_base_rate'][rule])}"
         )
     return "\n".join(lines)
 
@@ -127,30 +127,30 @@ def _lowest(by_rate: dict[float, float]) -> float:
     return float(rates[place] * (rates[place + 1] / rates[place]) ** aside)
 
 
-def _trained(asked: Settings, width: int, rate: float, base_width: int | None) -> float:
+def _trained(sizes: Grid, width: int, rate: float, base_width: int | None) -> float:
     """Held-out loss of one model after its steps; infinite when it diverged."""
     overrides = [] if base_width is None else [f"train.optimizer.base_width={base_width}"]
     recipe = resolve(
         parse(
             f"""
             run.name = "study-mup"
-            tokens.sequence_length = {asked.length}
+            tokens.sequence_length = {sizes.length}
             [model]
-            layers = {asked.layers}
+            layers = {sizes.layers}
             width = {width}
-            heads = {width // asked.head_dim}
-            head_dim = {asked.head_dim}
+            heads = {width // sizes.head_dim}
+            head_dim = {sizes.head_dim}
             mlp_width = {3 * width}
             [train]
-            steps = {asked.steps}
-            global_batch_tokens = {asked.sequences * asked.length}
-            micro_batch = {asked.sequences}
+            steps = {sizes.steps}
+            global_batch_tokens = {sizes.sequences * sizes.length}
+            micro_batch = {sizes.sequences}
             compile = "off"
             [train.optimizer]
             learning_rate = {rate}
             [train.schedule]
             kind = "linear"
-            warmup_steps = {asked.steps // 10}
+            warmup_steps = {sizes.steps // 10}
             final_share = 0.0
             """,
             "study mup",
@@ -160,9 +160,9 @@ def _trained(asked: Settings, width: int, rate: float, base_width: int | None) -
     )
     config = model_config(recipe, text.VOCABULARY)
     step = TrainStep(recipe, build_model(config, 0), devices.choose(recipe.train), text.END_OF_TEXT, 1)
-    for number in range(asked.steps):
-        found = step.gradients(text.batch(number, asked.sequences, asked.length, asked.max_bytes))
-        if not (isfinite(found.loss) and isfinite(found.grad_norm)):
+    for number in range(sizes.steps):
+        results = step.gradients(text.batch(number, sizes.sequences, sizes.length, sizes.max_bytes))
+        if not (isfinite(results.loss) and isfinite(results.grad_norm)):
             return inf
-        step.update(number, found.grad_norm)
-    return validate(step, [text.held_out(asked.held_out, asked.length, asked.max_bytes)]).loss
+        step.update(number, results.grad_norm)
+    return validate(step, [text.held_out(sizes.held_out, sizes.length, sizes.max_bytes)]).loss

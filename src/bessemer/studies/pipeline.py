@@ -17,7 +17,7 @@ from bessemer.recipe.parallel import V_SHAPED
 
 
 @dataclass(frozen=True)
-class Settings:
+class ScheduleSizes:
     """sizes: (ranks, micro-batches). send: from a rank to another, in forwards of a rank's part."""
 
     sizes: tuple[tuple[int, int], ...] = ((4, 4), (4, 8), (4, 16), (8, 16))
@@ -25,7 +25,7 @@ class Settings:
     send: float = 0.1
 
 
-def run(settings: Settings | None = None) -> dict[str, Any]:
+def run(settings: ScheduleSizes | None = None) -> dict[str, Any]:
     """Simulate them.
 
     Returns `settings`; `textbook`, a row a size and schedule of gpipe and 1f1b, with timesteps, active, idle (of all ranks
@@ -33,9 +33,9 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
     step, in forwards of a rank's part), idle (of a rank, on average), utilisation, held (micro-batches' activations on
     the fullest rank) and with_send (utilisation when results travel). A schedule that a size does not fit has `why` instead.
     """
-    asked = settings or Settings()
+    sizes = settings or ScheduleSizes()
     textbook, schedules = [], []
-    for p, m in asked.sizes:
+    for p, m in sizes.sizes:
         for name in ("gpipe", "1f1b"):
             table = simulate(generate(name, p, m), Durations(1.0, 1.0))
             textbook.append({
@@ -44,42 +44,42 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
             })  # fmt: skip
         for name in NAMES:
             stages = (2, 4) if name == "interleaved" else (None,)
-            schedules += [_row(asked, name, p, m, virtual) for virtual in stages]
-    return {"settings": asdict(asked), "textbook": textbook, "schedules": schedules}
+            schedules += [_row(sizes, name, p, m, virtual) for virtual in stages]
+    return {"settings": asdict(sizes), "textbook": textbook, "schedules": schedules}
 
 
-def _row(asked: Settings, name: str, p: int, m: int, virtual: int | None) -> dict[str, Any]:
+def _row(sizes: ScheduleSizes, name: str, p: int, m: int, virtual: int | None) -> dict[str, Any]:
     row: dict[str, Any] = {"ranks": p, "micro_batches": m, "schedule": name}
     try:
         schedule = generate(name, p, m, virtual)
     except InputError as error:
         return {**row, "why": str(error)}
     v = schedule.virtual
-    table = simulate(schedule, Durations(1.0 / v, asked.backward / v))
-    sent = simulate(schedule, Durations(1.0 / v, asked.backward / v, asked.send))
+    table = simulate(schedule, Durations(1.0 / v, sizes.backward / v))
+    sent = simulate(schedule, Durations(1.0 / v, sizes.backward / v, sizes.send))
     held = max(schedule.held(rank) for rank in range(p))
     return {**row, "virtual": v, "time": table.timesteps, "idle": table.idle / p, "utilisation": table.utilisation,
             "held": held, "with_send": sent.utilisation}  # fmt: skip
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """Both tables."""
-    asked = found["settings"]
+    sizes = results["settings"]
     lines = [
         "The textbook: forward and backward of a micro-batch are one time-step each",
         "stages  micro-batches  schedule  timesteps  active  idle  utilisation  m / (p + m - 1)",
     ]
-    for row in found["textbook"]:
+    for row in results["textbook"]:
         lines.append(
             f"{row['stages']:>6}  {row['micro_batches']:>13}  {row['schedule']:<8}  {row['timesteps']:>9g}  "
             f"{row['active']:>6g}  {row['idle']:>4g}  {row['utilisation']:>11.1%}  {row['formula']:>15.1%}"
         )
     lines += [
         "",
-        f"All schedules on one model: the forward of a rank's part is 1, its backward {asked['backward']:g}",
-        f"ranks  micro-batches  schedule     stages a rank   time   idle  utilisation  and sends of {asked['send']:g}  held",
+        f"All schedules on one model: the forward of a rank's part is 1, its backward {sizes['backward']:g}",
+        f"ranks  micro-batches  schedule     stages a rank   time   idle  utilisation  and sends of {sizes['send']:g}  held",
     ]
-    for row in found["schedules"]:
+    for row in results["schedules"]:
         place = f"{row['ranks']:>5}  {row['micro_batches']:>13}  {row['schedule']:<11}"
         if "why" in row:
             lines.append(f"{place}  {'-':>13}  {row['why'].split(': ', 1)[1]}")
@@ -91,7 +91,7 @@ def table(found: dict[str, Any]) -> str:
     lines += [
         "",
         "time: of a step, where a rank without a bubble takes "
-        f"{1 + asked['backward']:g} for each micro-batch; idle: of a rank; held: micro-batches whose",
+        f"{1 + sizes['backward']:g} for each micro-batch; idle: of a rank; held: micro-batches whose",
         f"activations the fullest rank holds, in units of its part of the model. {' and '.join(V_SHAPED)} split backwards.",
     ]
     return "\n".join(lines)

@@ -91,9 +91,9 @@ def scores() -> list[dict[str, Any]]:
     for size in (8.0, 16.0, 24.0, 32.0):
         row: dict[str, Any] = {"rms": size}
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
-            found = (size * q_TK).to(dtype) @ (size * k_TK).to(dtype).T
-            softmax = (found * 128**-0.5).softmax(dim=1)
-            row[name] = float(found.max()) if torch.isfinite(found).all() else None
+            results = (size * q_TK).to(dtype) @ (size * k_TK).to(dtype).T
+            softmax = (results * 128**-0.5).softmax(dim=1)
+            row[name] = float(results.max()) if torch.isfinite(results).all() else None
             row[f"{name}_nan_rows"] = int(softmax.isnan().any(dim=1).sum())
         rows.append(row)
     return rows
@@ -115,15 +115,15 @@ def gradients(step: TrainStep) -> dict[str, dict[str, dict[str, float]]]:
     for hook in hooks:
         hook.remove()
     weights = [parameter.grad.flatten() for parameter in step.model.parameters() if parameter.grad is not None]
-    found = {}
+    results = {}
     for kind, tensors in (("activations", passing), ("weights", weights)):
         values = torch.cat(tensors) * SHARE
-        found[kind] = {
+        results[kind] = {
             "fp16": _shares(values, torch.float16),
             "fp16, scaled by 65536": _shares(values * 65536.0, torch.float16),
             "bf16": _shares(values, torch.bfloat16),
         }
-    return found
+    return results
 
 
 def _shares(values: Tensor, dtype: torch.dtype) -> dict[str, float]:
@@ -144,12 +144,12 @@ def _train(name: str, dynamic: bool) -> tuple[dict[str, Any], TrainStep]:
     step = TrainStep(recipe, build_model(model_config(recipe, 256), 0), device, 0, 1)
     scale, losses, lost = LossScale(2.0**16 if dynamic else 1.0), [], 0
     for number, batch in enumerate(_batches()):
-        found = step.gradients(batch, LossScale(scale.value * SHARE))
-        good = isfinite(found.grad_norm)
-        losses.append(found.loss if isfinite(found.loss) else None)
+        results = step.gradients(batch, LossScale(scale.value * SHARE))
+        good = isfinite(results.grad_norm)
+        losses.append(results.loss if isfinite(results.loss) else None)
         lost += sum(int((p.grad == 0).all()) for p in step.model.parameters() if p.grad is not None)
         if good:
-            step.update(number, found.grad_norm)
+            step.update(number, results.grad_norm)
         if dynamic:
             scale = scale.after(good)
     tail = [loss for loss in losses[-5:] if loss is not None]

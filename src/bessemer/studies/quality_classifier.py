@@ -46,7 +46,7 @@ SNIPPETS = (
 
 
 @dataclass(frozen=True)
-class Settings:
+class ClassifierSizes:
     """Sizes of the exercise."""
 
     samples: int = 500
@@ -60,31 +60,31 @@ class Settings:
     seed: int = 0
 
 
-def run(settings: Settings | None = None) -> dict[str, Any]:
+def run(settings: ClassifierSizes | None = None) -> dict[str, Any]:
     """Make the texts, train, and score the snippets.
 
     Returns `settings`; `epochs`, after each the loss and the accuracy of training and held-out texts; `held_out`,
     accuracy and ROC AUC in the end; `optimum`, the training loss that no epoch can go below and the distance to its
     weights; `weights` by feature, for standardised values; `snippets` with their scores.
     """
-    asked, started = settings or Settings(), perf_counter()
-    draw = np.random.default_rng(asked.seed)
-    high = np.arange(asked.samples) % 2 == 0
-    aside = draw.uniform(asked.gap / 2, 0.5, asked.samples)
+    sizes, started = settings or ClassifierSizes(), perf_counter()
+    draw = np.random.default_rng(sizes.seed)
+    high = np.arange(sizes.samples) % 2 == 0
+    aside = draw.uniform(sizes.gap / 2, 0.5, sizes.samples)
     goodness = np.where(high, 0.5 + aside, 0.5 - aside)
-    raw = _features([_text(draw, share, asked.lines) for share in goodness])
-    held = np.arange(asked.samples) >= asked.samples - asked.held_out
+    raw = _features([_text(draw, share, sizes.lines) for share in goodness])
+    held = np.arange(sizes.samples) >= sizes.samples - sizes.held_out
     centre, spread = raw[~held].mean(axis=0), raw[~held].std(axis=0)
     values = _with_bias(standardised(raw, centre, spread))
     train, test = (values[~held], high[~held]), (values[held], high[held])
 
     weights = np.zeros(values.shape[1])
     epochs = []
-    for epoch in range(1, asked.epochs + 1):
+    for epoch in range(1, sizes.epochs + 1):
         order = draw.permutation(len(train[0]))
-        for first in range(0, len(order), asked.batch):
-            rows = order[first : first + asked.batch]
-            weights -= asked.rate * loss_and_gradient(weights, train[0][rows], train[1][rows])[1]
+        for first in range(0, len(order), sizes.batch):
+            rows = order[first : first + sizes.batch]
+            weights -= sizes.rate * loss_and_gradient(weights, train[0][rows], train[1][rows])[1]
         epochs.append({
             "epoch": epoch, "loss": loss_and_gradient(weights, *train)[0], "accuracy": _accuracy(weights, *train),
             "held_out_loss": loss_and_gradient(weights, *test)[0], "held_out_accuracy": _accuracy(weights, *test),
@@ -92,7 +92,7 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
     best = minimise(lambda at: loss_and_gradient(at, *train), np.zeros(len(weights)), 200, 1e-9)
     snippets = _with_bias(standardised(_features(list(SNIPPETS)), centre, spread))
     return {
-        "settings": asdict(asked),
+        "settings": asdict(sizes),
         "epochs": epochs,
         "held_out": {
             "texts": int(held.sum()),
@@ -110,17 +110,17 @@ def run(settings: Settings | None = None) -> dict[str, Any]:
     }
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """Loss and accuracy by epoch, the weights, and the snippets with their scores."""
-    asked, held = found["settings"], found["held_out"]
+    sizes, held = results["settings"], results["held_out"]
     lines = [
-        f"{asked['samples']} synthetic texts of {asked['lines']} lines, {len(FEATURES)} features, logistic regression, "
-        f"{asked['epochs']} epochs in batches of {asked['batch']}; {held['texts']} texts held out",
+        f"{sizes['samples']} synthetic texts of {sizes['lines']} lines, {len(FEATURES)} features, logistic regression, "
+        f"{sizes['epochs']} epochs in batches of {sizes['batch']}; {held['texts']} texts held out",
         "",
         "epoch   loss  accuracy   held-out loss  accuracy",
     ]
-    last = len(found["epochs"])
-    for row in found["epochs"]:
+    last = len(results["epochs"])
+    for row in results["epochs"]:
         if row["epoch"] in (1, 2, 3, last) or row["epoch"] % 5 == 0:
             lines.append(
                 f"{row['epoch']:>5}  {row['loss']:.3f}     {row['accuracy']:>5.1%}          "
@@ -129,13 +129,13 @@ def table(found: dict[str, Any]) -> str:
     lines += [
         "",
         f"Held out: {held['accuracy']:.1%} right, ROC AUC {held['roc_auc']:.3f}. The lowest training loss there is, by "
-        f"L-BFGS: {found['optimum']['loss']:.3f}",
+        f"L-BFGS: {results['optimum']['loss']:.3f}",
         "",
         "feature             weight, for one standard deviation",
     ]
-    lines += [f"{name:<18}  {weight:+.2f}" for name, weight in found["weights"].items()]
+    lines += [f"{name:<18}  {weight:+.2f}" for name, weight in results["weights"].items()]
     lines += ["", "score  snippet"]
-    lines += [f"{row['score']:.3f}  {row['text'][:90]}" for row in found["snippets"]]
+    lines += [f"{row['score']:.3f}  {row['text'][:90]}" for row in results["snippets"]]
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.packing import Ints, Pack, open_pack
 from bessemer.tokens.phases import SourceSizes, mixture_of
 from bessemer.tokens.pieces import Framing
-from bessemer.tokens.shards import NO_LABEL, Split, TokenStore
+from bessemer.tokens.shards import NO_LABEL, SplitTokens, TokenStore
 
 Bools = npt.NDArray[np.bool_]
 
@@ -84,7 +84,7 @@ class SampleSource(Protocol):
 class Sequences:
     """Sequences of a split's concatenated documents, each with the token that follows its last one."""
 
-    def __init__(self, split: Split, length: int) -> None:
+    def __init__(self, split: SplitTokens, length: int) -> None:
         self.split, self.length = split, length
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class PackedSplit:
     end-of-text tokens for inputs and no targets (-1).
     """
 
-    def __init__(self, split: Split, pack: Pack, end_of_text: int) -> None:
+    def __init__(self, split: SplitTokens, pack: Pack, end_of_text: int) -> None:
         self.split, self.pack, self._end_of_text = split, pack, end_of_text
 
     def __len__(self) -> int:
@@ -163,7 +163,7 @@ class LabelledTexts:
     Documents hold no end-of-text inside, so a text ends at the first one after its first token.
     """
 
-    def __init__(self, split: Split, length: int, end_of_text: int, framing: Framing | None = None) -> None:
+    def __init__(self, split: SplitTokens, length: int, end_of_text: int, framing: Framing | None = None) -> None:
         self._split, self._length, self._end_of_text = split, length, end_of_text
         around = framing or Framing((end_of_text,))
         self._offset, self._closed = int(around.before == (end_of_text,)), int(around.after[-1:] == (end_of_text,))

@@ -1,7 +1,8 @@
 """How text is cut into pieces before any merge: split patterns, how a tokenizer.json applies one, what a custom one may be.
 
 A pattern is a list of alternatives: contractions, runs of letters, of digits, of other signs, white space. The published ones
-differ in few choices, which `Split` names; it writes them as a regular expression, and recognises that of a loaded tokenizer.
+differ in few choices, which `PatternOptions` names; it writes them as a regular expression, and recognises that of a loaded
+tokenizer.
 
 Sources: gpt2, openai/gpt-2, encoder.py; gpt4, cl100k_base in openai/tiktoken, tiktoken_ext/openai_public.py (with its
 possessive quantifiers written plainly and `\\s*[\\r\\n]` as `\\s*[\\r\\n]+`, which match the same); llama3, meta-llama/llama3,
@@ -39,7 +40,7 @@ PROBE_SECONDS = 1.0  # of processor time; a linear pattern takes up to 0.1 for t
 
 
 @dataclass(frozen=True)
-class Split:
+class PatternOptions:
     """The choices that make a pattern.
 
     contractions: "lower" knows 's, "any" also 'S; any_prefix: a run of letters takes one sign or space before it, else
@@ -64,8 +65,8 @@ class Split:
         return f"{CONTRACTIONS[self.contractions]}{letters}|{digits}|{signs}{WHITE_SPACE[self.white_space]}"
 
 
-GPT4 = Split()
-GPT2 = Split("lower", any_prefix=False, digits=0, digits_space=True, line_ends=False, white_space="runs")
+GPT4 = PatternOptions()
+GPT2 = PatternOptions("lower", any_prefix=False, digits=0, digits_space=True, line_ends=False, white_space="runs")
 # White space before a digit ends a piece, as it does at the end of a text.
 GPT2_DIGITS_FIRST = GPT2.regex.replace(r" ?\p{N}+", r"\p{N}").replace(r"|\s+(?!\S)", r"|\s+(?=\p{N})|\s+(?!\S)")
 NAMED = {"gpt4": GPT4, "llama3": GPT4, "gpt2": GPT2}
@@ -93,18 +94,18 @@ def pattern_of(name: str, digits: str | None, white_space: str) -> str:
 
 
 @cache
-def _splits() -> dict[str, Split]:
+def _splits() -> dict[str, PatternOptions]:
     choices = itertools.product(CONTRACTIONS, (True, False), (0, 1, 3), (True, False), (True, False), WHITE_SPACE)
-    splits = [Split(*choice) for choice in choices]  # type: ignore[arg-type]
+    splits = [PatternOptions(*choice) for choice in choices]  # type: ignore[arg-type]
     return {split.regex: split for split in splits}
 
 
 @dataclass(frozen=True)
 class PreTokenization:
-    """How a byte-level BPE cuts text. split: None where the regex is not one of `Split`; digits_first: each digit is cut out
+    """How a byte-level BPE cuts text. split: None where the regex is none of PatternOptions; digits_first: each digit is cut out
     before the split; prefix_space: a space is put before every text."""
 
-    split: Split | None
+    split: PatternOptions | None
     regex: str
     digits_first: bool = False
     prefix_space: bool = False

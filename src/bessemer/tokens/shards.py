@@ -90,7 +90,7 @@ class Shard:
         return raw[16:ends].view("<u8"), raw[ends:].reshape(count, IDENTITY_BYTES)
 
 
-class Split:
+class SplitTokens:
     """The tokens of one source and split: its shards, read as one stream."""
 
     def __init__(self, shards: list[Shard]) -> None:
@@ -266,11 +266,11 @@ class TokenStore:
         """Names of the sources, in the recipe's order."""
         return tuple(self.manifest["sources"])
 
-    def split(self, source: str, split: str) -> Split:
+    def split(self, source: str, split: str) -> SplitTokens:
         """Tokens of one source; split: "train" or "heldout"."""
         dtype = token_dtype(self.vocabulary)
         names = sorted(name for name in self.manifest["sources"][source][split]["files"] if name.endswith(".bin"))
-        return Split([Shard(self.folder / name, dtype) for name in names])
+        return SplitTokens([Shard(self.folder / name, dtype) for name in names])
 
     @cached_property
     def token_bytes(self) -> npt.NDArray[np.int64]:

@@ -18,7 +18,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import read_config, read_settings, unread_keys
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.gate import logits_of, one_line, quiet_transformers, tolerance_of
-from bessemer.model.huggingface.settings import Settings
+from bessemer.model.huggingface.settings import ForeignConfig
 from bessemer.model.huggingface.weights import read_model
 from bessemer.model.transformer import Transformer, meta_model
 from bessemer.run import write_json
@@ -233,7 +233,7 @@ def _ids(folder: Path, config: ModelConfig) -> list[str]:
     return warnings
 
 
-def _classes(settings: Settings, labels: int) -> list[str]:
+def _classes(settings: ForeignConfig, labels: int) -> list[str]:
     """Names of classes that cannot be told apart, or two tables that say different things."""
     named, numbers = settings.table("id2label"), settings.table("label2id")
     names = {number: named.raw(number) for number in named}

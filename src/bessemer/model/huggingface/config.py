@@ -16,7 +16,7 @@ from bessemer.model.config import SCALINGS, ModelConfig, RopeScaling, default_ml
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.family import FIXED, READ_ANYWHERE, Family
 from bessemer.model.huggingface.rules import Values, read_activation, write_activation
-from bessemer.model.huggingface.settings import Settings
+from bessemer.model.huggingface.settings import ForeignConfig
 from bessemer.recipe import Dropout, Model, Recipe
 
 # Options that belong to no family: a family takes any value of them, or has an obstacle.
@@ -128,11 +128,11 @@ def read_config(folder: Path) -> tuple[str, ModelConfig]:
     return family.name, ModelConfig(sequence_length=values["max_positions"], **values)
 
 
-def read_settings(folder: Path) -> Settings:
+def read_settings(folder: Path) -> ForeignConfig:
     """The folder's config.json. Raises InputError when it is not there or not a table of settings."""
     path = folder / "config.json"
     try:
-        return Settings(path, json.loads(path.read_text(encoding="utf-8")))
+        return ForeignConfig(path, json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise InputError(f"{path}: not there; `hf:` needs a folder in the Hugging Face layout") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -172,7 +172,7 @@ def recipe_keys(folder: Path) -> Values:
     return values | {"family": family}
 
 
-def _family(settings: Settings) -> Family:
+def _family(settings: ForeignConfig) -> Family:
     if settings.raw("quantization_config") is not None or settings.raw("compression_config") is not None:
         key = "quantization_config" if settings.raw("quantization_config") is not None else "compression_config"
         raise InputError(
@@ -193,7 +193,7 @@ def unread_keys(folder: Path) -> list[str]:
     return [key for key in settings if key not in known and settings.raw(key) is not None]
 
 
-def _require_known(settings: Settings, family: Family) -> None:
+def _require_known(settings: ForeignConfig, family: Family) -> None:
     """Raise InputError on a key that looks like one that matters but is none of this family's, and on a value that is not
     supported. A key that no family of `transformers` has is left to `unread_keys`."""
     of_others = set().union(*(other.understood for other in FAMILIES.values()))
@@ -215,7 +215,7 @@ def _require_known(settings: Settings, family: Family) -> None:
             raise settings.wrong(key, f"is not supported; only {wanted!r} is")
 
 
-def _mapped(settings: Settings, family: Family) -> Values:
+def _mapped(settings: ForeignConfig, family: Family) -> Values:
     """Our options under the keys that say them directly."""
     values: Values = {}
     for ours, theirs in family.keys.items():
@@ -235,7 +235,7 @@ def _mapped(settings: Settings, family: Family) -> Values:
     return values
 
 
-def _derived(settings: Settings, family: Family, values: Values) -> Values:
+def _derived(settings: ForeignConfig, family: Family, values: Values) -> Values:
     """Dimensions that follow from others. Raises InputError on dimensions that do not divide or are missing."""
     for ours in ("vocabulary", "layers", "width", "heads", "max_positions"):
         if ours not in values:
@@ -254,7 +254,7 @@ def _derived(settings: Settings, family: Family, values: Values) -> Values:
     return {"kv_heads": kv_heads, "head_dim": head_dim, "mlp_width": 4 * width}
 
 
-def _labels(settings: Settings) -> int:
+def _labels(settings: ForeignConfig) -> int:
     """Classes of a classifier: as many as have names, else num_labels, else transformers' 2."""
     number = settings.integer("num_labels", 2)
     if number > MAX_LABELS:

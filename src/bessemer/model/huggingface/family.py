@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.rules import Rule, Values
-from bessemer.model.huggingface.settings import Settings
+from bessemer.model.huggingface.settings import ForeignConfig
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -122,7 +122,7 @@ class Family:
         """Options that it takes any value of, but for its obstacles."""
         return {*self.keys, *(option for rule in self.rules for option in rule.free)}
 
-    def read(self, settings: Settings, values: Values) -> Values:
+    def read(self, settings: ForeignConfig, values: Values) -> Values:
         """The options that the rules read. values: those that `keys` gave."""
         options: Values = {}
         for rule in self.rules:

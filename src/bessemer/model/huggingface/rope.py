@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from bessemer.model.config import ModelConfig, RopeScaling
 from bessemer.model.huggingface.rules import GLOBAL, WINDOWED, Rule, Values, unless
-from bessemer.model.huggingface.settings import Settings
+from bessemer.model.huggingface.settings import ForeignConfig
 
 ROPE_BASE = 10_000.0  # of transformers, where config.json gives none
 # Our names of a scaling's values where theirs are others.
@@ -26,7 +26,7 @@ _SCALING_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def read_scaling(table: Settings, positions: int, ignored: tuple[str, ...] = ()) -> RopeScaling | None:
+def read_scaling(table: ForeignConfig, positions: int, ignored: tuple[str, ...] = ()) -> RopeScaling | None:
     """The scaling that a table describes. Raises InputError for a kind or key that is not supported, or a missing key.
 
     positions: max_position_embeddings, which a table without the original length means; ignored: keys that others read.
@@ -90,7 +90,7 @@ def same_rope(base: float = ROPE_BASE) -> Rule:
     """Rotary positions, the same in all layers: `rope_parameters` (transformers 5), or the keys of before, which every
     version reads and which are written. base: where none is given."""
 
-    def read(settings: Settings, values: Values) -> Values:
+    def read(settings: ForeignConfig, values: Values) -> Values:
         table, older, positions = (
             settings.table("rope_parameters"),
             settings.table("rope_scaling"),
@@ -120,7 +120,7 @@ def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_ro
     defaults; has_rope_scaling: older versions say the scaling of layers without a window under rope_scaling.
     """
 
-    def read(settings: Settings, values: Values) -> Values:
+    def read(settings: ForeignConfig, values: Values) -> Values:
         tables, positions = settings.table("rope_parameters"), values["max_positions"]
         options: Values = {}
         for prefix, kind, older, base in zip(("", "window_"), (GLOBAL, WINDOWED), keys, bases, strict=True):
@@ -158,7 +158,7 @@ def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_ro
 _LENGTH, _FRACTION = "original_max_position_embeddings", "partial_rotary_factor"
 
 
-def _read_phi_rope(settings: Settings, values: Values) -> Values:
+def _read_phi_rope(settings: ForeignConfig, values: Values) -> Values:
     table = settings.table("rope_parameters")
     table = table if list(table) else settings.table("rope_scaling")
     renamed = {"su": "longrope", "yarn": "longrope"}  # as transformers reads the names of earlier versions
@@ -171,7 +171,7 @@ def _read_phi_rope(settings: Settings, values: Values) -> Values:
     length = settings.integer(_LENGTH, table.integer(_LENGTH, 4096))
     if given["rope_type"] == "longrope":
         given[_LENGTH] = length
-    scaling_table = Settings(settings.path, given, "rope_scaling.")
+    scaling_table = ForeignConfig(settings.path, given, "rope_scaling.")
     scaling = read_scaling(scaling_table, values["max_positions"], (_FRACTION, _LENGTH))
     return {
         "rope_theta": table.number("rope_theta", settings.number("rope_theta", ROPE_BASE)), "rope_scaling": scaling,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bessemer.model.config import Activation, ModelConfig
-from bessemer.model.huggingface.settings import Settings
+from bessemer.model.huggingface.settings import ForeignConfig
 
 Values = dict[str, Any]
 WINDOWED, GLOBAL = "sliding_attention", "full_attention"  # in layer_types
@@ -29,7 +29,7 @@ class Rule:
     """
 
     keys: tuple[str, ...] = ()
-    read: Callable[[Settings, Values], Values] = lambda settings, values: {}
+    read: Callable[[ForeignConfig, Values], Values] = lambda settings, values: {}
     write: Callable[[ModelConfig], Values] = lambda config: {}
     obstacles: Callable[[ModelConfig], list[str]] = lambda config: []
     free: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ def unless(fits: Callable[[ModelConfig], object], obstacle: str) -> Callable[[Mo
     return lambda config: [] if fits(config) else [obstacle.format(config)]
 
 
-def read_activation(settings: Settings, key: str, default: str = "") -> Activation:
+def read_activation(settings: ForeignConfig, key: str, default: str = "") -> Activation:
     """Our name of an activation. Raises InputError on one that we do not have."""
     name = settings.text(key, default)
     if name not in ACTIVATIONS:
@@ -99,7 +99,7 @@ NO_WINDOW = Rule(obstacles=unless(lambda c: not c.window, "window = {0.window}")
 def same_window(default: int) -> Rule:
     """The same window in every layer; null: none. default: where config.json says nothing."""
 
-    def read(settings: Settings, values: Values) -> Values:
+    def read(settings: ForeignConfig, values: Values) -> Values:
         null = settings.is_null("sliding_window") or ("sliding_window" not in settings and not default)
         return {"window": 0 if null else settings.integer("sliding_window", default)}
 
@@ -114,7 +114,7 @@ def same_window(default: int) -> Rule:
     )
 
 
-def _layer_types(settings: Settings, layers: int, has_window: Callable[[int], object]) -> list[str]:
+def _layer_types(settings: ForeignConfig, layers: int, has_window: Callable[[int], object]) -> list[str]:
     """The kind of each layer: as layer_types says, else by `has_window`. Raises InputError on a kind we do not have."""
     if settings.raw("layer_types") is None:
         return [WINDOWED if has_window(layer) else GLOBAL for layer in range(layers)]
@@ -145,7 +145,7 @@ def _write_layer_types(config: ModelConfig) -> list[str]:
     return [WINDOWED if config.window_of(layer) else GLOBAL for layer in range(config.layers)]
 
 
-def _read_qwen_windows(settings: Settings, values: Values) -> Values:
+def _read_qwen_windows(settings: ForeignConfig, values: Values) -> Values:
     used, first = settings.flag("use_sliding_window", False), settings.integer("max_window_layers", 28, min_value=0)
     width = settings.integer("sliding_window", 4096) if used and not settings.is_null("sliding_window") else 0
     types = _layer_types(settings, values["layers"], lambda layer: width and layer >= first)
@@ -172,7 +172,7 @@ QWEN_WINDOWS = Rule(
 def gemma_windows(every: int, pattern_keys: tuple[str, ...] = ()) -> Rule:
     """Windows in all layers but each `every`-th, or each of the first of `pattern_keys`, unless layer_types says where."""
 
-    def read(settings: Settings, values: Values) -> Values:
+    def read(settings: ForeignConfig, values: Values) -> Values:
         global_every = settings.integer(pattern_keys[0], every) if pattern_keys else every
         types = _layer_types(settings, values["layers"], lambda layer: (layer + 1) % global_every)
         if WINDOWED not in types:
@@ -187,7 +187,7 @@ def gemma_windows(every: int, pattern_keys: tuple[str, ...] = ()) -> Rule:
     return Rule(("sliding_window", "layer_types", *pattern_keys), read, write)
 
 
-def _read_modernbert_windows(settings: Settings, values: Values) -> Values:
+def _read_modernbert_windows(settings: ForeignConfig, values: Values) -> Values:
     every = settings.integer("global_attn_every_n_layers", 3)
     return _pattern(_layer_types(settings, values["layers"], lambda layer: layer % every))
 
@@ -202,7 +202,7 @@ MODERNBERT_WINDOWS = Rule(
 )  # fmt: skip
 
 
-def _read_unrotated(settings: Settings, values: Values) -> Values:
+def _read_unrotated(settings: ForeignConfig, values: Values) -> Values:
     layers = values["layers"]
     rotated, every = settings.integers("no_rope_layers"), settings.integer("no_rope_layer_interval", 4)
     rotated = rotated or [int((layer + 1) % every != 0) for layer in range(layers)]
@@ -224,7 +224,7 @@ NO_ROPE_LAYERS = Rule(  # SmolLM3: layers without rotary positions
 )
 
 
-def _read_smollm_windows(settings: Settings, values: Values) -> Values:
+def _read_smollm_windows(settings: ForeignConfig, values: Values) -> Values:
     width = 0 if settings.raw("sliding_window") is None else settings.integer("sliding_window")
     if not width or not settings.flag("use_sliding_window", False):
         return {"window": 0}
@@ -248,7 +248,7 @@ SMOLLM_WINDOWS = Rule(  # in the layers without rotary positions, unless layer_t
 # Encoders
 
 
-def _read_padded_positions(settings: Settings, values: Values) -> Values:
+def _read_padded_positions(settings: ForeignConfig, values: Values) -> Values:
     padding = settings.integer("pad_token_id", 1, min_value=0)
     positions = values["max_positions"] - padding - 1
     if positions < 1:
@@ -272,7 +272,7 @@ EXACT_GELU_HEAD = Rule(  # whatever the activation of the blocks
 )
 
 
-def _read_head_activation(settings: Settings, values: Values) -> Values:
+def _read_head_activation(settings: ForeignConfig, values: Values) -> Values:
     if read_activation(settings, "classifier_activation", "gelu") != values["activation"]:
         raise settings.wrong("classifier_activation", "is not supported; only the same as hidden_activation is")
     return {}

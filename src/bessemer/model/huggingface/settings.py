@@ -12,7 +12,7 @@ from bessemer.errors import InputError
 LARGEST = 2**31 - 1  # of a whole number: more than any dimension of a model
 
 
-class Settings:
+class ForeignConfig:
     """A table of someone else's file. A value of the wrong type or out of bounds is an InputError that names file and key.
 
     A key whose value is null counts as left out, as in `transformers`.
@@ -97,9 +97,9 @@ class Settings:
             raise self.wrong(key, "must be a list of strings")
         return value
 
-    def table(self, key: str) -> Settings:
+    def table(self, key: str) -> ForeignConfig:
         """A table inside this one; an empty one when left out."""
-        return Settings(self.path, self._value(key, {}), f"{self._inside}{key}.")
+        return ForeignConfig(self.path, self._value(key, {}), f"{self._inside}{key}.")
 
     def _value(self, key: str, default: Any) -> Any:
         value = self._values.get(key)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, cast
 
-from bessemer.layout.memory import Held, activation_bytes, state_bytes, uses_fsdp, waiting, ways
+from bessemer.layout.memory import PartParameters, activation_bytes, state_bytes, uses_fsdp, waiting, ways
 from bessemer.layout.stages import Part
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.job import Job, Layout
@@ -238,5 +238,5 @@ def parallel(layout: Layout) -> Parallel:
 
 
 @lru_cache(maxsize=16384)
-def _held(model: ModelConfig, part: Part, tensor: int) -> Held:
-    return Held.of(model, part, tensor)
+def _held(model: ModelConfig, part: Part, tensor: int) -> PartParameters:
+    return PartParameters.of(model, part, tensor)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from bessemer.errors import InputError
-from bessemer.layout.memory import Held
+from bessemer.layout.memory import PartParameters
 from bessemer.layout.stages import Costs, Part, balanced, stages_of
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.job import Job, Layout, Recompute
@@ -238,12 +238,12 @@ def each(stack: Stack, zero: int, ranks: int) -> tuple[float, float, float, floa
 
 
 @lru_cache(maxsize=16384)
-def held(config: ModelConfig, part: Part, tensor: int) -> Held:
+def held(config: ModelConfig, part: Part, tensor: int) -> PartParameters:
     """Parameters of a place after tensor parallelism, with the tables of learned positions on the first."""
-    found = Held.of(config, part, tensor)
+    found = PartParameters.of(config, part, tensor)
     if config.positions == "learned" and part.has_embedding:
         rows = config.position_rows + config.token_types
-        return Held(found.block, found.root + rows * config.width, found.blocks)
+        return PartParameters(found.block, found.root + rows * config.width, found.blocks)
     return found
 
 
@@ -284,7 +284,7 @@ def scratch(config: ModelConfig, part: Part, tensor: int) -> float:
     return (attention + mlp) / tensor * (part.blocks > 0)
 
 
-def _fully_sharded(job: Job, own: Held, n: int, narrow: int) -> State:
+def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> State:
     """FSDP: everything is kept divided by n; a block is whole, in the products' width, while it is used.
 
     Stage 3: gathered blocks are given back after each pass, but for two (one in use, one on its way) and what lies outside
