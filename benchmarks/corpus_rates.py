@@ -1,4 +1,4 @@
-"""Rates of the stages from a crawl to token shards, as `bessemer plan --corpus` reads them (src/bessemer/plan/corpus_rates.json).
+"""Rates of the stages from a crawl to token shards, as `bessemer crawl` reads them (src/bessemer/plan/corpus_rates.json).
 
 A folder of HTML pages is packed as a crawl archive, every tenth page a second time with a few words changed, and goes through
 the pipeline in this process: each stage's CPU time is taken where the pipeline calls it, and divided into the bytes that came

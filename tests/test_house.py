@@ -28,11 +28,10 @@ FLOORS = [
     ("evaluate",),
     ("report",),
     ("previous", "longer", "derived"),
-    ("preflight", "forecast", "stages"),
+    ("preflight", "forecast", "stages", "chosen_layout"),
     ("studies",),
     ("ladder",),
-    ("screens",),
-    ("calibrate", "planning"),
+    ("calibrate",),
     ("cli",),
     ("__main__",),
 ]

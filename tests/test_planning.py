@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from bessemer.chosen_layout import with_chosen_layout
 from bessemer.cli import run_command
-from bessemer.planning import with_chosen_layout
 from bessemer.recipe import load
 from bessemer.run import RunFolder
 from tests.conftest import recipe_text, write_text
@@ -168,3 +168,29 @@ def test_auto_and_a_layout_exclude_each_other(tmp_path: Path, capsys: pytest.Cap
     path.write_text(recipe_text(tmp_path) + "\n[parallel]\nauto = true\ntensor = 2\n")
     assert run_command(["plan", str(path)]) == 2
     assert "auto = true chooses tensor itself" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--corpus", "100TB"), "bessemer crawl SIZE"),
+        (("--schedule", "1f1b", "--stages", "4"), "bessemer schedule NAME"),
+        (("--params", "7B", "--stack", "megatron-core"), "--framework NAME"),
+        (("--layers", "32"), "--set model.layers=N"),
+        (("--learning-rate", "1"), "--set train.optimizer.learning_rate=VALUE"),
+    ],
+)
+def test_an_option_that_moved_is_named(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run_command(["plan", *arguments])
+    assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_the_help_fits_two_screens(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        run_command(["plan", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 48 and max(map(len, lines)) <= 100

@@ -6,7 +6,6 @@ catalogue of devices (layout/devices.toml), so that `bessemer plan --catalogue F
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -21,27 +20,13 @@ from time import perf_counter
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.terminal import rate, size
+from bessemer.terminal import size
 
-NAME = "machine.toml"
 COPIED_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 REDUCED_BYTES = {"cpu": (8, 1 << 24), "cuda": (8, 1 << 28)}  # of an all-reduce: its latency, its bandwidth
 REPEATS = 20
 START_SECONDS = 90.0  # for the processes of the all-reduce, on a busy machine
 BLOCK_BYTES, MIN_DISK_BYTES, MAX_DISK_BYTES, DISK_SECONDS = 1 << 22, 1 << 23, 400_000_000, 2.0
-
-
-def command(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure, write the entry, and show it. Raises InputError where a folder or file cannot be written."""
-    disk = disk_rates(Path(given.disk))
-    entry = device_entry(given.device, disk)
-    write(Path(given.out), entry)
-    if not given.json:
-        print("\n".join(lines(entry, disk)))
-        print(
-            f"{'kept in':<12} {given.out}: `bessemer plan --catalogue {given.out} --gpus '8x{entry['name']}'` plans with it"
-        )
-    return {"file": given.out, "device": entry, "disk": disk}
 
 
 def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
@@ -92,19 +77,6 @@ def write(path: Path, entry: dict[str, Any]) -> None:
         write_atomic(path, tomli_w.dumps({"device": [entry]}))
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror}); name another file with --out FILE") from None
-
-
-def lines(entry: dict[str, Any], disk: dict[str, float]) -> list[str]:
-    """What a person reads of a calibration."""
-    shown = {
-        "device": f"{entry['name']}, {size(1e9 * entry['memory'])}",
-        "matmul": ", ".join(f"{name} {rate(1e12 * entry['matmul'] * peak)}" for name, peak in entry["flops"].items()),
-        "memory": f"{size(1e9 * entry['bandwidth'])}/s",
-        "all-reduce": f"{size(1e9 * entry['intra'])}/s from each process",
-        "disk": ", ".join(f"{verb} {size(value)}/s" for verb, value in disk.items())
-        + f"; cluster.storage_bandwidth = {disk['writes'] / 1e9:.2g}",
-    }
-    return [f"{name:<12} {value}" for name, value in shown.items()]
 
 
 def memory_bandwidth(place: Any) -> float:

@@ -129,7 +129,7 @@ def test_the_command_draws_and_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    asked = ["plan", "--schedule", "1f1b", "--stages", "4", "--microbatches", "8"]
+    asked = ["schedule", "1f1b", "--stages", "4", "--microbatches", "8"]
     file = tmp_path / "picture.svg"
     assert run_command([*asked, "--svg", str(file)]) == 0
     shown = capsys.readouterr().out
@@ -149,9 +149,7 @@ def test_the_command_draws_and_counts(
 
 
 def test_a_recipes_model_is_cut_and_its_stages_take_what_they_cost(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        run_command(["plan", "gpt2-124m", "--schedule", "1f1b", "--stages", "2", "--microbatches", "8", "--json"]) == 0
-    )
+    assert run_command(["schedule", "1f1b", "gpt2-124m", "--stages", "2", "--microbatches", "8", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["blocks"] for row in found["cut"]] == [[0, 8], [8, 12]]
     shares = [row["share"] for row in found["cut"]]
@@ -167,18 +165,16 @@ def test_a_recipes_model_is_cut_and_its_stages_take_what_they_cost(capsys: pytes
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--schedule", "1f1", "--stages", "4", "--microbatches", "8"], "did you mean 1f1b?"),
-        (["--schedule", "1f1b"], "--schedule needs --stages N and --microbatches M"),
-        (["--stages", "4", "--svg", "x.svg"], "--stages, --svg without --schedule"),
-        (["--schedule", "zbv", "--stages", "4", "--microbatches", "8", "--virtual", "4"], "has 2 stages a process"),
-        (["--schedule", "dualpipev", "--stages", "4", "--microbatches", "4"], "8 on 4 processes, not 4"),
-        (["--schedule", "gpipe", "--stages", "4", "--microbatches", "4", "--backward", "0"], "--backward: 0"),
-        (["--schedule", "gpipe", "--stages", "4", "--microbatches", "4", "--send", "nan"], "--send: nan"),
-        (["--schedule", "gpipe", "--stages", "4", "--microbatches", "4", "--svg", "no/where.svg"], "no such folder"),
-        (["gpt2-124m", "--schedule", "gpipe", "--stages", "13", "--microbatches", "4"], "take 1 to 12 stages"),
+        (["1f1", "--stages", "4", "--microbatches", "8"], "did you mean 1f1b?"),
+        (["zbv", "--stages", "4", "--microbatches", "8", "--virtual", "4"], "has 2 stages a process"),
+        (["dualpipev", "--stages", "4", "--microbatches", "4"], "8 on 4 processes, not 4"),
+        (["gpipe", "--stages", "4", "--microbatches", "4", "--backward", "0"], "--backward: 0"),
+        (["gpipe", "--stages", "4", "--microbatches", "4", "--send", "nan"], "--send: nan"),
+        (["gpipe", "--stages", "4", "--microbatches", "4", "--svg", "no/where.svg"], "no such folder"),
+        (["gpipe", "gpt2-124m", "--stages", "13", "--microbatches", "4"], "take 1 to 12 stages"),
     ],
 )
 def test_wrong_input_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["plan", *arguments]) == InputError.exit_code
+    assert run_command(["schedule", *arguments]) == InputError.exit_code
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

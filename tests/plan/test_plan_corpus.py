@@ -89,27 +89,25 @@ def test_what_is_not_a_size(text: str) -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run_command(["plan", "--corpus", "100TB"]) == 0
+    assert run_command(["crawl", "100TB"]) == 0
     shown = capsys.readouterr().out
     assert "core-hours" in shown and "extract" in shown and "by ranges of keys" in shown
     (tmp_path / "rates.json").write_text(json.dumps(rates()))
-    assert run_command(["plan", "--corpus", "1TB", "--rates", str(tmp_path / "rates.json"), "--json"]) == 0
+    assert run_command(["crawl", "1TB", "--rates", str(tmp_path / "rates.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["core_hours"] == pytest.approx(125)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a recipe"),
-        (["demo", "--corpus", "1TB"], "exclude each other"),
-        (["--corpus", "0"], "not a number above 0"),
-        (["--corpus", "1TB", "--cores", "0"], "--cores: 0"),
-        (["--corpus", "1TB", "--rates", "nowhere.json"], "nowhere.json: cannot be read"),
-        (["--corpus", "1TB", "--price", "-1"], "a price is not below 0"),
+        (["0"], "not a number above 0"),
+        (["1TB", "--cores", "0"], "--cores: 0"),
+        (["1TB", "--rates", "nowhere.json"], "nowhere.json: cannot be read"),
+        (["1TB", "--price", "-1"], "a price is not below 0"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["plan", *arguments]) == 2
+    assert run_command(["crawl", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run_command(arguments: Sequence[str]) -> int:
     """Parse and do one command. Returns its exit code; every expected failure is one line on standard error."""
     parser = _parser()
+    parser.command = next((word for word in arguments if not word.startswith("-")), "")
     args = parser.parse_args(arguments)
     if not hasattr(args, "do"):
         parser.print_help()
@@ -69,14 +70,20 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says of an unknown option that is a key of the recipe how to give it."""
+    """Says of an unknown option what to type instead, where it has moved or is a key of the recipe."""
+
+    command = ""
 
     def error(self, message: str) -> NoReturn:
         if match := re.search(r"invalid choice: '([\w-]*)' \(choose from (.*)\)", message):
             if close := difflib.get_close_matches(match[1], re.findall(r"[\w-]+", match[2]), 1):
                 message = f"{message.partition(' (')[0]}; did you mean {close[0]}?"
         elif match := re.search(r"unrecognized arguments: --([\w.-]+)", message):
+            from bessemer.cli.plan import MOVED_OPTIONS
             from bessemer.recipe.keys import keys, nearest
+
+            if self.command == "plan" and match[1] in MOVED_OPTIONS:
+                super().error(f"{message}; {MOVED_OPTIONS[match[1]]}")
 
             name, known = match[1].replace("-", "_"), list(keys())
             same = [key for key in known if key == name or key.endswith(f".{name}")]
@@ -105,8 +112,23 @@ class _Commands:
         return command
 
 
-def _parser() -> argparse.ArgumentParser:
-    from bessemer.cli import data, ladder, launch, model, plan, recipe, report, run, study, trace, train
+def _parser() -> _Parser:
+    from bessemer.cli import (
+        calibrate,
+        crawl,
+        data,
+        ladder,
+        launch,
+        model,
+        plan,
+        recipe,
+        report,
+        run,
+        schedule,
+        study,
+        trace,
+        train,
+    )
 
     parser = _Parser(
         prog="bessemer",
@@ -117,8 +139,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"bessemer {__version__}")
     commands = _Commands(parser)
     for add in (
-        run.add, data.add, plan.add, train.add, launch.add, model.add_evaluate, model.add_exchange, trace.add,
-        report.add, ladder.add, study.add, recipe.add,
+        run.add, data.add, plan.add, schedule.add, crawl.add, calibrate.add, train.add, launch.add, model.add_evaluate,
+        model.add_exchange, trace.add, report.add, ladder.add, study.add, recipe.add,
     ):  # fmt: skip
         add(commands)
     return parser

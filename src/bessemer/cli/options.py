@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 RECIPE = "a recipe file, the name of a shipped one (`bessemer recipe`), a run folder, or a folder of text"
 
 
-def add_recipe(command: Any, **how: Any) -> None:
+def add_recipe(command: Any, help: str = RECIPE, **how: Any) -> None:
     """The recipe that the command is about, and changes of its keys."""
-    command.add_argument("recipe", help=RECIPE, **how)
+    command.add_argument("recipe", help=help, **how)
     add_overrides(command)
 
 

@@ -1,103 +1,353 @@
-"""`bessemer plan`: memory, time, money and layout of a run; its other questions: a crawl, a pipeline. `bessemer calibrate`: this
-machine measured."""
+"""`bessemer plan`: what a training run takes, on this machine or on a cluster: layout, memory, time, money."""
 
 from __future__ import annotations
 
+from argparse import HelpFormatter
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import options, runs
+from bessemer.errors import InputError
+from bessemer.terminal import amount, duration, rate, size
 
 if TYPE_CHECKING:
     import argparse
 
+    from bessemer.plan.ask import Asked
+    from bessemer.plan.outcome import Outcome
+    from bessemer.recipe import Recipe
+
+# Options that are short names of recipe keys (plan/ask.py).
+SHORT_NAMES = (
+    "gpus", "model", "params", "tokens", "seq", "batch", "precision", "recompute", "micro_batch", "dp", "tp", "pp", "cp",
+    "zero", "price", "framework", "catalogue",
+)  # fmt: skip
+BUDGETS = ("flops", "days", "money")
+_CRAWL = "a crawl is planned by `bessemer crawl SIZE`"
+_SCHEDULE = "a pipeline schedule is drawn by `bessemer schedule NAME --stages P --microbatches M`"
+# Options that this command had: what to type instead.
+MOVED_OPTIONS = {
+    **dict.fromkeys(("corpus", "cores", "machines", "memory", "storage-price", "rates"), _CRAWL),
+    **dict.fromkeys(("stages", "microbatches", "backward", "send", "svg"), _SCHEDULE),
+    "schedule": f"{_SCHEDULE}; that of a plan is given as --set parallel.schedule=NAME",
+    "stack": "the framework to model is given as --framework NAME",
+    "per-node": "give it as --set cluster.devices_per_node=N",
+    **{f"{name}": f"give it as --set model.{name.replace('-', '_')}=N"
+       for name in ("layers", "width", "heads", "kv-heads", "mlp-width", "vocabulary")},
+    **{name: f"give it as --set parallel.{name}=N" for name in ("replicate", "virtual")},
+}  # fmt: skip
+
 
 def add(commands: Any) -> None:
     """Values stay text: plan/ask.py reads 70B and 2048xH100."""
-    plan_ = commands.add("plan", "what a run, a corpus or a pipeline takes: parameters, memory, time, money", plan)
-    options.add_recipe(plan_, nargs="?")
-    plan_.add_argument("--gpus", metavar="NxDEVICE", help="plan for a cluster, for example 2048xH100")
-    plan_.add_argument(
-        "--search", action="store_true", help="try every layout: those that fit, by speed, and why others do not"
+    plan_ = commands.add("plan", "what a training run takes: layout, memory, time, money", plan)
+    plan_.formatter_class, plan_.usage = (
+        partial(HelpFormatter, max_help_position=28),
+        "bessemer plan [RECIPE] [options]",
     )
-    plan_.add_argument(
-        "--what-if", action="append", default=[], metavar="NAME=VALUE,...",
-        help="compare with the same plan with changes, for example gpus=1024 or precision=fp8,tp=4; several times for several",
-    )  # fmt: skip
+    options.add_recipe(plan_, "a recipe file or a shipped one, a run folder, or a folder of text", nargs="?")
+    plan_.add_argument("--search", action="store_true", help="list the layouts that fit, and why others do not")
+    plan_.add_argument("--what-if", action="append", default=[], metavar="NAME=VALUE,...",
+                       help="a plan with changes beside it, as gpus=64,precision=fp8; repeatable")  # fmt: skip
     plan_.add_argument("--devices", action="store_true", help="list the catalogue of devices instead")
-    plan_.add_argument("--catalogue", metavar="FILE", help="a file of your own devices, in the catalogue's form")
+    plan_.add_argument("--simulate", action="store_true", help="trace a step's memory on tensors without storage")
+    plan_.add_argument("--measured", metavar="RUN", help="scale by this run's measured over planned time")
     plan_.add_argument("--html", metavar="FILE", help="write the plan as a page with pictures as well")
-    model = plan_.add_argument_group("the model, without a recipe or otherwise than it has it")
-    model.add_argument("--model", metavar="NAME", help="a published shape, for example llama3-70b")
-    model.add_argument("--params", metavar="N", help="a shape of so many parameters, for example 70B")
-    for name in ("layers", "width", "heads", "kv-heads", "mlp-width", "vocabulary"):
-        model.add_argument(f"--{name}", metavar="N", help=f"model.{name.replace('-', '_')}")
-    training = plan_.add_argument_group("the training")
-    training.add_argument("--tokens", metavar="N", help="tokens to train on, for example 2T")
-    training.add_argument("--unique", metavar="N", help="tokens that differ, where they are fewer than --tokens")
-    training.add_argument("--seq", metavar="N", help="tokens of a sequence (default 4096)")
-    training.add_argument("--batch", metavar="N", help="tokens of a step, for example 4M")
-    training.add_argument("--precision", metavar="NAME", help="bf16, fp8, ...")
-    training.add_argument("--recompute", metavar="NAME", help="none, selective or full; left out: what fits")
-    training.add_argument("--micro-batch", metavar="N", help="sequences of a forward pass; left out: the fastest")
-    for name, help in (
-        ("flops", "FLOPs, for example 6e23"),
-        ("days", "days on the devices of --gpus"),
-        ("money", "dollars"),
-    ):
-        training.add_argument(f"--{name}", metavar="N", help=f"a budget of {help}: model size and tokens are proposed")
-    layout = plan_.add_argument_group("the layout; left out: the fastest that fits")
-    for name, help in (
-        ("dp", "devices that each take a part of the batch (parallel.shard)"),
-        ("replicate", "parallel.replicate"), ("tp", "parallel.tensor"), ("pp", "parallel.pipeline"), ("cp", "parallel.context"),
-        ("zero", "parallel.zero: 1, 2 or 3"), ("virtual", "stages on each device (interleaved; default 2)"),
-    ):  # fmt: skip
-        layout.add_argument(f"--{name}", metavar="N", help=help)
-    layout.add_argument("--per-node", metavar="N", help="devices of a node")
-    layout.add_argument(
-        "--stack", metavar="NAME", help="framework whose memory and overlap behaviour to model (default bessemer)"
-    )
-    plan_.add_argument("--price", metavar="P", help="of a device (with --corpus: of a core; default 0.05) for an hour")
-    memory = plan_.add_argument_group("memory of a step")
-    memory.add_argument(
-        "--simulate",
-        action="store_true",
-        help="count the memory of a step of every kind of process, on tensors without memory",
-    )
-    corpus = plan_.add_argument_group("a corpus")
-    corpus.add_argument("--corpus", metavar="SIZE", help="work out a crawl of this size instead, for example 100TB")
-    corpus.add_argument("--cores", type=int, default=64, metavar="N", help="cores of a machine (default 64)")
-    corpus.add_argument("--machines", type=int, default=16, metavar="N", help="machines (default 16)")
-    corpus.add_argument("--memory", default="256GB", metavar="SIZE", help="memory of a machine (default 256GB)")
-    corpus.add_argument(
-        "--storage-price", type=float, default=0.023, metavar="P", help="of a gigabyte for a month (default 0.023)"
-    )
-    corpus.add_argument("--rates", metavar="FILE", help="measured rates, as benchmarks/corpus.py writes them")
-    pipeline = plan_.add_argument_group("a pipeline")
-    pipeline.add_argument("--schedule", metavar="NAME", help="draw a pipeline schedule instead: gpipe, 1f1b, interleaved, "
-        "zbv or dualpipev; with a recipe, for its model cut into stages; with --gpus: the layout's")  # fmt: skip
-    pipeline.add_argument("--stages", type=int, metavar="N", help="processes of the pipeline")
-    pipeline.add_argument("--microbatches", type=int, metavar="M", help="micro-batches of a step")
-    pipeline.add_argument("--backward", type=float, metavar="B", help="of a stage, in its forwards (default 2)")
-    pipeline.add_argument("--send", type=float, metavar="S", help="from a process to another, in forwards (default 0)")
-    pipeline.add_argument("--svg", metavar="FILE", help="draw it in this file as well")
-    plan_.add_argument("--measured", metavar="RUN", help="scale the plan by what this run took beside its own plan")
-    calibrate_ = commands.add("calibrate", "measure this machine's matmuls, memory, all-reduce and disk", calibrate)
-    calibrate_.add_argument(
-        "--out", default="machine.toml", metavar="FILE", help="file to write (default machine.toml)"
-    )
-    calibrate_.add_argument(
-        "--disk", default=".", metavar="DIR", help="folder of the disk to measure (default: this one)"
-    )
-    calibrate_.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default auto")
+    for title, rows in {
+        "the devices": (
+            ("--gpus", "NxDEVICE", "plan for a cluster, for example 2048xH100"),
+            ("--catalogue", "FILE", "a file of your own devices, in the catalogue's form"),
+            ("--price", "P", "dollars of a device-hour"),
+            ("--framework", "NAME", "whose memory and overlap to model (default bessemer)"),
+        ),
+        "the model, without a recipe or in place of its own": (
+            ("--model", "NAME", "a published shape, for example llama3-70b"),
+            ("--params", "N", "a shape of so many parameters, for example 70B"),
+        ),
+        "the training": (
+            ("--tokens", "N", "tokens to train on, for example 2T"),
+            ("--unique", "N", "tokens that differ, where they are fewer than --tokens"),
+            ("--seq", "N", "tokens of a sequence (default 4096)"),
+            ("--batch", "N", "tokens of a step, for example 4M"),
+            ("--precision", "NAME", "bf16, fp8, ..."),
+            ("--recompute", "NAME", "none, selective or full; left out: what fits"),
+            ("--micro-batch", "N", "sequences of a forward pass; left out: the fastest"),
+        ),
+        "or a budget: model size and tokens are proposed": (
+            ("--flops", "N", "FLOPs, for example 6e23"),
+            ("--days", "N", "days on the devices of --gpus"),
+            ("--money", "N", "dollars"),
+        ),
+        "the layout; left out: the fastest that fits": (
+            ("--dp", "N", "data-parallel ranks (parallel.shard)"),
+            ("--tp", "N", "parallel.tensor"),
+            ("--pp", "N", "parallel.pipeline"),
+            ("--cp", "N", "parallel.context"),
+            ("--zero", "N", "parallel.zero: 1, 2 or 3"),
+        ),
+    }.items():
+        group = plan_.add_argument_group(title)
+        for name, metavar, help in rows:
+            group.add_argument(name, metavar=metavar, help=help)
 
 
 def plan(args: argparse.Namespace) -> Any:
-    from bessemer import planning
+    """Which plan is meant follows from the arguments: of a cluster where they name one, else of this machine."""
+    requested = {name: getattr(args, name) for name in SHORT_NAMES if getattr(args, name) is not None}
+    if args.html is not None and (args.devices or args.simulate):
+        raise InputError("--html: a page is written of a whole plan; leave it out with --devices and --simulate")
+    if args.devices:
+        return _devices(args)
+    if args.recipe is None and (args.simulate or args.measured is not None):
+        option = "--simulate" if args.simulate else "--measured"
+        raise InputError(f"plan: {option} is about a recipe; name the recipe as well (`bessemer recipe` lists some)")
+    if args.measured is not None:
+        return _scaled_by_run(args)
+    if args.simulate:
+        return _simulated(args)
+    if args.recipe is None and not (requested or args.overrides or _budget(args)):
+        raise InputError(
+            "plan: name a recipe (`bessemer recipe` lists the shipped ones), or say a model and devices, as --params 70B "
+            "--tokens 2T --gpus 2048xH100"
+        )
+    if args.recipe is None or requested or args.what_if or args.search or _is_for_a_cluster(args):
+        return _cluster_plan(args, requested)
+    return _local_plan(args)
 
-    return planning.plan(args, runs.open_recipe)
+
+def _budget(args: argparse.Namespace) -> dict[str, str]:
+    return {name: getattr(args, name) for name in BUDGETS if getattr(args, name) is not None}
 
 
-def calibrate(args: argparse.Namespace) -> Any:
-    from bessemer import calibrate
+def _is_for_a_cluster(args: argparse.Namespace) -> bool:
+    """Whether the recipe names a device of the catalogue, and not the machine at hand."""
+    from bessemer.recipe import load
 
-    return calibrate.command(args)
+    return load(args.recipe, args.overrides, may_be_unnamed=True).cluster.device is not None
+
+
+def _devices(args: argparse.Namespace) -> Any:
+    from bessemer.layout import devices
+    from bessemer.plan.tables import devices_table
+
+    catalogue = list(devices.catalogue(Path(args.catalogue) if args.catalogue else None).values())
+    if not args.json:
+        print(devices_table(catalogue))
+    return catalogue
+
+
+def _page_path(args: argparse.Namespace) -> Path | None:
+    """Where --html is to write, checked before anything is computed. Raises InputError."""
+    if args.html is None:
+        return None
+    from bessemer.report.plan_page import writable
+
+    return writable(Path(args.html))
+
+
+# --- On this machine --------------------------------------------------------------------------------------------------
+
+
+def _local_plan(args: argparse.Namespace) -> dict[str, Any]:
+    from bessemer import forecast
+
+    session, page = (
+        runs.open_recipe(args, False),
+        _page_path(args),
+    )  # plan_only fills in what is left open, and shows it
+    plan, recipe = forecast.plan_only(session.recipe, session.run)
+    rows = plan_rows(plan, recipe)
+    if not args.json:
+        _print_rows(rows)
+    if page is not None:
+        from bessemer.report import plan_page
+
+        plan_page.write_here(page, plan, rows, name=recipe.run.name)
+        if not args.json:
+            print(f"{'drawn in':<14} {page}")
+    return plan
+
+
+def _scaled_by_run(args: argparse.Namespace) -> dict[str, Any]:
+    """The plan of a recipe, scaled by a run's measured over planned step."""
+    from bessemer import forecast
+    from bessemer.plan.estimate import points
+    from bessemer.recipe import load
+    from bessemer.run import RunFolder
+
+    run = RunFolder(Path(args.measured))
+    if not run.recipe.exists():
+        raise InputError(f"{run.path}: no run lies here (recipe.toml is missing); --measured takes the folder of a run")
+    measured = points.of_run(run)
+    run_plan, run_recipe = forecast.plan_only(load(run.recipe), run, forecast.MEASURE_SECONDS / 2)
+    session = runs.open_recipe(args, False)
+    plan, recipe = forecast.plan_only(session.recipe, session.run, forecast.MEASURE_SECONDS / 2)
+    batches = [one.train.global_batch_tokens or 1 for one in (recipe, run_recipe)]
+    scaled = points.scaled_by_run(plan, batches[0], run_plan, batches[1], measured)
+    basis = scaled["calibrated_on"] = {**scaled["calibrated_on"], "run": run.path}
+    if not args.json:
+        _print_rows(plan_rows(scaled, recipe))
+        ratio = (
+            f"{measured.steps:,} steps, {basis['step_ratio']:.3f} of their plan's time, spread {measured.spread:.0%}"
+        )
+        print(f"{'calibration':<14} {run.path}: {ratio}")
+        if basis["memory_ratio"] is not None:
+            print(f"{'':<14} memory {basis['memory_ratio']:.3f} of its plan's")
+    return scaled
+
+
+def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
+    """A plan of this machine, a row for each thing."""
+    memory, interval = plan["memory_bytes"], plan.get("step_interval")
+    parts = ", ".join(f"{name} {size(value)}" for name, value in memory.items() if name != "total" and value)
+    time = (
+        f"{duration(plan['seconds'])}: {plan['step_seconds']:.3g} s a step ({plan['step_seconds_from']}), "
+        f"{amount(plan['tokens_per_second'])} tokens/s, MFU {plan['mfu']:.0%}"
+    )
+    time += f"; between {interval[0]:.3g} and {interval[1]:.3g} s a step" if interval else ""
+    time += f"; {duration(plan['validation_seconds'])} of it validation" if plan["validation_seconds"] else ""
+    too_large = "no: this device has less free memory than that; --gpus NxDEVICE (or cluster.device) plans for others"
+    rows = {
+        "device": f"{plan['device']} ({rate(plan['peak_flops'])})",
+        "parameters": f"{amount(plan['parameters'])} ({amount(plan['parameters_by_part']['non_embedding'])} without embeddings)",
+        "model": f"{recipe.model.layers} layers, width {recipe.model.width}, {recipe.model.heads} heads "
+        f"({recipe.model.kv_heads} key/value), hidden {recipe.model.mlp_width}",
+        "training": f"{plan['steps']:,} steps of {amount(recipe.train.global_batch_tokens or 0)} tokens = "
+        f"{amount(plan['tokens'])} tokens, {plan['tokens_per_parameter']:.1f} a parameter",
+        "learning rate": f"{recipe.train.optimizer.learning_rate}",
+        "compute": f"{plan['total_flops']:.3g} FLOP, {plan['flops_per_token']:.3g} a token",
+        "time": time,
+        "memory": f"{size(memory['total'])}: {parts}",
+        "fits": "yes" if plan["fits"] else too_large,
+    }
+    if standing := plan.get("chinchilla"):
+        rows["scaling"] = standing["sentence"]
+    if packing := plan.get("packing"):
+        rows["packing"] = (
+            f"{packing['packing']}: {packing['utilisation']:.1%} of the positions have a target, "
+            f"{packing['cut_share']:.1%} of the documents are cut"
+        )
+    if epochs := plan.get("epochs"):
+        rows["epochs"] = ", ".join(f"{name} {turns:.2f}" for name, turns in epochs.items())
+    return rows
+
+
+def _print_rows(rows: dict[str, str]) -> None:
+    print("\n".join(f"{name:<14} {value}" for name, value in rows.items()))
+
+
+# Rows of the simulation, and the parts of the plan that each is compared with.
+SIMULATED_ROWS = {
+    "weights": ("weights",), "gathered": ("casts",), "gradients": ("gradients",), "optimizer": ("optimizer",),
+    "average": ("average",), "activations": ("activations", "logits"), "peak": ("total",),
+}  # fmt: skip
+
+
+def _simulated(args: argparse.Namespace) -> dict[str, Any]:
+    """The fullest process, part by part, compared with the plan; of the others the peak."""
+    from bessemer.tokens import outlook
+    from bessemer.train import simulate
+
+    session = runs.open_recipe(args)
+    simulated = simulate.beside_the_plan(session.recipe, outlook.vocabulary(session.recipe, session.run.tokens))
+    if args.json:
+        return simulated
+    stages, gib = simulated["stages"], 2**30
+    fullest = max(stages, key=lambda row: row["total"])
+    what = f"{amount(simulated['parameters'])} parameters on {simulated['processes']:,} processes"
+    print(f"{what}; GiB of the fullest, rank {fullest['rank']}")
+    print(f"{'':<12} {'between steps':>14} {'after backward':>15} {'at the peak':>12} {'planned':>9}")
+    for name, parts in SIMULATED_ROWS.items():
+        moments = [fullest["moments"][moment] for moment in ("between", "after_backward", "peak")]
+        gibs = [(sum(moment.values()) if name == "peak" else moment[name]) / gib for moment in moments]
+        planned = sum(fullest["planned"][part] for part in parts) / gib
+        label = "all" if name == "peak" else name
+        print(f"{label:<12} {gibs[0]:>14.3f} {gibs[1]:>15.3f} {gibs[2]:>12.3f} {planned:>9.3f}")
+    for row in stages if len(stages) > 1 else ():
+        peak, planned = row["total"] / gib, row["planned"]["total"] / gib
+        print(f"stage {row['place']:<2} {row['blocks']:>3} blocks, at the peak {peak:.3f}, planned {planned:.3f}")
+    print(f"simulated in {duration(sum(row['seconds'] for row in stages))}; nothing of the model was allocated")
+    return simulated
+
+
+# --- On a cluster -----------------------------------------------------------------------------------------------------
+
+
+def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str, Any]:
+    from bessemer.plan import ask, outcome, search
+    from bessemer.plan.tables import plan_table, search_table, what_if_table
+
+    page, job = _page_path(args), _requested_job(args, requested)
+    changed = [search.changed(job, changes) for changes in args.what_if]
+    unique = None if args.unique is None else ask.number(args.unique, "--unique")
+    planned = _outcome(job, searched=args.search, unique=unique)
+    what_ifs = [_outcome(one) for one in changed]
+    curve = search.curve(planned.goal) if args.search or page else ()
+    if not args.json:
+        titles = ["as asked", *args.what_if]
+        print(what_if_table([planned, *what_ifs], titles) if what_ifs else plan_table(planned))
+        if args.search and planned.found is not None:
+            print("\n" + search_table(planned.found, planned.job.cluster.devices, curve))
+    if page is not None:
+        from bessemer.report import plan_page
+
+        name = (planned.goal.recipe.run.name if args.recipe is not None else args.model) or (
+            f"{amount(planned.job.model.parameters)} on {planned.job.cluster.devices:,} {planned.job.cluster.device.name}"
+        )
+        plan_page.write(page, planned, name=name, curve=curve, beside=what_ifs, titles=args.what_if)
+        if not args.json:
+            print(f"\n{'drawn in':<10} {page}")
+    values = outcome.to_dict(planned, args.search)
+    if curve and args.search:
+        values["search"]["by_devices"] = [
+            {"devices": point.devices, "best": point.best and outcome.candidate_dict(point.best)} for point in curve
+        ]
+    if what_ifs:
+        values["what_if"] = [
+            {"changes": changes, **outcome.to_dict(one)} for changes, one in zip(args.what_if, what_ifs, strict=True)
+        ]
+    return values
+
+
+def _outcome(job: Asked, **how: Any) -> Outcome:
+    from bessemer.chosen_layout import planning_goal
+    from bessemer.plan import outcome
+
+    return outcome.of(planning_goal(job.recipe, job.model), **how)
+
+
+def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> Asked:
+    """A recipe with the options' changes, or what the options say alone."""
+    from bessemer.plan import ask
+    from bessemer.recipe import load
+    from bessemer.tokens.pretrained import followed
+
+    budget, overrides = _budget(args), tuple(args.overrides)
+    if args.recipe is None:
+        return _proposed(requested, budget, overrides) if budget else ask.alone(requested, overrides)
+    if budget:
+        raise InputError(f"plan: --{next(iter(budget))} proposes a model, and the recipe has one; give one of the two")
+    recipe = followed(load(args.recipe, args.overrides, may_be_unnamed=True))
+    has_devices = "gpus" in requested or {"devices", "nodes"} & recipe.cluster.model_fields_set
+    layout_options = {ask.ALIASES.get(name, name) for name in requested} & set(ask.WAYS)
+    if "parallel" not in recipe.model_fields_set and has_devices and not layout_options:
+        requested = {**requested, "parallel.auto": "true"}  # devices and no layout: the planner's
+    return ask.with_changes(ask.Asked(recipe), requested) if requested else ask.Asked(recipe)
+
+
+def _proposed(requested: dict[str, str], budgets: dict[str, str], overrides: tuple[str, ...]) -> Asked:
+    """A budget as a model and tokens: 20 tokens a parameter, at the MFU that the plan of the round before predicts."""
+    from bessemer.plan import ask, budget
+
+    if len(budgets) > 1:
+        raise InputError(f"plan: {' and '.join(f'--{name}' for name in budgets)} exclude each other; give one budget")
+    if named := {"model", "params", "tokens"} & set(requested):
+        raise InputError(f"plan: --{min(named)} and a budget exclude each other: a budget proposes model and tokens")
+    (kind, text), mfu = next(iter(budgets.items())), budget.FIRST_MFU
+    for _ in range(budget.ROUNDS):
+        chosen = budget.proposed(kind, text, requested, mfu)
+        sizes = {"params": repr(float(chosen.parameters)), "tokens": str(int(chosen.tokens))}
+        job = ask.alone({**requested, **sizes}, overrides)
+        mfu = _outcome(job).step.mfu
+    return job

@@ -40,7 +40,7 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True) -> Session:
     if fill_derived and folder.derived.exists():
         recipe = derived.filled(recipe, folder)
     if recipe.parallel.auto:
-        from bessemer.planning import with_chosen_layout
+        from bessemer.chosen_layout import with_chosen_layout
 
         recipe = with_chosen_layout(recipe, folder)
     return Session(recipe, folder, getattr(args, "accept_changes", False), has_horizon)

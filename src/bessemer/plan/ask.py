@@ -36,7 +36,7 @@ PLAIN = {
     "device": ("cluster.device", "word"),
     "per_node": ("cluster.devices_per_node", "count"),
     "price": ("cluster.price", "number"),
-    "stack": ("cluster.stack", "word"),
+    "framework": ("cluster.stack", "word"),
     "catalogue": ("cluster.catalogue", "word"),
     "replicate": ("parallel.replicate", "count"),
     "shard": ("parallel.shard", "count"),
@@ -91,7 +91,10 @@ def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> Asked:
             "plan: on what? add --gpus 2048xH100, or --gpus 8xA100-80GB; `bessemer plan --devices` lists them"
         )
     if not {"model", "params", "layers"} & set(asked) and not any(name.startswith("model.") for name in named):
-        raise InputError("plan: which model? add --params 70B, --model llama3-70b, or --layers, --width and --heads")
+        raise InputError(
+            "plan: which model? add --params 70B, --model llama3-70b, or its dimensions, as --set model.layers=32 "
+            "--set model.width=4096 --set model.heads=32"
+        )
     start = {} if {"model", "params"} & set(asked) else {"vocabulary": str(DEFAULT_VOCABULARY)}
     if "pipeline" in asked and "zero" not in asked:
         start["zero"] = "1"  # stages keep their weights, and gradients are added up once a step

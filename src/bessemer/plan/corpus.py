@@ -94,7 +94,7 @@ def plan(
     InputError for numbers that make no sense.
     """
     for name, value in {
-        "--corpus": input_bytes,
+        "SIZE": input_bytes,
         "--machines": machines,
         "--cores": cores,
         "--memory": memory_bytes,

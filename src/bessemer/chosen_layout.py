@@ -1,0 +1,107 @@
+"""`parallel.auto = true`: replace it by the layout that the planner predicts to be the fastest, before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bessemer.errors import InputError
+
+if TYPE_CHECKING:
+    from bessemer.layout.devices import Device
+    from bessemer.model.config import ModelConfig
+    from bessemer.plan.jobs import Goal
+    from bessemer.plan.search import Candidate
+    from bessemer.recipe import Recipe
+    from bessemer.run import RunFolder
+
+
+def with_chosen_layout(recipe: Recipe, run: RunFolder) -> Recipe:
+    """The recipe with the fastest layout that fits in place of `parallel.auto`; a recipe with a layout of its own as it is.
+
+    The same recipe gives the same layout on every process. On a CPU each node is one process, since the processes of a node
+    would share its cores. Micro-batch and recompute are chosen too where the recipe leaves them open, but for the micro-batch
+    of a run that has begun. Raises InputError where nothing fits.
+    """
+    if not recipe.parallel.auto:
+        return recipe
+    from bessemer.plan import outcome
+    from bessemer.recipe import Parallel, load
+
+    device, count = _local_devices(recipe)
+    if device is None and recipe.cluster.device is None:
+        return recipe.model_copy(update={"parallel": Parallel(shard=recipe.cluster.nodes)})
+    if run.recipe.exists() and recipe.train.micro_batch is None:
+        recipe = _with_train(recipe, micro_batch=load(run.recipe).train.micro_batch)
+    if recipe.cluster.device is None:
+        local = {"devices_per_node": count, "device": device.name if device else None}
+        recipe = recipe.model_copy(update={"cluster": recipe.cluster.model_copy(update=local)})
+    goal = planning_goal(recipe)
+    refusal: InputError | None = None
+    for candidate in outcome.of(goal).found_layouts:
+        chosen = _with_layout(recipe, goal, candidate)
+        try:
+            _require_fit(chosen, goal)
+        except InputError as error:
+            refusal = refusal or error
+            continue
+        return chosen
+    raise refusal or InputError("parallel.auto: no layout fits; `bessemer plan RECIPE --search` says why")
+
+
+def planning_goal(recipe: Recipe, model: ModelConfig | None = None) -> Goal:
+    """What the planner needs of a recipe; vocabulary and classes from the recipe alone, since its data may lie elsewhere."""
+    from bessemer.plan.jobs import goal_of
+    from bessemer.run import RunFolder
+    from bessemer.tokens import outlook
+
+    folder = RunFolder(recipe.run.folder).tokens
+    vocabulary = outlook.vocabulary(recipe, folder)
+    if recipe.model.vocabulary is not None and recipe.tokenizer.path is None:
+        vocabulary = min(vocabulary, recipe.model.vocabulary)
+    return goal_of(recipe, vocabulary, outlook.labels(recipe, folder), model=model)
+
+
+def _with_layout(recipe: Recipe, goal: Goal, candidate: Candidate) -> Recipe:
+    layout = candidate.job.layout
+    parallel = {
+        "auto": False, "replicate": layout.replicate, "shard": layout.shard, "tensor": layout.tensor,
+        "pipeline": layout.pipeline, "context": layout.context, "zero": max(layout.zero, 1), "schedule": layout.schedule,
+        "virtual": layout.virtual if layout.virtual > 1 else None,
+    }  # fmt: skip
+    recompute = {"recompute": layout.recompute} if "recompute" in goal.free else {}
+    recipe = recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update=parallel)})
+    return _with_train(recipe, micro_batch=layout.micro_batch, **recompute)
+
+
+def _with_train(recipe: Recipe, **changes: Any) -> Recipe:
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
+
+
+def _require_fit(recipe: Recipe, goal: Goal) -> None:
+    import torch
+
+    from bessemer.layout import dial
+    from bessemer.train.split import require_fit
+
+    require_fit(dial.resolve(recipe, goal.job.model.vocabulary), goal.job.model, torch.device("cuda"))
+
+
+def _local_devices(recipe: Recipe) -> tuple[Device | None, int]:
+    """This machine's accelerators, as the catalogue has them, and their number; None: it computes on its CPU."""
+    import torch
+
+    from bessemer.layout import devices
+
+    if recipe.train.device == "cpu" or not torch.cuda.is_available():
+        return None, 0
+    name = torch.cuda.get_device_name()
+    device = devices.match(
+        name, devices.catalogue(Path(recipe.cluster.catalogue) if recipe.cluster.catalogue else None)
+    )
+    if device is None and recipe.cluster.device is None:
+        raise InputError(
+            f"parallel.auto: {name!r} is not in the catalogue of devices; name one with cluster.device, or add it "
+            "in a file of your own (cluster.catalogue)"
+        )
+    return device, torch.cuda.device_count()
