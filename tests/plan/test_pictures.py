@@ -9,12 +9,12 @@ from itertools import pairwise
 
 import pytest
 
-from bessemer.plan import ask, outcome, pictures, search
+from bessemer.plan import ask, outcome, pictures
 from bessemer.plan.estimate.step import Stage
 from bessemer.plan.jobs import Goal, goal_of
 from bessemer.plan.laws import REPLICATION
 from bessemer.plan.outcome import Outcome
-from bessemer.plan.pictures import pipeline_picture, roofline
+from bessemer.plan.pictures import pipeline_picture
 
 
 def goal(**asked: str) -> Goal:
@@ -119,23 +119,6 @@ def test_of_many_ranks_some_are_drawn() -> None:
     assert len(found["svg"]) < 1_000_000
 
 
-def test_the_curve_goes_through_the_plan() -> None:
-    out = searched()
-    found = pictures.by_devices(out, search.curve(out.goal, (0.5, 1.0, 2.0)))
-    assert [row["devices"] for row in found["rows"]] == [8, 16, 32]
-    assert found["rows"][1] == found["here"]
-    assert found["here"]["days"] == pytest.approx(out.seconds / 86_400)
-    assert found["here"]["days_with_failures"] == pytest.approx(out.running.seconds / 86_400)
-    assert found["here"]["cost"] == out.bill.cost
-    assert found["rows"][0]["days"] > found["rows"][1]["days"] > found["rows"][2]["days"]
-
-
-def test_a_number_of_devices_that_nothing_fits_has_no_days() -> None:
-    out = searched()
-    found = pictures.by_devices(out, [search.Point(1, None)])
-    assert found["rows"] == [{"devices": 1, "days": None}]
-
-
 def test_the_surface_has_the_runs_place() -> None:
     found = pictures.loss_surface(8e9, 1e12, points=21)
     assert found["here"] == [8e9, 1e12]
@@ -189,25 +172,7 @@ def test_the_front_is_what_no_other_beats() -> None:
     ]
 
 
-@pytest.mark.parametrize("of", [searched, piped])
-def test_no_work_is_above_the_roof(of: object) -> None:
-    out = of()  # type: ignore[operator]
-    found = roofline(out.job, out.step)
-    assert [point["name"] for point in found["points"]] == ["products", "attention", "elementwise"]
-    for point in found["points"]:
-        assert point["rate"] <= min(found["peak"], point["intensity"] * found["bandwidth"]) * (1 + 1e-9), point["name"]
-        assert point["seconds"] == getattr(out.step, point["name"])
-
-
-def test_the_products_of_a_step_are_six_for_each_weight_and_token() -> None:
-    out = outcome.of(
-        goal(model="llama3-8b", tokens="1T", gpus="16xH100", shard="16", recompute="none", micro_batch="1")
-    )
-    products = roofline(out.job, out.step)["points"][0]["flops"] * 16
-    assert products == pytest.approx(6.0 * out.job.model.matrix_parameters * out.job.tokens, rel=1e-9)
-
-
 def test_all_pictures_are_plain_values() -> None:
     for out in (searched(), piped()):
-        found = pictures.pictures(out, search.curve(out.goal, (1.0,)) if out is searched() else ())
+        found = pictures.pictures(out)
         assert json.loads(json.dumps(found, allow_nan=False)).keys() == found.keys()

@@ -15,7 +15,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
 
 from bessemer.errors import InputError
-from bessemer.plan import ask, here, outcome, search
+from bessemer.plan import ask, here, outcome
 from bessemer.plan.jobs import goal_of
 from bessemer.plan.outcome import Outcome
 from bessemer.plan.pictures import loss_surface, memory_bars, pictures, timeline
@@ -24,7 +24,7 @@ from bessemer.report import page, plan_figures, plan_page
 from bessemer.run import RunFolder, read_json, write_json
 from tests.report.conftest import Reader, blocks
 
-SECTIONS = ["facts", "what-if", "memory", "step", "pipeline", "layouts", "devices", "scaling", "saving", "assumptions"]
+SECTIONS = ["facts", "what-if", "memory", "step", "pipeline", "layouts", "scaling", "saving", "assumptions"]
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{ 7 * 7 }} ' \""
 
 
@@ -44,9 +44,7 @@ def plan() -> Outcome:
 @cache
 def whole(name: str = "llama3-8b") -> Reader:
     out = plan()
-    return Reader(
-        plan_page.render(out, name=name, curve=search.curve(out.goal, (1.0, 2.0)), beside=[out], titles=[name])
-    )
+    return Reader(plan_page.render(out, name=name, beside=[out], titles=[name]))
 
 
 def test_every_section_is_there_in_order() -> None:
@@ -54,10 +52,10 @@ def test_every_section_is_there_in_order() -> None:
     assert found.sections() == SECTIONS
     links = [attributes["href"] for tag, attributes in found.elements if tag == "a"]
     assert links == ["#top", *(f"#{name}" for name in SECTIONS)]
-    figures = json.loads(next(text for text in found.scripts if text.startswith('{"roofline"')))
+    figures = json.loads(next(text for text in found.scripts if text.startswith('{"layouts"')))
     places = [attributes["data-figure"] for _, attributes in found.elements if "data-figure" in attributes]
     assert sorted(places) == sorted(figures)
-    assert set(figures) == {"roofline", "surface", "checkpoints", "layouts", "devices-time", "devices-money"}
+    assert set(figures) == {"surface", "checkpoints", "layouts"}
     assert sum(tag == "svg" for tag, _ in found.elements) == 1
 
 
@@ -84,9 +82,7 @@ def test_hostile_names_stay_text() -> None:
     assert len(found.scripts) == len(whole().scripts) == 3
 
 
-@pytest.mark.parametrize(
-    "missing", ["memory", "roofline", "timeline", "pipeline", "devices", "surface", "checkpoints", "layouts"]
-)
+@pytest.mark.parametrize("missing", ["memory", "timeline", "pipeline", "surface", "checkpoints", "layouts"])
 def test_what_is_missing_is_left_out(missing: str) -> None:
     drawn = {**pictures(plan()), missing: None}
     found = Reader(plan_page.compose("part", drawn)).sections()

@@ -283,26 +283,21 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
     unique = None if args.unique is None else ask.number(args.unique, "--unique")
     planned = _outcome(job, searched=args.search, unique=unique)
     what_ifs = [_outcome(one) for one in changed]
-    curve = search.curve(planned.goal) if args.search or page else ()
     if not args.json:
         titles = ["as asked", *args.what_if]
         print(what_if_table([planned, *what_ifs], titles) if what_ifs else plan_table(planned))
         if args.search and planned.found is not None:
-            print("\n" + search_table(planned.found, planned.job.cluster.devices, curve))
+            print("\n" + search_table(planned.found, planned.job.cluster.devices))
     if page is not None:
         from bessemer.report import plan_page
 
         name = (planned.goal.recipe.run.name if args.recipe is not None else args.model) or (
             f"{amount(planned.job.model.parameters)} on {planned.job.cluster.devices:,} {planned.job.cluster.device.name}"
         )
-        plan_page.write(page, planned, name=name, curve=curve, beside=what_ifs, titles=args.what_if)
+        plan_page.write(page, planned, name=name, beside=what_ifs, titles=args.what_if)
         if not args.json:
             print(f"\n{'drawn in':<10} {page}")
     values = outcome.to_dict(planned, args.search)
-    if curve and args.search:
-        values["search"]["by_devices"] = [
-            {"devices": point.devices, "best": point.best and outcome.candidate_dict(point.best)} for point in curve
-        ]
     if what_ifs:
         values["what_if"] = [
             {"changes": changes, **outcome.to_dict(one)} for changes, one in zip(args.what_if, what_ifs, strict=True)

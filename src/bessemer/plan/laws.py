@@ -183,20 +183,6 @@ FRONTIERS: dict[str, Frontier] = {
 """By the name that output uses. The first is the one a verdict is given by."""
 
 
-@dataclass(frozen=True)
-class Opinion:
-    """What one law says of a budget, and of a size."""
-
-    law: str
-    source: str
-    optimum: Allocation
-
-
-def opinions(flops: float) -> dict[str, Opinion]:
-    """The optimum for a budget by every law, side by side."""
-    return {key: Opinion(law.name, law.source, law.optimum(flops)) for key, law in FRONTIERS.items()}
-
-
 def optimal_tokens(parameters: float) -> dict[str, float]:
     """The optimal tokens for a size by every law, side by side."""
     return {key: law.optimal_tokens(parameters) for key, law in FRONTIERS.items()}

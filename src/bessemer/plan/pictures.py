@@ -11,15 +11,13 @@ from dataclasses import fields, replace
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.layout.flops import tokens_seen
 from bessemer.layout.schedules import generate
 from bessemer.layout.stages import stages_of
 from bessemer.plan import failures, laws, outcome, pipeline
-from bessemer.plan.estimate.compute import BYTES
-from bessemer.plan.estimate.job import PHYSICS, Job, Layout
+from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.estimate.memory import ROOM, Memory, fits, memory, stages
 from bessemer.plan.estimate.step import Step
-from bessemer.plan.search import RECOMPUTE, Candidate, Found, Point
+from bessemer.plan.search import RECOMPUTE, Found
 from bessemer.plan.standing import known
 from bessemer.plan.tables import layout_line
 from bessemer.plan.timetable import Durations, simulate
@@ -79,79 +77,6 @@ def pipeline_picture(job: Job, step: Step) -> dict[str, Any] | None:
     }
 
 
-# FLOPs of the element-wise work, for an element of a block's stream, of its queries and keys, and of its MLP: two norms of 4 each
-# and two sums; a rotation of 3; a sigmoid of 4 and two products. Rough: the work is bound by the bandwidth wherever it lies.
-STREAM_FLOPS, ROTATION_FLOPS, ACTIVATION_FLOPS = 10.0, 3.0, 6.0
-BACKWARD_ELEMENTWISE = 2.0
-# Times that unfused attention reads or writes every score: written, softmax read and written, read by the second product; back:
-# the gradient written, it and the scores read, the result written, read twice, the scores once more.
-UNFUSED_FORWARD, UNFUSED_BACKWARD = 4, 7
-
-
-def roofline(job: Job, step: Step) -> dict[str, Any]:
-    """The device's lines and the points of a step on the device whose pipeline stage is the slowest.
-
-    peak, best: FLOP/s of the data sheet and of the best large product; bandwidth: bytes/s; points: FLOPs and bytes of a step by
-    kind, their seconds (the plan's own), FLOPs a byte and FLOP/s.
-    """
-    device, layout, model = job.cluster.device, job.layout, job.model
-    size, m = BYTES[job.precision], job.micro_batches
-    tokens = layout.micro_batch * model.sequence_length // layout.context
-    mine = rank_of_slowest(step, layout)
-    layers, has_head = sum(step.stages[one].layers for one in mine), len(step.stages) - 1 in mine
-    heads, kv_heads = max(model.heads // layout.tensor, 1), max(model.kv_heads // layout.tensor, 1)
-    mlp, wide = max(model.mlp_width // layout.tensor, 1), heads * model.head_dim
-    up = mlp * (2 if model.gated else 1)
-    qkv = wide + 2 * kv_heads * model.head_dim
-    again = {"none": 0.0, "full": 1.0, "selective": 0.5 if job.stack.selective == "products" else 0.0}[layout.recompute]
-    shapes = ((model.width, qkv), (wide, model.width), (model.width, up), (mlp, model.width))
-    products = [(inner, columns, layers, 3.0 + again) for inner, columns in shapes]
-    if has_head:
-        products.append((model.width, model.vocabulary // layout.tensor, 1, 3.0))
-    flops = {"products": sum(2.0 * m * n * times * tokens * k * c for k, c, n, times in products)}
-    moved = {"products": sum(m * n * times * size * (tokens * (k + c) + k * c) for k, c, n, times in products)}
-    flops["attention"], moved["attention"] = _attention(job, tokens, heads, wide, m * layers)
-    each = STREAM_FLOPS * model.width + ROTATION_FLOPS * qkv + ACTIVATION_FLOPS * mlp
-    flops["elementwise"] = m * layers * tokens * each * (1.0 + BACKWARD_ELEMENTWISE)
-    moved["elementwise"] = (
-        step.elementwise * device.bandwidth * PHYSICS.bandwidth
-    )  # the plan counts them by their bytes
-    seconds = {name: getattr(step, name) for name in flops}
-    return {
-        "device": device.name,
-        "precision": job.precision,
-        "peak": device.peak(job.precision),
-        "best": device.best(job.precision),
-        "bandwidth": device.bandwidth,
-        "points": [
-            {
-                "name": name, "flops": flops[name], "bytes": moved[name], "seconds": seconds[name],
-                "intensity": flops[name] / moved[name], "rate": flops[name] / seconds[name],
-            }
-            for name in flops
-            if seconds[name] > 0 and moved[name] > 0
-        ],
-    }  # fmt: skip
-
-
-def _attention(job: Job, tokens: int, heads: int, wide: int, times: int) -> tuple[float, float]:
-    """FLOPs and bytes of so many blocks' attention, forward and backward.
-
-    Flash (Dao 2023) counts the tokens that are seen and moves only its inputs and outputs; unfused computes the whole square
-    and writes it out.
-    """
-    model, layout = job.model, job.layout
-    size = BYTES[job.precision]
-    flash = job.stack.attention == "flash"
-    seen = sum(tokens_seen(model, layer) for layer in range(model.layers)) / model.layers
-    once = 4.0 * tokens * (seen if flash else model.sequence_length) * wide
-    repeated = layout.recompute == "full" or (layout.recompute == "selective" and job.stack.selective == "attention")
-    stream, scores = 4.0 * size * tokens * wide, float(size) * heads * tokens * model.sequence_length
-    forward = stream + (0.0 if flash else UNFUSED_FORWARD * scores)
-    backward = 2 * stream + (0.0 if flash else UNFUSED_BACKWARD * scores)
-    return times * once * ((3.5 if flash else 3.0) + repeated), times * (forward * (1 + repeated) + backward)
-
-
 DRAWN_PASSES = 12  # micro-batches whose passes a timeline shows one by one
 DRAWN_LAYOUTS = 300  # of a search, the fastest; those of the Pareto list always
 # Fields of Step that are no seconds of a part.
@@ -159,14 +84,12 @@ NO_PARTS = ("seconds", "model_flops", "hardware_flops", "mfu", "hfu", "tokens_pe
 ONCE = ("bubble", "stragglers", "data", "optimizer")  # parts of a step that are not of a pass
 
 
-def pictures(of: outcome.Outcome, curve: Sequence[Point] = ()) -> dict[str, Any]:
+def pictures(of: outcome.Outcome) -> dict[str, Any]:
     """Everything of an outcome; what it does not have is left out or empty."""
     return {
         "memory": memory_bars(of.job),
-        "roofline": roofline(of.job, of.step),
         "timeline": timeline(of.step, of.job.layout),
         "pipeline": pipeline_picture(of.job, of.step),
-        "devices": by_devices(of, curve),
         "surface": loss_surface(of.job.model.parameters, of.goal.tokens),
         "laws": law_opinions(of.job.model.parameters, of.goal.tokens),
         "checkpoints": checkpoints(of.running, of.save),
@@ -254,28 +177,6 @@ def _laid(lengths: Sequence[tuple[str, float]]) -> Iterator[tuple[str, float, fl
         yield name, at, (at := at + length)
 
 
-def by_devices(of: outcome.Outcome, curve: Sequence[Point]) -> dict[str, Any]:
-    """Time and money on other numbers of devices, each with the fastest layout there; here: the plan itself."""
-    rows = [_on_devices(of, point.best) if point.best else {"devices": point.devices, "days": None} for point in curve]
-    return {"here": _on_devices(of, Candidate(of.job, of.memory, of.step)), "rows": rows}
-
-
-def _on_devices(of: outcome.Outcome, best: Candidate) -> dict[str, Any]:
-    _, running, bill = outcome.run_of(of.goal, best)
-    return {
-        "devices": best.job.cluster.devices,
-        "days": of.goal.tokens / best.tokens_per_second / 86_400,
-        "days_with_failures": bill.days,
-        "device_hours": bill.device_hours,
-        "cost": bill.cost,
-        "tokens_per_second": best.tokens_per_second,
-        "mfu": best.step.mfu,
-        "effective": running.effective,
-        "memory": best.memory.total,
-        "layout": layout_line(best.job),
-    }
-
-
 def loss_surface(parameters: float, tokens: float, points: int = 41, decades: float = 1.5) -> dict[str, Any]:
     """The loss `decades` powers of ten around a plan on both axes, loss[i][j] at tokens[i] and parameters[j]; lines of equal
     compute, one of them through the plan; the laws' optimal lines; known models nearby."""
@@ -321,16 +222,16 @@ def _short(values: Sequence[float]) -> list[float]:
 
 def law_opinions(parameters: float, tokens: float) -> list[dict[str, Any]]:
     """What each law says: the best tokens for this size, and the best division of this plan's FLOPs."""
-    flops = laws.training_flops(parameters, tokens)
+    best = {key: law.optimum(laws.training_flops(parameters, tokens)) for key, law in laws.FRONTIERS.items()}
     return [
         {
-            "law": one.law,
-            "source": one.source,
-            "optimal_tokens": laws.FRONTIERS[name].optimal_tokens(parameters),
-            "best_parameters": one.optimum.parameters,
-            "best_tokens": one.optimum.tokens,
+            "law": law.name,
+            "source": law.source,
+            "optimal_tokens": law.optimal_tokens(parameters),
+            "best_parameters": best[key].parameters,
+            "best_tokens": best[key].tokens,
         }
-        for name, one in laws.opinions(flops).items()
+        for key, law in laws.FRONTIERS.items()
     ]
 
 

@@ -4,7 +4,7 @@ For every way to divide the model and its state (tensor, pipeline, context, shar
 recomputed than must be for it to fit: recomputing costs time and gives nothing but memory. State is divided over all devices that
 share the batch, over those of a node, or over none. A test holds this against trying everything.
 
-Also the same plan with changes (`--what-if`), and on other numbers of devices.
+Also the same plan with changes (`--what-if`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from itertools import product
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.plan.ask import Asked, with_changes
-from bessemer.plan.estimate.job import Cluster, Job, Layout, Recompute
+from bessemer.plan.estimate.job import Job, Layout, Recompute
 from bessemer.plan.estimate.memory import Memory, fits, memory
 from bessemer.plan.estimate.step import Step, step
-from bessemer.plan.jobs import Goal, divisors
+from bessemer.plan.jobs import divisors
 from bessemer.recipe.parallel import PipelineSchedule
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # in the order of their price in time
@@ -186,9 +186,6 @@ def _weigh(
             rejected.append(missed)
 
 
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # numbers of devices of a curve, to those of the plan
-
-
 def changed(asked: Asked, text: str) -> Asked:
     """`name=value,name=value`: what is asked, with these changes. Raises InputError."""
     changes = {}
@@ -202,31 +199,3 @@ def changed(asked: Asked, text: str) -> Asked:
     if not changes:
         raise InputError("--what-if: what? for example gpus=1024, or precision=fp8,tp=4")
     return with_changes(asked, changes)
-
-
-@dataclass(frozen=True)
-class Point:
-    """The best layout on a number of devices; None: none fits, or none divides it."""
-
-    devices: int
-    best: Candidate | None
-
-
-def curve(goal: Goal, factors: tuple[float, ...] = FACTORS) -> tuple[Point, ...]:
-    """The fastest layouts on fewer and more devices: whole nodes, the same batch."""
-    cluster = goal.job.cluster
-    counts = sorted({max(round(cluster.devices * factor), 1) for factor in factors})
-    whole = [count for count in counts if count % cluster.per_node == 0 or count < cluster.per_node]
-    return tuple(Point(count, _best(_with_devices(goal.job, cluster, count), goal.free)) for count in whole)
-
-
-def _with_devices(job: Job, cluster: Cluster, count: int) -> Job:
-    return replace(job, cluster=replace(cluster, devices=count, per_node=min(cluster.per_node, count)))
-
-
-def _best(job: Job, free: frozenset[str]) -> Candidate | None:
-    try:
-        found = search(job, free)
-    except InputError:  # no way to divide so many devices and the batch
-        return None
-    return found.ranked[0] if found.ranked else None

@@ -11,7 +11,7 @@ from bessemer.plan.estimate.job import PHYSICS, Job
 from bessemer.plan.estimate.memory import ROOM
 from bessemer.plan.laws import REPLICATION, RULE
 from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, TIME_ERROR, Outcome
-from bessemer.plan.search import Candidate, Found, Point
+from bessemer.plan.search import Candidate, Found
 from bessemer.plan.standing import OVERTRAINED_ABOVE, UNDERTRAINED_BELOW
 from bessemer.terminal import amount, counted, duration, rate, size
 
@@ -108,8 +108,8 @@ def layout_line(job: Job) -> str:
     return ", ".join(more)
 
 
-def search_table(of: Found, devices: int, curve: Sequence[Point] = ()) -> str:
-    """The fastest layouts, those that trade speed for memory, the nearest misses, and other numbers of devices."""
+def search_table(of: Found, devices: int) -> str:
+    """The fastest layouts, those that trade speed for memory, and the nearest misses."""
     lines = [
         f"{counted(len(of.ranked), 'layout')} fit, {len(of.rejected):,} do not.",
         "",
@@ -125,18 +125,6 @@ def search_table(of: Found, devices: int, curve: Sequence[Point] = ()) -> str:
         lines += [
             f"  {count:>6,} {reason}" for reason, count in sorted(of.impossible.items(), key=lambda item: -item[1])
         ]
-    if curve:
-        lines += ["", f"{'devices':>9}{'tokens/s':>10}{'a device':>10}{'MFU':>7}{'GB':>7}  layout"]
-        for point in curve:
-            best = point.best
-            if best is None:
-                lines.append(f"{point.devices:>9,}  nothing fits or divides them")
-            else:
-                speed = best.tokens_per_second
-                lines.append(
-                    f"{point.devices:>9,}{amount(speed):>10}{amount(speed / point.devices):>10}{best.step.mfu:>7.1%}"
-                    f"{best.memory.total / 1e9:>7.1f}  {layout_line(best.job)}"
-                )
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bessemer.report import parts
-from bessemer.report.data import as_number, as_object, as_objects
+from bessemer.report.data import as_object, as_objects
 from bessemer.report.parts import Block, Figure
 from bessemer.terminal import amount
 
@@ -16,89 +16,9 @@ LAWS = {
     "replication": "Replication 2024",
 }  # fmt: skip
 SPANS = (
-    1,
-    2,
-    5,
-    10,
-    30,
-    60,
-    120,
-    300,
-    600,
-    1800,
-    3600,
-    7200,
-    18_000,
-    36_000,
-    86_400,
-    172_800,
-    432_000,
-    864_000,
-)  # seconds
+    1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 18_000, 36_000, 86_400, 172_800, 432_000, 864_000,
+)  # seconds  # fmt: skip
 MAX_NATS = 12.0  # more than a guess among all words loses (ln 128,256 = 11.8): the law far below where it was fitted
-WORK = {
-    "products": ("matmuls", "source-1"),
-    "attention": ("attention", "source-2"),
-    "elementwise": ("element-wise", "source-3"),
-}
-
-
-def roofline(of: dict[str, Any]) -> Figure | None:
-    """The device's lines and the step's work. x: FLOPs a byte; y: TFLOP/s."""
-    points = as_objects(of.get("points"))
-    peak, best, bandwidth = (as_number(of.get(name)) for name in ("peak", "best", "bandwidth"))
-    if not points or peak is None or best is None or bandwidth is None:
-        return None
-    places, top = [point["intensity"] for point in points] + [peak / bandwidth], peak / 1e12
-    low, high = min(places) / 4, max(places) * 4
-    total = sum(point["seconds"] for point in points)
-    traces = [
-        _line("peak and bandwidth", [low, peak / bandwidth, high], [low * bandwidth / 1e12, top, top], "train"),
-        _line("best large matmul", [best / bandwidth, high], [best / 1e12, best / 1e12], "reference", dash="dash"),
-    ]
-    for point in points:
-        share, (name, ink) = point["seconds"] / total, WORK.get(point["name"], (point["name"], "reference"))
-        hover = f"{name}<br>%{{x:,.3g}} FLOPs a byte<br>%{{y:,.3g}} TFLOP/s<extra></extra>"
-        traces.append(parts.trace(f"{name}, {share:.0%} of the computing", [point["intensity"]], [point["rate"] / 1e12], ink,
-                                  lines=False, marks=8 + int(18 * math.sqrt(share)), hover=hover))  # fmt: skip
-    bottom = min(point["rate"] for point in points) / 4e12
-    note = f"{of['device']}, {of['precision']}: work under the slope waits for the memory."
-    x, y = log_axis("FLOPs for a byte moved", low, high), log_axis("TFLOP/s", bottom, 2.5 * top)
-    return _figure("roofline", "Roofline", traces, x, y, note=note)
-
-
-def by_devices(of: dict[str, Any]) -> list[Figure]:
-    """Time, and money (or device-hours where there is no price), against the number of devices."""
-    own = as_object(of.get("here"))
-    rows = [row for row in as_objects(of.get("rows")) if as_number(row.get("days")) is not None]
-    if len(rows) < 2 or not own:
-        return []
-    counts, layouts_ = [row["devices"] for row in rows], [row["layout"] for row in rows]
-    ideal = [own["days"] * own["devices"] / count for count in counts]
-    days = [value for row in [*rows, own] for value in (row["days"], row["days_with_failures"])] + ideal
-    time = [
-        _line("in proportion", counts, ideal, "reference", dash="dash"),
-        _line("without failures", counts, [row["days"] for row in rows], "train", marks=6, text=layouts_, unit="days"),
-        _line("with failures", counts, [row["days_with_failures"] for row in rows], "source-1", marks=6, unit="days"),
-        _mark("this plan", own["devices"], own["days_with_failures"], unit="days"),
-    ]
-    axis = log_axis("devices", min(counts) / 1.3, max(counts) * 1.3, "{:,.0f}".format, counts)
-    key = "cost" if own.get("cost") is not None else "device_hours"
-    units = {"cost": ((1e6, "million dollars"), (1e3, "thousand dollars"), (1.0, "dollars")),
-             "device_hours": ((1e4, "thousand device-hours"), (1.0, "device-hours"))}[key]  # fmt: skip
-    least, unit = next((pair for pair in units if own[key] >= pair[0]), units[-1])
-    scale = 1e3 if least == 1e4 else least
-    money = [
-        _line(
-            "with failures", counts, [row[key] / scale for row in rows], "source-1", marks=6, text=layouts_, unit=unit
-        ),
-        _mark("this plan", own["devices"], own[key] / scale, unit=unit),
-    ]
-    title = f"{'Money' if key == 'cost' else 'Device-hours'} against devices"
-    return [
-        _figure("devices-time", "Time against devices", time, axis, log_axis("days", min(days) / 1.3, max(days) * 1.3)),
-        _figure("devices-money", title, money, axis, parts.axis(unit, rangemode="tozero")),
-    ]
 
 
 def loss_surface(of: dict[str, Any]) -> Figure | None:
@@ -236,11 +156,8 @@ def _span(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-def _line(name: str, x: Sequence[float], y: Sequence[float], ink: str, *, unit: str = "", **style: Any) -> Block:
-    text = "<br>%{text}" if style.get("text") else ""
-    return parts.trace(
-        name, x, y, ink, hover=f"{name}<br>%{{x:,.6~g}}: %{{y:,.4~g}} {unit}{text}<extra></extra>", **style
-    )
+def _line(name: str, x: Sequence[float], y: Sequence[float], ink: str, **style: Any) -> Block:
+    return parts.trace(name, x, y, ink, hover=f"{name}<br>%{{x:,.6~g}}: %{{y:,.4~g}}<extra></extra>", **style)
 
 
 def _mark(name: str, x: float, y: float, unit: str = "") -> Block:

@@ -13,7 +13,6 @@ from typing import Any
 from bessemer.errors import InputError
 from bessemer.plan import here, pictures
 from bessemer.plan.outcome import Outcome
-from bessemer.plan.search import Point
 from bessemer.plan.tables import assumptions, layout_line, plan_rows, what_if_columns
 from bessemer.report import parts, plan_figures
 from bessemer.report.data import RunData, as_number, as_object, as_objects, as_text
@@ -67,14 +66,12 @@ def write(path: Path, of: Outcome, **options: Any) -> Path:
     return parts.write_page(writable(path), render(of, **options))
 
 
-def render(
-    of: Outcome, *, name: str, curve: Sequence[Point] = (), beside: Sequence[Outcome] = (), titles: Sequence[str] = ()
-) -> str:
-    """The page as HTML. curve: other numbers of devices; beside: what-ifs, with their titles."""
+def render(of: Outcome, *, name: str, beside: Sequence[Outcome] = (), titles: Sequence[str] = ()) -> str:
+    """The page as HTML. beside: what-ifs, with their titles."""
     columns = what_if_columns([of, *beside], ["as asked", *titles]) if beside else []
     notes = [] if of.verdict.fits else ["This layout does not fit: " + "; ".join(of.verdict.reasons) + "."]
     return compose(
-        name, pictures.pictures(of, curve), headline=_headline(of), notes=notes, tiles=_tiles(of), rows=plan_rows(of),
+        name, pictures.pictures(of), headline=_headline(of), notes=notes, tiles=_tiles(of), rows=plan_rows(of),
         origin=f"{layout_line(of.job)}; framework profile {of.job.stack.name}", verdict=of.standing.sentence,
         assumed=[asdict(one) for one in assumptions(of)], columns=columns,
     )  # fmt: skip
@@ -101,7 +98,7 @@ def compose(
 ) -> str:  # fmt: skip
     """The page from plain values; what is missing or empty leaves its section out. drawn: the series of plan/pictures.py."""
     series = {key: as_object(drawn.get(key)) for key in
-              ("memory", "timeline", "roofline", "pipeline", "layouts", "devices", "surface", "checkpoints")}  # fmt: skip
+              ("memory", "timeline", "pipeline", "layouts", "surface", "checkpoints")}  # fmt: skip
     plain = parts.table(["", ""], (rows or {}).items(), css="plain")
     names = [name for name in (columns[0] if columns else ()) if name]
     cells = [[name, *(column[name] for column in columns)] for name in names]
@@ -111,8 +108,8 @@ def compose(
                          css="named")  # fmt: skip
     sections = [
         parts.section("facts", "The plan", plain), parts.section("what-if", "What if", what_if), _memory(series["memory"]),
-        _step(series["timeline"], series["roofline"]), _pipeline(series["pipeline"]), _layouts(series["layouts"]),
-        _devices(series["devices"]), _laws("scaling", series["surface"], drawn.get("laws"), verdict),
+        _step(series["timeline"]), _pipeline(series["pipeline"]), _layouts(series["layouts"]),
+        _laws("scaling", series["surface"], drawn.get("laws"), verdict),
         _checkpoints(series["checkpoints"]),
         parts.section("assumptions", "Assumptions", parts.finding(said), listed) if listed else {},
     ]  # fmt: skip
@@ -226,7 +223,7 @@ def _memory(of: Json) -> Block:
     )
 
 
-def _step(of: Json, roofline: Json) -> Block:
+def _step(of: Json) -> Block:
     """The two lanes of a step, as shares of its time, and its parts in a table."""
     seconds, lanes, held = as_number(of.get("seconds")), as_object(of.get("lanes")), as_object(of.get("parts"))
     if not seconds or not lanes:
@@ -252,7 +249,6 @@ def _step(of: Json, roofline: Json) -> Block:
         parts.key([*passes, *((ink, title, "") for _, _, ink, title, _ in shown)]),
         parts.table(["Part", "n|Time", "n|Share", "wide-only what soft|What it is"], cells,
                     total=["all", short_time(seconds), "100%", ""]),
-        parts.plots(plan_figures.roofline(roofline), css="single", wide=True),
     )  # fmt: skip
 
 
@@ -302,34 +298,6 @@ def _layouts(of: Json) -> Block:
         parts.folded("Why others fall out", parts.table(["Nearest misses", "Why"], misses, css="named"),
                      parts.table(["Not possible", "n|Layouts"], [[why, f"{n:,}"] for why, n in impossible], css="named")),
     )  # fmt: skip
-
-
-def _devices(of: Json) -> Block:
-    """Time and money on each number of devices."""
-    own, cells = as_object(of.get("here")).get("devices"), []
-    for row in as_objects(of.get("rows")):
-        layout, values = row.get("layout", ""), ["–"] * 6
-        if row.get("days") is None:
-            layout = "nothing fits or divides them"
-        else:
-            days, failed = (duration(86_400 * row[key]) for key in ("days", "days_with_failures"))
-            money = parts.known(row["cost"], lambda cost: f"${amount(cost)}")
-            values = [
-                amount(row["tokens_per_second"]),
-                f"{row['mfu']:.1%}",
-                days,
-                failed,
-                amount(row["device_hours"]),
-                money,
-            ]
-        cells.append(parts.row([f"{row['devices']:,}", *values, layout], "total" if row["devices"] == own else ""))
-    columns = ["n|Devices", "n|Tokens/s", "n|MFU", "n|Time", "n|With failures", "n|Device-hours", "n|Cost",
-               "wide-only what soft|Layout"]  # fmt: skip
-    said = "Time and cost of the same batch, with the fastest layout on each number of devices. In bold: this plan's number."
-    shown = parts.table(columns, cells, css="named")
-    figures = parts.plots(*plan_figures.by_devices(of), css="even")
-    title = "Number of devices"
-    return parts.section("devices", title, parts.finding(said), figures, shown) if shown else {}
 
 
 def _checkpoints(of: Json) -> Block:
