@@ -32,7 +32,9 @@ def searched() -> Outcome:
 def piped() -> Outcome:
     """A given layout with a pipeline: GPT-3 as Megatron-LM trains it."""
     asked = {"tp": "8", "pp": "8", "virtual": "4", "schedule": "interleaved", "micro_batch": "1", "batch": "3145728"}
-    return outcome.of(goal(model="gpt3-175b", tokens="300B", gpus="1024xA100-80GB", stack="megatron-lm-2021", **asked))
+    return outcome.of(
+        goal(model="gpt3-175b", tokens="300B", gpus="1024xA100-80GB", framework="megatron-lm-2021", **asked)
+    )
 
 
 @pytest.mark.parametrize("of", [searched, piped])
