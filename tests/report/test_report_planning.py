@@ -105,7 +105,7 @@ def test_bars_end_where_their_sums_do() -> None:
         _, left, width, _ = row["pieces"][-1]
         assert left + width <= 100.0 + 1e-9
         assert left + width == pytest.approx(100.0 if row["cut"] else edge * of["total"] / capacity)
-    (lanes,) = blocks(plan_page._step(timeline(out.step, out.job.layout), {}), "lanes")
+    (lanes,) = blocks(plan_page._step(timeline(out.step, out.job.layout)), "lanes")
     for row in lanes["rows"]:
         assert sum(width for _, _, width, _ in row["pieces"]) == pytest.approx(100.0)
 
