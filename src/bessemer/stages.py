@@ -95,8 +95,7 @@ def run_all(session: Session) -> None:
 def corpus(session: Session) -> None:
     """Raw sources to clean documents."""
     from bessemer.corpus import pipeline
-    from bessemer.corpus.separate_sources import separate_sources
-    from bessemer.corpus.statistics import funnel_lines, result_line
+    from bessemer.corpus.statistics import funnel_lines, result_line, separate_sources
     from bessemer.corpus.work import close_work
 
     inputs = pipeline.inputs_digest(session.recipe)

@@ -9,8 +9,7 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.corpus import units
-from bessemer.corpus.separate_sources import separate_sources
-from bessemer.corpus.statistics import MAX_LINES, funnel_lines, percent
+from bessemer.corpus.statistics import MAX_LINES, funnel_lines, percent, separate_sources
 from bessemer.errors import InputError
 from bessemer.recipe import parse
 from bessemer.run import RunFolder

@@ -98,23 +98,19 @@ def look_up(corpus: Path, identities: Iterable[str], columns: tuple[str, ...]) -
     """
     import pyarrow.parquet as pq
 
-    entries: dict[tuple[str, int], dict[str, IndexEntry]] = {}
+    groups: dict[tuple[str, int, int], dict[str, int]] = {}
     for identity in dict.fromkeys(identities):
-        entry = find(corpus, identity)
-        if entry is not None:
-            entries.setdefault((entry.kind, entry.part), {})[identity] = entry
+        if (entry := find(corpus, identity)) is not None:
+            groups.setdefault((entry.kind, entry.part, entry.row_group), {})[identity] = entry.row
     result: dict[str, dict[str, Any]] = {}
-    for (kind, part), rows in sorted(entries.items()):
+    for (kind, part, group), rows in sorted(groups.items()):
         path = corpus / kind / f"part-{part:05d}.parquet"
         with pq.ParquetFile(path) as file:
             present = [name for name in columns if name in file.schema_arrow.names]
-            for group in sorted({entry.row_group for entry in rows.values()}):
-                table = file.read_row_group(group, columns=["identity", *present])
-                for identity, entry in rows.items():
-                    if entry.row_group != group:
-                        continue
-                    values = table.slice(entry.row, 1).to_pylist()
-                    if not values or values[0]["identity"] != identity:
-                        raise BessemerError(f"{path}: not what the index says; build the corpus again")
-                    result[identity] = {**values[0], "kind": kind, "part": part, "row_group": group, "row": entry.row}
+            table = file.read_row_group(group, columns=["identity", *present])
+        for identity, row in rows.items():
+            values = table.slice(row, 1).to_pylist()
+            if not values or values[0]["identity"] != identity:
+                raise BessemerError(f"{path}: does not match the index; build the corpus again")
+            result[identity] = {**values[0], "kind": kind, "part": part, "row_group": group, "row": row}
     return result

@@ -11,7 +11,7 @@ from bessemer.corpus.encodings import decode_html, decode_text, foreign_format, 
 from bessemer.corpus.inflate import Damaged, inflate
 from bessemer.corpus.rules.table import against
 from bessemer.corpus.tables import MAX_RECORD_BYTES, not_utf8
-from bessemer.corpus.units import Piece, Unit
+from bessemer.corpus.units import Piece, Unit, stamp
 from bessemer.recipe import Extract, Rules
 from bessemer.recipe.endings import NEVER_COMPRESSED, TOPICS, compression_of
 
@@ -58,11 +58,6 @@ WHOLE_FILES = ("text", "code", "html", "descriptions")
 
 def _changed(piece: Piece, access: storage.Access) -> bool:
     return bool(piece.stamp) and piece.stamp != stamp(*storage.version(piece.path, access))
-
-
-def stamp(size: int, mtime_ns: int) -> str:
-    """What tells that a file is still the one that was listed."""
-    return f"{size} {mtime_ns}"
 
 
 def _read_piece(unit: Unit, piece: Piece, rules: Rules, settings: Extract, access: storage.Access) -> Iterator[Record]:

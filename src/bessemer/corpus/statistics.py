@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bessemer.corpus import storage
 from bessemer.corpus.document import ADVICE, REASONS
 from bessemer.corpus.units import Piece, Unit
 from bessemer.errors import BessemerError
+from bessemer.recipe import Source
 from bessemer.recipe.endings import ending
 from bessemer.recipe.load import MIN_TEXT_BYTES
 from bessemer.terminal import counted, size
@@ -35,6 +39,7 @@ MAX_COUNTED_BYTES = 1 << 30
 """Line ends are counted in the beginning of a file, as far as this: less than a second."""
 
 READ_BYTES = 1 << 20
+TEXT_KEY = re.compile(r'; set text_key = "([^"]*)"$')
 
 
 def _of_many_files(examples: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -250,22 +255,28 @@ def add_lines(funnels: dict[str, Funnel], units: Iterable[Unit]) -> None:
 
 def _count_lines(examples: list[dict[str, Any]], paths: list[str]) -> None:
     """Number the lines of one file, which may have been decompressed into several."""
-    places = sorted(examples, key=lambda example: int(example["place"]), reverse=True)
-    line, position = 1, 0
+    line, position, blocks = 1, 0, _blocks(paths)
+    with suppress(OSError):
+        block = b""
+        for example in sorted(examples, key=lambda example: int(example["place"])):
+            left = int(example["place"]) - position
+            while left > len(block):
+                line, left = line + block.count(b"\n"), left - len(block)
+                block = next(blocks, b"")
+                if not block:
+                    return
+            line, position, block = line + block.count(b"\n", 0, left), int(example["place"]), block[left:]
+            example["line"] = line
+
+
+def _blocks(paths: list[str]) -> Iterator[bytes]:
+    """The first MAX_COUNTED_BYTES of the files, concatenated."""
+    room = MAX_COUNTED_BYTES
     for path in paths:
-        try:
-            with open(path, "rb") as file:
-                while places and position < MAX_COUNTED_BYTES:
-                    length = min(int(places[-1]["place"]) - position, READ_BYTES)
-                    block = file.read(length) if length else b""
-                    line += block.count(b"\n")
-                    position += len(block)
-                    if position == int(places[-1]["place"]):
-                        places.pop()["line"] = line
-                    elif not block:
-                        break
-        except OSError:
-            return
+        with open(path, "rb") as file:
+            while block := file.read(min(READ_BYTES, room)):
+                room -= len(block)
+                yield block
 
 
 # --- The funnel in the terminal, from statistics.json
@@ -340,3 +351,37 @@ def _not_read_line(statistics: dict[str, Any]) -> list[str]:
     shown = ", ".join(f"{counts[0]:,} {name}" for name, counts in common[:4]) + (", ..." if len(common) > 4 else "")
     num_bytes = size(sum(counts[1] for counts in total.values()))
     return [f"{'files not read':<16} {files:>9,}  {'':>6}  {shown}; {num_bytes}; e.g. {common[0][1][2]}"]
+
+
+# --- Sources of their own for files with another text_key
+
+
+def separate_sources(sources: Sequence[Source], statistics: dict[str, Any]) -> list[str]:
+    """Lines of a recipe that reads each file by its own text_key; none where one key is enough.
+
+    The examples of `statistics` name the files and the keys that they have instead.
+    """
+    import tomli_w
+
+    tables: list[dict[str, Any]] = []
+    is_needed = False
+    for source, counts in zip(sources, statistics["sources"], strict=True):
+        keys: dict[str, list[str]] = {}
+        for example in counts["rejected"].get("no_text_key", {"examples": []})["examples"]:
+            if (found := TEXT_KEY.search(example["detail"])) and example["path"] not in keys.get(found[1], []):
+                keys.setdefault(found[1], []).append(example["path"])
+        is_needed |= len(keys) + bool(counts["documents_kept"]) > 1 and bool(keys)
+        for key, names in keys.items():
+            paths = [str(_on_disk(source, name)) for name in names]
+            tables.append({"name": f"{source.name}-{len(tables) + 1}", "paths": paths, "text_key": key})
+        own = source.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+        own["exclude"] = [*source.exclude, *(Path(name).name for names in keys.values() for name in names)]
+        if counts["documents_kept"]:
+            tables.append({key: value for key, value in own.items() if value})
+    return tomli_w.dumps({"corpus": {"sources": tables}}).strip().splitlines() if is_needed else []
+
+
+def _on_disk(source: Source, name: str) -> Path:
+    """Where a file of a source lies, by its name in the corpus."""
+    places = [Path(path).parent / name for path in source.paths]
+    return next((place for place in places if place.exists()), Path(name))

@@ -153,7 +153,7 @@ class _Planner:
             unpacked = [*self._unpacked(file, kind, self.spool / f"{number:06d}", room)]
             pieces += unpacked
             room = room - sum(piece.size for piece in unpacked) if room is not None else None
-        stamps = {file.path: f"{file.size} {file.mtime_ns}" for file in files if file.mtime_ns}
+        stamps = {file.path: stamp(file.size, file.mtime_ns) for file in files if file.mtime_ns}
         pieces = [replace(piece, stamp=stamps.get(piece.path, "")) for piece in pieces]
         return sorted(pieces, key=lambda piece: (piece.name, piece.offset, piece.start))
 
@@ -292,6 +292,11 @@ class _Planner:
         """How to follow a hint on the command line: there may be no recipe file."""
         name = self.source.name
         return f"; or --set corpus.sources.{name}.text_key=NAME" if "set text_key" in problem else ""
+
+
+def stamp(size: int, mtime_ns: int) -> str:
+    """Identifies the version of a file that was listed."""
+    return f"{size} {mtime_ns}"
 
 
 def _is_refused(piece: Piece) -> bool:

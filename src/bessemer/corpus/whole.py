@@ -33,6 +33,7 @@ from bessemer.corpus.dedup import (
     earlier_files,
     parquet_tables,
 )
+from bessemer.corpus.dedup.verdicts import identity_of
 from bessemer.corpus.language import routed
 from bessemer.corpus.work import made_once, partition_folder
 from bessemer.errors import BessemerError
@@ -410,7 +411,7 @@ class WholeResults:
 
     def _duplicate(self, row: int, paths: dict[int, str]) -> tuple[str, str]:
         keeper = int(self.verdicts.keeper[row])
-        detail = f"kept instead: {self.verdicts.identities[keeper].ljust(16, bytes(1)).hex()} {paths[keeper]}"
+        detail = f"kept instead: {identity_of(self.verdicts.identities[keeper])} {paths[keeper]}"
         if self.verdicts.verdict[row] == EXACT:
             return "exact_duplicate", detail
         similarity = self.verdicts.similarity[row]

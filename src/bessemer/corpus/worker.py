@@ -161,20 +161,23 @@ class Pool:
                 while left:
                     interrupt.check()
                     for key, _ in selector.select(POLL_SECONDS):
-                        worker: Worker = key.data
-                        try:
-                            answered = pickle.load(worker.process.stdout)  # type: ignore[arg-type]
-                        except (EOFError, pickle.UnpicklingError):
-                            selector.unregister(key.fileobj)
-                            if self._lost(worker, waiting):
-                                self._start(selector, waiting)
-                        else:
-                            worker.task = None
-                            left -= 1
-                            self.done(_result(answered))
-                            self._assign(worker, waiting)
+                        left -= self._receive(key.data, selector, waiting)
             finally:
                 self._end()
+
+    def _receive(self, worker: Worker, selector: selectors.BaseSelector, waiting: deque[Task]) -> bool:
+        """Read the result of a worker that has one, or replace a dead worker; returns whether a task is finished."""
+        try:
+            answered = pickle.load(worker.process.stdout)  # type: ignore[arg-type]
+        except (EOFError, pickle.UnpicklingError):
+            selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
+            if self._lost(worker, waiting):
+                self._start(selector, waiting)
+            return False
+        worker.task = None
+        self.done(_result(answered))
+        self._assign(worker, waiting)
+        return True
 
     def _start(self, selector: selectors.BaseSelector, waiting: deque[Task]) -> None:
         command = [sys.executable, "-m", "bessemer.corpus.worker"]

@@ -18,7 +18,7 @@ from scipy.special import expit
 
 from bessemer.corpus.quality.features import STATISTICS, extract, standardised
 from bessemer.corpus.quality.fit import minimise
-from bessemer.corpus.quality.metrics import roc_auc
+from bessemer.corpus.quality.scores import roc_auc
 
 Vector = npt.NDArray[np.float64]
 

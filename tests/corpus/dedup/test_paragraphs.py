@@ -10,10 +10,7 @@ from corpus_samples import prose
 from bessemer.corpus.dedup import EditStatistics
 from bessemer.corpus.dedup.kernels import contains, insert
 from bessemer.corpus.dedup.paragraphs import (
-    BloomFilter,
-    expected_items,
     false_positive_rate,
-    filter_bytes,
     filter_size,
     insert_paragraphs,
     paragraph_filter,
@@ -129,7 +126,7 @@ def hashes(seed: int, number: int) -> np.ndarray:
 @pytest.mark.parametrize("rate", [0.1, 0.01, 0.0005])
 def test_the_full_filter_errs_as_often_as_it_says(rate: float) -> None:
     number = 100_000
-    bloom = BloomFilter.of_size(number, rate)
+    bloom = paragraph_filter(number, Paragraphs(mode="ngram", false_positive=rate))
     for item in hashes(1, number):
         insert(bloom.words, bloom.num_bits, item)
     assert all(contains(bloom.words, bloom.num_bits, item) for item in hashes(1, number)[::10])
@@ -146,20 +143,11 @@ def test_size_follows_the_blocked_formula() -> None:
     assert false_positive_rate(512 / bits, num_bits) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_merged_filters_know_what_both_know() -> None:
-    one, other = BloomFilter.of_size(1000, 0.01), BloomFilter.of_size(1000, 0.01)
-    for bloom, seed in ((one, 1), (other, 2)):
-        for item in hashes(seed, 500):
-            insert(bloom.words, bloom.num_bits, item)
-    one.merge(other)
-    assert all(contains(one.words, one.num_bits, item) for seed in (1, 2) for item in hashes(seed, 500))
-    with pytest.raises(ValueError, match="different sizes"):
-        one.merge(BloomFilter.of_size(5000, 0.01))
-
-
 def test_memory_is_stated_before_and_refused_when_too_much() -> None:
     settings = Paragraphs(mode="ngram", max_memory_mib=8)
-    assert filter_bytes(1_000_000, settings) == len(paragraph_filter(1_000_000, settings).words) * 8
-    assert expected_items(1300, Paragraphs(mode="paragraph")) == 100
+    assert (
+        len(paragraph_filter(1_000_000, settings).words) * 8 == filter_size(1_000_000, settings.false_positive)[0] * 64
+    )
+    assert len(paragraph_filter(1300, Paragraphs(mode="paragraph")).words) == filter_size(100, 0.01)[0] * 8
     with pytest.raises(InputError, match=r"10000000 words need a Bloom filter of 1\d MiB"):
         paragraph_filter(10_000_000, settings)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from bessemer.corpus.dedup.judging import _order, first_of_equal
-from bessemer.corpus.dedup.stores import Records, ShingleSets, Signatures
+from bessemer.corpus.dedup.signatures import Records, ShingleSets, Signatures
 from bessemer.corpus.dedup.verdicts import packed
 
 
 @pytest.mark.parametrize("gap", [0, 40, 1 << 20])
 def test_ranges_are_gathered(gap: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bessemer.corpus.dedup.stores.JOINED_GAP", gap)
+    monkeypatch.setattr("bessemer.corpus.dedup.signatures.JOINED_GAP", gap)
     values = np.random.default_rng(0).integers(0, 1 << 60, 1000, dtype=np.uint64)
     with Records(tmp_path / "r", np.dtype(np.uint64)) as records:
         for part in np.array_split(values, 7):

@@ -11,7 +11,7 @@ from math import ceil, sqrt
 
 import numpy as np
 
-from bessemer.corpus.dedup.stores import ShingleSets, Signatures
+from bessemer.corpus.dedup.signatures import ShingleSets, Signatures
 from bessemer.corpus.engine import check_stop
 
 REACH = 16

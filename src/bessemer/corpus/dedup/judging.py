@@ -23,8 +23,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bessemer.corpus.dedup import buckets
-from bessemer.corpus.dedup.signatures import compared, longest, num_hashes, shingle_set, signatures, utf8
-from bessemer.corpus.dedup.stores import Records, ShingleSets, Signatures
+from bessemer.corpus.dedup.signatures import (
+    Records,
+    ShingleSets,
+    Signatures,
+    compared,
+    longest,
+    num_hashes,
+    shingle_set,
+    signatures,
+    utf8,
+)
 from bessemer.corpus.dedup.verdicts import (
     EXACT,
     KEPT,

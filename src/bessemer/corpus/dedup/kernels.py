@@ -229,13 +229,28 @@ def _items(tokens: Array, number: int, ngram: int) -> int:
 
 
 @compiled
+def _num_contained(filter_words: Array, num_bits: int, items: Array) -> int:
+    seen = 0
+    for item in items:
+        seen += contains(filter_words, num_bits, item)
+    return seen
+
+
+@compiled
+def _insert_all(filter_words: Array, num_bits: int, items: Array) -> int:
+    for item in items:
+        insert(filter_words, num_bits, item)
+    return len(items)
+
+
+@compiled
 def judge_paragraphs(
     data: Array, offsets: Array, filter_words: Array, num_bits: int, ngram: int, threshold: float, min_words: int,
     buffer: Array, only_insert: bool, repeated: Array,
 ) -> int:  # fmt: skip
-    """Mark in `repeated` the lines of folded texts that stood before, in order; put the others into the filter.
+    """Mark repeated lines of folded texts in `repeated` and insert the others; returns the number of insertions.
 
-    Gives how many items were put in. With `only_insert` nothing is marked and all lines go in.
+    With `only_insert` no line is marked and all are inserted.
     """
     line = inserted = 0
     for document in range(len(offsets) - 1):
@@ -247,17 +262,12 @@ def judge_paragraphs(
                 stop += 1
             number = hash_words(data[start:stop], buffer)
             if number >= min_words:
-                number = _items(buffer, number, ngram)
-                seen = 0
-                if not only_insert:
-                    for i in range(number):
-                        seen += contains(filter_words, num_bits, buffer[i])
-                if seen > 0 and seen >= threshold * number:
+                items = buffer[: _items(buffer, number, ngram)]
+                seen = 0 if only_insert else _num_contained(filter_words, num_bits, items)
+                if seen > 0 and seen >= threshold * len(items):
                     repeated[line] = True
                 else:
-                    for i in range(number):
-                        insert(filter_words, num_bits, buffer[i])
-                    inserted += number
+                    inserted += _insert_all(filter_words, num_bits, items)
             line += 1
             start = stop + 1
     return inserted

@@ -1,9 +1,8 @@
-"""Removal of paragraphs (lines) that stood before, with a Bloom filter, in one pass over the documents.
+"""Removal of repeated paragraphs (lines) with a Bloom filter, in one pass over the documents in canonical order.
 
-Two modes. "paragraph": a paragraph goes when it stood before as a whole, as dolma does (Soldaini et al. 2024, section
-on deduplication). "ngram": it goes when a share of `threshold` or more of its word n-grams stood before, as in DCLM (Li
-et al. 2024: n-grams of 13, 0.8, false positives of 0.01). What stays is put into the filter, what goes is not. "Before"
-is the canonical order, so the first occurrence stays, and the result depends on nothing else.
+Mode "paragraph" removes a paragraph that is repeated as a whole (dolma, Soldaini et al. 2024); "ngram" one of whose word
+n-grams at least the share `threshold` is repeated (DCLM, Li et al. 2024: n-grams of 13, 0.8, false positives of 0.01).
+Only paragraphs that stay are inserted into the filter.
 """
 
 from __future__ import annotations
@@ -40,21 +39,6 @@ class BloomFilter:
     num_items: int = 0
     """Insertions so far, repetitions included."""
 
-    @classmethod
-    def of_size(cls, expected_items: int, false_positive: float) -> BloomFilter:
-        """An empty filter that holds so many distinct items with a false-positive rate of at most `false_positive`."""
-        num_blocks, num_bits = filter_size(expected_items, false_positive)
-        return cls(np.zeros(num_blocks * 8, dtype=np.uint64), num_bits)
-
-    def merge(self, other: BloomFilter) -> None:
-        """Take in what another filter of the same size holds. Raises ValueError for one of another size."""
-        if len(other.words) != len(self.words) or other.num_bits != self.num_bits:
-            raise ValueError(
-                "Bloom filters of different sizes cannot be merged; make both for the same number of items"
-            )
-        self.words |= other.words
-        self.num_items += other.num_items
-
 
 def false_positive_rate(items_per_block: float, num_bits: int) -> float:
     """Of a blocked filter (Putze et al. 2007, equation 3): a block holds a Poisson number of items, and its own rate is
@@ -79,30 +63,22 @@ def filter_size(expected_items: int, false_positive: float) -> tuple[int, int]:
     return max(ceil(expected_items / best[0]), 1), best[1]
 
 
-def expected_items(num_words: int, settings: Paragraphs) -> int:
-    """The most items that a corpus of so many words can have."""
-    return num_words if settings.mode == "ngram" else num_words // settings.min_words
-
-
-def filter_bytes(num_words: int, settings: Paragraphs) -> int:
-    """Memory of the filter for a corpus of so many words. Raises InputError when it is more than the recipe allows."""
-    needed = filter_size(expected_items(num_words, settings), settings.false_positive)[0] * (BLOCK_BITS // 8)
+def paragraph_filter(num_words: int, settings: Paragraphs) -> BloomFilter:
+    """An empty filter for a corpus of `num_words` words, earlier corpora included. Raises InputError when it takes more
+    memory than the recipe allows."""
+    max_items = num_words if settings.mode == "ngram" else num_words // settings.min_words
+    num_blocks, num_bits = filter_size(max_items, settings.false_positive)
+    needed = num_blocks * (BLOCK_BITS // 8)
     if needed > settings.max_memory_mib << 20:
         raise InputError(
             f"corpus.dedup.paragraphs: {num_words} words need a Bloom filter of {needed >> 20} MiB, more than "
             f"max_memory_mib = {settings.max_memory_mib}; allow more, raise false_positive, or choose mode = 'paragraph'"
         )
-    return needed
-
-
-def paragraph_filter(num_words: int, settings: Paragraphs) -> BloomFilter:
-    """An empty filter for a corpus of so many words (and those of the earlier ones that go in). Raises InputError."""
-    filter_bytes(num_words, settings)
-    return BloomFilter.of_size(expected_items(num_words, settings), settings.false_positive)
+    return BloomFilter(np.zeros(num_blocks * 8, dtype=np.uint64), num_bits)
 
 
 def insert_paragraphs(tables: Iterable[pa.Table], bloom: BloomFilter, settings: Paragraphs) -> None:
-    """Put all paragraphs of an earlier corpus (column text) into the filter, so that they count as seen."""
+    """Insert all paragraphs of an earlier corpus (column text) into the filter."""
     for table in tables:
         _judge(_folded_lines(table["text"].to_pylist()), bloom, settings, only_insert=True)
         check_stop()
@@ -111,10 +87,7 @@ def insert_paragraphs(tables: Iterable[pa.Table], bloom: BloomFilter, settings: 
 def remove_paragraphs(
     tables: Iterable[pa.Table], bloom: BloomFilter, settings: Paragraphs
 ) -> Iterator[tuple[pa.Table, list[Edit]]]:
-    """Each table (column text; in canonical order) with repeated paragraphs cut out, and what was cut.
-
-    A line goes with its line break. Memory: the filter and one table.
-    """
+    """Each table (column text; in canonical order) without repeated paragraphs and their line breaks, and the edits."""
     for table in tables:
         texts = table["text"].to_pylist()
         folded = _folded_lines(texts)

@@ -1,17 +1,19 @@
-"""MinHash signatures of folded texts, and the sets of shingles they stand for.
+"""MinHash signatures and shingle sets of folded texts, and their files while near duplicates are searched.
 
-The j-th value of a signature is the smallest of a_j x + b_j mod 2^32 over the text's shingles x, with a_j odd, so
-that each is a permutation of the 32-bit numbers (Broder 1997; multiply-shift family of Dietzfelbinger 1997). Two
-texts share a value with a probability of their shingles' Jaccard similarity: measured on sets of 60 to 4,000
-random shingles, mean and variance are those of the binomial law (tests/corpus/dedup/test_signatures.py).
-Arithmetic modulo 2^32 runs in 8 or 16 lanes at once, where the usual prime 2^61 - 1 takes four instructions for two
-or four lanes.
+Value j of a signature is the minimum of a_j x + b_j mod 2^32 over the text's shingles x with a_j odd, a permutation of the
+32-bit numbers (Broder 1997; multiply-shift of Dietzfelbinger 1997). Two texts share a value with the probability of their
+shingles' Jaccard similarity. Arithmetic modulo 2^32 vectorises to 8 or 16 lanes; the usual prime 2^61 - 1 does not.
+
+Files are read with pread into bounded buffers and never mapped, so that resident memory is what docs/dedup.md says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from functools import cache
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SEED = 0x5EED
+
+JOINED_GAP = 1 << 14
+"""Bytes that are read and thrown away rather than beginning another read."""
 
 
 def num_hashes(settings: Dedup) -> int:
@@ -95,3 +100,145 @@ def _permutations(number: int) -> tuple[np.ndarray, np.ndarray]:
     values = np.empty(number, dtype=np.uint64)
     splitmix(SEED, values)
     return (values >> np.uint64(32)).astype(np.uint32) | np.uint32(1), values.astype(np.uint32)
+
+
+# --- Files
+
+
+class Records:
+    """Arrays of one type, appended one after the other, read again by their number."""
+
+    def __init__(self, path: Path, dtype: np.dtype) -> None:
+        self.dtype = dtype
+        self._file = path.open("wb+", buffering=0)
+        self.num_values = 0
+
+    def __enter__(self) -> Records:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; it stays."""
+        self._file.close()
+
+    def append(self, values: np.ndarray) -> None:
+        """Write values at the end."""
+        raw = np.ascontiguousarray(values, dtype=self.dtype).reshape(-1).view(np.uint8).data
+        while raw:
+            raw = raw[self._file.write(raw) :]
+        self.num_values += values.size
+
+    def write(self, start: int, values: np.ndarray) -> None:
+        """Overwrite values from number `start` on."""
+        raw, offset = values.view(np.uint8).data, start * self.dtype.itemsize
+        while raw:
+            written = os.pwrite(self._file.fileno(), raw, offset)
+            raw, offset = raw[written:], offset + written
+
+    def range(self, start: int, count: int) -> np.ndarray:
+        """`count` values from number `start` on."""
+        values = np.empty(count, dtype=self.dtype)
+        self._read(values.view(np.uint8).data, start * self.dtype.itemsize)
+        return values
+
+    def gather(self, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Several ranges (starts ascending), one after the other; those that lie close are read together."""
+        size = self.dtype.itemsize
+        gathered = np.empty(int(counts.sum()), dtype=self.dtype)
+        gaps = (starts[1:] - starts[:-1] - counts[:-1]) * size
+        breaks = np.concatenate([[0], np.flatnonzero(gaps > JOINED_GAP) + 1, [len(starts)]])
+        written = 0
+        for first, last in zip(breaks[:-1].tolist(), breaks[1:].tolist(), strict=True):
+            if first == last:
+                continue
+            begin, end = int(starts[first]), int((starts[first:last] + counts[first:last]).max())
+            chosen = int(counts[first:last].sum())
+            if chosen == end - begin:
+                gathered[written : written + chosen] = self.range(begin, chosen)
+            else:
+                block = self.range(begin, end - begin)
+                gathered[written : written + chosen] = block[_places(starts[first:last] - begin, counts[first:last])]
+            written += chosen
+        return gathered
+
+    def chunks(self, count: int) -> Iterator[np.ndarray]:
+        """All values in order, at most `count` at one time."""
+        for start in range(0, self.num_values, count):
+            yield self.range(start, min(count, self.num_values - start))
+
+    def _read(self, into: memoryview, offset: int) -> None:
+        while into:
+            read = os.preadv(self._file.fileno(), [into], offset)
+            if not read:
+                raise OSError(f"{self._file.name}: ends before byte {offset + len(into)}; was it cut?")
+            into, offset = into[read:], offset + read
+
+
+def _places(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Numbers starts[i] .. starts[i] + counts[i] - 1 of all i."""
+    ends = np.cumsum(counts)
+    places: np.ndarray = np.arange(int(ends[-1])) + np.repeat(starts - ends + counts, counts)
+    return places
+
+
+class Signatures:
+    """Signatures of all documents and the keys of their bands, by the order in which they arrived."""
+
+    def __init__(self, folder: Path, bands: int, rows: int) -> None:
+        self.bands, self.rows, self.num_hashes = bands, rows, bands * rows
+        self.values = Records(folder / "signatures", np.dtype(np.uint32))
+        self.keys = [Records(folder / f"keys-{band:03d}", np.dtype(np.uint64)) for band in range(bands)]
+
+    def append(self, signed: np.ndarray, salts: np.ndarray) -> None:
+        """Documents' signatures; documents of different `salts` never share a bucket."""
+        from bessemer.corpus.dedup.kernels import band_keys
+
+        keys = np.empty((self.bands, len(signed)), dtype=np.uint64)
+        band_keys(signed, self.rows, salts.astype(np.uint64), keys)
+        self.values.append(signed)
+        for band, records in enumerate(self.keys):
+            records.append(keys[band])
+
+    def of(self, places: np.ndarray) -> np.ndarray:
+        """Signatures of documents (any order, any number of times)."""
+        unique, inverse = np.unique(places, return_inverse=True)
+        counts = np.full(len(unique), self.num_hashes)
+        found: np.ndarray = self.values.gather(unique.astype(np.int64) * self.num_hashes, counts)
+        return found.reshape(-1, self.num_hashes)[inverse]
+
+    def close(self) -> None:
+        """Close the files; the caller removes the folder."""
+        for records in (self.values, *self.keys):
+            records.close()
+
+
+class ShingleSets:
+    """The shingle sets of some documents, by row."""
+
+    def __init__(self, path: Path, num_rows: int) -> None:
+        self.values = Records(path, np.dtype(np.uint64))
+        self.starts = np.zeros(num_rows, dtype=np.int64)
+        self.counts = np.zeros(num_rows, dtype=np.int32)
+
+    def put(self, row: int, shingles: np.ndarray) -> None:
+        """Keep the set of a row."""
+        self.starts[row], self.counts[row] = self.values.num_values, len(shingles)
+        self.values.append(shingles)
+
+    def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sets of rows (any order, any number of times) and where each begins, one more than rows."""
+        unique, inverse = np.unique(rows, return_inverse=True)
+        order = np.argsort(self.starts[unique], kind="stable")
+        counts = self.counts[unique[order]].astype(np.int64)
+        found = self.values.gather(self.starts[unique[order]], counts)
+        begins = np.empty(len(unique), dtype=np.int64)
+        begins[order] = np.cumsum(counts) - counts
+        wanted = self.counts[rows].astype(np.int64)
+        starts = np.concatenate([[0], np.cumsum(wanted)])
+        return (found[_places(begins[inverse], wanted)] if len(found) else found), starts
+
+    def close(self) -> None:
+        """Close the file; the caller removes the folder."""
+        self.values.close()

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bessemer.corpus.dedup.signatures import longest, utf8
-from bessemer.corpus.dedup.stores import Records
+from bessemer.corpus.dedup.signatures import Records, longest, utf8
 from bessemer.corpus.dedup.verdicts import Edit, Tables, with_texts, without
 from bessemer.corpus.document import COLUMNS
 from bessemer.corpus.engine import check_stop

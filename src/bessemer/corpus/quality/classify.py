@@ -17,8 +17,9 @@ import numpy.typing as npt
 from scipy.special import expit
 
 from bessemer.corpus.dedup import packed
+from bessemer.corpus.dedup.verdicts import identity_of
 from bessemer.corpus.engine import check_stop
-from bessemer.corpus.quality import metrics, use
+from bessemer.corpus.quality import scores as scoring
 from bessemer.corpus.quality.features import extract
 from bessemer.corpus.quality.fit import fit, platt, telling
 from bessemer.corpus.quality.model import Classifier, LinearModel, fingerprint, open_model
@@ -93,17 +94,17 @@ def classify(settings: Quality, sources: Sequence[str], tables: Tables, folder: 
     pool = _score(model, names, tables, settings.seed)
     identities, scores, source = pool.joined()
     judged = np.isin(source, [names.index(name) for name in _judged(settings, names)])
-    keep, limit = use.stays(settings, scores, identities, judged)
+    keep, limit = scoring.stays(settings, scores, identities, judged)
     band = np.full(len(scores), -1, dtype=np.int8)
     if settings.use == "weight":
-        band = use.bands(scores, identities, source, judged, len(settings.band_weights))
+        band = scoring.bands(scores, identities, source, judged, len(settings.band_weights))
     write_json(
         folder / FILE,
         {
             "version": VERSION,
             "model": model.describe(),
             **report,
-            "scores": {name: metrics.histogram(scores[source == number]) for number, name in enumerate(names)},
+            "scores": {name: scoring.histogram(scores[source == number]) for number, name in enumerate(names)},
             "use": _used(settings, names, source, scores, judged, keep, band, limit),
             "examples": pool.shown(names),
             "seconds": {
@@ -127,7 +128,7 @@ def train(settings: Quality, labelled: Labelled) -> tuple[LinearModel, dict[str,
     )  # fmt: skip
     slope, offset = platt(plain.logits(labelled.part_texts(CALIBRATE)), labelled.high[labelled.rows(CALIBRATE)])
     model = LinearModel(**{**vars(plain), "slope": slope, "offset": offset})
-    raw = metrics.held_out(expit(plain.logits(labelled.part_texts(TEST))), labelled.high[labelled.rows(TEST)])
+    raw = scoring.held_out(expit(plain.logits(labelled.part_texts(TEST))), labelled.high[labelled.rows(TEST)])
     return model, {
         "fit": {
             "loss": found.loss,
@@ -169,7 +170,7 @@ def _classifier(settings: Quality, labelled: Labelled | None, folder: Path) -> t
             "test": len(rows),
             "duplicates_left_out": labelled.duplicates,
         }
-        report["held_out"] = metrics.held_out(model.score(labelled.part_texts(TEST)), labelled.high[rows])
+        report["held_out"] = scoring.held_out(model.score(labelled.part_texts(TEST)), labelled.high[rows])
     return model, report
 
 
@@ -196,7 +197,7 @@ class _Pool:
         self.scores.append(scores.astype(np.float32))
         self.sources.append(source)
         drawn = keys(self.identities[-1], "example", seed)
-        bins = metrics.bin_of(scores, metrics.HISTOGRAM_BINS)
+        bins = scoring.bin_of(scores, scoring.HISTOGRAM_BINS)
         for number in np.unique(bins).tolist():
             rows = np.flatnonzero(bins == number)
             rows = rows[np.argsort(drawn[rows], kind="stable")][:EXAMPLES]
@@ -213,7 +214,7 @@ class _Pool:
         identities = identities[order]
         twice = identities[1:][identities[1:] == identities[:-1]]
         if len(twice):
-            name = twice[0].ljust(16, b"\0").hex()
+            name = identity_of(twice[0])
             raise BessemerError(f"corpus: document {name} came twice to the quality classifier; please report this")
         return identities, np.concatenate(self.scores)[order], np.concatenate(self.sources)[order]
 
@@ -275,5 +276,5 @@ def _used(
             said["threshold"] = float(kept.min()) if len(kept) else float(rejected.max(initial=0.0))
     if settings.use == "pareto":
         said["alpha"] = settings.alpha
-        said["expected_kept"] = float(use.pareto_share(scores[judged].astype(np.float64), settings.alpha).sum())
+        said["expected_kept"] = float(scoring.pareto_share(scores[judged].astype(np.float64), settings.alpha).sum())
     return said

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bessemer.corpus.rules.apply import apply
-from bessemer.corpus.rules.basic import alphanumeric_share, judge
+from bessemer.corpus.rules.apply import alphanumeric_share, apply, judge
 from bessemer.corpus.rules.lists import judge_url
 from bessemer.corpus.rules.table import RULE_REASONS, Finding, Judgement
 

@@ -7,10 +7,15 @@ rules' length once more. A document is rejected by the first rule that it breaks
 
 from __future__ import annotations
 
-from bessemer.corpus.rules.basic import judge
+from functools import cache
+from typing import TYPE_CHECKING
+
 from bessemer.corpus.rules.table import Finding, Judgement, against, check
 from bessemer.errors import InputError
-from bessemer.recipe.rules import Rules
+from bessemer.recipe import Rules
+
+if TYPE_CHECKING:
+    import numpy as np
 
 COUNTING = ("code", "textbook", "gopher_quality", "gopher_repetition", "nemo", "refinedweb", "c4", "fineweb")
 """Sets that need the compiled statistics, in their order."""
@@ -65,3 +70,88 @@ def _count(text: str, rules: Rules) -> tuple[str, Finding | None]:
         if name == "code" and settings.strip_licence and (stripped := strip_licence(text)) != text:
             statistics = Statistics(stripped)
     return statistics.text, finding
+
+
+# --- The basic rules: one pass each at C speed (str methods, bytes.translate, a NumPy look-up), without regular expressions
+
+LONG_LINE = 1000.0
+"""Mean line in characters from which a document could be minified code or a dump of data: prose seldom has such
+paragraphs, but JSONL often has whole documents on one line."""
+
+CODE_SIGNS = '{}[]()<>=;:_$|\\&#*+/^~@%"`0123456789'
+
+LONG_WORD = 40
+"""ASCII characters without white space: longer than words, shorter than base64, hashes and minified statements."""
+
+MAX_DATA_SHARE = 0.3
+"""Above this `data_share` long lines are code or data. docs/rules.md has the measurement: prose of 100 languages has less
+(99.4% of the pages), minified code and dumps have more (99% of the files); few lie between 0.25 and 0.3."""
+
+ASCII_ALPHANUMERIC = bytes(code for code in range(128) if chr(code).isalnum())
+ASCII_SPACE = bytes(code for code in range(128) if chr(code).isspace())
+
+
+def judge(text: str, rules: Rules) -> tuple[str, str] | None:
+    """The reason and the measured value for which `text` (normalised) is rejected; None when it is kept."""
+    if not text or text.isspace():
+        return "empty", ""
+    if len(text) < rules.min_characters:
+        return "too_short", f"{against(len(text), rules.min_characters)} characters"
+    if len(text) > rules.max_characters:
+        return "too_long", f"{against(len(text), rules.max_characters)} characters"
+    lines = list(filter(None, text.split("\n")))
+    mean = (len(text) - text.count("\n")) / len(lines)
+    if rules.max_mean_line_length is not None:
+        if mean > rules.max_mean_line_length:
+            return "long_lines", f"mean line of {against(mean, rules.max_mean_line_length, 0)} characters"
+    elif mean > LONG_LINE and (share := data_share(text)) > MAX_DATA_SHARE:
+        shown = against(share, MAX_DATA_SHARE)
+        return (
+            "long_lines",
+            f"minified code or data: {shown} of it is signs, digits and long runs, in lines of {mean:.0f}",
+        )
+    # A share is never below 0: such a threshold switches its rule off, and nothing is counted for it.
+    if rules.min_alphanumeric_share > 0 and (share := alphanumeric_share(text)) < rules.min_alphanumeric_share:
+        return "not_text", f"{against(share, rules.min_alphanumeric_share)} of the characters are letters or digits"
+    if rules.min_unique_line_share > 0:
+        unique = len(set(map(str.strip, lines))) / len(lines)
+        if unique < rules.min_unique_line_share:
+            return "repetitive", f"{against(unique, rules.min_unique_line_share)} of the lines are distinct"
+    return None
+
+
+def data_share(text: str) -> float:
+    """Signs of code, digits, and words of more than LONG_WORD ASCII characters, divided by the characters other than
+    white space.
+
+    Prose of any script has few of them: languages without spaces are not written in ASCII.
+    """
+    words = text.split()
+    visible = sum(map(len, words))
+    short = "".join([word for word in words if len(word) <= LONG_WORD or not word.isascii()])
+    return (visible - len(short) + sum(map(short.count, CODE_SIGNS))) / max(visible, 1)
+
+
+def alphanumeric_share(text: str) -> float:
+    """Letters and digits of any script, divided by the characters other than white space."""
+    if text.isascii():
+        raw = text.encode("ascii")
+        others = len(raw.translate(None, ASCII_ALPHANUMERIC))
+        visible = len(raw.translate(None, ASCII_SPACE))
+        return (len(raw) - others) / max(visible, 1)
+    import numpy as np
+
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    _, alphanumeric, space = np.bincount(_classes()[codes], minlength=3)
+    return float(alphanumeric / max(len(codes) - space, 1))
+
+
+@cache
+def _classes() -> np.ndarray:
+    """Class of every code point: 1 letter or digit, 2 white space, 0 anything else."""
+    import numpy as np
+
+    from bessemer.corpus.text.characters import ALPHANUMERIC, SPACE, python_table
+
+    bits = python_table()
+    return (bits & ALPHANUMERIC > 0) + 2 * (bits & SPACE > 0).astype(np.uint8)

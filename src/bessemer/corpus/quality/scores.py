@@ -1,0 +1,127 @@
+"""Scores of the quality classifier: which documents they keep, quality bands, and metrics on held-out documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.corpus.quality.sample import uniforms
+from bessemer.recipe import Quality
+
+Scores = npt.NDArray[np.float32]
+Names = npt.NDArray[np.bytes_]
+Bools = npt.NDArray[np.bool_]
+
+
+def stays(settings: Quality, scores: Scores, identities: Names, judged: Bools) -> tuple[Bools, str]:
+    """Which documents are kept, and a description of the limit; documents that are not `judged` are kept.
+
+    Independent of the order of the documents: draws depend on the identity, and ties are broken by it.
+    """
+    keep = ~judged
+    if settings.use == "filter" and settings.keep_share is not None:
+        rows = np.flatnonzero(judged)
+        order = rows[np.lexsort((identities[rows], -scores[rows].astype(np.float64)))]
+        best = order[: max(round(settings.keep_share * len(rows)), 1)]
+        keep[best] = True
+        least = scores[best].min() if len(best) else 0.0
+        return keep, f"the best {settings.keep_share:g} of the documents have {least:.6f} or more"
+    if settings.use == "filter":
+        threshold = 0.5 if settings.threshold is None else settings.threshold
+        return keep | (scores.astype(np.float64) >= np.float32(threshold)), f"threshold {threshold:g}"
+    if settings.use == "pareto":
+        by_chance = pareto(uniforms(identities, "pareto", settings.seed), settings.alpha) > 1.0 - scores
+        return keep | by_chance, f"Pareto draw, alpha {settings.alpha:g}"
+    return np.ones(len(scores), dtype=np.bool_), ""
+
+
+def pareto(chance: npt.NDArray[np.float64], alpha: float) -> npt.NDArray[np.float64]:
+    """Lomax draws, as of numpy.random.pareto(alpha), from uniform numbers in (0, 1).
+
+    GPT-3 keeps a document when such a draw with alpha 9 exceeds 1 - its score (Brown et al. 2020, appendix A).
+    """
+    drawn: npt.NDArray[np.float64] = chance ** (-1.0 / alpha) - 1.0
+    return drawn
+
+
+def pareto_share(scores: npt.NDArray[np.float64], alpha: float) -> npt.NDArray[np.float64]:
+    """The probability that a document with this score is kept: P(X > 1 - s) = (2 - s)^-alpha."""
+    share: npt.NDArray[np.float64] = (2.0 - scores) ** -alpha
+    return share
+
+
+def bands(
+    scores: Scores, identities: Names, sources: npt.NDArray[np.int16], judged: Bools, count: int
+) -> npt.NDArray[np.int8]:
+    """The quality band of each judged document within its source, 0 the lowest, equally large; -1 of other documents."""
+    band = np.full(len(scores), -1, dtype=np.int8)
+    for source in np.unique(sources[judged]):
+        rows = np.flatnonzero(judged & (sources == source))
+        order = rows[np.lexsort((identities[rows], scores[rows]))]
+        band[order] = np.arange(len(order)) * count // len(order)
+    return band
+
+
+# --- Metrics
+
+BINS = 10
+"""Equally wide, for the reliability table and the calibration error (Guo et al. 2017, section 2)."""
+
+HISTOGRAM_BINS = 20
+
+
+def held_out(scores: npt.NDArray[np.float64], high: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """The figures of quality.json: at the limit 0.5 accuracy, precision, recall and F1 of `high`; ROC AUC, log loss
+    in nats, Brier score, expected calibration error (Naeini et al. 2015), and the reliability table."""
+    claimed = scores >= 0.5
+    right = int((claimed & high).sum())
+    safe = np.clip(scores, 1e-15, 1 - 1e-15)
+    table = reliability(scores, high)
+    off = sum(row["documents"] * abs(row["mean_score"] - row["high_share"]) for row in table)
+    return {
+        "documents": len(scores),
+        "high": int(high.sum()),
+        "accuracy": float((claimed == high).mean()),
+        "precision": right / max(int(claimed.sum()), 1),
+        "recall": right / max(int(high.sum()), 1),
+        "f1": 2 * right / max(int(claimed.sum() + high.sum()), 1),
+        "roc_auc": roc_auc(scores, high),
+        "log_loss": float(-np.where(high, np.log(safe), np.log1p(-safe)).mean()),
+        "brier": float(((scores - high) ** 2).mean()),
+        "calibration_error": off / max(len(scores), 1),
+        "reliability": table,
+    }
+
+
+def roc_auc(scores: npt.NDArray[np.float64], high: npt.NDArray[np.bool_]) -> float:
+    """Area under the ROC curve (Mann and Whitney 1947); NaN with one class only."""
+    num_high, num_low = int(high.sum()), int((~high).sum())
+    if not num_high or not num_low:
+        return float("nan")
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2  # the mean rank of equal scores
+    return float((ranks[place][high].sum() - num_high * (num_high + 1) / 2) / (num_high * num_low))
+
+
+def reliability(scores: npt.NDArray[np.float64], high: npt.NDArray[np.bool_]) -> list[dict[str, float]]:
+    """For each tenth of the scores: how many documents, their mean score, and the share of them that is high."""
+    bins = bin_of(scores, BINS)
+    counts = np.bincount(bins, minlength=BINS)
+    means = [np.bincount(bins, values, BINS) / np.maximum(counts, 1) for values in (scores, high.astype(np.float64))]
+    return [
+        {"from": n / BINS, "to": (n + 1) / BINS, "documents": int(count), "mean_score": mean, "high_share": share}
+        for n, (count, mean, share) in enumerate(zip(counts, *(mean.tolist() for mean in means), strict=True))
+    ]
+
+
+def histogram(scores: npt.NDArray[Any]) -> list[int]:
+    """Documents in each twentieth of the scores."""
+    counts: list[int] = np.bincount(bin_of(scores, HISTOGRAM_BINS), minlength=HISTOGRAM_BINS).tolist()
+    return counts
+
+
+def bin_of(scores: npt.NDArray[Any], num_bins: int) -> npt.NDArray[np.int64]:
+    """The bin of each score, of equally wide ones from 0 to 1."""
+    return np.minimum((scores * num_bins).astype(np.int64), num_bins - 1)
