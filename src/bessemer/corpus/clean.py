@@ -1,8 +1,7 @@
-"""The cleaning steps of one document, in their order; each may edit the text, reject the document, or count.
+"""Cleaning steps of a document, in order; each may edit the text, reject the document, or count.
 
-A step is a pure function of the record and the recipe, so that the result depends neither on engine nor order nor on how the
-work is cut. What the steps need (recipe, word lists, models) is prepared once a process, in `Settings`; what they count
-(characters edited, personal data by type) goes into the `Tally`, whose tables add up over documents, partitions and sources.
+A step is a pure function of the record and the recipe. Recipe, word lists and models are loaded once per process into
+`Settings`; counts go into `Tally`, which adds up over documents, partitions and sources.
 """
 
 from __future__ import annotations

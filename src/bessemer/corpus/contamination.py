@@ -1,7 +1,7 @@
-"""Text of evaluation sets in documents: found by n-gram overlap, then dropped, masked or reported.
+"""Contamination with evaluation sets, by n-gram overlap; contaminated text is dropped, masked or reported.
 
-As for GPT-3 (Brown et al. 2020, appendix C): an item is touched when a document holds 13 words in a row of it. Shorter texts are
-searched for as a whole. What a word is: bessemer.corpus.text.ngrams.
+As in GPT-3 (Brown et al. 2020, appendix C): an item matches when a document contains 13 of its words in a row. Shorter
+texts are matched as a whole. Words: bessemer.corpus.text.ngrams.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What a document holds of the sets; false when that is nothing.
+    """The items of evaluation sets that a document matches; false when there are none.
 
-    items: by set, the numbers (from 0, in the order of the set's file) of the items touched, ascending;
-    spans: where their text lies, in characters, ascending and disjoint.
+    items: by set, numbers of the items (from 0, in the order of the set's file), ascending;
+    spans: of the matching text, in characters, ascending and disjoint.
     """
 
     items: dict[str, tuple[int, ...]]
@@ -59,12 +59,12 @@ NO_OVERLAP = Overlap({}, ())
 
 @dataclass(frozen=True, eq=False)
 class GramIndex:
-    """The n-grams of all sets. Built once a process, read by any number of threads.
+    """The n-grams of all sets; built once per process, thread-safe.
 
-    names, sizes: the sets and their items; unsearched: of each, the items whose texts are all too short to search for.
-    lengths: of the n-grams, in words, ascending. slots, numbers: the hash table from n-gram to its number.
-    firsts, owners: n-gram g belongs to the items owners[firsts[g]:firsts[g + 1]], numbered through all sets.
-    grams: the distinct n-grams of each item; starts: the number of each set's first item.
+    names, sizes: the sets and their items; unsearched: items per set whose texts are all too short to search for.
+    lengths: of the n-grams, in words, ascending. slots, numbers: hash table from n-gram to its number.
+    firsts, owners: n-gram g occurs in the items owners[firsts[g]:firsts[g + 1]], numbered over all sets.
+    grams: distinct n-grams per item; starts: number of each set's first item.
     """
 
     names: tuple[str, ...]
@@ -174,11 +174,8 @@ def masked(text: str, overlap: Overlap, mask: str) -> str:
 
 
 def statistics(index: GramIndex, documents: Mapping[str, int], items_: Collection[str]) -> list[dict[str, Any]]:
-    """One row a set over the whole corpus, from documents by set and the items touched, each as SET/NUMBER.
-
-    Each {name, items, searched, items_touched, documents, share}: searched items have a text long enough to search for;
-    share is of these.
-    """
+    """A row {name, items, searched, items_touched, documents, share} per set, from counts of documents by set and
+    SET/NUMBER of the items matched. searched: items with a text long enough; share: of these."""
     touched = Counter(item.rpartition("/")[0] for item in items_)
     rows = []
     for name, size, silent in zip(index.names, index.sizes, index.unsearched, strict=True):
@@ -191,11 +188,8 @@ def statistics(index: GramIndex, documents: Mapping[str, int], items_: Collectio
 
 
 def items(evaluation_set: EvaluationSet) -> Iterator[list[str]]:
-    """The texts of each item, in the order of the file.
-
-    What is wrong with a set is refused and not skipped, since an item that is not searched for is trained on. Raises
-    InputError that names file, line and field.
-    """
+    """The texts of each item in file order. Raises InputError (file, line, field) for anything that cannot be read,
+    since an item that is skipped is trained on."""
     path = Path(evaluation_set.path).expanduser()
     where = f"corpus.contamination.sets.{evaluation_set.name}: {path}"
     is_empty = True
@@ -264,7 +258,8 @@ def _check_fields(fields: tuple[str, ...], present: list[str], where: str) -> No
 
 
 def _strings(value: object, where: str) -> list[str]:
-    """A field's texts: itself, or those in a list or an object (choices, answers), however deep; numbers count for nothing."""
+    """A field's texts: itself, or those in a list or an object (choices, answers), however deep; numbers count for
+    nothing."""
     if isinstance(value, str):
         return [value]
     if value is None or isinstance(value, int | float):

@@ -1,5 +1,5 @@
-"""Encodings and formats by the bytes of a file, whatever its name says: Unicode with or without a byte order mark, charsets
-of the web, binary formats."""
+"""Encodings and formats by the bytes of a file, whatever its name says: Unicode with or without a byte order mark,
+charsets of the web, binary formats."""
 
 from __future__ import annotations
 
@@ -117,12 +117,11 @@ _LEADS = bytes(range(0xC2, 0xF5))
 
 
 def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: float = 0.0) -> str:
-    """A page's bytes as text: byte order mark; UTF-8 where that fits; the charset of the HTTP header, then the
-    page's own; then what the bytes look like (uchardet, by resiliparse).
+    """Decode a page: by byte order mark; UTF-8 if valid; the charset of the HTTP header, then of the page; then
+    uchardet.
 
-    UTF-8 that decodes goes before a declared charset: bytes of another charset practically never form it, while
-    headers often name a server's default. Up to `max_undecodable` of the characters may be lost. Raises
-    UnicodeDecodeError.
+    Valid UTF-8 precedes a declared charset: other charsets practically never form it, and headers often name a server's
+    default. Up to `max_undecodable` of the characters may be lost. Raises UnicodeDecodeError.
     """
     name, mark = unicode_of(raw)
     if name:

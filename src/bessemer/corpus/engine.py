@@ -1,8 +1,4 @@
-"""Work in this process that a person can stop.
-
-The work runs in a thread while the main thread waits in short steps, so that a signal is handled within a tenth of a second
-even while native code runs. Work that is cut into tasks goes to other processes or to a cluster (worker.py).
-"""
+"""Run work in a thread of this process, so that signals are handled within 0.1 s even while native code runs."""
 
 from __future__ import annotations
 
@@ -25,10 +21,8 @@ STOP_SECONDS = 2.0
 
 
 def run(work: Callable[[], Result], poll: Callable[[], None] = lambda: None) -> Result:
-    """Run `work` in a thread; `poll` is called about ten times a second meanwhile.
-
-    OSError and BessemerError pass; any other failure becomes a BessemerError with its first line.
-    """
+    """Run `work` in a thread and call `poll` about ten times a second. OSError and BessemerError pass; any other
+    failure becomes a BessemerError with its first line."""
     results: list[Result] = []
     failures: list[BaseException] = []
 

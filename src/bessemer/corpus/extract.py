@@ -35,11 +35,8 @@ class NotText(ValueError):
 
 
 def normalise(text: str) -> str:
-    """The form in which text is kept: NFC, lines ended by \\n without trailing space, no control characters
-    but tab.
-
-    Blank lines at the beginning and the end are dropped; indentation stays. Raises NotText when it cannot be.
-    """
+    """Normalise text: NFC, \\n line ends without trailing space, no control characters but tab, no blank lines at
+    either end; indentation stays. Raises NotText for overlong runs of combining marks."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text.isascii():

@@ -261,10 +261,8 @@ def _walk(root: str, left_out: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def _common_folder(patterns: tuple[str, ...]) -> Path:
-    """The folder that names are relative to: the common parent of everything local that the recipe names.
-
-    Names, and with them identities, then do not change when the data lies elsewhere on another machine.
-    """
+    """The folder that names are relative to: the common parent of all local paths of the recipe, so that names and
+    identities stay the same when the data is moved."""
     parents = []
     for pattern in patterns:
         if "://" not in pattern:

@@ -1,8 +1,8 @@
-"""The index of the published corpus: where each document and each reject lies, by identity.
+"""Index of the published corpus: the place of each document and reject by identity.
 
-index/documents-SOURCE.idx, index/rejected-SOURCE.idx: 8 bytes magic "BSMRDOC1", then 28 bytes a row in the order of the
-identities: 16 bytes identity, and little-endian uint32 part, row group, row in the row group. A look-up is a binary search in
-the mapped file and one row group read.
+index/{documents,rejected}-SOURCE.idx: 8 bytes magic "BSMRDOC1", then 28-byte rows sorted by identity: 16 bytes
+identity, little-endian uint32 part, row group, row. A look-up is a binary search in the mapped file and one row group
+read.
 """
 
 from __future__ import annotations
@@ -62,10 +62,7 @@ def shifted(raw: bytes, first_part: int) -> bytes:
 
 
 def find(corpus: Path, identity: str) -> IndexEntry | None:
-    """Where a document or a reject lies; None when the corpus has none of this identity.
-
-    Raises BessemerError for an index that is damaged.
-    """
+    """The row of a document or reject; None for an unknown identity. Raises BessemerError for a damaged index."""
     for kind in KINDS:
         for path in sorted((corpus / "index").glob(f"{kind}-*.idx")):
             place = _search(path, bytes.fromhex(identity))
@@ -92,10 +89,7 @@ def _search(path: Path, identity: bytes) -> tuple[int, int, int] | None:
 
 
 def look_up(corpus: Path, identities: Iterable[str], columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Columns of the rows with these identities, and {kind, part, row_group, row}; only their row groups are read.
-
-    An identity that the corpus does not have is left out.
-    """
+    """Columns of the rows with these identities, and {kind, part, row_group, row}; unknown identities are left out."""
     import pyarrow.parquet as pq
 
     groups: dict[tuple[str, int, int], dict[str, int]] = {}

@@ -1,8 +1,7 @@
-"""Compressed files, member by member, with bounded memory: gzip, bzip2, xz and Zstandard.
+"""Streaming decompression by member, with bounded memory: gzip, bzip2, xz and Zstandard.
 
-A member (gzip member, bzip2 or xz stream, Zstandard frame) can be decompressed on its own. Crawls have one record a member,
-Wikipedia dumps a hundred pages, so a file can be entered in its middle and outlives damage in one place. What was decoded
-before a damage is yielded first.
+Members (gzip member, bzip2 or xz stream, Zstandard frame) decompress independently, so that a file can be read from the
+middle and damage is local. Everything decoded before damage is yielded first.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ BLOCK_BYTES = 1 << 20
 """Bytes yielded at a time, at the most (Zstandard: 32 MiB, see FEED_BYTES)."""
 
 FEED_BYTES = {"gzip": 1 << 16, "bzip2": 1 << 12, "xz": 1 << 10, "zstd": 1 << 10}
-"""Compressed bytes given to a decoder at a time. bzip2 decodes a block of 900 kB at once: fed little at a time, it yields the
-block before a damaged one first. xz loses what it decoded of the bytes before a damage. Zstandard knows no limit of its output:
-a block takes 4 bytes or more and holds 128 KiB at the most (RFC 8878, section 3.1.1.2), which gives 32 MiB at the most."""
+"""Compressed bytes per decoder call. bzip2 decodes blocks of 900 kB; small calls yield the block before a damaged one.
+xz loses what it decoded before damage. Zstandard has no output limit: a block of 4 bytes or more holds at most 128 KiB
+(RFC 8878, section 3.1.1.2), so at most 32 MiB here."""
 
 XZ_MEMORY_BYTES = 256 << 20
 """Memory that an xz stream may ask for: `xz -9` takes 65 MiB."""
@@ -129,8 +128,8 @@ def inflate(file: BinaryIO, compression: str, start: int = 0) -> Iterator[bytes]
 
 
 def next_member(file: BinaryIO, compression: str, offset: int) -> int | None:
-    """Where the next member begins: at `offset`, or behind skippable frames and the zeros that tapes and block devices leave;
-    None at the end of the file. Raises Damaged when something else is there."""
+    """Where the next member begins: at `offset`, or behind skippable frames and the zeros that tapes and block devices
+    leave; None at the end of the file. Raises Damaged when something else is there."""
     file.seek(offset)
     while head := file.read(16):
         if compression == "zstd" and _SKIPPABLE.match(head):

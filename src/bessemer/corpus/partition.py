@@ -1,7 +1,6 @@
-"""A partition: some units of one source, cleaned into one Parquet file with a receipt.
+"""A partition: units of one source, cleaned into one Parquet file with a receipt.
 
-The file is sorted by identity, with one row group for each bucket of identities, so that the steps over the whole corpus read
-one bucket of all partitions at a time and hold no more than that.
+The file is sorted by identity with a row group per identity bucket, so that later steps read one bucket at a time.
 """
 
 from __future__ import annotations
@@ -124,10 +123,8 @@ def _inputs(plan: dict[str, Any]) -> str:
 
 
 def clean_partition(task: dict[str, Any]) -> dict[str, Any]:
-    """Clean one partition and publish it; task: {work, number}. Returns the size of what was read.
-
-    Raises OSError for a full disk, BessemerError for counts that do not add up.
-    """
+    """Clean one partition; task: {work, number}. Returns the input size. Raises OSError for a full disk, BessemerError
+    for inconsistent counts."""
     work, number = Path(task["work"]), int(task["number"])
     plan = read_json(plan_file(work, number))
     partition = Partition.from_json(plan)

@@ -1,9 +1,8 @@
-"""Personal data replaced by typed placeholders, and counted; what was found is never logged or kept.
+"""Replace personal data by typed placeholders and count it; what is found is never logged or kept.
 
-E-mail and IP addresses, phone numbers, and numbers with a checksum: payment cards (Luhn), IBANs (mod 97), national IDs.
-Every pass is a regular expression without unbounded repetition that begins with a literal or a set of characters, so that
-plain text is skipped at the speed of a byte search and hostile text costs linear time. (The package phonenumbers needs 7 to 16
-times as long, and without a region it finds no national form.)
+E-mail and IP addresses, phone numbers, and checksummed numbers: payment cards (Luhn), IBANs (mod 97), national IDs.
+Each pass is a regular expression with bounded repetition that begins with a literal or a character set, hence linear
+time. (phonenumbers takes 7 to 16 times as long, and finds no national form without a region.)
 """
 
 from __future__ import annotations
@@ -24,10 +23,8 @@ Finder = Callable[[str], Iterator[Span]]
 
 
 def replace(text: str, settings: PersonalData) -> tuple[str, dict[str, int]]:
-    """The text with placeholders in place of personal data, and how many of each kind.
-
-    Linear in the text's length. Where two kinds overlap, the one whose form proves more wins. A pure function.
-    """
+    """The text with placeholders instead of personal data, and counts by kind. Linear time. Of overlapping kinds the
+    more specific one wins."""
     found: list[tuple[int, int, int, str]] = []
     for rank, (kind, find) in enumerate(_finders(settings)):
         found += [(start, rank, end, kind) for start, end in find(text)]
@@ -67,7 +64,8 @@ _DOMAIN = re.compile(
 _LOCAL_REVERSED = re.compile(r"[\w.%+'-]{1,65}+")
 
 NOBODYS_DOMAINS = ("example", "test", "invalid", "localhost")
-"""Top-level names that RFC 2606 keeps for documentation and tests; example.com, .net and .org are reserved with them."""
+"""Top-level names that RFC 2606 keeps for documentation and tests; example.com, .net and .org are reserved with them.
+"""
 
 _FILES = "png jpg jpeg gif svg webp ico bmp css js mjs jsx tsx html htm xhtml json xml yml yaml txt tgz gz zip tar exe dll rb"
 _UNITS = "service socket timer mount slice device path swap automount scope"
@@ -107,10 +105,8 @@ SPECIAL_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16"
 
 
 def emails(text: str) -> Iterator[Span]:
-    """Where e-mail addresses stand (RFC 5321's lengths, the characters that mail providers allow).
-
-    Left alone: the names RFC 2606 keeps for examples, `git@` (a way to name a repository), files and units.
-    """
+    """Spans of e-mail addresses (RFC 5321's lengths, the characters that mail providers allow), except RFC 2606's
+    example names, `git@` repositories, files and units."""
     if "@" not in text:
         return
     end = 0
@@ -133,11 +129,8 @@ def emails(text: str) -> Iterator[Span]:
 
 
 def addresses(text: str) -> Iterator[Span]:
-    """Where public IP addresses stand; special-purpose ones and what looks like a version number are left alone.
-
-    Four parts below 32 are taken for a version or a section: 12.1.2.3 is one far more often than somebody's address, of
-    which one in 4,096 looks so.
-    """
+    """Spans of public IP addresses, except special-purpose ones and likely version numbers: four parts below 32, such
+    as 12.1.2.3, are a version or section far more often than an address, of which one in 4,096 looks so."""
     for found in _IPV4.finditer(text):
         small = all(int(part) < SMALL for part in found[0].split("."))
         if not small and not _VERSION_BEFORE.search(text[max(found.start() - 16, 0) : found.start()]):
@@ -190,8 +183,8 @@ IBANS = re.compile(r"[A-Z](?<!\w.)[A-Z][0-9]{2}(?=[ ]?[A-Z0-9]{4})")
 
 @dataclass(frozen=True, slots=True)
 class National:
-    """A country's number: the form in which it is written, the python-stdnum modules that validate it, and the words one of
-    which must stand before a number whose checksum is weak (one in ten or eleven numbers passes)."""
+    """A country's number: the form in which it is written, the python-stdnum modules that validate it, and the words
+    one of which must stand before a number whose checksum is weak (one in ten or eleven numbers passes)."""
 
     shape: re.Pattern[str]
     modules: tuple[str, ...]
@@ -258,8 +251,8 @@ def cards(text: str) -> Iterator[Span]:
 
 
 def ibans(text: str) -> Iterator[Span]:
-    """Bank accounts: the length of the country's IBAN and the checksum of ISO 13616 (mod 97). Groups may be parted by single
-    spaces."""
+    """Bank accounts: the length of the country's IBAN and the checksum of ISO 13616 (mod 97). Groups may be parted by
+    single spaces."""
     end = 0
     for match in IBANS.finditer(text):
         length = iban_length(match[0][:2])
@@ -355,10 +348,7 @@ _PHONE_CUE = re.compile(
 
 
 def phones(text: str) -> Iterator[Span]:
-    """Where phone numbers stand. A span can come twice, and spans can overlap.
-
-    Numbers for fiction (555-0100 to 555-0199 in North America) are nobody's and are left alone.
-    """
+    """Spans of phone numbers, which may repeat and overlap; fictional ones (555-0100 to 555-0199) are left out."""
     for found in _INTERNATIONAL.finditer(text):
         end = _international(found["number"])
         if end:
@@ -382,10 +372,7 @@ def _digits(number: str) -> str:
 
 
 def _international(number: str) -> int:
-    """Characters of `number` (without its +) that are one phone number; 0 when it is none.
-
-    What follows after a space may belong to the sentence, so whole groups are taken, as many as a number can have.
-    """
+    """Characters of `number` (without its +) that are one phone number, in whole groups; 0 when it is none."""
     digits = _digits(number)
     code = next((digits[:size] for size in (1, 2, 3) if int(digits[:size]) in CALLING_CODES), "")
     if not code:

@@ -1,14 +1,14 @@
 """The corpus stage: raw sources to clean documents, published as one folder.
 
     corpus/documents/part-00000.parquet ... clean documents (document.COLUMNS), sorted by source and identity
-    corpus/rejected/part-00000.parquet ...  every other document with its reason (REJECTED_COLUMNS), sorted alike
-    corpus/index/                           where each of them lies, by identity
-    corpus/statistics.json                  the funnel: what came in, what was kept, why the rest was not
-    corpus/stage.json                       what the stage was made from
+    corpus/rejected/part-00000.parquet ...  rejected documents with their reason (REJECTED_COLUMNS), sorted alike
+    corpus/index/                           place of each of them by identity
+    corpus/statistics.json                  the funnel: documents in, kept, and rejected by reason
+    corpus/stage.json                       the stage's inputs
 
-Find the files; plan units and partitions; clean the partitions (read, extract, the steps of clean.py, sign); the steps over
-the whole corpus (whole.py); publish bucket by bucket; assemble. What each leaves in the work folder (work.py) survives a kill.
-The same input gives the same corpus byte for byte, in whatever order, on however many workers, by whatever engine.
+Steps: find files; plan units and partitions; clean partitions (clean.py); steps over the whole corpus (whole.py);
+publish by bucket; assemble. Each step's output in the work folder (work.py) survives a kill. The corpus is
+byte-identical for any order, number of workers and engine.
 """
 
 from __future__ import annotations
@@ -53,26 +53,22 @@ WHOLE_STEPS = (
 """The steps over the whole corpus, with the reasons for which they reject."""
 
 PUBLISHING = 8
-"""Publishing takes about an eighth of the time of cleaning: what it reads counts for so much less when it is compared with
-the start-up time of workers."""
+"""Publishing takes about an eighth of the time of cleaning: what it reads counts for so much less when it is compared
+with the start-up time of workers."""
 
 
 def inputs_digest(recipe: Recipe) -> str:
-    """What the corpus depends on, as one hash: [corpus], and path, size and time of every input file.
-
-    Weights and max_epochs are left out, as they say how the documents are mixed later and not which there are, and so is
-    where the work is done.
-    """
+    """Digest of [corpus] and of path, size and time of every input file; without weights and max_epochs, which only mix
+    the documents later, and without the engine."""
     return _digest(recipe.corpus, {source.name: find(source) for source in recipe.corpus.sources})
 
 
 def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
-    """Make the corpus of a run and publish it as `run.corpus`; an older one is replaced, at the end. Returns the totals of
-    statistics.json, and under `steps` the seconds of each step.
+    """Build the corpus of a run and publish it as `run.corpus`, replacing an older one at the end. Returns the totals
+    of statistics.json, and the seconds of each step under `steps`.
 
-    What an earlier build of the same inputs has finished is taken as it is. Raises InputError for sources that cannot
-    be used or of which nothing is left, OSError for a full or read-only disk. Whatever is raised, `run.corpus` is as
-    it was before.
+    Finished work of an earlier build with the same inputs is reused. Raises InputError for sources that are unusable or
+    empty after cleaning, OSError for a full or read-only disk; `run.corpus` is then unchanged.
     """
     started = time.perf_counter()
     corpus = recipe.corpus
@@ -234,10 +230,8 @@ def _present(done: dict[str, Any] | None, work: Path, what: str) -> dict[str, An
 
 
 def _buckets(receipts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The buckets of each source that have rows, in the order of the published corpus: {source, bucket, pieces}.
-
-    receipts: of all partitions; a piece is [partition, row group, rows].
-    """
+    """Non-empty buckets {source, bucket, pieces} in the order of the published corpus; a piece is [partition, row
+    group, rows]."""
     pieces: dict[tuple[str, int], list[list[int]]] = {}
     for done in receipts:
         for group, (bucket, rows) in enumerate(done["buckets"]):
@@ -281,7 +275,8 @@ def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) ->
 
 
 def _check(funnel: Funnel, counts: Counts) -> None:
-    """Raise BessemerError unless what was published is what was cleaned, reason by reason; adds the counts of the steps."""
+    """Raise BessemerError unless what was published is what was cleaned, reason by reason; adds the counts of the
+    steps."""
     funnel.check()
     where = f"source {funnel.source}"
     if funnel.documents_in != counts.documents_in or funnel.bytes_in != counts.bytes_in:

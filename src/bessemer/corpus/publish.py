@@ -1,7 +1,7 @@
-"""Clean rows and the results over the whole corpus to the published corpus: sorted documents, rejects, index, counts.
+"""Publish clean rows with the results over the whole corpus: sorted documents, rejects, index, counts.
 
-One bucket of one source is one task: it reads the bucket's row groups of all partitions and writes its parts. Buckets in
-order hold identities in order, so that their parts, put one after the other, are sorted.
+A task is one bucket of one source: it reads the bucket's row groups of all partitions and writes its parts, which are
+sorted when concatenated in bucket order.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _inputs(task: dict[str, Any]) -> str:
 def publish_bucket(task: dict[str, Any]) -> dict[str, Any]:
     """Write one bucket's documents, rejects and index, with its counts in the receipt; returns {size: its rows}.
 
-    task: {work, decided, source, bucket, pieces}; decided is the digest of the steps over the whole corpus.
-    Raises BessemerError for rows that went missing, OSError for a full disk.
+    task: {work, decided, source, bucket, pieces}; decided is the digest of the steps over the whole corpus. Raises
+    BessemerError for missing rows, OSError for a full disk.
     """
 
     def publish(folder: Path) -> dict[str, Any]:
@@ -171,8 +171,8 @@ def _write_rejects(
     keep: str,
     writer: PartWriter,
 ) -> None:
-    """Count and write rejected rows; places: their places in the bucket, by which `later` has the reasons of the steps over
-    the whole corpus."""
+    """Count and write rejected rows; places: their places in the bucket, by which `later` has the reasons of the steps
+    over the whole corpus."""
     chunk: list[dict[str, str]] = []
     chunk_characters = 0
     rows = (row for batch in table.to_batches(max_chunksize=1024) for row in batch.to_pylist())

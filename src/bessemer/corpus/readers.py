@@ -22,11 +22,10 @@ CHANGED = "changed since the files were listed; run the command again to read it
 
 
 def read(unit: Unit, rules: Rules, settings: Extract | None = None) -> Iterator[tuple[Piece, Record]]:
-    """The records of a unit with the piece each comes from, one by one. Never raises for what is in the data.
+    """The records of a unit, each with its piece. Never raises for bad data.
 
-    A file that is gone, may not be read, or changed after it was listed gives one rejected record a piece.
-    BessemerError when an object store fails, since that says nothing about the documents; InputError when the
-    library of [corpus.extract] is not installed.
+    A missing, unreadable or changed file yields one rejected record per piece. Raises BessemerError when an object
+    store fails, InputError when the library of [corpus.extract] is not installed.
     """
     settings = settings or Extract()
     if unit.format in ("html", "warc"):

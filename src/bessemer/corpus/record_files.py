@@ -1,5 +1,5 @@
-"""Files of records that are not lines of JSON: JSON arrays, pretty-printed JSON, JSON in UTF-16, CSV. The beginning of a file
-shows what it is; its records are read one by one, in the memory of one."""
+"""Files of records that are not lines of JSON: JSON arrays, pretty-printed JSON, JSON in UTF-16, CSV. The beginning of
+a file shows what it is; its records are read one by one, in the memory of one."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def look(head: bytes, is_whole: bool, name: str, text_key: str, encoding: str = 
 
 
 def _encoding(head: bytes, other: str = "") -> str:
-    """The encoding of a file by its beginning; `other` where that is not UTF-8. The decoder takes a byte order mark away."""
+    """The encoding of a file by its beginning; `other` where that is not UTF-8. The decoder takes a byte order mark
+    away."""
     name, mark = unicode_of(head)
     if name and name != "utf-8":
         return name.rpartition("-")[0] if mark else name
@@ -223,9 +224,9 @@ def _csv(text: io.TextIOBase, fields: Fields) -> Iterator[Record]:
 
 
 def _values(text: io.TextIOBase) -> Iterator[tuple[int, str, object, str]]:
-    """The elements of top-level arrays and the values beside them: number, source text, value, or what is wrong.
+    """The elements of top-level arrays and other top-level values: number, source text, value, or the problem.
 
-    A broken value between others costs itself; a broken element of an array costs the rest of the array.
+    A broken top-level value costs itself; a broken element costs the rest of its array.
     """
     decoder = json.JSONDecoder()
     buffer, position, ended, in_array, number = "", 0, False, False, 0

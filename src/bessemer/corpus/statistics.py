@@ -147,7 +147,8 @@ class Funnel:
         return ", ".join(shown)
 
     def advice(self, total_bytes: int) -> str:
-        """What to do about the commonest reason. total_bytes: of all sources, which may be too little however it is cleaned."""
+        """What to do about the commonest reason. total_bytes: of all sources, which may be too little however it is
+        cleaned."""
         reason = min(self.rejected, key=lambda name: (-self.rejected[name].documents, name), default="empty")
         if reason == "too_short" and total_bytes < MIN_TEXT_BYTES:
             return f"and {size(total_bytes)} are too little to learn from: add text, {size(MIN_TEXT_BYTES)} or more"
@@ -357,10 +358,8 @@ def _not_read_line(statistics: dict[str, Any]) -> list[str]:
 
 
 def separate_sources(sources: Sequence[Source], statistics: dict[str, Any]) -> list[str]:
-    """Lines of a recipe that reads each file by its own text_key; none where one key is enough.
-
-    The examples of `statistics` name the files and the keys that they have instead.
-    """
+    """Lines of a recipe that reads each file by its own text_key; none where one key is enough. The examples of
+    `statistics` name the files and the keys that they have instead."""
     import tomli_w
 
     tables: list[dict[str, Any]] = []

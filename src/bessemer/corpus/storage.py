@@ -1,8 +1,7 @@
-"""Files wherever they lie: this machine, s3://, gs:// and hf://datasets/, listed and opened alike.
+"""Local files and object stores (s3://, gs://, hf://datasets/), listed and opened alike.
 
-Object stores are read through Arrow, which lists sizes and times of change (the inputs' digest needs them) and reads ranges, so
-that a unit of work fetches only its part. Credentials come from where the stores' own tools look (environment, profile, the
-machine's role); URLs that carry some are refused, since the recipe is copied into the run folder.
+Stores are read through Arrow, which lists sizes and times and reads ranges. Credentials come from the environment,
+profile or machine role; URLs with credentials are refused, since the recipe is copied into the run folder.
 """
 
 from __future__ import annotations

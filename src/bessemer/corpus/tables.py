@@ -103,8 +103,8 @@ def _json_line(line: bytes, key: str, fields: Fields) -> Record:
 
 
 def record_of(value: object, key: str, size: int, shown: str, place: dict[str, object], fields: Fields) -> Record:
-    """A JSON value as a record: the text, the small fields as metadata beside `place`; or with the reason why it is none.
-    `size` is in bytes, `shown` its source text."""
+    """A JSON value as a record: the text, the small fields as metadata beside `place`; or with the reason why it is
+    none. `size` is in bytes, `shown` its source text."""
     if not isinstance(value, dict):
         return Record(key, size, shown[:4000], "bad_record", f"not an object but {type(value).__name__}")
     text_key, label_key = fields.text_key, fields.label_key
@@ -127,8 +127,8 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
 
 
 def field_in(value: dict[str, Any], key: str) -> tuple[dict[str, Any] | None, str]:
-    """The object that holds a field, and the field's name there: a dot in `key` leads into an object, unless a field bears
-    the whole name. None where there is no such field."""
+    """The object that holds a field, and the field's name there: a dot in `key` leads into an object, unless a field
+    bears the whole name. None where there is no such field."""
     if key in value:
         return value, key
     first, dot, rest = key.partition(".")
@@ -207,8 +207,8 @@ def _values(column: Any) -> list[object]:
 
 
 def parquet_layout(place: Any, head: bytes, text_key: str, label_key: str) -> tuple[list[int], str, str]:
-    """The bytes of each row group of a Parquet file (a path or a seekable stream); and, where it cannot be read, a reason
-    and a detail. `head`: its first bytes. OSError when the file cannot be read."""
+    """The bytes of each row group of a Parquet file (a path or a seekable stream); and, where it cannot be read, a
+    reason and a detail. `head`: its first bytes. OSError when the file cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

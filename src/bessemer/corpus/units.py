@@ -64,7 +64,8 @@ class Piece:
     reason: str = "bad_record"
     """The reason of document.REASONS for it."""
     layout: str = "lines"
-    """How the records of a `jsonl` source lie in it (record_files.Look). A piece of another layout than lines is a whole file."""
+    """How the records of a `jsonl` source lie in it (record_files.Look). A piece of another layout than lines is a
+    whole file."""
     prefix: str = ""
     """Put before the byte offsets in the keys of what was unpacked: the member's place in the packed file."""
     stamp: str = ""
@@ -121,8 +122,8 @@ def plan(source: Source, files: list[File], spool: Path, first: int, stop: threa
 
 @dataclass
 class _Planner:
-    """Cuts the files of a source into pieces, and looks at the beginnings of its files of records before anything is read: a
-    file that is no JSON costs itself, and a text_key that none of the files has is an error right away."""
+    """Cuts the files of a source into pieces, and looks at the beginnings of its files of records before anything is
+    read: a file that is no JSON costs itself, and a text_key that none of the files has is an error right away."""
 
     source: Source
     spool: Path
@@ -273,8 +274,8 @@ class _Planner:
             raise Damaged(error.strerror or str(error)) from None
 
     def require_readable(self, units: list[Unit]) -> None:
-        """Raise InputError when not one of the files can be read, with the first of each reason, or when the first records
-        of every file lack the text."""
+        """Raise InputError when not one of the files can be read, with the first of each reason, or when the first
+        records of every file lack the text."""
         pieces = [piece for unit in units for piece in unit.pieces]
         where = f"corpus.sources.{self.source.name}"
         if pieces and all(_is_refused(piece) for piece in pieces):

@@ -1,12 +1,10 @@
-"""Crawl archives (WARC 1.0 and 1.1, ISO 28500) to records: the HTML pages of the response records.
+"""HTML pages of the response records of crawl archives (WARC 1.0 and 1.1, ISO 28500).
 
-A file is read from any byte on: a record belongs to the range in which it, or its compressed member, begins. A large file is
-thus cut into bounded work without being read, and damage costs the records that it hit: after each one the next beginning is
-searched for. (fastwarc's ArchiveIterator stops at the first damage, checks no Content-Length, and tells no offsets of several
-records in a member, so that only the records themselves are parsed with fastwarc.)
+A record belongs to the byte range in which it, or its compressed member, begins, so that large files are cut without
+being read, and damage costs only the records hit. (fastwarc's ArchiveIterator stops at the first damage, checks no
+Content-Length, and has no offsets within a member, so fastwarc only parses single records.)
 
-A document's key is the byte offset of its member in the file (the offset of an index such as Common Crawl's), with "+N" for a
-record at byte N within a member that holds several.
+A document's key is its member's byte offset (as in Common Crawl's index), with "+N" for a record at byte N of a member.
 """
 
 from __future__ import annotations
@@ -58,10 +56,10 @@ class Frame:
 def read(
     file: BinaryIO, start: int, end: int, compression: str, settings: Extract, prefix: str = ""
 ) -> Iterator[Record]:
-    """The documents of the records that begin in [start, end); `prefix` goes before the offsets in keys.
+    """The documents of the records that begin in [start, end); `prefix` precedes the offsets in keys.
 
-    Records of other types are passed over; a response that is no page, and all that is damaged, is a rejected
-    document. OSError when the file cannot be read.
+    Other record types are skipped; responses that are no page and damaged records are rejected. OSError when
+    unreadable.
     """
     if compression:
         framed = _members(file, start, end, compression)
@@ -278,10 +276,10 @@ def _page(frame: Frame, record: Record, settings: Extract) -> None:
 
 
 def _payload(frame: Frame, limit: int) -> bytes:
-    """The body of a response without its transfer and content encodings, up to a byte more than `limit`.
+    """The body of a response without transfer and content encodings, up to `limit` + 1 bytes.
 
-    Crawlers that store bodies decoded often leave the headers as they were: an encoding that is not there is
-    passed over. Raises OSError when nothing decodes.
+    Crawlers that store decoded bodies often keep the headers, so an encoding that is absent is skipped. Raises OSError
+    when nothing decodes.
     """
     from fastwarc.warc import WarcRecord
 

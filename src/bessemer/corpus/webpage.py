@@ -1,8 +1,8 @@
-"""Web pages to text: the main content, with code and lists kept by lines.
+"""Main content of web pages as text; code and lists keep their lines.
 
-resiliparse takes any bulleted list near the top of the tree for a menu (fewer than four elements below <body>), and any list
-with more than a fifth of its characters in links. On pages with a flat layout, and in reference documentation, that is
-content: such lists are wrapped and their links made plain before the extraction, unless links make up most of them.
+resiliparse drops bulleted lists near the root (fewer than four elements below <body>) as menus, and lists with more
+than a fifth of their characters in links. In flat layouts and reference documentation these are content: such lists are
+wrapped and their links made plain first, unless links make up most of them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ MAX_HTML_BYTES = {"resiliparse": 8 << 20, "trafilatura": 256 << 10}
 """Longest page by engine: about a second of work. Common Crawl cuts pages at 5 MiB."""
 
 MAX_DEPTH = {"resiliparse": 512, "trafilatura": 250}
-"""Deepest nesting of elements by engine: parsing takes linear time in the depth, the extraction quadratic (4 s at 10,000).
-Browsers flatten beyond 512 as well (Blink, WebKit); libxml2, which trafilatura parses with, gives no text from 254 on."""
+"""Deepest nesting of elements by engine: parsing takes linear time in the depth, the extraction quadratic (4 s at
+10,000). Browsers flatten beyond 512 as well (Blink, WebKit); libxml2, which trafilatura parses with, gives no text from
+254 on."""
 
 MAX_REOPENED = 1 << 24
-"""Unclosed formatting elements times the tags of a page: the parser opens the former again in each block (HTML standard,
-13.2.4.3), which could fill the memory."""
+"""Unclosed formatting elements times the tags of a page: the parser opens the former again in each block (HTML
+standard, 13.2.4.3), which could fill the memory."""
 
 MAX_LISTS = 2000
 MAX_LINKS = 1000
@@ -45,7 +46,8 @@ _FRAMES = frozenset({"nav", "header", "footer", "aside"})
 
 
 def page_text(html: str, settings: Extract) -> str:
-    """The text of a page, as [corpus.extract] wants it. Raises NotText for pages that nest too deeply to be parsed safely."""
+    """The text of a page, as [corpus.extract] wants it. Raises NotText for pages that nest too deeply to be parsed
+    safely."""
     from resiliparse.parse.html import HTMLTree
 
     limit = MAX_DEPTH[settings.engine]

@@ -1,13 +1,12 @@
-"""The steps over the whole corpus: quality classifier, duplicates, repeated paragraphs and spans.
+"""Steps over the whole corpus: quality classifier, duplicates, repeated paragraphs and spans.
 
-Each runs once, in canonical order and one bucket at a time, on the documents that the steps before it kept, and leaves a
-folder with a receipt in the work folder:
+Each runs once, in canonical order and bucket by bucket, on the documents kept so far, into a folder with a receipt:
 
     quality/{identities,scores,stays,band}.npy              one row a document, sorted by identity
     quality/report/                                         quality.json and the model, published with the corpus
     duplicates/{identities,verdict,keeper,similarity}.npy   one row a document, sorted by identity
-    duplicates/keepers.arrow                                row and path of each document that others duplicate
-    repeats/texts.parquet                                   identity, text of what lost repeats; a row group a bucket
+    duplicates/keepers.arrow                                row and path of each document with duplicates
+    repeats/texts.parquet                                   identity, text of edited documents; a row group a bucket
 """
 
 from __future__ import annotations
@@ -54,10 +53,8 @@ TimedStep = Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any]]
 
 
 def bucket_rows(work: Path, bucket: dict[str, Any], columns: Sequence[str]) -> pa.Table:
-    """The rows of a bucket from all partitions, sorted by identity, which must be among the columns.
-
-    Raises BessemerError for rows that went missing.
-    """
+    """The rows of a bucket from all partitions, sorted by identity (a required column). Raises BessemerError for
+    missing rows."""
     tables = []
     for partition, group, _ in bucket["pieces"]:
         engine.check_stop()
@@ -76,8 +73,8 @@ def bucket_rows(work: Path, bucket: dict[str, Any], columns: Sequence[str]) -> p
 
 @dataclass(frozen=True)
 class KeptDocuments:
-    """The documents that all steps so far kept. A call with column names yields them as tables, by source and identity, each
-    time in the same order. Column `quality` exists when the documents have scores."""
+    """The documents that all steps so far kept. A call with column names yields them as tables, by source and identity,
+    each time in the same order. Column `quality` exists when the documents have scores."""
 
     work: Path
     buckets: list[dict[str, Any]]
@@ -190,8 +187,8 @@ def load_quality(work: Path) -> Judgement | None:
 def judge_all(
     documents: KeptDocuments, settings: Dedup, staged: Path, expected: int, sources: list[str]
 ) -> dict[str, Any]:
-    """Find the duplicates. `sources`: in the order of the recipe. Raises BessemerError when another number than `expected`
-    arrives, or when a document was read twice."""
+    """Find the duplicates. `sources`: in the order of the recipe. Raises BessemerError when another number than
+    `expected` arrives, or when a document was read twice."""
     from bessemer.corpus.dedup.judging import judge
 
     verdicts = judge(documents, settings, staged / "scratch", sources)

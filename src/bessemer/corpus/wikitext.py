@@ -1,8 +1,7 @@
 """Wikitext to plain text in linear time.
 
-A pass of our own and not a parser of the whole language (mwparserfromhell builds a tree of every
-mark): templates, tables, references and files go, links leave their label, headings, lists and code keep their
-lines. Nothing is expanded, so nothing can expand without end. One scan over the marks, with a stack for what nests.
+One scan over the markup with a stack for nesting, instead of a full parser (mwparserfromhell builds a tree). Templates,
+tables, references and files are removed; links keep their label; headings, lists and code keep their lines.
 """
 
 from __future__ import annotations

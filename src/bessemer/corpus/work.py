@@ -1,14 +1,14 @@
-"""The work folder of a corpus build: what is finished survives a kill and is not done again.
+"""The work folder of a corpus build: finished work survives a kill.
 
-    run/corpus.work/DIGEST/     DIGEST: of the build's inputs; the folder of another digest is removed
-      context.json              the recipe's [corpus] and the number of buckets of each source
+    run/corpus.work/DIGEST/     DIGEST: of the build's inputs; folders of other digests are removed
+      context.json              the recipe's [corpus] and the number of buckets per source
       spool/                    decompressed JSONL and archives
       plan/                     the partitions: 000000.json ...
       partitions/000000/        rows.parquet: the cleaned rows of a partition
       quality/ duplicates/ repeats/  results of the steps over the whole corpus (whole.py)
-      published/SOURCE/000000/  a bucket of identities of one source: documents, rejects, index, counts
+      published/SOURCE/000000/  an identity bucket of one source: documents, rejects, index, counts
 
-A folder with a receipt (stage.json) was written under another name and renamed as a whole: it is either complete or absent.
+A folder with a receipt (stage.json) was renamed into place as a whole: it is either complete or absent.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def partition_folder(work: Path, number: int) -> Path:
 def made(folder: Path, inputs: str, facts: dict[str, Any]) -> Iterator[Path]:
     """A temporary folder that is renamed to `folder` when the block ends without an error.
 
-    `facts`, filled by the block, go into the receipt with the sizes of all files. When two processes make the same folder,
-    as after a cluster lost sight of a machine, the first to rename wins.
+    `facts`, filled by the block, go into the receipt with all file sizes. When two processes write the same folder, the
+    first to rename wins.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}{TEMPORARY}")

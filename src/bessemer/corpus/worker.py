@@ -1,11 +1,10 @@
-"""Tasks of the corpus, and the workers that do them: this process, processes of this machine, or a Ray cluster.
+"""Tasks of the corpus, run in this process, in local worker processes, or on a Ray cluster.
 
-A task is a small JSON value and its outcome a folder that is published by one rename: it can be done twice, anywhere and in
-any order, with the same result, so that a worker that dies costs what it had under way. On Ray, too, each partition is a task
-and not part of one plan of a data engine, which would fail as a whole.
+A task is a small JSON value whose result is a folder published by one rename: idempotent, in any order and place, so
+that a dead worker costs only its current task. On Ray each partition is a task of its own as well.
 
-`python -m bessemer.corpus.worker` reads pickled (kind, task) pairs from standard input and answers each with a pickled result
-or exception. It ends when its input ends, in the middle of a task if need be: no worker outlives its build.
+`python -m bessemer.corpus.worker` reads pickled (kind, task) pairs from standard input and writes pickled results or
+exceptions. It ends with its input, even in the middle of a task: no worker outlives its build.
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ SMALL_BYTES = 8 << 20
 """Less work than this is done in this process: a worker takes about a second to start."""
 
 WAITING_PER_CORE = 4
-"""Tasks submitted to Ray ahead of time for each core: enough that none waits, while the driver's memory stays bounded."""
+"""Tasks submitted to Ray ahead of time for each core: enough that none waits, while the driver's memory stays bounded.
+"""
 
 Task = dict[str, Any]
 Answer = dict[str, Any] | Exception
@@ -50,10 +50,11 @@ OnResult = Callable[[dict[str, Any]], None]
 
 
 def run_tasks(kind: str, tasks: Sequence[Task], num_bytes: int, settings: Work, done: OnResult) -> None:
-    """Do all tasks of a kind ("clean" a partition, "publish" a bucket); `done` gets each result as it arrives.
+    """Run all tasks of a kind ("clean" a partition, "publish" a bucket); `done` is called with each result as it
+    arrives.
 
-    num_bytes: what all tasks read. Raises what a task raises, BessemerError for one whose worker dies again and again,
-    KeyboardInterrupt when the person stops it; the workers are then ended.
+    num_bytes: input of all tasks. Raises a task's error, BessemerError for one whose worker dies repeatedly,
+    KeyboardInterrupt.
     """
     num_workers = min(settings.workers or cores(), len(tasks))
     if not tasks:

@@ -1,8 +1,7 @@
-"""Deduplication: whole documents (exact, near), paragraphs, and long spans.
+"""Deduplication of whole documents (exact, near), paragraphs, and long spans; see docs/dedup.md.
 
-`judging.judge` judges whole documents; `paragraphs.remove_paragraphs` and `substrings.remove_substrings` cut parts
-out of those that stay. What is named here is light to import; the other modules load NumPy and are imported where they
-are used. What each method does, which keys it has, and what it takes: docs/dedup.md.
+`judging.judge` finds duplicate documents; `paragraphs.remove_paragraphs` and `substrings.remove_substrings` edit the
+others. The names imported here are light; the other modules load NumPy.
 """
 
 from bessemer.corpus.dedup.verdicts import (

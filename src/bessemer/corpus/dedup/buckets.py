@@ -1,6 +1,6 @@
-"""Connected components of documents that share a bucket and are alike: the LSH half of MinHash.
+"""Connected components of similar documents that share an LSH bucket.
 
-Bands are worked on one after the other, each in as many parts (by the keys' first bits) as the memory asks for.
+Bands are processed one after the other, each in as many parts (by the first bits of the keys) as fit into memory.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def components(
 ) -> np.ndarray:
     """The smallest row of each row's component (int32).
 
-    `row_of_place` gives the row of each document in the order of the stores, `compared` (by row) who takes part,
-    `memory` the bytes for sorting and comparing.
+    `row_of_place` maps document order to rows, `compared` (by row) is true for documents to compare, `memory` is in
+    bytes.
     """
     from bessemer.corpus.dedup.kernels import roots
 

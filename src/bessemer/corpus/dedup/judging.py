@@ -1,14 +1,10 @@
-"""Which documents stand in the corpus already: exactly, or nearly; and which copy stays.
+"""Exact and near duplicates among documents, and which copy is kept.
 
-Exact: documents whose text is equal with case and white space folded.
-
-Near: MinHash with locality-sensitive hashing (Broder 1997; the parameters are FineWeb's). Signatures are cut into
-bands; documents that agree in a whole band share a bucket, where each is compared with its neighbours
-(`buckets.REACH`). A link stays when the signatures agree well enough or, with `verify`, when the Jaccard of the
-texts' shingles is high enough. Of each connected component one document stays, by the rule `keep`.
-
-All of it looks at the documents alone, so that the outcome does not depend on the order in which they were read
-nor on how they are spread over files. Memory and disk a document: docs/dedup.md.
+Exact: equal text after folding case and white space. Near: MinHash with locality-sensitive hashing (Broder 1997, with
+FineWeb's parameters). Documents that agree in a whole band share a bucket, where each is compared with its neighbours
+(`buckets.REACH`) by their signatures or, with `verify`, by the Jaccard similarity of their shingles. One document of
+each connected component is kept, by the rule `keep`. Independent of the order of documents. Memory and disk:
+docs/dedup.md.
 """
 
 from __future__ import annotations
@@ -61,12 +57,11 @@ PAIRS_AT_ONCE = 1 << 12
 
 
 def judge(tables: Tables, settings: Dedup, scratch: Path, sources: Sequence[str] = ()) -> Verdicts:
-    """Judge documents wherever they come from: columns identity, exact or text, characters, and where needed
-    signature or text, source, quality.
+    """Find duplicates. Columns: identity; exact or text; characters; and where needed signature or text, source,
+    quality.
 
-    `scratch` is a folder for signatures, made and removed here; `sources` are the sources in the order of the recipe
-    (keep = "first-source"). Raises InputError for an earlier corpus that is not there, for an identity that occurs
-    twice, and for keep = "quality" without scores.
+    `scratch`: temporary folder for signatures; `sources`: in recipe order (keep = "first-source"). Raises InputError
+    for a missing earlier corpus, a repeated identity, and keep = "quality" without scores.
     """
     earlier = [(folder, parquet_tables(earlier_files(folder))) for folder in settings.against]
     scratch.mkdir(parents=True)

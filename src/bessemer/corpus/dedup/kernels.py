@@ -1,10 +1,10 @@
-"""Compiled passes of deduplication: MinHash signatures, comparison within buckets, the Bloom filter over paragraphs, and
-windows of tokens. Imported inside functions only, since Numba takes half a second to load.
+"""Compiled passes of deduplication: MinHash, comparison within buckets, Bloom filter, token windows. Imported inside
+functions only, since Numba takes half a second to load.
 
-A token is a word or a character as a hash of 64 bits; a shingle is a run of n tokens. Components of similar documents are
-a union-find forest (path halving, the smaller row becomes the root), so that no list of pairs is kept. The Bloom filter is
-blocked (Putze, Sanders and Singler 2007): all bits of an item lie in one block of 512, a cache line. A window is known by
-two polynomial hashes of 64 bits: among 10^10 windows two different ones are taken for equal with a chance below 10^-18.
+A token is the 64-bit hash of a word or character; a shingle is n tokens. Components are a union-find forest with path
+halving, rooted at the smallest row. The Bloom filter is blocked (Putze, Sanders and Singler 2007): all bits of an item
+are in one block of 512 bits. Two 64-bit polynomial hashes identify a window: among 10^10 windows the probability of a
+collision is below 10^-18.
 """
 
 from __future__ import annotations
@@ -135,11 +135,11 @@ def link(
     reach: int,
     parents: Array,
 ) -> None:
-    """Join the alike among members of buckets, sorted by (key, row).
+    """Link similar members of buckets, sorted by (key, row).
 
-    Each member is compared with the first of its bucket and with the `reach` members before it: buckets of up to
-    reach + 1 members are compared in full. Two are alike when their signatures agree in `fewest` places and, where
-    `least` is above 0, the Jaccard of their sets (sets[starts[i]:starts[i + 1]]) is `least` or more.
+    A member is compared with the first of its bucket and the `reach` members before it. Two are similar when their
+    signatures agree in `fewest` places and, with `least` above 0, the Jaccard of sets[starts[i]:starts[i + 1]] is at
+    least `least`.
     """
     first = 0
     for i in range(len(rows)):
@@ -342,10 +342,10 @@ def mark_repeated(
     tokens: Array, offsets: Array, start: int, length: int, sketch: Array, part: int, num_parts: int, keys: Array,
     others: Array, places: Array, used: int, one: Array, other: Array, marks: Array,
 ) -> int:  # fmt: skip
-    """Mark the windows of this part that stood before without overlapping; gives the table's entries, -1 when full.
+    """Mark repeated windows that do not overlap their first occurrence; returns the table's entries, -1 when full.
 
-    `start` is the number of the first token here; `keys`, `others` and `places` are an open hash table from windows to
-    where they first stood (-1: free), of which `used` entries are taken.
+    `start`: number of the first token here; `keys`, `others`, `places`: open hash table from windows to their first
+    occurrence (-1: free) with `used` entries.
     """
     capacity = np.uint64(len(keys))
     for document in range(len(offsets) - 1):

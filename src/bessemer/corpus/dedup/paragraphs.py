@@ -1,8 +1,8 @@
 """Removal of repeated paragraphs (lines) with a Bloom filter, in one pass over the documents in canonical order.
 
-Mode "paragraph" removes a paragraph that is repeated as a whole (dolma, Soldaini et al. 2024); "ngram" one of whose word
-n-grams at least the share `threshold` is repeated (DCLM, Li et al. 2024: n-grams of 13, 0.8, false positives of 0.01).
-Only paragraphs that stay are inserted into the filter.
+Mode "paragraph" removes a paragraph that is repeated as a whole (dolma, Soldaini et al. 2024); "ngram" one of whose
+word n-grams at least the share `threshold` is repeated (DCLM, Li et al. 2024: n-grams of 13, 0.8, false positives of
+0.01). Only paragraphs that stay are inserted into the filter.
 """
 
 from __future__ import annotations

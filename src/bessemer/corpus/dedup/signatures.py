@@ -1,8 +1,9 @@
 """MinHash signatures and shingle sets of folded texts, and their files while near duplicates are searched.
 
-Value j of a signature is the minimum of a_j x + b_j mod 2^32 over the text's shingles x with a_j odd, a permutation of the
-32-bit numbers (Broder 1997; multiply-shift of Dietzfelbinger 1997). Two texts share a value with the probability of their
-shingles' Jaccard similarity. Arithmetic modulo 2^32 vectorises to 8 or 16 lanes; the usual prime 2^61 - 1 does not.
+Value j of a signature is the minimum of a_j x + b_j mod 2^32 over the text's shingles x with a_j odd, a permutation of
+the 32-bit numbers (Broder 1997; multiply-shift of Dietzfelbinger 1997). Two texts share a value with the probability of
+their shingles' Jaccard similarity. Arithmetic modulo 2^32 vectorises to 8 or 16 lanes; the usual prime 2^61 - 1 does
+not.
 
 Files are read with pread into bounded buffers and never mapped, so that resident memory is what docs/dedup.md says.
 """
@@ -40,10 +41,9 @@ def shingle_length(settings: Dedup) -> int:
 
 
 def signatures(folded: Sequence[str] | pa.Array, settings: Dedup) -> np.ndarray:
-    """Signatures of texts as `extract.fold` gives them: uint32, one row a text, `num_hashes` values.
+    """Signatures of texts folded by `extract.fold`: uint32 (texts, num_hashes).
 
-    The result depends on the text and the recipe only. A text without a whole shingle has 2^32 - 1 everywhere and
-    is compared with nothing.
+    A text shorter than a shingle has 2^32 - 1 everywhere and is compared with nothing.
     """
     from bessemer.corpus.dedup.kernels import sign
 

@@ -1,12 +1,11 @@
-"""Removal of long spans that stood before, anywhere in a document: exact substring deduplication.
+"""Exact substring deduplication: removal of repeated spans of at least N tokens.
 
-Lee et al. 2022 ("Deduplicating Training Data Makes Language Models Better", section 4.1) find every substring of 50
-tokens or more that occurs twice with a suffix array. A span of at least N tokens occurs twice exactly when each of its
-windows of N tokens does, so the union of all repeated windows is the same set of spans; windows are found with rolling
-hashes in a few sequential passes over the tokens on disk, and memory does not grow with the corpus.
+Lee et al. 2022 (section 4.1) find repeated substrings of 50 tokens or more with a suffix array. A span of at least N
+tokens is repeated exactly when each of its windows of N tokens is, so the union of repeated windows is the same set;
+rolling hashes find them in a few sequential passes over tokens on disk, in memory independent of the corpus size.
 
-The first occurrence in canonical order stays. A window counts as repeated when the same tokens stood before it without
-overlapping it: of a long run of one word, the first N stay.
+The first occurrence in canonical order stays. A window counts as repeated when an equal window ends before it begins:
+of a long run of one word, the first N stay.
 """
 
 from __future__ import annotations
@@ -64,11 +63,10 @@ class _Tokens:
 def remove_substrings(
     tables: Tables, settings: Substrings, scratch: Path, columns: Sequence[str] = COLUMNS
 ) -> Iterator[tuple[pa.Table, list[Edit]]]:
-    """Each table (column text; canonical order) with repeated spans cut out, and what was cut.
+    """Each table (column text; canonical order) without repeated spans, and the edits.
 
-    `tables` is called twice and must give the same both times; the second time it is asked for `columns`. `scratch` is a
-    folder, made and removed here: 9 bytes a word, or 2 a byte. Memory: `max_memory_mib`, 8 bytes a document, and 30
-    bytes a token of the longest document or of 2^20 tokens.
+    `tables` is called twice, the second time with `columns`. `scratch`: temporary folder, 9 bytes a word or 2 a byte.
+    Memory: `max_memory_mib`, 8 bytes a document, and 30 bytes a token of the longest document or of 2^20 tokens.
     """
     scratch.mkdir(parents=True)
     try:

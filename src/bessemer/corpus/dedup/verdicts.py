@@ -193,11 +193,8 @@ def with_texts(table: pa.Table, texts: list[str]) -> pa.Table:
 
 
 def parquet_tables(paths: Sequence[Path]) -> Tables:
-    """The documents of Parquet files, row group by row group.
-
-    Rows with a `reason` (rejected) or a `counted` (receipts) are left out. A `source` column that is missing is
-    taken from a folder named source=NAME.
-    """
+    """The documents of Parquet files by row group, without rows that have a `reason` (rejected) or `counted`
+    (receipts). A missing `source` column is taken from a folder named source=NAME."""
 
     def read(columns: Sequence[str]) -> Iterator[pa.Table]:
         import pyarrow as pa
@@ -223,10 +220,8 @@ def parquet_tables(paths: Sequence[Path]) -> Tables:
 
 
 def earlier_files(folder: str | Path) -> list[Path]:
-    """The Parquet files of an earlier corpus: of a run folder, of its corpus folder, or of a folder of documents.
-
-    Raises InputError when there is none. They belong to what the stage was made from.
-    """
+    """The Parquet files of an earlier corpus: a run folder, its corpus folder, or a folder of documents. Raises
+    InputError."""
     root = Path(folder)
     for place in (root / "corpus" / "documents", root / "documents", root):
         found = sorted(place.glob("*.parquet"))

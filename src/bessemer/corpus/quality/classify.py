@@ -1,7 +1,6 @@
-"""The classifier over a corpus: learn, measure, score every document, decide.
+"""Train and evaluate the classifier, score every document, decide.
 
-Writes quality.json (what the report shows) and quality/ (the trained model). The outcome depends on the documents and
-the recipe alone: not on the order in which the documents come, nor on how they are cut into tables.
+Writes quality.json (for the report) and quality/ (the model). Independent of the order of documents and tables.
 """
 
 from __future__ import annotations
@@ -79,8 +78,8 @@ def inputs(settings: Quality, sources: Sequence[str]) -> list[Any]:
 def classify(settings: Quality, sources: Sequence[str], tables: Tables, folder: Path) -> Judgement:
     """Score the documents of a corpus and decide; writes `folder`/quality.json and `folder`/quality/.
 
-    sources: names of the corpus's sources; tables: gives its clean documents, as often as it is called. Raises
-    InputError for examples or a model that cannot be used, Stopped when the person stops the build.
+    `tables` yields the clean documents and is called repeatedly. Raises InputError for unusable examples or model,
+    Stopped.
     """
     started = perf_counter()
     names = tuple(sorted(sources))

@@ -54,10 +54,10 @@ def minimise(
 
 
 def fit(features: Features, high: Bools, l2: float, steps: int, statistics_scale: float) -> Fit:
-    """The weights with the smallest mean logistic loss + l2 / 2 x their squared length (the bias is free).
+    """Minimise mean logistic loss + l2 / 2 x squared length of the weights (the bias is free).
 
-    Statistics are standardised by the mean and the deviation of these documents, then multiplied by `statistics_scale`:
-    sixteen numbers of size 1 would else outweigh a bag of words of length 1. The scale is in the weights that come out.
+    Statistics are standardised over these documents and multiplied by `statistics_scale`, or sixteen numbers of size 1
+    would outweigh a bag of words of length 1. The returned weights include the scale.
     """
     centre, spread = features.statistics.mean(axis=0), features.statistics.std(axis=0)
     spread[spread < 1e-12] = 1.0  # the same in every document: it tells nothing, and divides nothing
@@ -108,10 +108,10 @@ def _logistic_loss(logits: Vector, wanted: npt.NDArray[Any]) -> tuple[float, Vec
 
 
 def telling(fit: Fit, features: Features, texts: Sequence[str], high: Bools, read_bytes: int) -> dict[str, Any]:
-    """For quality.json: `statistics`, all of them, and `high` and `low`, words that speak for either.
+    """For quality.json: `statistics`, and the words most indicative of `high` and `low`.
 
-    An effect is in logits: of a statistic, what one standard deviation changes; of a word, its weight x the standard
-    deviation over the training documents of its value in the bag.
+    Effects are in logits: of a statistic, the change by one standard deviation; of a word, its weight x the standard
+    deviation of its value in the bag over the training documents.
     """
     statistics = standardised(features.statistics, fit.centre, fit.spread) * fit.spread + fit.centre
     means = statistics[high].mean(axis=0), statistics[~high].mean(axis=0)

@@ -90,10 +90,7 @@ class LinearModel:
 
     @classmethod
     def load(cls, folder: Path) -> LinearModel:
-        """Read what `save` wrote; a run folder stands for its corpus/quality. Nothing in the files is executed.
-
-        Raises InputError for a folder that holds no model, or one that is damaged or of another format.
-        """
+        """Read a saved model; `folder` may be a run folder. Nothing in the files is executed. Raises InputError."""
         inner = folder / "corpus" / "quality"
         folder = inner if (inner / DESCRIPTION).exists() else folder
         what, arrays_file = f"corpus.quality.model: {folder / DESCRIPTION}", f"corpus.quality.model: {folder / ARRAYS}"
@@ -140,10 +137,8 @@ class LinearModel:
 
 @dataclass(frozen=True)
 class FastTextModel:
-    """A supervised fastText model, such as DCLM's; the score is the probability of one label.
-
-    fastText parses the file in C++: use one from a place you trust.
-    """
+    """A supervised fastText model, such as DCLM's; the score is the probability of one label. fastText parses the file
+    in C++: use only trusted files."""
 
     path: Path
     label: str

@@ -1,8 +1,8 @@
-"""Which labelled documents the classifier learns from, which set its calibration, and which test it.
+"""Split of labelled documents into training, calibration and test.
 
-All of it depends on the hash of identities, so the same documents are drawn whatever the order in which they come. The
-identities are read first and the texts of the chosen ones after, so that memory holds the sample and nothing more.
-Labelled examples may be sources of this corpus, or lie outside it: run folders, and files as sources name them.
+Draws depend on the hash of identities only, not on the order of documents. Identities are read first and the texts of
+the drawn ones after, so that memory holds only the sample. Labelled examples are sources of this corpus, other run
+folders, or files.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def uniforms(identities: npt.NDArray[np.bytes_], purpose: str, seed: int) -> npt
 
 
 def keys(identities: npt.NDArray[np.bytes_], purpose: str, seed: int) -> npt.NDArray[np.uint64]:
-    """64 random bits for each identity: SplitMix64's finaliser over its two halves and the purpose (Steele et al. 2014)."""
+    """64 random bits for each identity: SplitMix64's finaliser over its two halves and the purpose (Steele et al.
+    2014)."""
     salt = int.from_bytes(hashlib.blake2b(f"quality {purpose} {seed}".encode(), digest_size=8).digest(), "little")
     halves = np.frombuffer(np.ascontiguousarray(identities).tobytes(), dtype="<u8").reshape(-1, 2)
     return _mixed(halves[:, 0] ^ _mixed(halves[:, 1] + np.uint64(salt)))
@@ -85,10 +86,8 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def draw(settings: Quality, sources: tuple[str, ...], tables: Tables) -> Labelled:
-    """Draw as many documents of each side as `settings.documents` or the smaller side allows.
-
-    Raises InputError when an entry is no source and no path, or a side has too few documents.
-    """
+    """Draw equally many documents of each side, at most `settings.documents`. Raises InputError for an entry that is
+    neither source nor path, and for too few documents."""
     sides = {**dict.fromkeys(settings.low, False), **dict.fromkeys(settings.high, True)}
     outside = [entry for entry in sides if entry not in sources]
     chosen = {high: np.zeros(0, dtype="S16") for high in (False, True)}

@@ -38,10 +38,8 @@ def stays(settings: Quality, scores: Scores, identities: Names, judged: Bools) -
 
 
 def pareto(chance: npt.NDArray[np.float64], alpha: float) -> npt.NDArray[np.float64]:
-    """Lomax draws, as of numpy.random.pareto(alpha), from uniform numbers in (0, 1).
-
-    GPT-3 keeps a document when such a draw with alpha 9 exceeds 1 - its score (Brown et al. 2020, appendix A).
-    """
+    """Lomax draws, as of numpy.random.pareto(alpha), from uniform numbers in (0, 1). GPT-3 keeps a document when a draw
+    with alpha 9 exceeds 1 - its score (Brown et al. 2020, appendix A)."""
     drawn: npt.NDArray[np.float64] = chance ** (-1.0 / alpha) - 1.0
     return drawn
 

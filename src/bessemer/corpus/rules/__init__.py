@@ -1,8 +1,7 @@
-"""Whether a clean text is kept, and the one reason when it is not: basic rules, and published sets by choice.
+"""Quality rules: the basic rules, and published rule sets by choice; see docs/rules.md.
 
-`judge` is the basic rules alone; `apply` is all that a recipe switches on; `judge_url` looks at where a document comes
-from; `statistics` is what the sets look at. What each set does: docs/rules.md. To add a rule, add its limit to
-recipe/rules.py and an entry to `table.RULES`.
+`judge` applies the basic rules, `apply` all rules of a recipe, `judge_url` the URL rules; `statistics` are the counts
+that rules read. To add a rule, add its limit to recipe/rules.py and an entry to `table.RULES`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""All rules of a recipe, in one fixed order, on one document.
+"""All rules of a recipe on one document, in a fixed order; the first rule that it breaks is its reason.
 
-The order: the basic rules on the text as it came; code; textbook; gopher_quality; gopher_repetition; nemo; refinedweb
-(removes lines); c4 (removes lines); fineweb, on what stays; adult; toxic; and, when lines were removed, the basic
-rules' length once more. A document is rejected by the first rule that it breaks, so it has one reason.
+Basic rules; code; textbook; gopher_quality; gopher_repetition; nemo; refinedweb (removes lines); c4 (removes lines);
+fineweb, on the remaining lines; adult; toxic; and, when lines were removed, the basic length rule once more.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ COUNTING = ("code", "textbook", "gopher_quality", "gopher_repetition", "nemo", "
 
 
 def apply(text: str, rules: Rules, language: str = "en") -> Judgement:
-    """Judge one normalised text; `language` (ISO 639-1) chooses the word lists.
+    """Judge one normalised text; `language` (ISO 639-1) selects the word lists.
 
-    The text comes back edited when a set edits; of a rejected document as it came. Raises InputError when a list or a
-    model that the recipe names cannot be read, or Numba is missing.
+    The returned text is edited unless rejected. Raises InputError for an unreadable list or model, or without Numba.
     """
     basic = judge(text, rules)
     if basic is not None:
@@ -84,8 +82,8 @@ LONG_WORD = 40
 """ASCII characters without white space: longer than words, shorter than base64, hashes and minified statements."""
 
 MAX_DATA_SHARE = 0.3
-"""Above this `data_share` long lines are code or data. docs/rules.md has the measurement: prose of 100 languages has less
-(99.4% of the pages), minified code and dumps have more (99% of the files); few lie between 0.25 and 0.3."""
+"""Above this `data_share` long lines are code or data. docs/rules.md has the measurement: prose of 100 languages has
+less (99.4% of the pages), minified code and dumps have more (99% of the files); few lie between 0.25 and 0.3."""
 
 ASCII_ALPHANUMERIC = bytes(code for code in range(128) if chr(code).isalnum())
 ASCII_SPACE = bytes(code for code in range(128) if chr(code).isspace())
@@ -121,11 +119,8 @@ def judge(text: str, rules: Rules) -> tuple[str, str] | None:
 
 
 def data_share(text: str) -> float:
-    """Signs of code, digits, and words of more than LONG_WORD ASCII characters, divided by the characters other than
-    white space.
-
-    Prose of any script has few of them: languages without spaces are not written in ASCII.
-    """
+    """Share of code signs, digits, and words over LONG_WORD ASCII characters among the characters that are not white
+    space. Prose of any script has few: languages without spaces are not written in ASCII."""
     words = text.split()
     visible = sum(map(len, words))
     short = "".join([word for word in words if len(word) <= LONG_WORD or not word.isascii()])

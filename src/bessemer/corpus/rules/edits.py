@@ -33,10 +33,10 @@ KEPT = re.compile(r"#!|#[ \t]{0,8}-\*-|#[ \t]{0,8}(?:vim?|coding)[:=]")
 
 
 def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Finding | None]:
-    """The text with only the lines that C4 keeps, and why it is rejected, if it is.
+    """Apply C4's line filters; returns the edited text and the reason for rejection, if any.
 
-    Raffel et al. 2020, section 2.2, and the rules that only its code has, as datatrove applies them
-    (pipeline/filters/c4_filters.py); sentences as spaCy's sentencizer counts.
+    Raffel et al. 2020, section 2.2, and the rules of its code as in datatrove (pipeline/filters/c4_filters.py);
+    sentences as in spaCy's sentencizer.
     """
     kept: list[str] = []
     for line in statistics.text.splitlines():
@@ -73,11 +73,11 @@ def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Finding |
 
 
 def edit_refinedweb(statistics: Statistics, settings: RefinedWeb) -> tuple[Statistics, Finding | None]:
-    """The text without the lines that are menus and counters, and why it is rejected, if it is.
+    """Remove menu and counter lines; returns the edited text and the reason for rejection, if any.
 
-    Penedo et al. 2023, section 3.2 and appendix, as DCLM rebuilt it (baselines_configs/dclm_baseline_refinedweb.yaml,
-    mappers/modifiers.py), in its order. Words are what white space separates. DCLM compares the lines of a text from
-    which it has removed URLs first; this does not.
+    Penedo et al. 2023, section 3.2 and appendix, as in DCLM (baselines_configs/dclm_baseline_refinedweb.yaml,
+    mappers/modifiers.py), in its order. Words are separated by white space. Unlike DCLM, URLs are not removed before
+    lines are compared.
     """
     codes, text = statistics.codes, statistics.text
     spans = lines.find_lines(codes, table(), False)
@@ -127,10 +127,9 @@ def _without_phrases(line: str) -> str:
 
 
 def strip_licence(text: str) -> str:
-    """The text without the comment it begins with, when that speaks of a licence or copyright.
+    """Remove the leading comment if it mentions a licence or copyright; the interpreter line and the encoding stay.
 
-    The interpreter line and the encoding stay. What is taken for the comment ends at the first blank line after a
-    licence was found, or where the comment ends.
+    The comment ends with its syntax, or at the first blank line after a licence.
     """
     every = text.split("\n", HEADER_LINES)
     head = every[:HEADER_LINES]

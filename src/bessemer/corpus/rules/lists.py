@@ -1,8 +1,7 @@
-"""Rules that read lists which a recipe names and which are never shipped: URLs (RefinedWeb), adult and toxic content.
+"""Rules with lists from the recipe, none of which is shipped: URLs (RefinedWeb), adult and toxic content.
 
-datatrove's and DCLM's URL lists can be used as they are. Word lists by language: the npm package naughty-words (CC-BY-4.0)
-has the List of Dirty, Naughty, Obscene and Otherwise Bad Words in 28 languages, by which C4 rejects (Raffel et al. 2020,
-section 2.2).
+datatrove's and DCLM's URL lists work unchanged. The npm package naughty-words (CC-BY-4.0) has word lists in 28
+languages, by which C4 rejects (Raffel et al. 2020, section 2.2).
 """
 
 from __future__ import annotations
@@ -32,10 +31,8 @@ MAX_CLASSIFIED_CHARACTERS = 100_000
 
 @cache
 def entries(path: str, key: str) -> frozenset[str]:
-    """Entries of a file, one a line or one JSON list, trimmed and in lower case; # begins a comment line.
-
-    Raises InputError, which names the recipe's `key`, for a file that cannot be read.
-    """
+    """Entries of a file (lines, or one JSON list), trimmed, in lower case; # begins a comment line. Raises InputError
+    with `key`."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
         found = json.loads(text) if path.endswith(".json") else [line for line in text.splitlines() if line[:1] != "#"]
@@ -48,10 +45,7 @@ def entries(path: str, key: str) -> frozenset[str]:
 
 @cache
 def language_file(path: str, language: str, key: str) -> str | None:
-    """The list for a language: the file itself, or the one in a folder; None when the folder has none for it.
-
-    Raises InputError when the path leads nowhere.
-    """
+    """The list for a language: `path` itself, or a file in that folder; None when there is none. Raises InputError."""
     place = Path(path)
     if place.is_file():
         return path
@@ -62,11 +56,10 @@ def language_file(path: str, language: str, key: str) -> str | None:
 
 
 def judge_url(url: str, settings: RefinedWeb) -> Finding | None:
-    """Why a document of this URL is rejected; None when nothing speaks against it (Penedo et al. 2023, appendix).
+    """The reason to reject a URL, or None (Penedo et al. 2023, appendix).
 
-    A domain on the list stands for its subdomains. Words are what stands between other characters than a-z and 0-9,
-    substrings are looked for with those removed, both without case: c-a-s-i-n-o hides nothing. Raises InputError for a
-    list that cannot be read.
+    Domains include subdomains. Words are separated by characters other than a-z and 0-9; substrings are matched with
+    those removed, so that c-a-s-i-n-o matches. Case is ignored. Raises InputError for an unreadable list.
     """
     small = url[:MAX_URL_CHARACTERS].lower()
     key = "corpus.rules.refinedweb"

@@ -1,7 +1,5 @@
-"""The rules that compare a measured value with a limit of the recipe, as one table; and the reasons of all rules.
-
-A rule of the limit max_... rejects what is larger, one of min_... what is smaller. Sources: docs/rules.md.
-"""
+"""Table of the rules that compare a measured value with a limit (max_..., min_...), and the reasons of all rules.
+Sources: docs/rules.md."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Character classes: for every code point one value of 32 bits, which the compiled passes look up.
+"""Character classes as a 32-bit value for every code point.
 
-The classes are Python's (str.isspace and so on), Unicode's categories, and the sets of two other projects, so that the
-same documents are kept: datatrove 0.10 (utils/text.py: PUNCTUATION, TERMINAL_PUNCTUATION) and spaCy 3.8
-(lang/char_classes.py and lang/punctuation.py: where the English tokenizer splits).
+The classes are Python's (str.isspace and so on), Unicode's categories, and those of datatrove 0.10 (utils/text.py) and
+spaCy 3.8 (lang/char_classes.py, lang/punctuation.py), so that the same documents are kept.
 """
 
 from __future__ import annotations

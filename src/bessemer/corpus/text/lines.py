@@ -153,9 +153,9 @@ def count_in_lines(codes: Array, bits: Array, starts: Array, ends: Array) -> tup
 
 @compiled
 def encoded_runs(codes: Array, bits: Array, min_base64: int) -> tuple[int, int]:
-    """The longest run of encoded data, and the characters of all: base64 of at least `min_base64` characters, with line
-    feeds after lines of at least MIN_DATA_LINE; at least eight bytes in hexadecimal, each with or without 0x or \\x,
-    commas and blanks between; or at least eight characters in a row written \\uXXXX."""
+    """The longest run of encoded data and the total, in characters: at least `min_base64` of base64, with line feeds
+    after lines of at least MIN_DATA_LINE; at least 8 hexadecimal bytes, each with or without 0x or \\x, separated by
+    commas and blanks; or at least 8 \\uXXXX escapes in a row."""
     longest, total, at = 0, 0, 0
     while at < len(codes):
         escapes = _escapes(codes, bits, at)

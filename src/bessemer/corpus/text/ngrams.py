@@ -1,8 +1,7 @@
-"""Case-folded words and their n-grams as 64-bit hashes: for contamination checks and the quality classifier.
+"""Case-folded words and their n-grams as 64-bit hashes, for contamination checks and the quality classifier.
 
-A word is a run of letters, digits and combining marks, in lower case; punctuation and white space separate words and
-count for nothing (GPT-3, Brown et al. 2020, appendix C). In scripts that write without spaces (Han, kana, Thai, Lao,
-Khmer, Burmese) each letter is a word of its own. Two different n-grams share a hash with a probability of about 2^-64.
+A word is a run of letters, digits and combining marks; punctuation and white space separate words (GPT-3, Brown et al.
+2020, appendix C). In scripts without spaces (Han, kana, Thai, Lao, Khmer, Burmese) each letter is a word.
 """
 
 from __future__ import annotations
@@ -56,10 +55,8 @@ def table(hashes: Array) -> tuple[Array, Array]:
 
 
 def find(text: str, lengths: Array, slots: Array, numbers: Array) -> tuple[Array, Array]:
-    """The n-grams of a text that are in the table: their numbers, and their spans in characters: (n-grams, 2).
-
-    lengths: the lengths, in words, of the n-grams in the table, shortest first.
-    """
+    """The n-grams of a text that are in the table: their numbers, and spans in characters: (n-grams, 2). `lengths`: of
+    the table's n-grams, in words, ascending."""
     hashes, spans = folded_words(text)
     places = np.empty((16, 3), dtype=np.int64)
     count = _find(hashes, lengths, slots, numbers, places)

@@ -1,8 +1,7 @@
-"""Strings that the word splitter keeps whole or cuts in its own way: contractions, abbreviations, emoticons, units.
+"""Tokenizer exceptions: contractions, abbreviations, emoticons, units.
 
-They are those of spaCy 3.8's blank English tokenizer (spacy/lang/en/tokenizer_exceptions.py and
-spacy/lang/tokenizer_exceptions.py), which datatrove's filters split words with: written down anew, as short as their
-grammar allows, because which documents a filter keeps depends on how words are cut.
+Those of spaCy 3.8's blank English tokenizer (spacy/lang/en/tokenizer_exceptions.py,
+spacy/lang/tokenizer_exceptions.py), by which datatrove's filters split words, in compact form.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Counts over the characters, lines, words and n-grams of one text, for the rule sets and the quality classifier.
-
-Each group is counted in one compiled pass when it is first asked for, so that a rule set that is off costs nothing.
-"""
+"""Counts over the characters, lines, words and n-grams of a text, each computed in a compiled pass on first use."""
 
 from __future__ import annotations
 

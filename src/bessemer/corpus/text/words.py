@@ -1,10 +1,9 @@
 """Words as spaCy's blank English tokenizer splits them, which is what datatrove's filters count.
 
-A word is a run without white space, minus the punctuation in front of it and behind it, split at hyphens, slashes and
-full stops between letters; contractions are two words (do n't); URLs and e-mail addresses stay whole. The algorithm and
-the order of its attempts are spaCy's ("How spaCy's tokenizer works" in its manual); every attempt looks at a bounded
-number of characters, so that the time is linear in the text. What differs: five emoticons outside ASCII, symbols that
-newer versions of Unicode added, and URLs with more than eight @.
+Runs without white space, minus leading and trailing punctuation, split at hyphens, slashes and full stops between
+letters; contractions are two words (do n't); URLs and e-mail addresses stay whole. The order of attempts is spaCy's
+("How spaCy's tokenizer works"); each looks at a bounded number of characters, so time is linear. Differences: five
+emoticons outside ASCII, symbols of newer Unicode versions, and URLs with more than eight @.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ def _split(codes: Array, keys: Array, values: Array) -> tuple[Array, Array]:
 def special_table() -> tuple[Array, Array]:
     """Special strings by hash (linear probing); a value holds the lengths of the words, 4 bits each, or a flag.
 
-    Behind the slots, for each first and last character (their low 7 bits), a bit for each length that a special string
-    has: nearly every word is seen not to be one without its hash.
+    After the slots, per first and last character (low 7 bits), a bit for each length of a special string: most words
+    are excluded without hashing.
     """
     keys, values = np.zeros(SLOTS + 128 * 128, np.uint64), np.zeros(SLOTS, np.uint32)
     empty = keys.copy(), values.copy()
@@ -215,8 +214,9 @@ def _infix(codes: Array, at: int, first: int, last: int, bits: Array) -> int:
 
 @compiled
 def _is_host(codes: Array, first: int, last: int, bits: Array) -> bool:
-    """Whether a host name with a top-level domain in small letters, or an IPv4 address that is not a private one, starts
-    here, then a port and a path or nothing: spaCy's pattern (lang/tokenizer_exceptions.py, after Diego Perini's)."""
+    """Whether a host name with a top-level domain in small letters, or an IPv4 address that is not a private one,
+    starts here, then a port and a path or nothing: spaCy's pattern (lang/tokenizer_exceptions.py, after Diego
+    Perini's)."""
     end = first
     while end < last and not (codes[end] == 58 or codes[end] == 47 or codes[end] == 63 or codes[end] == 35):  # : / ? #
         code = codes[end]
