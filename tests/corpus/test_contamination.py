@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("numba", reason="the corpus extra is not installed")
 
-from bessemer.corpus.contamination import NO_OVERLAP, build, check, items, masked, statistics
+from bessemer.corpus.contamination import NO_OVERLAP, build, check, items, statistics
+from bessemer.corpus.dedup.verdicts import without
 from bessemer.corpus.pipeline import set_hashes
 from bessemer.errors import InputError
 from bessemer.recipe import Contamination, EvaluationSet, parse
@@ -111,8 +112,8 @@ def test_masking(quiz: EvaluationSet) -> None:
     index = build(settings(quiz))
     text = f"First. {sentence(1)}! Then: {sentence(2)}. Last."
     found = check(text, index)
-    assert masked(text, found, "<EVAL>") == "First. <EVAL>! Then: <EVAL>. Last."
-    assert not check(masked(text, found, ""), index)
+    assert without(text, found.spans, "<EVAL>") == "First. <EVAL>! Then: <EVAL>. Last."
+    assert not check(without(text, found.spans), index)
 
 
 def test_the_table(quiz: EvaluationSet) -> None:

@@ -499,7 +499,7 @@ def test_two_documents_of_one_identity_are_refused_by_name(
     whole = partition.identity
     monkeypatch.setattr(partition, "identity", lambda of, path, key: whole(of, path.replace("7.txt", "3.txt"), key))
     fill(data, 10)
-    with pytest.raises(BessemerError, match="stands in the corpus twice"):
+    with pytest.raises(BessemerError, match="occurs twice in the corpus"):
         pipeline.build(recipe(source(data)), run)
     assert not run.corpus.exists()
 

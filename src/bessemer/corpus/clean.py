@@ -30,7 +30,7 @@ class Settings:
     sources: dict[str, Source]
     evaluation_sets: GramIndex | None = None
     rules: dict[str | None, Rules] = field(default_factory=dict)
-    """By language, as they are asked for."""
+    """By language, filled on demand."""
 
     @classmethod
     def of(cls, corpus: Corpus) -> Settings:
@@ -133,7 +133,8 @@ def look_for_evaluation_sets(record: Record, settings: Settings, tally: Tally) -
     index, of = settings.evaluation_sets, settings.corpus.contamination
     if index is None:
         return
-    from bessemer.corpus.contamination import check, masked
+    from bessemer.corpus.contamination import check
+    from bessemer.corpus.dedup.verdicts import without
 
     overlap = check(record.text, index)
     if not overlap:
@@ -146,7 +147,7 @@ def look_for_evaluation_sets(record: Record, settings: Settings, tally: Tally) -
     if of.action == "drop":
         record.reject("contaminated", overlap.detail())
     elif of.action == "mask":
-        record.text = masked(record.text, overlap, of.mask)
+        record.text = without(record.text, overlap.spans, of.mask)
 
 
 def judge_address(record: Record, settings: Settings, tally: Tally) -> None:

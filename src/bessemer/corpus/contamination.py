@@ -46,7 +46,7 @@ class Overlap:
         return bool(self.items)
 
     def metadata(self) -> dict[str, object]:
-        """The field that goes into the document's metadata."""
+        """The field for the document's metadata."""
         return {"contamination": {name: list(numbers) for name, numbers in self.items.items()}} if self.items else {}
 
     def detail(self) -> str:
@@ -162,15 +162,6 @@ def _merged(places: NDArray[np.int64]) -> tuple[Span, ...]:
         else:
             spans.append((start, end))
     return tuple(spans)
-
-
-def masked(text: str, overlap: Overlap, mask: str) -> str:
-    """The text with `mask` in place of the overlap."""
-    parts, position = [], 0
-    for start, end in overlap.spans:
-        parts += [text[position:start], mask]
-        position = end
-    return "".join([*parts, text[position:]])
 
 
 def statistics(index: GramIndex, documents: Mapping[str, int], items_: Collection[str]) -> list[dict[str, Any]]:

@@ -41,9 +41,9 @@ REASONS = {
     "contaminated": "it holds text of an evaluation set of corpus.contamination.sets",
     "step_failed": "a step of the cleaning failed on it, which is a fault of the step",
     "low_quality": "the quality classifier scores it too low (corpus.quality)",
-    "exact_duplicate": "the same text stands in the corpus already",
-    "near_duplicate": "nearly the same text stands in the corpus already",
-    "only_repeats": "too little is left without the paragraphs and spans that stand in the corpus already",
+    "exact_duplicate": "the same text is in the corpus already",
+    "near_duplicate": "nearly the same text is in the corpus already",
+    "only_repeats": "too little is left without repeated paragraphs and spans",
 }
 """Every reason for which a document can be rejected, in the order in which they are looked for. A document
 has one."""

@@ -29,7 +29,7 @@ BINARY_FORMATS = (
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it and name the folder"),
     (b"Rar!\x1a\x07", "a rar archive: unpack it and name the folder"),
 )
-"""How files of formats that are often met begin, and what to do with them."""
+"""Magic bytes of common binary formats, and what to do with them."""
 
 SAMPLE_BYTES = 8000
 MAX_CONTROL_SHARE = 0.1

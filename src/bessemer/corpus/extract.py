@@ -89,7 +89,7 @@ def topics(code: str) -> dict[str, str]:
 
 
 def longest_combining_run(text: str) -> int:
-    """Combining marks in a row, at the most; runs longer than a few thousand may be told shorter, never below that."""
+    """Longest run of combining marks; a lower bound above a few thousand."""
     import numpy as np
 
     longest = 0

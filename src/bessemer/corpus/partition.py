@@ -38,7 +38,7 @@ PARTITIONS = 64
 """Partitions of a corpus, while they stay within those bounds: enough to keep all workers busy to the end."""
 
 CHUNK_BYTES = 4 << 20
-"""Clean text gathered as Python strings before it goes over to Arrow."""
+"""Clean text buffered as Python strings before conversion to Arrow."""
 
 CONTEXT = "context.json"
 

@@ -20,7 +20,7 @@ from bessemer.corpus import index
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
 from bessemer.corpus.partition import context
 from bessemer.corpus.statistics import BY_ENDING, KEPT_EXAMPLES, Funnel
-from bessemer.corpus.whole import WholeResults, bucket_rows, with_texts
+from bessemer.corpus.whole import WholeResults, bucket_rows, with_edited
 from bessemer.corpus.work import made_once, receipt
 from bessemer.recipe import Corpus, digest
 
@@ -145,7 +145,7 @@ def _split(
     reasons = results.reasons(table["identity"].take(pa.array(passed)).to_pylist(), new, corpus.rules.min_characters)
     later = {int(passed[place]): verdict for place, verdict in reasons.items()}
     kept[list(later)] = False
-    good = with_texts(table.filter(pa.array(kept)), new)
+    good = with_edited(table.filter(pa.array(kept)), new)
     funnel.lengths.update(_powers(good["characters"]))
     parts = results.parts(corpus, task["source"], good["identity"].to_pylist(), good["language"].to_pylist())
     good = good.append_column("source", pa.array(parts, pa.string())).select(list(COLUMNS))

@@ -131,12 +131,12 @@ def _whole(file: BinaryIO, unit: Unit, piece: Piece, rules: Rules, settings: Ext
 
 def _up_to(limit: int, blocks: Iterator[bytes]) -> bytes:
     """The beginning of a compressed file."""
-    held = bytearray()
+    head = bytearray()
     for block in blocks:
-        held += block
-        if len(held) >= limit:
+        head += block
+        if len(head) >= limit:
             break
-    return bytes(held[:limit])
+    return bytes(head[:limit])
 
 
 def _text(raw: bytes, decode: Callable[[bytes], str], extracted: Callable[[str], str]) -> Record:

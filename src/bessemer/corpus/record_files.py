@@ -25,7 +25,7 @@ SAMPLED = 50
 """Records of it that are looked at."""
 
 READ_CHARACTERS = 1 << 20
-DELIMITERS = "\t,;|"  # a tie goes to the first: commas stand in names too
+DELIMITERS = "\t,;|"  # a tie goes to the first: names contain commas too
 TABLE_ENDINGS = (".csv", ".tsv")
 MAX_NAME_CHARACTERS = 60
 """A longer name of a column is taken for data, in a file that has no header."""

@@ -196,8 +196,8 @@ def where(example: dict[str, Any]) -> str:
 
 def ordered(reasons_: Iterable[str]) -> list[str]:
     """Reasons in the order in which they are looked for; ones that REASONS does not have come last."""
-    given = set(reasons_)
-    return [reason for reason in REASONS if reason in given] + sorted(given - set(REASONS))
+    present = set(reasons_)
+    return [reason for reason in REASONS if reason in present] + sorted(present - set(REASONS))
 
 
 def _commonest(counts: Counter[str]) -> list[str]:

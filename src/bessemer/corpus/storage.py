@@ -27,7 +27,7 @@ LINE_BYTES = 256 << 10
 """Bytes read from a local file at a time: lines of JSON are longer than the 8 kB that Python would read."""
 
 CONNECT_SECONDS, REQUEST_SECONDS = 10, 60
-"""After this long without an answer a request to an object store is repeated, and then given up."""
+"""Timeouts of requests to object stores, before they are retried."""
 
 _SECRETS = re.compile(r"(AWS_\w*(KEY|TOKEN)\w*|HF_TOKEN|HUGGING_FACE_HUB_TOKEN|GOOGLE_\w*(KEY|TOKEN)\w*)")
 _SIGNED = re.compile(r"(https?://[^\s?'\"]{1,2000})\?[^\s'\"]{0,4000}")

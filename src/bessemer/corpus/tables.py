@@ -28,7 +28,7 @@ TEXT_KEYS = (
 """Names under which data sets often keep their text, the likeliest first."""
 
 LONG_FIELD_CHARACTERS = 80
-"""A longer field is taken for text, though its name is not known, and though there are lists beside it."""
+"""A longer field counts as text in spite of an unknown name and other fields that are lists."""
 
 MAX_DEPTH = 4
 """Of nested objects whose fields are named in messages."""

@@ -194,7 +194,7 @@ class _Planner:
             yield Piece(file.path, file.name, 0, file.size, file.size, layout=layout)
 
     def _look(self, file: File, head: bytes, is_whole: bool) -> tuple[str, Piece | None]:
-        """The layout of a file of records by its beginning, and the piece that stands for one that cannot be read."""
+        """The layout of a file of records by its beginning, and the damaged piece for one that cannot be read."""
         source = self.source
         seen = look(head, is_whole, without_compression(file.name), source.text_key, source.encoding or "")
         if seen.missing:

@@ -222,7 +222,7 @@ def find_record(file: BinaryIO, start: int) -> int | None:
 
 
 def _ends_well(file: BinaryIO, offset: int) -> bool:
-    """Whether a record begins at `offset` and ends where it says: asked where damage hides the line's beginning."""
+    """Whether a record begins at `offset` and ends where it says, for where damage hides the beginning of the line."""
     frame, following = _frame(file, offset)
     return following is not None and not frame.problem
 

@@ -39,7 +39,7 @@ SAFE_LINK_SHARE = 0.15
 """resiliparse drops a list above 0.2, counted with its white space."""
 
 LINE_NUMBERS = ("td.linenos", "td.gutter", ".lineno", ".linenos", ".line-numbers-rows")
-"""The column of line numbers beside a listing, in the markup of Pygments, Rouge and Prism: no part of the code."""
+"""Line numbers of listings in the markup of Pygments, Rouge and Prism, which are not code."""
 
 _FORMATTING = re.compile(r"<(/)?(?:b|big|code|em|font|i|s|small|strike|strong|tt|u)[\s/>]", re.IGNORECASE)
 _FRAMES = frozenset({"nav", "header", "footer", "aside"})

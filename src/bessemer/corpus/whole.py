@@ -32,7 +32,7 @@ from bessemer.corpus.dedup import (
     earlier_files,
     parquet_tables,
 )
-from bessemer.corpus.dedup.verdicts import identity_of
+from bessemer.corpus.dedup.verdicts import identity_of, with_texts
 from bessemer.corpus.language import routed
 from bessemer.corpus.work import made_once, partition_folder
 from bessemer.errors import BessemerError
@@ -318,20 +318,15 @@ class _EditedDocuments:
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         for bucket, table in self.documents.by_bucket(list({*columns, "identity"})):
-            yield with_texts(table, self.edited(bucket["source"], bucket["bucket"])).select(list(columns))
+            yield with_edited(table, self.edited(bucket["source"], bucket["bucket"])).select(list(columns))
 
 
-def with_texts(table: pa.Table, edited: dict[str, str]) -> pa.Table:
-    """A table with the edited texts, by identity, and their lengths in place of the old, where it has these columns."""
+def with_edited(table: pa.Table, edited: dict[str, str]) -> pa.Table:
+    """The table (columns identity, text) with the edited texts by identity, and their lengths."""
     if not edited:
         return table
-    names = table["identity"].to_pylist()
-    for column, values in (("text", edited), ("characters", {name: len(text) for name, text in edited.items()})):
-        if column in table.column_names:
-            new = [values.get(name, old) for name, old in zip(names, table[column].to_pylist(), strict=True)]
-            place = table.column_names.index(column)
-            table = table.set_column(place, column, pa.array(new, table.schema.field(column).type))
-    return table
+    columns = (table[name].to_pylist() for name in ("identity", "text"))
+    return with_texts(table, [edited.get(name, old) for name, old in zip(*columns, strict=True)])
 
 
 def _write_edited(

@@ -19,7 +19,7 @@ HIDDEN = frozenset({
 """Elements that go with what they hold."""
 
 LITERAL = frozenset({"nowiki", "pre", "syntaxhighlight", "source", "code"})
-"""Elements in which the marks of wikitext may stand for themselves; code is kept with its lines."""
+"""Elements in which wikitext markup may be literal; code keeps its lines."""
 
 MAX_NESTING = 200
 """Deeper templates, tables and links are dropped with what encloses them."""
@@ -91,7 +91,7 @@ def plain_text(wikitext: str) -> str:
 
 
 class _Closers:
-    """Where an end tag or mark stands next, remembered, so that looking for one that is missing is done once."""
+    """The next position of an end tag or mark, cached, so that a missing one is searched for once."""
 
     def __init__(self, text: str) -> None:
         self._text = text

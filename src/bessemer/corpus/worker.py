@@ -32,7 +32,7 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
 
 ATTEMPTS = 3
-"""A task is given up when its worker died so often: once may be the machine's fault, three times is the task's."""
+"""A task fails when its worker has died this often: once may be the machine's fault, three times is the task's."""
 
 POLL_SECONDS = 0.1
 PROBE_SECONDS = 10.0
@@ -112,7 +112,7 @@ def _gave_up(kind: str, task: Task, why: str) -> BessemerError:
     what = f"partition {name}" if kind == "clean" else f"source {name}"
     return BessemerError(
         f"corpus: {what}: its worker ended {ATTEMPTS} times ({why}); out of memory? Lower corpus.workers, or find the "
-        f"document in {task['work']}; what is finished is kept, the same command goes on from here"
+        f"document in {task['work']}; finished work is kept, and the same command resumes here"
     )
 
 
@@ -228,7 +228,7 @@ def run_on_ray(kind: str, tasks: Sequence[Task], settings: Work, done: OnResult)
     remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(answer)
     under_way: dict[Any, Task] = {}
     left = list(reversed(tasks))
-    # With a number of workers given, no more than so many are under way; else the cluster's own queue is kept filled.
+    # At most `workers` tasks in flight; without a number the cluster's own queue is kept filled.
     ahead = settings.workers or max(int(ray.cluster_resources().get("CPU", 1)), 1) * WAITING_PER_CORE
     try:
         while left or under_way:
@@ -301,7 +301,7 @@ def _probe(address: str) -> None:
 
 def main() -> None:
     """Do tasks until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a person's Ctrl-C goes to the build, which ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build handles Ctrl-C and ends its workers
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints is not an answer
     received: SimpleQueue[tuple[str, Task]] = SimpleQueue()

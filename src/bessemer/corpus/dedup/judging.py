@@ -124,7 +124,7 @@ def _judge(
 
 
 def _rank(index: Index, settings: Dedup, sources: Sequence[str]) -> np.ndarray:
-    """What `keep` goes by, the smaller the better; 0 for all where the length alone decides."""
+    """Sort key of `keep`, smallest first; 0 for all where the length alone decides."""
     if settings.keep == "quality":
         if index.quality is None:
             raise InputError(
@@ -206,7 +206,7 @@ def _similarity(
 
 
 def _places(verdicts: Verdicts, index: Index, earlier: Sequence[tuple[str, Tables]]) -> dict[int, str]:
-    """Where the keepers of earlier corpora stand."""
+    """Corpus and path of the keepers of earlier corpora, by row."""
     wanted = np.unique(verdicts.keeper[verdicts.keeper >= verdicts.num_documents])
     keepers = wanted[np.isin(wanted, verdicts.keeper[: verdicts.num_documents])]
     places: dict[int, str] = {}
@@ -225,7 +225,7 @@ def _places(verdicts: Verdicts, index: Index, earlier: Sequence[tuple[str, Table
 
 @dataclass
 class Index:
-    """Columns by row. Rows are sorted by identity; those of earlier corpora stand behind those of this one."""
+    """Columns by row. Rows are sorted by identity; those of earlier corpora come after those of this one."""
 
     identities: np.ndarray
     """16-byte strings."""
@@ -336,7 +336,7 @@ class _Columns:
         twice = np.flatnonzero(names[1:num_documents] == names[: max(num_documents - 1, 0)])
         if len(twice):
             raise InputError(
-                f"corpus: identity {identity_of(names[twice[0]])} stands in the corpus twice ({len(twice)} such); give "
+                f"corpus: identity {identity_of(names[twice[0]])} occurs twice in the corpus ({len(twice)} such); give "
                 "each document an identity of its own, and no file to two sources of one name"
             )
         exact = self._column("exact").reshape(-1, 2)[order]

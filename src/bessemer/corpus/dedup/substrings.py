@@ -45,7 +45,7 @@ class _Tokens:
 
     values: Records
     marks: Records
-    """One byte a token: whether the window that begins there stood before."""
+    """One byte a token: whether the window that begins there is repeated."""
     ends: np.ndarray
     """Number of tokens up to the end of each document."""
 
@@ -103,11 +103,11 @@ def _write(tables: Tables, settings: Substrings, values: Records, marks: Records
 
 
 def _mark(tokens: _Tokens, settings: Substrings) -> None:
-    """Mark every window that stood before, in as many passes as the table of first occurrences asks for."""
+    """Mark every repeated window, in as many passes as the table of first occurrences needs."""
     from bessemer.corpus.dedup.kernels import count_candidates, count_windows, mark_repeated
 
     memory, length = settings.max_memory_mib << 20, settings.min_tokens
-    # A byte has four counters; sixteen for a window keep chance meetings to 6%, and half of the memory is the limit.
+    # A byte has four counters; sixteen for a window keep collisions to 6%, and half of the memory is the limit.
     sketch = np.zeros(min(max(tokens.values.num_values * 4, 1 << 10), memory // 2, 1 << 30), dtype=np.uint8)
     longest_chunk = max((end - start for start, end, _ in tokens.chunks()), default=0)
     one, other = np.empty(longest_chunk, dtype=np.uint64), np.empty(longest_chunk, dtype=np.uint64)

@@ -35,7 +35,7 @@ class DedupStatistics:
     removed_characters: dict[str, int] = field(default_factory=dict)
     """Characters in them."""
     removed_against: int = 0
-    """Of these, documents that stand in an earlier corpus."""
+    """Of these, duplicates of an earlier corpus."""
     clusters: dict[int, int] = field(default_factory=dict)
     """How many groups of so many documents (the one that stays included) share one text, exactly or nearly."""
     jaccard: list[int] = field(default_factory=lambda: [0] * HISTOGRAM_BINS)
@@ -76,9 +76,9 @@ class Verdicts:
     similarity: np.ndarray
     """Jaccard to the keeper (near duplicates; else 1), estimated, or the true one where it was verified."""
     num_documents: int
-    """Rows of this corpus; keepers from this row on stand in an earlier one."""
+    """Rows of this corpus; keepers from this row on are of an earlier one."""
     earlier: dict[int, str] = field(default_factory=dict)
-    """Where the keepers of earlier corpora stand, by row: the corpus, then the path."""
+    """Corpus and path of the keepers of earlier corpora, by row."""
     statistics: DedupStatistics = field(default_factory=DedupStatistics)
 
     def rows(self, identities: Sequence[str]) -> np.ndarray:
@@ -170,14 +170,13 @@ class EditStatistics:
         return dict(vars(self))
 
 
-def without(text: str, removed: Sequence[tuple[int, int]]) -> str:
-    """The text without the characters [start, end) of each span; spans ascend."""
+def without(text: str, spans: Sequence[tuple[int, int]], mask: str = "") -> str:
+    """The text with `mask` in place of the characters [start, end) of each span; spans ascend."""
     pieces, place = [], 0
-    for start, end in removed:
-        pieces.append(text[place:start])
+    for start, end in spans:
+        pieces += [text[place:start], mask]
         place = end
-    pieces.append(text[place:])
-    return "".join(pieces)
+    return "".join([*pieces, text[place:]])
 
 
 def with_texts(table: pa.Table, texts: list[str]) -> pa.Table:

@@ -60,7 +60,7 @@ class Judgement:
         return found
 
     def detail(self, row: int) -> str:
-        """Why a document was rejected, as it stands in rejected/."""
+        """Why a document was rejected, for rejected/."""
         return f"score {self.scores[row]:.6f}; {self.limit}"
 
 
@@ -117,7 +117,7 @@ def classify(settings: Quality, sources: Sequence[str], tables: Tables, folder: 
 
 
 def train(settings: Quality, labelled: Labelled) -> tuple[LinearModel, dict[str, Any]]:
-    """Fit and calibrate a linear model on the training and calibration documents; what is told about it."""
+    """Fit and calibrate a linear model on the training and calibration documents; returns it and its part of quality.json."""
     texts, high = labelled.part_texts(TRAIN), labelled.high[labelled.rows(TRAIN)]
     features = extract(texts, settings.read_bytes, settings.hash_bits)
     found = fit(features, high, settings.l2, settings.iterations, settings.statistics_scale)

@@ -1,4 +1,4 @@
-"""Logistic regression by SciPy's L-BFGS, its calibration, and which features it goes by."""
+"""Logistic regression by SciPy's L-BFGS, its calibration, and its most important features."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def fit(features: Features, high: Bools, l2: float, steps: int, statistics_scale
     would outweigh a bag of words of length 1. The returned weights include the scale.
     """
     centre, spread = features.statistics.mean(axis=0), features.statistics.std(axis=0)
-    spread[spread < 1e-12] = 1.0  # the same in every document: it tells nothing, and divides nothing
+    spread[spread < 1e-12] = 1.0  # constant over all documents
     statistics = statistics_scale * standardised(features.statistics, centre, spread)
     used = np.unique(features.bag.indices)  # the rest never move from 0: the descent is over what occurs
     head = 1 + statistics.shape[1]
@@ -145,7 +145,7 @@ def telling(fit: Fit, features: Features, texts: Sequence[str], high: Bools, rea
 
 
 def _words_in(wanted: npt.NDArray[np.int64], texts: Sequence[str], read_bytes: int, hash_bits: int) -> dict[int, str]:
-    """What stands in each bucket: the words that the searched texts put there most often."""
+    """The most frequent words of the searched texts in each bucket."""
     seen: dict[int, Counter[str]] = {}
     for number in np.unique(np.linspace(0, len(texts) - 1, min(SEARCHED, len(texts))).astype(np.int64)).tolist():
         text = prefix(texts[number], read_bytes)

@@ -59,7 +59,7 @@ class LinearModel:
     """Platt's: the score is expit(slope x logit + offset)."""
 
     def logits(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
-        """The linear model's values, before calibration. Each is a sum in a fixed order, whatever stands beside it."""
+        """Logits before calibration, each summed in a fixed order, independent of the batch."""
         found, weights = [np.zeros(0)], self.bucket_weights.astype(np.float64)
         for first in range(0, len(texts), TEXTS_AT_ONCE):
             features = extract(texts[first : first + TEXTS_AT_ONCE], self.read_bytes, self.hash_bits)

@@ -32,11 +32,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Tables = Callable[[tuple[str, ...]], "Iterable[pa.Table]"]
-"""Gives the clean documents as tables with the asked columns (of identity, source and text), in any order. It is called
-more than once."""
+"""Yields the clean documents as tables with these columns (of identity, source, text), in any order; called repeatedly."""
 
 MIN_DOCUMENTS = 50
-"""Documents a side must have after duplicates are gone: with fewer, a tenth of them tells nothing."""
+"""Documents required per side after deduplication: a tenth of fewer is too small a test set."""
 
 TRAIN, CALIBRATE, TEST = 0, 1, 2
 
@@ -55,7 +54,7 @@ class Labelled:
     there: dict[str, int]
     """Documents that each entry of high and low has."""
     duplicates: int
-    """Documents left out because their text stands in the sample already, or on the other side too."""
+    """Documents left out because their text is repeated in the sample or on the other side."""
 
     def rows(self, part: int) -> npt.NDArray[np.int64]:
         """The documents of a part."""
@@ -169,7 +168,7 @@ def example_files(entry: str) -> list[Path]:
 
 
 def _find(entry: str) -> tuple[Source, list[File]]:
-    """An entry as a source: what its files are, their endings tell."""
+    """An entry as a source, with formats by file ending."""
     path = _documents(entry) if _documents(entry).is_dir() else Path(entry).expanduser()
     source = Source(name="examples", paths=(str(path),))
     try:
@@ -211,7 +210,7 @@ def _of_run(entry: str) -> Iterator[tuple[str, str]]:
 
 
 def _of_files(entry: str) -> Iterator[tuple[str, str]]:
-    """The texts of files, by where they stand."""
+    """The texts of files, with identities by path and place."""
     (source, found), root = _find(entry), Path(entry).expanduser().name
     with tempfile.TemporaryDirectory() as spool:
         try:

@@ -278,9 +278,9 @@ RULES = {
 OTHER_REASONS = {
     "refinedweb.domain": "the domain is on the list",
     "refinedweb.url": "the URL is on the list",
-    "refinedweb.url_substring": "a string of the list stands in the URL",
-    "refinedweb.url_word": "a word of the list stands in the URL",
-    "refinedweb.url_soft_words": "several soft words of the list stand in the URL",
+    "refinedweb.url_substring": "the URL contains a string of the list",
+    "refinedweb.url_word": "the URL contains a word of the list",
+    "refinedweb.url_soft_words": "the URL contains several soft words of the list",
     "refinedweb.removed_words": "the corrections of lines remove too many words",
     "c4.lorem_ipsum": "lorem ipsum",
     "c4.curly_bracket": "a curly bracket",

@@ -42,7 +42,7 @@ from bessemer.corpus.text.words import split
 
 INVERSE = np.uint64(pow(int(BASE), -1, 1 << 64))
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
-"""Gopher's (Rae et al. 2021, appendix A); compared as they stand, in lower case."""
+"""Gopher's (Rae et al. 2021, appendix A); compared in lower case."""
 SHORT_LINE = 30
 """Characters; FineWeb's limit for a short line (Penedo et al. 2024, section 3.6)."""
 
@@ -78,7 +78,7 @@ class Lines(NamedTuple):
 
     total: int
     terminal: int  # end in terminal punctuation of any script
-    short: int  # have at most SHORT_LINE characters, or as many as asked for
+    short: int  # have at most SHORT_LINE characters, or the requested number
     marked: int  # end in . ? ! " or ' once trimmed
     longest: int
     characters: int
@@ -109,7 +109,7 @@ class Words(NamedTuple):
 
 
 class Statistics:
-    """The counts over one text; each group is counted when it is first asked for."""
+    """The counts over one text; each group is computed on first use."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -225,7 +225,7 @@ def _flags_of_classes() -> Array:
 
 @compiled
 def _count_words(codes: Array, bits: Array, starts: Array, ends: Array, stop_words: Array) -> Array:
-    """The fields of Words in their order; of the stop words (given by their hashes) a bit for each that occurs."""
+    """The fields of Words in their order; of the stop words (as hashes) a bit for each that occurs."""
     found = np.zeros(7, np.int64)
     found[0] = len(starts)
     slots = hash_table(len(starts))
