@@ -14,41 +14,11 @@ GPUS_PER_NODE = 8
 """Of the nodes that the published rates count."""
 
 
-@dataclass(frozen=True)
-class FailureRecord:
-    """A published count of what stopped jobs on a cluster."""
-
-    name: str
-    gpus: int
-    per_node_day: float
-    source: str
-
-    @property
-    def mtbf(self) -> float:
-        """Seconds between two failures of the whole cluster."""
-        return DAY * GPUS_PER_NODE / (self.gpus * self.per_node_day)
-
-
-def _counted(name: str, gpus: int, days: float, failures: float, source: str) -> FailureRecord:
-    return FailureRecord(name, gpus, failures / (gpus / GPUS_PER_NODE * days), source)
-
-
-_LLAMA3 = "Grattafiori et al. 2024, table 5: 419 unexpected interruptions in 54 days"
-_RSC1 = "Kokolis et al. 2024: 6.5 failures in 1,000 node-days over 11 months"
-_CRUSOE = "Lockwood 2025 (GTC): 205 failures in four months"
-_OPT = "Zhang et al. 2022, section 2.5: 35 manual and some 70 automatic restarts"
-RECORDS: dict[str, FailureRecord] = {
-    "llama3": _counted("Llama 3, H100", 16_384, 54, 419, _LLAMA3),
-    "rsc1": FailureRecord("Meta RSC-1, A100", 16_384, 6.5e-3, _RSC1),
-    "crusoe": _counted("Crusoe, H200", 1_600, 4 * 365.25 / 12, 205, _CRUSOE),
-    "opt": _counted("OPT-175B, A100", 992, 2 * 365.25 / 12, 105, _OPT),
-}
-"""From the lowest rate to the highest, fourfold apart: the spread is the uncertainty of any forecast made from them."""
-
-DEFAULT_RATE = RECORDS["rsc1"].per_node_day
-"""Of the record over the longest time and the most kinds of job, as its authors project it to larger jobs (1.8 h at 16,384 GPUs).
-What they measured on small ones is three to four times as often: 7.9 h at 1,024 GPUs, where the rate gives 28.8 h, and 1,145 h at
-8, where it gives 3,692 h (Kokolis et al. 2024)."""
+RATE_SOURCE = "Meta RSC-1, A100: Kokolis et al. 2024: 6.5 failures in 1,000 node-days over 11 months"
+DEFAULT_RATE = 6.5e-3
+"""Failures of a node in a day, as RSC-1's authors project it to large jobs; their small ones failed three to four times as often
+(7.9 h at 1,024 GPUs, where the rate gives 28.8 h). Published rates are fourfold apart: 3.8e-3 on Llama 3's H100s (Grattafiori et
+al. 2024, table 5), 1.4e-2 on OPT's A100s (Zhang et al. 2022, section 2.5)."""
 
 DETECTION, RESTART = 600.0, 300.0
 """Default seconds until a failure is found and its node replaced, and from there until training goes on. The first is MegaScale's

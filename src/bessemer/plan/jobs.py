@@ -29,11 +29,6 @@ class Goal:
     chooses_layout: bool
     free: frozenset[str]
 
-    @property
-    def steps(self) -> float:
-        """Steps that the tokens come to."""
-        return self.tokens / self.job.tokens
-
 
 def goal_of(
     recipe: Recipe,

@@ -106,16 +106,6 @@ class KnownModel:
     date: str
     source: str
 
-    @property
-    def tokens_per_parameter(self) -> float:
-        """Tokens to active parameters, which is what a token costs."""
-        return self.tokens / self.active
-
-    @property
-    def standing(self) -> Standing:
-        """By the laws, which were fitted on dense models: of a mixture, the dense model of its active parameters."""
-        return standing(self.active, self.tokens)
-
 
 @cache
 def known() -> tuple[KnownModel, ...]:

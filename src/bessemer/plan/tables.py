@@ -258,7 +258,7 @@ def _program(of: Outcome) -> list[Assumption]:
 def _running(of: Outcome) -> list[Assumption]:
     device, asked, bill = of.job.cluster.device, of.goal.recipe.cluster, of.bill
     entry = f"the catalogue's entry for {device.name}"
-    rated, record = asked.failures_per_node_year, failures.RECORDS["rsc1"]
+    rated = asked.failures_per_node_year
     price = "none" if bill.price is None else f"${bill.price:.2f} a device-hour"
     priced = f"the catalogue, asked on {bill.price_date}" if bill.price_date else "the recipe"
     wait = f"{failures.DETECTION / 60:.0f} min until it is found, {failures.RESTART / 60:.0f} min to restart"
@@ -268,7 +268,7 @@ def _running(of: Outcome) -> list[Assumption]:
         Assumption(
             "Failures",
             f"{rated or DAYS_A_YEAR * failures.DEFAULT_RATE:.3g} of a node in a year",
-            "the recipe" if rated else f"{record.name}: {record.source}",
+            "the recipe" if rated else failures.RATE_SOURCE,
         ),
         Assumption("After a failure", wait, "Jiang et al. 2024 (MegaScale), section 4; the restart is assumed"),
         Assumption("Storage of checkpoints", storage, "the recipe's cluster.storage_bandwidth, or its default"),

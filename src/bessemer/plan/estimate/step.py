@@ -65,12 +65,6 @@ class Step:
     micro_batches: int
     stages: tuple[Stage, ...]
 
-    @property
-    def utilisation(self) -> float:
-        """Share of the micro-batches' time in which the slowest stage works: 1 less the bubble."""
-        busy = self.seconds - self.data - self.optimizer
-        return (busy - self.bubble) / busy if busy > 0 else 1.0
-
 
 def step(job: Job, physics: Physics | None = None) -> Step:
     """The step of a job. Raises InputError where it cannot be split so (see `refuse`) or the device lacks the precision."""
