@@ -21,7 +21,9 @@ def plan_of(recipe: Recipe, config: ModelConfig, device: Device) -> dict[str, An
 
     Called before the model is built, since what the process holds then is part of the planned memory of a CPU.
     """
-    memory = memory_of(recipe, config, device, blocks_recomputed(recipe, config, device), base_bytes(device))
+    train, layout = recipe.train, recipe.parallel
+    recomputed = blocks_recomputed(train, layout, config, device)
+    memory = memory_of(train, layout, config, device, recomputed, base_bytes(device))
     planned = here.plan(
         recipe, config, device=device.name, peak=devices.peak_rate(device), memory=memory, step_seconds=None
     )

@@ -62,9 +62,9 @@ def recipe_of(stage: int, processes: int, precision: str) -> Recipe:
 def measured(recipe: Recipe) -> dict[str, dict[str, int]]:
     """Bytes by owner at the moments of a step, on this process of the group."""
     config, mesh = config_of(recipe, VOCABULARY, 0), join(recipe.parallel, torch.device("cpu"))
-    task, device = task_of(recipe, config, 0), choose(recipe.train)
-    built = split.build(recipe, config, mesh, task, device, config.layers, split.initial_weights(config, 1))
-    held = asdict(simulate.watch_step(recipe, config, *built, in_buckets=data.uses_ddp(mesh)))
+    task, device = task_of(recipe.train, recipe.tokens.document_mask, config, 0), choose(recipe.train)
+    built = split.build(recipe.train, config, mesh, task, device, config.layers, split.initial_weights(config, 1))
+    held = asdict(simulate.watch_step(recipe.train, recipe.parallel, config, *built, in_buckets=data.uses_ddp(mesh)))
     return {moment: {owner: held[name][owner] for owner in STATES} for moment, name in MOMENTS.items()}
 
 

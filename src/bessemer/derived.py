@@ -171,7 +171,7 @@ def _probed(device: Device) -> float:
     """FLOP/s of a CPU in training steps of a small model."""
     from bessemer.layout.dial import resolve
     from bessemer.layout.flops import flops_per_token
-    from bessemer.train.metrics import step_seconds
+    from bessemer.train.measure import step_seconds
     from bessemer.train.task import config_of
 
     recipe = resolve(parse(PROBE, "probe"), PROBE_VOCABULARY)

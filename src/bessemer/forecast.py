@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer import derived, preflight
 from bessemer.checkpoint.protocol import published
-from bessemer.recipe import Batches, Parallel, Recipe, load
+from bessemer.recipe import Parallel, Recipe, load
 from bessemer.run import RunFolder
 from bessemer.terminal import say
 
@@ -70,7 +70,7 @@ def planned_run(
     planner = Planner.of(resolved, config_of(resolved, vocabulary, labels), known.get("held_out_tokens"))
     timing = planner.timing(resolved, measure_seconds) if measure_seconds > 0 else None
     if timing is not None and not planner.device.is_cuda:  # the peak's measurement may have met a busy moment
-        rate = hardware_flops(resolved, planner.config, planner.recomputed) / timing.step
+        rate = hardware_flops(resolved.train, planner.config, planner.recomputed) / timing.step
         planner = replace(planner, peak=max(planner.peak, rate))
     fits = planner.memory(resolved).total < planner.free
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
@@ -83,7 +83,9 @@ def planned_run(
     plan = {**final.to_dict(), "fits": fits, **common}
     if resolved.parallel.world > 1:
         precision = planner.device.precision
-        plan["communicated_bytes"] = planned_bytes(resolved, planner.config, precision, recomputed=planner.recomputed)
+        plan["communicated_bytes"] = planned_bytes(
+            resolved.train, resolved.parallel, planner.config, precision, recomputed=planner.recomputed
+        )
     return plan, resolved
 
 
@@ -111,25 +113,34 @@ class Planner:
 
         device = devices.choose(resolved.train)
         if resolved.parallel.world > 1:
-            require_fit(resolved, config, torch.device("cuda"))  # who plans on a laptop may train elsewhere
+            # Who plans on a laptop may train elsewhere.
+            require_fit(resolved.train, resolved.parallel, config, torch.device("cuda"))
         if not device.is_cuda:
             devices.release_unused(device)
             devices.keep_freed_memory()
-        check_budget(resolved, config, device)
+        check_budget(resolved.train, resolved.parallel, config, device)
         base, peak = base_bytes(device), devices.peak_rate(device)
         free = FREE_SHARE * devices.available_bytes(device)
-        return cls(config, device, base, free, peak, blocks_recomputed(resolved, config, device), held_out_tokens)
+        return cls(
+            config,
+            device,
+            base,
+            free,
+            peak,
+            blocks_recomputed(resolved.train, resolved.parallel, config, device),
+            held_out_tokens,
+        )
 
     def memory(self, recipe: Recipe, config: ModelConfig | None = None, recomputed: int | None = None) -> Memory:
         from bessemer.train.recompute import memory_of
 
         again = self.recomputed if recomputed is None else recomputed
-        return memory_of(recipe, config or self.config, self.device, again, self.base)
+        return memory_of(recipe.train, recipe.parallel, config or self.config, self.device, again, self.base)
 
     def devices(self, recipe: Recipe) -> int:
         from bessemer.layout.flops import devices_of
 
-        return devices_of(recipe, self.device.is_cuda)
+        return devices_of(recipe.parallel, recipe.cluster.nodes, self.device.is_cuda)
 
     def timing(self, recipe: Recipe, seconds: float) -> RunTiming | None:
         """The run timed in about so many seconds, on one process; by its first layers where the whole model is too slow or
@@ -154,7 +165,7 @@ class Planner:
         micro_batches = (
             (recipe.train.global_batch_tokens or 1) // config.sequence_length // (recipe.train.micro_batch or 1)
         )
-        return hardware_flops(recipe, config, recomputed) / micro_batches / (ASSUMED_MFU * self.peak)
+        return hardware_flops(recipe.train, config, recomputed) / micro_batches / (ASSUMED_MFU * self.peak)
 
     def plan(self, recipe: Recipe, timing: RunTiming | None) -> here.Plan:
         from bessemer.plan import here
@@ -183,7 +194,7 @@ class Planner:
         """Steps whose time, with that of validation and saving, comes to so many minutes."""
         from bessemer.layout import dial
 
-        planned, batches = self.plan(recipe, timing), Batches.of(recipe)
+        planned, batches = self.plan(recipe, timing), recipe.batches
         saving = 60 * minutes * dial.SAVING_SHARE if timing is None else planned.saving_seconds
         budget = max(60 * minutes - saving, 30 * minutes)
         share = self._validation_share(recipe, timing)
@@ -201,8 +212,8 @@ class Planner:
             return by_tokens
         assert train.steps is not None and train.validate_every is not None, "the recipe is resolved"
         tokens = by_tokens / dial.FORWARD_SHARE * train.validate_every * (train.global_batch_tokens or 1)
-        count = math.ceil(train.steps / train.validate_every) + is_continued(recipe)
-        step_seconds = timing.step * Batches.of(recipe).tokens_before(train.steps) / (train.global_batch_tokens or 1)
+        count = math.ceil(train.steps / train.validate_every) + is_continued(recipe.model, train)
+        step_seconds = timing.step * recipe.batches.tokens_before(train.steps) / (train.global_batch_tokens or 1)
         return tokens * timing.scored_token * count / step_seconds
 
     def _saving_seconds(self, recipe: Recipe, timing: RunTiming) -> float:

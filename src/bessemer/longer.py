@@ -22,7 +22,7 @@ from bessemer.checkpoint.protocol import published, verify
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard import record
 from bessemer.layout.dial import SAVING_SHARE, validation_share
-from bessemer.recipe import Batches, Recipe, Schedule, Train, differences, load
+from bessemer.recipe import Recipe, Schedule, Train, differences, load
 from bessemer.run import RunFolder, read_json_lines
 from bessemer.terminal import say
 from bessemer.tokens.mixture import Mixture
@@ -313,6 +313,6 @@ def steps_of_minutes(asked: Recipe, stored: Recipe | None, run: RunFolder, held_
     times = [row["step_seconds"] for row in read_json_lines(run.metrics) if row.get("kind") == "train"]
     if not times:
         return None
-    batches, share = Batches.of(stored), 1.0 + validation_share(stored, held_out_tokens)
+    batches, share = stored.batches, 1.0 + validation_share(stored, held_out_tokens)
     steps = 60 * minutes * (1.0 - SAVING_SHARE) / (median(times[-PACE_ROWS:]) * share)
     return max(batches.step_of(int(steps * batches.full)), 1)

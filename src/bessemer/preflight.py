@@ -8,7 +8,7 @@ from bessemer import derived
 from bessemer.errors import InputError
 from bessemer.layout import dial
 from bessemer.model.huggingface.config import model_config
-from bessemer.recipe import Batches, Model, Recipe
+from bessemer.recipe import Model, Recipe
 from bessemer.recipe.load import start_recipe
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
@@ -35,9 +35,10 @@ def check(recipe: Recipe, run: RunFolder, reference: str) -> None:
     resolved = dial.resolve(recipe, outlook.vocabulary(recipe, run.tokens), labels=labels)
     _learning_rate(resolved)
     config = config_of(resolved, outlook.vocabulary(recipe, run.tokens), labels)
-    task_of(resolved, config, end_of_text=0)  # the model is of the kind that the objective needs
+    # The model is of the kind that the objective needs.
+    task_of(resolved.train, resolved.tokens.document_mask, config, end_of_text=0)
     if not has_begun:
-        require_source(resolved, config)
+        require_source(resolved.model.from_, config)
     if not has_begun and (recipe.train.minutes is None or recipe.train.steps is not None):
         require_warmup(resolved)
 
@@ -66,7 +67,7 @@ def _learning_rate(resolved: Recipe) -> None:
     """Raise InputError for a rate that moves every weight by more than it is worth; warn of one that is rarely right."""
     optimizer = resolved.train.optimizer
     matrices = optimizer.muon_rate if optimizer.kind == "muon" else 1.0
-    tokens, reference = Batches.of(resolved).full * resolved.tokens.sequence_length, optimizer.reference_batch_tokens
+    tokens, reference = resolved.batches.full * resolved.tokens.sequence_length, optimizer.reference_batch_tokens
     scaled = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[optimizer.batch_scaling]
     peak = (
         (optimizer.learning_rate or 0.0)

@@ -17,7 +17,7 @@ from rich.markup import escape
 from bessemer import derived, forecast, interrupt
 from bessemer.checkpoint.protocol import published
 from bessemer.errors import BessemerError, InputError, Stopped
-from bessemer.recipe import Batches, Recipe, digest, dump, load
+from bessemer.recipe import Recipe, digest, dump, load
 from bessemer.run import RunFolder, read_json, read_json_lines, stage_is_current, write_atomic, write_json
 from bessemer.sharing import built_once
 from bessemer.terminal import amount, duration, say, size, working
@@ -190,7 +190,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
         extension = longer.extension(stored, resolved, run, done, session.accept_changes)
         if extension is not None:
             orders = loader_of(stored, store).mixture, loader_of(resolved, store).mixture
-            samples = Batches.of(stored).before(extension.start)
+            samples = stored.batches.before(extension.start)
             longer.require_same_order(*orders, samples, run, session.accept_changes)
         has_micro_batch = session.recipe.train.micro_batch is not None
         longer.refuse_other_recipe(stored, resolved, run, has_micro_batch, session.accept_changes)

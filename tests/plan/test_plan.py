@@ -10,7 +10,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer, build_model
-from bessemer.recipe import load, parse
+from bessemer.recipe import Parallel, load, parse
 
 
 def config(**changes: object) -> ModelConfig:
@@ -81,7 +81,7 @@ def test_activations_are_what_autograd_keeps(changes: dict[str, object]) -> None
         model(torch.zeros(2, 128, dtype=torch.long))
     held = sum(storage.nbytes() for storage in kept.values())
     text = '[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nmicro_batch=2\nglobal_batch_tokens=256\n'
-    planned = whole_memory(parse(text, "x"), wanted, 4, 0)
+    planned = whole_memory(parse(text, "x").train, Parallel(), wanted, 4, 0)
     assert planned.activations == pytest.approx(held, rel=0.06)
 
 
@@ -143,9 +143,9 @@ def test_the_optimizer_weighs_what_it_is_planned_to(kind: str, state: str) -> No
 def test_offloaded_moments_and_the_average_are_planned_where_they_are() -> None:
     text = '[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nmicro_batch=2\nglobal_batch_tokens=256\nema=0.99\n[train.optimizer]\noffload=true\n'
     recipe, wanted = parse(text, "x"), config()
-    assert whole_memory(recipe, wanted, 4, 0).optimizer == 8 * wanted.parameters
-    assert whole_memory(recipe, wanted, 4, 0, is_cuda=True).optimizer == 0
-    assert whole_memory(recipe, wanted, 4, 0).average == 4 * wanted.parameters
+    assert whole_memory(recipe.train, recipe.parallel, wanted, 4, 0).optimizer == 8 * wanted.parameters
+    assert whole_memory(recipe.train, recipe.parallel, wanted, 4, 0, is_cuda=True).optimizer == 0
+    assert whole_memory(recipe.train, recipe.parallel, wanted, 4, 0).average == 4 * wanted.parameters
 
 
 def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
@@ -157,7 +157,7 @@ def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
     frozen, whole = (parse(text.format(frozen=value), "x") for value in ("true", "false"))
     wanted = config(labels=4)
     model = build_model(wanted, 0)
-    task_of(frozen, wanted, 0).prepare(model)
+    task_of(frozen.train, False, wanted, 0).prepare(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert sum(parameter.numel() for parameter in trained) == wanted.classifier_parameters == 4 * 256
     optimizer = optimizers.build(model, frozen.train.optimizer)
@@ -166,7 +166,10 @@ def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
     optimizer.step()
     state = optimizers.state_tensors(model, optimizer)
     held = sum(tensor.nbytes for name, tensor in state.items() if not name.endswith("/step"))
-    planned, unfrozen = whole_memory(frozen, wanted, 4, 0), whole_memory(whole, wanted, 4, 0)
+    planned, unfrozen = (
+        whole_memory(frozen.train, frozen.parallel, wanted, 4, 0),
+        whole_memory(whole.train, whole.parallel, wanted, 4, 0),
+    )
     assert planned.optimizer == held
     assert planned.gradients == 4 * wanted.classifier_parameters
     assert not model(torch.zeros(2, 128, dtype=torch.long)).requires_grad

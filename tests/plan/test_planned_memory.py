@@ -231,8 +231,8 @@ def test_this_programs_memory_is_its_own_plan(layout: Layout, precision: Any) ->
     recomputed = 0 if layout.recompute == "none" else config.layers
     width, cast = (4, 0) if precision == "fp32" else (2, 2 if precision == "bf16" else 0)
     theirs = layout_memory.memory(
-        recipe, config, width, 0, parts=parts_of(config, recipe.parallel), bytes_per_cast=cast, recomputed=recomputed,
-        is_cuda=True,
+        recipe.train, recipe.parallel, config, width, 0, parts=parts_of(config, recipe.parallel), bytes_per_cast=cast,
+        recomputed=recomputed, is_cuda=True,
     )  # fmt: skip
     ours = memory(given)
     assert ours.allocated == theirs.total

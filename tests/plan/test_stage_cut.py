@@ -64,8 +64,10 @@ def resolved(name: str, vocabulary: int, *overrides: str) -> tuple[Recipe, Model
 @pytest.mark.parametrize("recomputed", [0, 5])
 def test_the_parts_are_the_plans_flops(recomputed: int) -> None:
     recipe, config = resolved("gpt2-124m", 50_257, "train.recompute=full")
-    parts = stage_cut.costs(recipe, config, recomputed)
-    wanted = step_flops_per_token(recipe, config) + recomputed_flops_per_token(recipe, config, recomputed)
+    parts = stage_cut.costs(recipe.train, config, recomputed)
+    wanted = step_flops_per_token(recipe.train, config) + recomputed_flops_per_token(
+        recipe.train.recompute, config, recomputed
+    )
     assert parts.total == pytest.approx(wanted, rel=1e-12)
     # two products for each of forward, input and weight: vocabulary x width, padded as the model pads it
     assert parts.head == 6 * config.head_matrix_parameters >= 6 * 50_257 * 768
@@ -75,7 +77,7 @@ def test_the_parts_are_the_plans_flops(recomputed: int) -> None:
 def test_gpt2s_head_is_counted() -> None:
     """It costs as much as five of the twelve blocks: the last of two stages has 4 of them."""
     recipe, config = resolved("gpt2-124m", 50_257)
-    parts = stage_cut.costs(recipe, config)
+    parts = stage_cut.costs(recipe.train, config)
     assert 4 < parts.head / parts.blocks[0] < 6
     cut = balanced(parts.blocks, parts.embedding, parts.head, 2)
     assert [len(blocks) for blocks in cut] == [8, 4]
@@ -86,6 +88,6 @@ def test_gpt2s_head_is_counted() -> None:
 def test_a_masked_objective_pays_the_head_for_hidden_tokens_alone() -> None:
     masked = ("train.objective=masked", "model.family=bert", "model.tie_embeddings=true", "train.masking.share=0.25")
     recipe, config = resolved("depth", 5_000, *masked)
-    parts = stage_cut.costs(recipe, config)
+    parts = stage_cut.costs(recipe.train, config)
     assert parts.head == 0.25 * 6 * config.head_matrix_parameters > 0
-    assert parts.total == pytest.approx(step_flops_per_token(recipe, config), rel=1e-12)
+    assert parts.total == pytest.approx(step_flops_per_token(recipe.train, config), rel=1e-12)

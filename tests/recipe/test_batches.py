@@ -25,7 +25,7 @@ micro_batch = 2
 
 
 def batches(*overrides: str) -> Batches:
-    return Batches.of(resolve(parse(TEXT, "x", overrides), 400))
+    return resolve(parse(TEXT, "x", overrides), 400).batches
 
 
 def test_without_a_ramp_every_batch_is_full() -> None:
@@ -79,7 +79,7 @@ def test_a_micro_batch_that_is_left_out_divides_every_batch() -> None:
     text = TEXT.replace("micro_batch = 2\n", "")
     made = resolve(parse(text, "x", ["train.batch_ramp.start_tokens=192", "train.batch_ramp.steps=9"]), 400)
     assert made.train.micro_batch == 2  # the greatest common divisor of 6 and 20
-    assert all(Batches.of(made).sequences(step) % 2 == 0 for step in range(20))
+    assert all(made.batches.sequences(step) % 2 == 0 for step in range(20))
 
 
 @pytest.mark.parametrize(

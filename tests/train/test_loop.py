@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from bessemer.cli import run_command
-from bessemer.recipe import Batches, load
+from bessemer.recipe import load
 from bessemer.run import RunFolder, read_json, read_json_lines
 from bessemer.tokens import ledger
 from bessemer.tokens.loader import loader_of
@@ -98,7 +98,7 @@ def test_the_steps_of_a_ramp_read_what_the_ledger_says(
         steps = ledger.document_steps(recipe, store, folder / "corpus", rows[0]["document"])
         assert step in {row["step"] for row in steps}
         for row in steps:
-            assert Batches.of(recipe).step_of(row["sample"]) == row["step"] - 1
+            assert recipe.batches.step_of(row["sample"]) == row["step"] - 1
 
 
 def test_the_average_is_what_is_validated_and_read(runs: Path, recipe_file: Path) -> None:

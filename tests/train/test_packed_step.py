@@ -129,7 +129,7 @@ def test_masked_training_on_packed_documents(tmp_path: Path) -> None:
     model = recipe.model.model_copy(update={"family": "modernbert"})
     recipe = recipe.model_copy(update={"train": changed, "model": model})
     store = store_of(tmp_path, recipe, TEXTS)
-    task = task_of(recipe, config_of(recipe, VOCABULARY, 0), END)
+    task = task_of(recipe.train, recipe.tokens.document_mask, config_of(recipe, VOCABULARY, 0), END)
     assert isinstance(task, Masked)
     plain, batch = loader_of(recipe, store).batch(16, 8), task.loader(recipe, store).batch(16, 8)
     hidden = batch.wanted >= 0

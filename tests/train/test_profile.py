@@ -110,8 +110,8 @@ def test_a_profile_adds_up_and_leaves_a_trace(recipe_file: Path, tmp_path: Path)
     assert products >= 3 * 4 * 2 * 2 * 3
     recipe = resolve(load(recipe_file, ["train.recompute=full"]), 400)
     config = model_config(recipe, 400)
-    again = recomputed_flops_per_token(recipe, config, 2)
-    result = profile.write(looks, recipe, {"peak_flops": 1e10, "flops_per_token": 1e5}, config, 2)
+    again = recomputed_flops_per_token(recipe.train.recompute, config, 2)
+    result = profile.write(looks, recipe.train, {"peak_flops": 1e10, "flops_per_token": 1e5}, config, 2)
     assert json.loads((tmp_path / "profile" / "profile.json").read_text()) == result
     assert result["mfu"] == pytest.approx(1e5 * 256 / result["step_seconds"] / 1e10)
     assert again > 0

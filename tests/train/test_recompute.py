@@ -21,7 +21,7 @@ from bessemer.model.dropout import DropoutMasks
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.families import FAMILIES as FAMILY_OPTIONS
 from bessemer.model.transformer import build_model
-from bessemer.recipe import Dropout, Recipe, load, parse
+from bessemer.recipe import Dropout, Parallel, Train, load, parse
 from bessemer.recipe.model import ENCODERS
 from bessemer.train import precision as precisions
 from bessemer.train import recompute
@@ -56,9 +56,9 @@ def config(**changes: Any) -> ModelConfig:
     return ModelConfig(**{**values, **changes})
 
 
-def recipe(*overrides: str) -> Recipe:
+def train(*overrides: str) -> Train:
     text = '[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\nlayers=4\nwidth=256\nheads=4\n[train]\nmicro_batch=2\nglobal_batch_tokens=256\n'
-    return parse(text, "x", overrides)
+    return parse(text, "x", overrides).train
 
 
 def held_after_forward(wanted: ModelConfig, mode: str, blocks: int, precision: str = "fp32") -> int:
@@ -158,7 +158,7 @@ def test_a_block_in_bf16_keeps_its_copies_of_the_weights_only_without_recompute(
     copies = config().block_matrix_parameters * 2
     assert per_block["none"] > copies
     widths = precisions.PRECISIONS["bf16"].widths
-    planned = [whole_memory(recipe(), config(layers=layers), base=0, **widths).casts for layers in (4, 2)]
+    planned = [whole_memory(train(), Parallel(), config(layers=layers), base=0, **widths).casts for layers in (4, 2)]
     assert planned[0] - planned[1] == 2 * copies
 
 
@@ -168,7 +168,7 @@ def test_a_part_of_the_blocks_is_recomputed_from_the_first() -> None:
     steps = {a - b for a, b in pairwise(held)}
     assert max(steps) - min(steps) < 0.02 * max(steps), "each block frees the same"
     planned = [
-        whole_memory(recipe("train.recompute=budget"), config(), 4, 0, recomputed=blocks).activations
+        whole_memory(train("train.recompute=budget"), Parallel(), config(), 4, 0, recomputed=blocks).activations
         for blocks in range(5)
     ]
     assert planned == sorted(planned, reverse=True)
@@ -177,25 +177,25 @@ def test_a_part_of_the_blocks_is_recomputed_from_the_first() -> None:
 
 
 def test_the_budget_recomputes_as_few_blocks_as_fit() -> None:
-    device = choose(recipe().train)
+    device = choose(train().train)
     base = recompute.base_bytes(device)
     wanted = config()
     totals = [
-        whole_memory(recipe("train.recompute=budget"), wanted, 4, base, recomputed=blocks).total for blocks in range(5)
+        whole_memory(train("train.recompute=budget"), Parallel(), wanted, 4, base, recomputed=blocks).total
+        for blocks in range(5)
     ]
     between = (totals[1] + totals[2]) / 2
-    asked = recipe("train.recompute=budget", f"train.memory_budget={between}")
-    assert recompute.blocks_recomputed(asked, wanted, device) == 2
-    recompute.check_budget(asked, wanted, device)
-    assert recompute.blocks_recomputed(recipe("train.recompute=budget"), wanted, device) == 0, "there is room here"
-    tight = recipe("train.recompute=budget", "train.memory_budget=1e6")
-    assert recompute.blocks_recomputed(tight, wanted, device) == 4
-    with pytest.raises(InputError, match="train.memory_budget: a step takes .* more than the 1.0 MB given"):
-        recompute.check_budget(tight, wanted, device)
-    share = recipe("train.recompute=budget", "train.memory_budget=0.5")
-    assert recompute.budget_bytes(share, device) == pytest.approx(
-        0.5 * recompute.budget_bytes(recipe("train.recompute=budget"), device), rel=0.1
+    asked = train("train.recompute=budget", f"train.memory_budget={between}")
+    assert recompute.blocks_recomputed(asked, Parallel(), wanted, device) == 2
+    recompute.check_budget(asked, Parallel(), wanted, device)
+    assert recompute.blocks_recomputed(train("train.recompute=budget"), Parallel(), wanted, device) == 0, (
+        "there is room here"
     )
+    tight = train("train.recompute=budget", "train.memory_budget=1e6")
+    assert recompute.blocks_recomputed(tight, Parallel(), wanted, device) == 4
+    with pytest.raises(InputError, match="train.memory_budget: a step takes .* more than the 1.0 MB given"):
+        recompute.check_budget(tight, Parallel(), wanted, device)
+    assert recompute.budget_bytes(0.5, device) == pytest.approx(0.5 * recompute.budget_bytes(None, device), rel=0.1)
 
 
 def test_a_budget_without_its_mode_is_refused(recipe_file: Path) -> None:
@@ -225,7 +225,7 @@ def test_recomputed_flops_are_those_torch_counts(changes: dict[str, Any], monkey
     attention = 4 * wanted.heads * wanted.head_dim * (128 + 1) / 2
     for blocks in (1, 4):
         extra = (counted("full", blocks) - counted("none", 0)) / 128 + blocks * attention
-        said = recomputed_flops_per_token(recipe("train.recompute=full"), wanted, blocks)
+        said = recomputed_flops_per_token("full", wanted, blocks)
         assert said == pytest.approx(extra, rel=1e-9)
     assert counted("selective", 4) == counted("none", 0)
-    assert recomputed_flops_per_token(recipe("train.recompute=selective"), wanted, 4) == 0
+    assert recomputed_flops_per_token("selective", wanted, 4) == 0

@@ -59,10 +59,18 @@ def real(layout: Parallel, **train: Any) -> simulate.Moments:
     """What this process of a real group holds."""
     recipe = recipe_of(layout, **train)
     config, mesh = config_of(recipe, VOCABULARY, 0), join(layout, torch.device("cpu"))
-    device, recomputed = choose(recipe.train), simulate.blocks_recomputed(recipe, config)
+    device, recomputed = choose(recipe.train), simulate.blocks_recomputed(recipe.train, config)
     weights = split.initial_weights(config, 1)
-    built = split.build(recipe, config, mesh, task_of(recipe, config, 0), device, recomputed, weights)
-    return simulate.watch_step(recipe, config, *built, in_buckets=data.uses_ddp(mesh))
+    built = split.build(
+        recipe.train,
+        config,
+        mesh,
+        task_of(recipe.train, recipe.tokens.document_mask, config, 0),
+        device,
+        recomputed,
+        weights,
+    )
+    return simulate.watch_step(recipe.train, recipe.parallel, config, *built, in_buckets=data.uses_ddp(mesh))
 
 
 LAYOUTS = [
@@ -110,7 +118,15 @@ def test_the_plan_agrees_with_the_simulation(layout: Parallel) -> None:
 
 def plan(recipe: Recipe, config: ModelConfig, parts: list[Part]) -> Any:
     return layout_memory.memory(
-        recipe, config, 2, 0, parts=parts, bytes_per_cast=2, recomputed=config.layers, is_cuda=True
+        recipe.train,
+        recipe.parallel,
+        config,
+        2,
+        0,
+        parts=parts,
+        bytes_per_cast=2,
+        recomputed=config.layers,
+        is_cuda=True,
     )
 
 

@@ -177,9 +177,9 @@ def test_an_objective_of_the_other_kind_is_refused(recipe_file: Path) -> None:
 
     decoder, encoder = step_of(recipe_file), step_of(recipe_file, *MASKED)
     with pytest.raises(InputError, match="causal needs a decoder, but the model is an encoder"):
-        task_of(load(recipe_file), encoder.model.config, END)
+        task_of(load(recipe_file).train, False, encoder.model.config, END)
     with pytest.raises(InputError, match="masked needs an encoder, but the model is a decoder"):
-        task_of(load(recipe_file, MASKED), decoder.model.config, END)
+        task_of(load(recipe_file, MASKED).train, False, decoder.model.config, END)
 
 
 @pytest.mark.parametrize("objective", [(), MASKED, CLASSIFY])
@@ -194,6 +194,6 @@ def test_flops_of_an_objective(recipe_file: Path) -> None:
     masked, frozen = load(recipe_file, MASKED), load(recipe_file, [*CLASSIFY, "train.classify.frozen=true"])
     config = config_of(resolve(masked, VOCABULARY), VOCABULARY, 0)
     saved = 6 * 0.85 * (VOCABULARY * 32 + 32 * 32)
-    assert step_flops_per_token(masked, config) == pytest.approx(flops_per_token(config) - saved)
+    assert step_flops_per_token(masked.train, config) == pytest.approx(flops_per_token(config) - saved)
     config = config_of(resolve(frozen, VOCABULARY), VOCABULARY, LABELS)
-    assert step_flops_per_token(frozen, config) == pytest.approx(flops_per_token(config) / 3)
+    assert step_flops_per_token(frozen.train, config) == pytest.approx(flops_per_token(config) / 3)

@@ -16,7 +16,7 @@ from bessemer.evaluate.generation import Sampling, generate
 from bessemer.evaluate.ngram import MAX_ORDER, NgramModel
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
-from bessemer.recipe import Recipe
+from bessemer.recipe import Evaluate, Recipe
 from bessemer.run import RunFolder, write_json
 from bessemer.terminal import progress
 from bessemer.tokens.held_out import held_out
@@ -59,10 +59,14 @@ def _examples(recipe: Recipe, store: TokenStore, restored: Restored, scored: Val
         classes = scores_by_class(store.labels, scored.confusion)
         return {"ngram": None, "samples": [], "classes": classes, "confusion": scored.confusion}
     if recipe.train.objective == "masked":
-        return {"ngram": None, "samples": [], "fill_ins": fill_ins(recipe, store, restored, tokenizer)}
+        return {
+            "ngram": None,
+            "samples": [],
+            "fill_ins": fill_ins(recipe.tokens.sequence_length, store, restored, tokenizer),
+        }
     compares = recipe.evaluate.ngram and scored.bits_per_byte is not None
-    baseline = ngram_baseline(recipe, store, tokenizer) if compares else None
-    return {"ngram": baseline, "samples": samples(recipe, store, restored, tokenizer)}
+    baseline = ngram_baseline(recipe.evaluate.ngram_max_bytes, store, tokenizer) if compares else None
+    return {"ngram": baseline, "samples": samples(recipe.evaluate, recipe.run.seed, store, restored, tokenizer)}
 
 
 def require_writer(config: ModelConfig) -> None:
@@ -79,14 +83,15 @@ def require_writer(config: ModelConfig) -> None:
         )
 
 
-def ngram_baseline(recipe: Recipe, store: TokenStore, tokenizer: Tokenizer) -> dict[str, Any]:
+def ngram_baseline(max_bytes: int, store: TokenStore, tokenizer: Tokenizer) -> dict[str, Any]:
     """The interpolated byte 5-gram: trained on the same training text, scored on the same held-out text."""
     started = perf_counter()
-    budget = recipe.evaluate.ngram_max_bytes
     texts = {name: _documents(store, name, "train", tokenizer) for name in store.sources}
     whole = sum(len(document) for documents in texts.values() for document in documents)
-    if whole > budget:  # an even part of each source
-        texts = {name: documents[: max(int(len(documents) * budget / whole), 1)] for name, documents in texts.items()}
+    if whole > max_bytes:  # an even part of each source
+        texts = {
+            name: documents[: max(int(len(documents) * max_bytes / whole), 1)] for name, documents in texts.items()
+        }
     training = [document for documents in texts.values() for document in documents]
     model = NgramModel(training)
     nats: dict[str, float] = {}
@@ -105,15 +110,16 @@ def ngram_baseline(recipe: Recipe, store: TokenStore, tokenizer: Tokenizer) -> d
     }
 
 
-def samples(recipe: Recipe, store: TokenStore, restored: Restored, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def samples(
+    options: Evaluate, seed: int, store: TokenStore, restored: Restored, tokenizer: Tokenizer
+) -> list[dict[str, Any]]:
     """A continuation of each of the recipe's prompts."""
-    settings = recipe.evaluate
     continued = []
-    for number, prompt in enumerate(settings.prompts):
-        sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, recipe.run.seed + number)
-        count, model = settings.sample_tokens, restored.step.model
+    for number, prompt in enumerate(options.prompts):
+        sampling = Sampling(options.temperature, options.top_k, options.top_p, seed + number)
+        count, model = options.sample_tokens, restored.step.model
         text = complete(model, tokenizer, prompt, count, sampling, store.framing, store.ends)
-        continued.append({"prompt": prompt, "text": text, "temperature": settings.temperature})
+        continued.append({"prompt": prompt, "text": text, "temperature": options.temperature})
     return continued
 
 
@@ -154,12 +160,13 @@ def _documents(store: TokenStore, source: str, split: str, tokenizer: Tokenizer)
 
 
 @torch.no_grad()
-def fill_ins(recipe: Recipe, store: TokenStore, restored: Restored, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def fill_ins(length: int, store: TokenStore, restored: Restored, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Words of one token in the middle of held-out sequences, hidden one at a time.
 
-    Each: source, before, word, after (text), and guesses, the likeliest tokens with their probabilities.
+    length: tokens of a sequence. Each result: source, before, word, after (text), and guesses, the likeliest tokens with
+    their probabilities.
     """
-    length, step = recipe.tokens.sequence_length, restored.step
+    step = restored.step
     if store.mask_token is None:
         raise InputError(f"{store.folder}: its tokenizer has no mask token")
     edges = WordEdges.of(tokenizer.token_pieces())

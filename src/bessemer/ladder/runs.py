@@ -27,7 +27,7 @@ from bessemer.stages import Session
 from bessemer.terminal import amount, say
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
-from bessemer.train.metrics import step_seconds
+from bessemer.train.measure import step_seconds
 from bessemer.train.task import config_of
 
 DESIGN_FILE = "design.json"

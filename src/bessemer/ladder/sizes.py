@@ -49,7 +49,7 @@ class Size:
 def size_of(recipe: Recipe, vocabulary: int) -> Size:
     """The size of a resolved recipe's model."""
     config = model_config(recipe, vocabulary)
-    return Size(recipe.model, config.matrix_parameters, step_flops_per_token(recipe, config))
+    return Size(recipe.model, config.matrix_parameters, step_flops_per_token(recipe.train, config))
 
 
 def smaller(recipe: Recipe, vocabulary: int) -> list[Size]:

@@ -20,7 +20,7 @@ from bessemer import __version__
 from bessemer.errors import BessemerError, InputError
 from bessemer.launch import status
 from bessemer.parallel.mesh import require_world
-from bessemer.recipe import Batches, Parallel, Recipe, digest, load
+from bessemer.recipe import Parallel, Recipe, digest, load
 from bessemer.run import RunFolder, read_json
 
 TIMEOUT = timedelta(minutes=30)  # for the slowest process to start, and for rank 0 to prepare the run
@@ -228,7 +228,7 @@ def fitted(recipe: Recipe, processes: int) -> Parallel | None:
 
 
 def _divides_batch(recipe: Recipe, data_ranks: int) -> bool:
-    micro, batches, layout = recipe.train.micro_batch, Batches.of(recipe), recipe.parallel
+    micro, batches, layout = recipe.train.micro_batch, recipe.batches, recipe.parallel
     assert micro is not None, "the recipe is resolved"
     sizes = {batches.sequences(step) for step in range(batches.ramp_steps + 1)}
     return all(

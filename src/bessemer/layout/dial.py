@@ -80,7 +80,7 @@ def resolve(
         )
     first = sequences if train.batch_ramp is None else math.gcd(sequences, train.batch_ramp.start_tokens // length)
     micro = train.micro_batch or _micro_batch(first, length, micro_batch_tokens, layout)
-    batches = Batches.of(_with(recipe, global_batch_tokens=batch, micro_batch=micro))
+    batches = Batches.of(train.model_copy(update={"global_batch_tokens": batch, "micro_batch": micro}), length)
     steps = train.steps or measured_steps or batches.steps_for(math.ceil(horizon / length))
     if limit is not None and train.steps is None:
         steps = min(steps, batches.steps_for(math.ceil(limit / length)))

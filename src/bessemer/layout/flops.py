@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bessemer.model.config import ModelConfig
-from bessemer.recipe import Recipe, Train
+from bessemer.recipe import Parallel, Train
 
 
 def is_frozen(train: Train) -> bool:
@@ -22,16 +22,16 @@ def flops_per_token(config: ModelConfig) -> float:
     return 6.0 * config.matrix_parameters + 12 * config.heads * config.head_dim * seen
 
 
-def step_flops_per_token(recipe: Recipe, config: ModelConfig) -> float:
-    """FLOPs that a training step of a recipe's objective spends on a token.
+def step_flops_per_token(train: Train, config: ModelConfig) -> float:
+    """FLOPs that a training step spends on a token.
 
     Masked: only the hidden tokens go through the output matrix. A frozen transformer has no backward pass; the head it
     leaves, of a few numbers a text, is not counted.
     """
     per_token = flops_per_token(config)
-    if recipe.train.objective == "masked":
-        per_token -= 6.0 * config.head_matrix_parameters * (1.0 - recipe.train.masking.share)
-    return per_token / 3.0 if is_frozen(recipe.train) else per_token
+    if train.objective == "masked":
+        per_token -= 6.0 * config.head_matrix_parameters * (1.0 - train.masking.share)
+    return per_token / 3.0 if is_frozen(train) else per_token
 
 
 def tokens_seen(config: ModelConfig, layer: int) -> float:
@@ -43,27 +43,28 @@ def tokens_seen(config: ModelConfig, layer: int) -> float:
     return 1 + one_side * (1 if config.causal else 2)
 
 
-def recomputed_flops_per_token(recipe: Recipe, config: ModelConfig, recomputed: int) -> float:
+def recomputed_flops_per_token(mode: str, config: ModelConfig, recomputed: int) -> float:
     """FLOPs that activation recompute adds to flops_per_token: the forward pass of the first `recomputed` blocks.
+    mode: train.recompute.
 
     Selective recompute keeps what products and attention give and adds none that counts. A recomputed block stops at
     what its backward pass needs, which the MLP's last product is not, unless a norm follows it. Fused attention's own
     second look at the scores is left out, as is usual.
     """
-    if recipe.train.recompute in ("none", "selective"):
+    if mode in ("none", "selective"):
         return 0.0
     last = 0 if config.norm_follows else config.width * config.mlp_width
     seen = sum(tokens_seen(config, layer) for layer in range(recomputed))
     return 2.0 * recomputed * (config.block_matrix_parameters - last) + 4 * config.heads * config.head_dim * seen
 
 
-def hardware_flops(recipe: Recipe, config: ModelConfig, recomputed: int) -> float:
-    """FLOPs of a whole step of a resolved recipe with `recomputed` blocks, the recompute's included."""
-    assert recipe.train.global_batch_tokens is not None, "the recipe is resolved"
-    per_token = step_flops_per_token(recipe, config) + recomputed_flops_per_token(recipe, config, recomputed)
-    return per_token * recipe.train.global_batch_tokens
+def hardware_flops(train: Train, config: ModelConfig, recomputed: int) -> float:
+    """FLOPs of a whole step with `recomputed` blocks, the recompute's included."""
+    assert train.global_batch_tokens is not None, "the recipe is resolved"
+    per_token = step_flops_per_token(train, config) + recomputed_flops_per_token(train.recompute, config, recomputed)
+    return per_token * train.global_batch_tokens
 
 
-def devices_of(recipe: Recipe, is_cuda: bool) -> int:
+def devices_of(layout: Parallel, num_nodes: int, is_cuda: bool) -> int:
     """Devices that a run works with: each process has a GPU of its own, those of a node share its CPU's cores."""
-    return recipe.parallel.world if is_cuda else min(recipe.cluster.nodes, recipe.parallel.world)
+    return layout.world if is_cuda else min(num_nodes, layout.world)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from bessemer.layout.flops import is_frozen
 from bessemer.layout.stages import Part
 from bessemer.model.config import ModelConfig, dropping_chunk
-from bessemer.recipe import Dropout, Parallel, Recipe, Train
+from bessemer.recipe import Dropout, Parallel, Train
 from bessemer.recipe.train import UPDATE_RULES
 
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
@@ -58,7 +58,8 @@ class Memory:
 
 
 def memory(
-    recipe: Recipe,
+    train: Train,
+    layout: Parallel,
     config: ModelConfig,
     bytes_per_activation: int,
     base: int,
@@ -69,7 +70,7 @@ def memory(
     is_cuda: bool = False,
     together: int = 1,
 ) -> Memory:
-    """The fullest process of a recipe's layout, at the peak of a step.
+    """The fullest process of a layout, at the peak of a step.
 
     parts: of each place of the pipeline; empty: one process holds the whole model, whatever the layout. Weights and gradients
     are fp32; the moments as the optimizer keeps them, and elsewhere when the recipe asks for it and the device has memory of
@@ -80,21 +81,21 @@ def memory(
     FSDP2 gathers, or which autocast makes and the backward pass keeps; together: micro-batches at a time, each with gradients
     of its own.
     """
-    layout = recipe.parallel if parts else Parallel()
-    blocks = recomputed if recomputed is not None else 0 if recipe.train.recompute == "none" else config.layers
+    layout = layout if parts else Parallel()
+    blocks = recomputed if recomputed is not None else 0 if train.recompute == "none" else config.layers
     planned = (
-        _of_part(recipe, config, layout, part, bytes_per_activation, base, blocks, bytes_per_cast, is_cuda, together)
+        _of_part(train, config, layout, part, bytes_per_activation, base, blocks, bytes_per_cast, is_cuda, together)
         for part in parts or (Part(0, config.layers, True, True),)
     )
     return max(planned, key=lambda found: found.total)
 
 
 def _of_part(
-    recipe: Recipe, config: ModelConfig, layout: Parallel, part: Part, width: int, base: int, recomputed: int, cast: int,
+    train: Train, config: ModelConfig, layout: Parallel, part: Part, width: int, base: int, recomputed: int, cast: int,
     is_cuda: bool, together: int,
 ) -> Memory:  # fmt: skip
     """width: bytes of an activation; cast: of a weight's copy."""
-    train, is_alone = recipe.train, layout.world == 1
+    is_alone = layout.world == 1
     assert train.micro_batch is not None, "the recipe is resolved"
     tokens = train.micro_batch * config.sequence_length
     micro_batches = (train.global_batch_tokens or tokens) // tokens // layout.data
@@ -115,7 +116,7 @@ def _of_part(
             logits += (
                 2 * width * rows * config.width
             )  # the head's narrow copy, and its gradient before it is added in fp32
-    scores = score_bytes(recipe, config, layout)
+    scores = score_bytes(train, config, layout)
     activations += max(
         working + (0 if is_alone else scores) - logits, 0
     )  # the blocks' way back begins where the logits were
@@ -183,11 +184,11 @@ def mask_bytes(dropout: Dropout, config: ModelConfig) -> int:
     return 2 * config.width if dropout.hidden else 0
 
 
-def score_bytes(recipe: Recipe, config: ModelConfig, layout: Parallel) -> int:
+def score_bytes(train: Train, config: ModelConfig, layout: Parallel) -> int:
     """Bytes that the attention of a block works in where its weights are dropped: the scores of some queries at a time, with
     their softmax, their random bits and their gradients."""
-    rows = recipe.train.micro_batch or 1
-    if not recipe.train.dropout.attention:
+    rows = train.micro_batch or 1
+    if not train.dropout.attention:
         return 0
     heads, queries = config.heads // layout.tensor, config.sequence_length // layout.context
     chunk = min(dropping_chunk(rows, heads, config.sequence_length), queries)

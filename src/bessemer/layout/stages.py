@@ -14,7 +14,7 @@ from math import inf
 from bessemer.errors import InputError
 from bessemer.layout.flops import recomputed_flops_per_token, tokens_seen
 from bessemer.model.config import ModelConfig
-from bessemer.recipe import Parallel, Recipe
+from bessemer.recipe import Parallel, Train
 from bessemer.recipe.parallel import V_SHAPED
 
 
@@ -56,19 +56,19 @@ class Costs:
         return sum(self.blocks) + self.embedding + self.head
 
 
-def costs(recipe: Recipe, config: ModelConfig, recomputed: int = 0) -> Costs:
+def costs(train: Train, config: ModelConfig, recomputed: int = 0) -> Costs:
     """FLOPs a token of forward and backward by part; together those of plan/here.py.
 
     The head: 6 x vocabulary x width, for the hidden tokens only under a masked objective. recomputed: blocks, from the
     first, whose forward is done twice (train.recompute).
     """
-    hidden = recipe.train.masking.share if recipe.train.objective == "masked" else 1.0
+    hidden = train.masking.share if train.objective == "masked" else 1.0
     blocks = []
     for layer in range(config.layers):
         flops = 6.0 * config.block_matrix_parameters + 12 * config.heads * config.head_dim * tokens_seen(config, layer)
         if layer < recomputed:
-            flops += recomputed_flops_per_token(recipe, config, layer + 1)
-            flops -= recomputed_flops_per_token(recipe, config, layer)
+            flops += recomputed_flops_per_token(train.recompute, config, layer + 1)
+            flops -= recomputed_flops_per_token(train.recompute, config, layer)
         blocks.append(flops)
     return Costs(tuple(blocks), 0.0, 6.0 * config.head_matrix_parameters * hidden)
 

@@ -15,7 +15,7 @@ from bessemer.plan import here, pictures
 from bessemer.plan.laws import optimal_tokens, training_flops
 from bessemer.plan.standing import standing
 from bessemer.plan.timetable import simulate
-from bessemer.recipe import Batches, Recipe
+from bessemer.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def plan(
     """
     steps, batch = recipe.train.steps, recipe.train.global_batch_tokens
     assert steps is not None and batch is not None, "the recipe is resolved"
-    per_token = step_flops_per_token(recipe, config)
-    tokens = Batches.of(recipe).tokens_before(steps)
+    per_token = step_flops_per_token(recipe.train, config)
+    tokens = recipe.batches.tokens_before(steps)
     seconds = (step_seconds if step_seconds is not None else per_token * batch / (peak * ASSUMED_MFU)) / devices
     in_steps = seconds * tokens / batch  # a smaller batch takes its part of a full step
     each = f" of each of {devices:,} devices" if devices > 1 else ""
@@ -121,7 +121,7 @@ MOST_MICRO_BATCHES = 256  # of a simulated schedule; more change nothing that is
 
 def keys(recipe: Recipe, config: ModelConfig, plan: here.Plan, *, devices: int, recomputed: int) -> dict[str, Any]:
     """What a plan of a resolved recipe comes to by the common names. devices: that share its work; recomputed: blocks."""
-    again = recomputed_flops_per_token(recipe, config, recomputed)
+    again = recomputed_flops_per_token(recipe.train.recompute, config, recomputed)
     hours = plan.seconds / 3600 * devices
     price = recipe.cluster.price
     model_rate = plan.flops_per_token * plan.tokens_per_second / devices
@@ -143,7 +143,7 @@ def keys(recipe: Recipe, config: ModelConfig, plan: here.Plan, *, devices: int, 
 def micro_batches(recipe: Recipe) -> int:
     """Forward passes of a full step on each process."""
     each = (recipe.train.micro_batch or 1) * recipe.parallel.data
-    return max(Batches.of(recipe).full // each, 1)
+    return max(recipe.batches.full // each, 1)
 
 
 def bubble(recipe: Recipe) -> float:

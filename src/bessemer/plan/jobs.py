@@ -13,7 +13,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.plan.estimate import stacks
 from bessemer.plan.estimate.job import Cluster, Job, Layout, Precision, Recompute
-from bessemer.recipe import Batches, Recipe
+from bessemer.recipe import Recipe
 
 GB = 1e9
 
@@ -46,8 +46,8 @@ def goal_of(
     config = model or model_config(resolved, vocabulary, labels=classes)
     cluster = _cluster(recipe, device)
     stack = stacks.find(recipe.cluster.stack)
-    batch = Batches.of(resolved).full
-    tokens = Batches.of(resolved).tokens_before(resolved.train.steps or 0)
+    batch = resolved.batches.full
+    tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
     job = Job(
         config, _layout(recipe, batch, stack.sequence_parallel), cluster, batch, _precision(recipe, device), stack
     )

@@ -289,7 +289,7 @@ def plan(
     schedule = generate(name, ranks, micro_batches, virtual)
     if model is None:
         return PipelinePlan(simulate(schedule, Durations(1.0, backward, send)))
-    parts = costs(*model)
+    parts = costs(model[0].train, model[1])
     cut = balanced(parts.blocks, parts.embedding, parts.head, schedule.stages)
     each = stage_costs(parts, cut)
     relative = tuple(one * schedule.stages / parts.total for one in each)

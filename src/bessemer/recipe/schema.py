@@ -166,6 +166,11 @@ class Recipe(Section):
         weights = {source.name: source.weight for source in self.corpus.sources}
         return weights | {source.name: source.weight for source in self.tokens.sources}
 
+    @property
+    def batches(self) -> Batches:
+        """The batches of this recipe, which is resolved."""
+        return Batches.of(self.train, self.tokens.sequence_length)
+
     @model_validator(mode="after")
     def _mixture_fits(self) -> Self:
         names, tokens = list(self.source_weights), self.tokens
@@ -255,13 +260,12 @@ class Batches:
     length: int
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Batches:
-        """The batches of a resolved recipe.
+    def of(cls, train: Train, length: int) -> Batches:
+        """The batches of a resolved recipe; length: tokens in a sequence.
 
         In a ramp the batch is the line from start_tokens to global_batch_tokens, over the ramp's steps or over the
         tokens consumed, taken down to whole micro-batches.
         """
-        train, length = recipe.train, recipe.tokens.sequence_length
         assert train.global_batch_tokens is not None and train.micro_batch is not None, "the recipe is resolved"
         full, ramp = train.global_batch_tokens // length, train.batch_ramp
         starts = [0]

@@ -208,7 +208,9 @@ def _row(scope: Scope, folder: Path, name: str, case: str, precision: str, failu
         "last_loss": mine["losses"][-1],
         "seconds": mine["seconds"],
         "sent": mine["sent"],
-        "planned": planned_bytes(recipe, model_config(recipe, text.VOCABULARY), precision, mine["targets"][-1]),
+        "planned": planned_bytes(
+            recipe.train, recipe.parallel, model_config(recipe, text.VOCABULARY), precision, mine["targets"][-1]
+        ),
     }
 
 

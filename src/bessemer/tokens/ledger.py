@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.errors import InputError
-from bessemer.recipe import Batches, Recipe
+from bessemer.recipe import Recipe
 from bessemer.tokens.loader import LabelledTexts, Loader, PackedSplit, Sequences, loader_of
 from bessemer.tokens.shards import Shard, TokenStore, token_dtype
 
@@ -29,7 +29,7 @@ def step_documents(
     recipe: Recipe, store: TokenStore, corpus: Path, step: int, text: bool = False
 ) -> list[dict[str, Any]]:
     """The documents in the batch of step `step` (1-based): sample, source, document, path, place; text: how it begins."""
-    batches, steps = Batches.of(recipe), recipe.train.steps or 0
+    batches, steps = recipe.batches, recipe.train.steps or 0
     if not 1 <= step <= steps:
         raise InputError(f"--step: {step} is not a step of this run; it has steps 1 to {steps}")
     rows: list[dict[str, Any]] = loader_of(recipe, store).documents(
@@ -53,7 +53,7 @@ def document_steps(recipe: Recipe, store: TokenStore, corpus: Path, identity: st
     """The steps whose batch held a document: step, sample, source, path, place."""
     loader = loader_of(recipe, store)
     source, samples = _samples_of(store, loader, identity)
-    batches, steps = Batches.of(recipe), recipe.train.steps or 0
+    batches, steps = recipe.batches, recipe.train.steps or 0
     known = _known(corpus, [identity]).get(identity, {})
     place = {key: known.get(key, "") for key in ("path", "place")}
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bessemer.recipe import Batches, Recipe
+from bessemer.recipe import Recipe
 from bessemer.terminal import warn
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.packing import facts, is_packed_for
@@ -24,7 +24,7 @@ def outlook(recipe: Recipe, folder: Path) -> dict[str, Any]:
     names = store.sources
     if recipe.tokens.packing != "concatenate" and not is_packed_for(store, recipe):
         return {}
-    mixture, samples = loader_of(recipe, store).mixture, Batches.of(recipe).before(recipe.train.steps or 0)
+    mixture, samples = loader_of(recipe, store).mixture, recipe.batches.before(recipe.train.steps or 0)
     for name, turns in repeated(mixture, samples).items() if recipe.train.max_epochs is None else ():
         warn(
             f"source {name!r} will be read {turns:.1f} times; after {REPEATS_WORTH_A_WARNING} times repeated text helps less "

@@ -17,7 +17,7 @@ from fractions import Fraction
 from math import floor
 
 from bessemer.errors import InputError
-from bessemer.recipe import Batches, Recipe
+from bessemer.recipe import Recipe
 from bessemer.tokens.mixture import FINEST_BLOCK, Aim, Mixture, Phase, counts_at, whole_slots
 
 REPEATS_WORTH_A_WARNING = 4  # epochs after which repeated data loses its value (Muennighoff et al. 2023, section 5)
@@ -75,7 +75,7 @@ def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
     for phase in recipe.tokens.schedule:
         if phase.from_ == "decay":
             assert recipe.train.steps is not None, "the recipe is resolved"
-            first = Batches.of(recipe).before(recipe.train.schedule.decay_start(recipe.train.steps))
+            first = recipe.batches.before(recipe.train.schedule.decay_start(recipe.train.steps))
         else:
             first = floor(Fraction(str(phase.from_)) * samples)
         if first < spans[-1][0] or first >= samples:
@@ -129,7 +129,7 @@ def _num_samples(recipe: Recipe) -> int:
             "tokens.schedule, temperature and max_epochs are worked out over the whole run, whose length is not known yet; "
             "give train.steps, train.global_batch_tokens and train.micro_batch"
         )
-    return Batches.of(recipe).before(steps)
+    return recipe.batches.before(steps)
 
 
 def _needs_phases(recipe: Recipe, sizes: SourceSizes) -> bool:

@@ -25,7 +25,7 @@ from bessemer.parallel.context import gather_sequences, local_batch
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.parallel.pipeline import MicroBatchLoss, Pipeline
 from bessemer.parallel.tensor import reduce_partial_gradients
-from bessemer.recipe import Dropout, Recipe
+from bessemer.recipe import Dropout, Train
 from bessemer.train import precision as precisions
 from bessemer.train.device import Device
 from bessemer.train.task import Task
@@ -189,11 +189,11 @@ def runs_two_at_a_time(micro_batches: int, place: torch.device, compiled: bool) 
     return place.type == "cpu" and not compiled and enough
 
 
-def concurrent_micro_batches(recipe: Recipe, place: torch.device, compiled: bool) -> int:
-    """How many micro-batches of a resolved recipe are computed at a time."""
-    batch, micro = recipe.train.global_batch_tokens, recipe.train.micro_batch
+def concurrent_micro_batches(train: Train, sequence_length: int, place: torch.device, compiled: bool) -> int:
+    """How many micro-batches are computed at a time."""
+    batch, micro = train.global_batch_tokens, train.micro_batch
     assert batch is not None and micro is not None, "the recipe is resolved"
-    return NUM_WORKERS if runs_two_at_a_time(batch // recipe.tokens.sequence_length // micro, place, compiled) else 1
+    return NUM_WORKERS if runs_two_at_a_time(batch // sequence_length // micro, place, compiled) else 1
 
 
 def accumulate(

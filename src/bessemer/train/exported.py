@@ -74,10 +74,11 @@ def _export_files(recipe: Recipe, run: RunFolder, store: TokenStore, config: Mod
     source = run.source if (run.source / "config.json").exists() else None
     labels = tuple(store.labels) if config.labels else ()
     dtype = DTYPES.get(recipe.export.dtype or "")
+    dropout = recipe.train.dropout
     return ExportFiles(
         store.folder / "tokenizer.json", store.end_of_text, store.framing, store.mask_token, labels, source, dtype,
         card=lambda check: model_card(recipe, run, store, config, step, check),
-        dropout=written_dropout(config, recipe.train.dropout) if recipe.train.dropout.is_on else carried_dropout(recipe),
+        dropout=written_dropout(config, dropout) if dropout.is_on else carried_dropout(recipe.model, recipe.train),
         special=store.special, ends=store.ends,
     )  # fmt: skip
 

@@ -46,7 +46,7 @@ class RunTiming:
 
 def step_seconds(recipe: Recipe, config: ModelConfig, device: Device, budget_seconds: float) -> float:
     """Seconds of a whole training step of a resolved recipe, measured for about `budget_seconds`."""
-    return _timed_steps([_model_step(recipe, config, device, None)], recipe, budget_seconds)[0]
+    return _timed_steps([_model_step(recipe, config, device, None)], budget_seconds)[0]
 
 
 def time_run(
@@ -55,8 +55,8 @@ def time_run(
     """Time a resolved recipe's step, validation and saving for about `budget_seconds`; recomputed: layers, as planned;
     folder: on whose disk a checkpoint is written and removed."""
     step = _model_step(recipe, config, device, recomputed)
-    seconds = _timed_steps([step], recipe, (1.0 - SCORED_SHARE) * budget_seconds)[0]
-    scored = _timed_validation(step, recipe, SCORED_SHARE * budget_seconds)
+    seconds = _timed_steps([step], (1.0 - SCORED_SHARE) * budget_seconds)[0]
+    scored = _timed_validation(step, SCORED_SHARE * budget_seconds)
     return RunTiming(seconds, scored, _timed_saving(step, folder), config.layers)
 
 
@@ -68,10 +68,10 @@ def time_layers(
     few = [replace(config, layers=layers) for layers in FEW_LAYERS]
     again = [one.layers if recomputed == config.layers else 0 for one in few]
     steps = [_model_step(recipe, one, device, number) for one, number in zip(few, again, strict=True)]
-    seconds = _timed_steps(steps, recipe, (1.0 - SCORED_SHARE) * budget_seconds)
-    scored = [_timed_validation(step, recipe, SCORED_SHARE * budget_seconds / len(steps)) for step in steps]
-    low, high = (hardware_flops(recipe, one, number) for one, number in zip(few, again, strict=True))
-    scale = (hardware_flops(recipe, config, recomputed) - low) / (high - low)
+    seconds = _timed_steps(steps, (1.0 - SCORED_SHARE) * budget_seconds)
+    scored = [_timed_validation(step, SCORED_SHARE * budget_seconds / len(steps)) for step in steps]
+    low, high = (hardware_flops(recipe.train, one, number) for one, number in zip(few, again, strict=True))
+    scale = (hardware_flops(recipe.train, config, recomputed) - low) / (high - low)
     step, scored_token = (first + scale * max(second - first, 0.0) for first, second in (seconds, scored))
     saving = _timed_saving(steps[-1], folder) * config.parameters / few[-1].parameters
     return RunTiming(step, scored_token, saving, FEW_LAYERS[-1])
@@ -81,14 +81,14 @@ def _model_step(recipe: Recipe, config: ModelConfig, device: Device, recomputed:
     return TrainStep(recipe, build_model(config, recipe.run.seed), device, 0, 1, recomputed=recomputed)
 
 
-def _timed_steps(steps: Sequence[TrainStep], recipe: Recipe, budget: float) -> list[float]:
+def _timed_steps(steps: Sequence[TrainStep], budget: float) -> list[float]:
     """Seconds of a step of each model: its micro-batches and one update. One micro-batch (or two, where they run together)
     and one update are timed (medians), so that a step of many micro-batches is known from a few. Several models take turns,
     so that other work on the machine slows all of them down."""
-    batch_tokens, micro, device = recipe.train.global_batch_tokens, recipe.train.micro_batch, steps[0].device
+    train, device, config = steps[0].settings, steps[0].device, steps[0].model.config
+    batch_tokens, micro = train.global_batch_tokens, train.micro_batch
     assert batch_tokens is not None and micro is not None, "the recipe is resolved"
-    together = concurrent_micro_batches(recipe, device.place, device.compile)
-    config = steps[0].model.config
+    together = concurrent_micro_batches(train, config.sequence_length, device.place, device.compile)
     batch = steps[0].task.made_up(np.random.default_rng(0), micro * together, config)
     gradients: list[list[float]] = [[] for _ in steps]
     updates: list[list[float]] = [[] for _ in steps]
@@ -112,9 +112,9 @@ def _timed_steps(steps: Sequence[TrainStep], recipe: Recipe, budget: float) -> l
 
 
 @torch.no_grad()
-def _timed_validation(step: TrainStep, recipe: Recipe, budget: float) -> float:
+def _timed_validation(step: TrainStep, budget: float) -> float:
     """Seconds a token of validation: the forward pass of a micro-batch and its loss."""
-    rows, config = recipe.train.micro_batch or 1, step.model.config
+    rows, config = step.settings.micro_batch or 1, step.model.config
     batch = step.task.made_up(np.random.default_rng(0), rows, config)
     micro_batch = MicroBatch(torch.from_numpy(batch.inputs), torch.from_numpy(batch.wanted), None)
     seconds: list[float] = []

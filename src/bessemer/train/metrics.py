@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from time import perf_counter, time
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import torch
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -25,17 +23,14 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from bessemer.layout.communication import Bytes, step_bytes
 from bessemer.logfile import LogFile, json_line
 from bessemer.model.config import ModelConfig
-from bessemer.model.transformer import build_model
 from bessemer.parallel import traffic
 from bessemer.parallel.mesh import ProcessMesh
-from bessemer.recipe import Recipe
+from bessemer.recipe import Parallel, Train
 from bessemer.run import RunFolder, read_json, read_json_lines, write_atomic, write_json
 from bessemer.terminal import rate, say
 from bessemer.tokens.loader import Batch
-from bessemer.train.device import Device, matmul_rate, synchronize
-from bessemer.train.engine import concurrent_micro_batches
+from bessemer.train.device import Device, matmul_rate
 from bessemer.train.precision import PRECISIONS
-from bessemer.train.step import TrainStep
 
 EVENT_FILE_VERSION = "brain.Event:2"  # the first record of every event file
 WARMUP_STEPS, MAX_STEPS = 3, 40  # of a measurement
@@ -201,49 +196,17 @@ class Rates:
             write_json(self._plan, {**plan, **changed, "peak_flops": plan["peak_flops"] / share})
 
 
-def step_seconds(
-    recipe: Recipe, config: ModelConfig, device: Device, budget_seconds: float, recomputed: int | None = None
-) -> float:
-    """Seconds of a training step of a resolved recipe, measured with random tokens for about `budget_seconds`.
-
-    Medians of one micro-batch (or two, where they run concurrently) and of one update, extrapolated to the step's number of
-    micro-batches. recomputed: blocks, as planned.
-    """
-    batch_tokens, micro = recipe.train.global_batch_tokens, recipe.train.micro_batch
-    assert batch_tokens is not None and micro is not None, "the recipe is resolved"
-    step = TrainStep(recipe, build_model(config, recipe.run.seed), device, 0, 1, recomputed=recomputed)
-    concurrent = concurrent_micro_batches(recipe, device.place, device.compile)
-    batch = step.task.made_up(np.random.default_rng(0), micro * concurrent, config)
-    gradients: list[float] = []
-    updates: list[float] = []
-    started = perf_counter()
-    for number in range(MAX_STEPS):
-        begun = perf_counter()
-        norm = step.gradients(batch).grad_norm
-        synchronize(device)
-        between = perf_counter()
-        step.update(0, norm)
-        synchronize(device)
-        if number >= WARMUP_STEPS:
-            gradients.append(between - begun)
-            updates.append(perf_counter() - between)
-        if gradients and perf_counter() - started > budget_seconds:
-            break
-    return median(gradients) * (batch_tokens // config.sequence_length // micro) / concurrent + median(updates)
-
-
 def planned_bytes(
-    recipe: Recipe, config: ModelConfig, precision: str, targets: int | None = None, recomputed: int = 0
+    train: Train, layout: Parallel, config: ModelConfig, precision: str, targets: int | None = None, recomputed: int = 0
 ) -> dict[str, int] | None:
     """Bytes that all processes communicate in a step, by kind; None where there is no formula.
 
     targets: of the global batch, by default one for each token; recomputed: blocks.
     """
-    train, layout = recipe.train, recipe.parallel
     batch = train.global_batch_tokens
     assert batch is not None and train.micro_batch is not None, "the recipe is resolved"
     arithmetic = PRECISIONS[precision]
     weights, narrow = arithmetic.weights.itemsize, arithmetic.dtype.itemsize
     widths = Bytes(narrow, narrow, weights, torch.promote_types(arithmetic.weights, torch.float32).itemsize)
-    micro_batches = batch // recipe.tokens.sequence_length // layout.data // train.micro_batch
+    micro_batches = batch // config.sequence_length // layout.data // train.micro_batch
     return step_bytes(config, layout, batch, batch if targets is None else targets, micro_batches, widths, recomputed)

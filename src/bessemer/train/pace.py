@@ -22,7 +22,7 @@ from time import perf_counter
 
 from bessemer.layout.dial import FORWARD_SHARE, SAVING_SHARE
 from bessemer.parallel.mesh import ProcessMesh
-from bessemer.recipe import Batches, Recipe, dump
+from bessemer.recipe import Recipe, dump
 from bessemer.recipe.train import Revision
 from bessemer.run import RunFolder, write_atomic
 from bessemer.terminal import say
@@ -61,7 +61,7 @@ class Pace:
         validation; started: when the training began, by perf_counter."""
         assert recipe.train.steps is not None, "the recipe is resolved"
         self.recipe, self._run, self._mesh = recipe, run, mesh
-        self.steps, self._sizes = recipe.train.steps, Batches.of(recipe)
+        self.steps, self._sizes = recipe.train.steps, recipe.batches
         self._shown_steps = self.steps
         self._first = self._marked_step = first
         self._scored_tokens, self._started, self._mark = scored_tokens, started, perf_counter()

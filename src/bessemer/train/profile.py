@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from bessemer.layout.flops import recomputed_flops_per_token
 from bessemer.model.config import ModelConfig
-from bessemer.recipe import Batches, Recipe
+from bessemer.recipe import Batches, Train
 from bessemer.run import write_json
 from bessemer.terminal import amount, rate
 from bessemer.tokens.loader import Batch
@@ -202,25 +202,25 @@ def length(spans: list[Span]) -> float:
     return sum(end - begin for begin, end in spans)
 
 
-def of(recipe: Recipe, folder: Path, device: Device, start: int) -> StepProfiler:
+def of(train: Train, checkpoint_every: int | None, folder: Path, device: Device, start: int) -> StepProfiler:
     """The profiler of a run at step `start`, for steps without a validation, checkpoint or watching."""
-    train = recipe.train
     assert train.steps is not None, "the recipe is resolved"
-    intervals = (train.validate_every or 0, recipe.checkpoint.every or 0, train.watch_every)
+    intervals = (train.validate_every or 0, checkpoint_every or 0, train.watch_every)
     is_plain = plain_steps(train.steps, intervals)
     return StepProfiler(device, start, window(start, train.steps, is_plain), is_plain, folder / "trace.json.gz")
 
 
 def write(
-    profiler: StepProfiler, recipe: Recipe, plan: dict[str, Any], config: ModelConfig, recomputed: int
+    profiler: StepProfiler, train: Train, plan: dict[str, Any], config: ModelConfig, recomputed: int
 ) -> dict[str, Any]:
     """Write profile.json next to the trace and return its contents. plan: the run's; recomputed: blocks.
 
     MFU and HFU are of the median step that was not profiled, where there is one: profiling takes time.
     """
-    tokens, peak = Batches.of(recipe).tokens(profiler.window.start - 1), plan["peak_flops"]
+    batches, peak = Batches.of(train, config.sequence_length), plan["peak_flops"]
+    tokens = batches.tokens(profiler.window.start - 1)
     model_flops = plan["flops_per_token"]
-    recomputed_flops = recomputed_flops_per_token(recipe, config, recomputed)
+    recomputed_flops = recomputed_flops_per_token(train.recompute, config, recomputed)
     profiled = sum(profiler.profiled) / len(profiler.profiled)
     seconds = median(profiler.plain[1:] or profiler.plain or [profiled])
     result = {

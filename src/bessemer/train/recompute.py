@@ -23,7 +23,7 @@ from bessemer.model.attention import LayerCache
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer
-from bessemer.recipe import Recipe
+from bessemer.recipe import Parallel, Train
 from bessemer.terminal import size
 from bessemer.train.device import Device, available_bytes, resident_bytes
 from bessemer.train.engine import concurrent_micro_batches
@@ -42,33 +42,36 @@ if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
 MATMULS_OF_A_BLOCK = 4  # queries, keys and values; output; MLP in; MLP out
 
 
-def memory_of(recipe: Recipe, config: ModelConfig, device: Device, recomputed: int, base: int) -> Memory:
+def memory_of(
+    train: Train, layout: Parallel, config: ModelConfig, device: Device, recomputed: int, base: int
+) -> Memory:
     """What a step takes on this device when so many blocks are recomputed; base: what the process holds before. Of several
     processes the one that takes the most."""
-    is_split = recipe.parallel.world > 1
+    is_split = layout.world > 1
+    length = config.sequence_length
     return layout_memory.memory(
-        recipe, config, base=base, parts=parts_of(config, recipe.parallel) if is_split else (), recomputed=recomputed,
-        is_cuda=device.is_cuda, together=1 if is_split else concurrent_micro_batches(recipe, device.place, device.compile),
+        train, layout, config, base=base, parts=parts_of(config, layout) if is_split else (), recomputed=recomputed,
+        is_cuda=device.is_cuda, together=1 if is_split else concurrent_micro_batches(train, length, device.place, device.compile),
         **device.arithmetic.widths,
     )  # fmt: skip
 
 
-def blocks_recomputed(recipe: Recipe, config: ModelConfig, device: Device) -> int:
+def blocks_recomputed(train: Train, layout: Parallel, config: ModelConfig, device: Device) -> int:
     """Number of recomputed blocks, from the first; all where a budget is too small."""
-    mode = recipe.train.recompute
+    mode = train.recompute
     if mode != "budget":
         return 0 if mode == "none" else config.layers
-    base, budget = base_bytes(device), budget_bytes(recipe, device)
-    totals = (memory_of(recipe, config, device, blocks, base).total for blocks in range(config.layers))
+    base, budget = base_bytes(device), budget_bytes(train.memory_budget, device)
+    totals = (memory_of(train, layout, config, device, blocks, base).total for blocks in range(config.layers))
     return next((blocks for blocks, total in enumerate(totals) if total <= budget), config.layers)
 
 
-def check_budget(recipe: Recipe, config: ModelConfig, device: Device) -> None:
+def check_budget(train: Train, layout: Parallel, config: ModelConfig, device: Device) -> None:
     """Raise InputError, with the minimum, when a step does not fit train.memory_budget."""
-    if recipe.train.memory_budget is None:
+    if train.memory_budget is None:
         return
-    least = memory_of(recipe, config, device, config.layers, base_bytes(device))
-    budget = budget_bytes(recipe, device)
+    least = memory_of(train, layout, config, device, config.layers, base_bytes(device))
+    budget = budget_bytes(train.memory_budget, device)
     if least.total > budget:
         raise InputError(
             f"train.memory_budget: a step takes {size(least.total)} even with every block recomputed, more than the "
@@ -81,12 +84,11 @@ def base_bytes(device: Device) -> int:
     return 0 if device.is_cuda else resident_bytes()
 
 
-def budget_bytes(recipe: Recipe, device: Device) -> int:
-    """Bytes that a step may take, the base included."""
-    asked = recipe.train.memory_budget
-    if asked is not None and asked > 1:
-        return int(asked)
-    return int((asked or 1.0) * (base_bytes(device) + available_bytes(device)))
+def budget_bytes(budget: float | None, device: Device) -> int:
+    """Bytes that a step may take, the base included; budget: train.memory_budget."""
+    if budget is not None and budget > 1:
+        return int(budget)
+    return int((budget or 1.0) * (base_bytes(device) + available_bytes(device)))
 
 
 def apply(model: Transformer, mode: str, blocks: int) -> None:

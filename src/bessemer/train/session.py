@@ -16,9 +16,9 @@ from bessemer.checkpoint.protocol import published
 from bessemer.environment import describe
 from bessemer.layout.flops import devices_of, recomputed_flops_per_token, step_flops_per_token
 from bessemer.model.config import ModelConfig
-from bessemer.model.transformer import build_model, meta_model
+from bessemer.model.transformer import meta_model
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
-from bessemer.recipe import Batches, Recipe
+from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, read_json, write_json
 from bessemer.terminal import say, warn
 from bessemer.tokens.loader import Batch
@@ -61,12 +61,16 @@ def train_here(
         devices.reset_peak_resident()
     config = config_of(recipe, store.vocabulary, len(store.labels))
     # This process's own base and blocks: those of the process that planned differ, as after a resume.
-    recomputed = blocks_recomputed(recipe, config, device)
-    memory = memory_of(recipe, config, device, recomputed, base_bytes(device)).to_dict()
+    recomputed = blocks_recomputed(recipe.train, recipe.parallel, config, device)
+    memory = memory_of(recipe.train, recipe.parallel, config, device, recomputed, base_bytes(device)).to_dict()
     if mesh.is_main:
         write_json(run.plan, {**read_json(run.plan), "memory_bytes": memory})
-    profiler = profiles.of(recipe, run.profile, device, done[-1] if done else 0) if profile and mesh.is_main else None
-    peak = plan["peak_flops"] * devices_of(recipe, device.is_cuda)
+    profiler = (
+        profiles.of(recipe.train, recipe.checkpoint.every, run.profile, device, done[-1] if done else 0)
+        if profile and mesh.is_main
+        else None
+    )
+    peak = plan["peak_flops"] * devices_of(recipe.parallel, recipe.cluster.nodes, device.is_cuda)
     gc.collect()
     gc.freeze()  # collections around a validation took 0.2 s more with the libraries' objects
     try:
@@ -76,7 +80,7 @@ def train_here(
     finally:
         gc.unfreeze()
     if profiler and profiler.seconds:
-        profiles.write(profiler, recipe, read_json(run.plan), config, summary.recomputed)
+        profiles.write(profiler, recipe.train, read_json(run.plan), config, summary.recomputed)
     return summary
 
 
@@ -88,13 +92,13 @@ def set_up(
 
     recomputed: blocks, as planned; peak: FLOP/s of all processes together; planned_memory: bytes.
     """
-    started, sizes = perf_counter(), Batches.of(recipe)
+    started, sizes = perf_counter(), recipe.batches
     checkpoint = latest(run.checkpoints, on_damage=warn, mesh=mesh)
     step = _step(recipe, config, device, store, mesh, checkpoint is not None, recomputed)
     loader = step.task.loader(recipe, store, mesh.data_rank, mesh.layout.data)
     if checkpoint is None and recipe.train.start is not None:
         say(f"  {start_from(step, Path(recipe.train.start), store)}")
-    if checkpoint is None and (line := no_dropout_line(recipe)) is not None:
+    if checkpoint is None and (line := no_dropout_line(recipe.model, recipe.train)) is not None:
         say(f"  {line}")
     position = Position(counts=MixtureCounts.zero(loader.mixture))
     if checkpoint is not None:
@@ -106,8 +110,8 @@ def set_up(
         say(f"  going on from step {position.step} of {recipe.train.steps}")
     held_out = step.task.held_out(recipe, store, recipe.evaluate.max_tokens)
     num_scored = sum(part.inputs.size for part in held_out)
-    model_flops = step_flops_per_token(recipe, config)
-    hardware_flops = model_flops + recomputed_flops_per_token(recipe, config, step.recomputed)
+    model_flops = step_flops_per_token(recipe.train, config)
+    hardware_flops = model_flops + recomputed_flops_per_token(recipe.train.recompute, config, step.recomputed)
     rates = Rates(model_flops, hardware_flops, peak, device, mesh, run.plan)
     return Training(
         run=run,
@@ -122,7 +126,7 @@ def set_up(
         saver=Saver(recipe, run, step, store),
         position=position,
         has_checkpoint=checkpoint is not None,
-        scores_first=position.step == 0 and is_continued(recipe),
+        scores_first=position.step == 0 and is_continued(recipe.model, recipe.train),
         tensorboard=recipe.report.tensorboard,
         planned_memory=planned_memory,
         started=started,
@@ -137,11 +141,12 @@ def _step(
     """The step with its starting weights, or with placeholders that a checkpoint will replace."""
     weights = None
     if mesh.is_single:
-        model = build_model(config, recipe.run.seed) if has_checkpoint else starting_model(recipe, config)
+        source = None if has_checkpoint else recipe.model.from_
+        model = starting_model(source, config, recipe.run.seed)
     elif has_checkpoint:
         model, weights = meta_model(config), lambda name, shape: torch.zeros(shape)
     elif recipe.model.from_ is not None:
-        model = starting_model(recipe, config, mesh.is_main)
+        model = starting_model(recipe.model.from_, config, recipe.run.seed, mesh.is_main)
     else:
         model, weights = meta_model(config), initial_weights(config, recipe.run.seed)
     return TrainStep(recipe, model, device, store.end_of_text, len(store.sources), mesh, weights, recomputed)

@@ -38,7 +38,7 @@ from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
 from bessemer.parallel.mesh import AXES, ProcessMesh
 from bessemer.parallel.sharded import clip_gradients
-from bessemer.recipe import Batches, Parallel, Recipe
+from bessemer.recipe import Parallel, Recipe, Train
 from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
 from bessemer.train import split
@@ -223,12 +223,19 @@ def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
     tokens = dial.MICRO_BATCH_TOKENS if is_cuda else dial.CPU_MICRO_BATCH_TOKENS
     resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=tokens)
     config = config_of(resolved, vocabulary, 0)
-    widths = precisions.PRECISIONS[_precision(resolved, is_cuda)].widths
-    recomputed, rows = blocks_recomputed(resolved, config), []
+    widths = precisions.PRECISIONS[_precision(resolved.train, is_cuda)].widths
+    recomputed, rows = blocks_recomputed(resolved.train, config), []
     for part in parts_of(config, resolved.parallel):
         simulated = simulate(resolved, config, part.place, is_cuda=is_cuda)
         planned = layout_memory.memory(
-            resolved, config, base=0, parts=[part], recomputed=recomputed, is_cuda=True, **widths
+            resolved.train,
+            resolved.parallel,
+            config,
+            base=0,
+            parts=[part],
+            recomputed=recomputed,
+            is_cuda=True,
+            **widths,
         )
         more = {"total": simulated.total, "planned": planned.to_dict(), "blocks": part.blocks}
         rows.append({**asdict(simulated), **more})
@@ -242,15 +249,15 @@ def simulate(recipe: Recipe, config: ModelConfig, place: int = 0, *, is_cuda: bo
     many micro-batches as it takes to reach the peak, and optimizer state from an earlier step. Raises InputError where the
     recipe cannot be simulated or split.
     """
-    require_simulable(recipe)
-    begun = perf_counter()
     layout = recipe.parallel
-    arithmetic = precisions.PRECISIONS[_precision(recipe, is_cuda)]
+    require_simulable(recipe.train, layout)
+    begun = perf_counter()
+    arithmetic = precisions.PRECISIONS[_precision(recipe.train, is_cuda)]
     device = Device(torch.device("cpu"), "simulated", arithmetic, compile=False)
     train = recipe.train.model_copy(update={"device": "cuda" if is_cuda else "cpu"})
-    one_document_each = recipe.tokens.model_copy(update={"document_mask": False})
-    task = task_of(recipe.model_copy(update={"tokens": one_document_each, "train": train}), config, 0)
-    recomputed = blocks_recomputed(recipe, config)
+    split.require_fit(recipe.train, layout, config, device.place)
+    task = task_of(train, False, config, 0)  # one document in each sequence
+    recomputed = blocks_recomputed(train, config)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     rank = place * (layout.world // layout.pipeline)
     with _fake_group(layout, rank) as mesh, warnings.catch_warnings():
@@ -258,14 +265,14 @@ def simulate(recipe: Recipe, config: ModelConfig, place: int = 0, *, is_cuda: bo
         uses_ddp = data.uses_ddp(mesh)
         # DDP reads values; besides the model it holds only gradients, in buckets that exist from the start.
         built_mesh = ProcessMesh(Parallel(), 0, mesh.device_mesh, mesh.control) if uses_ddp else mesh
-        model, engine = split.build(recipe, config, built_mesh, task, device, recomputed, None, fake)
+        model, engine = split.build(recipe.train, config, built_mesh, task, device, recomputed, None, fake)
         with fake, AssumedValues():  # type: ignore[no-untyped-call]
-            moments = watch_step(recipe, config, model, engine, in_buckets=uses_ddp)
+            moments = watch_step(recipe.train, layout, config, model, engine, in_buckets=uses_ddp)
     return Simulated(rank, place, moments, perf_counter() - begun)
 
 
 def watch_step(
-    recipe: Recipe, config: ModelConfig, model: Transformer, engine: Engine, *, in_buckets: bool = False
+    train: Train, layout: Parallel, config: ModelConfig, model: Transformer, engine: Engine, *, in_buckets: bool = False
 ) -> Moments:
     """Memory of a step of random tokens on a process's part of a run, real or simulated, with optimizer state from an earlier
     step. in_buckets: gradients stay allocated from step to step, as DDP's."""
@@ -273,8 +280,8 @@ def watch_step(
         weights = list(model.parameters())
         tracker.own("weights", [weight.detach() for weight in weights])
         trained = [weight for weight in weights if weight.requires_grad]
-        optimizer = optimizers.build(model, recipe.train.optimizer)
-        average = optimizers.WeightAverage(model, recipe.train.ema) if recipe.train.ema else None
+        optimizer = optimizers.build(model, train.optimizer)
+        average = optimizers.WeightAverage(model, train.ema) if train.ema else None
         if average is not None:
             tracker.own("average", average.tensors.values())
         for weight in trained:
@@ -282,7 +289,7 @@ def watch_step(
         optimizer.step()
         states = [value for state in optimizer.state.values() for value in state.values()]
         tracker.own("optimizer", [value for value in states if isinstance(value, Tensor)])
-        parts = [_micro_batch(recipe, config) for _ in range(_num_micro_batches(recipe))]
+        parts = [_micro_batch(train, config) for _ in range(_num_micro_batches(train, layout, config.sequence_length))]
         if in_buckets:
             for _ in range(2):  # DDP rebuilds its buckets after the first step
                 engine.accumulate(parts, len(parts), 1.0)
@@ -294,7 +301,7 @@ def watch_step(
         engine.accumulate(parts, len(parts), 1.0)
         tracker.own("gradients", _gradients(trained))
         tracker.mark("backward")
-        clip_gradients(trained, recipe.train.optimizer.clip_norm, 1.0)
+        clip_gradients(trained, train.optimizer.clip_norm, 1.0)
         optimizer.step()
         if average is not None:
             average.update(0)
@@ -303,26 +310,25 @@ def watch_step(
     return Moments(tracker.at("start"), tracker.at("backward"), peak, states_peak)
 
 
-def _precision(recipe: Recipe, is_cuda: bool) -> str:
-    asked = recipe.train.precision
-    return asked if asked != "auto" else "bf16" if is_cuda else "fp32"
+def _precision(train: Train, is_cuda: bool) -> str:
+    return train.precision if train.precision != "auto" else "bf16" if is_cuda else "fp32"
 
 
-def blocks_recomputed(recipe: Recipe, config: ModelConfig) -> int:
+def blocks_recomputed(train: Train, config: ModelConfig) -> int:
     """Recomputed blocks; with a budget all of them, since the devices' free memory is not known here."""
-    return 0 if recipe.train.recompute == "none" else config.layers
+    return 0 if train.recompute == "none" else config.layers
 
 
-def require_simulable(recipe: Recipe) -> None:
+def require_simulable(train: Train, layout: Parallel) -> None:
     """Raise InputError for what fake tensors cannot stand in for."""
-    if recipe.train.objective != "causal":
+    if train.objective != "causal":
         raise InputError(
-            f"simulate: train.objective = {recipe.train.objective} chooses its work by the values of tokens, which a simulation "
+            f"simulate: train.objective = {train.objective} chooses its work by the values of tokens, which a simulation "
             "does not have; only causal can be simulated"
         )
-    if recipe.parallel.offload or recipe.train.optimizer.offload:
+    if layout.offload or train.optimizer.offload:
         raise InputError("simulate: offload moves memory between devices, and there is only one here; switch it off")
-    if recipe.train.precision.startswith("fp8"):
+    if train.precision.startswith("fp8"):
         raise InputError(
             "simulate: fp8 products read the values they scale; take train.precision = bf16, which holds more"
         )
@@ -353,11 +359,11 @@ def _fake_group(layout: Parallel, rank: int) -> Iterator[ProcessMesh]:
         dist.destroy_process_group()
 
 
-def _num_micro_batches(recipe: Recipe) -> int:
+def _num_micro_batches(train: Train, layout: Parallel, sequence_length: int) -> int:
     """The fewest that reach the peak: a first and a last one; in a pipeline two rounds, but all of them for gpipe."""
-    layout, size = recipe.parallel, recipe.train.micro_batch
-    assert size is not None, "the recipe is resolved"
-    every = Batches.of(recipe).full // layout.data // size
+    batch, size = train.global_batch_tokens, train.micro_batch
+    assert batch is not None and size is not None, "the recipe is resolved"
+    every = batch // sequence_length // layout.data // size
     if layout.pipeline == 1:
         return min(every, 2)
     enough = range(2 * layout.pipeline * layout.stages_each, every)
@@ -366,10 +372,10 @@ def _num_micro_batches(recipe: Recipe) -> int:
     return next((count for count in enough if layout.fits_micro_batches(count)), every)
 
 
-def _micro_batch(recipe: Recipe, config: ModelConfig) -> MicroBatch:
-    assert recipe.train.micro_batch is not None, "the recipe is resolved"
-    shape = recipe.train.micro_batch, config.sequence_length
-    keys_B = torch.zeros(shape[0], dtype=torch.int64) if recipe.train.dropout.is_on else None
+def _micro_batch(train: Train, config: ModelConfig) -> MicroBatch:
+    assert train.micro_batch is not None, "the recipe is resolved"
+    shape = train.micro_batch, config.sequence_length
+    keys_B = torch.zeros(shape[0], dtype=torch.int64) if train.dropout.is_on else None
     return MicroBatch(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64), None, keys_B)
 
 

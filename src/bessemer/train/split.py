@@ -24,7 +24,7 @@ from bessemer.parallel import context, data, pipeline, tensor, tied
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.parallel.pipeline import Pipeline, Stage
 from bessemer.parallel.sharded import put
-from bessemer.recipe import Batches, Recipe
+from bessemer.recipe import Batches, Parallel, Recipe, Train
 from bessemer.tokens import outlook
 from bessemer.train import device as devices
 from bessemer.train import precision as precisions
@@ -36,9 +36,9 @@ from bessemer.train.task import Task, config_of
 Weights = Callable[[str, torch.Size], Tensor]  # (name, shape) of a whole tensor to its values, on the CPU
 
 
-def require_fit(recipe: Recipe, config: ModelConfig, place: torch.device) -> None:
-    """Raise InputError when a resolved recipe cannot be split as it says."""
-    layout, train, length = recipe.parallel, recipe.train, recipe.tokens.sequence_length
+def require_fit(train: Train, layout: Parallel, config: ModelConfig, place: torch.device) -> None:
+    """Raise InputError when a resolved recipe cannot be split by its layout."""
+    length = config.sequence_length
     assert train.global_batch_tokens is not None and train.micro_batch is not None, "the recipe is resolved"
     sequences = train.global_batch_tokens // length
     if complaint := layout.batch_complaint(sequences, train.micro_batch, length):
@@ -60,7 +60,7 @@ def require_fit(recipe: Recipe, config: ModelConfig, place: torch.device) -> Non
     if layout.pipeline > 1:
         spans(config, layout)
         pipeline.require_schedule(layout, place)
-        batches = Batches.of(recipe)
+        batches = Batches.of(train, length)
         for step in range(batches.ramp_steps + 1):
             count = batches.sequences(step) // layout.data // train.micro_batch
             pipeline.require_micro_batches(layout, count)
@@ -75,20 +75,19 @@ def require_layout(recipe: Recipe, tokens: Path, micro_batch_tokens: int) -> Non
     resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=micro_batch_tokens, labels=labels)
     device = devices.choose(recipe.train)
     devices.require_devices(device, recipe.parallel.world)
-    require_fit(resolved, config_of(resolved, vocabulary, labels), device.place)
+    require_fit(resolved.train, resolved.parallel, config_of(resolved, vocabulary, labels), device.place)
 
 
 def build(
-    recipe: Recipe, config: ModelConfig, mesh: ProcessMesh, task: Task, device: Device, recomputed: int,
+    train: Train, config: ModelConfig, mesh: ProcessMesh, task: Task, device: Device, recomputed: int,
     weights: Weights | None, memory: AbstractContextManager[object] | None = None,
 ) -> tuple[Transformer, Engine]:  # fmt: skip
-    """The model of a resolved recipe, split over the mesh, with its weights, and the engine that computes its gradients.
+    """The model, split over the mesh, with its weights, and the engine that computes its gradients.
 
-    weights: None leaves them uninitialised; memory: a context in which they are allocated, such as FakeTensorMode for
-    train/simulate.py.
+    `require_fit` has passed. weights: None leaves them uninitialised; memory: a context in which they are allocated, such as
+    FakeTensorMode for train/simulate.py.
     """
     memory = memory or nullcontext()
-    require_fit(recipe, config, device.place)
     model = meta_model(config).to(device.arithmetic.weights)
     if tied.is_tied(model):
         model.head.tie(model.embedding)
@@ -102,17 +101,17 @@ def build(
     tensor.split(model, mesh)
     context.apply(model, mesh)
     # torch cannot compile a recomputation that reads DTensors (2.13), so there the compiled block is recomputed.
-    compile_first = device.compile and mesh.size("tensor") > 1 and recipe.train.recompute == "full"
+    compile_first = device.compile and mesh.size("tensor") > 1 and train.recompute == "full"
     if compile_first:
         for block in filter(None, model.blocks):
             block.forward = torch.compile(block.forward)
-    recompute.apply(model, recipe.train.recompute, recomputed)
+    recompute.apply(model, train.recompute, recomputed)
     if device.compile and not compile_first:
         for block in filter(None, model.blocks):
             block.compile()
     if local_spans:
-        return model, _pipelined(recipe, model, local_spans, mesh, task, device, weights, memory)
-    root: nn.Module = ModelWithLoss(model, task, device, recipe.train.dropout, mesh)
+        return model, _pipelined(train, model, local_spans, mesh, task, device, weights, memory)
+    root: nn.Module = ModelWithLoss(model, task, device, train.dropout, mesh)
     if data.uses_fsdp(mesh):
         data.shard(root, list(model.blocks), mesh, device.arithmetic.autocast)
     with memory:
@@ -123,11 +122,11 @@ def build(
 
 
 def _pipelined(
-    recipe: Recipe, model: Transformer, local_spans: list[Span], mesh: ProcessMesh, task: Task, device: Device,
+    train: Train, model: Transformer, local_spans: list[Span], mesh: ProcessMesh, task: Task, device: Device,
     weights: Weights | None, memory: AbstractContextManager[object],
 ) -> Engine:  # fmt: skip
     """The stages of this process, each wrapped by itself."""
-    arithmetic, dropout = device.arithmetic, recipe.train.dropout
+    arithmetic, dropout = device.arithmetic, train.dropout
 
     def read(
         inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, dropout_B: Tensor | None
@@ -142,7 +141,7 @@ def _pipelined(
             data.shard(stage, stage.blocks, mesh, arithmetic.autocast)
     with memory:
         materialise(model, mesh, device, weights)
-    split_backward = recipe.train.recompute == "none" and not device.compile
+    split_backward = train.recompute == "none" and not device.compile
     running = Pipeline(model, stages, mesh, device.place, arithmetic.dtype, split_backward=split_backward)
     return Pipelined(running, mesh, device)
 

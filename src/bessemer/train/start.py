@@ -16,7 +16,7 @@ from bessemer.model.huggingface.config import dropout_keys
 from bessemer.model.huggingface.weights import read_model, require_weights
 from bessemer.model.transformer import Transformer, build_model
 from bessemer.parallel.sharded import put
-from bessemer.recipe import Recipe
+from bessemer.recipe import Model, Train
 from bessemer.run import RunFolder
 from bessemer.terminal import say, warn
 from bessemer.tokens.shards import TokenStore
@@ -30,57 +30,57 @@ FREE_OPTIONS = {
 }  # fmt: skip
 
 
-def starting_model(recipe: Recipe, config: ModelConfig, checked: bool = True) -> Transformer:
+def starting_model(source: str | None, config: ModelConfig, seed: int, checked: bool = True) -> Transformer:
     """The model at step 0, in fp32 on the CPU.
 
-    checked: compare imported weights with `transformers`, on one of several processes. Raises InputError when the folder's
-    weights are not this model's, BessemerError when `transformers` computes something else from them.
+    source: model.from; checked: compare imported weights with `transformers`, on one of several processes. Raises InputError
+    when the folder's weights are not this model's, BessemerError when `transformers` computes something else from them.
     """
-    if recipe.model.from_ is None:
-        return build_model(config, recipe.run.seed)
-    folder = local_folder(recipe.model.from_)
+    if source is None:
+        return build_model(config, seed)
+    folder = local_folder(source)
     if not checked:
-        return read_model(folder, config, recipe.run.seed)
-    model, check = read_checked(folder, config, recipe.run.seed)
+        return read_model(folder, config, seed)
+    model, check = read_checked(folder, config, seed)
     say(f"  starting from the weights of {folder}: {check.line}")
     return model
 
 
-def require_source(recipe: Recipe, config: ModelConfig) -> None:
+def require_source(source: str | None, config: ModelConfig) -> None:
     """Raise InputError when the folder of model.from lacks this model's tensors, or positions for its sequences. Downloads the
     weights of a model of the hub."""
-    if recipe.model.from_ is None:
+    if source is None:
         return
-    folder = local_folder(recipe.model.from_)
-    if config.positions == "learned" and recipe.tokens.sequence_length > config.max_positions:
+    folder = local_folder(source)
+    if config.positions == "learned" and config.sequence_length > config.max_positions:
         raise InputError(
-            f"tokens.sequence_length: {recipe.tokens.sequence_length}, but {folder} has only {config.max_positions} positions"
+            f"tokens.sequence_length: {config.sequence_length}, but {folder} has only {config.max_positions} positions"
         )
     require_weights(folder, config)
 
 
-def is_continued(recipe: Recipe) -> bool:
+def is_continued(model: Model, train: Train) -> bool:
     """Whether the run starts from trained weights."""
-    return recipe.model.from_ is not None or recipe.train.start is not None
+    return model.from_ is not None or train.start is not None
 
 
-def carried_dropout(recipe: Recipe) -> dict[str, float]:
+def carried_dropout(model: Model, train: Train) -> dict[str, float]:
     """Dropout keys in config.json of the model that a run started from, which an export keeps; empty without such a model."""
     folder = None
-    if recipe.model.from_ is not None:
+    if model.from_ is not None:
         try:
-            folder = local_folder(recipe.model.from_, weights=False)
+            folder = local_folder(model.from_, weights=False)
         except BessemerError:  # a model of the hub, unreachable
             return {}
-    elif recipe.train.start is not None:
-        folder = RunFolder(Path(recipe.train.start)).source
+    elif train.start is not None:
+        folder = RunFolder(Path(train.start)).source
     return {} if folder is None or not (folder / "config.json").exists() else dropout_keys(folder)
 
 
-def no_dropout_line(recipe: Recipe) -> str | None:
+def no_dropout_line(model: Model, train: Train) -> str | None:
     """A note for a run that starts without the dropout of its model; None where there was none."""
-    rates = ", ".join(f"{key} {rate:g}" for key, rate in carried_dropout(recipe).items() if rate)
-    if not rates or recipe.train.dropout.is_on:
+    rates = ", ".join(f"{key} {rate:g}" for key, rate in carried_dropout(model, train).items() if rate)
+    if not rates or train.dropout.is_on:
         return None
     return f"no dropout: the starting model's config.json has {rates}, which an export keeps; train.dropout turns it on"
 

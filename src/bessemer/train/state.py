@@ -20,7 +20,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer, build_model
 from bessemer.parallel.sharded import as_shard_of, fingerprint, put
 from bessemer.parallel.tied import owned_parameters, whole_name
-from bessemer.recipe import Recipe, digest
+from bessemer.recipe import Recipe, Train, digest
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
 from bessemer.tokens.shards import TokenStore
@@ -133,7 +133,7 @@ class Saver:
         self._recipe, self._run, self._step, self._store = recipe, run, step, store
         config, steps = recipe.checkpoint, recipe.train.steps
         assert steps is not None, "the recipe is resolved"
-        self._branch = _branch_step(recipe)
+        self._branch = _branch_step(recipe.train)
         self._every = config.every or steps
         self._async: AsyncSaver | None = None
         if step.device.is_cuda if config.asynchronous is None else config.asynchronous:
@@ -141,7 +141,7 @@ class Saver:
 
     def follow(self, recipe: Recipe) -> None:
         """Continue under a recipe with another number of steps."""
-        self._recipe, self._branch = recipe, _branch_step(recipe)
+        self._recipe, self._branch = recipe, _branch_step(recipe.train)
         if self._async is not None:
             self._async.branch = self._branch
 
@@ -190,10 +190,10 @@ class Saver:
             self._async.__exit__(kind, error, trace)
 
 
-def _branch_step(recipe: Recipe) -> int | None:
+def _branch_step(train: Train) -> int | None:
     """The first step of the decay, at which a longer run of the same recipe branches off: always saved and kept."""
-    schedule = recipe.train.schedule
-    return schedule.decay_start(recipe.train.steps or 0) if schedule.kind == "wsd" else None
+    schedule = train.schedule
+    return schedule.decay_start(train.steps or 0) if schedule.kind == "wsd" else None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.parallel.pipeline import MicroBatchLoss
 from bessemer.parallel.sharded import clip_gradients, local, sum_of_squares
 from bessemer.parallel.tied import owned_parameters
-from bessemer.recipe import Batches, Recipe
+from bessemer.recipe import Recipe
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.order import key_of
 from bessemer.train import fp8, recompute, split
@@ -64,9 +64,11 @@ class TrainStep:
         if device.arithmetic.fp8 is not None:
             fp8.check(config, recipe.train.micro_batch or 1)
         precisions.apply_flags(device.arithmetic)
-        self.batches = Batches.of(recipe)
-        self.task = task_of(recipe, config, end_of_text)
-        self.recomputed = recompute.blocks_recomputed(recipe, config, device) if recomputed is None else recomputed
+        self.batches = recipe.batches
+        self.task = task_of(recipe.train, recipe.tokens.document_mask, config, end_of_text)
+        if recomputed is None:
+            recomputed = recompute.blocks_recomputed(recipe.train, recipe.parallel, config, device)
+        self.recomputed = recomputed
         self.engine: Engine
         if mesh.is_single:
             wide = model.double() if device.arithmetic.weights == torch.float64 else model
@@ -80,7 +82,10 @@ class TrainStep:
             self.engine = OneProcess(ModelWithLoss(self.model, self.task, device, recipe.train.dropout))
         else:
             weights = weights or split.weights_of(model)
-            self.model, self.engine = split.build(recipe, config, mesh, self.task, device, self.recomputed, weights)
+            split.require_fit(recipe.train, recipe.parallel, config, device.place)
+            self.model, self.engine = split.build(
+                recipe.train, config, mesh, self.task, device, self.recomputed, weights
+            )
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
         self.dropout_key = key_of("dropout", recipe.run.seed)
         self.average = optimizers.WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None

@@ -75,11 +75,11 @@ class Task(Protocol):
         ...
 
 
-def task_of(recipe: Recipe, config: ModelConfig, end_of_text: int) -> Task:
-    """The task of a recipe. Raises InputError when the model does not fit the objective."""
-    objective = recipe.train.objective
+def task_of(train: Train, document_mask: bool, config: ModelConfig, end_of_text: int) -> Task:
+    """The task of an objective. Raises InputError when the model does not fit the objective."""
+    objective = train.objective
     if objective == "classify":
-        return Classify(recipe.train, end_of_text, is_encoder=not config.causal)
+        return Classify(train, end_of_text, is_encoder=not config.causal)
     if config.causal != (objective == "causal"):
         kind, other = ("a decoder", "an encoder") if config.causal else ("an encoder", "a decoder")
         remedy = "train.objective = " + ("causal" if config.causal else "masked")
@@ -87,7 +87,7 @@ def task_of(recipe: Recipe, config: ModelConfig, end_of_text: int) -> Task:
             f"train.objective: {objective} needs {other}, but the model is {kind}; set {remedy}, or take another model"
         )
     kind_of_task = Masked if objective == "masked" else Causal
-    return kind_of_task(recipe.train, recipe.tokens.document_mask, end_of_text)
+    return kind_of_task(train, document_mask, end_of_text)
 
 
 def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
