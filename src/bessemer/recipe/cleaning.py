@@ -7,14 +7,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from bessemer.recipe.section import Positive, Section, Share, Words
+from bessemer.recipe.section import Positive, Section, Share, Words, repeated
 
 
 class EvaluationSet(Section):
     """One evaluation set to look for."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Name of the set, in the table and in metadata."""
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the set, in tables and metadata.")
     path: str = Field(min_length=1)
     """A .jsonl (also .gz, .zst), .parquet or .txt file (one item a line) with the set's items."""
     fields: Words = ()
@@ -38,13 +37,11 @@ class EvaluationSet(Section):
 class Contamination(Section):
     """Text of evaluation sets in the corpus. Off until a set is given."""
 
-    sets: tuple[EvaluationSet, ...] = Field((), strict=False)
-    """The evaluation sets to look for; none: nothing."""
+    sets: tuple[EvaluationSet, ...] = Field((), strict=False, description="Evaluation sets to look for.")
     action: Literal["drop", "mask", "report"] = "drop"
     """What happens to a document that holds a set's text: drop (rejected as contaminated), mask (the text found is
     replaced) or report (counted only)."""
-    ngram: int = Field(13, ge=2, le=64)
-    """Words in a row that make a match (GPT-3's 13; datatrove takes 12)."""
+    ngram: int = Field(13, ge=2, le=64, description="Words in a row that match (GPT-3's 13; datatrove takes 12).")
     min_words: Positive = 8
     """A text shorter than ngram words is looked for as a whole, if it has this many words (GPT-3's least n is 8);
     shorter ones would be found everywhere and are left out, and counted."""
@@ -54,10 +51,8 @@ class Contamination(Section):
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        names = [given.name for given in self.sets]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"two evaluation sets are named {twice[0]!r}; give each a name of its own")
+        if twice := repeated([evaluation_set.name for evaluation_set in self.sets]):
+            raise ValueError(f"two evaluation sets are named {twice!r}; give each a name of its own")
         if self.min_words > self.ngram:
             raise ValueError(
                 f"min_words is {self.min_words} but ngram only {self.ngram}; no text could be too short for one"
@@ -77,8 +72,7 @@ class Paragraphs(Section):
     ngram: Positive = Field(13, description="Words in an n-gram (ngram mode); 13 as in DCLM.")
     threshold: Share = 0.8
     """Share of a paragraph's n-grams that must be repeated for it to be removed (ngram mode)."""
-    min_words: Positive = 13
-    """Paragraphs of fewer words are left alone: headings, list items, closing brackets."""
+    min_words: Positive = Field(13, description="Shorter paragraphs are left alone: headings, list items, brackets.")
     false_positive: FalsePositives = 0.01
     """Chance that the full filter takes a new paragraph or n-gram for a repeated one."""
     max_memory_mib: Positive = 1024
@@ -98,16 +92,14 @@ class Substrings(Section):
 class Dedup(Section):
     """Removal of documents that stand in the corpus already."""
 
-    exact: bool = True
-    """Remove documents whose normalised text (case and white space folded) is equal."""
+    exact: bool = Field(True, description="Remove documents whose text is equal but for case and white space.")
     minhash: bool = Field(True, description="Remove near duplicates by MinHash and locality-sensitive hashing.")
     bands: Positive = 20
     """Bands of the MinHash signature; 20 x 7 finds a Jaccard of 0.8 with 99.1%, 14 x 8 (FineWeb) with 92%."""
     rows: Positive = Field(7, description="Hash values in a band.")
     shingle: Literal["words", "characters"] = Field("words", description="What a shingle is a run of.")
     shingle_words: Positive = Field(5, description="Words in a shingle.")
-    shingle_characters: Positive = 24
-    """Characters in a shingle when shingle = 'characters'; 24 as in NeMo Curator."""
+    shingle_characters: Positive = Field(24, description="Characters in a shingle of characters; 24 as in NeMo.")
     min_jaccard: Share = 0.8
     """Documents in one bucket are linked from this Jaccard on: the true one, or with verify = false one estimated from
     the signatures (of 140 values, to within 0.034)."""
@@ -117,11 +109,9 @@ class Dedup(Section):
     keep: Literal["longest", "quality", "first-source"] = "longest"
     """Which of a group stays: the longest text, the one with the highest quality score, or the one whose source stands
     first in the recipe; then the longest, then the smallest identity."""
-    within_source: bool = False
-    """Compare documents of the same source only; what two sources share stays in both."""
+    within_source: bool = Field(False, description="Compare documents of the same source only, not between sources.")
     against: tuple[str, ...] = Field((), strict=False)
-    """Earlier corpora (run folders, or folders of documents), relative to the recipe's folder; what stands in them
-    already is removed."""
+    """Earlier corpora (run folders, or folders of documents) whose documents are removed from this one."""
     memory_mib: Positive = 512
     """Memory in MiB for sorting and comparing; the columns of the documents come on top (docs/dedup.md)."""
     paragraphs: Paragraphs = Field(Paragraphs(), description="Removal of repeated paragraphs.")
@@ -140,23 +130,17 @@ class Quality(Section):
     kind: Literal["linear", "fasttext"] = "linear"
     """linear is trained here; fasttext scores with a trained fastText model, given by `model`."""
     model: str | None = Field(None, min_length=1)
-    """A classifier to score with instead of training one: a run folder or the folder of a saved linear one, or a
-    fastText .bin or .ftz file."""
-    label: str = Field("__label__hq", min_length=1)
-    """The fastText label whose probability is the score (DCLM's model: hq)."""
+    """A classifier to use instead of training one: a run folder, a saved linear one, or a fastText .bin or .ftz."""
+    label: str = Field("__label__hq", min_length=1, description="fastText label that the score is of (DCLM's hq).")
     documents: Positive = Field(10_000, description="Documents the classifier learns from and is tested on, a side.")
-    read_bytes: int = Field(20_000, ge=1_000)
-    """The classifier looks at so many bytes from the beginning of a document."""
-    hash_bits: int = Field(18, ge=8, le=24)
-    """The bag of words and pairs of words is hashed into 2^hash_bits buckets."""
+    read_bytes: int = Field(20_000, ge=1_000, description="Bytes the classifier reads from a document's beginning.")
+    hash_bits: int = Field(18, ge=8, le=24, description="Words and pairs of words are hashed into 2^hash_bits buckets.")
     l2: float = Field(1e-6, gt=0, description="Weight of the squared weights beside the mean loss of a document.")
     statistics_scale: float = Field(0.03, gt=0)
-    """Standard deviation of the document statistics beside a bag of words of length 1: the smaller, the more the words
-    decide."""
+    """Standard deviation of document statistics beside a bag of words of length 1; small: words decide."""
     iterations: Positive = Field(300, description="Steps of L-BFGS at the most.")
     held_out: float = Field(0.2, gt=0.0, lt=0.9)
-    """Share of the labelled documents kept out of training, by the hash of their identity: half of it sets the
-    calibration, half of it tests."""
+    """Share of the labelled documents kept out of training, half to calibrate on and half to test on."""
     seed: int = Field(0, ge=0, description="Names the draws: which documents are learnt from, what Pareto keeps.")
     use: Literal["report", "filter", "pareto", "weight"] = "report"
     """What the scores do: nothing but appear in the report, reject below a limit (low_quality), reject by chance the

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bessemer.recipe.cleaning import Contamination, Dedup, Quality
 from bessemer.recipe.rules import Rules
-from bessemer.recipe.section import Positive, Section, Share, Words
+from bessemer.recipe.section import Positive, Section, Share, Words, repeated
 
 
 class Extract(Section):
@@ -18,17 +18,13 @@ class Extract(Section):
     engine: Literal["resiliparse", "trafilatura"] = "resiliparse"
     """Library that finds the main content: resiliparse, or trafilatura (removes more boilerplate, some 30 times slower;
     pip install 'bessemer[trafilatura]')."""
-    main_content: bool = True
-    """Take the main content only; false keeps menus, footers and all other visible text."""
+    main_content: bool = Field(True, description="Take the main content only; false keeps all visible text, menus too.")
     max_list_link_share: Share = 0.5
-    """A bulleted list stays when no more than this share of its characters is link text; above it is taken for a menu
-    (resiliparse)."""
+    """A bulleted list with a larger share of link text is taken for a menu and removed (resiliparse)."""
     max_undecodable_share: Share = 0.01
-    """Pages in which no more than this share of the characters cannot be decoded keep the others; more and the page is
-    rejected (not_utf8)."""
+    """Pages in which a larger share of the characters cannot be decoded are rejected (not_utf8)."""
     max_html_bytes: Positive | None = None
-    """Longer pages are rejected unread (too_long); unset: 8 MiB, and 256 KiB for trafilatura, which is about a second
-    of work."""
+    """Longer pages are rejected unread (too_long); unset: 8 MiB, for trafilatura 256 KiB, about a second."""
 
 
 Codes = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
@@ -38,8 +34,7 @@ class Language(Section):
     """Which language a document is in, and what follows from it. Off until `identify` is true."""
 
     identify: bool = False
-    """Identify the language of every document (fastText lid.176: 176 languages) and write code and score into its
-    metadata."""
+    """Identify each document's language (fastText lid.176: 176 languages); code and score go into its metadata."""
     skip_formats: Words = ("code",)
     """Formats of sources whose documents are not looked at: code is not prose; empty: all are."""
     model: str | None = Field(None, min_length=1)
@@ -48,8 +43,7 @@ class Language(Section):
     min_score: Share = 0.65
     """Documents whose language scores lower are rejected (language_unsure); 0 keeps them all. FineWeb's 0.65."""
     allowed: Words = ()
-    """Languages that are kept, as the model names them (en, de, zh); others are rejected (language_other); empty:
-    all."""
+    """Languages to keep, as the model names them (en, de, zh); others are rejected (language_other); empty: all."""
     split: Words = ()
     """Languages that become sources of their own: the documents of source NAME in de go to source NAME-de, with shards,
     statistics and losses of their own."""
@@ -57,8 +51,7 @@ class Language(Section):
     """Rule sets that apply to some languages only, e.g. {gopher_quality = ['en']}; a set not named applies to all, and
     so does every set to a document whose language was not identified."""
     windows: int = Field(0, ge=0, le=100)
-    """Places over a long document at which its language is looked at again, to flag documents that switch (metadata
-    language_switches); 0: none."""
+    """Places in a long document at which its language is identified again, to flag switches; 0: none."""
     window_characters: Positive = Field(400, description="Characters at each such place.")
     window_score: Share = Field(0.5, description="A place whose language scores lower says nothing about a switch.")
     max_switches: int | None = Field(None, ge=0)
@@ -102,9 +95,8 @@ class PersonalData(Section):
     """What is replaced: email, phone (international and common national forms), ip (public addresses), card (issuer
     prefix and Luhn's checksum), iban (length by country and checksum); empty: nothing."""
     national: tuple[Country, ...] = Field((), strict=False)
-    """Countries whose national numbers are replaced where form and checksum agree: br (CPF), ch (AHV), de (tax id), es
-    (DNI, NIE), fr (NIR), gb (NHS), in (Aadhaar), it (codice fiscale), nl (BSN), pl (PESEL), se (personnummer), us
-    (SSN)."""
+    """Countries whose national numbers are replaced where form and checksum agree: br CPF, ch AHV, de tax id, es DNI
+    and NIE, fr NIR, gb NHS, in Aadhaar, it codice fiscale, nl BSN, pl PESEL, se personnummer, us SSN."""
     placeholders: Placeholders = Field(Placeholders(), description="What stands in its place.")
 
 
@@ -175,22 +167,19 @@ class Source(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     """Name of the source; used in shard names, metrics and reports."""
     format: Format | None = None
-    """What the files are: text (one document a file), code (one document a file, licence header kept), html (main
-    content extracted), warc (the HTML pages of a crawl), mediawiki (the articles of an XML dump), jsonl (one document a
-    record of JSON lines, a JSON array or CSV), parquet (one document a row), descriptions (the long description in a
-    Python package's METADATA file); left out: each file's by its ending."""
+    """text or code (a document a file; code keeps licence headers), html (main content), warc (HTML pages of a crawl),
+    mediawiki (articles of an XML dump), jsonl (a document a record of JSON lines, a JSON array or CSV), parquet (one a
+    row), descriptions (those in Python packages' METADATA); left out: by each file's ending."""
     paths: tuple[str, ...] = Field(strict=False, min_length=1)
     """Files, folders (read recursively) or globs, relative to the recipe's folder; s3://, gs:// and hf://datasets/
     URLs; python://stdlib and python://site-packages name the folders of the running Python."""
     suffixes: tuple[str, ...] | None = Field(None, strict=False)
     """File endings taken from folders in the place of the format's own, e.g. ['.py'], in any case."""
     exclude: tuple[str, ...] = Field((), strict=False)
-    """Names of files and folders that are left out wherever they stand below `paths`, as patterns, e.g.
-    ['node_modules', 'vendor', '*.min.js']."""
+    """Patterns of names of files and folders below `paths` to leave out, e.g. ['node_modules', '*.min.js']."""
     anonymous: bool = Field(False, description="Read s3:// and gs:// URLs without credentials: public buckets.")
     endpoint: str | None = Field(None, pattern=r"^https?://[^/?#@\s]+$")
-    """Address of the object store for s3:// and gs:// URLs when it is not Amazon's or Google's, e.g.
-    http://127.0.0.1:9000."""
+    """Address of the object store of s3:// and gs:// URLs where it is another one, e.g. http://127.0.0.1:9000."""
     text_key: str = "text"
     """Field or column that holds the text (jsonl, parquet); dots lead into nested ones, e.g. 'data.text'."""
     encoding: str | None = None
@@ -198,16 +187,14 @@ class Source(Section):
     that shows itself as such, is read as that all the same."""
     label: str | None = Field(None, min_length=1, max_length=200)
     """The class of every document of this source, for a classifier."""
-    label_key: str | None = Field(None, min_length=1)
-    """Field or column that holds each document's class (jsonl, parquet)."""
+    label_key: str | None = Field(None, min_length=1, description="Field or column of the class (jsonl, parquet).")
     weight: float | None = Field(None, gt=0)
     """Relative share of the training tokens drawn from this source; give it for every source or for none (none: in
     proportion to the tokens each source has)."""
     max_epochs: float | None = Field(None, gt=0)
     """How often this source may be read over the whole run; wins over tokens.max_epochs."""
     max_bytes: int | None = Field(None, gt=0)
-    """Read about this many bytes and no more; which files are read is decided by the hash of their paths, so the same
-    ones are chosen each time."""
+    """Read about this many bytes and no more; the hash of the paths decides which files, always the same."""
 
     @field_validator("encoding")
     @classmethod
@@ -245,28 +232,24 @@ class Corpus(Work):
     extract: Extract = Field(Extract(), description="How text is taken out of web pages.")
     language: Language = Field(Language(), description="Which languages are kept, and what differs by language.")
     personal: PersonalData = Field(PersonalData(), description="Personal data that is replaced by placeholders.")
-    contamination: Contamination = Contamination()
-    """Text of evaluation sets that must not be trained on."""
+    contamination: Contamination = Field(Contamination(), description="Evaluation sets that must not be trained on.")
     quality: Quality = Field(Quality(), description="A classifier of quality, and what its scores decide.")
     dedup: Dedup = Field(Dedup(), description="Removal of duplicates.")
 
     @model_validator(mode="after")
     def _sources_agree(self) -> Self:
         names = [source.name for source in self.sources]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"two sources are named {twice[0]!r}; give each source a name of its own")
+        if twice := repeated(names):
+            raise ValueError(f"two sources are named {twice!r}; give each source a name of its own")
         sets = [name for name, field in Rules.model_fields.items() if field.default is None]
         strange = [name for name in self.language.only_for if name not in sets]
         if strange:
             raise ValueError(
                 f"language.only_for names {strange[0]!r}, which is no set of rules; there are: {', '.join(sets)}"
             )
-        made = [part for source in self.sources for part in self.parts_of(source)]
-        double = sorted({name for name in made if made.count(name) > 1})
-        if double:
+        if double := repeated([part for source in self.sources for part in self.parts_of(source)]):
             raise ValueError(
-                f"{double[0]!r} would be two things: a source, and a part of one (language.split, quality.use = 'weight'); "
+                f"{double!r} would be two things: a source, and a part of one (language.split, quality.use = 'weight'); "
                 "rename the source"
             )
         weighted = [source.name for source in self.sources if source.weight is not None]

@@ -7,9 +7,8 @@ import re
 
 from bessemer.recipe.corpus import Format
 
+# By the end of the file's name.
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd"}
-"""By the end of the file's name."""
-
 CODE_SUFFIXES = (
     ".py", ".pyi", ".pyx", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cu", ".cuh", ".cs", ".java",
     ".kt", ".scala", ".go", ".rs", ".swift", ".m", ".js", ".mjs", ".jsx", ".ts", ".tsx", ".rb", ".php",
@@ -17,10 +16,9 @@ CODE_SUFFIXES = (
     ".lisp", ".f90", ".sql", ".sh", ".bash", ".ps1", ".cmake", ".proto", ".vue", ".dart", ".zig",
     ".nim", ".v", ".sv", ".vhd", ".asm", ".s",
 )  # fmt: skip
-
-TOPICS = "pydoc_data/topics.py"
-"""The language reference that Python carries for `help()`: a dictionary of texts."""
-
+TOPICS = "pydoc_data/topics.py"  # the language reference that Python carries for `help()`: a dictionary of texts
+# What is taken from a folder, by format. `descriptions` is the prose that installed packages carry; not their .txt files,
+# which are licences, word lists and tables of data.
 SUFFIXES: dict[str, tuple[str, ...]] = {
     "text": (".txt", ".text", ".md", ".markdown", ".rst"),
     "code": CODE_SUFFIXES,
@@ -31,21 +29,12 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
     "parquet": (".parquet", ".pq"),
     "descriptions": ("METADATA", ".rst", ".md", TOPICS),
 }
-"""What is taken from a folder, by format. `descriptions` is the prose that installed packages carry;
-not their .txt files, which are licences, word lists and tables of data."""
-
-NEVER_COMPRESSED = ("parquet", "descriptions")
-"""Formats whose files are not looked for under the endings of compressed files: Parquet compresses by itself."""
-
+NEVER_COMPRESSED = ("parquet", "descriptions")  # Parquet compresses by itself
+# Told by a file's ending, for a source without a format. An .xml file is read as a dump only where it is named like one.
 GUESSED: tuple[Format, ...] = ("jsonl", "parquet", "warc", "html", "text", "code")
-"""Formats that a file's ending tells, for a source without a format. An .xml file may be anything: it is read as a dump
-only where it is named like one."""
-
+# How Wikipedia names its dumps, and parts of a dump, after the pages they hold.
 DUMP = re.compile(r"-pages-(articles|meta)[^/]{0,80}\.xml[^/]{0,40}$", re.IGNORECASE)
-"""How Wikipedia names its dumps."""
-
 DUMP_PART = re.compile(r"\.xml-p\d{1,12}p\d{1,12}(-[a-z]{1,20})?$", re.IGNORECASE)
-"""How Wikipedia names the parts of a dump: after the pages they hold."""
 
 
 def compression_of(path: str) -> str:

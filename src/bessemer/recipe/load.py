@@ -10,17 +10,17 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from bessemer import hub
 from bessemer.errors import InputError
-from bessemer.recipe.cleaning import Quality
 from bessemer.recipe.endings import guessed_format
 from bessemer.recipe.keys import complaints, nearest
 from bessemer.recipe.schema import Recipe
+from bessemer.recipe.section import Section
 
 LONGEST_TEXT = 20_000_000  # characters of a document, where a folder or file stands for its recipe: a book is one
 SAMPLE_BYTES = 8000  # of a file: looked at to tell a recipe, text and binary data apart
@@ -28,6 +28,15 @@ TABLE = re.compile(rb"^\[(run|corpus|\[corpus\.sources\]|tokenizer|tokens|model|
 CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})
 PDF, UTF_16 = b"%PDF-", (b"\xff\xfe", b"\xfe\xff")
 MIN_TEXT_BYTES = 4_000  # of clean text, two pages; of less not even the smallest vocabulary can be made
+SomeSection = TypeVar("SomeSection", bound=Section)
+PATHS = (  # keys that hold paths, by the names of the fields
+    "corpus.sources.paths", "corpus.rules.refinedweb.domains", "corpus.rules.refinedweb.urls",
+    "corpus.rules.refinedweb.url_words", "corpus.rules.refinedweb.url_soft_words",
+    "corpus.rules.refinedweb.url_substrings", "corpus.rules.adult.path", "corpus.rules.adult.classifier",
+    "corpus.rules.toxic.path", "corpus.rules.toxic.classifier", "corpus.language.model", "corpus.contamination.sets.path",
+    "corpus.quality.high", "corpus.quality.low", "corpus.quality.model", "corpus.dedup.against", "tokenizer.path",
+    "tokenizer.compare", "tokens.sources.paths", "tokens.sources.tokenizer", "model.from_", "train.start",
+)  # fmt: skip
 HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
 
 
@@ -194,75 +203,36 @@ def differences(old: Recipe, new: Recipe) -> list[str]:
 
 
 def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
-    """What a recipe file reads lies relative to that file."""
+    """What a recipe file reads lies relative to that file; an example of quality may be the name of a source."""
+    names = {source.name for source in recipe.corpus.sources}
 
-    def anchored(path: str) -> str:
-        return path if "://" in path else str(folder / Path(path).expanduser())
+    def anchored(key: str, path: str) -> str:
+        if "://" in path or (key in ("high", "low") and path in names):
+            return path
+        if key in ("path", "from_") and path.startswith(
+            "hf:"
+        ):  # hf:FOLDER, or hf:ORG/NAME where no such folder is there
+            name = path.removeprefix("hf:")
+            there = folder / Path(name).expanduser()
+            return path if hub.has_form_of_name(name) and not there.exists() else f"hf:{there}"
+        return str(folder / Path(path).expanduser())
 
-    def anchored_model(path: str) -> str:
-        """hf:FOLDER; hf:ORG/NAME stays as it is where no such folder is there."""
-        name = path.removeprefix("hf:")
-        return path if hub.has_form_of_name(name) and not Path(anchored(name)).exists() else f"hf:{anchored(name)}"
-
-    sources = tuple(
-        source.model_copy(update={"paths": tuple(anchored(path) for path in source.paths)})
-        for source in recipe.corpus.sources
-    )
-    tokenizer = recipe.tokenizer
-    if tokenizer.path is not None:
-        is_model = tokenizer.path.startswith("hf:")
-        tokenizer = tokenizer.model_copy(
-            update={"path": anchored_model(tokenizer.path) if is_model else anchored(tokenizer.path)}
-        )
-    tokenizer = tokenizer.model_copy(update={"compare": tuple(anchored(path) for path in tokenizer.compare)})
-    tokens = recipe.tokens.model_copy(
-        update={
-            "sources": tuple(
-                source.model_copy(
-                    update={
-                        "paths": tuple(anchored(path) for path in source.paths),
-                        "tokenizer": source.tokenizer and anchored(source.tokenizer),
-                    }
-                )
-                for source in recipe.tokens.sources
-            )
-        }
-    )
-    model, train = recipe.model, recipe.train
-    if model.from_ is not None:
-        model = model.model_copy(update={"from_": anchored_model(model.from_)})
-    if train.start is not None:
-        train = train.model_copy(update={"start": anchored(train.start)})
-    against = tuple(anchored(path) for path in recipe.corpus.dedup.against)
-    dedup = recipe.corpus.dedup.model_copy(update={"against": against})
-    quality = _anchored_quality(recipe, anchored)
-    language, contamination = recipe.corpus.language, recipe.corpus.contamination
-    if language.model is not None:
-        language = language.model_copy(update={"model": anchored(language.model)})
-    sets = tuple(given.model_copy(update={"path": anchored(given.path)}) for given in contamination.sets)
-    contamination = contamination.model_copy(update={"sets": sets})
-    changed_corpus = {
-        "sources": sources,
-        "rules": recipe.corpus.rules.anchored(anchored),
-        "language": language,
-        "contamination": contamination,
-        "quality": quality,
-        "dedup": dedup,
-    }
-    corpus = recipe.corpus.model_copy(update=changed_corpus)
-    changed = {"corpus": corpus, "tokenizer": tokenizer, "tokens": tokens, "model": model, "train": train}
-    return recipe.model_copy(update=changed)
+    return _with_paths(recipe, [key.split(".") for key in PATHS], anchored)
 
 
-def _anchored_quality(recipe: Recipe, anchored: Callable[[str], str]) -> Quality:
-    """Examples are sources of the corpus or paths; a path is what is no source's name."""
-    quality, names = recipe.corpus.quality, {source.name for source in recipe.corpus.sources}
-    examples = {
-        side: tuple(entry if entry in names else anchored(entry) for entry in getattr(quality, side))
-        for side in ("high", "low")
-    }
-    model = None if quality.model is None else anchored(quality.model)
-    return quality.model_copy(update={**examples, "model": model})
+def _with_paths(section: SomeSection, keys: list[list[str]], anchored: Callable[[str, str], str]) -> SomeSection:
+    """The section with the paths under its dotted keys, where they are given, passed through `anchored(key, path)`."""
+    changed: dict[str, Any] = {}
+    for name in dict.fromkeys(key[0] for key in keys):
+        value, inner = getattr(section, name), [key[1:] for key in keys if key[0] == name and len(key) > 1]
+        if not value:
+            continue
+        if inner:
+            items = [_with_paths(item, inner, anchored) for item in (value if isinstance(value, tuple) else (value,))]
+        else:
+            items = [anchored(name, path) for path in (value if isinstance(value, tuple) else (value,))]
+        changed[name] = tuple(items) if isinstance(value, tuple) else items[0]
+    return section.model_copy(update=changed)
 
 
 def _override(values: dict[str, Any], override: str) -> None:

@@ -9,20 +9,9 @@ from pydantic import Field, field_validator, model_validator
 from bessemer.recipe.section import Positive, Section
 
 FamilyName = Literal[
-    "qwen3",
-    "qwen2",
-    "llama",
-    "mistral",
-    "smollm3",
-    "phi3",
-    "gemma2",
-    "gemma3",
-    "olmo2",
-    "gpt2",
-    "bert",
-    "roberta",
+    "qwen3", "qwen2", "llama", "mistral", "smollm3", "phi3", "gemma2", "gemma3", "olmo2", "gpt2", "bert", "roberta",
     "modernbert",
-]
+]  # fmt: skip
 ENCODERS = ("bert", "roberta", "modernbert")  # attention sees both sides; objective masked
 DECODERS = tuple(name for name in get_args(FamilyName) if name not in ENCODERS)
 
@@ -45,26 +34,22 @@ class RopeScaling(Section):
     """linear: all positions divided by the factor; dynamic: the base grows with the length of a sequence; llama3, yarn:
     only slow frequencies are divided; longrope: each frequency by a factor of its own."""
     factor: float = Field(ge=1, description="How many times longer the new length is.")
-    original_length: Positive = 8192
-    """The length the model was first trained on (all kinds but linear)."""
+    original_length: Positive = Field(8192, description="The length first trained on (all kinds but linear).")
     low_frequency: float = Field(1.0, gt=0)
     """Frequencies with fewer turns over original_length are divided by the factor (llama3)."""
     high_frequency: float = Field(4.0, gt=0)
     """Frequencies with more turns over original_length stay as they are (llama3)."""
-    beta_fast: float = Field(32.0, gt=0)
-    """Frequencies with more turns over original_length stay as they are (yarn)."""
+    beta_fast: float = Field(32.0, gt=0, description="Frequencies with more turns over original_length stay (yarn).")
     beta_slow: float = Field(1.0, gt=0)
     """Frequencies with fewer turns over original_length are divided by the factor (yarn)."""
     truncate: bool = Field(True, description="The bounds between these are rounded to whole dimensions (yarn).")
     attention_factor: float | None = Field(None, gt=0)
     """Cosines and sines are multiplied by it (yarn, longrope); left out: as the method says."""
-    mscale: float = Field(0.0, ge=0)
-    """Numerator of yarn's own attention_factor in its general form; 0: off."""
+    mscale: float = Field(0.0, ge=0, description="Numerator of yarn's attention_factor in its general form; 0: off.")
     mscale_all_dim: float = Field(0.0, ge=0, description="Denominator of the same; 0: off.")
     short_factor: Factors = Field((), strict=False)
     """Divisor of each frequency in sequences of up to original_length tokens (longrope)."""
-    long_factor: Factors = Field((), strict=False)
-    """Divisor of each frequency in longer sequences (longrope)."""
+    long_factor: Factors = Field((), strict=False, description="Divisors of frequencies in long sequences (longrope).")
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Self:
@@ -106,15 +91,12 @@ class Model(Section):
     layers: int | None = Field(None, gt=0, description="Number of transformer blocks.")
     width: int | None = Field(None, gt=0, description="Width of the residual stream.")
     heads: int | None = Field(None, gt=0, description="Number of query heads.")
-    kv_heads: int | None = Field(None, gt=0)
-    """Number of key/value heads (grouped-query attention); left out: as heads."""
+    kv_heads: int | None = Field(None, gt=0, description="Key/value heads (grouped-query attention); else as heads.")
     head_dim: int | None = Field(None, gt=0, description="Width of a head; left out: width / heads.")
     mlp_width: int | None = Field(None, gt=0)
-    """Hidden width of the MLP; left out: 8/3 of the width when gated, rounded up to a multiple of 64, else 4 times the
-    width."""
+    """Hidden width of the MLP; left out: 4 x width, gated 8/3 x width rounded up to a multiple of 64."""
     vocabulary: int | None = Field(None, gt=0)
-    """Rows of the embedding, when more than the tokenizer has ids, for example a multiple of 64; left out: the
-    tokenizer's."""
+    """Rows of the embedding, when more than the tokenizer has ids, as a multiple of 64; left out: the tokenizer's."""
     max_positions: int | None = Field(None, gt=0)
     """Positions the model knows, when more than tokens.sequence_length; left out: as that."""
     qk_norm: Literal["none", "head", "full"] | None = None
@@ -133,16 +115,12 @@ class Model(Section):
     """Tokens a windowed layer's attention sees: itself and those before, or half to each side in an encoder; 0: all."""
     global_every: int | None = Field(None, ge=0)
     """Every so many layers, from the first, one sees everything; 0: all have the window."""
-    global_last: bool | None = None
-    """That one is the last of every so many (Gemma), not the first (ModernBERT)."""
-    global_layers: Layers | None = Field(None, strict=False)
-    """Further layers that see everything, counted from 0."""
+    global_last: bool | None = Field(None, description="It is the last of every so many (Gemma), not the first.")
+    global_layers: Layers | None = Field(None, strict=False, description="Further layers that see all, counted from 0.")
     query_scalar: int | None = Field(None, ge=0)
     """Attention scores are divided by the root of it; 0: of the width of a head."""
-    inverse_layer_scale: bool | None = None
-    """Attention scores of layer n, counted from 1, are divided by n as well."""
-    attention_soft_cap: float | None = Field(None, ge=0)
-    """Attention scores are c*tanh(score/c) with this c; 0: off."""
+    inverse_layer_scale: bool | None = Field(None, description="Divide attention scores by the layer's number, from 1.")
+    attention_soft_cap: float | None = Field(None, ge=0, description="Attention scores are c*tanh(score/c); 0: off.")
     logit_soft_cap: float | None = Field(None, ge=0, description="Logits are c*tanh(logit/c) with this c; 0: off.")
     rope_theta: float | None = Field(None, gt=0, description="Base of the rotary position embedding; left out: 10000.")
     window_rope_theta: float | None = Field(None, gt=0)
@@ -151,17 +129,14 @@ class Model(Section):
     """How rotary positions are stretched beyond the length first trained on; left out: not."""
     window_rope_scaling: RopeScaling | None = None
     """The same in windowed layers, where window_rope_theta gives them a base; left out: not stretched."""
-    rotary_fraction: float | None = Field(None, gt=0, le=1)
-    """Share of a head's dimensions that rotary positions turn."""
+    rotary_fraction: float | None = Field(None, gt=0, le=1, description="Share of a head's dimensions that rotate.")
     unrotated_every: int | None = Field(None, ge=0)
     """The last of every so many layers has no rotary positions; 0: all have."""
-    unrotated_layers: Layers | None = Field(None, strict=False)
-    """Further layers without rotary positions, counted from 0."""
+    unrotated_layers: Layers | None = Field(None, strict=False, description="More layers without rotation, from 0.")
     position_padding: int | None = Field(None, ge=0)
     """Id of the token that learned positions pass over, and after whose own row they begin (roberta). An encoder
     trained from scratch takes the end-of-text token's, 0 in our tokenizers."""
-    token_types: int | None = Field(None, ge=0)
-    """Rows of the token types' embedding; all tokens are of type 0."""
+    token_types: int | None = Field(None, ge=0, description="Rows of the token types' embedding; all have type 0.")
     norm_eps: float | None = Field(None, gt=0, description="Epsilon of every norm; left out: the family's.")
 
     @property

@@ -22,17 +22,15 @@ class Parallel(Section):
     """How a run is split. The product of the five ways is the number of processes; 1 everywhere: one process."""
 
     auto: bool = False
-    """Let the planner choose: the layout it predicts to be the fastest of those that fit on the devices of [cluster],
-    or of this machine."""
+    """Let the planner choose the layout it predicts to be fastest on the devices of [cluster], or of this machine."""
     replicate: Positive = Field(1, description="Copies of the model, each for its own part of the batch.")
     shard: Positive = 1
     """Processes that share one copy's optimizer state, gradients and weights (see zero), and the batch."""
-    tensor: Positive = 1
-    """Processes that share every matrix: heads, hidden units and vocabulary are divided."""
+    tensor: Positive = Field(1, description="Processes that share every matrix: heads, hidden units, vocabulary.")
     pipeline: Positive = Field(1, description="Stages of blocks, each on its own process.")
     context: Positive = Field(1, description="Processes that share every sequence.")
     zero: Literal[1, 2, 3] = 3
-    """What `shard` divides while a step is computed: 1: optimizer state; 2: gradients too; 3: weights too."""
+    """What `shard` divides: 1: optimizer state; 2: gradients too; 3: weights too."""
     schedule: PipelineSchedule = "1f1b"
     """Order of the micro-batches in the pipeline: gpipe, 1f1b, interleaved, zbv or dualpipev."""
     virtual: Positive | None = None
@@ -125,8 +123,7 @@ class Cluster(Section):
     """The machines of a training on several nodes. Changes nothing of what is trained."""
 
     device: str | None = Field(None, min_length=1)
-    """Device to plan for, by its name in the catalogue (`bessemer plan --devices`), as H100; left out: this
-    machine's."""
+    """Device to plan for, by its name in the catalogue (`bessemer plan --devices`); left out: this machine's."""
     devices: Positive | None = None
     """Devices to plan for, all together; left out: nodes x devices_per_node, or what [parallel] comes to."""
     devices_per_node: Positive | None = Field(None, description="Devices in a node; left out: as the catalogue has it.")
@@ -136,16 +133,15 @@ class Cluster(Section):
     """GB/s that a device sends out of its node, one way; left out: the catalogue's."""
     storage_bandwidth: float = Field(2.0, gt=0)
     """GB/s that a node writes to and reads from the storage of checkpoints and tokens."""
-    price: float | None = Field(None, gt=0)
-    """Dollars for a device and hour; left out: the catalogue's, with its date."""
+    price: float | None = Field(None, gt=0, description="Dollars per device-hour; left out: the catalogue's, dated.")
     failures_per_node_year: float | None = Field(None, gt=0)
     """Failures of a node in a year that end a training; left out: a published rate."""
     catalogue: str | None = Field(None, description="A file of your own devices, in the catalogue's form.")
     stack: str = "bessemer"
-    """Whose habits the plan assumes: bessemer, or a program that its figures were held against, as megatron-lm."""
+    """Framework whose memory and overlap the plan models: bessemer, or one it was validated on, as megatron-lm."""
     nodes: Positive = 1
-    """Nodes; each runs as many of the processes of [parallel] as the others. Left out: `launch` takes as many as the
-    processes fill, where device or devices_per_node says what a node has."""
+    """Nodes, with equally many processes each; left out: `launch` takes as many as the processes fill where device or
+    devices_per_node says what a node has."""
     min_nodes: Positive | None = None
     """Fewest nodes to go on with when some are lost (needs parallel.elastic); left out: all."""
     cpus_per_process: Positive = Field(8, description="Cores that the scheduler is asked for, for each process.")
@@ -167,8 +163,7 @@ class Cluster(Section):
     namespace: str | None = Field(None, pattern=r"^[a-z0-9-]+$", description="Namespace (kubernetes).")
     claim: str | None = Field(None, pattern=r"^[a-z0-9.-]+$")
     """Volume claim (ReadWriteMany) for the run folder (kubernetes)."""
-    mount: str = Field("/data", pattern=r"^/[^\s'\"]*$")
-    """Where the claim is in the container (kubernetes)."""
+    mount: str = Field("/data", pattern=r"^/[^\s'\"]*$", description="Where the claim is mounted (kubernetes).")
     shared_memory: str = Field("16Gi", pattern=r"^[0-9]+[KMGT]i?$")
     """Size of /dev/shm, which NCCL uses within a node (kubernetes)."""
 

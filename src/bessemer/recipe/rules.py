@@ -6,7 +6,6 @@ Sources of the defaults: docs/rules.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -94,14 +93,12 @@ class RefinedWeb(Section):
     url_words: str | None = Field(None, description="A file of words, any of which rejects a URL.")
     url_soft_words: str | None = Field(None, description="A file of words of which several reject a URL.")
     min_url_soft_words: Positive = Field(2, description="How many different soft words reject a URL.")
-    url_substrings: str | None = None
-    """A file of strings that reject a URL wherever they stand in it."""
+    url_substrings: str | None = Field(None, description="A file of strings, any of which rejects a URL.")
     max_line_upper_share: Share = Field(0.5, description="Remove lines with a larger share of capital letters.")
     remove_numeric_lines: bool = Field(True, description="Remove lines of digits alone.")
     remove_counter_lines: bool = Field(True, description="Remove lines such as `3 likes`.")
     min_line_words: int = Field(2, ge=0, description="Remove lines of fewer words.")
-    remove_phrases: bool = True
-    """Remove `sign-in`, `read more...` and `items in cart` in short lines."""
+    remove_phrases: bool = Field(True, description="Remove `sign-in`, `read more...`, `items in cart` in short lines.")
     max_removed_word_share: Share = 0.05
     """Reject documents that lose a larger share of their words by these corrections."""
 
@@ -147,8 +144,7 @@ class Code(Section):
     max_lines: Positive = Field(100_000, description="Most lines.")
     max_line_length: Positive = Field(1000, description="Longest line in characters.")
     max_mean_line_length: float = Field(100.0, gt=0, description="Largest mean line in characters.")
-    min_alphanumeric_share: Share = 0.25
-    """Smallest share of letters and digits among all characters."""
+    min_alphanumeric_share: Share = Field(0.25, description="Smallest share of letters and digits among characters.")
     min_alphabetic_share: Share = Field(0.25, description="Smallest share of letters among all characters.")
     reject_generated: bool = Field(True, description="Reject files whose first lines say that they are generated.")
     generated_markers: Words = (
@@ -160,14 +156,11 @@ class Code(Section):
     )
     """What generated files say, compared without case."""
     generated_lines: Positive = Field(5, description="Lines in which the markers are looked for.")
-    min_encoded_run: Positive = 64
-    """Characters of base64 in a row from which it counts as encoded data."""
+    min_encoded_run: Positive = Field(64, description="Characters of base64 in a row that count as encoded data.")
     max_encoded_run: Positive = Field(1024, description="Longest run of encoded data in characters.")
     max_encoded_share: Share = Field(0.5, description="Largest share of characters in encoded data.")
-    reject_xml: bool = True
-    """Reject XML under another name: <?xml version= in the first 100 characters."""
-    strip_licence: bool = False
-    """Remove the comment at the top when it speaks of a licence or copyright."""
+    reject_xml: bool = Field(True, description="Reject XML by another name: <?xml version= in 100 characters.")
+    strip_licence: bool = Field(False, description="Remove the comment at the top that names a licence or copyright.")
 
 
 class Flagged(Section):
@@ -197,22 +190,18 @@ class Rules(Section):
     min_characters: int = Field(200, ge=0, description="Shorter documents are rejected (too_short).")
     max_characters: Positive = Field(1_000_000, description="Longer documents are rejected (too_long).")
     max_mean_line_length: float | None = Field(None, gt=0)
-    """Documents with a longer mean line are rejected (long_lines). Unset: those with a mean line over 1,000 characters
-    that look like minified code or data; prose on one line is kept."""
+    """Longest mean line (else long_lines). Unset: 1,000 characters, for what looks like minified code or data only."""
     min_alphanumeric_share: Share = 0.25
-    """Documents in which a smaller share of the characters other than white space is a letter or a digit are rejected
-    (not_text)."""
+    """Smallest share of letters and digits among the characters other than white space (else not_text)."""
     min_unique_line_share: Share = 0.2
-    """Documents in which a smaller share of the non-empty lines is distinct are rejected (repetitive)."""
+    """Smallest share of distinct lines among those that are not empty (else repetitive)."""
     code: Code | None = Field(None, description="Rules for source code; on when the table is there.")
     textbook: Textbook | None = Field(None, description="The textbook's rules; on when the table is there.")
-    gopher_quality: GopherQuality | None = None
-    """Gopher's quality rules; on when the table is there."""
+    gopher_quality: GopherQuality | None = Field(None, description="Gopher's quality rules; on with the table.")
     gopher_repetition: GopherRepetition | None = None
     """Gopher's repetition rules; on when the table is there."""
     nemo: Nemo | None = Field(None, description="NeMo Curator's rules; on when the table is there.")
-    refinedweb: RefinedWeb | None = None
-    """RefinedWeb's rules for URLs and lines; on when the table is there."""
+    refinedweb: RefinedWeb | None = Field(None, description="RefinedWeb's rules for URLs and lines; on with the table.")
     c4: C4 | None = Field(None, description="C4's rules for lines and pages; on when the table is there.")
     fineweb: FineWeb | None = Field(None, description="FineWeb's rules; on when the table is there.")
     adult: Flagged | None = Field(None, description="Adult content; on when the table is there.")
@@ -220,19 +209,6 @@ class Rules(Section):
 
     def files(self) -> list[str]:
         """Files and folders that the rules read: their content decides, so whoever hashes the rules hashes them too."""
-        return [getattr(section, key) for section, key in self._paths()]
-
-    def anchored(self, anchor: Callable[[str], str]) -> Rules:
-        """The rules with every path passed through `anchor`."""
-        changed: dict[str, Section] = {}
-        for name in ("refinedweb", "adult", "toxic"):
-            section = getattr(self, name)
-            paths = {key: anchor(getattr(section, key)) for there, key in self._paths() if there is section}
-            if paths:
-                changed[name] = section.model_copy(update=paths)
-        return self.model_copy(update=changed) if changed else self
-
-    def _paths(self) -> list[tuple[Section, str]]:
         keys = ("domains", "urls", "url_words", "url_soft_words", "url_substrings", "path", "classifier")
         sections = (self.refinedweb, self.adult, self.toxic)
-        return [(section, key) for section in sections if section for key in keys if getattr(section, key, None)]
+        return [path for section in sections for key in keys if (path := getattr(section, key, None))]

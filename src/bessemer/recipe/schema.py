@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from bessemer.recipe.corpus import Corpus, Part
 from bessemer.recipe.model import DECODERS, ENCODERS, Model
 from bessemer.recipe.parallel import Cluster, Parallel
-from bessemer.recipe.section import Positive, Section, Words
+from bessemer.recipe.section import Positive, Section, Words, repeated
 from bessemer.recipe.tokens import Tokenizer, Tokens
 from bessemer.recipe.train import Train
 
@@ -48,11 +48,10 @@ class Checkpoint(Section):
     """When the run is saved and how many saves are kept."""
 
     every: int | None = Field(None, gt=0)
-    """Steps between checkpoints; left out: a tenth of the steps, at most 1000, with train.minutes about 30 seconds at
-    the least."""
+    """Steps between checkpoints; left out: a tenth of them, at most 1000; with train.minutes 30 seconds or more."""
     keep: Positive = Field(3, description="Newest verified checkpoints kept; the older ones are removed.")
     asynchronous: bool | None = None
-    """Write checkpoints beside the training, from a copy in the CPU's memory; left out: on CUDA devices."""
+    """Write checkpoints during training, from a copy in CPU memory; left out: on CUDA devices."""
 
 
 class Evaluate(Section):
@@ -68,8 +67,7 @@ class Evaluate(Section):
     sample_tokens: Positive = Field(120, description="Tokens in a sample.")
     temperature: float = Field(0.8, ge=0, description="Temperature of the samples; 0: greedy.")
     top_k: int = Field(50, ge=0, description="Samples draw from the so many most likely tokens; 0: from all.")
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Samples draw from the most likely tokens that together have this probability."""
+    top_p: float = Field(1.0, gt=0, le=1, description="Samples draw from the likeliest tokens up to this probability.")
 
 
 class Report(Section):
@@ -138,10 +136,8 @@ class Recipe(Section):
     def _foreign_tokens_fit(self) -> Self:
         if not self.tokens.sources:
             return self
-        names = [*(source.name for source in self.corpus.sources), *(source.name for source in self.tokens.sources)]
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise ValueError(f"two sources are named {twice[0]!r}; give each source a name of its own")
+        if twice := repeated([source.name for source in (*self.corpus.sources, *self.tokens.sources)]):
+            raise ValueError(f"two sources are named {twice!r}; give each source a name of its own")
         if self.tokenizer.path is None and self.model.from_ is None:
             raise ValueError(
                 "tokens.sources needs tokenizer.path: the tokenizer.json that the tokens were written with"
@@ -163,8 +159,7 @@ class Recipe(Section):
     @property
     def source_weights(self) -> dict[str, float | None]:
         """Each source's weight, those of the corpus and those of foreign tokens; None where none is given."""
-        weights = {source.name: source.weight for source in self.corpus.sources}
-        return weights | {source.name: source.weight for source in self.tokens.sources}
+        return {source.name: source.weight for source in (*self.corpus.sources, *self.tokens.sources)}
 
     @property
     def batches(self) -> Batches:

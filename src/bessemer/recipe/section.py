@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,6 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Words = Annotated[tuple[str, ...], Field(strict=False)]  # TOML arrays are lists, which strict mode refuses for a tuple
+
+
+def repeated(names: Sequence[str]) -> str | None:
+    """The first name that occurs more than once; None: all are different."""
+    return next((name for name in names if names.count(name) > 1), None)
 
 
 class Section(BaseModel):

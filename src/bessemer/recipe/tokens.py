@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from bessemer.recipe.section import Positive, Section, Words
+from bessemer.recipe.section import Positive, Section, Words, repeated
 
 TRAINED_ONLY = ("sample", "special_tokens", "pattern", "digits", "white_space", "prefix_space")
 
@@ -15,8 +15,7 @@ class Tokenizer(Section):
     """Text to token ids."""
 
     vocabulary: int | None = Field(None, ge=257)
-    """Size of the byte-level BPE vocabulary to train, the end-of-text token included. Left out with `path`; else
-    32768."""
+    """Size of the byte-level BPE vocabulary to train, end-of-text included; 32768 where no `path` is given."""
     path: str | None = None
     """A tokenizer.json to load instead of training one: byte-level or SentencePiece-like BPE, Unigram, WordPiece; a
     folder, hf:FOLDER or hf:ORG/NAME: that of a model."""
@@ -35,8 +34,7 @@ class Tokenizer(Section):
     """What the BPE is trained on: corpus (every source by its bytes) or mixture (by the sources' shares of the
     training, over all phases of tokens.schedule; a source with too little text gives all it has)."""
     pattern: str = Field("gpt4", min_length=1)
-    """How text is cut before merging: gpt4, llama3 (the same), gpt2, or a regular expression of your own that takes
-    linear time."""
+    """How text is cut before merging: gpt4, llama3 (the same), gpt2, or a regular expression in linear time."""
     digits: Literal["groups-of-three", "single", "runs"] | None = None
     """How digits are cut: groups of up to three from the left, one by one, or whole runs; left out: as the pattern does
     (gpt4: groups-of-three, gpt2: runs)."""
@@ -65,12 +63,9 @@ class Tokenizer(Section):
                 )
         if self.mask_token == self.end_of_text:
             raise ValueError(f"mask_token and end_of_text are both {self.mask_token!r}; name two tokens")
-        names = (self.end_of_text, *self.special_tokens)
-        twice = [name for name in names if names.count(name) > 1]
-        if twice or "" in names:
-            raise ValueError(
-                f"special_tokens: {twice[0] if twice else ''!r} is empty or named twice; each needs a name of its own"
-            )
+        twice = repeated((self.end_of_text, *self.special_tokens))
+        if twice or "" in self.special_tokens:
+            raise ValueError(f"special_tokens: {twice or ''!r} is empty or named twice; each needs a name of its own")
         return self
 
 
@@ -80,8 +75,7 @@ class TokenSource(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     """Name of the source; used in shard names, metrics and reports."""
     format: Literal["nanogpt", "megatron"]
-    """nanogpt: uint16 ids in .bin files, documents set apart by end-of-text; megatron: .bin files with an .idx beside
-    each."""
+    """nanogpt: .bin files of uint16 ids with end-of-text between documents; megatron: .bin files with .idx."""
     paths: tuple[str, ...] = Field(strict=False, min_length=1)
     """The .bin files, folders or globs, relative to the recipe's folder."""
     tokenizer: str | None = None
@@ -97,8 +91,7 @@ class MixturePhase(Section):
     """A stretch of the training with a mixture of its own, up to the next one or the end."""
 
     from_: float | Literal["decay"] = Field(alias="from")
-    """Where it begins: a share of the run's samples, in [0, 1), or decay: with the learning rate's decay
-    (train.schedule.kind = wsd)."""
+    """Where it begins: a share of the run's samples in [0, 1), or decay: with the decay of a wsd schedule."""
     weights: dict[str, float]
     """Each source's share of the tokens in this phase, in proportion; 0: the source is not read in it."""
 
@@ -125,14 +118,11 @@ class Tokens(Section):
     held_out_from: Literal["documents", "passages"] = "documents"
     """What is held out: documents (whole ones) or passages (one of every document, for a text of few documents)."""
     seed: int = Field(0, ge=0)
-    """Seed of the held-out split and of the tokenizer's sample; apart from run.seed, so that runs of two seeds are
-    scored on the same text."""
-    document_mask: bool = False
-    """Attention stays within a document and positions start at 0 in each one."""
+    """Seed of the held-out split and the tokenizer's sample; runs of two run.seed are scored on the same text."""
+    document_mask: bool = Field(False, description="Attention stays within a document; positions start at 0 in each.")
     pack_short_documents: bool = False
     """Allow a sequence_length longer than every document; each sequence then holds several."""
-    shard_tokens: Positive = 100_000_000
-    """Tokens in a shard file, at the most (a document is never cut)."""
+    shard_tokens: Positive = Field(100_000_000, description="Tokens in a shard file, at most; no document is cut.")
     sources: tuple[TokenSource, ...] = Field((), strict=False)
     """Sources of tokens that others have written, beside or instead of the corpus."""
     workers: int | None = Field(None, gt=0)

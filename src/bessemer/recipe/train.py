@@ -26,11 +26,9 @@ class Masking(Section):
 class Classify(Section):
     """How a classifier is trained (objective classify); the labels are those of the corpus."""
 
-    frozen: bool = False
-    """Only the classifier's head is trained; the transformer keeps the weights it started with."""
+    frozen: bool = Field(False, description="Train only the classifier's head; the rest keeps its starting weights.")
     pooling: Literal["first", "last", "mean"] | None = None
-    """What the head reads of a text: its first token, its last, or the mean of all; left out: first in an encoder, last
-    in a decoder."""
+    """What the head reads: first token, last, or the mean; left out: first in an encoder, last in a decoder."""
 
 
 class Dropout(Section):
@@ -75,30 +73,24 @@ class Optimizer(Section):
     kind: Literal["adamw", "muon", "lion"] = "adamw"
     """adamw: AdamW for everything. muon: orthogonalised momentum for the hidden matrices, AdamW for the rest. lion: the
     sign of the momentum for everything."""
-    learning_rate: float | None = Field(None, gt=0)
-    """Peak learning rate; derived by the depth dial when left out."""
+    learning_rate: float | None = Field(None, gt=0, description="Peak learning rate; left out: by the depth dial.")
     betas: tuple[float, float] | None = Field(None, strict=False)
     """AdamW: decay of the first and second moments, left out: 0.9 and 0.95. Lion: the momentum's weight in the update
     and its decay, left out: 0.9 and 0.99."""
     eps: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
-    weight_decay: float = Field(0.1, ge=0)
-    """Decoupled weight decay of the matrices; norms and biases have none."""
+    weight_decay: float = Field(0.1, ge=0, description="Decoupled weight decay of matrices; not of norms and biases.")
     decay_embeddings: bool = Field(False, description="Apply weight decay to the embedding and the head as well.")
-    embedding_rate: float = Field(1.0, gt=0)
-    """Learning rate of the input embedding, as a multiple of learning_rate."""
+    embedding_rate: float = Field(1.0, gt=0, description="Learning rate of the input embedding / learning_rate.")
     clip_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this global norm.")
     muon_momentum: float = Field(0.95, ge=0, lt=1, description="Decay of Muon's Nesterov momentum.")
-    muon_rate: float = Field(1.0, gt=0)
-    """Learning rate of the matrices under Muon, as a multiple of learning_rate."""
+    muon_rate: float = Field(1.0, gt=0, description="Learning rate of the matrices under Muon / learning_rate.")
     muon_scale: Literal["match_rms", "spectral"] = "match_rms"
-    """Size of Muon's update. match_rms: times 0.2 sqrt(max(rows, columns)), the size of AdamW's, whose learning
-    rate and weight decay then carry over. spectral: times sqrt(max(1, rows / columns)), with a rate of its own in
-    muon_rate."""
+    """match_rms: updates times 0.2 sqrt(max(rows, columns)), AdamW's size, for AdamW's learning rate and weight decay.
+    spectral: times sqrt(max(1, rows / columns)), for a rate of its own in muon_rate."""
     state: Literal["fp32", "bf16", "8bit"] = "fp32"
     """How the moments are kept between steps: fp32, bf16 (rounded stochastically) or 8bit (blocks of 256 with a scale
     each); tensors below 4096 elements stay fp32."""
-    offload: bool = False
-    """Keep the moments in the CPU's memory when training on CUDA; no effect on a CPU."""
+    offload: bool = Field(False, description="Keep the moments in CPU memory when training on CUDA.")
     batch_scaling: Literal["none", "linear", "sqrt"] = "none"
     """Multiply the learning rate by (batch tokens / reference_batch_tokens), or by its square root; the batch is that
     of the step, so the rate follows a batch ramp."""
@@ -136,16 +128,13 @@ class Schedule(Section):
     kind: Literal["cosine", "linear", "inverse_sqrt", "wsd", "constant"] = "cosine"
     """After the warmup. cosine: half a cosine to the final share. linear: a line to it. inverse_sqrt: falls with the
     root of the step, not below it. wsd: stable, then a line to it. constant: stays."""
-    warmup_steps: int | None = Field(None, ge=0)
-    """Steps of linear warmup; left out: 2% of the steps, at most 2000."""
+    warmup_steps: int | None = Field(None, ge=0, description="Steps of linear warmup; left out: 2%, at most 2000.")
     decay_share: Share = Field(0.2, description="Share of all steps in the decay phase (wsd).")
     decay_at: int | None = Field(None, ge=0)
-    """Written by a run that is given minutes: the step after which its decay began (wsd), which stays where the number
-    of steps is decided again."""
+    """Written by a run that is given minutes: the step at which its decay began (wsd), which then stays."""
     final_share: Share = Field(0.1, description="The learning rate at the last step, as a share of the peak.")
     rewarm_at: int | None = Field(None, ge=1)
-    """Step, as metrics.jsonl counts them, at which the learning rate falls to rewarm_from and is warmed up once more;
-    left out: not at all."""
+    """Step at which the learning rate falls to rewarm_from and is warmed up once more; left out: never."""
     rewarm_steps: Positive = Field(100, description="Steps over which it comes back to the schedule.")
     rewarm_from: Share = Field(0.1, description="Share of the schedule's rate with which it begins.")
 
@@ -183,14 +172,12 @@ class Train(Section):
     """The step and the loop."""
 
     objective: Literal["causal", "masked", "classify"] = "causal"
-    """What is predicted: causal (the next token), masked (hidden tokens, from both sides; needs an encoder) or classify
-    (each document's label)."""
+    """Predict the next token (causal), hidden tokens (masked; needs an encoder) or a document's label (classify)."""
     masking: Masking = Field(Masking(), description="Which tokens are hidden (objective masked).")
     classify: Classify = Field(Classify(), description="How a classifier is trained (objective classify).")
     start: str | None = Field(None, min_length=1)
-    """A run folder whose newest checkpoint gives the starting weights. Model, tokenizer and sequence_length follow from
-    it where they are left out, and the learning rate is a tenth of its own; the head is new where the objective
-    differs."""
+    """A run folder whose newest checkpoint gives the starting weights; what is left out of model, tokenizer and
+    sequence_length follows from it, and the learning rate is a tenth of its own."""
     steps: int | None = Field(None, gt=0, description="Optimizer steps; wins over minutes.")
     tokens: int | None = Field(None, gt=0, description="Tokens to train on, instead of steps.")
     minutes: float | None = Field(None, gt=0)
@@ -201,34 +188,29 @@ class Train(Section):
     max_epochs: float | None = Field(None, gt=0)
     """How often the training text is read at the most, however many minutes there are; steps and tokens win over it.
     Left out: as often as the minutes allow."""
-    global_batch_tokens: int | None = Field(None, gt=0)
-    """Tokens in an optimizer step; a multiple of sequence_length."""
+    global_batch_tokens: int | None = Field(None, gt=0, description="Tokens of a step; a multiple of sequence_length.")
     batch_ramp: BatchRamp | None = None
     """A global batch that grows to global_batch_tokens, by whole micro-batches; left out: it is fixed."""
-    micro_batch: int | None = Field(None, gt=0)
-    """Sequences in one forward and backward pass; left out: chosen to fit."""
+    micro_batch: int | None = Field(None, gt=0, description="Sequences of a forward/backward pass; left out: to fit.")
     optimizer: Optimizer = Field(Optimizer(), description="The optimizer.")
     schedule: Schedule = Field(Schedule(), description="The learning rate over the steps.")
     ema: float = Field(0.0, ge=0, lt=1)
     """Decay of an exponential moving average of the weights, which validation, samples and export then use; at update n
     (from 0) at most (1 + n) / (10 + n), so that it leaves the initial weights behind; 0: none."""
-    z_loss: float = Field(0.0, ge=0)
-    """Weight of the square of the log partition function (PaLM, section 5); 0: off."""
+    z_loss: float = Field(0.0, ge=0, description="Weight of the squared log partition function (PaLM); 0: off.")
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Share of the target's probability spread evenly over the vocabulary (Szegedy et al. 2016); the reported loss
-    stays the plain cross-entropy."""
+    """Share of the target's probability spread over the vocabulary (Szegedy et al. 2016); not in reported losses."""
     dropout: Dropout = Field(Dropout(), description="What is dropped at random in training; by default nothing.")
     loss_chunk: Positive = 4096
     """Tokens whose logits are held at one time, at the most; a CPU holds what fits its cache."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8-rowwise", "fp64"] = "auto"
-    """Arithmetic of the matrix products; auto: bf16 where a GPU has it, else fp32; fp16 scales the loss dynamically;
-    fp8: the blocks' products, with one scale a tensor or a row. Master weights, gradients and optimizer are fp32."""
+    """Arithmetic of the matmuls; auto: bf16 where a GPU has it, else fp32; fp16 scales the loss dynamically; fp8: the
+    blocks' matmuls, with one scale a tensor or a row. Master weights, gradients and optimizer are fp32."""
     recompute: Literal["none", "selective", "full", "budget"] = "none"
-    """What blocks compute again on the way back instead of keeping it: none; selective: all but matrix products and
-    attention; full: all; budget: all, in as few blocks as make the predicted peak fit."""
+    """Activation checkpointing, recomputed in the backward pass: none; selective: all but matmuls and attention; full:
+    all; budget: full in the fewest blocks for which the predicted peak fits."""
     memory_budget: float | None = Field(None, gt=0)
-    """Memory that recompute = budget keeps to: bytes, or up to 1 a share of what is free on the device; left out: all
-    that is free."""
+    """Memory for recompute = budget: bytes, or up to 1 a share of what is free on the device; left out: all of it."""
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto: cuda when there is one.")
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile; auto: on CUDA, where it pays, and not on a CPU, where it gains nothing after a long start."""
@@ -236,8 +218,7 @@ class Train(Section):
     watch_every: int = Field(50, ge=0)
     """Steps between looks inside the model: activations, attention logits, gradients and updates by block; 0: none."""
     validate_every: int | None = Field(None, gt=0)
-    """Steps between validations; left out: 4 to 10 validations in all, which take about 8% of the time at the most
-    where 4 of them do."""
+    """Steps between validations; left out: 4 to 10 in all, which take about 8% of the time where 4 of them do."""
 
     def steps_at(self, step: int) -> int:
         """The number of steps that the run had at update `step` (0-based), which its learning rate follows."""
