@@ -1,9 +1,9 @@
-"""Fill in what a recipe leaves open, from its corpus and the machine (plan/sizing.py), and keep in the run folder what it
-followed from, so that the same recipe gives the same values again."""
+"""Derive the values that a recipe leaves open from its corpus and the machine (plan/sizing.py), and record in the run folder
+what they were derived from, so that they stay the same."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from bessemer.checkpoint.protocol import published
@@ -40,16 +40,15 @@ TOKEN_BYTES = 2.2  # bytes of text for each byte of a file of uint16 tokens
 def filled(recipe: Recipe, run: RunFolder, *, record: bool = False, show: bool = False) -> Recipe:
     """The recipe with every value that follows from its text: of the corpus where it is built, else of the raw files.
 
-    record: keep what it followed from in the run folder and, where that is new, print what was chosen and why; show: print
-    it and keep nothing.
+    record: write derived.json and, where it is new, print what was chosen and why; show: print it and write nothing.
     """
     old = read_json(run.derived) if run.derived.exists() else None
     if old is not None and published(run.checkpoints):
         return _as_trained(recipe, old)
     if old is not None and recipe.corpus.sources and not old["corpus"]:
-        old = None  # of the raw files, by an earlier version
-    shape = None if recipe.model.from_ is None else dial.dimensions(recipe.model)
-    positions = (shape.max_positions if shape else None) or 0
+        old = None  # derived from the raw files, by an earlier version
+    start = None if recipe.model.from_ is None else dial.dimensions(recipe.model)
+    width, positions = (0, 0) if start is None else (start.width or 0, start.max_positions or 0)
     if old is None and recipe.model.has_size and (not record or run.tokens.exists()):
         # Nothing is known of its text, or it is a run of a version that derived less.
         if positions and "sequence_length" not in recipe.tokens.model_fields_set:
@@ -62,25 +61,21 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False, show: bool =
             f"{size(basis.text_bytes)} of clean text are too little to learn anything from; give {size(MIN_TEXT_BYTES)} or "
             "more, better 100 kB, or say yourself how large the model is (model.depth)"
         )
-    basis = replace(basis, width=(shape.width if shape else None) or 0, positions=positions)
-    made, choices = sizing.derive(recipe, basis)
+    basis = replace(basis, width=width, positions=positions)
+    resolved, choices = sizing.derive(recipe, basis)
     if show and choices:
         _show(recipe, basis, choices, is_raw=not corpus)
     if record and choices and (corpus or not recipe.corpus.sources):
-        kept = {
-            "corpus": corpus,
-            "basis": basis.to_dict(),
-            "choices": [{"table": one.table, "values": one.values, "why": one.why} for one in choices],
-        }
-        if kept != old:
-            write_json(run.derived, kept)
+        facts = {"corpus": corpus, "basis": basis.to_dict(), "choices": [asdict(choice) for choice in choices]}
+        if facts != old:
+            write_json(run.derived, facts)
             _show(recipe, basis, choices, is_raw=False)
-    return made
+    return resolved
 
 
 def _as_trained(recipe: Recipe, old: dict[str, Any]) -> Recipe:
-    """A recipe with what was derived when its run began to train, and no more: training longer does not change it. A run that
-    was given its time then, as for a first look, has none derived: that of its text stands where none is given now."""
+    """The recipe with what was derived when its run began to train; training longer does not change it. Where the horizon was
+    given then and none is given now, it follows from the text."""
     has_horizon, choices = recipe.train.has_horizon, old["choices"]
     if not has_horizon and not recipe.model.has_size and all("minutes" not in one["values"] for one in choices):
         minutes = sizing.default_minutes(old["basis"]["text_bytes"])
@@ -88,9 +83,9 @@ def _as_trained(recipe: Recipe, old: dict[str, Any]) -> Recipe:
     for choice in choices:
         outer, _, inner = choice["table"].partition(".")
         section = getattr(recipe, outer)
-        given = (getattr(section, inner) if inner else section).model_fields_set
-        given = given | ({"minutes", "max_epochs"} if has_horizon else set())
-        values = {key: value for key, value in choice["values"].items() if key not in given}
+        explicit = (getattr(section, inner) if inner else section).model_fields_set
+        explicit = explicit | ({"minutes", "max_epochs"} if has_horizon else set())
+        values = {key: value for key, value in choice["values"].items() if key not in explicit}
         recipe = sizing.with_values(recipe, choice["table"], values)
     return recipe
 
@@ -99,9 +94,8 @@ def reasons(run: RunFolder) -> list[str]:
     """What was derived for a run and why, a line each."""
     if not run.derived.exists():
         return []
-    found = read_json(run.derived)
-    basis = Basis(**found["basis"])
-    return [_heading(basis), *(str(Choice(**choice)) for choice in found["choices"])]
+    facts = read_json(run.derived)
+    return [_heading(Basis(**facts["basis"])), *(str(Choice(**choice)) for choice in facts["choices"])]
 
 
 def _heading(basis: Basis, is_raw: bool = False) -> str:
@@ -140,8 +134,8 @@ def expected_tokens(recipe: Recipe, run: RunFolder) -> dict[str, int]:
 
 
 def _basis(recipe: Recipe, run: RunFolder, old: dict[str, Any] | None) -> tuple[Basis, str]:
-    """What a recipe's values follow from, and of which corpus that is; what was recorded of the machine, and of an unchanged
-    corpus, stays."""
+    """What a recipe's values follow from, and the identity of its corpus. What was recorded of the machine stays, and of an
+    unchanged corpus too."""
     stage = run.corpus / STAGE_FILE
     corpus = f"{read_json(stage)['inputs']} {recipe.tokens.seed}" if recipe.corpus.sources and stage.exists() else ""
     before = Basis(**old["basis"]) if old is not None else _machine(recipe)
@@ -155,8 +149,8 @@ def _basis(recipe: Recipe, run: RunFolder, old: dict[str, Any] | None) -> tuple[
     totals = read_json(run.corpus / "statistics.json")["totals"]
     num_bytes, documents = int(totals.get("bytes_kept") or 0), int(totals.get("documents_kept") or 0)
     share, number, held = held_out_share(run.corpus / "documents", recipe.tokens.seed, sizing.held_out_bytes(num_bytes))
-    before = replace(before, text_bytes=num_bytes, documents=documents)
-    return replace(before, share=share, held_documents=number, held_bytes=held), corpus
+    changed = {"text_bytes": num_bytes, "documents": documents}
+    return replace(before, **changed, share=share, held_documents=number, held_bytes=held), corpus
 
 
 def _machine(recipe: Recipe) -> Basis:
