@@ -177,7 +177,7 @@ def test_a_part_of_the_blocks_is_recomputed_from_the_first() -> None:
 
 
 def test_the_budget_recomputes_as_few_blocks_as_fit() -> None:
-    device = choose(train().train)
+    device = choose(train())
     base = recompute.base_bytes(device)
     wanted = config()
     totals = [
