@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from bessemer.layout.flops import is_frozen
+from bessemer.layout.schedules import generate
 from bessemer.layout.stages import Part
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.recipe import Dropout, Parallel, Train
+from bessemer.recipe.parallel import V_SHAPED
 from bessemer.recipe.train import UPDATE_RULES
 
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
@@ -268,7 +270,8 @@ def waiting(schedule: str, stages: int, virtual: int, place: int, micro_batches:
     """in_flight of a place of a pipeline of so many processes, with `virtual` stages on each.
 
     All of them in GPipe (Huang et al. 2019); one for each stage from here on in 1F1B (Narayanan et al. 2021, section 2.2.1),
-    with (p - 1) / (p v) as many again where v stages are interleaved (there, section 2.2.2); p in a V (Qi et al. 2024).
+    with (p - 1) / (p v) as many again where v stages are interleaved (there, section 2.2.2); p in a V (Qi et al. 2024);
+    of any other schedule, counted in its list.
     """
     if stages == 1:
         return 1.0
@@ -278,8 +281,10 @@ def waiting(schedule: str, stages: int, virtual: int, place: int, micro_batches:
         most = float(stages - place)
     elif schedule == "interleaved":
         most = (2 * (stages - place - 1) + (virtual - 1) * stages + 1) / virtual
-    else:
+    elif schedule in V_SHAPED:
         most = stages + 0.5
+    else:
+        most = generate(schedule, stages, micro_batches, virtual).held(place)
     return min(most, float(micro_batches))
 
 

@@ -30,7 +30,7 @@ from typing import Literal, get_args
 
 from bessemer.errors import InputError
 from bessemer.layout.stages import rank_of, stages_of
-from bessemer.recipe.parallel import V_SHAPED, PipelineSchedule
+from bessemer.recipe.parallel import SEVERAL_STAGES, V_SHAPED, PipelineSchedule
 
 Kind = Literal["F", "B", "I", "W"]
 NAMES: tuple[str, ...] = get_args(PipelineSchedule)
@@ -124,7 +124,7 @@ def stages_each(name: str, virtual: int | None = None) -> int:
         if virtual not in (None, 2):
             raise InputError(f"schedule {name}: has 2 stages a process, not {virtual}; leave virtual out")
         return 2
-    if name == "interleaved":
+    if name in SEVERAL_STAGES:
         if virtual is not None and virtual < 2:
             raise InputError(f"schedule {name}: virtual = {virtual}, but it needs 2 or more; with 1 it is 1f1b")
         return virtual or 2

@@ -30,6 +30,7 @@ from bessemer.parallel.context import LocalBatch
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.parallel.tied import is_tied, sum_tied_gradients, tie_group
 from bessemer.recipe import Parallel
+from bessemer.recipe.parallel import SEVERAL_STAGES
 
 BEFORE_BLOCKS = ("embedding", "position_embedding", "type_embedding", "embedding_norm")
 AFTER_BLOCKS = ("norm", "head", "classifier")
@@ -305,7 +306,7 @@ class Pipeline:
             for stage in self.stages
         ]
         kind: Any = SCHEDULES[layout.schedule]
-        one_stage = layout.schedule in ("gpipe", "1f1b")
+        one_stage = layout.schedule not in SEVERAL_STAGES
         # The last stage's output is its loss; gradients are summed over micro-batches, not averaged.
         return kind(
             stages[0] if one_stage else stages, shape.count, loss_fn=lambda output, target: output, scale_grads=False

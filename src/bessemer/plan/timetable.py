@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from bessemer.layout.schedules import Action, Schedule, actions, generate, to_csv_rows
+from bessemer.layout.stages import stages_of
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,10 @@ def passage(
     one = sum(forward) / len(forward)
     ratio = round(sum(backward) / sum(forward), 1)
     idle = _idle(name, ranks, micro_batches, ratio, round(send / one, 2))
-    by_rank = [sum(forward[stage] + backward[stage] for stage in (rank, 2 * ranks - 1 - rank)) for rank in range(ranks)]
+    by_rank = [
+        sum(forward[stage] + backward[stage] for stage in stages_of(name, rank, ranks, virtual))
+        for rank in range(ranks)
+    ]
     return micro_batches * max(by_rank) + idle * one
 
 

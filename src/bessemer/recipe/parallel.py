@@ -11,11 +11,12 @@ from bessemer.recipe.section import Positive, Section, Words
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
 V_SHAPED: tuple[PipelineSchedule, ...] = ("zbv", "dualpipev")
 """Two stages a rank, placed down the ranks and up again: rank r of p has stages r and 2p - 1 - r (Qi et al. 2024)."""
+SEVERAL_STAGES: tuple[PipelineSchedule, ...] = ("interleaved", *V_SHAPED)  # on each rank
 
 
 def stages_per_rank(schedule: str, pipeline: int, virtual: int | None = None) -> int:
     """Pipeline stages on each rank; a schedule that needs several has two unless `virtual` says otherwise."""
-    return virtual or (2 if pipeline > 1 and schedule in ("interleaved", *V_SHAPED) else 1)
+    return virtual or (2 if pipeline > 1 and schedule in SEVERAL_STAGES else 1)
 
 
 class Parallel(Section):
@@ -59,10 +60,9 @@ class Parallel(Section):
 
     @model_validator(mode="after")
     def _stages_fit(self) -> Self:
-        several = ("interleaved", *V_SHAPED)
-        if self.virtual is not None and self.virtual > 1 and self.schedule not in several:
+        if self.virtual is not None and self.virtual > 1 and self.schedule not in SEVERAL_STAGES:
             raise ValueError(
-                f"parallel.virtual = {self.virtual} needs a schedule with several stages a process: {', '.join(several)}"
+                f"parallel.virtual = {self.virtual} needs a schedule with several stages a process: {', '.join(SEVERAL_STAGES)}"
             )
         if self.schedule in V_SHAPED and self.virtual not in (None, 2):
             raise ValueError(f"parallel.schedule = {self.schedule} has 2 stages a process, not {self.virtual}")
