@@ -149,8 +149,8 @@ def _basis(recipe: Recipe, run: RunFolder, old: dict[str, Any] | None) -> tuple[
     totals = read_json(run.corpus / "statistics.json")["totals"]
     num_bytes, documents = int(totals.get("bytes_kept") or 0), int(totals.get("documents_kept") or 0)
     share, number, held = held_out_share(run.corpus / "documents", recipe.tokens.seed, sizing.held_out_bytes(num_bytes))
-    changed = {"text_bytes": num_bytes, "documents": documents}
-    return replace(before, **changed, share=share, held_documents=number, held_bytes=held), corpus
+    before = replace(before, text_bytes=num_bytes, documents=documents)
+    return replace(before, share=share, held_documents=number, held_bytes=held), corpus
 
 
 def _machine(recipe: Recipe) -> Basis:

@@ -17,11 +17,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from bessemer.recipe.corpus import Corpus, Part
+from bessemer.recipe.corpus import Corpus, Part, Source
 from bessemer.recipe.model import DECODERS, ENCODERS, Model
 from bessemer.recipe.parallel import Cluster, Parallel
 from bessemer.recipe.section import Positive, Section, Words, repeated
-from bessemer.recipe.tokens import Tokenizer, Tokens
+from bessemer.recipe.tokens import Tokenizer, Tokens, TokenSource
 from bessemer.recipe.train import Train
 
 
@@ -136,7 +136,7 @@ class Recipe(Section):
     def _foreign_tokens_fit(self) -> Self:
         if not self.tokens.sources:
             return self
-        if twice := repeated([source.name for source in (*self.corpus.sources, *self.tokens.sources)]):
+        if twice := repeated([source.name for source in self.sources]):
             raise ValueError(f"two sources are named {twice!r}; give each source a name of its own")
         if self.tokenizer.path is None and self.model.from_ is None:
             raise ValueError(
@@ -151,6 +151,11 @@ class Recipe(Section):
         return self
 
     @property
+    def sources(self) -> tuple[Source | TokenSource, ...]:
+        """The sources of text, then those of foreign tokens."""
+        return *self.corpus.sources, *self.tokens.sources
+
+    @property
     def parts(self) -> dict[str, Part]:
         """Every name under which tokens can be stored and mixed, with the source that it is a part of."""
         found = {name: part for source in self.corpus.sources for name, part in self.corpus.parts_of(source).items()}
@@ -159,7 +164,7 @@ class Recipe(Section):
     @property
     def source_weights(self) -> dict[str, float | None]:
         """Each source's weight, those of the corpus and those of foreign tokens; None where none is given."""
-        return {source.name: source.weight for source in (*self.corpus.sources, *self.tokens.sources)}
+        return {source.name: source.weight for source in self.sources}
 
     @property
     def batches(self) -> Batches:
