@@ -84,7 +84,8 @@ def _require_fit(recipe: Recipe, goal: Goal) -> None:
     from bessemer.layout import dial
     from bessemer.train.split import require_fit
 
-    require_fit(dial.resolve(recipe, goal.job.model.vocabulary), goal.job.model, torch.device("cuda"))
+    resolved = dial.resolve(recipe, goal.job.model.vocabulary)
+    require_fit(resolved.train, resolved.parallel, goal.job.model, torch.device("cuda"))
 
 
 def _local_devices(recipe: Recipe) -> tuple[Device | None, int]:
