@@ -20,8 +20,9 @@ from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.recipe import Recipe, digest, dump, load
 from bessemer.run import RunFolder, read_json, read_json_lines, stage_is_current, write_atomic, write_json
 from bessemer.sharing import built_once
-from bessemer.terminal import amount, duration, say, size, working
+from bessemer.terminal import amount, duration, say, size, warn, working
 
+FEW_STEPS_SHARE = 0.5  # of the planned steps: fewer are warned of
 EXPORT_FORMAT = 2  # of what an export holds; another one is written anew
 
 
@@ -257,6 +258,11 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         scored += f", {made.accuracy:.1%} right on {text}" if made.accuracy is not None else ""
         memory = f", {size(made.peak_memory)} at the peak ({size(predicted)} predicted)"
         again = f", {made.recomputed} blocks recomputed" if made.recomputed else ""
+        if steps is not None and made.step < FEW_STEPS_SHARE * steps:
+            warn(
+                f"only {made.step:,} of {steps:,} planned steps fitted into the time, as the machine was slower than when the "
+                "plan timed it; for more, give train.steps or more train.minutes"
+            )
         return f"{made.step:,} steps{scored}{skipped}{memory}{again}"
 
     # Whether the last checkpoint is whole is for the loop to find out; that there is one is enough to ask it.

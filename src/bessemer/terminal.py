@@ -231,6 +231,11 @@ def duration(seconds: float) -> str:
     return f"{days:.1f} days" if days < 1000 else f"{days / 365.25:,.0f} years"
 
 
+def step_time(seconds: float) -> str:
+    """Seconds of a step as a person reads them: 15.5 ms, 1.40 s."""
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
 def rate(per_second: float) -> str:
     """FLOP/s as a person reads them: 203 GFLOP/s, 989 TFLOP/s."""
     return f"{per_second / 1e12:.3g} TFLOP/s" if per_second >= 1e12 else f"{per_second / 1e9:.3g} GFLOP/s"

@@ -35,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
+RESUMABLE = frozenset({"run", "demo", "corpus", "tokens", "train", "ladder", "evaluate", "export"})
+
+
 def run_command(arguments: Sequence[str]) -> int:
     """Parse and do one command. Returns its exit code; every expected failure is one line on standard error."""
     parser = _parser()
@@ -56,7 +59,8 @@ def run_command(arguments: Sequence[str]) -> int:
         if args.json:
             print(json.dumps(result, indent=2, default=str), flush=True)
     except KeyboardInterrupt:
-        return _failed(args, Stopped("stopped; nothing is half-written, the same command continues from here"))
+        goes_on = "; nothing is half-written, the same command continues from here" if args.command in RESUMABLE else ""
+        return _failed(args, Stopped(f"stopped{goes_on}"))
     except BessemerError as error:
         return _failed(args, error)
     except BrokenPipeError:  # the reader has seen enough, as in `bessemer trace ... | head`

@@ -8,7 +8,7 @@ from bessemer.errors import BessemerError
 from bessemer.plan.estimate.points import MeasuredRun, measured
 from bessemer.report.data import as_number, as_object
 from bessemer.run import RunFolder, read_json, read_json_lines, write_json
-from bessemer.terminal import duration, size
+from bessemer.terminal import duration, size, step_time
 
 SHORT_SECONDS = 60.0  # of training, in which the steps' time says little
 FILE = "planned_against_measured.json"
@@ -77,20 +77,20 @@ def lines(comparison: dict[str, Any]) -> list[str]:
     if found := comparison.get("seconds"):
         more = f"{duration(found['validation'])} validation and {duration(found['saving'])} saving in it"
         if found.get("starting", 0.0) >= 1.0:
-            more += f", {duration(found['starting'])} before it to start"
+            more += f", {duration(found['starting'])} start-up"
         times = f"{duration(found['planned'])} planned, {duration(found['measured'])} taken ({more})"
         is_short = found["measured"] < SHORT_SECONDS and abs(found["error"]) > 0.1
         short = "so short a run is mostly start-up, validation and saving"
-        shown.append(f"time    {times}: {short if is_short else format(found['error'], '+.1%')}")
+        shown.append(f"time    {times}: {short if is_short else error(found['error'])}")
     if found := comparison.get("step_seconds"):
-        times = f"{seconds(found['planned'])} planned, {seconds(found['measured'])} measured"
-        shown.append(f"step    {times} (median of {comparison['steps']:,}): {found['error']:+.1%}")
+        times = f"{step_time(found['planned'])} planned, {step_time(found['measured'])} measured"
+        shown.append(f"step    {times} (median of {comparison['steps']:,}): {error(found['error'])}")
     if found := comparison.get("memory_bytes"):
         times = f"{size(found['planned'])} planned, {size(found['measured'])} measured"
-        shown.append(f"memory  {times}: {found['error']:+.1%}")
+        shown.append(f"memory  {times}: {error(found['error'])}")
     return shown
 
 
-def seconds(value: float) -> str:
-    """A step's time as a person reads it."""
-    return f"{1000 * value:.1f} ms" if value < 1 else f"{value:.2f} s"
+def error(relative: float) -> str:
+    """The error of a plan, (planned - measured) / measured, in words."""
+    return f"planned {abs(relative):.1%} too {'much' if relative > 0 else 'little'}"

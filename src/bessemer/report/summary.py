@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from bessemer.plan.here import parameters_of
-from bessemer.report import parts, planned
+from bessemer.report import parts
 from bessemer.report.data import RunData, as_number, as_object, as_text
 from bessemer.report.parts import Block
-from bessemer.terminal import amount, duration, size
+from bessemer.terminal import amount, duration, size, step_time
 
 SHOWN_VALIDATIONS = 25
 
@@ -99,7 +99,7 @@ def comparison(data: RunData) -> list[Block]:
         ("Steps", as_number(plan.get("steps")), steps, parts.count, False),
         ("Tokens", as_number(plan.get("tokens")), train.last("tokens"), amount, False),
         (time, seconds * steps if seconds else None, training_seconds(data), duration, True),
-        ("Time of a step (median)", seconds, train.median("step_seconds"), planned.seconds, True),
+        ("Time of a step (median)", seconds, train.median("step_seconds"), step_time, True),
         ("Tokens per second (median)", as_number(plan.get("tokens_per_second")), train.median("tokens_per_second"),
          parts.count, True),
         ("Model FLOPs utilisation (median)", as_number(plan.get("mfu")), train.median("mfu"), "{:.1%}".format, True),

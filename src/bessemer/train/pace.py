@@ -25,7 +25,7 @@ from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Recipe, dump
 from bessemer.recipe.train import Revision
 from bessemer.run import RunFolder, write_atomic
-from bessemer.terminal import say
+from bessemer.terminal import say, step_time
 from bessemer.tokens.loader import Batch, Reader, prefetched
 
 EARLY, LATE = 0.08, 0.2  # shares of the minutes: first decision; when few timed steps are enough for it
@@ -224,7 +224,7 @@ class Pace:
             write_atomic(self._run.recipe, dump(self.recipe, comments))
         if abs(self.steps - self._shown_steps) > SHOWN_CHANGE * self._shown_steps:
             say(
-                f"  after step {step:,}: {1000 * seconds:.3g} ms a step, so {self._shown_steps:,} planned steps become "
+                f"  after step {step:,}: {step_time(seconds)} a step, so {self._shown_steps:,} planned steps become "
                 f"{self.steps:,} to keep to {self.recipe.train.minutes:g} minutes"
             )
             self._shown_steps = self.steps
