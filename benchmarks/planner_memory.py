@@ -22,8 +22,8 @@ from planner_sets import GIB, Case, gpt
 from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.plan.estimate import stacks
-from bessemer.plan.estimate.job import Cluster, Job, Layout
-from bessemer.plan.estimate.memory import Memory, fits, memory, stages
+from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
+from bessemer.plan.estimate.memory import DeviceMemory, fits, memory, stages
 from bessemer.plan.estimate.parts import each
 from bessemer.plan.estimate.stacks import Stack
 
@@ -86,7 +86,7 @@ def korthikanti(cases: list[dict[str, Any]]) -> Iterator[Row]:
             sequence_parallel=False,
         )
         device = devices.find("A100 SXM 80GB")
-        cluster = Cluster(device, inputs["gpus"], 8, device.intra, device.inter)
+        cluster = ClusterSpec(device, inputs["gpus"], 8, device.intra, device.inter)
         job = Job(model, layout, cluster, inputs["global_batch"], "fp16", stacks.find("megatron-lm-2022"))
         found = {
             "none": stages(job),
@@ -108,7 +108,7 @@ def korthikanti(cases: list[dict[str, Any]]) -> Iterator[Row]:
                 yield Row("Korthikanti figure 1", f"{case['case']} {mode}", kept[mode] / GIB, seen[key])
 
 
-def waiting(found: Memory) -> int:
+def waiting(found: DeviceMemory) -> int:
     """Bytes of the blocks' activations that wait for backward passes."""
     return found.activations - found.kinds.get("backward", 0) - found.kinds.get("embedding", 0)
 
@@ -138,7 +138,7 @@ def pipeline(cases: list[dict[str, Any]]) -> Iterator[Row]:
             ),
         ):
             device = devices.find("A100 SXM 80GB")
-            cluster = Cluster(device, inputs["gpus"], 8, device.intra, device.inter)
+            cluster = ClusterSpec(device, inputs["gpus"], 8, device.intra, device.inter)
             batch = inputs["n_microbatches"] * inputs["micro_batch"]
             found = memory(Job(model, layout, cluster, batch, "fp16", stack))
             yield Row("Zero Bubble table 4", f"{case['case']} {name}", found.reserved / GIB, seen["memory_gb"][name])

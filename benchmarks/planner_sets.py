@@ -16,11 +16,11 @@ from typing import Any
 from planner_models import MPT, gpt, llama, llama3, megatron_flops, padded
 
 from bessemer.layout import devices
-from bessemer.layout.devices import Device
+from bessemer.layout.devices import DeviceSpec
 from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ALL_BIASES
 from bessemer.plan.estimate import stacks
-from bessemer.plan.estimate.job import PHYSICS, Cluster, Job, Layout
+from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 
 GIB = 2**30
 
@@ -51,9 +51,9 @@ def _load(path: Path) -> list[dict[str, Any]]:
     return [{**row, "arch": arch[str(row["model_b"])]} for row in rows] if arch else list(rows)
 
 
-def cluster(device: Device, gpus: int, inter: float | None = None) -> Cluster:
+def cluster(device: DeviceSpec, gpus: int, inter: float | None = None) -> ClusterSpec:
     """Nodes of 8, or one that is not full."""
-    return Cluster(device, gpus, min(8, gpus), device.intra, inter or device.inter)
+    return ClusterSpec(device, gpus, min(8, gpus), device.intra, inter or device.inter)
 
 
 # --- A100, Megatron-DeepSpeed (vTrain's ground truth) ---------------------------------------------------------------------

@@ -18,7 +18,7 @@ from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Train
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.train.task import Classify
+from bessemer.train.task import ClassifyTask
 from tests.conftest import WORDS
 from tests.model.samples import config, stirred
 
@@ -101,7 +101,7 @@ def test_classes_are_those_of_evaluate(family: str, tokenizer: Tokenizer, tmp_pa
     for row, text in zip(rows, TEXTS, strict=True):
         ids = tokenizer.encode(text)[: LENGTH - 1]
         row[1 : 1 + len(ids)] = torch.tensor(ids)
-    task = Classify(Train(), tokenizer.end_of_text)
+    task = ClassifyTask(Train(), tokenizer.end_of_text)
     with torch.no_grad():
         hidden = model(rows, task.documents(rows))
         wanted = model.classifier(hidden, task._lengths(rows)).softmax(1)

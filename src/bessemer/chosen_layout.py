@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bessemer.errors import InputError
 
 if TYPE_CHECKING:
-    from bessemer.layout.devices import Device
+    from bessemer.layout.devices import DeviceSpec
     from bessemer.model.config import ModelConfig
     from bessemer.plan.jobs import Goal
     from bessemer.plan.search import Candidate
@@ -88,7 +88,7 @@ def _require_fit(recipe: Recipe, goal: Goal) -> None:
     require_fit(resolved.train, resolved.parallel, goal.job.model, torch.device("cuda"))
 
 
-def _local_devices(recipe: Recipe) -> tuple[Device | None, int]:
+def _local_devices(recipe: Recipe) -> tuple[DeviceSpec | None, int]:
     """This machine's accelerators, as the catalogue has them, and their number; None: it computes on its CPU."""
     import torch
 

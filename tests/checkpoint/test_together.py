@@ -17,7 +17,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from bessemer.checkpoint import Checkpoint, latest, protocol, save
+from bessemer.checkpoint import SavedCheckpoint, latest, protocol, save
 from bessemer.checkpoint.protocol import exchange, published
 from bessemer.errors import BessemerError
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join, leave
@@ -37,7 +37,7 @@ def state(step: int) -> dict[str, dict[str, torch.Tensor]]:
     }
 
 
-def is_of(checkpoint: Checkpoint) -> bool:
+def is_of(checkpoint: SavedCheckpoint) -> bool:
     found = {part: checkpoint.tensors(part) for part in ("model", "optimizer")}
     wanted = state(checkpoint.step)
     return found.keys() == wanted.keys() and all(

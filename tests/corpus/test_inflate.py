@@ -12,7 +12,7 @@ import zlib
 import pytest
 import zstandard
 
-from bessemer.corpus.inflate import Damaged, Member, find_member, inflate
+from bessemer.corpus.inflate import CompressedMember, Damaged, find_member, inflate
 
 PACK = {
     "gzip": gzip.compress,
@@ -103,6 +103,6 @@ def test_members_are_found_from_any_byte(compression: str) -> None:
     for start in range(0, len(data), 501):
         expected = next((at for at in starts if at >= start), None)
         assert find_member(file, compression, start, len(data), b"WARC/", b"") == expected
-    member = Member(file, starts[7], compression)
+    member = CompressedMember(file, starts[7], compression)
     assert b"".join(member.blocks()).startswith(b"WARC/")
     assert member.end == starts[8]

@@ -57,11 +57,11 @@ def test_verdicts() -> None:
         f"de with a score of {german.score:.2f}",
     )
     assert verdict(german, Language(identify=True, allowed=["en", "de"])) is None
-    doubtful = language.Language("de", 0.64)
+    doubtful = language.DetectedLanguage("de", 0.64)
     assert verdict(doubtful, ON) == ("language_unsure", "de with a score of 0.64 (limit 0.65)")
     assert verdict(doubtful, Language(identify=True, min_score=0.0)) is None
-    assert verdict(language.Language("de", 0.65), ON) is None
-    switching = language.Language("de", 1.0, switches=2)
+    assert verdict(language.DetectedLanguage("de", 0.65), ON) is None
+    switching = language.DetectedLanguage("de", 1.0, switches=2)
     assert verdict(switching, WINDOWS) is None
     assert verdict(switching, Language(identify=True, windows=5, max_switches=1)) == (
         "language_switches", "2 (limit 1) changes of language",
@@ -85,8 +85,8 @@ def test_a_short_document_has_no_windows_and_digits_no_language_to_switch_to() -
 
 
 def test_metadata() -> None:
-    assert language.Language("de", 0.98765).metadata() == {"language": "de", "language_score": 0.988}
-    assert language.Language("de", 1.0, 2).metadata()["language_switches"] == 2
+    assert language.DetectedLanguage("de", 0.98765).metadata() == {"language": "de", "language_score": 0.988}
+    assert language.DetectedLanguage("de", 1.0, 2).metadata()["language_switches"] == 2
 
 
 def test_code_is_left_out_unless_asked_for() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from bessemer.model.config import ModelConfig, RopeScaling
+from bessemer.model.config import ModelConfig, RotaryScaling
 from bessemer.model.transformer import Transformer, build_model
 
 
@@ -26,17 +26,17 @@ def stirred(wanted: ModelConfig, seed: int = 0) -> Transformer:
 
 
 # Options that families share out among themselves, in blocks as odd as they can be: for what must follow all of them.
-LONGROPE = RopeScaling("longrope", 3.0, original_length=16, short_factor=(1.0, 1.5), long_factor=(1.0, 4.0))
+LONGROPE = RotaryScaling("longrope", 3.0, original_length=16, short_factor=(1.0, 1.5), long_factor=(1.0, 4.0))
 BLOCKS: dict[str, dict[str, Any]] = {
     "norms at both ends, local and global rotary positions": dict(
         norm_position="both", zero_centred_norm=True, scale_embedding=True, activation="gelu_tanh", query_scalar=7,
-        window=9, global_every=2, global_last=True, rope_scaling=RopeScaling("dynamic", 4.0, original_length=20),
+        window=9, global_every=2, global_last=True, rope_scaling=RotaryScaling("dynamic", 4.0, original_length=20),
         window_rope_theta=100.0, tie_embeddings=True,
     ),
     "a layer without rotary positions, others with half of them, some biases": dict(
         unrotated_layers=(0,), rotary_fraction=0.5, inverse_layer_scale=True, qkv_bias=True, rope_scaling=LONGROPE, head_dim=8,
     ),
     "biases of the MLP alone, a window in one layer": dict(
-        mlp_bias=True, activation="relu2", global_layers=(0,), window=5, rope_scaling=RopeScaling("yarn", 4.0, original_length=12),
+        mlp_bias=True, activation="relu2", global_layers=(0,), window=5, rope_scaling=RotaryScaling("yarn", 4.0, original_length=12),
     ),
 }  # fmt: skip

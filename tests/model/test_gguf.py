@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bessemer.errors import InputError
-from bessemer.model.config import RopeScaling
+from bessemer.model.config import RotaryScaling
 from bessemer.model.gguf import (
     ARCHITECTURES,
     PRE,
@@ -43,8 +43,8 @@ TEXTS = [
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"rope_theta": 5e5},
     "llama tied": {"tie_embeddings": True},
-    "llama, rope llama3": {"rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 16)},
-    "llama, rope linear": {"rope_scaling": RopeScaling("linear", 4.0)},
+    "llama, rope llama3": {"rope_scaling": RotaryScaling("llama3", 8.0, 1.0, 4.0, 16)},
+    "llama, rope linear": {"rope_scaling": RotaryScaling("linear", 4.0)},
     "mistral": {},
     "qwen2": {"tie_embeddings": True},
     "qwen3": {"head_dim": 32},
@@ -106,10 +106,10 @@ def test_the_file_says_what_the_model_is(dtype: str, tmp_path: Path) -> None:
         ({"labels": 3}, "a classifier is not a language model"),
         ({"family": "bert"}, "an encoder does not write text"),
         ({"family": "llama", "activation": "relu2"}, "llama is not known here with activation = relu2"),
-        ({"family": "llama", "rope_scaling": RopeScaling("yarn", 4.0)}, "rope_scaling of kind yarn is not written"),
+        ({"family": "llama", "rope_scaling": RotaryScaling("yarn", 4.0)}, "rope_scaling of kind yarn is not written"),
         ({"family": "gemma2"}, "the family gemma2 has no architecture"),
         ({"family": "mistral", "window": 8}, "llama.cpp's llama has no sliding windows"),
-        ({"family": "qwen3", "rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 8)}, "qwen3 has no rope_scaling of kind llama3"),
+        ({"family": "qwen3", "rope_scaling": RotaryScaling("llama3", 8.0, 1.0, 4.0, 8)}, "qwen3 has no rope_scaling of kind llama3"),
     ],
 )  # fmt: skip
 def test_models_llama_cpp_computes_otherwise_are_refused(changes: dict[str, Any], reason: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from bessemer.model.config import ModelConfig, Rope, RopeScaling
+from bessemer.model.config import ModelConfig, Rope, RotaryScaling
 from bessemer.model.kernels import rotate
 from bessemer.model.layers import rotary_cos_sin
 from tests.model.float64 import Float64
@@ -14,16 +14,16 @@ from tests.model.samples import BLOCKS, config, stirred
 transformers = pytest.importorskip("transformers")
 HEAD, ORIGINAL, LONG = 32, 64, 160
 FACTORS = {"short_factor": [1.0 + n / 8 for n in range(16)], "long_factor": [2.0 + n for n in range(16)]}
-SCALINGS: dict[str, tuple[RopeScaling, dict[str, Any]]] = {
-    "linear": (RopeScaling("linear", 4.0), {"rope_type": "linear", "factor": 4.0}),
-    "dynamic": (RopeScaling("dynamic", 4.0, original_length=ORIGINAL), {"rope_type": "dynamic", "factor": 4.0}),
+SCALINGS: dict[str, tuple[RotaryScaling, dict[str, Any]]] = {
+    "linear": (RotaryScaling("linear", 4.0), {"rope_type": "linear", "factor": 4.0}),
+    "dynamic": (RotaryScaling("dynamic", 4.0, original_length=ORIGINAL), {"rope_type": "dynamic", "factor": 4.0}),
     "llama3": (
-        RopeScaling("llama3", 8.0, 1.0, 4.0, ORIGINAL),
+        RotaryScaling("llama3", 8.0, 1.0, 4.0, ORIGINAL),
         {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     ),
-    "yarn": (RopeScaling("yarn", 4.0, original_length=ORIGINAL), {"rope_type": "yarn", "factor": 4.0}),
+    "yarn": (RotaryScaling("yarn", 4.0, original_length=ORIGINAL), {"rope_type": "yarn", "factor": 4.0}),
     "yarn, every setting": (
-        RopeScaling(
+        RotaryScaling(
             "yarn", 4.0, original_length=ORIGINAL, beta_fast=8.0, beta_slow=0.5, truncate=False, mscale=1.0,
             mscale_all_dim=0.5,
         ),
@@ -31,11 +31,11 @@ SCALINGS: dict[str, tuple[RopeScaling, dict[str, Any]]] = {
          "mscale_all_dim": 0.5},
     ),
     "yarn, attention factor": (
-        RopeScaling("yarn", 4.0, original_length=ORIGINAL, attention_factor=1.5),
+        RotaryScaling("yarn", 4.0, original_length=ORIGINAL, attention_factor=1.5),
         {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5},
     ),
     "longrope": (
-        RopeScaling.from_dict({"kind": "longrope", "factor": 4.0, "original_length": ORIGINAL, **FACTORS}),
+        RotaryScaling.from_dict({"kind": "longrope", "factor": 4.0, "original_length": ORIGINAL, **FACTORS}),
         {"rope_type": "longrope", "factor": 4.0, **FACTORS},
     ),
 }  # fmt: skip
@@ -67,7 +67,7 @@ def test_rotations_are_those_of_transformers(name: str, fraction: float, length:
     width = int(HEAD * fraction)
     if scaling.kind == "longrope":
         short, long = (values[: width // 2] for values in (scaling.short_factor, scaling.long_factor))
-        scaling = RopeScaling("longrope", 4.0, original_length=ORIGINAL, short_factor=short, long_factor=long)
+        scaling = RotaryScaling("longrope", 4.0, original_length=ORIGINAL, short_factor=short, long_factor=long)
     frequencies, amplitude = theirs(settings, fraction, length)
     positions = torch.arange(length)
     cos, sin = rotary_cos_sin(positions, Rope(10_000.0, width, scaling), length, torch.float64)

@@ -31,7 +31,7 @@ from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Parallel, Train
 from bessemer.train import recompute
 from bessemer.train.objective import chunked_cross_entropy
-from bessemer.train.task import Causal, Classify, Masked
+from bessemer.train.task import Causal, ClassifyTask, Masked
 
 CPU = torch.device("cpu")
 END, LENGTH, SEED = 0, 12, 7
@@ -54,7 +54,9 @@ def config_for(family: str, layers: int, labels: int = 0) -> ModelConfig:
 
 def task_for(name: str) -> Any:
     if name in ("classify", "frozen"):
-        return Classify(Train.model_validate({"objective": "classify", "classify": {"frozen": name == "frozen"}}), END)
+        return ClassifyTask(
+            Train.model_validate({"objective": "classify", "classify": {"frozen": name == "frozen"}}), END
+        )
     settings = Train.model_validate({"objective": name, "loss_chunk": 16, "z_loss": 1e-3})
     return (Masked if name == "masked" else Causal)(settings, True, END)
 

@@ -21,7 +21,7 @@ from bessemer.parallel.mesh import ProcessMesh, join
 from bessemer.parallel.tensor import check, reduce_partial_gradients, sharded_dimension, split
 from bessemer.recipe import Parallel, parse
 from bessemer.train import recompute
-from bessemer.train.task import Causal, Classify, Masked, Task
+from bessemer.train.task import Causal, ClassifyTask, Masked, Task
 from tests.model.samples import BLOCKS, config, stirred
 
 END, ROWS, LENGTH = 0, 4, 24
@@ -56,7 +56,7 @@ def config_of(case: dict[str, Any]) -> ModelConfig:
 def task_of(case: dict[str, Any], wanted: ModelConfig) -> Task:
     settings = parse(RECIPE, "x", [f"train.{term}" for term in case.get("terms", ())]).train
     if wanted.labels:
-        return Classify(settings, END)
+        return ClassifyTask(settings, END)
     return Causal(settings, True, END) if wanted.causal else Masked(settings, True, END)
 
 

@@ -11,7 +11,7 @@ from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import stacks
-from bessemer.plan.estimate.job import Cluster, Job, Layout
+from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import fits, memory
 from bessemer.plan.estimate.step import step
 from bessemer.plan.jobs import divisors
@@ -26,7 +26,7 @@ def job(
         sequence_length=4096,
     ).with_changes(**changes)  # fmt: skip
     chosen = devices.find(device)
-    cluster = Cluster(chosen, devices_count, min(8, devices_count), chosen.intra, chosen.inter)
+    cluster = ClusterSpec(chosen, devices_count, min(8, devices_count), chosen.intra, chosen.inter)
     return Job(model, Layout(shard=devices_count), cluster, batch, "bf16", stacks.find("bessemer"))
 
 
@@ -107,7 +107,7 @@ def test_seventy_billion_on_4096_takes_under_two_seconds_of_work() -> None:
         sequence_length=8192,
     )
     chosen = devices.find("H100")
-    cluster = Cluster(chosen, 4096, 8, chosen.intra, chosen.inter)
+    cluster = ClusterSpec(chosen, 4096, 8, chosen.intra, chosen.inter)
     asked = Job(model, Layout(shard=4096), cluster, 4096, "bf16", stacks.find("bessemer"))
     started = process_time()
     assert len(search(asked).ranked) > 100

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from bessemer.plan import ask, outcome, pictures
-from bessemer.plan.estimate.step import Stage
+from bessemer.plan.estimate.step import StageSeconds
 from bessemer.plan.jobs import Goal, goal_of
 from bessemer.plan.laws import REPLICATION
 from bessemer.plan.outcome import Outcome
@@ -83,7 +83,11 @@ def test_a_timeline_is_as_long_as_the_step(of: object) -> None:
 
 def test_a_timeline_is_of_the_slowest_stages() -> None:
     out = piped()
-    slow = (*(Stage(3, 1.0, 2.0),) * 13, Stage(3, 5.0, 9.0), *(Stage(3, 1.0, 2.0),) * 18)  # stage 14 is on rank 5 of 8
+    slow = (
+        *(StageSeconds(3, 1.0, 2.0),) * 13,
+        StageSeconds(3, 5.0, 9.0),
+        *(StageSeconds(3, 1.0, 2.0),) * 18,
+    )  # stage 14 is on rank 5 of 8
     found = pictures.timeline(replace(out.step, stages=slow), out.job.layout)
     assert found["stages"] == [6, 14, 22, 30]
     assert (found["forward"], found["backward"]) == (8.0, 15.0)
@@ -104,7 +108,7 @@ def test_the_pipeline_is_the_jobs_own() -> None:
 
 def test_stages_alike_idle_as_the_formula_says() -> None:
     out = piped()
-    alike = replace(out.step, stages=(Stage(12, 1.0, 2.0),) * 8)
+    alike = replace(out.step, stages=(StageSeconds(12, 1.0, 2.0),) * 8)
     found = pipeline_picture(out.job.with_layout(virtual=1, schedule="1f1b"), alike)
     assert found is not None
     m = found["shown_micro_batches"]
@@ -113,7 +117,7 @@ def test_stages_alike_idle_as_the_formula_says() -> None:
 
 def test_of_many_ranks_some_are_drawn() -> None:
     out = piped()
-    many = replace(out.step, stages=(Stage(3, 1.0, 2.0),) * 32)
+    many = replace(out.step, stages=(StageSeconds(3, 1.0, 2.0),) * 32)
     found = pipeline_picture(out.job.with_layout(pipeline=32, virtual=1, schedule="1f1b"), many)
     assert found is not None
     assert found["shown_ranks"] == [*range(15), 31]

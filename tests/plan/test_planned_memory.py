@@ -16,7 +16,7 @@ from bessemer.layout.schedules import generate
 from bessemer.layout.stages import balanced, parts_of
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import stacks
-from bessemer.plan.estimate.job import Cluster, Job, Layout
+from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import fits, memory, parallel, stages
 from bessemer.plan.estimate.parts import blocks_of_stages, each, places
 from bessemer.plan.estimate.stacks import Stack
@@ -34,7 +34,7 @@ def model(**changes: object) -> ModelConfig:
 
 def job(layout: Layout, stack: str | Stack = "megatron-core", config: ModelConfig | None = None, **changes: Any) -> Job:
     device = devices.find("H100 SXM")
-    cluster = Cluster(device, layout.devices, min(8, layout.devices), device.intra, device.inter)
+    cluster = ClusterSpec(device, layout.devices, min(8, layout.devices), device.intra, device.inter)
     stack = stacks.find(stack) if isinstance(stack, str) else stack
     settings = {"batch": 8 * layout.data * layout.micro_batch, "precision": "bf16", **changes}
     return Job(config or model(), layout, cluster, stack=stack, **settings)

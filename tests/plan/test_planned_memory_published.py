@@ -9,7 +9,7 @@ from typing import Any
 from bessemer.layout import devices
 from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.plan.estimate import stacks
-from bessemer.plan.estimate.job import Cluster, Job, Layout
+from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import memory
 from bessemer.plan.estimate.stacks import Stack
 
@@ -52,7 +52,7 @@ BUBBLE = [
 def peak(model: ModelConfig, layout: Layout, stack: Stack, micro_batches: int) -> float:
     """GiB that the allocator takes."""
     device = devices.find("H100 SXM")
-    cluster = Cluster(device, layout.devices, 8, device.intra, device.inter)
+    cluster = ClusterSpec(device, layout.devices, 8, device.intra, device.inter)
     batch = layout.data * layout.micro_batch * micro_batches
     return memory(Job(model, layout, cluster, batch, "bf16", stack)).reserved / GIB
 

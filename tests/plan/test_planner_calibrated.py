@@ -12,7 +12,7 @@ from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import stacks
-from bessemer.plan.estimate.job import PHYSICS, Cluster, Job, Layout
+from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 from bessemer.plan.estimate.step import step
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -28,7 +28,9 @@ def jobs() -> list[Job]:
     found = []
     for layout in (Layout(shard=16, zero=3), Layout(replicate=2, tensor=8, micro_batch=4), Layout(replicate=16, micro_batch=2),
                    Layout(replicate=4, tensor=2, pipeline=2, recompute="full")):  # fmt: skip
-        found.append(Job(MODEL, layout, Cluster.of(devices.find("A100"), 16), 128, "bf16", stacks.find("torchtitan")))
+        found.append(
+            Job(MODEL, layout, ClusterSpec.of(devices.find("A100"), 16), 128, "bf16", stacks.find("torchtitan"))
+        )
     return found
 
 

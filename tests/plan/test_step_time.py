@@ -14,7 +14,7 @@ from bessemer.layout.flops import flops_per_token
 from bessemer.layout.stages import balanced
 from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.plan.estimate import collectives, compute, stacks
-from bessemer.plan.estimate.job import PHYSICS, Cluster, Job, Layout, Physics
+from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout, Physics
 from bessemer.plan.estimate.step import _cut, exchange_seconds, fullest, optimizer_seconds, refuse, step
 
 PARTS = (
@@ -35,7 +35,7 @@ def job(
     model: ModelConfig = LLAMA, device: str = "H100", batch: int = 256, stack: str = "megatron-core", **layout: Any
 ) -> Job:
     split = Layout(**layout)
-    return Job(model, split, Cluster.of(devices.find(device), split.devices), batch, "bf16", stacks.find(stack))
+    return Job(model, split, ClusterSpec.of(devices.find(device), split.devices), batch, "bf16", stacks.find(stack))
 
 
 SPLITS: list[dict[str, Any]] = [
@@ -97,7 +97,7 @@ def test_tiles_and_waves_are_whole() -> None:
 
 
 def test_collectives_are_the_closed_forms_of_a_ring() -> None:
-    cluster = Cluster.of(devices.find("H100"), 64)
+    cluster = ClusterSpec.of(devices.find("H100"), 64)
     how = replace(PHYSICS, call=0.0, near=0.0, far=0.0, intra=1.0, inter=1.0)
     inside, across = collectives.of(cluster, 8, 1, how), collectives.of(cluster, 8, 8, how)
     assert collectives.gather(inside, 8e9) == pytest.approx(7 / 8 * 8e9 / 450e9)
@@ -246,7 +246,7 @@ def test_sc21s_table_is_met_within_ten_percent(
         replicate=d, tensor=t, pipeline=p, virtual=v, schedule="interleaved" if v > 1 else "1f1b", micro_batch=micro, zero=0,
         recompute="full", sequence_parallel=False,
     )  # fmt: skip
-    cluster = Cluster.of(devices.find("A100"), layout.devices)
+    cluster = ClusterSpec.of(devices.find("A100"), layout.devices)
     taken = step(Job(model, layout, cluster, batch, "fp16", stacks.find("megatron-lm-2021"))).seconds
     assert taken == pytest.approx(flops / (tflops * 1e12 * layout.devices), rel=0.10)
 
@@ -264,7 +264,7 @@ def test_torchtitans_table_is_met_within_ten_percent(gpus: int, stack: str, prec
         h100, memory=96e9, bandwidth=2.4e12, matmul=h100.matmul * slower, matmul_fp8=(h100.matmul_fp8 or 0) * slower
     )  # fmt: skip
     layout = Layout(shard=gpus, zero=3, micro_batch=2, recompute="selective")
-    wanted = Job(LLAMA, layout, Cluster(device, gpus, 8, 450e9, 50e9), 2 * gpus, precision, stacks.find(stack))
+    wanted = Job(LLAMA, layout, ClusterSpec(device, gpus, 8, 450e9, 50e9), 2 * gpus, precision, stacks.find(stack))
     assert step(wanted).tokens_per_second / gpus == pytest.approx(rate, rel=0.10)
 
 
@@ -272,7 +272,9 @@ def test_torchtitans_table_is_met_within_ten_percent(gpus: int, stack: str, prec
 def test_every_device_of_the_catalogue_makes_a_step(name: str) -> None:
     device = devices.find(name)
     for precision in device.flops:
-        taken = step(Job(LLAMA, Layout(shard=8, zero=3), Cluster.of(device, 8), 32, precision, stacks.find("bessemer")))  # type: ignore[arg-type]
+        taken = step(
+            Job(LLAMA, Layout(shard=8, zero=3), ClusterSpec.of(device, 8), 32, precision, stacks.find("bessemer"))
+        )  # type: ignore[arg-type]
         assert 0.02 < taken.mfu < device.matmul
 
 
@@ -285,7 +287,7 @@ def test_a_device_without_the_precision_is_said() -> None:
 def test_a_layout_takes_a_fraction_of_a_millisecond() -> None:
     """A search tries thousands in two seconds, beside their memory; generous, since machines are busy."""
     wide = replace(LLAMA, layers=80, width=8192, heads=64, mlp_width=28_672)
-    cluster = Cluster.of(devices.find("H100"), 4096)
+    cluster = ClusterSpec.of(devices.find("H100"), 4096)
     jobs = [
         Job(wide, Layout(replicate=4096 // (s * t * p), shard=s, tensor=t, pipeline=p, zero=1, micro_batch=b, recompute=r),
             cluster, 2048, "bf16", stacks.find("bessemer"))

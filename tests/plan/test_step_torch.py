@@ -11,7 +11,7 @@ from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, pieces, stacks
 from bessemer.plan.estimate.compute import casts
-from bessemer.plan.estimate.job import PHYSICS, Cluster, Job, Layout
+from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 from bessemer.plan.estimate.step import step
 
 H100 = devices.find("H100")
@@ -24,12 +24,12 @@ def job(precision: Any = "bf16", changes: dict[str, Any] | None = None, micro_ba
     layout = {"tensor": 8, "recompute": "none", "zero": 0, **layout}
     wanted = Layout(micro_batch=micro_batch, **layout)
     stack = replace(stacks.find("torchtitan"), **(changes or {}))
-    return Job(LLAMA, wanted, Cluster.of(H100, wanted.devices), micro_batch * wanted.data, precision, stack)
+    return Job(LLAMA, wanted, ClusterSpec.of(H100, wanted.devices), micro_batch * wanted.data, precision, stack)
 
 
 def pair() -> float:
     """Seconds of a gather and a scatter of one activation in 16 bits among 8 ranks of a node."""
-    return collectives.reduce(collectives.of(Cluster.of(H100, 8), 8, 1, PHYSICS), 2.0 * TOKENS * WIDTH)
+    return collectives.reduce(collectives.of(ClusterSpec.of(H100, 8), 8, 1, PHYSICS), 2.0 * TOKENS * WIDTH)
 
 
 def tensor(wanted: Job) -> float:
@@ -78,9 +78,9 @@ def test_casts_move_what_torchao_reads_and_writes() -> None:
 def test_a_ring_carries_keys_for_all_query_heads_where_they_are_repeated() -> None:
     """Llama 3 8B has 4 query heads to a key; the ring's time beside its start is of bytes."""
     layout = {"tensor": 1, "context": 8, "micro_batch": 1}
-    repeated = pieces._context(LLAMA, 1, 8, 1024, "bf16", Cluster.of(H100, 8), job(**layout).stack, PHYSICS)[0]
+    repeated = pieces._context(LLAMA, 1, 8, 1024, "bf16", ClusterSpec.of(H100, 8), job(**layout).stack, PHYSICS)[0]
     plain = replace(job(**layout).stack, repeats_keys=False)
-    once = pieces._context(LLAMA, 1, 8, 1024, "bf16", Cluster.of(H100, 8), plain, PHYSICS)[0]
+    once = pieces._context(LLAMA, 1, 8, 1024, "bf16", ClusterSpec.of(H100, 8), plain, PHYSICS)[0]
     each = 2 * 2 * 8192 * 1024 * 7 / 8 / (H100.intra * PHYSICS.intra)  # keys and values of 8 heads of 128, in 16 bits
     assert repeated - once == pytest.approx(3 * each)
 
@@ -88,7 +88,7 @@ def test_a_ring_carries_keys_for_all_query_heads_where_they_are_repeated() -> No
 def test_zero_three_of_2021_fetches_three_times_part_by_part_and_hides_nothing() -> None:
     """4 matrices for each of 3 passes and 12 gradients for a block, each a list of 64 views of 8 us, beside the ring."""
     split = Layout(shard=64, zero=3, recompute="full", sequence_parallel=False)
-    wanted = Job(LLAMA, split, Cluster.of(H100, 64), 64, "bf16", stacks.find("deepspeed-zero3"))
+    wanted = Job(LLAMA, split, ClusterSpec.of(H100, 64), 64, "bf16", stacks.find("deepspeed-zero3"))
     ring = collectives.of(wanted.cluster, 64, 1, PHYSICS)
     whole = 2.0 * LLAMA.block_matrix_parameters  # bytes in 16 bits, of weights and of gradients
     calls = 3 * 4 + 12
@@ -103,12 +103,12 @@ def test_deepspeeds_zero_one_sums_gradients_on_every_rank() -> None:
     """An all-reduce and a gather: 3 times the gradients' way round instead of 2, beside the hops."""
     stack = stacks.find("megatron-deepspeed")
     assert stack.sums == "all"
-    ring = collectives.of(Cluster.of(H100, 64), 8, 8, PHYSICS)
+    ring = collectives.of(ClusterSpec.of(H100, 64), 8, 8, PHYSICS)
     far = 7 / 8 / ring.rate
     assert collectives.summed(ring, 1e9, 1, "scatter") == pytest.approx(1e9 * far + ring.hops + ring.call)
     assert collectives.summed(ring, 1e9, 1, "all") == pytest.approx(2e9 * far + 2 * ring.hops + ring.call)
     split = Layout(shard=8, tensor=8, zero=1, recompute="full")
     own, every = (
-        step(Job(LLAMA, split, Cluster.of(H100, 64), 8, "bf16", replace(stack, sums=sums))).data for sums in SUMS
+        step(Job(LLAMA, split, ClusterSpec.of(H100, 64), 8, "bf16", replace(stack, sums=sums))).data for sums in SUMS
     )
     assert every / own == pytest.approx(1.5, rel=0.01)

@@ -15,7 +15,7 @@ from processes import run_on
 from bessemer.errors import InputError
 from bessemer.layout import dial
 from bessemer.layout import memory as layout_memory
-from bessemer.layout.stages import Part, parts_of
+from bessemer.layout.stages import PipelinePart, parts_of
 from bessemer.model.config import ModelConfig
 from bessemer.parallel import data
 from bessemer.parallel.mesh import join
@@ -116,7 +116,7 @@ def test_the_plan_agrees_with_the_simulation(layout: Parallel) -> None:
         assert planned.optimizer == pytest.approx(found.moments.peak["optimizer"], rel=0.01)
 
 
-def plan(recipe: Recipe, config: ModelConfig, parts: list[Part]) -> Any:
+def plan(recipe: Recipe, config: ModelConfig, parts: list[PipelinePart]) -> Any:
     return layout_memory.memory(
         recipe.train,
         recipe.parallel,

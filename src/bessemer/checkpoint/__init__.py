@@ -2,6 +2,6 @@
 
 from bessemer.checkpoint.asynchronous import AsyncSaver
 from bessemer.checkpoint.protocol import latest, save, verify
-from bessemer.checkpoint.reading import Checkpoint
+from bessemer.checkpoint.reading import SavedCheckpoint
 
-__all__ = ["AsyncSaver", "Checkpoint", "latest", "save", "verify"]
+__all__ = ["AsyncSaver", "SavedCheckpoint", "latest", "save", "verify"]

@@ -44,7 +44,7 @@ from bessemer.checkpoint.format import (
     local_shards,
     metadata_of,
 )
-from bessemer.checkpoint.reading import Checkpoint
+from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.errors import BessemerError, InputError
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.run import sync_folder, write_atomic
@@ -89,7 +89,7 @@ def save(
     keep: int,
     mesh: ProcessMesh = SINGLE_PROCESS,
     branch: int | None = None,
-) -> Checkpoint:
+) -> SavedCheckpoint:
     """Write and publish a checkpoint of `step`; collective.
 
     tensors: part -> name -> tensor, or DTensor of any layout; a name on several processes is one tensor, so what differs
@@ -131,7 +131,7 @@ def publish(
     mesh: ProcessMesh = SINGLE_PROCESS,
     copied: Callable[[], LocalTensors] | None = None,
     branch: int | None = None,
-) -> Checkpoint:
+) -> SavedCheckpoint:
     """Write what was prepared, and publish it. Raises as `save`, on every process.
 
     copied: returns a copy of `prepared.own` to write in its place.
@@ -181,7 +181,7 @@ def publish(
 
 def latest(
     folder: Path, on_damage: Callable[[str], None] = lambda message: None, mesh: ProcessMesh = SINGLE_PROCESS
-) -> Checkpoint | None:
+) -> SavedCheckpoint | None:
     """The newest checkpoint that verifies; None when there is none at all. Collective.
 
     on_damage: called with a message for each checkpoint that is skipped or missing. Raises BessemerError when checkpoints
@@ -215,12 +215,12 @@ def latest(
     return None
 
 
-def newest(folder: Path, count: int, on_damage: Callable[[str], None] = lambda message: None) -> list[Checkpoint]:
+def newest(folder: Path, count: int, on_damage: Callable[[str], None] = lambda message: None) -> list[SavedCheckpoint]:
     """The `count` newest checkpoints that verify, newest first.
 
     on_damage: called with a message for each that is skipped. Raises InputError when there are fewer.
     """
-    checkpoints: list[Checkpoint] = []
+    checkpoints: list[SavedCheckpoint] = []
     for step in reversed(published(folder)):
         if len(checkpoints) == count:
             break
@@ -236,7 +236,7 @@ def newest(folder: Path, count: int, on_damage: Callable[[str], None] = lambda m
     return checkpoints
 
 
-def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> Checkpoint:
+def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> SavedCheckpoint:
     """Read a whole checkpoint and compare it with its manifest, the files divided among the processes; collective.
 
     Raises BessemerError that names the file, on every process.
@@ -264,7 +264,7 @@ def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> Checkpoint:
         return [None] * len(hashes)
 
     exchange(mesh, examine, compare)
-    return Checkpoint(folder, manifests[0].step, manifests[0].facts, manifests[0].contents)
+    return SavedCheckpoint(folder, manifests[0].step, manifests[0].facts, manifests[0].contents)
 
 
 def published(folder: Path) -> list[int]:

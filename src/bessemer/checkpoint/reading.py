@@ -18,7 +18,7 @@ from bessemer.parallel.sharded import Box, fill
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class SavedCheckpoint:
     """A published checkpoint whose every byte has been verified. contents: part -> name -> stored tensor."""
 
     folder: Path
@@ -76,7 +76,7 @@ class Checkpoint:
 class CheckpointFiles:
     """The open files of a checkpoint. stack: closes them."""
 
-    def __init__(self, checkpoint: Checkpoint, stack: ExitStack) -> None:
+    def __init__(self, checkpoint: SavedCheckpoint, stack: ExitStack) -> None:
         self._checkpoint, self._stack, self._open = checkpoint, stack, dict[str, Any]()
 
     def whole(self, part: str, name: str) -> Tensor:
@@ -87,7 +87,7 @@ class CheckpointFiles:
         return self.read(part, name)
 
     def read(self, part: str, name: str, offset: Box | None = None, shape: Box | None = None) -> Tensor:
-        """As `Checkpoint.read`."""
+        """As `SavedCheckpoint.read`."""
         stored = self._stored(part, name)
         offset = (0,) * len(stored.shape) if offset is None else tuple(offset)
         shape = tuple(n - at for n, at in zip(stored.shape, offset, strict=False)) if shape is None else tuple(shape)
@@ -131,7 +131,7 @@ def mean_of(opened: list[CheckpointFiles], name: str) -> Tensor:
     return total.div_(len(opened)).float()
 
 
-def mean_weights(checkpoints: list[Checkpoint]) -> dict[str, Tensor]:
+def mean_weights(checkpoints: list[SavedCheckpoint]) -> dict[str, Tensor]:
     """The mean of each weight; one weight of one checkpoint is in memory besides the means.
 
     Raises BessemerError when the models differ.

@@ -32,7 +32,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Overlap:
+class EvaluationOverlap:
     """The items of evaluation sets that a document matches; false when there are none.
 
     items: by set, numbers of the items (from 0, in the order of the set's file), ascending;
@@ -54,7 +54,7 @@ class Overlap:
         return ", ".join(f"{name}: {len(numbers)} items" for name, numbers in self.items.items())
 
 
-NO_OVERLAP = Overlap({}, ())
+NO_OVERLAP = EvaluationOverlap({}, ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ def _grams(texts: list[str], settings: Settings) -> tuple[NDArray[np.uint64], se
     return np.unique(np.concatenate(parts)), used
 
 
-def check(text: str, index: GramIndex) -> Overlap:
+def check(text: str, index: GramIndex) -> EvaluationOverlap:
     """What a text holds of the sets, in one pass over it. A pure function of text and index."""
     if not len(index.lengths):
         return NO_OVERLAP
@@ -150,7 +150,7 @@ def check(text: str, index: GramIndex) -> Overlap:
         for name, (first, last) in zip(index.names, pairwise(index.starts), strict=True)
     }
     spans = _merged(places[guilty[np.searchsorted(distinct, found)]])
-    return Overlap({name: numbers for name, numbers in by_set.items() if numbers}, spans)
+    return EvaluationOverlap({name: numbers for name, numbers in by_set.items() if numbers}, spans)
 
 
 def _merged(places: NDArray[np.int64]) -> tuple[Span, ...]:

@@ -47,7 +47,7 @@ class Damaged(ValueError):
     """Compressed data that cannot be decoded (further); the message says why."""
 
 
-class Member:
+class CompressedMember:
     """One member of a compressed file, from a given offset."""
 
     def __init__(self, file: BinaryIO, offset: int, compression: str, dictionary: bytes = b"") -> None:
@@ -122,7 +122,7 @@ def inflate(file: BinaryIO, compression: str, start: int = 0) -> Iterator[bytes]
     before the damage."""
     offset = next_member(file, compression, start)
     while offset is not None:
-        member = Member(file, offset, compression)
+        member = CompressedMember(file, offset, compression)
         yield from member.blocks()
         offset = next_member(file, compression, member.end)
 
@@ -152,7 +152,7 @@ def find_member(file: BinaryIO, compression: str, start: int, end: int, prefix: 
         block = file.read(SCAN_BYTES)
         for match in _STARTS[compression].finditer(block):
             offset = position + match.start()
-            if offset < end and _begins_with(Member(file, offset, compression, dictionary), prefix):
+            if offset < end and _begins_with(CompressedMember(file, offset, compression, dictionary), prefix):
                 return offset
         if len(block) < SCAN_BYTES:
             return None
@@ -160,7 +160,7 @@ def find_member(file: BinaryIO, compression: str, start: int, end: int, prefix: 
     return None
 
 
-def _begins_with(member: Member, prefix: bytes) -> bool:
+def _begins_with(member: CompressedMember, prefix: bytes) -> bool:
     head = b""
     try:
         for block in member.blocks():
@@ -183,7 +183,7 @@ def dictionary_of(file: BinaryIO) -> bytes:
     if not _STARTS["zstd"].match(raw):
         return raw
     dictionary = b""
-    for block in Member(io.BytesIO(raw), 0, "zstd").blocks():
+    for block in CompressedMember(io.BytesIO(raw), 0, "zstd").blocks():
         dictionary += block
         if len(dictionary) > MAX_DICTIONARY_BYTES:
             raise Damaged(f"a dictionary of more than {MAX_DICTIONARY_BYTES} bytes")

@@ -22,7 +22,7 @@ LABEL = "__label__"
 
 
 @dataclass(frozen=True, slots=True)
-class Language:
+class DetectedLanguage:
     """The language of a document."""
 
     code: str
@@ -38,14 +38,14 @@ class Language:
         return fields | ({"language_switches": self.switches} if self.switches else {})
 
 
-def identify(text: str, settings: Settings) -> Language:
+def identify(text: str, settings: Settings) -> DetectedLanguage:
     """The language of a text by its first `characters`, and its changes over `windows` places. Thread-safe. Raises
     InputError when there is no model."""
     code, score = _predict(text[: settings.characters], settings.model)
-    return Language(code, score, _switches(text, settings) if settings.windows else 0)
+    return DetectedLanguage(code, score, _switches(text, settings) if settings.windows else 0)
 
 
-def verdict(found: Language, settings: Settings) -> tuple[str, str] | None:
+def verdict(found: DetectedLanguage, settings: Settings) -> tuple[str, str] | None:
     """The reason and the measured value for which a document is rejected; None when it is kept."""
     if found.score < settings.min_score:
         named = found.code or "no language"

@@ -14,7 +14,7 @@ from xml.parsers import expat
 from bessemer.corpus import wikitext
 from bessemer.corpus.document import Record
 from bessemer.corpus.extract import NotText
-from bessemer.corpus.inflate import Damaged, Member, find_member, next_member
+from bessemer.corpus.inflate import CompressedMember, Damaged, find_member, next_member
 
 MAX_PAGE_BYTES = 64 << 20
 READ_BYTES = 1 << 20
@@ -63,7 +63,7 @@ class _DumpBytes:
                 return
         while (offset := next_member(self.file, self.compression, offset or 0)) is not None:
             self.members.append((produced, offset))
-            member = Member(self.file, offset, self.compression)
+            member = CompressedMember(self.file, offset, self.compression)
             try:
                 for block in member.blocks():
                     produced += len(block)

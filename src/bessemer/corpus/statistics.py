@@ -54,7 +54,7 @@ def _of_many_files(examples: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 @dataclass
-class Rejected:
+class RejectionCount:
     """The documents of a source rejected for one reason."""
 
     documents: int = 0
@@ -79,7 +79,7 @@ class Funnel:
     """Bytes of clean text in UTF-8."""
     steps: list[dict[str, Any]] = field(default_factory=list)
     """{step, documents_in, rejected} of each step of the cleaning."""
-    rejected: dict[str, Rejected] = field(default_factory=dict)
+    rejected: dict[str, RejectionCount] = field(default_factory=dict)
     kept_examples: list[dict[str, str]] = field(default_factory=list)
     """Each {identity, path, excerpt}."""
     lengths: Counter[int] = field(default_factory=Counter)
@@ -97,7 +97,7 @@ class Funnel:
         self, reason: str, num_bytes: int, path: str, excerpt: str, detail: str, identity: str = "", place: str = ""
     ) -> None:
         """Count one rejected document."""
-        entry = self.rejected.setdefault(reason, Rejected())
+        entry = self.rejected.setdefault(reason, RejectionCount())
         entry.documents += 1
         entry.bytes += num_bytes
         if len(entry.examples) < EXAMPLES or all(example["path"] != path for example in entry.examples):
@@ -112,7 +112,7 @@ class Funnel:
             getattr(self, name).update(getattr(other, name))
         self.kept_examples = (self.kept_examples + other.kept_examples)[:KEPT_EXAMPLES]
         for reason, theirs in other.rejected.items():
-            entry = self.rejected.setdefault(reason, Rejected())
+            entry = self.rejected.setdefault(reason, RejectionCount())
             entry.documents += theirs.documents
             entry.bytes += theirs.bytes
             entry.examples = _of_many_files(entry.examples + theirs.examples)
@@ -173,7 +173,7 @@ class Funnel:
         funnel = Funnel(value["source"], value["format"], value["files"])
         for name in ("documents_in", "bytes_in", "documents_kept", "bytes_kept", "steps", "kept_examples", "tables"):
             setattr(funnel, name, value[name])
-        funnel.rejected = {reason: Rejected(**entry) for reason, entry in value["rejected"].items()}
+        funnel.rejected = {reason: RejectionCount(**entry) for reason, entry in value["rejected"].items()}
         for lengths, name in ((funnel.lengths, ""), (funnel.lengths_rejected, "_rejected")):
             rows = value[f"length_histogram{name}"]
             lengths.update({row["from_characters"].bit_length() - 1: row["documents"] for row in rows})

@@ -12,7 +12,7 @@ from typing import Any
 
 from bessemer.corpus import storage
 from bessemer.corpus.files import File, access, by_format
-from bessemer.corpus.inflate import MAX_EXPANSION, Damaged, Member, inflate
+from bessemer.corpus.inflate import MAX_EXPANSION, CompressedMember, Damaged, inflate
 from bessemer.corpus.record_files import HEAD_BYTES, look
 from bessemer.corpus.tables import parquet_layout
 from bessemer.errors import InputError
@@ -170,7 +170,7 @@ class _Planner:
             return True
         length = 0
         with suppress(OSError, Damaged), self._open(file) as stream:  # whoever reads it says what is wrong
-            for block in Member(stream, 0, compression).blocks():
+            for block in CompressedMember(stream, 0, compression).blocks():
                 length += len(block)
                 if length > MEMBER_BYTES:
                     return True

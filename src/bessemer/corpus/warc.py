@@ -21,7 +21,7 @@ from bessemer.corpus import webpage
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import decode_html
 from bessemer.corpus.extract import NotText
-from bessemer.corpus.inflate import SCAN_BYTES, Damaged, Member, dictionary_of, find_member, next_member
+from bessemer.corpus.inflate import SCAN_BYTES, CompressedMember, Damaged, dictionary_of, find_member, next_member
 from bessemer.recipe import Extract
 
 MAX_BLOCK_BYTES = 64 << 20
@@ -95,7 +95,7 @@ def _members(file: BinaryIO, start: int, end: int, compression: str) -> Iterator
         if following is None or following >= end:
             return
         position = following
-        member = Member(file, position, compression, dictionary)
+        member = CompressedMember(file, position, compression, dictionary)
         damage = ""
         with tempfile.SpooledTemporaryFile(max_size=MAX_BLOCK_BYTES) as spool:
             try:
@@ -136,7 +136,7 @@ def _first(file: BinaryIO, start: int, end: int, compression: str, dictionary: b
             continue
         # Go on from member to member until one ends where the found one begins, or beyond it.
         while before < found:
-            member = Member(file, before, compression, dictionary)
+            member = CompressedMember(file, before, compression, dictionary)
             try:
                 for _ in member.blocks():
                     pass

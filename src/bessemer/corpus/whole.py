@@ -41,7 +41,7 @@ from bessemer.recipe.corpus import band_part, is_banded
 from bessemer.run import STAGE_FILE, read_json
 
 if TYPE_CHECKING:
-    from bessemer.corpus.quality.classify import Judgement
+    from bessemer.corpus.quality.classify import QualityVerdicts
 
 QUALITY_ARRAYS = ("identities", "scores", "stays", "band")
 DUPLICATE_ARRAYS = ("identities", "verdict", "keeper", "similarity")
@@ -79,7 +79,7 @@ class KeptDocuments:
     work: Path
     buckets: list[dict[str, Any]]
     """{source, bucket, pieces}, as work order of the published corpus; a piece is [partition, row group, rows]."""
-    quality: Judgement | None = None
+    quality: QualityVerdicts | None = None
     verdicts: Verdicts | None = None
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -170,15 +170,15 @@ def _score(corpus: Corpus, names: list[str], documents: KeptDocuments, staged: P
     return {"limit": judgement.limit, "documents": len(judgement.scores), "rejected": num_rejected}
 
 
-def load_quality(work: Path) -> Judgement | None:
+def load_quality(work: Path) -> QualityVerdicts | None:
     """The classifier's results, mapped into memory; None when the step did not run."""
-    from bessemer.corpus.quality.classify import Judgement
+    from bessemer.corpus.quality.classify import QualityVerdicts
 
     folder = work / "quality"
     if not (folder / STAGE_FILE).exists():
         return None
     identities, scores, stays, band = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in QUALITY_ARRAYS)
-    return Judgement(identities, scores, stays, band, read_json(folder / STAGE_FILE)["limit"])
+    return QualityVerdicts(identities, scores, stays, band, read_json(folder / STAGE_FILE)["limit"])
 
 
 # --- Duplicates
@@ -361,7 +361,7 @@ class WholeResults:
     """What the steps decided about each document, mapped into memory."""
 
     work: Path
-    quality: Judgement | None
+    quality: QualityVerdicts | None
     verdicts: Verdicts
     edited: EditedTexts
     """Texts of the documents that lost repeats, by source and bucket."""

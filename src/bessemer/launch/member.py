@@ -57,13 +57,13 @@ def main() -> NoReturn:
 
 def run_member(task: MemberTask) -> NoReturn:
     """Train, report, and exit without Python's teardown, which a thread inside a collective would block."""
-    code = Member(task).work()
+    code = LaunchedProcess(task).work()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-class Member:
+class LaunchedProcess:
     """This process. node: the folder of its node's files, None under another launcher; run: known once all agree on it."""
 
     def __init__(self, task: MemberTask) -> None:

@@ -23,7 +23,7 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
 @dataclass(frozen=True, eq=False)
-class Device:
+class DeviceSpec:
     """An accelerator (or a CPU). Compared by identity, so that it can be a key of a cache.
 
     flops: peak rates in FLOP/s, dense, by precision; matmul: share of the peak that the best large product reaches when it is
@@ -71,7 +71,7 @@ MATMUL_UNMEASURED = (
 )
 
 
-def catalogue(extra: Path | None = None) -> dict[str, Device]:
+def catalogue(extra: Path | None = None) -> dict[str, DeviceSpec]:
     """All devices by name. extra: a user's file in the form of devices.toml, whose entries add or replace.
 
     Raises InputError with file and entry on what cannot be read, is missing, unknown, or not above zero.
@@ -83,7 +83,7 @@ def catalogue(extra: Path | None = None) -> dict[str, Device]:
     return devices
 
 
-def find(name: str, extra: Path | None = None) -> Device:
+def find(name: str, extra: Path | None = None) -> DeviceSpec:
     """The device that a spelling means: its name here, its driver's name or a short one. Raises InputError with near names."""
     devices = catalogue(extra)
     found = match(name, devices)
@@ -98,7 +98,7 @@ def find(name: str, extra: Path | None = None) -> Device:
     return found
 
 
-def match(name: str, devices: Mapping[str, Device]) -> Device | None:
+def match(name: str, devices: Mapping[str, DeviceSpec]) -> DeviceSpec | None:
     """The device that a spelling fits best, the earlier of equals; None: none."""
     said, best, most = _words(name), None, 0
     for device in devices.values():
@@ -127,12 +127,12 @@ def _plain(name: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _own() -> Mapping[str, Device]:
+def _own() -> Mapping[str, DeviceSpec]:
     """The catalogue's own file, read once."""
     return _read(CATALOGUE)
 
 
-def _read(path: Path) -> Mapping[str, Device]:
+def _read(path: Path) -> Mapping[str, DeviceSpec]:
     """Devices of a file, by name."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -153,7 +153,7 @@ def _read(path: Path) -> Mapping[str, Device]:
     return MappingProxyType({device.name: device for device in devices})
 
 
-def _device(table: Any, where: str) -> Device:
+def _device(table: Any, where: str) -> DeviceSpec:
     """One entry, checked."""
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         raise InputError(f'{where}: has no name; give name = "..."')
@@ -193,7 +193,7 @@ def _device(table: Any, where: str) -> Device:
     also = table.get("also", [])
     if not isinstance(also, list) or not all(isinstance(each, str) for each in also):
         raise InputError(f"{where}: also must be a list of spellings")
-    return Device(
+    return DeviceSpec(
         name=table["name"],
         flops=MappingProxyType({key: value * 1e12 for key, value in flops.items()}),
         matmul=table.get("matmul", MATMUL_UNMEASURED),

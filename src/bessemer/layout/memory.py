@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from bessemer.layout.flops import is_frozen
 from bessemer.layout.schedules import generate
-from bessemer.layout.stages import Part
+from bessemer.layout.stages import PipelinePart
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.recipe import Dropout, Parallel, Train
 from bessemer.recipe.parallel import V_SHAPED
@@ -66,7 +66,7 @@ def memory(
     bytes_per_activation: int,
     base: int,
     *,
-    parts: Sequence[Part] = (),
+    parts: Sequence[PipelinePart] = (),
     recomputed: int | None = None,
     bytes_per_cast: int = 0,
     is_cuda: bool = False,
@@ -87,13 +87,13 @@ def memory(
     blocks = recomputed if recomputed is not None else 0 if train.recompute == "none" else config.layers
     planned = (
         _of_part(train, config, layout, part, bytes_per_activation, base, blocks, bytes_per_cast, is_cuda, together)
-        for part in parts or (Part(0, config.layers, True, True),)
+        for part in parts or (PipelinePart(0, config.layers, True, True),)
     )
     return max(planned, key=lambda found: found.total)
 
 
 def _of_part(
-    train: Train, config: ModelConfig, layout: Parallel, part: Part, width: int, base: int, recomputed: int, cast: int,
+    train: Train, config: ModelConfig, layout: Parallel, part: PipelinePart, width: int, base: int, recomputed: int, cast: int,
     is_cuda: bool, together: int,
 ) -> Memory:  # fmt: skip
     """width: bytes of an activation; cast: of a weight's copy."""
@@ -243,7 +243,7 @@ class PartParameters:
         return self.blocks * self.block + self.root
 
     @classmethod
-    def of(cls, config: ModelConfig, part: Part, tensor: int) -> PartParameters:
+    def of(cls, config: ModelConfig, part: PipelinePart, tensor: int) -> PartParameters:
         """Matrices are divided over the tensor group; vectors, and what has no row of its own for an id, are not."""
         outside = config.parameters - config.layers * config.block_matrix_parameters - config.embedding_parameters
         vectors = outside // (
@@ -317,8 +317,8 @@ def uses_fsdp(layout: Parallel) -> bool:
 
 
 def activation_bytes(
-    config: ModelConfig, part: Part, tokens: int, waiting: float, width: int, recomputed: int, recompute: str, tensor: int,
-    masks: int = 0, *, is_alone: bool = False,
+    config: ModelConfig, part: PipelinePart, tokens: int, waiting: float, width: int, recomputed: int, recompute: str,
+    tensor: int, masks: int = 0, *, is_alone: bool = False,
 ) -> tuple[int, int]:  # fmt: skip
     """Bytes that the backward passes of the micro-batches in flight wait with, and what one block takes on its way back.
 

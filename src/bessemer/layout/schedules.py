@@ -51,7 +51,7 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Overlap:
+class OverlappedPair:
     """A forward and a backward of two micro-batches that a rank starts together, so that one hides the other's sends.
 
     Both begin when both have what they need, and give what they give when both are done. torch's runtime computes them one
@@ -65,13 +65,13 @@ class Overlap:
         return f"({self.forward};{self.backward})OVERLAP_F_B"
 
 
-Step = Action | Overlap
+Step = Action | OverlappedPair
 
 
 def actions(steps: Iterable[Step]) -> Iterator[Action]:
     """The actions of a list in the order in which they are computed, overlapped ones apart."""
     for step in steps:
-        if isinstance(step, Overlap):
+        if isinstance(step, OverlappedPair):
             yield step.forward
             yield step.backward
         else:
@@ -79,7 +79,7 @@ def actions(steps: Iterable[Step]) -> Iterator[Action]:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ScheduleActions:
     """Which rank does what. virtual: stages on each rank (v); steps: by rank, in the order in which they are done."""
 
     name: str
@@ -139,7 +139,7 @@ _ALIASES = {
 }  # fmt: skip
 
 
-def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = None) -> Schedule:
+def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = None) -> ScheduleActions:
     """The lists of a schedule: gpipe, 1f1b, interleaved, zbv or dualpipev.
 
     ranks: processes of the pipeline (p); virtual: stages on each (v), the schedule's own number when left out. Raises
@@ -173,15 +173,15 @@ def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = No
             steps.append(_zbv(rank, ranks, micro_batches))
         else:
             steps.append(_dualpipev(rank, ranks, micro_batches))
-    return Schedule(name, ranks, each, micro_batches, tuple(tuple(of) for of in steps))
+    return ScheduleActions(name, ranks, each, micro_batches, tuple(tuple(of) for of in steps))
 
 
-def to_csv_rows(schedule: Schedule) -> list[list[str]]:
+def to_csv_rows(schedule: ScheduleActions) -> list[list[str]]:
     """The lists in torch's notation, a row a rank: what `_Action.from_str` and `_load_csv(format="compute_only")` read."""
     return [[str(step) for step in steps] for steps in schedule.steps]
 
 
-def check(schedule: Schedule) -> None:
+def check(schedule: ScheduleActions) -> None:
     """Raises ValueError unless the lists are complete and every stage lies where `rank_of` says.
 
     Complete: each stage has each micro-batch's forward once, and its backward once, whole or as I and then W. Whether
@@ -227,7 +227,7 @@ class _Writer:
         self.steps.append(self.make(kind, stage))
 
     def overlap(self, forward: int, backward: int) -> None:
-        self.steps.append(Overlap(self.make("F", forward), self.make("B", backward)))
+        self.steps.append(OverlappedPair(self.make("F", forward), self.make("B", backward)))
 
     def weight(self, stage: int | None = None) -> bool:
         """The oldest W that waits, of a stage if one is named. False: none waits."""

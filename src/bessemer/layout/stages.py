@@ -19,7 +19,7 @@ from bessemer.recipe.parallel import V_SHAPED
 
 
 @dataclass(frozen=True)
-class Part:
+class PipelinePart:
     """What a process of the pipeline axis holds of the model. place: on that axis, from 0; blocks: their number."""
 
     place: int
@@ -183,12 +183,12 @@ def stages_at(layout: Parallel, place: int) -> tuple[int, ...]:
     return stages_of(layout.schedule, place, layout.pipeline, layout.stages_each)
 
 
-def parts_of(config: ModelConfig, layout: Parallel) -> list[Part]:
+def parts_of(config: ModelConfig, layout: Parallel) -> list[PipelinePart]:
     """What each place of the pipeline axis holds, all of its stages together."""
     every = spans(config, layout)
     found = []
     for place in range(layout.pipeline):
         held = [every[number] for number in stages_at(layout, place)]
         blocks = sum(span.end - span.first for span in held)
-        found.append(Part(place, blocks, any(s.has_embedding for s in held), any(s.has_head for s in held)))
+        found.append(PipelinePart(place, blocks, any(s.has_embedding for s in held), any(s.has_head for s in held)))
     return found

@@ -22,7 +22,7 @@ def swiglu_width(width: int) -> int:
 
 
 @dataclass(frozen=True)
-class RopeScaling:
+class RotaryScaling:
     """How rotary positions are stretched beyond original_length, the length a model was first trained on.
 
     linear: positions are divided by `factor` (Chen et al. 2023, "Extending context window of large language models via
@@ -53,7 +53,7 @@ class RopeScaling:
     long_factor: tuple[float, ...] = ()
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> RopeScaling:
+    def from_dict(cls, values: dict[str, Any]) -> RotaryScaling:
         """What `asdict` gave, after JSON or TOML."""
         lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
         return cls(**(values | lists))
@@ -88,7 +88,7 @@ class Rope:
 
     theta: float
     width: int
-    scaling: RopeScaling | None = None
+    scaling: RotaryScaling | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class ModelConfig:
     position_padding: int | None = None
     rotary_fraction: float = 1.0
     rope_theta: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: RotaryScaling | None = None
     unrotated_every: int = 0
     unrotated_layers: tuple[int, ...] = ()
     window: int = 0
@@ -153,7 +153,7 @@ class ModelConfig:
     global_last: bool = False
     global_layers: tuple[int, ...] = ()
     window_rope_theta: float | None = None
-    window_rope_scaling: RopeScaling | None = None
+    window_rope_scaling: RotaryScaling | None = None
     query_scalar: int = 0
     inverse_layer_scale: bool = False
     attention_soft_cap: float = 0.0
@@ -177,7 +177,7 @@ class ModelConfig:
                 f"model: the width of a head is {self.head_dim}{part}, but rotary positions need an even one"
             )
         for key in SCALINGS:
-            scaling: RopeScaling | None = getattr(self, key)
+            scaling: RotaryScaling | None = getattr(self, key)
             if (
                 scaling is not None
                 and scaling.kind == "longrope"
@@ -201,7 +201,7 @@ class ModelConfig:
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
             raise InputError(f"model configuration: {unknown[0]!r} is unknown to this version")
-        scalings = {key: RopeScaling.from_dict(values[key]) for key in SCALINGS if values.get(key)}
+        scalings = {key: RotaryScaling.from_dict(values[key]) for key in SCALINGS if values.get(key)}
         return cls(**{**values, **scalings})
 
     def to_dict(self) -> dict[str, Any]:
@@ -261,7 +261,7 @@ class ModelConfig:
         return float(scale / (layer + 1) if self.inverse_layer_scale else scale)
 
     def rope_regime(self, length: int) -> tuple[int, ...]:
-        """Sequences of two lengths are rotated alike when this is equal (see `RopeScaling.regime`)."""
+        """Sequences of two lengths are rotated alike when this is equal (see `RotaryScaling.regime`)."""
         scalings = (self.rope_scaling, self.window_rope_scaling)
         return tuple(scaling.regime(length) for scaling in scalings if scaling is not None)
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bessemer.model.config import ModelConfig, Rope, RopeScaling
+from bessemer.model.config import ModelConfig, Rope, RotaryScaling
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.kernels import rms_norm, upcast
 
@@ -96,8 +96,8 @@ def rotary_frequencies(rope: Rope, length: int, device: torch.device | None = No
     return plain if rope.scaling is None else _stretched(plain, rope, rope.scaling, length)
 
 
-def _stretched(frequencies: Tensor, rope: Rope, scaling: RopeScaling, length: int) -> Tensor:
-    """The frequencies under a scaling (see RopeScaling for its sources)."""
+def _stretched(frequencies: Tensor, rope: Rope, scaling: RotaryScaling, length: int) -> Tensor:
+    """The frequencies under a scaling (see RotaryScaling for its sources)."""
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     if scaling.kind == "dynamic":
@@ -120,7 +120,7 @@ def _stretched(frequencies: Tensor, rope: Rope, scaling: RopeScaling, length: in
     return frequencies * (own_share + (1.0 - own_share) / scaling.factor)
 
 
-def _yarn_ramp(rope: Rope, scaling: RopeScaling, device: torch.device) -> Tensor:
+def _yarn_ramp(rope: Rope, scaling: RotaryScaling, device: torch.device) -> Tensor:
     """The share of each frequency that stays as it is: 1 at the dimension that turns beta_fast times, 0 at that of beta_slow."""
 
     def dimension(turns: float) -> float:

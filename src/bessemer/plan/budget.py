@@ -74,7 +74,7 @@ def propose(flops: float, vocabulary: int | None, sequence_length: int, batch: i
     return Proposal(config, tokens, batch)
 
 
-def _devices(asked: Mapping[str, str]) -> tuple[int, devices.Device]:
+def _devices(asked: Mapping[str, str]) -> tuple[int, devices.DeviceSpec]:
     if "gpus" not in asked:
         raise InputError("plan: a budget on what? add --gpus 1024xH100")
     amount, _, name = asked["gpus"].partition("x")

@@ -85,7 +85,7 @@ def waste_curve(
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointCost:
     """stall: seconds that training waits for a save; write: seconds until it is durable, during which a failure still falls
     back to the one before; bytes: of all devices."""
 
@@ -96,7 +96,7 @@ class Checkpoint:
 
 def checkpoint(
     state_bytes: float, devices: int, storage_bandwidth: float, copy_bandwidth: float = 10e9, asynchronous: bool = True
-) -> Checkpoint:
+) -> CheckpointCost:
     """What a save takes.
 
     state_bytes: of the whole state, each part written once; storage_bandwidth: bytes/s of the storage, all writers together;
@@ -104,7 +104,7 @@ def checkpoint(
     asynchronous: training goes on once the copy lies in the host's memory, and only the copy stalls it.
     """
     copy, write = state_bytes / devices / copy_bandwidth, state_bytes / storage_bandwidth
-    return Checkpoint(stall=copy if asynchronous else max(copy, write), write=write, bytes=state_bytes)
+    return CheckpointCost(stall=copy if asynchronous else max(copy, write), write=write, bytes=state_bytes)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def outlook(
     training_seconds: float,
     step_seconds: float,
     between: float,
-    save: Checkpoint,
+    save: CheckpointCost,
     *,
     detection: float = DETECTION,
     restart: float = RESTART,

@@ -12,7 +12,7 @@ from bessemer.layout import devices, dial
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.plan.estimate import stacks
-from bessemer.plan.estimate.job import Cluster, Job, Layout, Precision, Recompute
+from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute
 from bessemer.recipe import Recipe
 
 GB = 1e9
@@ -35,7 +35,7 @@ def goal_of(
     vocabulary: int,
     labels: int = 0,
     *,
-    here: devices.Device | None = None,
+    here: devices.DeviceSpec | None = None,
     model: ModelConfig | None = None,
 ) -> Goal:
     """What a recipe asks for. here: this machine's device, for a recipe that names none; model: in the place of the recipe's.
@@ -60,7 +60,7 @@ def goal_of(
     return Goal(resolved, job, tokens, chosen, frozenset(free))
 
 
-def device_of(recipe: Recipe, here: devices.Device | None) -> devices.Device:
+def device_of(recipe: Recipe, here: devices.DeviceSpec | None) -> devices.DeviceSpec:
     """The device that a recipe names, or the one at hand."""
     if recipe.cluster.device is None:
         if here is None:
@@ -71,7 +71,7 @@ def device_of(recipe: Recipe, here: devices.Device | None) -> devices.Device:
     return devices.find(recipe.cluster.device, Path(recipe.cluster.catalogue) if recipe.cluster.catalogue else None)
 
 
-def _cluster(recipe: Recipe, device: devices.Device) -> Cluster:
+def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
     """As many devices as [cluster] says, else as [parallel] has processes, or the nodes where the planner chooses the layout."""
     given, world = recipe.cluster, recipe.parallel.world
     counted = "nodes" in given.model_fields_set
@@ -79,7 +79,7 @@ def _cluster(recipe: Recipe, device: devices.Device) -> Cluster:
     if counted and given.devices_per_node is None and not recipe.parallel.auto and world % given.nodes == 0:
         per_node = world // given.nodes
     count = given.devices or (given.nodes * per_node if counted or recipe.parallel.auto else world)
-    return Cluster(
+    return ClusterSpec(
         device=device,
         devices=count,
         per_node=min(per_node, count),
@@ -113,7 +113,7 @@ def _micro_batch(recipe: Recipe, batch: int) -> int:
     return max((size for size in range(1, min(each, most) + 1) if each % size == 0), default=1)
 
 
-def _precision(recipe: Recipe, device: devices.Device) -> Precision:
+def _precision(recipe: Recipe, device: devices.DeviceSpec) -> Precision:
     """The recipe's; auto: bf16 where the device has it. Raises InputError for one that the device does not have."""
     asked = recipe.train.precision
     precision = "fp8" if asked == "fp8-rowwise" else asked
@@ -130,7 +130,7 @@ def _precision(recipe: Recipe, device: devices.Device) -> Precision:
     return precision  # type: ignore[return-value]
 
 
-def _mismatch(recipe: Recipe, cluster: Cluster, world: int) -> str:
+def _mismatch(recipe: Recipe, cluster: ClusterSpec, world: int) -> str:
     layout = recipe.parallel
     product = " x ".join(f"{getattr(layout, way)}" for way in ("replicate", "shard", "tensor", "pipeline", "context"))
     rest = layout.tensor * layout.pipeline * layout.context

@@ -115,7 +115,7 @@ PETAFLOP_DAY = 1e15 * 86_400
 
 
 @dataclass(frozen=True)
-class State:
+class StateDevices:
     """bytes: of weights, gradients and optimizer, undivided; devices: of the given memory that hold it, and nothing else."""
 
     assumes: str
@@ -123,10 +123,11 @@ class State:
     devices: int
 
 
-def states(parameters: float, memory: float) -> list[State]:
+def states(parameters: float, memory: float) -> list[StateDevices]:
     """The state of a model, under each assumption. memory: bytes of a device, as its data sheet says them."""
     return [
-        State(assumes, parameters * each, math.ceil(parameters * each / memory)) for assumes, each in STATES.items()
+        StateDevices(assumes, parameters * each, math.ceil(parameters * each / memory))
+        for assumes, each in STATES.items()
     ]
 
 

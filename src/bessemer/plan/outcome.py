@@ -8,8 +8,8 @@ from typing import Any
 from bessemer.errors import InputError
 from bessemer.plan import failures, laws, money
 from bessemer.plan.batch import BatchOutlook, batch_outlook
-from bessemer.plan.estimate.job import Cluster, Job
-from bessemer.plan.estimate.memory import Memory, Verdict, fits, memory, stages
+from bessemer.plan.estimate.job import ClusterSpec, Job
+from bessemer.plan.estimate.memory import DeviceMemory, MemoryFit, fits, memory, stages
 from bessemer.plan.estimate.step import Step, step
 from bessemer.plan.jobs import GB, Goal
 from bessemer.plan.laws import Repetition, repetition
@@ -29,12 +29,12 @@ class Outcome:
 
     goal: Goal
     job: Job
-    memory: Memory
-    verdict: Verdict
+    memory: DeviceMemory
+    verdict: MemoryFit
     step: Step
     bill: money.Bill
     running: failures.Outlook
-    save: failures.Checkpoint
+    save: failures.CheckpointCost
     loading: money.Loading
     standing: Standing
     batch: BatchOutlook
@@ -97,7 +97,7 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Ou
     )  # fmt: skip
 
 
-def run_of(goal: Goal, best: Candidate) -> tuple[failures.Checkpoint, failures.Outlook, money.Bill]:
+def run_of(goal: Goal, best: Candidate) -> tuple[failures.CheckpointCost, failures.Outlook, money.Bill]:
     """A goal's tokens with a layout: what a checkpoint takes, what failures take, and what it all comes to."""
     job, asked = best.job, goal.recipe.cluster
     cluster, device = job.cluster, job.cluster.device
@@ -112,7 +112,7 @@ def run_of(goal: Goal, best: Candidate) -> tuple[failures.Checkpoint, failures.O
     return save, running, bill
 
 
-def storage_bandwidth(goal: Goal, cluster: Cluster) -> float:
+def storage_bandwidth(goal: Goal, cluster: ClusterSpec) -> float:
     """Bytes/s of the storage to all nodes together."""
     return goal.recipe.cluster.storage_bandwidth * GB * cluster.nodes
 

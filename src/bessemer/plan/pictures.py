@@ -15,7 +15,7 @@ from bessemer.layout.schedules import generate
 from bessemer.layout.stages import stages_of
 from bessemer.plan import failures, laws, outcome, pipeline
 from bessemer.plan.estimate.job import Job, Layout
-from bessemer.plan.estimate.memory import ROOM, Memory, fits, memory, stages
+from bessemer.plan.estimate.memory import ROOM, DeviceMemory, fits, memory, stages
 from bessemer.plan.estimate.step import Step
 from bessemer.plan.search import RECOMPUTE, Found
 from bessemer.plan.standing import known
@@ -129,7 +129,7 @@ def _group(kind: str, jobs: dict[str, Job], own: str) -> dict[str, Any]:
     return {"kind": kind, "bars": [_bar(name, job, memory(job), name == own) for name, job in jobs.items()]}
 
 
-def _bar(name: str, job: Job, held: Memory, own: bool) -> dict[str, Any]:
+def _bar(name: str, job: Job, held: DeviceMemory, own: bool) -> dict[str, Any]:
     parts = {part: value for part, value in held.to_dict().items() if part != "total"}
     return {"name": name, "parts": parts, "total": held.total, "fits": fits(job, held).fits, "own": own}
 
@@ -235,7 +235,7 @@ def law_opinions(parameters: float, tokens: float) -> list[dict[str, Any]]:
     ]
 
 
-def checkpoints(running: failures.Outlook, save: failures.Checkpoint) -> dict[str, Any] | None:
+def checkpoints(running: failures.Outlook, save: failures.CheckpointCost) -> dict[str, Any] | None:
     """Share of the time that is lost against the interval between checkpoints, and the chosen interval; None: nothing to save."""
     down = failures.DETECTION + max(save.write - save.stall, 0.0)
     try:

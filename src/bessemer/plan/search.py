@@ -18,7 +18,7 @@ from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.plan.ask import Asked, with_changes
 from bessemer.plan.estimate.job import Job, Layout, Recompute
-from bessemer.plan.estimate.memory import Memory, fits, memory
+from bessemer.plan.estimate.memory import DeviceMemory, fits, memory
 from bessemer.plan.estimate.step import Step, step
 from bessemer.plan.jobs import divisors
 from bessemer.recipe.parallel import PipelineSchedule
@@ -35,7 +35,7 @@ class Candidate:
     """A layout that fits, with what it takes."""
 
     job: Job
-    memory: Memory
+    memory: DeviceMemory
     step: Step
 
     @property
@@ -45,11 +45,11 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Rejected:
+class RejectedLayout:
     """A layout that does not fit even with everything recomputed. reasons: the miss, then the largest parts of memory."""
 
     layout: Layout
-    memory: Memory
+    memory: DeviceMemory
     missing: int
     reasons: tuple[str, ...]
 
@@ -60,7 +60,7 @@ class Found:
     to split the model cannot take, by reason."""
 
     ranked: tuple[Candidate, ...]
-    rejected: tuple[Rejected, ...]
+    rejected: tuple[RejectedLayout, ...]
     impossible: dict[str, int]
 
     @property
@@ -79,7 +79,7 @@ def search(job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute
     Raises InputError where no layout divides the devices and the batch at all.
     """
     ranked: list[Candidate] = []
-    rejected: list[Rejected] = []
+    rejected: list[RejectedLayout] = []
     impossible: Counter[str] = Counter()
     for split in _splits(job, impossible):
         _weigh(job, split, free, ranked, rejected, impossible)
@@ -149,7 +149,7 @@ def _schedules(model: ModelConfig, pipeline: int) -> Iterator[tuple[PipelineSche
 
 
 def _weigh(
-    job: Job, split: Layout, free: frozenset[str], ranked: list[Candidate], rejected: list[Rejected],
+    job: Job, split: Layout, free: frozenset[str], ranked: list[Candidate], rejected: list[RejectedLayout],
     impossible: Counter[str],
 ) -> None:  # fmt: skip
     """Add what becomes of one division of the model, for each micro-batch: the cheapest way to make it fit, or the miss."""
@@ -164,7 +164,7 @@ def _weigh(
         if split.schedule == "interleaved" and count % split.pipeline:
             impossible["interleaving needs a multiple of the stages as micro-batches"] += 1
             continue
-        missed: Rejected | None = None
+        missed: RejectedLayout | None = None
         for zero in (1, 2, 3) if split.shard * split.context > 1 else (0,):
             if zero > 1 and split.pipeline > 1 and count > split.pipeline:
                 continue  # gradients and weights would be divided and gathered anew for every micro-batch of every stage
@@ -178,7 +178,7 @@ def _weigh(
                     fitting = Candidate(one, held, step(one))
                     break
                 if missed is None or -verdict.free < missed.missing:
-                    missed = Rejected(layout, held, -verdict.free, verdict.reasons)
+                    missed = RejectedLayout(layout, held, -verdict.free, verdict.reasons)
             if fitting is not None:
                 ranked.append(fitting)
                 missed = None

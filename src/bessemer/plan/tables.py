@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bessemer.layout.devices import Device
+from bessemer.layout.devices import DeviceSpec
 from bessemer.plan import failures, laws, money
 from bessemer.plan.estimate.job import PHYSICS, Job
 from bessemer.plan.estimate.memory import ROOM
@@ -184,7 +184,7 @@ def what_if_table(several: Sequence[Outcome], titles: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def devices_table(devices: Sequence[Device]) -> str:
+def devices_table(devices: Sequence[DeviceSpec]) -> str:
     """The catalogue."""
     lines = [
         f"{'device':<18}{'bf16':>9}{'fp8':>9}{'GB':>7}{'GB/s':>8}{'intra':>8}{'inter':>8}{'node':>6}{'watts':>7}{'$/h':>7}  asked"

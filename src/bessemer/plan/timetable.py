@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from bessemer.layout.schedules import Action, Schedule, actions, generate, to_csv_rows
+from bessemer.layout.schedules import Action, ScheduleActions, actions, generate, to_csv_rows
 from bessemer.layout.stages import stages_of
 
 
@@ -52,7 +52,7 @@ class Slot:
 class Timetable:
     """slots: by rank, in the order of time."""
 
-    schedule: Schedule
+    schedule: ScheduleActions
     durations: Durations
     slots: tuple[tuple[Slot, ...], ...]
 
@@ -111,7 +111,7 @@ class Timetable:
         }
 
 
-def simulate(schedule: Schedule, durations: Durations | None = None) -> Timetable:
+def simulate(schedule: ScheduleActions, durations: Durations | None = None) -> Timetable:
     """Let each rank do its list in order, each action as soon as what it needs is there.
 
     F needs the stage before, B and I the stage behind and their own F, W its I; from another rank it comes `send` later.
@@ -169,7 +169,7 @@ def _needs(action: Action, stages: int) -> Iterator[tuple[int, str]]:
             yield action.stage + 1, "B"
 
 
-def bubble(schedule: Schedule, durations: Durations | None = None) -> float | None:
+def bubble(schedule: ScheduleActions, durations: Durations | None = None) -> float | None:
     """The published time-steps that a step takes beyond its work, all stages alike and sends free. None: no such formula.
 
     gpipe and 1f1b: (p - 1)(F + B), so that utilisation is m / (m + p - 1); interleaved, m a multiple of p: the same of

@@ -8,14 +8,14 @@ from bessemer.recipe.model import Model
 from bessemer.recipe.parallel import Parallel, PipelineSchedule
 from bessemer.recipe.rules import Rules
 from bessemer.recipe.schema import Batches, Checkpoint, Evaluate, Guard, Recipe, Run
-from bessemer.recipe.tokens import MixturePhase, Tokenizer, Tokens, TokenSource
+from bessemer.recipe.tokens import MixturePhase, TokenizerChoice, Tokens, TokenSource
 from bessemer.recipe.train import BatchRamp, Classify, Dropout, Masking, Optimizer, Schedule, Train
 
 __all__ = [
     "BatchRamp", "Batches", "Checkpoint", "Classify", "Contamination", "Corpus", "Dedup", "Dropout", "Evaluate", "EvaluationSet",
     "Extract", "Guard", "Language", "Masking", "MixturePhase", "Model", "Optimizer", "Paragraphs", "Parallel", "PersonalData",
     "PipelineSchedule",
-    "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "Substrings", "TokenSource", "Tokenizer", "Tokens",
+    "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "Substrings", "TokenSource", "TokenizerChoice", "Tokens",
     "Train", "Work", "differences", "digest", "dump", "explain", "is_text", "keys", "load", "parse",
     "recipe_for_text", "shipped",
 ]  # fmt: skip

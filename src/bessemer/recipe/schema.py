@@ -21,7 +21,7 @@ from bessemer.recipe.corpus import Corpus, Part, Source
 from bessemer.recipe.model import DECODERS, ENCODERS, Model
 from bessemer.recipe.parallel import Cluster, Parallel
 from bessemer.recipe.section import Positive, Section, Words, repeated
-from bessemer.recipe.tokens import Tokenizer, Tokens, TokenSource
+from bessemer.recipe.tokens import TokenizerChoice, Tokens, TokenSource
 from bessemer.recipe.train import Train
 
 
@@ -92,7 +92,7 @@ class Recipe(Section):
 
     run: Run = Field(description="Which run this is and where it lies.")
     corpus: Corpus = Field(Corpus(), description="Raw sources to clean documents.")
-    tokenizer: Tokenizer = Field(Tokenizer(), description="Text to token ids.")
+    tokenizer: TokenizerChoice = Field(TokenizerChoice(), description="Text to token ids.")
     tokens: Tokens = Field(Tokens(), description="Documents to token shards and sequences.")
     model: Model = Field(Model(), description="The transformer.")
     train: Train = Field(Train(), description="The step and the loop.")

@@ -11,7 +11,7 @@ from bessemer.recipe.section import Positive, Section, Words, repeated
 TRAINED_ONLY = ("sample", "special_tokens", "pattern", "digits", "white_space", "prefix_space")
 
 
-class Tokenizer(Section):
+class TokenizerChoice(Section):
     """Text to token ids."""
 
     vocabulary: int | None = Field(None, ge=257)

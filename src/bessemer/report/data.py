@@ -172,7 +172,7 @@ def as_text(value: Any) -> str:
 
 def _curves(path: Path, notes: list[str]) -> dict[str, Curves]:
     """The curves of each kind of line. Read line by line: as objects, a long run would not fit in memory."""
-    columns = {kind: _Columns() for kind in ("train", "validation", "inside")}
+    columns = {kind: _LogColumns() for kind in ("train", "validation", "inside")}
     damaged = 0
     for row in _lines(path):
         if row is None or as_number(row.get("step")) is None:
@@ -199,7 +199,7 @@ def _lines(path: Path) -> Iterator[Json | None]:
             yield row if isinstance(row, dict) else None
 
 
-class _Columns:
+class _LogColumns:
     """Collects the numbers of lines, by (key, name in the key's object or None), into columns of doubles."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bessemer.checkpoint import Checkpoint, latest
+from bessemer.checkpoint import SavedCheckpoint, latest
 from bessemer.checkpoint.protocol import newest
 from bessemer.checkpoint.reading import mean_of
 from bessemer.errors import InputError
@@ -83,14 +83,14 @@ def _export_files(recipe: Recipe, run: RunFolder, store: TokenStore, config: Mod
     )  # fmt: skip
 
 
-def _streamed(files: ExportFiles, config: ModelConfig, checkpoints: list[Checkpoint], folder: Path) -> str:
+def _streamed(files: ExportFiles, config: ModelConfig, checkpoints: list[SavedCheckpoint], folder: Path) -> str:
     with ExitStack() as stack:
         read = reader(checkpoints, stack)
         check = stream(meta_model(config), read, files, folder)
     return f"{check.tensors} tensors in {folder}, each read back and equal; {check.logits}"
 
 
-def checkpoints_of(run: RunFolder, average: int) -> list[Checkpoint]:
+def checkpoints_of(run: RunFolder, average: int) -> list[SavedCheckpoint]:
     """The newest checkpoint, or so many of the newest. Raises InputError where there is none."""
     if average > 1:
         return newest(run.checkpoints, average, on_damage=warn)
@@ -100,7 +100,7 @@ def checkpoints_of(run: RunFolder, average: int) -> list[Checkpoint]:
     return [checkpoint]
 
 
-def reader(checkpoints: list[Checkpoint], stack: ExitStack) -> Callable[[str], Tensor]:
+def reader(checkpoints: list[SavedCheckpoint], stack: ExitStack) -> Callable[[str], Tensor]:
     """Gives a weight by its name, in fp32; of several checkpoints, the mean."""
     opened = [stack.enter_context(checkpoint.opened()) for checkpoint in checkpoints]
     if len(opened) == 1:

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 
 from bessemer import __version__
-from bessemer.checkpoint import AsyncSaver, Checkpoint, latest, save
+from bessemer.checkpoint import AsyncSaver, SavedCheckpoint, latest, save
 from bessemer.checkpoint.format import Tensors
 from bessemer.checkpoint.protocol import newest
 from bessemer.checkpoint.reading import mean_weights
@@ -88,7 +88,7 @@ def capture(
 
 
 @torch.no_grad()
-def restore(step: TrainStep, checkpoint: Checkpoint, store: TokenStore) -> Position:
+def restore(step: TrainStep, checkpoint: SavedCheckpoint, store: TokenStore) -> Position:
     """Load a verified checkpoint's state, whatever layout wrote it. Raises BessemerError when the token shards are not those
     that it was trained on."""
     facts = checkpoint.facts
@@ -118,7 +118,7 @@ def restore(step: TrainStep, checkpoint: Checkpoint, store: TokenStore) -> Posit
     return Position(checkpoint.step, int(facts["samples"]), GuardState(**facts["guard"]), scale, counts)
 
 
-def _fill(model: Transformer, checkpoint: Checkpoint, part: str, named: Mapping[str, torch.Tensor]) -> None:
+def _fill(model: Transformer, checkpoint: SavedCheckpoint, part: str, named: Mapping[str, torch.Tensor]) -> None:
     """Fill tensors from a checkpoint, the copy of a tied matrix by the name of the original."""
     copies = {name: tensor for name, tensor in named.items() if whole_name(model, name) != name}
     checkpoint.fill(part, {name: tensor for name, tensor in named.items() if name not in copies})

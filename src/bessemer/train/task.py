@@ -79,7 +79,7 @@ def task_of(train: Train, document_mask: bool, config: ModelConfig, end_of_text:
     """The task of an objective. Raises InputError when the model does not fit the objective."""
     objective = train.objective
     if objective == "classify":
-        return Classify(train, end_of_text, is_encoder=not config.causal)
+        return ClassifyTask(train, end_of_text, is_encoder=not config.causal)
     if config.causal != (objective == "causal"):
         kind, other = ("a decoder", "an encoder") if config.causal else ("an encoder", "a decoder")
         remedy = "train.objective = " + ("causal" if config.causal else "masked")
@@ -204,7 +204,7 @@ class Masked(Causal):
 
 
 @dataclass(frozen=True)
-class Classify:
+class ClassifyTask:
     """Each text predicts its label. is_encoder: a text begins and ends with special tokens, the first one not end-of-text."""
 
     train: Train

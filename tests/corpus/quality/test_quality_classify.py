@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bessemer.corpus.quality.classify import Judgement, classify, inputs
+from bessemer.corpus.quality.classify import QualityVerdicts, classify, inputs
 from bessemer.corpus.quality.sample import CALIBRATE, TEST, TRAIN, draw
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Quality, parse
@@ -21,13 +21,13 @@ SOURCES = ("wiki", "crawl", "blog")
 SETTINGS = Quality(high=("wiki",), low=("crawl",), use="filter", threshold=0.5, hash_bits=12)
 
 
-def judged(settings: Quality, tables: Any, folder: Path) -> tuple[Judgement, dict[str, Any]]:
+def judged(settings: Quality, tables: Any, folder: Path) -> tuple[QualityVerdicts, dict[str, Any]]:
     folder.mkdir(exist_ok=True)
     found = classify(settings, SOURCES, tables, folder)
     return found, json.loads((folder / "quality.json").read_text())
 
 
-def of_source(found: Judgement, documents: list, name: str) -> np.ndarray:
+def of_source(found: QualityVerdicts, documents: list, name: str) -> np.ndarray:
     return found.rows([identity for identity, source, _ in documents if source == name])
 
 

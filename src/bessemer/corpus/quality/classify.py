@@ -40,7 +40,7 @@ EXCERPT_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
-class Judgement:
+class QualityVerdicts:
     """What became of each document; rows are sorted by identity. About 25 bytes a document."""
 
     identities: npt.NDArray[np.bytes_]
@@ -75,7 +75,7 @@ def inputs(settings: Quality, sources: Sequence[str]) -> list[Any]:
     return found
 
 
-def classify(settings: Quality, sources: Sequence[str], tables: Tables, folder: Path) -> Judgement:
+def classify(settings: Quality, sources: Sequence[str], tables: Tables, folder: Path) -> QualityVerdicts:
     """Score the documents of a corpus and decide; writes `folder`/quality.json and `folder`/quality/.
 
     `tables` yields the clean documents and is called repeatedly. Raises InputError for unusable examples or model,
@@ -113,7 +113,7 @@ def classify(settings: Quality, sources: Sequence[str], tables: Tables, folder: 
             },
         },
     )
-    return Judgement(identities, scores, keep, band, limit)
+    return QualityVerdicts(identities, scores, keep, band, limit)
 
 
 def train(settings: Quality, labelled: Labelled) -> tuple[LinearModel, dict[str, Any]]:

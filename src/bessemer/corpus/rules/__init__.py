@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from bessemer.corpus.rules.apply import alphanumeric_share, apply, judge
 from bessemer.corpus.rules.lists import judge_url
-from bessemer.corpus.rules.table import RULE_REASONS, Finding, Judgement
+from bessemer.corpus.rules.table import RULE_REASONS, Finding, RulesVerdict
 
 if TYPE_CHECKING:
     from bessemer.corpus.text.statistics import Statistics
 
-__all__ = ["RULE_REASONS", "Finding", "Judgement", "alphanumeric_share", "apply", "judge", "judge_url", "statistics"]
+__all__ = ["RULE_REASONS", "Finding", "RulesVerdict", "alphanumeric_share", "apply", "judge", "judge_url", "statistics"]
 
 
 def statistics(text: str) -> Statistics:

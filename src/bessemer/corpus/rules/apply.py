@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from bessemer.corpus.rules.table import Finding, Judgement, against, check
+from bessemer.corpus.rules.table import Finding, RulesVerdict, against, check
 from bessemer.errors import InputError
 from bessemer.recipe import Rules
 
@@ -20,14 +20,14 @@ COUNTING = ("code", "textbook", "gopher_quality", "gopher_repetition", "nemo", "
 """Sets that need the compiled statistics, in their order."""
 
 
-def apply(text: str, rules: Rules, language: str = "en") -> Judgement:
+def apply(text: str, rules: Rules, language: str = "en") -> RulesVerdict:
     """Judge one normalised text; `language` (ISO 639-1) selects the word lists.
 
     The returned text is edited unless rejected. Raises InputError for an unreadable list or model, or without Numba.
     """
     basic = judge(text, rules)
     if basic is not None:
-        return Judgement(text, *basic)
+        return RulesVerdict(text, *basic)
     edited, finding = (text, None) if all(getattr(rules, name) is None for name in COUNTING) else _count(text, rules)
     for name in ("adult", "toxic"):
         if finding is None and getattr(rules, name) is not None:
@@ -39,7 +39,7 @@ def apply(text: str, rules: Rules, language: str = "en") -> Judgement:
             finding = Finding("empty", "no line is left")
         elif len(edited) < rules.min_characters:
             finding = Finding("too_short", f"{against(len(edited), rules.min_characters)} characters are left")
-    return Judgement(edited, None, "") if finding is None else Judgement(text, *finding)
+    return RulesVerdict(edited, None, "") if finding is None else RulesVerdict(text, *finding)
 
 
 def _count(text: str, rules: Rules) -> tuple[str, Finding | None]:

@@ -28,7 +28,7 @@ class Finding(NamedTuple):
     """The measured value."""
 
 
-class Judgement(NamedTuple):
+class RulesVerdict(NamedTuple):
     """What the rules decide on a document."""
 
     text: str

@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from bessemer.errors import InputError
-from bessemer.model.config import SCALINGS, ModelConfig, RopeScaling, default_mlp_width
+from bessemer.model.config import SCALINGS, ModelConfig, RotaryScaling, default_mlp_width
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.family import FIXED, READ_ANYWHERE, Family
 from bessemer.model.huggingface.rules import Values, read_activation, write_activation
@@ -46,7 +46,7 @@ def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfi
     chosen = model.model_dump(exclude_none=True)
     options = {field.name for field in fields(ModelConfig)}
     settings = FAMILIES[model.family].options | {key: value for key, value in chosen.items() if key in options}
-    settings |= {key: RopeScaling.from_dict(settings[key]) for key in SCALINGS if settings.get(key)}
+    settings |= {key: RotaryScaling.from_dict(settings[key]) for key in SCALINGS if settings.get(key)}
     config = ModelConfig(
         **{
             "vocabulary": vocabulary,

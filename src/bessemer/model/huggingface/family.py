@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.rules import Rule, Values
+from bessemer.model.huggingface.rules import ConfigRule, Values
 from bessemer.model.huggingface.settings import ForeignConfig
 
 Pairs = tuple[tuple[str, str], ...]
@@ -93,7 +93,7 @@ class Family:
     options: Values
     keys: Mapping[str, str]
     defaults: Values
-    rules: tuple[Rule, ...]
+    rules: tuple[ConfigRule, ...]
     tensors: Tensors
     fixed: Values = field(default_factory=dict)
     dropout: Mapping[str, Literal["hidden", "attention", "classifier"]] = field(default_factory=dict)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from bessemer.model.config import ModelConfig, RopeScaling
-from bessemer.model.huggingface.rules import GLOBAL, WINDOWED, Rule, Values, unless
+from bessemer.model.config import ModelConfig, RotaryScaling
+from bessemer.model.huggingface.rules import GLOBAL, WINDOWED, ConfigRule, Values, unless
 from bessemer.model.huggingface.settings import ForeignConfig
 
 ROPE_BASE = 10_000.0  # of transformers, where config.json gives none
@@ -26,7 +26,7 @@ _SCALING_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def read_scaling(table: ForeignConfig, positions: int, ignored: tuple[str, ...] = ()) -> RopeScaling | None:
+def read_scaling(table: ForeignConfig, positions: int, ignored: tuple[str, ...] = ()) -> RotaryScaling | None:
     """The scaling that a table describes. Raises InputError for a kind or key that is not supported, or a missing key.
 
     positions: max_position_embeddings, which a table without the original length means; ignored: keys that others read.
@@ -61,18 +61,18 @@ def read_scaling(table: ForeignConfig, positions: int, ignored: tuple[str, ...] 
             values[ours] = table.integer(name) if ours == "original_length" else table.number(name)
     if "factor" not in values:  # how many times longer the sequences are than those first trained on
         values["factor"] = positions / values["original_length"]
-    scaling = RopeScaling(**values)
+    scaling = RotaryScaling(**values)
     if scaling.kind == "llama3" and scaling.low_frequency >= scaling.high_frequency:
         raise table.wrong("low_freq_factor", f"must be below high_freq_factor = {scaling.high_frequency:g}")
     return scaling
 
 
-def write_scaling(scaling: RopeScaling | None) -> Values | None:
+def write_scaling(scaling: RotaryScaling | None) -> Values | None:
     """The inverse of `read_scaling`. What has its default is left out where it may be."""
     if scaling is None:
         return None
     required, optional = _SCALING_KINDS[scaling.kind]
-    standard = {field.name: field.default for field in fields(RopeScaling)}
+    standard = {field.name: field.default for field in fields(RotaryScaling)}
     written: Values = {"rope_type": scaling.kind}
     for ours in (*required, *optional):
         value = getattr(scaling, ours)
@@ -81,12 +81,12 @@ def write_scaling(scaling: RopeScaling | None) -> Values | None:
     return written
 
 
-ONE_ROPE_BASE = Rule(
+ONE_ROPE_BASE = ConfigRule(
     obstacles=unless(lambda c: c.window_rope_theta is None, "window_rope_theta = {0.window_rope_theta}")
 )
 
 
-def same_rope(base: float = ROPE_BASE) -> Rule:
+def same_rope(base: float = ROPE_BASE) -> ConfigRule:
     """Rotary positions, the same in all layers: `rope_parameters` (transformers 5), or the keys of before, which every
     version reads and which are written. base: where none is given."""
 
@@ -110,10 +110,10 @@ def same_rope(base: float = ROPE_BASE) -> Rule:
             written["max_position_embeddings"] = config.rope_scaling.original_length
         return written
 
-    return Rule(("rope_theta", "rope_scaling", "rope_parameters"), read, write, ONE_ROPE_BASE.obstacles)
+    return ConfigRule(("rope_theta", "rope_scaling", "rope_parameters"), read, write, ONE_ROPE_BASE.obstacles)
 
 
-def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_rope_scaling: bool = False) -> Rule:
+def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_rope_scaling: bool = False) -> ConfigRule:
     """Rotary positions of which layers with a window have a base of their own.
 
     keys, bases: of the layers without a window and of those with one: as older versions write them, and transformers'
@@ -152,7 +152,7 @@ def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_ro
         return written
 
     known = ("rope_parameters", *keys, *(("rope_scaling",) if has_rope_scaling else ()))
-    return Rule(known, read, write, free=("window_rope_scaling",))
+    return ConfigRule(known, read, write, free=("window_rope_scaling",))
 
 
 _LENGTH, _FRACTION = "original_max_position_embeddings", "partial_rotary_factor"
@@ -179,7 +179,7 @@ def _read_phi_rope(settings: ForeignConfig, values: Values) -> Values:
     }  # fmt: skip
 
 
-PHI_ROPE = Rule(  # longrope or nothing, on a fraction of each head
+PHI_ROPE = ConfigRule(  # longrope or nothing, on a fraction of each head
     ("rope_theta", "rope_scaling", "rope_parameters", _LENGTH, _FRACTION),
     _read_phi_rope,
     lambda config: {
@@ -189,7 +189,7 @@ PHI_ROPE = Rule(  # longrope or nothing, on a fraction of each head
     },
     free=("rotary_fraction",),
 )  # fmt: skip
-ONLY_LONGROPE = Rule(
+ONLY_LONGROPE = ConfigRule(
     obstacles=unless(
         lambda c: c.rope_scaling is None or c.rope_scaling.kind == "longrope",
         "rope_scaling.kind = {0.rope_scaling.kind}",

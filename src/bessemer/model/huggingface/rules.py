@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 @dataclass(frozen=True)
-class Rule:
+class ConfigRule:
     """One group of keys.
 
     keys: of config.json that `read` understands; read: our options from them, given the options read before; write: the
@@ -55,24 +55,24 @@ def write_activation(activation: Activation) -> str:
 
 # Attention and heads
 
-NO_GQA = Rule(obstacles=unless(lambda c: c.kv_heads == c.heads, "kv_heads = {0.kv_heads} of {0.heads} heads"))
-HEADS_FILL_WIDTH = Rule(
+NO_GQA = ConfigRule(obstacles=unless(lambda c: c.kv_heads == c.heads, "kv_heads = {0.kv_heads} of {0.heads} heads"))
+HEADS_FILL_WIDTH = ConfigRule(
     obstacles=unless(lambda c: c.heads * c.head_dim == c.width, "head_dim = {0.head_dim} other than width / heads")
 )
 # One key for all biases of attention, which `Family.keys` maps to qkv_bias.
-ATTENTION_BIAS = Rule(
+ATTENTION_BIAS = ConfigRule(
     read=lambda settings, values: {"out_bias": values["qkv_bias"]},
     obstacles=unless(lambda c: c.qkv_bias == c.out_bias, "qkv_bias = {0.qkv_bias} with out_bias = {0.out_bias}"),
     free=("out_bias",),
 )
 # Gemma's query_pre_attn_scalar, which `Family.keys` maps: our 0 says that it is the width of a head.
-QUERY_SCALAR = Rule(
+QUERY_SCALAR = ConfigRule(
     read=lambda settings, values: {
         "query_scalar": values["query_scalar"] if values["query_scalar"] != values["head_dim"] else 0
     },
     write=lambda config: {"query_pre_attn_scalar": config.query_scalar or config.head_dim},
 )
-SCALE_ATTENTION = Rule(  # GPT-2's switch
+SCALE_ATTENTION = ConfigRule(  # GPT-2's switch
     ("scale_attn_weights",),
     lambda settings, values: {"query_scalar": 0 if settings.flag("scale_attn_weights", True) else 1},
     lambda config: {"scale_attn_weights": not config.query_scalar},
@@ -81,9 +81,9 @@ SCALE_ATTENTION = Rule(  # GPT-2's switch
 )
 
 
-def soft_cap(option: str, key: str, default: float) -> Rule:
+def soft_cap(option: str, key: str, default: float) -> ConfigRule:
     """A soft cap of scores or logits; null: none."""
-    return Rule(
+    return ConfigRule(
         (key,),
         lambda settings, values: {option: 0.0 if settings.is_null(key) else settings.number(key, default)},
         lambda config: {key: getattr(config, option) or None},
@@ -93,17 +93,17 @@ def soft_cap(option: str, key: str, default: float) -> Rule:
 
 # Attention windows
 
-NO_WINDOW = Rule(obstacles=unless(lambda c: not c.window, "window = {0.window}"))
+NO_WINDOW = ConfigRule(obstacles=unless(lambda c: not c.window, "window = {0.window}"))
 
 
-def same_window(default: int) -> Rule:
+def same_window(default: int) -> ConfigRule:
     """The same window in every layer; null: none. default: where config.json says nothing."""
 
     def read(settings: ForeignConfig, values: Values) -> Values:
         null = settings.is_null("sliding_window") or ("sliding_window" not in settings and not default)
         return {"window": 0 if null else settings.integer("sliding_window", default)}
 
-    return Rule(
+    return ConfigRule(
         ("sliding_window",),
         read,
         lambda config: {"sliding_window": config.window or None},
@@ -159,7 +159,7 @@ def _read_qwen_windows(settings: ForeignConfig, values: Values) -> Values:
 
 
 # Layers from max_window_layers on have a window, unless layer_types says which.
-QWEN_WINDOWS = Rule(
+QWEN_WINDOWS = ConfigRule(
     ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"),
     _read_qwen_windows,
     lambda config: {
@@ -169,7 +169,7 @@ QWEN_WINDOWS = Rule(
 )  # fmt: skip
 
 
-def gemma_windows(every: int, pattern_keys: tuple[str, ...] = ()) -> Rule:
+def gemma_windows(every: int, pattern_keys: tuple[str, ...] = ()) -> ConfigRule:
     """Windows in all layers but each `every`-th, or each of the first of `pattern_keys`, unless layer_types says where."""
 
     def read(settings: ForeignConfig, values: Values) -> Values:
@@ -184,7 +184,7 @@ def gemma_windows(every: int, pattern_keys: tuple[str, ...] = ()) -> Rule:
     def write(config: ModelConfig) -> Values:
         return {"sliding_window": config.window or 4096, "layer_types": _write_layer_types(config)}
 
-    return Rule(("sliding_window", "layer_types", *pattern_keys), read, write)
+    return ConfigRule(("sliding_window", "layer_types", *pattern_keys), read, write)
 
 
 def _read_modernbert_windows(settings: ForeignConfig, values: Values) -> Values:
@@ -192,7 +192,7 @@ def _read_modernbert_windows(settings: ForeignConfig, values: Values) -> Values:
     return _pattern(_layer_types(settings, values["layers"], lambda layer: layer % every))
 
 
-MODERNBERT_WINDOWS = Rule(
+MODERNBERT_WINDOWS = ConfigRule(
     ("layer_types", "global_attn_every_n_layers"),
     _read_modernbert_windows,
     lambda config: {
@@ -213,7 +213,7 @@ def _read_unrotated(settings: ForeignConfig, values: Values) -> Values:
     return {"unrotated_every": without[0] + 1 if regular else 0, "unrotated_layers": () if regular else without}
 
 
-NO_ROPE_LAYERS = Rule(  # SmolLM3: layers without rotary positions
+NO_ROPE_LAYERS = ConfigRule(  # SmolLM3: layers without rotary positions
     ("no_rope_layers", "no_rope_layer_interval"),
     _read_unrotated,
     lambda config: {
@@ -235,7 +235,7 @@ def _read_smollm_windows(settings: ForeignConfig, values: Values) -> Values:
     return {"window": width, **_pattern(types)} if WINDOWED in types else {"window": 0}
 
 
-SMOLLM_WINDOWS = Rule(  # in the layers without rotary positions, unless layer_types says where
+SMOLLM_WINDOWS = ConfigRule(  # in the layers without rotary positions, unless layer_types says where
     ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"),
     _read_smollm_windows,
     lambda config: (
@@ -256,7 +256,7 @@ def _read_padded_positions(settings: ForeignConfig, values: Values) -> Values:
     return {"position_padding": padding, "max_positions": positions}
 
 
-PADDED_POSITIONS = Rule(  # RoBERTa: learned positions begin after the padding token's row
+PADDED_POSITIONS = ConfigRule(  # RoBERTa: learned positions begin after the padding token's row
     ("pad_token_id",),
     _read_padded_positions,
     lambda config: {"pad_token_id": config.position_padding, "max_position_embeddings": config.position_rows},
@@ -265,7 +265,7 @@ PADDED_POSITIONS = Rule(  # RoBERTa: learned positions begin after the padding t
 )
 
 
-EXACT_GELU_HEAD = Rule(  # whatever the activation of the blocks
+EXACT_GELU_HEAD = ConfigRule(  # whatever the activation of the blocks
     obstacles=unless(
         lambda c: c.activation == "gelu" or c.labels, "activation = {0.activation} in the layer before the output"
     )
@@ -278,12 +278,12 @@ def _read_head_activation(settings: ForeignConfig, values: Values) -> Values:
     return {}
 
 
-HEAD_ACTIVATION = Rule(
+HEAD_ACTIVATION = ConfigRule(
     ("classifier_activation",),
     _read_head_activation,
     lambda config: {"classifier_activation": write_activation(config.activation)},
 )
-CLASSIFIER_POOLING = Rule(
+CLASSIFIER_POOLING = ConfigRule(
     ("classifier_pooling",),
     lambda settings, values: {"pooling": "mean" if settings.text("classifier_pooling", "cls") == "mean" else "first"},
     lambda config: {"classifier_pooling": "mean" if config.pooling == "mean" else "cls"},

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log2
 
-from bessemer.plan.estimate.job import Cluster, Physics
+from bessemer.plan.estimate.job import ClusterSpec, Physics
 
 
 @dataclass(frozen=True)
-class Group:
+class CommunicationGroup:
     """Members of a group, how many of them share a node, the bytes/s that one of them moves in a ring over all, and seconds:
     of a call before anything moves, of a hop between nodes and of one inside."""
 
@@ -37,7 +37,7 @@ class Group:
 
 
 @lru_cache(maxsize=65_536)
-def group(size: int, stride: int, per_node: int, intra: float, inter: float, physics: Physics) -> Group:
+def group(size: int, stride: int, per_node: int, intra: float, inter: float, physics: Physics) -> CommunicationGroup:
     """A group of `size` ranks, `stride` apart.
 
     Within a node: the device's own links. Across: the members of a node share the NICs of the devices that the group has
@@ -47,15 +47,15 @@ def group(size: int, stride: int, per_node: int, intra: float, inter: float, phy
     local = max(min(size, per_node // stride), 1)
     inside = intra * physics.intra
     rate = inside if local >= size else min(inside, local * inter * physics.inter)
-    return Group(size, local, rate, physics.call, physics.far, physics.near)
+    return CommunicationGroup(size, local, rate, physics.call, physics.far, physics.near)
 
 
-def of(cluster: Cluster, size: int, stride: int, physics: Physics) -> Group:
+def of(cluster: ClusterSpec, size: int, stride: int, physics: Physics) -> CommunicationGroup:
     """The group on a cluster."""
     return group(size, stride, cluster.per_node, cluster.intra, cluster.inter, physics)
 
 
-def gather(group: Group, whole: float, calls: float = 1.0) -> float:
+def gather(group: CommunicationGroup, whole: float, calls: float = 1.0) -> float:
     """All-gather of `whole` bytes, or reduce-scatter of them: each member sends (n - 1) / n (Thakur et al. 2005).
 
     calls: into how many collectives the bytes are divided; each goes round by itself.
@@ -65,7 +65,7 @@ def gather(group: Group, whole: float, calls: float = 1.0) -> float:
     return whole * (group.size - 1) / group.size / group.rate + calls * (group.hops + group.call)
 
 
-def reduce(group: Group, whole: float, calls: float = 1.0) -> float:
+def reduce(group: CommunicationGroup, whole: float, calls: float = 1.0) -> float:
     """All-reduce: a round of each kind where the ring is best, a tree over nodes for few bytes (NCCL)."""
     if group.size == 1 or whole == 0:
         return 0.0
@@ -76,17 +76,17 @@ def reduce(group: Group, whole: float, calls: float = 1.0) -> float:
     return min(ring, 2 * whole / group.rate + calls * climb)
 
 
-def summed(group: Group, whole: float, calls: float, sums: str) -> float:
+def summed(group: CommunicationGroup, whole: float, calls: float, sums: str) -> float:
     """Gradients of which each member keeps its shard: a reduce-scatter, or (sums: "all") an all-reduce."""
     return reduce(group, whole, calls) if sums == "all" else gather(group, whole, calls)
 
 
-def is_near(cluster: Cluster, stride: int) -> bool:
+def is_near(cluster: ClusterSpec, stride: int) -> bool:
     """Whether the next rank along an axis is in the same node: `stride` devices fit there twice."""
     return 2 * stride <= cluster.per_node
 
 
-def send(cluster: Cluster, stride: int, whole: float, physics: Physics) -> float:
+def send(cluster: ClusterSpec, stride: int, whole: float, physics: Physics) -> float:
     """A message to the next rank along an axis: over the links of a node, or through one NIC."""
     if whole == 0:
         return 0.0

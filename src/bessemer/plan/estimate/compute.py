@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
-from bessemer.layout.devices import Device
+from bessemer.layout.devices import DeviceSpec
 from bessemer.layout.flops import tokens_seen
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.job import Physics
@@ -40,7 +40,7 @@ OLD_KERNELS, AMPERE = 0.56, 400e12
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkSeconds:
     """Seconds of a piece of work on the device by kind, and the kernels that it launches."""
 
     products: float = 0.0
@@ -52,17 +52,19 @@ class Work:
     def seconds(self) -> float:
         return self.products + self.attention + self.elementwise
 
-    def __add__(self, other: Work) -> Work:
-        return Work(
+    def __add__(self, other: WorkSeconds) -> WorkSeconds:
+        return WorkSeconds(
             self.products + other.products,
             self.attention + other.attention,
             self.elementwise + other.elementwise,
             self.kernels + other.kernels,
         )
 
-    def times(self, factor: float) -> Work:
+    def times(self, factor: float) -> WorkSeconds:
         """So many times the work."""
-        return Work(self.products * factor, self.attention * factor, self.elementwise * factor, self.kernels * factor)
+        return WorkSeconds(
+            self.products * factor, self.attention * factor, self.elementwise * factor, self.kernels * factor
+        )
 
 
 # A side that is no multiple of 16 bytes keeps a product off the matrix units or makes them load number by number (NVIDIA, "Matrix
@@ -72,7 +74,7 @@ MISALIGNED = 0.25
 
 @lru_cache(maxsize=65_536)
 def product(
-    rows: int, columns: int, inner: int, precision: str, device: Device, physics: Physics, batches: int = 1
+    rows: int, columns: int, inner: int, precision: str, device: DeviceSpec, physics: Physics, batches: int = 1
 ) -> float:  # fmt: skip
     """Seconds of matrix products (rows x inner) by (inner x columns): the slower of multiplying and reading.
 
@@ -96,15 +98,15 @@ def product(
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockWork:
     """Forward and backward work of a block for a micro-batch, and what recompute does again of it: all, all that the backward
     pass needs, the scores, or every second product."""
 
-    forward: Work
-    backward: Work
-    needed: Work
-    scores: Work
-    products_again: Work
+    forward: WorkSeconds
+    backward: WorkSeconds
+    needed: WorkSeconds
+    scores: WorkSeconds
+    products_again: WorkSeconds
 
 
 # fp8 products with a scale for each row, over those with one for a tensor: set so that Llama 3 8B on 8 H100s makes 0.886 of the
@@ -117,9 +119,9 @@ MERGE = 40.0
 
 @lru_cache(maxsize=16_384)
 def block(
-    model: ModelConfig, tensor: int, context: int, micro_batch: int, sequence_parallel: bool, precision: str, device: Device,
+    model: ModelConfig, tensor: int, context: int, micro_batch: int, sequence_parallel: bool, precision: str, device: DeviceSpec,
     stack: Stack, physics: Physics,
-) -> Block:  # fmt: skip
+) -> BlockWork:  # fmt: skip
     """One block's work on one device, all layers alike (windows on their average).
 
     backward: two products for each of the forward's; element-wise passes read what arrives besides what was kept.
@@ -157,12 +159,14 @@ def block(
     if precision == "fp8":
         cast = casts(tokens, shapes, width, tensor if sequence_parallel else 1, stack.fp8)
     cast_forward, cast_backward = (each / (device.bandwidth * physics.bandwidth) for each in cast)
-    return Block(
-        Work(forward, scores[0], passes + cast_forward, kernels),
-        Work(backward, scores[1], passes * BACKWARD_PASSES + cast_backward, kernels * BACKWARD_KERNELS),
-        Work(forward - (last if model.norm_position == "input" else 0.0), scores[0], passes + cast_forward, kernels),
-        Work(0.0, scores[0], 0.0, 6.0 if stack.attention == "unfused" else 1.0),
-        Work(forward / 2, 0.0, passes + cast_forward / 2, kernels / 2),
+    return BlockWork(
+        WorkSeconds(forward, scores[0], passes + cast_forward, kernels),
+        WorkSeconds(backward, scores[1], passes * BACKWARD_PASSES + cast_backward, kernels * BACKWARD_KERNELS),
+        WorkSeconds(
+            forward - (last if model.norm_position == "input" else 0.0), scores[0], passes + cast_forward, kernels
+        ),
+        WorkSeconds(0.0, scores[0], 0.0, 6.0 if stack.attention == "unfused" else 1.0),
+        WorkSeconds(forward / 2, 0.0, passes + cast_forward / 2, kernels / 2),
     )
 
 
@@ -211,7 +215,7 @@ def elementwise(
 
 
 def attention(
-    model: ModelConfig, heads: int, kv_heads: int, tokens: int, context: int, precision: str, device: Device, stack: Stack,
+    model: ModelConfig, heads: int, kv_heads: int, tokens: int, context: int, precision: str, device: DeviceSpec, stack: Stack,
     physics: Physics,
 ) -> tuple[float, float]:  # fmt: skip
     """Seconds of a block's attention on one device, forward and backward.
@@ -247,17 +251,17 @@ def attention(
     return forward, backward
 
 
-def embedding(model: ModelConfig, tokens: int, precision: str, device: Device, physics: Physics) -> Work:
+def embedding(model: ModelConfig, tokens: int, precision: str, device: DeviceSpec, physics: Physics) -> WorkSeconds:
     """Looking rows up, and adding their gradients up in fp32: a row read and written, then read twice and written."""
     moved = tokens * model.width * (2 * BYTES[precision] + BYTES[precision] + 8)
-    return Work(0.0, 0.0, moved / (device.bandwidth * physics.bandwidth), 3)
+    return WorkSeconds(0.0, 0.0, moved / (device.bandwidth * physics.bandwidth), 3)
 
 
 @lru_cache(maxsize=16_384)
 def head(
-    model: ModelConfig, tensor: int, context: int, micro_batch: int, precision: str, device: Device, stack: Stack,
+    model: ModelConfig, tensor: int, context: int, micro_batch: int, precision: str, device: DeviceSpec, stack: Stack,
     physics: Physics,
-) -> tuple[Work, Work]:  # fmt: skip
+) -> tuple[WorkSeconds, WorkSeconds]:  # fmt: skip
     """The last norm, the logits and the loss, forward and backward; in fp8 too the logits stay in 16 bits.
 
     The loss in fp32 (Shoeybi et al. 2019, section 3): cast, largest, exponential and sum each pass over the logits; fused, one
@@ -271,4 +275,4 @@ def head(
     backward += product(model.width, columns, tokens, precision, device, physics)
     logits = float(tokens) * columns / (device.bandwidth * physics.bandwidth)
     passes = (6, 6) if stack.logits == "chunked" or stack.fused else (18, 14)
-    return (Work(forward, 0.0, logits * passes[0], 12), Work(backward, 0.0, logits * passes[1], 12))
+    return (WorkSeconds(forward, 0.0, logits * passes[0], 12), WorkSeconds(backward, 0.0, logits * passes[1], 12))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from bessemer.layout.devices import Device
+from bessemer.layout.devices import DeviceSpec
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.stacks import Stack
 from bessemer.recipe.parallel import PipelineSchedule
@@ -90,17 +90,17 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterSpec:
     """Devices and what joins them. intra, inter: bytes/s that one device sends within its node and out of it, one way."""
 
-    device: Device
+    device: DeviceSpec
     devices: int
     per_node: int
     intra: float
     inter: float
 
     @classmethod
-    def of(cls, device: Device, devices: int) -> Cluster:
+    def of(cls, device: DeviceSpec, devices: int) -> ClusterSpec:
         """So many of a device, in nodes as they are typically built."""
         return cls(device, devices, min(device.domain or device.per_node, devices), device.intra, device.inter)
 
@@ -116,7 +116,7 @@ class Job:
 
     model: ModelConfig
     layout: Layout
-    cluster: Cluster
+    cluster: ClusterSpec
     batch: int
     precision: Precision
     stack: Stack

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Literal, cast
 
 from bessemer.layout.memory import PartParameters, activation_bytes, state_bytes, uses_fsdp, waiting, ways
-from bessemer.layout.stages import Part
+from bessemer.layout.stages import PipelinePart
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.estimate.parts import Split, of_a_block, places, stages_each, state
@@ -23,7 +23,7 @@ ROOM = 1.02
 
 
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """Bytes of a device at the fullest moment of a step, by part.
 
     place: on the pipeline, from 0; weights: those that the products read (or that are kept divided); master: wider copies of
@@ -71,25 +71,25 @@ class Memory:
         return {name: getattr(self, name) for name in names}
 
 
-def memory(job: Job) -> Memory:
+def memory(job: Job) -> DeviceMemory:
     """The fullest stage of a job. Raises InputError where the layout cannot be (more stages than blocks)."""
     return max((_of(job, part) for part in _contenders(job)), key=lambda found: found.total)
 
 
-def stages(job: Job) -> list[Memory]:
+def stages(job: Job) -> list[DeviceMemory]:
     """Each place of the pipeline, all stages on it together."""
     return [_of(job, part) for part in places(job.model, job.layout, job.stack.cut)]
 
 
-def _contenders(job: Job) -> tuple[Part, ...]:
+def _contenders(job: Job) -> tuple[PipelinePart, ...]:
     """Places one of which is the fullest."""
     return _unmatched(places(job.model, job.layout, job.stack.cut))
 
 
 @lru_cache(maxsize=4096)
-def _unmatched(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+def _unmatched(parts: tuple[PipelinePart, ...]) -> tuple[PipelinePart, ...]:
     """Those that no earlier place, which has as many micro-batches in flight or more, holds at least as much as."""
-    found: list[Part] = []
+    found: list[PipelinePart] = []
     for part in parts:
         if not any(
             one.blocks >= part.blocks and one.has_embedding >= part.has_embedding and one.has_head >= part.has_head
@@ -99,11 +99,11 @@ def _unmatched(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def _of(job: Job, part: Part) -> Memory:
+def _of(job: Job, part: PipelinePart) -> DeviceMemory:
     if job.stack.name == "bessemer":
         ours = own_parts(job, part)
         slack = round(job.stack.slack * (ours.activations + ours.logits + ours.buffers))
-        return Memory(
+        return DeviceMemory(
             part.place, ours.weights, 0, ours.gradients, ours.moments, ours.activations, ours.logits, ours.buffers, slack,
             round(job.stack.base_bytes),
         )  # fmt: skip
@@ -131,7 +131,7 @@ def _of(job: Job, part: Part) -> Memory:
         received = job.micro_batches if stack.pipes == "torch" and not part.has_head else 1
         buffers += (sent + received + 1) * tokens * stream
     activations = sum(kinds.values())
-    return Memory(
+    return DeviceMemory(
         place=part.place,
         weights=round(found.weights),
         master=round(found.master),
@@ -146,7 +146,7 @@ def _of(job: Job, part: Part) -> Memory:
     )
 
 
-def _loss(job: Job, part: Part, tokens: float) -> tuple[float, float]:
+def _loss(job: Job, part: PipelinePart, tokens: float) -> tuple[float, float]:
     """Bytes of the loss at its fullest moment, and of logits kept until the step is done."""
     if not part.has_head:
         return 0.0, 0.0
@@ -164,7 +164,7 @@ def _loss(job: Job, part: Part, tokens: float) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MemoryFit:
     """Whether a job fits its device. free: bytes left, below 0 where it does not; reasons: why not, the largest part first."""
 
     fits: bool
@@ -172,18 +172,18 @@ class Verdict:
     reasons: tuple[str, ...]
 
 
-def fits(job: Job, found: Memory) -> Verdict:
+def fits(job: Job, found: DeviceMemory) -> MemoryFit:
     """Held against the device's memory (see ROOM). Reasons name what is asked for and there, then each part that takes
     more than a tenth."""
     room = job.cluster.device.memory * ROOM
     free = round(room - found.total)
     if free >= 0:
-        return Verdict(True, free, ())
+        return MemoryFit(True, free, ())
     parts = {name: value for name, value in found.to_dict().items() if name != "total"}
     largest = sorted(parts, key=lambda name: parts[name], reverse=True)
     reasons = [f"{size(found.total)} on stage {found.place}, {size(-free)} more than the {size(round(room))} there are"]
     reasons += [f"{name} {size(parts[name])}" for name in largest if parts[name] > 0.1 * found.total]
-    return Verdict(False, free, tuple(reasons))
+    return MemoryFit(False, free, tuple(reasons))
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class OwnParts:
     buffers: int
 
 
-def own_parts(job: Job, part: Part) -> OwnParts:
+def own_parts(job: Job, part: PipelinePart) -> OwnParts:
     """What a place holds, on a device of its own: without the allowance for a CPU's heap."""
     layout = parallel(job.layout)
     model, stack = job.model, job.stack
@@ -238,5 +238,5 @@ def parallel(layout: Layout) -> Parallel:
 
 
 @lru_cache(maxsize=16384)
-def _held(model: ModelConfig, part: Part, tensor: int) -> PartParameters:
+def _held(model: ModelConfig, part: PipelinePart, tensor: int) -> PartParameters:
     return PartParameters.of(model, part, tensor)

@@ -17,14 +17,14 @@ from functools import lru_cache
 
 from bessemer.errors import InputError
 from bessemer.layout.memory import PartParameters
-from bessemer.layout.stages import Costs, Part, balanced, stages_of
+from bessemer.layout.stages import Costs, PipelinePart, balanced, stages_of
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.job import Job, Layout, Recompute
 from bessemer.plan.estimate.stacks import Cut, Stack
 from bessemer.recipe.parallel import stages_per_rank
 
 
-def places(config: ModelConfig, layout: Layout, cut: Cut) -> tuple[Part, ...]:
+def places(config: ModelConfig, layout: Layout, cut: Cut) -> tuple[PipelinePart, ...]:
     """Each place of the pipeline, all of its stages together. Raises InputError where there are more stages than blocks."""
     return _places(config, layout.pipeline, stages_each(layout), layout.schedule, cut)
 
@@ -36,7 +36,7 @@ def stages_each(layout: Layout) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _places(config: ModelConfig, pipeline: int, each: int, schedule: str, cut: Cut) -> tuple[Part, ...]:
+def _places(config: ModelConfig, pipeline: int, each: int, schedule: str, cut: Cut) -> tuple[PipelinePart, ...]:
     count = pipeline * each
     if count > config.layers + 2 * (cut == "ends"):
         raise InputError(
@@ -47,7 +47,7 @@ def _places(config: ModelConfig, pipeline: int, each: int, schedule: str, cut: C
     found = []
     for place in range(pipeline):
         held = stages_of(schedule, place, pipeline, each)
-        found.append(Part(place, sum(blocks[stage] for stage in held), 0 in held, count - 1 in held))
+        found.append(PipelinePart(place, sum(blocks[stage] for stage in held), 0 in held, count - 1 in held))
     return tuple(found)
 
 
@@ -158,7 +158,7 @@ def scores(config: ModelConfig, stack: Stack, split: Split, width: int) -> float
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockBytes:
     """Bytes for each token. kept: until the block's backward pass, by kind, none of them 0; working: what that pass takes on
     top, with what is computed again for it."""
 
@@ -169,7 +169,7 @@ class Block:
 @lru_cache(maxsize=16384)
 def of_a_block(
     config: ModelConfig, stack: Stack, split: Split, width: int, recompute: Recompute, copies: bool
-) -> Block:
+) -> BlockBytes:
     """A block in a mode of recompute; copies: see `backward`."""
     keeps = kept(config, stack, split, width, recompute)
     again = sum(full(config, stack, split, width).values()) - sum(keeps.values())
@@ -177,7 +177,7 @@ def of_a_block(
     if stack.gathers_context and split.context > 1:
         # Keys and values of all ranks, in the forward pass that is done again and on the way back.
         working += 4 * width * config.heads * config.head_dim / split.tensor * split.context
-    return Block(tuple((kind, each) for kind, each in keeps.items() if each), working)
+    return BlockBytes(tuple((kind, each) for kind, each in keeps.items() if each), working)
 
 
 def kept(config: ModelConfig, stack: Stack, split: Split, width: int, recompute: Recompute) -> dict[str, float]:
@@ -215,7 +215,7 @@ def backward(config: ModelConfig, stack: Stack, split: Split, width: int, *, cop
 
 
 @dataclass(frozen=True)
-class State:
+class StateBytes:
     """Bytes of a device. master: fp32 copies of the weights; buffers: gathered weights, and gradients on their way."""
 
     weights: float
@@ -238,7 +238,7 @@ def each(stack: Stack, zero: int, ranks: int) -> tuple[float, float, float, floa
 
 
 @lru_cache(maxsize=16384)
-def held(config: ModelConfig, part: Part, tensor: int) -> PartParameters:
+def held(config: ModelConfig, part: PipelinePart, tensor: int) -> PartParameters:
     """Parameters of a place after tensor parallelism, with the tables of learned positions on the first."""
     found = PartParameters.of(config, part, tensor)
     if config.positions == "learned" and part.has_embedding:
@@ -247,7 +247,7 @@ def held(config: ModelConfig, part: Part, tensor: int) -> PartParameters:
     return found
 
 
-def state(job: Job, part: Part) -> State:
+def state(job: Job, part: PipelinePart) -> StateBytes:
     """What a place of the pipeline holds between and during the passes of a step."""
     stack, layout = job.stack, job.layout
     own = held(job.model, part, layout.tensor)
@@ -266,7 +266,7 @@ def state(job: Job, part: Part) -> State:
         buffers += stack.weight_bytes * (2 * own.block + own.root)
     if stack.scratch_gradients and not wide:
         buffers += 2.0 * scratch(job.model, part, layout.tensor)
-    return State(weight * everything, master * everything, gradient * everything, moment * everything, buffers)
+    return StateBytes(weight * everything, master * everything, gradient * everything, moment * everything, buffers)
 
 
 @lru_cache(maxsize=64)
@@ -275,7 +275,7 @@ def _wide(stack: Stack) -> Stack:
     return replace(stack, weight_bytes=4.0, master_bytes=0.0, gradient_bytes=4.0, fresh_bytes=0.0)
 
 
-def scratch(config: ModelConfig, part: Part, tensor: int) -> float:
+def scratch(config: ModelConfig, part: PipelinePart, tensor: int) -> float:
     """Numbers of one matrix of each kind: Transformer Engine keeps an empty gradient of each shape (`get_dummy_wgrad`, since
     2.3), which autograd is handed where the sum goes to the fp32 buffer."""
     heads, both = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
@@ -284,7 +284,7 @@ def scratch(config: ModelConfig, part: Part, tensor: int) -> float:
     return (attention + mlp) / tensor * (part.blocks > 0)
 
 
-def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> State:
+def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> StateBytes:
     """FSDP: everything is kept divided by n; a block is whole, in the products' width, while it is used.
 
     Stage 3: gathered blocks are given back after each pass, but for two (one in use, one on its way) and what lies outside
@@ -302,7 +302,7 @@ def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> State:
         buffers = narrow * whole
         fresh = narrow * (own.block + own.root / 2) + stack.gradient_bytes * own.block
         buffers += max(fresh, stack.gradient_bytes * several)
-    return State(
+    return StateBytes(
         weights=stack.weight_bytes * own.all / n,
         master=stack.master_bytes * own.all / n,
         gradients=stack.gradient_bytes * own.all / n,

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute
-from bessemer.plan.estimate.compute import Work
-from bessemer.plan.estimate.job import Cluster, Job, Physics
+from bessemer.plan.estimate.compute import WorkSeconds
+from bessemer.plan.estimate.job import ClusterSpec, Job, Physics
 from bessemer.plan.estimate.stacks import Stack
 
 CONTEXT_OVERLAP = (
@@ -22,11 +22,11 @@ class Pieces:
 
     forward: float
     backward: float
-    embedding: Work
+    embedding: WorkSeconds
     head_forward: float
     head_backward: float
-    block_work: Work
-    head_work: Work
+    block_work: WorkSeconds
+    head_work: WorkSeconds
     host: float
     tensor: float
     context: float
@@ -65,18 +65,18 @@ def of(job: Job, how: Physics) -> Pieces:
 @lru_cache(maxsize=16_384)
 def _pieces(
     model: ModelConfig, tensor: int, context: int, micro_batch: int, sequence_parallel: bool, recompute: str, zero: int,
-    shard: int, piped: bool, precision: str, cluster: Cluster, stack: Stack, how: Physics,
+    shard: int, piped: bool, precision: str, cluster: ClusterSpec, stack: Stack, how: Physics,
 ) -> Pieces:  # fmt: skip
     """Everything that does not depend on the pipeline and the number of micro-batches."""
     device = cluster.device
     block = compute.block(model, tensor, context, micro_batch, sequence_parallel, precision, device, stack, how)
-    again = Work()
+    again = WorkSeconds()
     if recompute == "full":
         again = block.needed if stack.early_stop else block.forward
     elif recompute == "selective":
         again = block.scores if stack.selective == "attention" else block.products_again
     added = stack.accumulate * model.block_matrix_parameters / tensor / (device.bandwidth * how.bandwidth)
-    backward = block.backward + again + Work(elementwise=added)
+    backward = block.backward + again + WorkSeconds(elementwise=added)
     tokens = micro_batch * model.sequence_length // context
     wide = 1.0 * compute.BYTES[precision] * tokens * model.width
     # With sequence parallelism an all-reduce is a gather and a scatter; what is gathered travels in 8 bits if it is cast before.
@@ -93,8 +93,8 @@ def _pieces(
         # Read and written; what is paired with a product is produced where it belongs.
         moved = 2 * pairs * wide * (1.5 if narrow else 2.0) / (device.bandwidth * how.bandwidth)
         left, left_back = (1 - hides, 1 - hides_back) if stack.tensor_overlap else (1.0, 1.0)
-        block = replace(block, forward=block.forward + Work(elementwise=moved * left))
-        backward += Work(elementwise=moved * (left_back + repeated * left))
+        block = replace(block, forward=block.forward + WorkSeconds(elementwise=moved * left))
+        backward += WorkSeconds(elementwise=moved * (left_back + repeated * left))
     turn, turn_back = _context(model, tensor, context, tokens, precision, cluster, stack, how)
     gathered, scattered = _shard(model, tensor, context, zero, shard, cluster, stack, how)
     shards_back = gathered * (2 if stack.regathers and recompute == "full" else 1) + scattered
@@ -158,7 +158,7 @@ def _hidden(precision: str, stack: Stack, gathers: float) -> tuple[float, float]
 
 
 def _context(
-    model: ModelConfig, tensor: int, context: int, tokens: int, precision: str, cluster: Cluster, stack: Stack, how: Physics
+    model: ModelConfig, tensor: int, context: int, tokens: int, precision: str, cluster: ClusterSpec, stack: Stack, how: Physics
 ) -> tuple[float, float]:  # fmt: skip
     """Seconds of attention's communication among context ranks in a block, forward and backward."""
     if context == 1:
@@ -175,7 +175,7 @@ def _context(
 
 
 def _shard(
-    model: ModelConfig, tensor: int, context: int, zero: int, shard: int, cluster: Cluster, stack: Stack, how: Physics
+    model: ModelConfig, tensor: int, context: int, zero: int, shard: int, cluster: ClusterSpec, stack: Stack, how: Physics
 ) -> tuple[float, float]:  # fmt: skip
     """Seconds in which a block's weights are gathered for a pass and its gradients scattered, for a micro-batch.
 

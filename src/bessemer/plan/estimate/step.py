@@ -24,7 +24,7 @@ from bessemer.plan.timetable import passage
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageSeconds:
     """Seconds of a pipeline stage for one micro-batch. layers: blocks that it holds."""
 
     layers: int
@@ -63,7 +63,7 @@ class Step:
     hfu: float
     tokens_per_second: float
     micro_batches: int
-    stages: tuple[Stage, ...]
+    stages: tuple[StageSeconds, ...]
 
 
 def step(job: Job, physics: Physics | None = None) -> Step:
@@ -112,7 +112,7 @@ def step(job: Job, physics: Physics | None = None) -> Step:
         hfu=hardware / peak,
         tokens_per_second=job.tokens / seconds,
         micro_batches=m,
-        stages=tuple(Stage(*each) for each in zip(cut, forward, backward, strict=True)),
+        stages=tuple(StageSeconds(*each) for each in zip(cut, forward, backward, strict=True)),
     )
 
 

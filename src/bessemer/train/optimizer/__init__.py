@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from bessemer.checkpoint import Checkpoint
+from bessemer.checkpoint import SavedCheckpoint
 from bessemer.errors import BessemerError
 from bessemer.model.transformer import Transformer
 from bessemer.parallel.sharded import as_shard_of, local
@@ -26,8 +26,8 @@ from bessemer.recipe.train import UPDATE_RULES
 from bessemer.train.optimizer.moments import BLOCK, CpuOffload, MomentFormat, noise, offload_batches, read, write
 from bessemer.train.optimizer.rules import (
     ELEMENTWISE,
-    Group,
     State,
+    UpdateGroup,
     muon,
     muon_sharded,
     nesterov,
@@ -37,14 +37,14 @@ from bessemer.train.optimizer.rules import (
 SLICE = BLOCK << 16  # elements of a low-precision moment that are fp32 at a time: 16.8M, 64 MiB each
 
 
-def build(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+def build(model: nn.Module, config: OptimizerConfig) -> GroupOptimizer:
     """The optimizer of a model whose parameters are on their training device.
 
     On CUDA, `offload` keeps the moments in pinned CPU memory; on a CPU it has no effect.
     """
     on_cuda = next(model.parameters()).device.type == "cuda"
     offload = CpuOffload(pinned=True) if config.offload and on_cuda else None
-    return Optimizer(parameter_groups(model, config), config, offload)
+    return GroupOptimizer(parameter_groups(model, config), config, offload)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
@@ -53,10 +53,10 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
         group["lr"] = learning_rate * group["rate"]
 
 
-class Optimizer(torch.optim.Optimizer):
+class GroupOptimizer(torch.optim.Optimizer):
     """Updates every group by its rule. offload: None where moments are on the device."""
 
-    def __init__(self, groups: list[Group], config: OptimizerConfig, offload: CpuOffload | None) -> None:
+    def __init__(self, groups: list[UpdateGroup], config: OptimizerConfig, offload: CpuOffload | None) -> None:
         assert config.learning_rate is not None and config.betas is not None, "the recipe is resolved"
         self.format, self.offload = MomentFormat(config.state), offload
         self._name_of = {parameter: name for group in groups for name, parameter in group.named}
@@ -170,7 +170,7 @@ class Optimizer(torch.optim.Optimizer):
             state["step"] += 1
 
 
-def state_tensors(model: Transformer, optimizer: Optimizer) -> dict[str, Tensor]:
+def state_tensors(model: Transformer, optimizer: GroupOptimizer) -> dict[str, Tensor]:
     """The optimizer's state by parameter name: "NAME/exp_avg", "NAME/exp_avg_sq", "NAME/step". Moments are sharded like
     their parameters."""
     if optimizer.offload is not None:
@@ -183,7 +183,7 @@ def state_tensors(model: Transformer, optimizer: Optimizer) -> dict[str, Tensor]
 
 
 @torch.no_grad()
-def load_state(model: Transformer, optimizer: Optimizer, checkpoint: Checkpoint) -> None:
+def load_state(model: Transformer, optimizer: GroupOptimizer, checkpoint: SavedCheckpoint) -> None:
     """Load what `state_tensors` returned, saved from any layout. Not by load_state_dict, which casts the state to the
     parameter's dtype.
 

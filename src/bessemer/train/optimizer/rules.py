@@ -35,7 +35,7 @@ STACK_ELEMENTS = 1 << 25  # elements orthogonalised together: batches small matm
 
 
 @dataclass(frozen=True)
-class Group:
+class UpdateGroup:
     """Parameters with the same update.
 
     weight_decay: decoupled, multiplied with the group's learning rate; rate: the group's learning rate as a multiple
@@ -73,7 +73,7 @@ def matrices(name: str, tensor: Tensor) -> list[Tensor]:
     return [tensor]
 
 
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Group]:
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[UpdateGroup]:
     """The groups of a model's trained parameters.
 
     Vectors (norms, biases) are not decayed, nor are the embedding and the head unless `decay_embeddings`. Muon takes
@@ -99,7 +99,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Group]:
         transferred = _width_rate(kind, rule, config, width)
         decay = config.weight_decay / transferred if decayed else 0.0
         collected.setdefault((kind, rule, decay, rate * transferred), []).append((name, parameter))
-    return [Group(*key, tuple(members)) for key, members in collected.items()]
+    return [UpdateGroup(*key, tuple(members)) for key, members in collected.items()]
 
 
 def _width_rate(kind: Kind, rule: str, config: OptimizerConfig, width: int) -> float:

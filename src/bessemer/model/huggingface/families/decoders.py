@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bessemer.model.config import ALL_BIASES, RopeScaling
+from bessemer.model.config import ALL_BIASES, RotaryScaling
 from bessemer.model.huggingface import rope, rules
 from bessemer.model.huggingface.family import Family, Tensors
 
@@ -16,8 +16,8 @@ _KEYS = {
 }  # fmt: skip
 _KEYS_WITHOUT_HEAD_DIM = {ours: theirs for ours, theirs in _KEYS.items() if ours != "head_dim"}
 _BIAS_KEY = {"qkv_bias": "attention_bias"}
-_YARN = RopeScaling("yarn", 4.0, original_length=6)
-_LONGROPE = RopeScaling(
+_YARN = RotaryScaling("yarn", 4.0, original_length=6)
+_LONGROPE = RotaryScaling(
     "longrope", 3.0, original_length=8, short_factor=(1.0, 1.1, 1.2, 1.3), long_factor=(1.0, 2.0, 3.0, 4.0)
 )
 _TENSORS = Tensors(
@@ -51,10 +51,10 @@ LLAMA = Family(
     harmless=("pretraining_tp",),  # cuts matmuls into pieces whose sum is the same
     examples={
         "Llama 2": {"kv_heads": 4},
-        "Llama 3": {"rope_theta": 500_000.0, "norm_eps": 1e-5, "rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 8)},
-        "Llama, positions stretched linearly": {"rope_scaling": RopeScaling("linear", 4.0)},
-        "Llama, dynamic positions": {"rope_scaling": RopeScaling("dynamic", 3.0, original_length=8), "sequence_length": 24},
-        "Llama, yarn": {"rope_scaling": RopeScaling(
+        "Llama 3": {"rope_theta": 500_000.0, "norm_eps": 1e-5, "rope_scaling": RotaryScaling("llama3", 8.0, 1.0, 4.0, 8)},
+        "Llama, positions stretched linearly": {"rope_scaling": RotaryScaling("linear", 4.0)},
+        "Llama, dynamic positions": {"rope_scaling": RotaryScaling("dynamic", 3.0, original_length=8), "sequence_length": 24},
+        "Llama, yarn": {"rope_scaling": RotaryScaling(
             "yarn", 3.0, original_length=8, beta_fast=4.0, mscale=1.0, mscale_all_dim=0.5
         )},
         "Llama, longrope": {"head_dim": 8, "rope_scaling": _LONGROPE},
@@ -152,7 +152,7 @@ PHI3 = replace(
         "Phi-3, half of each head rotated": {"head_dim": 8, "rotary_fraction": 0.5},
         "Phi-3, longrope beyond its first length": {"head_dim": 8, "rope_scaling": _LONGROPE},
         "Phi-3, longrope, attention factor, partly rotated": {
-            "head_dim": 8, "rotary_fraction": 0.5, "rope_scaling": RopeScaling(
+            "head_dim": 8, "rotary_fraction": 0.5, "rope_scaling": RotaryScaling(
                 "longrope", 2.0, original_length=12, attention_factor=1.3, short_factor=(1.0, 1.1), long_factor=(2.0, 3.0)
             ),
         },
@@ -242,11 +242,11 @@ GEMMA3 = replace(  # its text models
     examples={
         "Gemma 3": {"window": 7, "global_every": 3, "layers": 4, "query_scalar": 24},
         "Gemma 3, layers without a window stretched": {
-            "window": 7, "global_every": 2, "layers": 3, "rope_scaling": RopeScaling("linear", 8.0), "logit_soft_cap": 3.0,
+            "window": 7, "global_every": 2, "layers": 3, "rope_scaling": RotaryScaling("linear", 8.0), "logit_soft_cap": 3.0,
         },
         "Gemma 3, both kinds of layers stretched": {
             "window": 7, "global_layers": (0, 1), "global_every": 0, "global_last": False, "layers": 3,
-            "rope_scaling": _YARN, "window_rope_scaling": RopeScaling("linear", 2.0),
+            "rope_scaling": _YARN, "window_rope_scaling": RotaryScaling("linear", 2.0),
         },
         "Gemma 3, classifier": {"window": 7, "global_every": 2, "labels": 5},
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bessemer.model.config import ALL_BIASES, RopeScaling
+from bessemer.model.config import ALL_BIASES, RotaryScaling
 from bessemer.model.huggingface import rope, rules
 from bessemer.model.huggingface.family import Family, Tensors
 
@@ -165,7 +165,7 @@ MODERNBERT = Family(
         "ModernBERT, biases, yarn in layers without a window": {
             "kv_heads": 4, "head_dim": 8, "window": 8, "layers": 4, "norm_bias": True, "activation": "gelu_tanh",
             "qkv_bias": True, "out_bias": True, "mlp_bias": True, "transform_bias": True, "head_bias": False,
-            "rope_scaling": RopeScaling("yarn", 4.0, original_length=6),
+            "rope_scaling": RotaryScaling("yarn", 4.0, original_length=6),
         },
         "ModernBERT, classifier": {
             "kv_heads": 4, "head_dim": 8, "window": 8, "layers": 4, "labels": 5, "pooling": "mean",
