@@ -74,7 +74,7 @@ def test_plan_and_measurement_side_by_side(tmp_path: Path) -> None:
     assert told is not None and told["step_seconds"]["error"] == pytest.approx(0.1)
     assert told["memory_bytes"]["error"] == pytest.approx(-0.1)
     assert planned.lines(told) == [
-        "step    1.10 s planned, 1.00 s measured (median of 5): +10.0%", "memory  90 B planned, 100 B measured: -10.0%",
+        "step    1.10 s planned, 1.00 s measured (median of 5): planned 10.0% too much", "memory  90 B planned, 100 B measured: planned 10.0% too little",
     ]  # fmt: skip
     time = {"kind": "time", "step": 8, "resumed_at": 6, "seconds": 4.0, "validation": 1.5, "saving": 0.5}
     run.metrics.write_text(run.metrics.read_text() + json.dumps(time) + "\n")
