@@ -85,7 +85,7 @@ def test_plan_and_measurement_side_by_side(tmp_path: Path) -> None:
         f"{shown}so short a run is mostly start-up, validation and saving"
     ]
     told["seconds"]["error"] = -0.05
-    assert planned.lines(told) == [f"{shown}-5.0%"]
+    assert planned.lines(told) == [f"{shown}planned 5.0% too little"]
     run.plan.write_text("{")
     assert planned.of_run(run) is None
 
