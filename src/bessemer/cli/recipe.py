@@ -8,6 +8,7 @@ from bessemer.errors import InputError
 
 if TYPE_CHECKING:
     import argparse
+import difflib
 
 
 def add(commands: Any) -> None:
@@ -30,7 +31,8 @@ def recipe(args: argparse.Namespace) -> Any:
     elif args.name in recipes.shipped():
         text = recipes.shipped()[args.name].rstrip()
     else:
-        raise InputError(f"{args.name}: no shipped recipe of that name; there are {', '.join(recipes.shipped())}")
+        near = "".join(f"did you mean {name}? " for name in difflib.get_close_matches(args.name, recipes.shipped(), 1))
+        raise InputError(f"{args.name}: no shipped recipe of that name; {near}there are {', '.join(recipes.shipped())}")
     if not args.json:
         print(text)
     return {"text": text}

@@ -66,7 +66,7 @@ def plan_rows(of: Outcome) -> dict[str, str]:
         "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical about {amount(batch.middle_critical)}; learning rate "
         + _range([each.value for each in batch.learning_rates.values()]),
         "storage": f"tokens at {size(of.loading.rate)}/s, checkpoints of {size(of.save.bytes)} in {duration(of.save.write)}",
-        "habits of": job.stack.name,
+        "framework": job.stack.name,
     }
     if of.repeated is not None:
         again = of.repeated

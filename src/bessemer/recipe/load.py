@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import hashlib
 import json
 import re
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from bessemer import hub
 from bessemer.errors import InputError
 from bessemer.recipe.endings import guessed_format
-from bessemer.recipe.keys import complaints, nearest
+from bessemer.recipe.keys import complaints
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.section import Section
 
@@ -71,7 +72,7 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
         if str(reference) not in texts:
             if path.name != str(reference):  # a path: no name of a shipped recipe
                 raise InputError(f"{reference}: no such file or folder")
-            near = nearest(str(reference), list(texts))
+            near = next(iter(difflib.get_close_matches(str(reference), texts, 1)), None)
             raise InputError(
                 f"{reference}: no such file or folder, and no shipped recipe of that name"
                 + (f"; did you mean {near}?" if near else f"; shipped: {', '.join(texts)}")
