@@ -104,7 +104,7 @@ def test_a_profile_adds_up_and_leaves_a_trace(recipe_file: Path, tmp_path: Path)
     )
     events = json.loads(gzip.decompress(looks.trace.read_bytes()))["traceEvents"]
     names = [event.get("name") for event in events]
-    assert names.count("Optimizer.step#Optimizer.step") == 3
+    assert names.count("Optimizer.step#GroupOptimizer.step") == 3
     # Forward and twice backward: per block four products, over two micro-batches, 2 blocks, 3 steps; and the loss's.
     products = names.count("aten::mm") + names.count("mkldnn::_linear_pointwise")
     assert products >= 3 * 4 * 2 * 2 * 3
