@@ -74,7 +74,7 @@ def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_layout_that_does_not_fit_is_worked_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, "--model", "llama3-70b", "--gpus", "8xH100", "--dp", "8", "--batch", "1048576")
+    found = told(capsys, "--model", "llama-3-70b", "--gpus", "8xH100", "--dp", "8", "--batch", "1048576")
     assert not found["fits"] and found["reasons"] and found["memory_bytes_per_device"]["total"] > 80e9
 
 

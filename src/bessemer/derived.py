@@ -170,7 +170,8 @@ def _probed(device: Device) -> float:
 
     recipe = resolve(parse(PROBE, "probe"), PROBE_VOCABULARY)
     config = config_of(recipe, PROBE_VOCABULARY, 0)
-    return flops_per_token(config) * 1024 / step_seconds(recipe, config, device, PROBE_SECONDS)
+    # The quickest: a size that follows from a busy moment would stay for the whole run.
+    return flops_per_token(config) * 1024 / step_seconds(recipe, config, device, PROBE_SECONDS, typical=min)
 
 
 def _raw(recipe: Recipe) -> tuple[int, int]:

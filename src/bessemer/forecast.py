@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from bessemer import derived, preflight
 from bessemer.checkpoint.protocol import published
 from bessemer.recipe import Parallel, Recipe, load
 from bessemer.run import RunFolder
-from bessemer.terminal import say
+from bessemer.terminal import counted, say
 
 if TYPE_CHECKING:
     from bessemer.layout.memory import Memory
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
 MEASURABLE_SECONDS = 10.0  # micro-batches expected to take longer are not timed
+BUSY_LOAD = 1.5  # processes that want to run, by core: above, a measured time is of a busy machine
 FREE_SHARE = 0.8  # of the device's free memory that a plan counts on
 SCALED_ERROR = 0.2  # of a step that was scaled up from a few layers
 
@@ -68,7 +70,14 @@ def planned_run(
     from bessemer.train.task import config_of
 
     planner = Planner.of(resolved, config_of(resolved, vocabulary, labels), known.get("held_out_tokens"))
-    timing = planner.timing(resolved, measure_seconds) if measure_seconds > 0 else None
+    timing = None
+    if measure_seconds > 0:
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+        if load > BUSY_LOAD * cores:
+            say(
+                f"  [yellow]other work runs on this machine (load {load:.1f} on {counted(cores, 'core')}): times are of now[/]"
+            )
+        timing = planner.timing(resolved, measure_seconds)
     if timing is not None and not planner.device.is_cuda:  # the peak's measurement may have met a busy moment
         rate = hardware_flops(resolved.train, planner.config, planner.recomputed) / timing.step
         planner = replace(planner, peak=max(planner.peak, rate))

@@ -33,7 +33,7 @@ def test_what_is_no_number_above_zero(text: str) -> None:
 
 
 def test_a_published_shape_on_a_cluster() -> None:
-    found = goal(ask.alone({"model": "llama3-70b", "tokens": "2T", "gpus": "2048xH100", "tp": "8", "pp": "4"}))
+    found = goal(ask.alone({"model": "llama-3-70b", "tokens": "2T", "gpus": "2048xH100", "tp": "8", "pp": "4"}))
     assert found.job.model.parameters == 70_553_706_496  # of the published checkpoint
     assert (found.job.layout.shard, found.job.layout.tensor, found.job.layout.pipeline) == (64, 8, 4)
     assert (

@@ -62,7 +62,7 @@ def add(commands: Any) -> None:
             ("--framework", "NAME", "whose memory and overlap to model (default bessemer)"),
         ),
         "the model, without a recipe or in place of its own": (
-            ("--model", "NAME", "a published shape, for example llama3-70b"),
+            ("--model", "NAME", "a published shape, for example llama-3-70b"),
             ("--params", "N", "a shape of so many parameters, for example 70B"),
         ),
         "the training": (

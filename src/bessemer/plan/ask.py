@@ -86,13 +86,15 @@ def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> Asked:
     """What short names (see PLAIN, OWN) and `key=value` overrides say without a recipe."""
     asked = {ALIASES.get(name, name): value for name, value in asked.items()}
     named = {override.partition("=")[0] for override in overrides}
+    if "model" in asked:
+        shapes.model(asked["model"])
     if not {"gpus", "device"} & set(asked) and "cluster.device" not in named:
         raise InputError(
             "plan: on what? add --gpus 2048xH100, or --gpus 8xA100-80GB; `bessemer plan --devices` lists them"
         )
     if not {"model", "params", "layers"} & set(asked) and not any(name.startswith("model.") for name in named):
         raise InputError(
-            "plan: which model? add --params 70B, --model llama3-70b, or its dimensions, as --set model.layers=32 "
+            "plan: which model? add --params 70B, --model llama-3-70b, or its dimensions, as --set model.layers=32 "
             "--set model.width=4096 --set model.heads=32"
         )
     start = {} if {"model", "params"} & set(asked) else {"vocabulary": str(DEFAULT_VOCABULARY)}

@@ -4,7 +4,7 @@ random tokens, or, of one that is too slow or too large for it, of its first lay
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -29,6 +29,7 @@ WARMUP_STEPS, WARMUP_SHARE = 3, 0.5  # untimed steps, unless they take this shar
 MAX_STEPS = 40
 SCORED_SHARE = 0.1  # of the budget, for validation
 SAVED_BYTES = 32_000_000  # of a checkpoint that is written to time it; larger ones are scaled up
+Typical = Callable[[Iterable[float]], float]  # of repeated measurements
 FEW_LAYERS = (1, 3)  # the models whose difference is what a layer takes
 
 
@@ -44,9 +45,11 @@ class RunTiming:
     layers: int
 
 
-def step_seconds(recipe: Recipe, config: ModelConfig, device: Device, budget_seconds: float) -> float:
+def step_seconds(
+    recipe: Recipe, config: ModelConfig, device: Device, budget_seconds: float, typical: Typical = median
+) -> float:
     """Seconds of a whole training step of a resolved recipe, measured for about `budget_seconds`."""
-    return _timed_steps([_model_step(recipe, config, device, None)], budget_seconds)[0]
+    return _timed_steps([_model_step(recipe, config, device, None)], budget_seconds, typical)[0]
 
 
 def time_run(
@@ -81,10 +84,10 @@ def _model_step(recipe: Recipe, config: ModelConfig, device: Device, recomputed:
     return TrainStep(recipe, build_model(config, recipe.run.seed), device, 0, 1, recomputed=recomputed)
 
 
-def _timed_steps(steps: Sequence[TrainStep], budget: float) -> list[float]:
+def _timed_steps(steps: Sequence[TrainStep], budget: float, typical: Typical = median) -> list[float]:
     """Seconds of a step of each model: its micro-batches and one update. One micro-batch (or two, where they run together)
-    and one update are timed (medians), so that a step of many micro-batches is known from a few. Several models take turns,
-    so that other work on the machine slows all of them down."""
+    and one update are timed (`typical` of them), so that a step of many micro-batches is known from a few. Several models
+    take turns, so that other work on the machine slows all of them down."""
     train, device, config = steps[0].settings, steps[0].device, steps[0].model.config
     batch_tokens, micro = train.global_batch_tokens, train.micro_batch
     assert batch_tokens is not None and micro is not None, "the recipe is resolved"
@@ -108,7 +111,7 @@ def _timed_steps(steps: Sequence[TrainStep], budget: float) -> list[float]:
         if gradients[0] and perf_counter() - started > budget:
             break
     count = batch_tokens // config.sequence_length // micro / together
-    return [median(each) * count + median(updated) for each, updated in zip(gradients, updates, strict=True)]
+    return [typical(each) * count + typical(updated) for each, updated in zip(gradients, updates, strict=True)]
 
 
 @torch.no_grad()
