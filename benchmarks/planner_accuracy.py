@@ -30,7 +30,7 @@ from planner_sets import Case
 from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.layout.flops import flops_per_token
-from bessemer.plan.estimate import stacks
+from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Physics
 from bessemer.plan.estimate.step import refuse, step
 
@@ -143,7 +143,12 @@ def hours(folder: Path) -> list[tuple[str, float]]:
             replicate=max(count // 64, 1), shard=min(count, 64), zero=3, micro_batch=4, recompute="selective"
         )
         job = Job(
-            model, layout, ClusterSpec.of(device, layout.devices), 4 * layout.devices, "bf16", stacks.find("torchtitan")
+            model,
+            layout,
+            ClusterSpec.of(device, layout.devices),
+            4 * layout.devices,
+            "bf16",
+            frameworks.find("torchtitan"),
         )
         rate = step(job).tokens_per_second / layout.devices * flops_per_token(model) / (6 * inputs["params"])
         found.append((case["case"], case["observed"]["accel_hours"] * 3600 * rate / inputs["tokens"]))

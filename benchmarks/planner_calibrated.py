@@ -17,7 +17,7 @@ from bessemer.errors import InputError
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics
 from bessemer.plan.estimate.step import step
 
-# How far machines and stacks differ in a constant, as a standard deviation of its logarithm.
+# How far machines and frameworks differ in a constant, as a standard deviation of its logarithm.
 WIDTHS = {
     "products": 0.06, "attention": 0.12, "bandwidth": 0.06, "intra": 0.10, "inter": 0.15, "launch": 0.3, "call": 0.2, "near": 0.2,
     "far": 0.3, "step": 0.3,

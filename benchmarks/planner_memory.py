@@ -21,11 +21,11 @@ from planner_sets import GIB, Case, gpt
 
 from bessemer.errors import InputError
 from bessemer.layout import devices
-from bessemer.plan.estimate import stacks
+from bessemer.plan.estimate import frameworks
+from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import DeviceMemory, fits, memory, stages
 from bessemer.plan.estimate.parts import each
-from bessemer.plan.estimate.stacks import Stack
 
 # torchtitan's metrics.py logs reserved_bytes.all.peak, SimuMax's guide max_memory_allocated; BLOOM's log says nvidia-smi;
 # nanotron's table has both columns and the sweep one of them: taken as allocated.
@@ -50,9 +50,9 @@ def as_run(case: Case) -> Job:
     """The case's job with the habits of the program's version: torchtitan's loss compiled from 2025 on; BLOOM's optimizer for
     bf16 from 28 February on ("from now on the testing is happening with BF16 optimizer")."""
     if case.set == "torchtitan" and "_2025" in case.raw["source"]:
-        return replace(case.job, stack=stacks.find("torchtitan-2025"))
+        return replace(case.job, framework=frameworks.find("torchtitan-2025"))
     if case.set == "BLOOM" and case.raw["inputs"].get("Notes", "") >= "02-28":
-        return replace(case.job, stack=stacks.find("megatron-deepspeed-bf16"))
+        return replace(case.job, framework=frameworks.find("megatron-deepspeed-bf16"))
     return case.job
 
 
@@ -87,7 +87,7 @@ def korthikanti(cases: list[dict[str, Any]]) -> Iterator[Row]:
         )
         device = devices.find("A100 SXM 80GB")
         cluster = ClusterSpec(device, inputs["gpus"], 8, device.intra, device.inter)
-        job = Job(model, layout, cluster, inputs["global_batch"], "fp16", stacks.find("megatron-lm-2022"))
+        job = Job(model, layout, cluster, inputs["global_batch"], "fp16", frameworks.find("megatron-lm-2022"))
         found = {
             "none": stages(job),
             "seq": stages(job.with_layout(sequence_parallel=True)),
@@ -121,8 +121,8 @@ def pipeline(cases: list[dict[str, Any]]) -> Iterator[Row]:
         if "memory_gb" not in seen:
             continue
         model = gpt(inputs["hidden"], inputs["layers"], inputs["heads"], inputs["seq"], 51200, tie_embeddings=False)
-        stack = stacks.find("megatron-lm-2022")
-        stack = replace(stack, cut="ends")
+        framework = frameworks.find("megatron-lm-2022")
+        framework = replace(framework, cut="ends")
         virtual = (inputs["layers"] + 2) // inputs["pp"]
         for name, layout in (
             ("1F1B", Layout(pipeline=inputs["pp"], micro_batch=inputs["micro_batch"], zero=0)),
@@ -140,19 +140,19 @@ def pipeline(cases: list[dict[str, Any]]) -> Iterator[Row]:
             device = devices.find("A100 SXM 80GB")
             cluster = ClusterSpec(device, inputs["gpus"], 8, device.intra, device.inter)
             batch = inputs["n_microbatches"] * inputs["micro_batch"]
-            found = memory(Job(model, layout, cluster, batch, "fp16", stack))
+            found = memory(Job(model, layout, cluster, batch, "fp16", framework))
             yield Row("Zero Bubble table 4", f"{case['case']} {name}", found.reserved / GIB, seen["memory_gb"][name])
 
 
 def zero(cases: list[dict[str, Any]]) -> Iterator[Row]:
     """Rajbhandari et al. 2020, table 1, in GB of 1e9: 16-bit weights and gradients, 12 bytes of optimizer."""
-    stack = Stack("zero", gradient_bytes=2.0)
+    framework = Framework("zero", gradient_bytes=2.0)
     for case in cases:
         inputs = case["inputs"]
         for stage in (1, 2, 3):
             seen = case["observed"].get(f"zero{stage}_gb")
             if seen and "params_b" in inputs:
-                planned = inputs["params_b"] * sum(each(stack, stage, inputs["dp"]))
+                planned = inputs["params_b"] * sum(each(framework, stage, inputs["dp"]))
                 yield Row("ZeRO table 1", f"{case['case']} stage {stage}", planned, seen)
 
 
@@ -166,10 +166,12 @@ TEXTBOOK = (
 
 def textbook() -> Iterator[Row]:
     for name, (weight, master, gradient, moment), expected, number in TEXTBOOK:
-        stack = Stack(name, weight_bytes=weight, master_bytes=master, gradient_bytes=gradient, moment_bytes=moment)
-        yield Row("textbook, 70B", name, 70 * sum(each(stack, 0, 1)), expected)
+        framework = Framework(
+            name, weight_bytes=weight, master_bytes=master, gradient_bytes=gradient, moment_bytes=moment
+        )
+        yield Row("textbook, 70B", name, 70 * sum(each(framework, 0, 1)), expected)
         if number is not None:
-            yield Row("textbook, 70B", f"{name}: devices", math.ceil(70 * sum(each(stack, 0, 1)) / 80), number)
+            yield Row("textbook, 70B", f"{name}: devices", math.ceil(70 * sum(each(framework, 0, 1)) / 80), number)
 
 
 def verdicts(cases: list[Case]) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ from bessemer.layout import devices
 from bessemer.layout.devices import DeviceSpec
 from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ALL_BIASES
-from bessemer.plan.estimate import stacks
+from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 
 GIB = 2**30
@@ -75,7 +75,7 @@ def step_time_a100(rows: list[dict[str, Any]]) -> Iterator[Case]:
             cluster(device, row["gpus"], 100e9 / 8),
             row["global_batch"],
             "fp16",
-            stacks.find("megatron-deepspeed"),
+            frameworks.find("megatron-deepspeed"),
         )
         name = "A100 single node" if row["set"] == "single-node" else "A100 multi-node"
         yield Case(row["case"], name, job, row["iter_time_ms"] / 1e3, None, row)
@@ -124,7 +124,7 @@ def megatron(cases: list[dict[str, Any]]) -> Iterator[Case]:
                 cluster(device, inputs["gpus"]),
                 inputs["global_batch"],
                 "bf16",
-                stacks.find("megatron-core"),
+                frameworks.find("megatron-core"),
             )
             flops = megatron_flops(job.batch, model, False)
             yield Case(
@@ -149,9 +149,9 @@ def _sc21(case: dict[str, Any], name: str, inputs: dict[str, Any], seen: dict[st
         virtual=virtual, schedule="interleaved" if virtual > 1 else "1f1b", micro_batch=inputs["micro_batch"] or micro_batch,
         recompute="full", sequence_parallel=False,
     )  # fmt: skip
-    stack = stacks.find("deepspeed-zero3" if zero3 else "megatron-lm-2021")
+    framework = frameworks.find("deepspeed-zero3" if zero3 else "megatron-lm-2021")
     job = Job(
-        model, layout, cluster(devices.find("A100 SXM 80GB"), inputs["gpus"]), inputs["global_batch"], "fp16", stack
+        model, layout, cluster(devices.find("A100 SXM 80GB"), inputs["gpus"]), inputs["global_batch"], "fp16", framework
     )
     seconds = megatron_flops(job.batch, model, True) / (seen["hw_tflops_per_gpu"] * 1e12 * inputs["gpus"])
     table = "SC'21 Table 1" if "-T1-" in name else "SC'21 Table 2, ZeRO-3" if zero3 else "SC'21 Table 2"
@@ -172,7 +172,7 @@ def papers(cases: list[dict[str, Any]]) -> Iterator[Case]:
             layout = Layout(
                 shard=inputs["dp"], tensor=inputs["tp"], pipeline=inputs["pp"], recompute="full", sequence_parallel=False,
             )  # fmt: skip
-            stack, table = stacks.find("megatron-deepspeed"), "MT-NLG"
+            framework, table = frameworks.find("megatron-deepspeed"), "MT-NLG"
         elif name.startswith("MegaScale") and "tp" in inputs:
             model = gpt(inputs["hidden"], inputs["layers"], inputs["heads"], inputs["seq"], inputs["vocab"])
             theirs = "-MegaScale-" in name
@@ -180,11 +180,11 @@ def papers(cases: list[dict[str, Any]]) -> Iterator[Case]:
                 shard=inputs["gpus"] // (inputs["tp"] * inputs["pp"]), tensor=inputs["tp"], pipeline=inputs["pp"],
                 virtual=inputs["interleave"], schedule="interleaved", recompute="selective",
             )  # fmt: skip
-            stack, table = stacks.find("megascale" if theirs else "megatron-lm-2022"), "MegaScale"
+            framework, table = frameworks.find("megascale" if theirs else "megatron-lm-2022"), "MegaScale"
         else:
             continue
         device = devices.find("A100 SXM 80GB")
-        job = Job(model, layout, cluster(device, inputs["gpus"]), inputs["global_batch"], "bf16", stack)
+        job = Job(model, layout, cluster(device, inputs["gpus"]), inputs["global_batch"], "bf16", framework)
         seconds = seen.get("iter_time_s") or megatron_flops(job.batch, model, False) / (
             seen["mfu_pct"] / 100 * device.peak("bf16") * inputs["gpus"]
         )
@@ -209,7 +209,7 @@ def activation_memory(cases: list[dict[str, Any]]) -> Iterator[Case]:
         )  # fmt: skip
         device = devices.find("A100 SXM 80GB")
         job = Job(
-            model, layout, cluster(device, inputs["gpus"]), inputs["global_batch"], "fp16", stacks.find("megatron-lm-2022")
+            model, layout, cluster(device, inputs["gpus"]), inputs["global_batch"], "fp16", frameworks.find("megatron-lm-2022")
         )  # fmt: skip
         yield Case(name, "Korthikanti Table 5", job, seen.get("iter_time_s"), None, case)
 
@@ -240,14 +240,15 @@ def torchtitan(cases: list[dict[str, Any]]) -> Iterator[Case]:
             micro_batch=max(local // pipeline, 1), recompute="full" if inputs.get("ac") == "full" else
             "none" if inputs.get("ac") == "none" else "selective",
         )  # fmt: skip
-        stack = replace(
-            stacks.find("torchtitan" if compiled else "torchtitan-eager"), fp8="row" if "rowwise" in said else "tensor"
+        framework = replace(
+            frameworks.find("torchtitan" if compiled else "torchtitan-eager"),
+            fp8="row" if "rowwise" in said else "tensor",
         )
         for key in ("tok_s_gpu", "tok_s_gpu_vanilla", "tok_s_gpu_async"):
             if key not in seen or size is None:
                 continue
             hidden = key.endswith("async") or (key == "tok_s_gpu" and "asynctp" in said)
-            used = replace(stack, tensor_overlap=ASYNC_TENSOR) if hidden else stack
+            used = replace(framework, tensor_overlap=ASYNC_TENSOR) if hidden else framework
             job = Job(
                 llama3(size[1], inputs.get("seq", 8192)), layout, cluster(device, inputs["gpus"], 50e9), local * layout.data,
                 "fp8" if "fp8" in said else "bf16", used,
@@ -278,7 +279,7 @@ def mpt(cases: list[dict[str, Any]]) -> Iterator[Case]:
         links = cluster(device, inputs["gpus"], 25e9 if device.name.startswith("A100") else None)
         job = Job(
             model, layout, links, inputs["global_batch"], "fp8" if "fp8" in inputs["precision"] else "bf16",
-            stacks.find("fsdp"),
+            frameworks.find("fsdp"),
         )  # fmt: skip
         yield Case(
             case["case"], f"MPT {device.name}", job, job.tokens / (seen["tok_s_gpu"] * inputs["gpus"]), None, case
@@ -324,7 +325,7 @@ def bloom(cases: list[dict[str, Any]]) -> Iterator[Case]:
             cluster(device, layout.devices, JEAN_ZAY / PHYSICS.inter),
             global_batch,
             "bf16",
-            stacks.find("megatron-deepspeed"),
+            frameworks.find("megatron-deepspeed"),
         )
         memory = seen["mem_gb"] * 1e9 if seen.get("mem_gb") else None
         # Two rows of the source have their columns swapped (the reference file's note): the same run stands right elsewhere.
@@ -352,7 +353,7 @@ def b200(cases: list[dict[str, Any]]) -> Iterator[Case]:
         batch = inputs["micro_batch_count"] * inputs["micro_batch"] * inputs["dp"]
         job = Job(
             llama3(size[1], inputs["seq"], inputs["layers"]), layout, cluster(device, layout.devices), batch,
-            inputs.get("precision", "bf16"), stacks.find("megatron-core-sync"),
+            inputs.get("precision", "bf16"), frameworks.find("megatron-core-sync"),
         )  # fmt: skip
         yield Case(case["case"], "B200", job, seen["iter_ms"] / 1e3, seen["alloc_gib"] * GIB, case)
 
@@ -377,7 +378,9 @@ def layouts_h100(rows: list[dict[str, Any]]) -> Iterator[Case]:
             replicate=1 if row["zero"] else row["dp"], shard=row["dp"] if row["zero"] else 1, zero=row["zero"], tensor=row["tp"],
             pipeline=row["pp"], micro_batch=row["mbs"],
         )  # fmt: skip
-        job = Job(model, layout, cluster(device, row["gpus"], SWEEP_INTER), row["gbs"], "bf16", stacks.find("nanotron"))
+        job = Job(
+            model, layout, cluster(device, row["gpus"], SWEEP_INTER), row["gbs"], "bf16", frameworks.find("nanotron")
+        )
         rate, memory = row["tok_s_gpu"], row["mem_gb"]
         name = f"{row['model_b']}B-{row['nodes']}n-dp{row['dp']}-tp{row['tp']}-pp{row['pp']}-mbs{row['mbs']}-zero{row['zero']}"
         seconds = job.tokens / (rate * row["gpus"]) if row["status"] == "ok" and rate else None
@@ -405,7 +408,12 @@ def llama3_405b(cases: list[dict[str, Any]]) -> Iterator[Case]:
             shard=data, tensor=tensor, context=context, pipeline=pipeline, virtual=7, schedule="interleaved", zero=2,
         )  # fmt: skip
         job = Job(
-            model, layout, cluster(devices.find("H100 SXM"), gpus), data * each, "bf16", stacks.find("megatron-core")
+            model,
+            layout,
+            cluster(devices.find("H100 SXM"), gpus),
+            data * each,
+            "bf16",
+            frameworks.find("megatron-core"),
         )
         seconds = flops_per_token(model) * job.tokens / (tflops * 1e12 * gpus)
         yield Case(f"Llama3-405B-{gpus}-seq{sequence}", "Llama 3 405B", job, seconds, None, {"tflops": tflops})

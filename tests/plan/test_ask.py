@@ -136,7 +136,7 @@ def test_programs_without_sequence_parallelism_are_planned_without_it() -> None:
     assert (
         not found.job.layout.sequence_parallel
         and goal_of(
-            recipe.model_copy(update={"cluster": recipe.cluster.model_copy(update={"stack": "bessemer"})}), 51_200
+            recipe.model_copy(update={"cluster": recipe.cluster.model_copy(update={"framework": "bessemer"})}), 51_200
         ).job.layout.sequence_parallel
     )
     assert outcome.of(found).step.hfu == pytest.approx(0.45, rel=0.1)

@@ -10,7 +10,7 @@ import pytest
 from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
-from bessemer.plan.estimate import stacks
+from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import fits, memory
 from bessemer.plan.estimate.step import step
@@ -27,7 +27,7 @@ def job(
     ).with_changes(**changes)  # fmt: skip
     chosen = devices.find(device)
     cluster = ClusterSpec(chosen, devices_count, min(8, devices_count), chosen.intra, chosen.inter)
-    return Job(model, Layout(shard=devices_count), cluster, batch, "bf16", stacks.find("bessemer"))
+    return Job(model, Layout(shard=devices_count), cluster, batch, "bf16", frameworks.find("bessemer"))
 
 
 def everything(of: Job) -> list[Job]:
@@ -108,7 +108,7 @@ def test_seventy_billion_on_4096_takes_under_two_seconds_of_work() -> None:
     )
     chosen = devices.find("H100")
     cluster = ClusterSpec(chosen, 4096, 8, chosen.intra, chosen.inter)
-    asked = Job(model, Layout(shard=4096), cluster, 4096, "bf16", stacks.find("bessemer"))
+    asked = Job(model, Layout(shard=4096), cluster, 4096, "bf16", frameworks.find("bessemer"))
     started = process_time()
     assert len(search(asked).ranked) > 100
     assert process_time() - started < 20  # ten times the promise: a loop that became quadratic, not a slow machine

@@ -15,11 +15,11 @@ from bessemer.layout.flops import flops_per_token
 from bessemer.layout.schedules import generate
 from bessemer.layout.stages import balanced, parts_of
 from bessemer.model.config import ModelConfig
-from bessemer.plan.estimate import stacks
+from bessemer.plan.estimate import frameworks
+from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import fits, memory, parallel, stages
 from bessemer.plan.estimate.parts import blocks_of_stages, each, places
-from bessemer.plan.estimate.stacks import Stack
 from bessemer.recipe import parse
 
 GB = 1e9
@@ -32,12 +32,14 @@ def model(**changes: object) -> ModelConfig:
     return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def job(layout: Layout, stack: str | Stack = "megatron-core", config: ModelConfig | None = None, **changes: Any) -> Job:
+def job(
+    layout: Layout, framework: str | Framework = "megatron-core", config: ModelConfig | None = None, **changes: Any
+) -> Job:
     device = devices.find("H100 SXM")
     cluster = ClusterSpec(device, layout.devices, min(8, layout.devices), device.intra, device.inter)
-    stack = stacks.find(stack) if isinstance(stack, str) else stack
+    framework = frameworks.find(framework) if isinstance(framework, str) else framework
     settings = {"batch": 8 * layout.data * layout.micro_batch, "precision": "bf16", **changes}
-    return Job(config or model(), layout, cluster, stack=stack, **settings)
+    return Job(config or model(), layout, cluster, framework=framework, **settings)
 
 
 # --- state -------------------------------------------------------------------------------------------------------------
@@ -58,8 +60,8 @@ def job(layout: Layout, stack: str | Stack = "megatron-core", config: ModelConfi
     ],
 )
 def test_zero_table_1(ranks: int, stage: int, gigabytes: float) -> None:
-    stack = Stack("zero", gradient_bytes=2.0)
-    assert 7.5 * sum(each(stack, stage, ranks)) == pytest.approx(gigabytes, rel=0.03)
+    framework = Framework("zero", gradient_bytes=2.0)
+    assert 7.5 * sum(each(framework, stage, ranks)) == pytest.approx(gigabytes, rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +71,10 @@ def test_zero_table_1(ranks: int, stage: int, gigabytes: float) -> None:
 def test_the_textbook_state_of_a_70b(
     weight: float, master: float, gradient: float, moment: float, gigabytes: float, number: int
 ) -> None:
-    stack = Stack("textbook", weight_bytes=weight, master_bytes=master, gradient_bytes=gradient, moment_bytes=moment)
-    assert 70 * sum(each(stack, 0, 1)) == gigabytes
+    framework = Framework(
+        "textbook", weight_bytes=weight, master_bytes=master, gradient_bytes=gradient, moment_bytes=moment
+    )
+    assert 70 * sum(each(framework, 0, 1)) == gigabytes
 
 
 def test_the_parts_of_a_job_hold_its_state() -> None:
@@ -115,8 +119,8 @@ def test_a_stage_holds_the_micro_batches_its_schedule_lets_wait(name: Any, virtu
     layout = Layout(pipeline=pipeline, virtual=virtual, schedule=name, zero=0)
     schedule = generate(name, pipeline, micro_batches, virtual)
     config = model(layers=16)
-    found = stages(job(layout, Stack("even"), config, batch=micro_batches))
-    one = stages(job(Layout(zero=0), Stack("even"), config, batch=1))[0].kinds["stream"] / 16
+    found = stages(job(layout, Framework("even"), config, batch=micro_batches))
+    one = stages(job(Layout(zero=0), Framework("even"), config, batch=1))[0].kinds["stream"] / 16
     for place, held in enumerate(found):
         planned = held.kinds["stream"] / (one * 4)
         assert planned == pytest.approx(schedule.held(place), abs=0.5 if virtual > 1 else 0), place
@@ -134,24 +138,27 @@ def test_ends_hold_what_is_theirs() -> None:
     assert [held.logits > 0 for held in v] == [True, False, False, False]
 
 
-@pytest.mark.parametrize("stack", sorted(stacks.STACKS))
+@pytest.mark.parametrize("framework", sorted(frameworks.FRAMEWORKS))
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe"])
-def test_the_fullest_stage_is_found(stack: str, schedule: Any) -> None:
+def test_the_fullest_stage_is_found(framework: str, schedule: Any) -> None:
     for recompute in ("none", "selective", "full"):
         given = job(
             Layout(shard=4, tensor=2, pipeline=4, virtual=2 if schedule == "interleaved" else 1, schedule=schedule, zero=1,
-                   recompute=recompute), stack, model(layers=18),
+                   recompute=recompute), framework, model(layers=18),
         )  # fmt: skip
         assert memory(given).total == max(held.total for held in stages(given))
 
 
 def test_what_saves_memory_saves_memory() -> None:
     base = Layout(shard=4, tensor=4, micro_batch=4)
-    for stack in ("megatron-core", "megatron-lm-2022", "torchtitan", "bessemer"):
-        alone = memory(job(base, stack)).activations
+    for framework in ("megatron-core", "megatron-lm-2022", "torchtitan", "bessemer"):
+        alone = memory(job(base, framework)).activations
         for change in ({"recompute": "selective"}, {"recompute": "full"}, {"micro_batch": 2}, {"context": 2}):
-            less = memory(job(replace(base, **change), stack)).activations  # type: ignore[arg-type]
-            assert less < alone or (change == {"recompute": "selective"} and stack == "megatron-core"), (stack, change)
+            less = memory(job(replace(base, **change), framework)).activations  # type: ignore[arg-type]
+            assert less < alone or (change == {"recompute": "selective"} and framework == "megatron-core"), (
+                framework,
+                change,
+            )
     split, whole = (memory(job(replace(base, sequence_parallel=on), "megatron-core")) for on in (True, False))
     assert split.activations < whole.activations
 

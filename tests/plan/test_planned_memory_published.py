@@ -8,10 +8,10 @@ from typing import Any
 
 from bessemer.layout import devices
 from bessemer.model.config import ALL_BIASES, ModelConfig
-from bessemer.plan.estimate import stacks
+from bessemer.plan.estimate import frameworks
+from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import memory
-from bessemer.plan.estimate.stacks import Stack
 
 GIB = 2**30
 LLAMA3 = {"8B": (32, 4096, 32, 14336), "70B": (80, 8192, 64, 28672), "405B": (126, 16384, 128, 53248)}
@@ -49,12 +49,12 @@ BUBBLE = [
 ]
 
 
-def peak(model: ModelConfig, layout: Layout, stack: Stack, micro_batches: int) -> float:
+def peak(model: ModelConfig, layout: Layout, framework: Framework, micro_batches: int) -> float:
     """GiB that the allocator takes."""
     device = devices.find("H100 SXM")
     cluster = ClusterSpec(device, layout.devices, 8, device.intra, device.inter)
     batch = layout.data * layout.micro_batch * micro_batches
-    return memory(Job(model, layout, cluster, batch, "bf16", stack)).reserved / GIB
+    return memory(Job(model, layout, cluster, batch, "bf16", framework)).reserved / GIB
 
 
 def test_torchtitans_tables() -> None:
@@ -66,13 +66,13 @@ def test_torchtitans_tables() -> None:
             sequence_length=sequence, qk_norm="none",
         )  # fmt: skip
         layout = Layout(**{"zero": 3, "recompute": "selective", **changes})
-        errors.append(peak(model, layout, stacks.find(program), layout.pipeline) / measured - 1)
+        errors.append(peak(model, layout, frameworks.find(program), layout.pipeline) / measured - 1)
     assert mean(map(abs, errors)) < 0.035 and max(map(abs, errors)) < 0.09, errors
 
 
 def test_the_pipelines_of_the_zero_bubble_paper() -> None:
-    found = stacks.find("megatron-lm-2022")
-    stack = replace(found, cut="ends")
+    found = frameworks.find("megatron-lm-2022")
+    framework = replace(found, cut="ends")
     for layers, hidden, heads, ranks, micro_batch, plain, interleaved in BUBBLE:
         model = ModelConfig(
             vocabulary=51200, layers=layers, width=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads,
@@ -82,5 +82,5 @@ def test_the_pipelines_of_the_zero_bubble_paper() -> None:
         one = Layout(pipeline=ranks, micro_batch=micro_batch, zero=0)
         several = replace(one, virtual=(layers + 2) // ranks, schedule="interleaved")
         for layout, measured in ((one, plain), (several, interleaved)):
-            planned = peak(model, layout, stack, 3 * ranks)
+            planned = peak(model, layout, framework, 3 * ranks)
             assert abs(planned / measured - 1) < 0.04, (hidden, layout.schedule, planned, measured)

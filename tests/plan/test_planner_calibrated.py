@@ -11,7 +11,7 @@ import pytest
 from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
-from bessemer.plan.estimate import stacks
+from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 from bessemer.plan.estimate.step import step
 
@@ -29,7 +29,7 @@ def jobs() -> list[Job]:
     for layout in (Layout(shard=16, zero=3), Layout(replicate=2, tensor=8, micro_batch=4), Layout(replicate=16, micro_batch=2),
                    Layout(replicate=4, tensor=2, pipeline=2, recompute="full")):  # fmt: skip
         found.append(
-            Job(MODEL, layout, ClusterSpec.of(devices.find("A100"), 16), 128, "bf16", stacks.find("torchtitan"))
+            Job(MODEL, layout, ClusterSpec.of(devices.find("A100"), 16), 128, "bf16", frameworks.find("torchtitan"))
         )
     return found
 

@@ -13,7 +13,7 @@ from bessemer.layout import devices
 from bessemer.layout.flops import flops_per_token
 from bessemer.layout.stages import balanced
 from bessemer.model.config import ALL_BIASES, ModelConfig
-from bessemer.plan.estimate import collectives, compute, stacks
+from bessemer.plan.estimate import collectives, compute, frameworks
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout, Physics
 from bessemer.plan.estimate.step import _cut, exchange_seconds, fullest, optimizer_seconds, refuse, step
 
@@ -32,10 +32,12 @@ def gpt(hidden: int, layers: int, heads: int, vocabulary: int = 51_200) -> Model
 
 
 def job(
-    model: ModelConfig = LLAMA, device: str = "H100", batch: int = 256, stack: str = "megatron-core", **layout: Any
+    model: ModelConfig = LLAMA, device: str = "H100", batch: int = 256, framework: str = "megatron-core", **layout: Any
 ) -> Job:
     split = Layout(**layout)
-    return Job(model, split, ClusterSpec.of(devices.find(device), split.devices), batch, "bf16", stacks.find(stack))
+    return Job(
+        model, split, ClusterSpec.of(devices.find(device), split.devices), batch, "bf16", frameworks.find(framework)
+    )
 
 
 SPLITS: list[dict[str, Any]] = [
@@ -52,9 +54,9 @@ SPLITS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
-@pytest.mark.parametrize("stack", stacks.STACKS)
-def test_the_parts_add_up_and_none_is_negative(split: dict[str, Any], stack: str) -> None:
-    taken = step(job(stack=stack, **split))
+@pytest.mark.parametrize("framework", frameworks.FRAMEWORKS)
+def test_the_parts_add_up_and_none_is_negative(split: dict[str, Any], framework: str) -> None:
+    taken = step(job(framework=framework, **split))
     assert sum(getattr(taken, part) for part in PARTS) == pytest.approx(taken.seconds, rel=1e-9)
     assert all(getattr(taken, part) >= -1e-12 for part in PARTS), {part: getattr(taken, part) for part in PARTS}
     assert 0 < taken.mfu <= taken.hfu < 1
@@ -63,14 +65,14 @@ def test_the_parts_add_up_and_none_is_negative(split: dict[str, Any], stack: str
 
 def test_flops_are_those_of_the_model_and_recompute_adds_the_forward_pass() -> None:
     tokens = 256 * LLAMA.sequence_length
-    plain, full = step(job(stack="megatron-core")), step(job(stack="megatron-core", recompute="full"))
+    plain, full = step(job(framework="megatron-core")), step(job(framework="megatron-core", recompute="full"))
     assert plain.model_flops == full.model_flops == pytest.approx(flops_per_token(LLAMA) * tokens)
     assert plain.hardware_flops == plain.model_flops
     head = 6.0 * LLAMA.vocabulary * LLAMA.width
     assert full.hardware_flops - full.model_flops == pytest.approx((flops_per_token(LLAMA) - head) / 3 * tokens)
     # selective: Korthikanti et al. 2022, appendix A: 1 + s / (6 h) times, attention not halved; ours has the causal half.
     model = gpt(12_288, 96, 96)
-    part = step(job(model, "A100", stack="megatron-lm-2022", recompute="selective"))
+    part = step(job(model, "A100", framework="megatron-lm-2022", recompute="selective"))
     assert part.hardware_flops / part.model_flops == pytest.approx(1 + 2048 / (12 * 12_288), rel=0.01)
 
 
@@ -141,25 +143,25 @@ def test_more_to_do_is_never_faster(split: dict[str, Any]) -> None:
 
 def test_waiting_for_the_host_is_the_host_alone_and_goes_with_its_speed() -> None:
     small = ModelConfig(50_304, 12, 256, 4, 4, 64, 1024, 128, qk_norm="none")
-    slow = step(job(small, batch=8, stack="nanotron"))
-    stack = stacks.find("nanotron")
-    host = 8 * 12 * 2 * stack.kernels * stack.launch
+    slow = step(job(small, batch=8, framework="nanotron"))
+    framework = frameworks.find("nanotron")
+    host = 8 * 12 * 2 * framework.kernels * framework.launch
     assert slow.host + slow.products + slow.attention + slow.elementwise == pytest.approx(host, rel=0.1)
-    fast = step(job(small, batch=8, stack="nanotron"), replace(PHYSICS, launch=0.0))
+    fast = step(job(small, batch=8, framework="nanotron"), replace(PHYSICS, launch=0.0))
     assert fast.host == 0 < slow.host
 
 
 def test_gradients_of_copies_and_of_shards_travel_once_or_for_each_micro_batch() -> None:
     how = replace(PHYSICS, call=0.0, near=0.0, far=0.0, spread=0.0)
     cut = (LLAMA.layers,)
-    plain = job(stack="megatron-core-sync", replicate=8)
+    plain = job(framework="megatron-core-sync", replicate=8)
     held = fullest(plain, cut)
     assert held == LLAMA.layers * LLAMA.block_matrix_parameters + 2 * LLAMA.vocabulary * LLAMA.width
     rate = 450e9 * how.intra
     assert exchange_seconds(plain, cut, 0.0, how) == pytest.approx(2 * 7 / 8 * 4 * held / rate)
     sharded = plain.with_layout(replicate=1, shard=8, zero=1)
     assert exchange_seconds(sharded, cut, 0.0, how) == pytest.approx(7 / 8 * (4 + 2) * held / rate)
-    fsdp = replace(plain.with_layout(replicate=1, shard=8, zero=3), stack=stacks.find("torchtitan"))
+    fsdp = replace(plain.with_layout(replicate=1, shard=8, zero=3), framework=frameworks.find("torchtitan"))
     assert exchange_seconds(fsdp, cut, 0.0, how) == 0
     one, two = (step(replace(fsdp, batch=8 * n), how).shard for n in (1, 2))
     assert two == pytest.approx(2 * one)
@@ -167,7 +169,7 @@ def test_gradients_of_copies_and_of_shards_travel_once_or_for_each_micro_batch()
 
 def test_the_optimizers_time_is_divided_by_zero() -> None:
     cut, how = (LLAMA.layers,), replace(PHYSICS, step=0.0)
-    whole = job(stack="megatron-core-sync", replicate=8)
+    whole = job(framework="megatron-core-sync", replicate=8)
     held = fullest(whole, cut)
     # Adam in mixed precision: gradient read, master and moments both ways, weight written; 4 passes over gradients besides.
     bytes_each = 4 + 2 * (4 + 8) + 2 + 4 * 4
@@ -247,7 +249,7 @@ def test_sc21s_table_is_met_within_ten_percent(
         recompute="full", sequence_parallel=False,
     )  # fmt: skip
     cluster = ClusterSpec.of(devices.find("A100"), layout.devices)
-    taken = step(Job(model, layout, cluster, batch, "fp16", stacks.find("megatron-lm-2021"))).seconds
+    taken = step(Job(model, layout, cluster, batch, "fp16", frameworks.find("megatron-lm-2021"))).seconds
     assert taken == pytest.approx(flops / (tflops * 1e12 * layout.devices), rel=0.10)
 
 
@@ -256,15 +258,17 @@ TITAN = [(8, "torchtitan-eager", "bf16", 5762), (8, "torchtitan", "bf16", 6667),
          (128, "torchtitan-eager", "bf16", 5605), (128, "torchtitan", "bf16", 6514), (128, "torchtitan", "fp8", 8380)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("gpus", "stack", "precision", "rate"), TITAN)
-def test_torchtitans_table_is_met_within_ten_percent(gpus: int, stack: str, precision: Any, rate: float) -> None:
+@pytest.mark.parametrize(("gpus", "framework", "precision", "rate"), TITAN)
+def test_torchtitans_table_is_met_within_ten_percent(gpus: int, framework: str, precision: Any, rate: float) -> None:
     h100 = devices.find("H100")
     slower = (5 / 7) ** (1 / 3)  # 500 W of 700
     device = replace(
         h100, memory=96e9, bandwidth=2.4e12, matmul=h100.matmul * slower, matmul_fp8=(h100.matmul_fp8 or 0) * slower
     )  # fmt: skip
     layout = Layout(shard=gpus, zero=3, micro_batch=2, recompute="selective")
-    wanted = Job(LLAMA, layout, ClusterSpec(device, gpus, 8, 450e9, 50e9), 2 * gpus, precision, stacks.find(stack))
+    wanted = Job(
+        LLAMA, layout, ClusterSpec(device, gpus, 8, 450e9, 50e9), 2 * gpus, precision, frameworks.find(framework)
+    )
     assert step(wanted).tokens_per_second / gpus == pytest.approx(rate, rel=0.10)
 
 
@@ -273,7 +277,7 @@ def test_every_device_of_the_catalogue_makes_a_step(name: str) -> None:
     device = devices.find(name)
     for precision in device.flops:
         taken = step(
-            Job(LLAMA, Layout(shard=8, zero=3), ClusterSpec.of(device, 8), 32, precision, stacks.find("bessemer"))
+            Job(LLAMA, Layout(shard=8, zero=3), ClusterSpec.of(device, 8), 32, precision, frameworks.find("bessemer"))
         )  # type: ignore[arg-type]
         assert 0.02 < taken.mfu < device.matmul
 
@@ -290,7 +294,7 @@ def test_a_layout_takes_a_fraction_of_a_millisecond() -> None:
     cluster = ClusterSpec.of(devices.find("H100"), 4096)
     jobs = [
         Job(wide, Layout(replicate=4096 // (s * t * p), shard=s, tensor=t, pipeline=p, zero=1, micro_batch=b, recompute=r),
-            cluster, 2048, "bf16", stacks.find("bessemer"))
+            cluster, 2048, "bf16", frameworks.find("bessemer"))
         for s in (1, 8, 64) for t in (1, 2, 4, 8) for p in (1, 2, 4, 8) for b in (1, 2) for r in ("none", "selective", "full")
     ]  # fmt: skip
     jobs = [each for each in jobs if refuse(each) is None]

@@ -9,7 +9,7 @@ import pytest
 
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
-from bessemer.plan.estimate import collectives, pieces, stacks
+from bessemer.plan.estimate import collectives, frameworks, pieces
 from bessemer.plan.estimate.compute import casts
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 from bessemer.plan.estimate.step import step
@@ -23,8 +23,8 @@ TOKENS, WIDTH = 2 * 8192, 4096
 def job(precision: Any = "bf16", changes: dict[str, Any] | None = None, micro_batch: int = 2, **layout: Any) -> Job:
     layout = {"tensor": 8, "recompute": "none", "zero": 0, **layout}
     wanted = Layout(micro_batch=micro_batch, **layout)
-    stack = replace(stacks.find("torchtitan"), **(changes or {}))
-    return Job(LLAMA, wanted, ClusterSpec.of(H100, wanted.devices), micro_batch * wanted.data, precision, stack)
+    framework = replace(frameworks.find("torchtitan"), **(changes or {}))
+    return Job(LLAMA, wanted, ClusterSpec.of(H100, wanted.devices), micro_batch * wanted.data, precision, framework)
 
 
 def pair() -> float:
@@ -78,8 +78,8 @@ def test_casts_move_what_torchao_reads_and_writes() -> None:
 def test_a_ring_carries_keys_for_all_query_heads_where_they_are_repeated() -> None:
     """Llama 3 8B has 4 query heads to a key; the ring's time beside its start is of bytes."""
     layout = {"tensor": 1, "context": 8, "micro_batch": 1}
-    repeated = pieces._context(LLAMA, 1, 8, 1024, "bf16", ClusterSpec.of(H100, 8), job(**layout).stack, PHYSICS)[0]
-    plain = replace(job(**layout).stack, repeats_keys=False)
+    repeated = pieces._context(LLAMA, 1, 8, 1024, "bf16", ClusterSpec.of(H100, 8), job(**layout).framework, PHYSICS)[0]
+    plain = replace(job(**layout).framework, repeats_keys=False)
     once = pieces._context(LLAMA, 1, 8, 1024, "bf16", ClusterSpec.of(H100, 8), plain, PHYSICS)[0]
     each = 2 * 2 * 8192 * 1024 * 7 / 8 / (H100.intra * PHYSICS.intra)  # keys and values of 8 heads of 128, in 16 bits
     assert repeated - once == pytest.approx(3 * each)
@@ -88,7 +88,7 @@ def test_a_ring_carries_keys_for_all_query_heads_where_they_are_repeated() -> No
 def test_zero_three_of_2021_fetches_three_times_part_by_part_and_hides_nothing() -> None:
     """4 matrices for each of 3 passes and 12 gradients for a block, each a list of 64 views of 8 us, beside the ring."""
     split = Layout(shard=64, zero=3, recompute="full", sequence_parallel=False)
-    wanted = Job(LLAMA, split, ClusterSpec.of(H100, 64), 64, "bf16", stacks.find("deepspeed-zero3"))
+    wanted = Job(LLAMA, split, ClusterSpec.of(H100, 64), 64, "bf16", frameworks.find("deepspeed-zero3"))
     ring = collectives.of(wanted.cluster, 64, 1, PHYSICS)
     whole = 2.0 * LLAMA.block_matrix_parameters  # bytes in 16 bits, of weights and of gradients
     calls = 3 * 4 + 12
@@ -101,14 +101,15 @@ def test_zero_three_of_2021_fetches_three_times_part_by_part_and_hides_nothing()
 
 def test_deepspeeds_zero_one_sums_gradients_on_every_rank() -> None:
     """An all-reduce and a gather: 3 times the gradients' way round instead of 2, beside the hops."""
-    stack = stacks.find("megatron-deepspeed")
-    assert stack.sums == "all"
+    framework = frameworks.find("megatron-deepspeed")
+    assert framework.sums == "all"
     ring = collectives.of(ClusterSpec.of(H100, 64), 8, 8, PHYSICS)
     far = 7 / 8 / ring.rate
     assert collectives.summed(ring, 1e9, 1, "scatter") == pytest.approx(1e9 * far + ring.hops + ring.call)
     assert collectives.summed(ring, 1e9, 1, "all") == pytest.approx(2e9 * far + 2 * ring.hops + ring.call)
     split = Layout(shard=8, tensor=8, zero=1, recompute="full")
     own, every = (
-        step(Job(LLAMA, split, ClusterSpec.of(H100, 64), 8, "bf16", replace(stack, sums=sums))).data for sums in SUMS
+        step(Job(LLAMA, split, ClusterSpec.of(H100, 64), 8, "bf16", replace(framework, sums=sums))).data
+        for sums in SUMS
     )
     assert every / own == pytest.approx(1.5, rel=0.01)

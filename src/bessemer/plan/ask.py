@@ -36,7 +36,7 @@ PLAIN = {
     "device": ("cluster.device", "word"),
     "per_node": ("cluster.devices_per_node", "count"),
     "price": ("cluster.price", "number"),
-    "framework": ("cluster.stack", "word"),
+    "framework": ("cluster.framework", "word"),
     "catalogue": ("cluster.catalogue", "word"),
     "replicate": ("parallel.replicate", "count"),
     "shard": ("parallel.shard", "count"),

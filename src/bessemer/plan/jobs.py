@@ -11,7 +11,7 @@ from bessemer.errors import InputError
 from bessemer.layout import devices, dial
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
-from bessemer.plan.estimate import stacks
+from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute
 from bessemer.recipe import Recipe
 
@@ -39,17 +39,22 @@ def goal_of(
     model: ModelConfig | None = None,
 ) -> Goal:
     """What a recipe asks for. here: this machine's device, for a recipe that names none; model: in the place of the recipe's.
-    Raises InputError where the recipe names a device or a stack that is unknown, or sizes that do not go together."""
+    Raises InputError where the recipe names a device or a framework that is unknown, or sizes that do not go together."""
     device = device_of(recipe, here)
     resolved = dial.resolve(recipe, vocabulary, labels=labels)
     classes = labels if resolved.train.objective == "classify" else 0
     config = model or model_config(resolved, vocabulary, labels=classes)
     cluster = _cluster(recipe, device)
-    stack = stacks.find(recipe.cluster.stack)
+    framework = frameworks.find(recipe.cluster.framework)
     batch = resolved.batches.full
     tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
     job = Job(
-        config, _layout(recipe, batch, stack.sequence_parallel), cluster, batch, _precision(recipe, device), stack
+        config,
+        _layout(recipe, batch, framework.sequence_parallel),
+        cluster,
+        batch,
+        _precision(recipe, device),
+        framework,
     )
     chosen = recipe.parallel.auto
     if not chosen and job.layout.devices != cluster.devices:

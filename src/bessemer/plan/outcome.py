@@ -119,8 +119,8 @@ def storage_bandwidth(goal: Goal, cluster: ClusterSpec) -> float:
 
 def state_bytes(job: Job) -> float:
     """Of a checkpoint: weights (the master copies where there are some) and moments, each once."""
-    stack = job.stack
-    return job.model.parameters * ((stack.master_bytes or stack.weight_bytes) + stack.moment_bytes)
+    framework = job.framework
+    return job.model.parameters * ((framework.master_bytes or framework.weight_bytes) + framework.moment_bytes)
 
 
 def _given(goal: Goal) -> Candidate:
@@ -151,7 +151,7 @@ def to_dict(out: Outcome, searched: bool = False) -> dict[str, Any]:
         "sequence_length": config.sequence_length,
         "device": job.cluster.device.name,
         "devices": devices,
-        "stack": job.stack.name,
+        "framework": job.framework.name,
         "precision": job.precision,
         "flops_per_token": per_token,
         "total_flops": per_token * goal.tokens,

@@ -66,7 +66,7 @@ def plan_rows(of: Outcome) -> dict[str, str]:
         "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical about {amount(batch.middle_critical)}; learning rate "
         + _range([each.value for each in batch.learning_rates.values()]),
         "storage": f"tokens at {size(of.loading.rate)}/s, checkpoints of {size(of.save.bytes)} in {duration(of.save.write)}",
-        "framework": job.stack.name,
+        "framework": job.framework.name,
     }
     if of.repeated is not None:
         again = of.repeated
@@ -244,13 +244,13 @@ def _machine(of: Outcome) -> list[Assumption]:
 
 
 def _program(of: Outcome) -> list[Assumption]:
-    stack = of.job.stack
-    state = [f"{stack.weight_bytes:g} bytes a weight", f"{stack.gradient_bytes:g} a gradient"]
-    state += [f"{stack.master_bytes:g} for its wider copy"] if stack.master_bytes else []
-    state += [f"{stack.moment_bytes:g} for both moments", f"attention {stack.attention}"]
+    framework = of.job.framework
+    state = [f"{framework.weight_bytes:g} bytes a weight", f"{framework.gradient_bytes:g} a gradient"]
+    state += [f"{framework.master_bytes:g} for its wider copy"] if framework.master_bytes else []
+    state += [f"{framework.moment_bytes:g} for both moments", f"attention {framework.attention}"]
     flops = "every product, and the causal half of attention; MFU without what is recomputed, HFU with it"
     return [
-        Assumption("Training program", f"{stack.name}: {', '.join(state)}", "plan/estimate/stacks.py"),
+        Assumption("Training program", f"{framework.name}: {', '.join(state)}", "plan/estimate/frameworks.py"),
         Assumption("FLOPs", flops, "Chowdhery et al. 2022, appendix B"),
     ]
 

@@ -137,7 +137,7 @@ class Cluster(Section):
     failures_per_node_year: float | None = Field(None, gt=0)
     """Failures of a node in a year that end a training; left out: a published rate."""
     catalogue: str | None = Field(None, description="A file of your own devices, in the catalogue's form.")
-    stack: str = "bessemer"
+    framework: str = "bessemer"
     """Framework whose memory and overlap the plan models: bessemer, or one it was validated on, as megatron-lm."""
     nodes: Positive = 1
     """Nodes, with equally many processes each; left out: `launch` takes as many as the processes fill where device or

@@ -72,7 +72,7 @@ def render(of: Outcome, *, name: str, beside: Sequence[Outcome] = (), titles: Se
     notes = [] if of.verdict.fits else ["This layout does not fit: " + "; ".join(of.verdict.reasons) + "."]
     return compose(
         name, pictures.pictures(of), headline=_headline(of), notes=notes, tiles=_tiles(of), rows=plan_rows(of),
-        origin=f"{layout_line(of.job)}; framework profile {of.job.stack.name}", verdict=of.standing.sentence,
+        origin=f"{layout_line(of.job)}; framework profile {of.job.framework.name}", verdict=of.standing.sentence,
         assumed=[asdict(one) for one in assumptions(of)], columns=columns,
     )  # fmt: skip
 

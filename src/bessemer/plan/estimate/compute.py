@@ -13,8 +13,8 @@ from math import ceil
 from bessemer.layout.devices import DeviceSpec
 from bessemer.layout.flops import tokens_seen
 from bessemer.model.config import ModelConfig
+from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import Physics
-from bessemer.plan.estimate.stacks import Stack
 
 BYTES = {
     "fp32": 4,
@@ -120,7 +120,7 @@ MERGE = 40.0
 @lru_cache(maxsize=16_384)
 def block(
     model: ModelConfig, tensor: int, context: int, micro_batch: int, sequence_parallel: bool, precision: str, device: DeviceSpec,
-    stack: Stack, physics: Physics,
+    framework: Framework, physics: Physics,
 ) -> BlockWork:  # fmt: skip
     """One block's work on one device, all layers alike (windows on their average).
 
@@ -138,9 +138,9 @@ def block(
         + product(inner, columns, tokens, precision, device, physics)
         for inner, columns in shapes
     )
-    if precision == "fp8" and stack.fp8 == "row":
+    if precision == "fp8" and framework.fp8 == "row":
         forward, backward = forward / ROWS, backward / ROWS
-    scores = attention(model, heads, kv_heads, tokens, context, precision, device, stack, physics)
+    scores = attention(model, heads, kv_heads, tokens, context, precision, device, framework, physics)
     kept = elementwise(
         model,
         tokens,
@@ -149,15 +149,15 @@ def block(
         mlp,
         tensor if sequence_parallel else 1,
         precision,
-        stack,
+        framework,
     )
-    if context > 1 and stack.context == "ring":
+    if context > 1 and framework.context == "ring":
         kept += MERGE * context * tokens * wide
     passes = kept / (device.bandwidth * physics.bandwidth)
-    kernels = stack.kernels + (2 if tensor > 1 else 0)
+    kernels = framework.kernels + (2 if tensor > 1 else 0)
     cast = (0.0, 0.0)
     if precision == "fp8":
-        cast = casts(tokens, shapes, width, tensor if sequence_parallel else 1, stack.fp8)
+        cast = casts(tokens, shapes, width, tensor if sequence_parallel else 1, framework.fp8)
     cast_forward, cast_backward = (each / (device.bandwidth * physics.bandwidth) for each in cast)
     return BlockWork(
         WorkSeconds(forward, scores[0], passes + cast_forward, kernels),
@@ -165,7 +165,7 @@ def block(
         WorkSeconds(
             forward - (last if model.norm_position == "input" else 0.0), scores[0], passes + cast_forward, kernels
         ),
-        WorkSeconds(0.0, scores[0], 0.0, 6.0 if stack.attention == "unfused" else 1.0),
+        WorkSeconds(0.0, scores[0], 0.0, 6.0 if framework.attention == "unfused" else 1.0),
         WorkSeconds(forward / 2, 0.0, passes + cast_forward / 2, kernels / 2),
     )
 
@@ -198,29 +198,29 @@ BACKWARD_KERNELS = 1.0
 
 
 def elementwise(
-    model: ModelConfig, tokens: int, qkv: int, up: int, mlp: int, split: int, precision: str, stack: Stack
+    model: ModelConfig, tokens: int, qkv: int, up: int, mlp: int, split: int, precision: str, framework: Framework
 ) -> float:  # fmt: skip
     """Bytes that the element-wise passes of a block's forward read and write: two norms, two sums with the residual (with
-    dropout where the stack has it), positions, the activation. split: how sequence parallelism divides the first two.
+    dropout where the framework has it), positions, the activation. split: how sequence parallelism divides the first two.
 
     Narayanan et al. 2021, section 4.2, name the kernels that are fused; unfused, each step reads and writes by itself.
     """
     size = BYTES[precision]
-    norm = 2 * size if stack.fused or model.norm == "layer" else 6 * size
-    residual = 3 * size + (1 if stack.dropout else 0) + (0 if stack.fused else 2 * size)
-    positions = 0 if model.positions == "learned" else 2 * size if stack.fused else 6 * size
-    layout = 2 * size if stack.attention == "unfused" else size
-    activation = size * (up + mlp) if stack.fused else size * (up + 4 * mlp)
+    norm = 2 * size if framework.fused or model.norm == "layer" else 6 * size
+    residual = 3 * size + (1 if framework.dropout else 0) + (0 if framework.fused else 2 * size)
+    positions = 0 if model.positions == "learned" else 2 * size if framework.fused else 6 * size
+    layout = 2 * size if framework.attention == "unfused" else size
+    activation = size * (up + mlp) if framework.fused else size * (up + 4 * mlp)
     return tokens * (2 * (norm + residual) * model.width / split + (positions + layout) * qkv + activation)
 
 
 def attention(
-    model: ModelConfig, heads: int, kv_heads: int, tokens: int, context: int, precision: str, device: DeviceSpec, stack: Stack,
-    physics: Physics,
+    model: ModelConfig, heads: int, kv_heads: int, tokens: int, context: int, precision: str, device: DeviceSpec,
+    framework: Framework, physics: Physics,
 ) -> tuple[float, float]:  # fmt: skip
     """Seconds of a block's attention on one device, forward and backward.
 
-    Flash (Dao 2023, section 4.1): the causal half of 4 T s H D FLOPs, 2.5 times in the backward pass, at the stack's share of
+    Flash (Dao 2023, section 4.1): the causal half of 4 T s H D FLOPs, 2.5 times in the backward pass, at the framework's share of
     the peak. Unfused: the whole square; the scores are written, read by the softmax, written, dropped out, read by the second
     product, in 16 bits; the backward pass reads and writes each again besides its own.
     """
@@ -229,10 +229,10 @@ def attention(
     wide = "bf16" if precision == "fp8" else precision  # attention's products stay in 16 bits
     period = model.layers if model.global_layers else min(model.layers, 2 * (model.global_every or 1))
     seen = sum(tokens_seen(model, layer) for layer in range(period)) / period
-    if stack.attention == "flash":
+    if framework.attention == "flash":
         ramp = seen / (seen + 256)  # short sequences fill few blocks of a head
-        old = stack.flash < 3 and device.peak(wide) > AMPERE
-        rate = device.best(wide) * FLASH[stack.flash] * (OLD_KERNELS if old else device.sustained)
+        old = framework.flash < 3 and device.peak(wide) > AMPERE
+        rate = device.best(wide) * FLASH[framework.flash] * (OLD_KERNELS if old else device.sustained)
         rate *= ramp * min(model.head_dim / 128, 1.0) ** 0.2
         flops = 4.0 * tokens * seen * heads * model.head_dim
         moved = size * tokens * 4 * heads * model.head_dim / (device.bandwidth * physics.bandwidth)
@@ -243,7 +243,7 @@ def attention(
     one = product(rows, length, model.head_dim, wide, device, physics, batches)
     other = product(rows, model.head_dim, length, wide, device, physics, batches)
     elements = float(batches) * rows * length
-    drop = 1 if stack.dropout else 0
+    drop = 1 if framework.dropout else 0
     soft = elements * (2 * size + drop * (2 * size + 1)) / (device.bandwidth * physics.bandwidth)
     back = elements * (3 * size + drop * (2 * size + 1)) / (device.bandwidth * physics.bandwidth)
     forward = (one + other) / physics.attention + soft + 3 * physics.start
@@ -259,7 +259,7 @@ def embedding(model: ModelConfig, tokens: int, precision: str, device: DeviceSpe
 
 @lru_cache(maxsize=16_384)
 def head(
-    model: ModelConfig, tensor: int, context: int, micro_batch: int, precision: str, device: DeviceSpec, stack: Stack,
+    model: ModelConfig, tensor: int, context: int, micro_batch: int, precision: str, device: DeviceSpec, framework: Framework,
     physics: Physics,
 ) -> tuple[WorkSeconds, WorkSeconds]:  # fmt: skip
     """The last norm, the logits and the loss, forward and backward; in fp8 too the logits stay in 16 bits.
@@ -274,5 +274,5 @@ def head(
     backward = product(tokens, model.width, columns, precision, device, physics)
     backward += product(model.width, columns, tokens, precision, device, physics)
     logits = float(tokens) * columns / (device.bandwidth * physics.bandwidth)
-    passes = (6, 6) if stack.logits == "chunked" or stack.fused else (18, 14)
+    passes = (6, 6) if framework.logits == "chunked" or framework.fused else (18, 14)
     return (WorkSeconds(forward, 0.0, logits * passes[0], 12), WorkSeconds(backward, 0.0, logits * passes[1], 12))

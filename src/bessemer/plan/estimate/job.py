@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from bessemer.layout.devices import DeviceSpec
 from bessemer.model.config import ModelConfig
-from bessemer.plan.estimate.stacks import Stack
+from bessemer.plan.estimate.frameworks import Framework
 from bessemer.recipe.parallel import PipelineSchedule
 
 
@@ -22,10 +22,10 @@ class Physics:
     products: a training step's products, of the best that was measured of one alone; attention: unfused attention's; bandwidth:
     of the memory's, in element-wise passes; intra, inter: of a link's, in collectives; start: of the device for a kernel (fill,
     drain); depth: of a product's inner dimension in which its pipeline fills; launch: scales the host's seconds for a kernel
-    (Stack.launch); call: seconds of a collective before it moves anything; near, far: of one hop in a node and between nodes;
+    (Framework.launch); call: seconds of a collective before it moves anything; near, far: of one hop in a node and between nodes;
     step: host seconds of a step beside its blocks; spread: how far devices of one kind differ in speed, as a standard deviation.
 
-    products, attention, bandwidth, start, depth, near, step (and Stack.launch) were fitted to the single-node A100 set
+    products, attention, bandwidth, start, depth, near, step (and Framework.launch) were fitted to the single-node A100 set
     (vTrain's), which leaves products open between 0.83 and 1.0; the round value within was chosen with the other sets in
     view; intra and call to 22 us and 0.67 to 0.74 of the link that NCCL takes on a B200 node (MooreThreads/SimuMax,
     configs/system/b200_bf16_ceperm.json) together with it. inter, far: NCCL over InfiniBand as its tests are usually
@@ -119,7 +119,7 @@ class Job:
     cluster: ClusterSpec
     batch: int
     precision: Precision
-    stack: Stack
+    framework: Framework
 
     @property
     def micro_batches(self) -> int:

@@ -78,12 +78,12 @@ def memory(job: Job) -> DeviceMemory:
 
 def stages(job: Job) -> list[DeviceMemory]:
     """Each place of the pipeline, all stages on it together."""
-    return [_of(job, part) for part in places(job.model, job.layout, job.stack.cut)]
+    return [_of(job, part) for part in places(job.model, job.layout, job.framework.cut)]
 
 
 def _contenders(job: Job) -> tuple[PipelinePart, ...]:
     """Places one of which is the fullest."""
-    return _unmatched(places(job.model, job.layout, job.stack.cut))
+    return _unmatched(places(job.model, job.layout, job.framework.cut))
 
 
 @lru_cache(maxsize=4096)
@@ -100,24 +100,24 @@ def _unmatched(parts: tuple[PipelinePart, ...]) -> tuple[PipelinePart, ...]:
 
 
 def _of(job: Job, part: PipelinePart) -> DeviceMemory:
-    if job.stack.name == "bessemer":
+    if job.framework.name == "bessemer":
         ours = own_parts(job, part)
-        slack = round(job.stack.slack * (ours.activations + ours.logits + ours.buffers))
+        slack = round(job.framework.slack * (ours.activations + ours.logits + ours.buffers))
         return DeviceMemory(
             part.place, ours.weights, 0, ours.gradients, ours.moments, ours.activations, ours.logits, ours.buffers, slack,
-            round(job.stack.base_bytes),
+            round(job.framework.base_bytes),
         )  # fmt: skip
-    model, layout, stack = job.model, job.layout, job.stack
+    model, layout, framework = job.model, job.layout, job.framework
     width = 4 if job.precision in ("fp32", "tf32") else 2
     split = Split(layout.tensor, layout.sequence_parallel, layout.context)
     tokens = layout.micro_batch * model.sequence_length / layout.context
     flight = waiting(layout.schedule, layout.pipeline, stages_each(layout), part.place, max(job.micro_batches, 1))
     stream = width * model.width / (layout.tensor if layout.sequence_parallel else 1)
-    copies = stack.gathered and layout.tensor > 1 and layout.micro_batch > 1
-    block = of_a_block(model, stack, split, width, layout.recompute, copies)
+    copies = framework.gathered and layout.tensor > 1 and layout.micro_batch > 1
+    block = of_a_block(model, framework, split, width, layout.recompute, copies)
     waits = tokens * flight * part.blocks
     kinds = {kind: waits * each for kind, each in block.kept}
-    if part.has_embedding and stack.dropout:
+    if part.has_embedding and framework.dropout:
         kinds["embedding"] = tokens * flight * stream / width  # the mask of its dropout
     if part.has_head:  # what the last norm and the output product read
         kinds["head"] = 2 * tokens * stream
@@ -127,8 +127,8 @@ def _of(job: Job, part: PipelinePart) -> DeviceMemory:
     found = state(job, part)
     buffers = found.buffers + outputs
     if layout.pipeline > 1:  # what is received on both ways, and what was sent on
-        sent = 0.0 if stack.pipes == "plain" or part.has_head else flight
-        received = job.micro_batches if stack.pipes == "torch" and not part.has_head else 1
+        sent = 0.0 if framework.pipes == "plain" or part.has_head else flight
+        received = job.micro_batches if framework.pipes == "torch" and not part.has_head else 1
         buffers += (sent + received + 1) * tokens * stream
     activations = sum(kinds.values())
     return DeviceMemory(
@@ -140,8 +140,8 @@ def _of(job: Job, part: PipelinePart) -> DeviceMemory:
         activations=round(activations),
         logits=round(logits),
         buffers=round(buffers),
-        slack=round(stack.slack * (activations + logits + buffers)),
-        base=round(stack.base_bytes),
+        slack=round(framework.slack * (activations + logits + buffers)),
+        base=round(framework.base_bytes),
         kinds={kind: round(each) for kind, each in kinds.items()},
     )
 
@@ -150,16 +150,16 @@ def _loss(job: Job, part: PipelinePart, tokens: float) -> tuple[float, float]:
     """Bytes of the loss at its fullest moment, and of logits kept until the step is done."""
     if not part.has_head:
         return 0.0, 0.0
-    stack, layout = job.stack, job.layout
+    framework, layout = job.framework, job.layout
     rows = -(-job.model.vocabulary // layout.tensor)
-    every = stack.pipes == "torch" and layout.pipeline > 1
+    every = framework.pipes == "torch" and layout.pipeline > 1
     outputs = 2.0 * tokens * rows * (job.micro_batches - 1) if every else 0.0
-    if stack.logits == "chunked":
-        return 8 * min(float(stack.loss_chunk), tokens) * rows + 4.0 * rows * job.model.width, outputs
-    each = stack.logit_bytes + (stack.split_logit_bytes if layout.tensor > 1 else 0.0)
+    if framework.logits == "chunked":
+        return 8 * min(float(framework.loss_chunk), tokens) * rows + 4.0 * rows * job.model.width, outputs
+    each = framework.logit_bytes + (framework.split_logit_bytes if layout.tensor > 1 else 0.0)
     whole = 2.0 * job.model.width * tokens  # of the stream: what the output product reads, gathered, and its gradient
-    gathered = (1 + (layout.micro_batch > 1)) * whole if stack.gathered and layout.tensor > 1 else 0.0
-    scratch = 2.0 * rows * job.model.width if stack.scratch_gradients else 0.0  # of the output matrix
+    gathered = (1 + (layout.micro_batch > 1)) * whole if framework.gathered and layout.tensor > 1 else 0.0
+    scratch = 2.0 * rows * job.model.width if framework.scratch_gradients else 0.0  # of the output matrix
     return each * tokens * rows + 2 * gathered + scratch, outputs
 
 
@@ -201,7 +201,7 @@ class OwnParts:
 def own_parts(job: Job, part: PipelinePart) -> OwnParts:
     """What a place holds, on a device of its own: without the allowance for a CPU's heap."""
     layout = parallel(job.layout)
-    model, stack = job.model, job.stack
+    model, framework = job.model, job.framework
     width = 4 if job.precision in ("fp32", "tf32") else 2
     narrow = 2 if job.precision in ("bf16", "fp16") else 0  # fp8 keeps the weight
     recomputed = 0 if job.layout.recompute == "none" else model.layers
@@ -218,11 +218,11 @@ def own_parts(job: Job, part: PipelinePart) -> OwnParts:
     logits = 0
     if part.has_head and not model.labels:
         rows = -(-model.vocabulary // layout.tensor)
-        logits = 8 * min(stack.loss_chunk, tokens) * rows + 4 * rows * model.width
+        logits = 8 * min(framework.loss_chunk, tokens) * rows + 4 * rows * model.width
     activations += max(working - logits, 0)
     if not uses_fsdp(layout):
         copies = max(part.blocks - recomputed, 0) * model.block_matrix_parameters // layout.tensor * narrow
-    moments = round(round(stack.moment_bytes * model.parameters) * share)
+    moments = round(round(framework.moment_bytes * model.parameters) * share)
     return OwnParts(weights, gradients, moments, activations, logits, copies)
 
 

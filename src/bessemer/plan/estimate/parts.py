@@ -19,8 +19,8 @@ from bessemer.errors import InputError
 from bessemer.layout.memory import PartParameters
 from bessemer.layout.stages import Costs, PipelinePart, balanced, stages_of
 from bessemer.model.config import ModelConfig
+from bessemer.plan.estimate.frameworks import Cut, Framework
 from bessemer.plan.estimate.job import Job, Layout, Recompute
-from bessemer.plan.estimate.stacks import Cut, Stack
 from bessemer.recipe.parallel import stages_per_rank
 
 
@@ -52,7 +52,7 @@ def _places(config: ModelConfig, pipeline: int, each: int, schedule: str, cut: C
 
 
 def blocks_of_stages(config: ModelConfig, count: int, cut: Cut) -> tuple[int, ...]:
-    """Blocks of each of `count` stages, as a program cuts them (see `stacks.Cut`)."""
+    """Blocks of each of `count` stages, as a program cuts them (see `frameworks.Cut`)."""
     layers, (least, extra) = config.layers, divmod(config.layers, count)
     if cut == "even":  # what is left over goes to the first stages
         return tuple(least + (stage < extra) for stage in range(count))
@@ -121,7 +121,7 @@ class Split:
     context: int = 1
 
 
-def full(config: ModelConfig, stack: Stack, split: Split, width: int) -> dict[str, float]:
+def full(config: ModelConfig, framework: Framework, split: Split, width: int) -> dict[str, float]:
     """Bytes that a block without recompute keeps for each token, by kind; width: bytes of an element.
 
     stream: the inputs of the norms; attention: what the query, key and value products read, their results, and what the
@@ -131,17 +131,17 @@ def full(config: ModelConfig, stack: Stack, split: Split, width: int) -> dict[st
     stream = width * config.width / (split.tensor if split.sequence else 1)  # one tensor between the products
     heads, both = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
     inside = width / split.tensor
-    gathers = stack.gathered and split.tensor > 1 and split.sequence
+    gathers = framework.gathered and split.tensor > 1 and split.sequence
     read = 0.0 if gathers else stream  # a product's input, as it is kept
     hidden = config.mlp_width * (3 if config.gated else 2)
-    if config.gated and stack.unfused_gate:
+    if config.gated and framework.unfused_gate:
         hidden += config.mlp_width
     kinds = {
         "stream": config.norms_each * stream,
         "attention": read + inside * (heads + both + heads),
-        "scores": scores(config, stack, split, width),
+        "scores": scores(config, framework, split, width),
         "mlp": read + inside * hidden,
-        "masks": 2 * stream / width if stack.dropout else 0.0,
+        "masks": 2 * stream / width if framework.dropout else 0.0,
         "gathered": 2.0 * width * config.width if gathers else 0.0,
     }
     if config.qk_norm != "none":
@@ -149,12 +149,12 @@ def full(config: ModelConfig, stack: Stack, split: Split, width: int) -> dict[st
     return kinds
 
 
-def scores(config: ModelConfig, stack: Stack, split: Split, width: int) -> float:
+def scores(config: ModelConfig, framework: Framework, split: Split, width: int) -> float:
     """Bytes that attention itself keeps for each token: a row of scores a head, or one sum a head where it is fused."""
-    if stack.attention == "flash":
+    if framework.attention == "flash":
         return 4.0 * config.heads / split.tensor
     seen = config.sequence_length * config.heads / split.tensor
-    return seen * (2 * width + 1 if stack.dropout else width)
+    return seen * (2 * width + 1 if framework.dropout else width)
 
 
 @dataclass(frozen=True)
@@ -168,40 +168,40 @@ class BlockBytes:
 
 @lru_cache(maxsize=16384)
 def of_a_block(
-    config: ModelConfig, stack: Stack, split: Split, width: int, recompute: Recompute, copies: bool
+    config: ModelConfig, framework: Framework, split: Split, width: int, recompute: Recompute, copies: bool
 ) -> BlockBytes:
     """A block in a mode of recompute; copies: see `backward`."""
-    keeps = kept(config, stack, split, width, recompute)
-    again = sum(full(config, stack, split, width).values()) - sum(keeps.values())
-    working = again + backward(config, stack, split, width, copies=copies)
-    if stack.gathers_context and split.context > 1:
+    keeps = kept(config, framework, split, width, recompute)
+    again = sum(full(config, framework, split, width).values()) - sum(keeps.values())
+    working = again + backward(config, framework, split, width, copies=copies)
+    if framework.gathers_context and split.context > 1:
         # Keys and values of all ranks, in the forward pass that is done again and on the way back.
         working += 4 * width * config.heads * config.head_dim / split.tensor * split.context
     return BlockBytes(tuple((kind, each) for kind, each in keeps.items() if each), working)
 
 
-def kept(config: ModelConfig, stack: Stack, split: Split, width: int, recompute: Recompute) -> dict[str, float]:
+def kept(config: ModelConfig, framework: Framework, split: Split, width: int, recompute: Recompute) -> dict[str, float]:
     """Bytes that a block keeps for each token in a mode of recompute, by kind."""
-    everything = full(config, stack, split, width)
+    everything = full(config, framework, split, width)
     if recompute == "none":
         return everything
     stream = width * config.width / (split.tensor if split.sequence else 1)
     if recompute == "full":
         return {"inputs": stream}
-    if stack.selective == "attention":
-        return everything | {"scores": everything["scores"] if stack.attention == "flash" else 0.0}
+    if framework.selective == "attention":
+        return everything | {"scores": everything["scores"] if framework.attention == "flash" else 0.0}
     inside = width / split.tensor
     heads, one = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    results = scores(config, stack, split, width)
+    results = scores(config, framework, split, width)
     # torchtitan: of the products in order (q, k, v, o, gate, up, down) every second one is computed again, the odd ones and what
     # is added up over tensor ranks are kept; a compiler sees that nothing on the way back reads the last.
     attention = inside * (heads + one + heads)
-    mlp = inside * config.mlp_width + (0.0 if stack.fused else stream)
+    mlp = inside * config.mlp_width + (0.0 if framework.fused else stream)
     summed = 2 * stream if split.tensor > 1 else 0.0
     return {"inputs": stream + summed, "attention": attention, "scores": results, "mlp": mlp}
 
 
-def backward(config: ModelConfig, stack: Stack, split: Split, width: int, *, copies: bool = False) -> float:
+def backward(config: ModelConfig, framework: Framework, split: Split, width: int, *, copies: bool = False) -> float:
     """Bytes for each token that a block's way back takes on top of what it kept: gradients of its widest tensors.
 
     Those of the hidden units (and of scores that were written out), and of the stream, whole, going in and coming out. Where
@@ -210,7 +210,9 @@ def backward(config: ModelConfig, stack: Stack, split: Split, width: int, *, cop
     """
     inside = width / split.tensor
     hidden = inside * config.mlp_width * (3 if config.gated else 2)
-    written = 0.0 if stack.attention == "flash" else 2 * width * config.sequence_length * config.heads / split.tensor
+    written = (
+        0.0 if framework.attention == "flash" else 2 * width * config.sequence_length * config.heads / split.tensor
+    )
     return max(hidden, written) + (6 if copies else 2) * width * config.width
 
 
@@ -230,11 +232,16 @@ def ways(job: Job) -> int:
     return job.layout.shard * job.layout.context
 
 
-def each(stack: Stack, zero: int, ranks: int) -> tuple[float, float, float, float]:
+def each(framework: Framework, zero: int, ranks: int) -> tuple[float, float, float, float]:
     """Bytes for each parameter of a device's part: of weights, master copies, gradients and moments, in ZeRO's stages 0 to 3
     over so many ranks (Rajbhandari et al. 2020, figure 1)."""
     one, two, three = (ranks if zero >= stage else 1 for stage in (1, 2, 3))
-    return stack.weight_bytes / three, stack.master_bytes / one, stack.gradient_bytes / two, stack.moment_bytes / one
+    return (
+        framework.weight_bytes / three,
+        framework.master_bytes / one,
+        framework.gradient_bytes / two,
+        framework.moment_bytes / one,
+    )
 
 
 @lru_cache(maxsize=16384)
@@ -249,30 +256,30 @@ def held(config: ModelConfig, part: PipelinePart, tensor: int) -> PartParameters
 
 def state(job: Job, part: PipelinePart) -> StateBytes:
     """What a place of the pipeline holds between and during the passes of a step."""
-    stack, layout = job.stack, job.layout
+    framework, layout = job.framework, job.layout
     own = held(job.model, part, layout.tensor)
     n = ways(job)
     wide = job.precision in ("fp32", "tf32")
-    if stack.fully_sharded:
+    if framework.fully_sharded:
         return _fully_sharded(job, own, n if layout.zero else 1, 4 if wide else 2)
-    stack = _wide(stack) if wide else stack
-    weight, master, gradient, moment = each(stack, layout.zero, n)
+    framework = _wide(framework) if wide else framework
+    weight, master, gradient, moment = each(framework, layout.zero, n)
     everything = own.all
-    buffers = stack.bucket_bytes
+    buffers = framework.bucket_bytes
     fresh = everything if layout.zero < 2 else 2 * own.block
-    buffers += stack.fresh_bytes * fresh + stack.copy_bytes * everything * (layout.data > 1)
-    buffers += stack.step_bytes * everything / (n if layout.zero else 1)
+    buffers += framework.fresh_bytes * fresh + framework.copy_bytes * everything * (layout.data > 1)
+    buffers += framework.step_bytes * everything / (n if layout.zero else 1)
     if layout.zero == 3 and n > 1:
-        buffers += stack.weight_bytes * (2 * own.block + own.root)
-    if stack.scratch_gradients and not wide:
+        buffers += framework.weight_bytes * (2 * own.block + own.root)
+    if framework.scratch_gradients and not wide:
         buffers += 2.0 * scratch(job.model, part, layout.tensor)
     return StateBytes(weight * everything, master * everything, gradient * everything, moment * everything, buffers)
 
 
 @lru_cache(maxsize=64)
-def _wide(stack: Stack) -> Stack:
+def _wide(framework: Framework) -> Framework:
     """The same program in fp32: the weights are their own master copies."""
-    return replace(stack, weight_bytes=4.0, master_bytes=0.0, gradient_bytes=4.0, fresh_bytes=0.0)
+    return replace(framework, weight_bytes=4.0, master_bytes=0.0, gradient_bytes=4.0, fresh_bytes=0.0)
 
 
 def scratch(config: ModelConfig, part: PipelinePart, tensor: int) -> float:
@@ -291,7 +298,7 @@ def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> StateB
     of blocks; else, and in a pipeline (whose micro-batches would gather again and again), they stay. Gradients are whole, in
     fp32, until the last micro-batch of a step where there are several.
     """
-    stack, layout = job.stack, job.layout
+    framework, layout = job.framework, job.layout
     # In one round of an interleaved schedule a stage has all its backward passes before the device's next one begins.
     one_round = layout.schedule == "interleaved" and job.micro_batches <= layout.pipeline
     at_once = own.all / stages_each(layout) if one_round else own.all
@@ -300,12 +307,12 @@ def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> StateB
     if n > 1:
         whole = own.all if layout.zero < 3 or layout.pipeline > 1 else own.root + min(2, own.blocks) * own.block
         buffers = narrow * whole
-        fresh = narrow * (own.block + own.root / 2) + stack.gradient_bytes * own.block
-        buffers += max(fresh, stack.gradient_bytes * several)
+        fresh = narrow * (own.block + own.root / 2) + framework.gradient_bytes * own.block
+        buffers += max(fresh, framework.gradient_bytes * several)
     return StateBytes(
-        weights=stack.weight_bytes * own.all / n,
-        master=stack.master_bytes * own.all / n,
-        gradients=stack.gradient_bytes * own.all / n,
-        moments=stack.moment_bytes * own.all / n,
+        weights=framework.weight_bytes * own.all / n,
+        master=framework.master_bytes * own.all / n,
+        gradients=framework.gradient_bytes * own.all / n,
+        moments=framework.moment_bytes * own.all / n,
         buffers=buffers,
     )

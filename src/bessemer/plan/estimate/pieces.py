@@ -8,8 +8,8 @@ from functools import lru_cache
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute
 from bessemer.plan.estimate.compute import WorkSeconds
+from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Physics
-from bessemer.plan.estimate.stacks import Stack
 
 CONTEXT_OVERLAP = (
     0.5  # ring attention sends the next keys while it computes; a gather or an exchange has nothing beside it
@@ -58,61 +58,61 @@ def of(job: Job, how: Physics) -> Pieces:
     piped = layout.pipeline > 1 and not collectives.is_near(job.cluster, layout.tensor * layout.context * layout.data)
     return _pieces(
         job.model, layout.tensor, layout.context, layout.micro_batch, layout.sequence_parallel, layout.recompute, layout.zero,
-        layout.shard, piped, job.precision, job.cluster, job.stack, how,
+        layout.shard, piped, job.precision, job.cluster, job.framework, how,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=16_384)
 def _pieces(
     model: ModelConfig, tensor: int, context: int, micro_batch: int, sequence_parallel: bool, recompute: str, zero: int,
-    shard: int, piped: bool, precision: str, cluster: ClusterSpec, stack: Stack, how: Physics,
+    shard: int, piped: bool, precision: str, cluster: ClusterSpec, framework: Framework, how: Physics,
 ) -> Pieces:  # fmt: skip
     """Everything that does not depend on the pipeline and the number of micro-batches."""
     device = cluster.device
-    block = compute.block(model, tensor, context, micro_batch, sequence_parallel, precision, device, stack, how)
+    block = compute.block(model, tensor, context, micro_batch, sequence_parallel, precision, device, framework, how)
     again = WorkSeconds()
     if recompute == "full":
-        again = block.needed if stack.early_stop else block.forward
+        again = block.needed if framework.early_stop else block.forward
     elif recompute == "selective":
-        again = block.scores if stack.selective == "attention" else block.products_again
-    added = stack.accumulate * model.block_matrix_parameters / tensor / (device.bandwidth * how.bandwidth)
+        again = block.scores if framework.selective == "attention" else block.products_again
+    added = framework.accumulate * model.block_matrix_parameters / tensor / (device.bandwidth * how.bandwidth)
     backward = block.backward + again + WorkSeconds(elementwise=added)
     tokens = micro_batch * model.sequence_length // context
     wide = 1.0 * compute.BYTES[precision] * tokens * model.width
     # With sequence parallelism an all-reduce is a gather and a scatter; what is gathered travels in 8 bits if it is cast before.
-    narrow = precision == "fp8" and stack.fp8 == "tensor" and sequence_parallel
+    narrow = precision == "fp8" and framework.fp8 == "tensor" and sequence_parallel
     gathers = 1 / 3 if narrow else 0.5  # of the tensor communication
-    pairs = 1 if stack.parallel_block else 2
+    pairs = 1 if framework.parallel_block else 2
     near = collectives.of(cluster, tensor, 1, how)
     joined = collectives.reduce(near, wide * (0.75 if narrow else 1.0))
     each = joined * pairs
-    repeated = _tensor_again(stack, recompute, sequence_parallel, gathers)
+    repeated = _tensor_again(framework, recompute, sequence_parallel, gathers)
     each_again = repeated * each
-    hides, hides_back = _hidden(precision, stack, gathers)
-    if stack.copies and sequence_parallel and tensor > 1 and micro_batch > 1:
+    hides, hides_back = _hidden(precision, framework, gathers)
+    if framework.copies and sequence_parallel and tensor > 1 and micro_batch > 1:
         # Read and written; what is paired with a product is produced where it belongs.
         moved = 2 * pairs * wide * (1.5 if narrow else 2.0) / (device.bandwidth * how.bandwidth)
-        left, left_back = (1 - hides, 1 - hides_back) if stack.tensor_overlap else (1.0, 1.0)
+        left, left_back = (1 - hides, 1 - hides_back) if framework.tensor_overlap else (1.0, 1.0)
         block = replace(block, forward=block.forward + WorkSeconds(elementwise=moved * left))
         backward += WorkSeconds(elementwise=moved * (left_back + repeated * left))
-    turn, turn_back = _context(model, tensor, context, tokens, precision, cluster, stack, how)
-    gathered, scattered = _shard(model, tensor, context, zero, shard, cluster, stack, how)
-    shards_back = gathered * (2 if stack.regathers and recompute == "full" else 1) + scattered
+    turn, turn_back = _context(model, tensor, context, tokens, precision, cluster, framework, how)
+    gathered, scattered = _shard(model, tensor, context, zero, shard, cluster, framework, how)
+    shards_back = gathered * (2 if framework.regathers and recompute == "full" else 1) + scattered
     turn_all_back = turn_back + (turn if recompute == "full" else 0.0)
-    tangled = stack.tangled[0] * tensor ** stack.tangled[1] if piped and tensor > 1 else 0.0
-    stalled = tangled + stack.across * (near.nodes - 1)
+    tangled = framework.tangled[0] * tensor ** framework.tangled[1] if piped and tensor > 1 else 0.0
+    stalled = tangled + framework.across * (near.nodes - 1)
     ways = []
     for work, tensors, hidden, turns, shards in (
         (block.forward, each, hides * each, turn, gathered),
         (backward, each + each_again, hides_back * each + hides * each_again, turn_all_back, shards_back),
     ):
         busy = work.seconds
-        host = max((work.kernels * stack.launch + stalled) * how.launch - busy - tensors, 0.0)
-        tensors -= stack.tensor_overlap * min(hidden, busy)
-        turns -= (CONTEXT_OVERLAP if stack.context == "ring" else 0.0) * min(turns, work.attention)
-        shards -= stack.data_overlap * min(shards, busy + tensors + host)
+        host = max((work.kernels * framework.launch + stalled) * how.launch - busy - tensors, 0.0)
+        tensors -= framework.tensor_overlap * min(hidden, busy)
+        turns -= (CONTEXT_OVERLAP if framework.context == "ring" else 0.0) * min(turns, work.attention)
+        shards -= framework.data_overlap * min(shards, busy + tensors + host)
         ways.append((busy, host, tensors, turns, shards))
-    head_forward, head_backward = compute.head(model, tensor, context, micro_batch, precision, device, stack, how)
+    head_forward, head_backward = compute.head(model, tensor, context, micro_batch, precision, device, framework, how)
     one, two = ways
     head_whole = head_forward.seconds + head_backward.seconds + 2 * joined
     return Pieces(
@@ -132,7 +132,7 @@ def _pieces(
     )
 
 
-def _tensor_again(stack: Stack, recompute: str, sequence_parallel: bool, gathers: float) -> float:
+def _tensor_again(framework: Framework, recompute: str, sequence_parallel: bool, gathers: float) -> float:
     """Share of a block's forward tensor communication that recompute does again. gathers: the share of the gathers.
 
     Full: all, or, where it stops early, all but the last sum. Every second product: with sequence parallelism the gathers, which
@@ -140,42 +140,43 @@ def _tensor_again(stack: Stack, recompute: str, sequence_parallel: bool, gathers
     """
     if recompute == "full":
         last = (1 - gathers) / 2 if sequence_parallel else 0.5
-        return 1.0 - (last if stack.early_stop else 0.0)
-    return gathers if recompute == "selective" and stack.selective == "products" and sequence_parallel else 0.0
+        return 1.0 - (last if framework.early_stop else 0.0)
+    return gathers if recompute == "selective" and framework.selective == "products" and sequence_parallel else 0.0
 
 
-def _hidden(precision: str, stack: Stack, gathers: float) -> tuple[float, float]:
+def _hidden(precision: str, framework: Framework, gathers: float) -> tuple[float, float]:
     """Shares of a block's tensor communication, forward and backward, that are paired with a product. gathers: their share.
 
     PyTorch's micro-pipelining (torch/_inductor/fx_passes/micro_pipeline_tp.py) pairs a gather with the products that read it, but
     none that have a scale for each row (pytorch issue 149990), and a scatter with the one product that it sums: backward, where
     queries', keys' and values' products (or both of a gated MLP) are added first, there is none.
     """
-    if stack.paired == "all":
+    if framework.paired == "all":
         return 1.0, 1.0
-    found = 0.0 if precision == "fp8" and stack.fp8 == "row" else gathers
+    found = 0.0 if precision == "fp8" and framework.fp8 == "row" else gathers
     return found + 1 - gathers, found
 
 
 def _context(
-    model: ModelConfig, tensor: int, context: int, tokens: int, precision: str, cluster: ClusterSpec, stack: Stack, how: Physics
+    model: ModelConfig, tensor: int, context: int, tokens: int, precision: str, cluster: ClusterSpec,
+    framework: Framework, how: Physics,
 ) -> tuple[float, float]:  # fmt: skip
     """Seconds of attention's communication among context ranks in a block, forward and backward."""
     if context == 1:
         return 0.0, 0.0
     around = collectives.of(cluster, context, tensor, how)
     size, kv_heads = compute.BYTES[precision], max(model.kv_heads // tensor, 1)
-    if stack.context == "exchange":  # queries, keys, values and the output, each way
+    if framework.context == "exchange":  # queries, keys, values and the output, each way
         turn = collectives.gather(around, 2.0 * size * tokens * (model.heads // tensor + kv_heads) * model.head_dim)
         return turn, turn
-    if stack.repeats_keys:
+    if framework.repeats_keys:
         kv_heads = max(model.heads // tensor, 1)
     turn = collectives.gather(around, 2.0 * size * tokens * context * kv_heads * model.head_dim)
     return turn, 2 * turn  # keys and values again, and their gradients back
 
 
 def _shard(
-    model: ModelConfig, tensor: int, context: int, zero: int, shard: int, cluster: ClusterSpec, stack: Stack, how: Physics
+    model: ModelConfig, tensor: int, context: int, zero: int, shard: int, cluster: ClusterSpec, framework: Framework, how: Physics
 ) -> tuple[float, float]:  # fmt: skip
     """Seconds in which a block's weights are gathered for a pass and its gradients scattered, for a micro-batch.
 
@@ -185,13 +186,15 @@ def _shard(
         return 0.0, 0.0
     spread = collectives.of(cluster, shard * context, tensor, how)
     weights = model.block_matrix_parameters / tensor
-    parts = spread.size * stack.listed
+    parts = spread.size * framework.listed
     gathered = scattered = 0.0
     if zero == 3:
-        gathered = collectives.gather(spread, weights * stack.gather_bytes, stack.gathers) + stack.gathers * parts
-    if stack.scatter == "micro-batch":
+        gathered = (
+            collectives.gather(spread, weights * framework.gather_bytes, framework.gathers) + framework.gathers * parts
+        )
+    if framework.scatter == "micro-batch":
         scattered = (
-            collectives.summed(spread, weights * stack.reduce_bytes, stack.scatters, stack.sums)
-            + stack.scatters * parts
+            collectives.summed(spread, weights * framework.reduce_bytes, framework.scatters, framework.sums)
+            + framework.scatters * parts
         )
     return gathered, scattered

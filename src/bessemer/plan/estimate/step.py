@@ -1,9 +1,9 @@
 """What a training step of a job takes, in seconds, part by part.
 
 A block's computation is bound by the device or by the host, whichever is slower; what is sent beside it hides behind it as
-far as the stack lets it; the pipeline's schedule puts micro-batches together; gradients, the optimizer and what a step does
+far as the framework lets it; the pipeline's schedule puts micro-batches together; gradients, the optimizer and what a step does
 once come last. Sources stand where the formulas are: compute.py, pieces.py, collectives.py, plan/timetable.py; constants
-in physics.py and stacks.py.
+in physics.py and frameworks.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from bessemer.layout.schedules import stages_each
 from bessemer.layout.stages import stages_of
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute, pieces
+from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics
-from bessemer.plan.estimate.stacks import Stack
 from bessemer.plan.timetable import passage
 
 
@@ -72,12 +72,12 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     if refusal is not None:
         raise InputError(refusal)
     how = physics or PHYSICS
-    layout, stack, m = job.layout, job.stack, job.micro_batches
+    layout, framework, m = job.layout, job.framework, job.micro_batches
     ranks, virtual = layout.pipeline, layout.virtual
     piece = pieces.of(job, how)
-    cut = _cut(job.model.layers, ranks * virtual, piece.head_in_blocks if stack.balanced else 0.0)
+    cut = _cut(job.model.layers, ranks * virtual, piece.head_in_blocks if framework.balanced else 0.0)
     # A stage that is not overlapped waits for what it receives, once forward and once backward.
-    exposed = _send(job, how) * (1.0 - stack.pipeline_overlap)
+    exposed = _send(job, how) * (1.0 - framework.pipeline_overlap)
     forward = [layers * piece.forward + exposed for layers in cut]
     backward = [layers * piece.backward + exposed for layers in cut]
     forward[0] += piece.embedding.seconds / 3
@@ -96,7 +96,7 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     data = exchange_seconds(job, cut, sum(backward) / ranks, how)
     optimizer = optimizer_seconds(job, cut, how)
     seconds = alone * slower + data + optimizer
-    flops, hardware = _flops(job.model), _flops(job.model) + _recomputed(job.model, layout.recompute, stack)
+    flops, hardware = _flops(job.model), _flops(job.model) + _recomputed(job.model, layout.recompute, framework)
     peak = job.cluster.device.peak(job.precision) * devices * seconds / job.tokens
     return Step(
         seconds=seconds,
@@ -156,8 +156,8 @@ def refuse(job: Job) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _cut(layers: int, stages: int, head: float) -> tuple[int, ...]:
-    """Blocks of each stage: alike, or, where the stack cuts by cost, the last stage with fewer for the head's sake (head: what it
-    weighs in blocks), so that the slowest stage is as fast as can be. What stage_cut.balanced finds, for blocks alike."""
+    """Blocks of each stage: alike, or, where the framework cuts by cost, the last stage with fewer for the head's sake (head:
+    what it weighs in blocks), so that the slowest stage is as fast as can be. What stage_cut.balanced finds, for blocks alike."""
     if head <= 0 or stages == 1:
         return _even(layers, stages)
 
@@ -192,16 +192,16 @@ def _flops(model: ModelConfig) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _recomputed(model: ModelConfig, recompute: str, stack: Stack) -> float:
+def _recomputed(model: ModelConfig, recompute: str, framework: Framework) -> float:
     """FLOPs of a token that recompute adds."""
     if recompute == "none":
         return 0.0
     scores = 4.0 * model.heads * model.head_dim * sum(tokens_seen(model, layer) for layer in range(model.layers))
     matrices = 2.0 * model.layers * model.block_matrix_parameters
     if recompute == "full":
-        stops = stack.early_stop and model.norm_position == "input"
+        stops = framework.early_stop and model.norm_position == "input"
         return matrices + scores - (2.0 * model.layers * model.width * model.mlp_width if stops else 0.0)
-    return scores if stack.selective == "attention" else matrices / 2
+    return scores if framework.selective == "attention" else matrices / 2
 
 
 def fullest(job: Job, cut: tuple[int, ...]) -> float:
@@ -226,22 +226,22 @@ def exchange_seconds(job: Job, cut: tuple[int, ...], last: float, how: Physics) 
 
     last: seconds of one micro-batch's backward pass on a rank, beside which they travel. Where sharded gradients go for each
     micro-batch (`pieces`) only the replicas' all-reduce of a part is left. Else one all-reduce, or a scatter (or, by the
-    stack's habit, an all-reduce) and a gather (ZeRO-1, 2), of all gradients.
+    framework's habit, an all-reduce) and a gather (ZeRO-1, 2), of all gradients.
     """
-    layout, stack = job.layout, job.stack
+    layout, framework = job.layout, job.framework
     parameters = fullest(job, cut)
-    calls = max(parameters / stack.bucket, 1.0) if stack.bucket else 1.0
+    calls = max(parameters / framework.bucket, 1.0) if framework.bucket else 1.0
     inside, sharded = layout.tensor * layout.context, layout.zero >= 1 and layout.shard > 1
     # Context ranks hold the same weights: their gradients are summed with those of the data ranks.
     group = layout.shard if sharded else layout.data
     ranks = collectives.of(job.cluster, group * layout.context, layout.tensor, how)
-    gradients, weights = parameters * stack.reduce_bytes, parameters * stack.gather_bytes
+    gradients, weights = parameters * framework.reduce_bytes, parameters * framework.gather_bytes
     total = 0.0
     if not sharded:
         total = collectives.reduce(ranks, gradients, calls)
     else:
-        if layout.zero == 1 or stack.scatter == "step":
-            total += collectives.summed(ranks, gradients, calls, stack.sums)
+        if layout.zero == 1 or framework.scatter == "step":
+            total += collectives.summed(ranks, gradients, calls, framework.sums)
         if layout.zero < 3:
             total += collectives.gather(ranks, weights, calls)
         copies = collectives.of(job.cluster, layout.replicate, inside * layout.shard, how)
@@ -249,9 +249,9 @@ def exchange_seconds(job: Job, cut: tuple[int, ...], last: float, how: Physics) 
     # Beside the last backward pass, and the next forward for the weights: half as much again. With interleaving a rank's last
     # stage is done while its other stages still have a group of p micro-batches before them.
     beside = 1.5 * last * (layout.pipeline * (1 - 1 / layout.virtual) if layout.virtual > 1 else 1.0)
-    overlap = stack.data_overlap
-    if sharded and layout.zero == 1 and stack.sharded_overlap is not None:
-        overlap = stack.sharded_overlap
+    overlap = framework.data_overlap
+    if sharded and layout.zero == 1 and framework.sharded_overlap is not None:
+        overlap = framework.sharded_overlap
     return total - overlap * min(total, beside)
 
 
@@ -261,10 +261,14 @@ def optimizer_seconds(job: Job, cut: tuple[int, ...], how: Physics) -> float:
     Read: gradient, master weight, two moments; written: the last three and the weight. Gradients besides: read for the norm,
     both ways for the clip, and set to nothing.
     """
-    layout, stack = job.layout, job.stack
+    layout, framework = job.layout, job.framework
     share = layout.shard if layout.zero >= 1 else 1
     held = fullest(job, cut)
-    wide = stack.master_bytes or stack.weight_bytes
-    state = 2 * (stack.moment_bytes + wide) + stack.gradient_bytes + (stack.weight_bytes if stack.master_bytes else 0.0)
-    gradients = held / (share if layout.zero >= 2 else 1) * stack.gradient_bytes * 4
+    wide = framework.master_bytes or framework.weight_bytes
+    state = (
+        2 * (framework.moment_bytes + wide)
+        + framework.gradient_bytes
+        + (framework.weight_bytes if framework.master_bytes else 0.0)
+    )
+    gradients = held / (share if layout.zero >= 2 else 1) * framework.gradient_bytes * 4
     return (held / share * state + gradients) / (job.cluster.device.bandwidth * how.bandwidth) + how.step

@@ -1,4 +1,4 @@
-"""Framework profiles: what differs between training programs in memory and time. The programs stand in stacks.toml."""
+"""Framework profiles: what differs between training programs in memory and time. The programs stand in frameworks.toml."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Cut = Literal["balanced", "even", "ceiling", "middle", "cumulative", "ends"]
 
 
 @dataclass(frozen=True)
-class Stack:
+class Framework:
     """The profile of a training program.
 
     weight_bytes: of the weights that the products read; master_bytes: of a second, wider copy that the optimizer keeps (0: the
@@ -128,26 +128,26 @@ class Stack:
     slack: float = 0.05
 
 
-def _read() -> dict[str, Stack]:
-    """The programs of stacks.toml by name."""
-    text = resources.files(__package__).joinpath("stacks.toml").read_text(encoding="utf-8")
-    stacks: dict[str, Stack] = {}
+def _read() -> dict[str, Framework]:
+    """The programs of frameworks.toml by name."""
+    text = resources.files(__package__).joinpath("frameworks.toml").read_text(encoding="utf-8")
+    frameworks: dict[str, Framework] = {}
     for name, keys in tomllib.loads(text).items():
-        like = stacks[keys.pop("like")] if "like" in keys else Stack(name)
+        like = frameworks[keys.pop("like")] if "like" in keys else Framework(name)
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()
         }
-        stacks[name] = replace(like, name=name, **values)
-    return stacks
+        frameworks[name] = replace(like, name=name, **values)
+    return frameworks
 
 
-STACKS = _read()
+FRAMEWORKS = _read()
 
 
-def find(name: str) -> Stack:
-    """A stack by name. Raises InputError with the nearest names."""
-    if name not in STACKS:
-        near = difflib.get_close_matches(name.lower(), list(STACKS), n=2, cutoff=0.4)
+def find(name: str) -> Framework:
+    """A framework by name. Raises InputError with the nearest names."""
+    if name not in FRAMEWORKS:
+        near = difflib.get_close_matches(name.lower(), list(FRAMEWORKS), n=2, cutoff=0.4)
         meant = f"did you mean {' or '.join(near)}? " if near else ""
-        raise InputError(f"stack {name!r}: not known; {meant}There are {', '.join(STACKS)}")
-    return STACKS[name]
+        raise InputError(f"framework {name!r}: not known; {meant}There are {', '.join(FRAMEWORKS)}")
+    return FRAMEWORKS[name]
