@@ -128,7 +128,7 @@ def test_programs_without_sequence_parallelism_are_planned_without_it() -> None:
     recipe = parse(
         '[model]\nfamily = "gpt2"\nlayers = 60\nwidth = 10240\nheads = 80\nvocabulary = 51200\n[tokens]\nsequence_length = 2048\n'
         '[train]\nglobal_batch_tokens = 3670016\nmicro_batch = 1\nprecision = "fp16"\nrecompute = "full"\ntokens = 300000000000\n'
-        '[parallel]\nreplicate = 32\ntensor = 8\npipeline = 4\n[cluster]\ndevice = "A100 80GB"\nstack = "megatron-lm-2021"\n',
+        '[parallel]\nreplicate = 32\ntensor = 8\npipeline = 4\n[cluster]\ndevice = "A100 80GB"\nframework = "megatron-lm-2021"\n',
         "sc21",
         name="sc21",
     )
