@@ -24,7 +24,7 @@ minhash = false
 vocabulary = 300
 [tokens]
 sequence_length = 32
-held_out = 0.2
+held_out = 0.05
 [model]
 depth = 1
 [train]
