@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import random
@@ -160,6 +161,13 @@ def runs(prepared: Path, tmp_path: Path) -> Path:
 def recipe_file(prepared: Path) -> Path:
     """The small recipe's file."""
     return prepared / "small.toml"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """What the modules before have loaded is not looked through again by each collection of garbage, of which a training makes
+    several."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

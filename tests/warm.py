@@ -226,7 +226,8 @@ def _can_fork(environment: dict[str, str], own: dict[str, str]) -> bool:
     for name in {*environment, *own}:
         if name.startswith(READ_AT_START) and not name.startswith(FREE) and environment.get(name) != own.get(name):
             return False
-    return True
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    return not any(os.path.exists(os.path.join(path, "sitecustomize.py")) for path in paths if path)
 
 
 def _end(number: int, poll: Any, clients: dict[int, Any]) -> None:

@@ -58,35 +58,41 @@ def test_a_profile_says_what_communication_nothing_was_computed_beside(made: Pat
     assert found["seconds"]["communication"] > 0
 
 
-def test_a_killed_process_costs_nothing(made: Path) -> None:
-    straight, killed = another(made, "straight"), another(made, "killed")
-    layout = "--set", "parallel.shard=2", "--set", "checkpoint.asynchronous=true"
-    assert bessemer("train", *straight, *layout).returncode == 0
+LAYOUT = "--set", "parallel.shard=2", "--set", "checkpoint.asynchronous=true"
+
+
+@pytest.fixture(scope="session")
+def straight(made: Path) -> str:
+    """The name of a run in LAYOUT that nothing stopped."""
+    assert bessemer("train", *another(made, "straight"), *LAYOUT).returncode == 0
+    return "straight"
+
+
+def test_a_killed_process_costs_nothing(made: Path, straight: str) -> None:
+    killed = another(made, "killed")
     run = made.parent / "runs" / "killed"
-    with subprocess.Popen(command("train", *killed, *layout), stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command("train", *killed, *LAYOUT), stderr=subprocess.PIPE, text=True) as process:
         wait_for_step(run, 5)
         os.kill(int((run / ".training" / "rank-1.pid").read_text()), signal.SIGKILL)
         _, said = process.communicate(timeout=240)
         assert process.returncode == 0, said
-    assert losses(made, "killed") == losses(made, "straight")
-    assert facts(made, "killed")["weights"] == facts(made, "straight")["weights"]
+    assert losses(made, "killed") == losses(made, straight)
+    assert facts(made, "killed")["weights"] == facts(made, straight)["weights"]
 
 
-def test_a_stop_saves_and_the_same_command_goes_on(made: Path) -> None:
-    straight, stopped = another(made, "whole"), another(made, "stopped")
-    layout = "--set", "parallel.replicate=2"
-    assert bessemer("train", *straight, *layout).returncode == 0
+def test_a_stop_saves_and_the_same_command_goes_on(made: Path, straight: str) -> None:
+    stopped = another(made, "stopped")
     run = made.parent / "runs" / "stopped"
-    with subprocess.Popen(command("train", *stopped, *layout), stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command("train", *stopped, *LAYOUT), stderr=subprocess.PIPE, text=True) as process:
         wait_for_step(run, 2)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=240)
         assert process.returncode == 75, said
         assert "everything is saved" in said
         assert "stopped by SIGTERM" in said, "the signal that the command received, not the one it passes on"
-    assert bessemer("train", *stopped, *layout).returncode == 0
-    assert losses(made, "stopped") == losses(made, "whole")
-    assert facts(made, "stopped")["weights"] == facts(made, "whole")["weights"]
+    assert bessemer("train", *stopped, *LAYOUT).returncode == 0
+    assert losses(made, "stopped") == losses(made, straight)
+    assert facts(made, "stopped")["weights"] == facts(made, straight)["weights"]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +118,7 @@ def test_the_documented_command_for_two_processes_runs_with_what_is_derived(made
     small = made.parent / "four.toml"
     text = (
         made.read_text()
-        .replace("micro_batch = 1\n", "")
+        .replace("micro_batch = 2\n", "")
         .replace("global_batch_tokens = 256", "global_batch_tokens = 128")
     )
     small.write_text(text.replace("steps = 12", "steps = 2"))

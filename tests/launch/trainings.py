@@ -30,7 +30,7 @@ depth = 1
 [train]
 steps = 12
 global_batch_tokens = 256
-micro_batch = 1
+micro_batch = 2
 log_every = 1
 [checkpoint]
 every = 4

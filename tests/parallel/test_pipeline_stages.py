@@ -272,7 +272,9 @@ def test_two_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any
     check(cases, 2)
 
 
-@BOTH
+@pytest.mark.parametrize(
+    "schedules", [WHOLE, pytest.param(IN_TWO, marks=[NEEDS_213, pytest.mark.long])], ids=["whole", "in-two"]
+)
 def test_four_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any, ...]) -> None:
     """A pipeline of four; two pipelines that share their weights (FSDP2)."""
     wide, cases = torch.float64, []
