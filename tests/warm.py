@@ -5,7 +5,8 @@ environment, folder and open files on to a server, which forks; the fork then ru
 codes and ends by a signal go both ways, and who kills the small program kills the fork. What a fork cannot do as a new interpreter
 would (other flags, variables that libraries read when they are loaded) is run by the real one.
 
-    python -m tests.warm SOCKET      the server, which a test session starts and ends
+    python -m tests.warm SOCKET bessemer     the server, which a test session starts and ends; by the last word, which forks
+                                             inherit, the launcher knows its processes
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class Warm:
         paths = [str(Path(__file__).parent.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         self.process = subprocess.Popen(
-            [self.real, "-m", "tests.warm", str(listener.fileno())], env=environment, pass_fds=[listener.fileno()],
+            [self.real, "-m", "tests.warm", str(listener.fileno()), "bessemer"], env=environment, pass_fds=[listener.fileno()],
             stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         listener.close()

@@ -58,7 +58,8 @@ def test_a_profile_says_what_communication_nothing_was_computed_beside(made: Pat
     assert found["seconds"]["communication"] > 0
 
 
-LAYOUT = "--set", "parallel.shard=2", "--set", "checkpoint.asynchronous=true"
+# Enough steps to be stopped in their middle.
+LAYOUT = "--set", "parallel.shard=2", "--set", "checkpoint.asynchronous=true", "--set", "train.steps=40"
 
 
 @pytest.fixture(scope="session")
