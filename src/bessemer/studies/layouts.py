@@ -145,7 +145,7 @@ def _train(folder: Path, name: str, world: int, missing: list[str]) -> str | Non
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
     started = []
-    command = [sys.executable, "-W", "ignore", "-m", "bessemer.studies.layouts_training", str(folder), name, *missing]
+    command = [sys.executable, "-m", "bessemer.studies.layouts_training", str(folder), name, *missing]
     common = {
         **os.environ, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000", "CUDA_VISIBLE_DEVICES": "",
         "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),

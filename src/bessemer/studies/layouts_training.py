@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -158,6 +159,7 @@ def train(
 
 def main() -> None:
     """As the module says."""
+    warnings.simplefilter("ignore")
     folder, name = Path(sys.argv[1]), sys.argv[2]
     given = read_json(folder / "settings.json")
     sizes, layout = CertificateRun(**given["settings"]), Parallel(**given["layouts"][name])
