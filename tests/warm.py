@@ -36,7 +36,10 @@ LOADED = (
     "torch.nn.parallel", "torch.distributed.checkpoint", "numpy", "pyarrow", "pyarrow.parquet", "tokenizers", "transformers", "numba",
     "bessemer.cli", "bessemer.stages", "bessemer.preflight", "bessemer.longer", "bessemer.train.loop", "bessemer.train.session",
     "bessemer.train.start", "bessemer.corpus.pipeline", "bessemer.corpus.worker", "bessemer.tokens.build", "bessemer.launch.start",
-    "bessemer.launch.member", "bessemer.evaluate.final", "bessemer.report.page", "rich.console", "rich.progress",
+    "bessemer.launch.member", "bessemer.evaluate.final", "bessemer.report.page", "bessemer.corpus.publish", "bessemer.train.exported",
+    "bessemer.corpus.dedup.kernels", "rich.console", "rich.progress", "pandas", "scipy.linalg", "numba.np.arraymath",
+    "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
+    "transformers.models.qwen3.modeling_qwen3",
 )  # fmt: skip
 READ_AT_START = (
     "HF_",
@@ -171,7 +174,8 @@ def serve(listener: socket.socket) -> None:
     own = dict(os.environ)
     for name in LOADED:
         importlib.import_module(name)
-    importlib.import_module("bessemer.derived").PROBE_SECONDS = 0.0  # type: ignore[attr-defined]
+    importlib.import_module("tests.quick").measure_little()
+    importlib.import_module("numba.core.registry").cpu_target.target_context.refresh()
     gc.collect()
     gc.freeze()
     set_by_imports = {name: value for name, value in os.environ.items() if own.get(name) != value}

@@ -1,0 +1,13 @@
+"""What a run measures of its machine, made short: tests do not depend on how fast it is."""
+
+from __future__ import annotations
+
+
+def measure_little() -> None:
+    """In this process, and those forked from it."""
+    from bessemer import derived
+    from bessemer.train import device, measure
+
+    derived.PROBE_SECONDS = 0.0
+    measure.MAX_STEPS, measure.WARMUP_STEPS = 6, 1
+    device.CPU_MATMUL_EDGES = (256,)
