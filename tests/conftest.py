@@ -47,7 +47,7 @@ vocabulary = 400
 
 [tokens]
 sequence_length = 32
-held_out = 0.2
+held_out = 0.1
 
 [model]
 layers = 2

@@ -197,7 +197,7 @@ def test_a_killed_run_keeps_to_its_minutes(trained: Any) -> None:
 
 
 def test_a_run_on_time_and_one_that_is_given_steps_are_left_alone(trained: Any) -> None:
-    on_time = RunFolder(trained("on-time", PLANNED, between=PLANNED))
+    on_time = RunFolder(trained("on-time", PLANNED, "checkpoint.every=40", between=PLANNED))
     assert abs((load(on_time.recipe).train.steps or 0) - json.loads(on_time.plan.read_text())["steps"]) <= 6
     given = load(RunFolder(trained("given", 0.1, "train.steps=30")).recipe).train
     assert given.steps == 30 and given.revised == ()

@@ -87,7 +87,7 @@ LAYOUTS = [
 NAMES = ["ddp2", "zero1", "zero3", "hsdp", "tp2", "cp2", "pp2", "fsdp2 tp2", "fsdp2 pp2"]
 
 
-@pytest.mark.parametrize("layout", long_but(LAYOUTS, LAYOUTS[3], LAYOUTS[6]), ids=NAMES)
+@pytest.mark.parametrize("layout", long_but(LAYOUTS, LAYOUTS[6]), ids=NAMES)
 def test_a_simulated_process_holds_what_a_real_one_does(layout: Parallel) -> None:
     recipe = recipe_of(layout)
     config = config_of(recipe, VOCABULARY, 0)
@@ -104,7 +104,7 @@ def test_a_simulated_process_holds_what_a_real_one_does(layout: Parallel) -> Non
                 assert given[owner] == expected[owner], (moment, owner)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=NAMES)
+@pytest.mark.parametrize("layout", long_but(LAYOUTS, LAYOUTS[2], LAYOUTS[7], LAYOUTS[8]), ids=NAMES)
 def test_the_plan_agrees_with_the_simulation(layout: Parallel) -> None:
     recipe = recipe_of(layout, loss_chunk=128)
     config = config_of(recipe, VOCABULARY, 0)
