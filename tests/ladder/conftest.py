@@ -21,6 +21,7 @@ def wide_recipe(folder: Path) -> str:
         ),
         ("steps = 24\nglobal_batch_tokens = 256", "steps = 1600\nglobal_batch_tokens = 64"),
         ("micro_batch = 4\n", ""),
+        ("held_out = 0.1", "held_out = 0.2"),
         ("[evaluate]\n", "[report]\ntensorboard = false\n\n[evaluate]\nmax_tokens = 1024\n"),
     ):
         assert old in text

@@ -259,7 +259,7 @@ def test_a_run_without_bits_per_byte(prepared: Path, here: Path, capsys: pytest.
     every_kind()["bert"].save(str(here / "tokenizer.json"))
     text = (prepared / "small.toml").read_text().replace("vocabulary = 400", f'path = "{here / "tokenizer.json"}"')
     text = text.replace("[tokenizer]", '[tokenizer]\nend_of_text = "[SEP]"')
-    text = text.replace("held_out = 0.2", "held_out = 0.2\npack_short_documents = true")
+    text = text.replace("held_out = 0.1", "held_out = 0.1\npack_short_documents = true")
     (here / "bert.toml").write_text(text)
     assert run_command(["run", str(here / "bert.toml"), "--set", f'run.dir="{here / "runs"}"']) == 0
     found = json.loads((here / "runs" / "small" / "evaluation.json").read_text())
@@ -274,7 +274,7 @@ def foreign_recipe(prepared: Path, here: Path, form: str, **changes: str) -> Pat
     text = text[:start] + text[end:]
     text = text.replace("vocabulary = 400", f'path = "{changes.get("path", tokens / "tokenizer.json")}"')
     theirs = changes.get("tokenizer", str(tokens / "tokenizer.json"))
-    text = text.replace("held_out = 0.2", "held_out = 0.2\npack_short_documents = true")
+    text = text.replace("held_out = 0.1", "held_out = 0.1\npack_short_documents = true")
     text += f'\n[[tokens.sources]]\nname = "theirs"\nformat = "{form}"\npaths = ["{here / "theirs"}"]\ntokenizer = "{theirs}"\n'
     text = text.replace('name = "small"', 'name = "foreign"')
     (here / "foreign.toml").write_text(text)
