@@ -127,7 +127,9 @@ def _warm() -> Iterator[None]:
     yield
     subprocess.Popen.wait = wait  # type: ignore[method-assign]
     sys.executable = real
+    ended = warm.process.poll()
     warm.close()
+    assert ended is None, "the process to fork from had ended, and the tests started their programs slowly"
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ LOADED = (
     "bessemer.cli", "bessemer.stages", "bessemer.preflight", "bessemer.longer", "bessemer.train.loop", "bessemer.train.session",
     "bessemer.train.start", "bessemer.corpus.pipeline", "bessemer.corpus.worker", "bessemer.tokens.build", "bessemer.launch.start",
     "bessemer.launch.member", "bessemer.evaluate.final", "bessemer.report.page", "bessemer.corpus.publish", "bessemer.train.exported",
-    "bessemer.corpus.dedup.kernels", "rich.console", "rich.progress", "pandas", "scipy.linalg", "numba.np.arraymath",
+    "bessemer.corpus.dedup.kernels", "rich.console", "rich.progress", "scipy.linalg", "numba.np.arraymath",
     "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
     "transformers.models.qwen3.modeling_qwen3",
 )  # fmt: skip
@@ -107,7 +107,10 @@ raw = json.dumps(header).encode("utf-8", "surrogateescape")
 socket.send_fds(server, [len(raw).to_bytes(4, "big")], files)
 server.sendall(raw)
 answer = server.makefile("rb")
-pid = int(answer.readline() or 0)
+try:
+    pid = int(answer.readline() or 0)
+except OSError:
+    pid = 0
 if not pid:
     cold()
 def passed(number, frame):
