@@ -349,7 +349,7 @@ def test_non_finite_steps_are_skipped_and_recorded(
     assert command("train", recipe_file, "--set", f"run.dir={runs}") == 0
     incidents = read_json_lines(runs / "small" / "incidents.jsonl")
     assert [(row["step"], row["what"], row["action"]) for row in incidents] == [
-        (4, "nonfinite_step", "update skipped"), (5, "nonfinite_step", "update skipped")
+        (4, "nonfinite", "update skipped"), (5, "nonfinite", "update skipped")
     ]  # fmt: skip
     assert all(sample["documents"] for sample in incidents[0]["documents"])
     assert trained(runs / "small")[0]

@@ -20,7 +20,7 @@ import numpy as np
 from bessemer import previous
 from bessemer.checkpoint.protocol import published, verify
 from bessemer.errors import BessemerError, InputError
-from bessemer.guard import record
+from bessemer.guard.incidents import record
 from bessemer.layout.dial import SAVING_SHARE, validation_share
 from bessemer.recipe import Recipe, Schedule, Train, differences, load
 from bessemer.run import RunFolder, read_json_lines

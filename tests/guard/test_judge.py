@@ -1,29 +1,154 @@
+import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from bessemer.guard import GuardState, Verdict, cause, judge
+from bessemer.guard.detection import Alarm, History, Scale, observe
+from bessemer.guard.policy import GuardState, Verdict, judge
+from bessemer.recipe import Guard
+
+SCALE = Scale(uniform_loss=math.log(512), clip_norm=1.0)
+GUARD = Guard()
 
 
 @pytest.mark.parametrize("loss", [1.0, 0.0])
 def test_finite_steps_are_applied_and_end_a_row(loss: float) -> None:
-    assert judge(3, GuardState(2, 5), loss, 3.0) == (Verdict.APPLY, GuardState(0, 5))
+    judged = judge(GUARD, GuardState(2, 5), 9, loss, 3.0, SCALE)
+    assert (judged.verdict, judged.alarm) == (Verdict.APPLY, None)
+    assert (judged.state.skips_in_a_row, judged.state.skipped) == (0, 5)
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (1.0, math.inf), (math.inf, math.nan), (1.0, math.nan)])
 def test_non_finite_steps_are_skipped_and_the_third_in_a_row_stops(loss: float, norm: float) -> None:
-    state, verdicts = GuardState(), []
-    for _ in range(3):
-        verdict, state = judge(3, state, loss, norm)
-        verdicts.append(verdict)
-    assert verdicts == [Verdict.SKIP, Verdict.SKIP, Verdict.STOP]
+    state, verdicts, onsets = GuardState(), [], []
+    for step in (5, 6, 7):
+        judged = judge(GUARD, state, step, loss, norm, SCALE)
+        state = judged.state
+        verdicts.append(judged.verdict)
+        assert judged.alarm is not None
+        onsets.append(judged.alarm.onset)
+    assert verdicts == [Verdict.SKIP, Verdict.SKIP, Verdict.STOP] and onsets == [5, 5, 5]
     assert state == GuardState(3, 3)
 
 
 def test_the_cause_is_said_in_words() -> None:
-    assert cause(math.nan, 1.0) == "the loss is nan"
-    assert cause(2.0, math.inf) == "the gradient norm is inf at a loss of 2.0000"
+    assert judge(GUARD, GuardState(), 1, math.nan, 1.0, SCALE).alarm == Alarm("nonfinite", 1, "the loss is nan")
+    infinite = judge(GUARD, GuardState(), 1, 2.0, math.inf, SCALE).alarm
+    assert infinite is not None and infinite.cause == "the gradient norm is inf at a loss of 2.0000"
 
 
 def test_an_overflow_of_the_loss_scale_leaves_the_guard_as_it_was() -> None:
-    assert judge(3, GuardState(2, 5), 1.0, math.inf, overflow=True) == (Verdict.RESCALE, GuardState(2, 5))
+    judged = judge(GUARD, GuardState(2, 5), 1, 1.0, math.inf, SCALE, overflow=True)
+    assert (judged.verdict, judged.state, judged.alarm) == (Verdict.RESCALE, GuardState(2, 5), None)
+
+
+def curve(steps: int, seed: int = 0) -> list[tuple[float, float]]:
+    """Losses and gradient norms of a healthy run: a power law with noise."""
+    draw = np.random.default_rng(seed)
+    losses = 2.0 + 4.2 * (1 + np.arange(steps)) ** -0.4 + draw.normal(0, 0.05, steps)
+    return list(zip(losses.tolist(), np.exp(draw.normal(-0.5, 0.2, steps)).tolist(), strict=True))
+
+
+def alarms(numbers: list[tuple[float, float]], history: History | None = None) -> list[tuple[int, Alarm]]:
+    found, history = [], history or History()
+    for step, (loss, norm) in enumerate(numbers, start=1):
+        history, alarm = observe(history, step, loss, norm, SCALE)
+        if alarm is not None:
+            found.append((step, alarm))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_healthy_run_is_silent(seed: int) -> None:
+    assert alarms(curve(3000, seed)) == []
+
+
+def test_a_spike_is_one_alarm_and_stays_out_of_the_window() -> None:
+    numbers = curve(400)
+    for step in (80, 300, 301, 302):
+        loss, norm = numbers[step - 1]
+        numbers[step - 1] = (loss + 4.0, norm * 50)
+    found = alarms(numbers)
+    assert [(step, alarm.kind, alarm.lasts) for step, alarm in found] == [
+        (step, "spike", False) for step in (80, 300, 301, 302)
+    ]
+
+
+@pytest.mark.parametrize("change", [lambda loss, norm: (loss + 4.0, norm), lambda loss, norm: (loss, norm * 50)])
+def test_a_high_loss_or_a_high_gradient_alone_is_no_spike(
+    change: Callable[[float, float], tuple[float, float]],
+) -> None:
+    numbers = curve(400)
+    numbers[300] = change(*numbers[300])
+    assert alarms(numbers) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rise_of_three_percent_that_lasts_is_a_shift_within_sixteen_steps(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    losses = 3.0 * (1 + draw.normal(0, 0.01, 600))
+    losses[500:] *= 1.03
+    found = alarms([(loss, 1.0) for loss in losses.tolist()])
+    assert [alarm.kind for _, alarm in found] == ["shift"]
+    assert 500 < found[0][0] <= 516 and 499 <= found[0][1].onset <= 503
+
+
+def test_a_slow_rise_is_a_drift() -> None:
+    draw = np.random.default_rng(0)
+    losses = 3.0 * (1 + draw.normal(0, 0.05, 4000))
+    losses[1000:] *= 1 + np.minimum(np.arange(3000) / 3000, 1) * 0.08
+    found = alarms([(loss, 1.0) for loss in losses.tolist()])
+    assert found and found[0][1].kind == "drift" and found[0][1].lasts
+
+
+def test_a_learning_rate_far_too_high_is_noticed_from_the_first_steps_on() -> None:
+    losses = [6.3, 7.4, 9.0, 12.0, 14.0, 15.0, 16.0, 16.5, 16.8, 16.9, 16.9, 16.9, 16.9]
+    step, alarm = alarms([(loss, 4.0) for loss in losses])[0]
+    assert (step, alarm.kind, alarm.onset) == (9, "diverged", 2)
+
+
+def test_a_gradient_of_zero_is_noticed_after_twenty_steps() -> None:
+    numbers = [(6.3, 1.0)] * 3 + [(math.log(512), 0.0)] * 60
+    found = alarms(numbers)
+    assert [(step, alarm.kind, alarm.onset) for step, alarm in found] == [(23, "dead", 4)]
+
+
+def test_an_explosion_is_told_once_in_a_hundred_steps() -> None:
+    numbers = [(loss, 300.0) for loss, _ in curve(250)]
+    assert [(step, alarm.kind) for step, alarm in alarms(numbers)] == [
+        (1, "explosion"), (101, "explosion"), (201, "explosion"),
+    ]  # fmt: skip
+
+
+def test_the_state_survives_json_and_goes_on_alike() -> None:
+    numbers = curve(700)
+    numbers[650] = (9.0, 80.0)
+    state, whole = GuardState(), []
+    for step, (loss, norm) in enumerate(numbers, start=1):
+        if step % 100 == 0:
+            state = GuardState.from_dict(json.loads(json.dumps(state.to_dict())))
+        judged = judge(GUARD, state, step, loss, norm, SCALE)
+        state = judged.state
+        whole.append((judged.verdict, judged.alarm))
+    assert [step for step, (verdict, _) in enumerate(whole, start=1) if verdict is Verdict.SKIP] == [651]
+    assert [(step, alarm) for step, (_, alarm) in enumerate(whole, start=1) if alarm] == alarms(numbers)
+    assert GuardState.from_dict({"skips_in_a_row": 1, "skipped": 2}) == GuardState(1, 2)  # an older checkpoint
+
+
+def test_spikes_are_recorded_but_not_skipped_where_that_is_switched_off() -> None:
+    numbers, state, off = curve(200), GuardState(), GUARD.model_copy(update={"skip_spikes": False})
+    for step, (loss, norm) in enumerate(numbers, start=1):
+        state = judge(off, state, step, loss, norm, SCALE).state
+    judged = judge(off, state, 201, 9.0, 80.0, SCALE)
+    assert judged.verdict is Verdict.APPLY and judged.alarm is not None and judged.alarm.kind == "spike"
+    assert judged.state.skipped == 0
+
+
+def test_a_restart_forgets_the_windows() -> None:
+    history = History()
+    for step, (loss, norm) in enumerate(curve(300), start=1):
+        history, _ = observe(history, step, loss, norm, SCALE)
+    assert history.restarted() == replace(History(), first_losses=history.first_losses)

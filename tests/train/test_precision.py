@@ -134,19 +134,22 @@ def test_scaling_keeps_small_gradients_and_changes_none(recipe_file: Path) -> No
 
 
 def test_an_overflow_gives_the_step_up_and_is_no_incident(recipe_file: Path) -> None:
-    from bessemer.guard import GuardState, Verdict, judge
+    from bessemer.guard.detection import Scale
+    from bessemer.guard.policy import GuardState, Verdict, judge
+    from bessemer.recipe import Guard
 
     step = in_precision(step_of(recipe_file), "fp16")
     found = step.gradients(batch(), LossScale(2.0**40, 5, 2))
     assert found.overflow and found.scale == LossScale(2.0**39, 0, 3)
-    guard = GuardState(1, 4)
-    settings = step_of_guard(recipe_file)
-    assert judge(settings, guard, found.loss, found.grad_norm, found.overflow) == (Verdict.RESCALE, guard)
+    guard, scale = GuardState(1, 4), Scale(6.0, 1.0)
+    judged = judge(Guard(), guard, 1, found.loss, found.grad_norm, scale, overflow=found.overflow)
+    assert (judged.verdict, judged.state) == (Verdict.RESCALE, guard)
     with torch.no_grad():
         step.model.head.weight[0, 0] = torch.inf
     broken = step.gradients(batch(), LossScale(4.0))
     assert not broken.overflow and broken.scale == LossScale(4.0), "a loss that is not finite is not the scale's doing"
-    assert judge(settings, guard, broken.loss, broken.grad_norm, broken.overflow)[0] is Verdict.SKIP
+    judged = judge(Guard(), guard, 1, broken.loss, broken.grad_norm, scale, overflow=broken.overflow)
+    assert judged.verdict is Verdict.SKIP
 
 
 def test_at_a_scale_of_one_the_guard_takes_over(recipe_file: Path) -> None:
@@ -161,12 +164,6 @@ def test_at_a_scale_of_one_the_guard_takes_over(recipe_file: Path) -> None:
     whole.forward = enlarged
     found = step.gradients(batch(), LossScale(1.0))
     assert not found.overflow and found.scale.value == 1.0
-
-
-def step_of_guard(recipe_file: Path):
-    from bessemer.recipe import load
-
-    return load(recipe_file).guard.skips_in_a_row
 
 
 @pytest.mark.long

@@ -155,7 +155,7 @@ def _wait(place: Path, agent: subprocess.Popen[bytes]) -> None:
 
 def _record_loss(run: RunFolder, lost: Sequence[int], layout: Parallel, ended: EndOfNode) -> None:
     from bessemer.checkpoint.protocol import published
-    from bessemer.guard import record
+    from bessemer.guard.incidents import record
 
     steps = published(run.checkpoints)
     action, which = f"going on with {layout.world}: {described(layout)}", ", ".join(map(str, lost))

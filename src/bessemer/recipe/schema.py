@@ -39,9 +39,11 @@ class Run(Section):
 
 
 class Guard(Section):
-    """What happens when a number is not finite."""
+    """What happens when a step or the run is sick."""
 
-    skips_in_a_row: Positive = Field(3, description="So many skipped steps in a row stop the run.")
+    skip_spikes: bool = True
+    """Skip the update of a step whose loss and gradient norm are both far above those of the last 128; off: record it."""
+    skips_in_a_row: Positive = Field(3, description="So many steps in a row that are not finite stop the run.")
 
 
 class Checkpoint(Section):
@@ -98,7 +100,7 @@ class Recipe(Section):
     train: Train = Field(Train(), description="The step and the loop.")
     parallel: Parallel = Field(Parallel(), description="How the run is split over processes.")
     cluster: Cluster = Field(Cluster(), description="Machines of a training on several nodes.")
-    guard: Guard = Field(Guard(), description="What happens when a number is not finite.")
+    guard: Guard = Field(Guard(), description="What happens when a step or the run is sick.")
     checkpoint: Checkpoint = Field(Checkpoint(), description="When the run is saved.")
     evaluate: Evaluate = Field(Evaluate(), description="What is measured after training.")
     report: Report = Field(Report(), description="What is shown.")

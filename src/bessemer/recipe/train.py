@@ -138,6 +138,10 @@ class Schedule(Section):
     rewarm_steps: Positive = Field(100, description="Steps over which it comes back to the schedule.")
     rewarm_from: Share = Field(0.1, description="Share of the schedule's rate with which it begins.")
 
+    def is_rewarming(self, step: int) -> bool:
+        """Whether update `step` (0-based) belongs to the second warm-up, in which the loss may rise."""
+        return self.rewarm_at is not None and self.rewarm_at <= step + 1 < self.rewarm_at + self.rewarm_steps
+
     def decay_start(self, steps: int, step: int | None = None) -> int:
         """The first step (0-based) of the decay phase of a run of so many steps (wsd), as update `step` (None: the last) sees
         it: before decay_at that was not decided."""

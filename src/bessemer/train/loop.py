@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from bessemer.errors import BessemerError, Stopped
-from bessemer.guard import GuardState, Verdict, cause, judge, record
+from bessemer.guard.detection import Alarm, Scale
+from bessemer.guard.incidents import ADVICE, record
+from bessemer.guard.policy import GuardState, Judgement, Verdict, judge
 from bessemer.recipe import Batches, Guard
 from bessemer.run import RunFolder, write_json
 from bessemer.terminal import progress, warn
@@ -24,6 +26,11 @@ from bessemer.train.step import Gradients, TrainStep
 from bessemer.train.stop import StopSignal
 from bessemer.train.validation import Validation, validate
 from bessemer.train.watch import Watch
+
+DOCUMENT_STEPS, DOCUMENT_SAMPLES = (
+    4,
+    256,
+)  # batches from an alarm's onset, and samples, whose documents an incident names
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,9 @@ class TrainSummary:
 class Training:
     """The parts of a training on this process, built by `session.set_up`.
 
-    position: where it starts; has_checkpoint: whether it was read from one; scores_first: validate before the first step;
-    planned_memory: bytes; started: by perf_counter; observe: wraps the iterator of batches, for the profiler.
+    scale: what losses and gradients are compared with; position: where it starts; has_checkpoint: whether it was read from one;
+    scores_first: validate before the first step; planned_memory: bytes; started: by perf_counter; observe: wraps the iterator
+    of batches, for the profiler.
     """
 
     run: RunFolder
@@ -58,6 +66,7 @@ class Training:
     held_out: list[HeldOut]
     sizes: Batches
     guard: Guard
+    scale: Scale
     pace: Pace
     rates: Rates
     saver: Saver
@@ -97,15 +106,14 @@ def train(training: Training) -> TrainSummary:
             scores = _validate(training, log, position)
         for batch in training.observe(training.rates.timed(pace.batches(training.loader, position.samples))):
             gradients = step.gradients(batch, position.scale)
-            limit = training.guard.skips_in_a_row
-            verdict, guard = judge(limit, position.guard, gradients.loss, gradients.grad_norm, gradients.overflow, mesh)
+            judged = _judge(training, position, gradients)
+            if judged.alarm is not None:
+                _report(training, position, judged.alarm, judged)
             rate = 0.0
-            if verdict is Verdict.APPLY:
+            if judged.verdict is Verdict.APPLY:
                 with watch(position.step + 1, batch):
                     rate = step.update(position.step, gradients.grad_norm)
-            else:
-                _reject(training, batch, sizes.sequences(position.step), position.step + 1, gradients, verdict, guard)
-            position = _advanced(training, position, batch, gradients, guard)
+            position = _advanced(training, position, batch, gradients, judged.state)
             if pace.revise(position.step):
                 step.settings = pace.recipe.train
                 saver.follow(pace.recipe)
@@ -176,25 +184,40 @@ def _validate(training: Training, log: Log, position: Position) -> Validation:
     return scores
 
 
-def _reject(
-    training: Training, batch: Batch, sequences: int, step: int, gradients: Gradients, verdict: Verdict, guard: GuardState
-) -> None:  # fmt: skip
-    """Record a step that is not applied. Raises BessemerError when the guard stops the run."""
-    if verdict is Verdict.RESCALE:  # normal in fp16, and counted in the metrics
-        return
-    reason, incidents = cause(gradients.loss, gradients.grad_norm), training.run.incidents
-    samples = training.loader.documents(batch.first, sequences)
+def _judge(training: Training, position: Position, gradients: Gradients) -> Judgement:
+    """Judge the step, by a fresh history where the loss may rise for a good reason."""
+    last = position.samples + training.sizes.sequences(position.step)
+    begins_phase = any(position.samples <= phase.first < last for phase in training.loader.mixture.phases[1:])
+    is_unsettled = begins_phase or training.step.settings.schedule.is_rewarming(position.step)
+    state = position.guard.restarted() if is_unsettled else position.guard
+    return judge(
+        training.guard, state, position.step + 1, gradients.loss, gradients.grad_norm, training.scale,
+        overflow=gradients.overflow, mesh=training.step.mesh,
+    )  # fmt: skip
+
+
+def _report(training: Training, position: Position, alarm: Alarm, judged: Judgement) -> None:
+    """Record an alarm with its documents, and tell the person. Raises BessemerError when the guard stops the run."""
+    step, sizes, path = position.step + 1, training.sizes, training.run.incidents
+    first_step = alarm.onset - 1
+    first = position.samples - (sizes.before(position.step) - sizes.before(first_step))
+    count = sizes.before(min(first_step + DOCUMENT_STEPS, step)) - sizes.before(first_step)
+    samples = training.loader.documents(first, min(count, DOCUMENT_SAMPLES))
+    actions = {Verdict.SKIP: "update skipped", Verdict.STOP: "run stopped", Verdict.APPLY: "recorded"}
+    action = actions[judged.verdict]
     if training.step.mesh.is_main:
-        action = "update skipped" if verdict is Verdict.SKIP else "run stopped"
-        record(incidents, step=step, what="nonfinite_step", cause=reason, action=action, documents=samples)
-    if verdict is Verdict.STOP:
+        record(
+            path, step=step, what=alarm.kind, cause=alarm.cause, action=action, onset=alarm.onset,
+            advice=ADVICE[alarm.kind], documents=samples,
+        )  # fmt: skip
+    if judged.verdict is Verdict.STOP:
         names = list(dict.fromkeys(name for sample in samples for name in sample["documents"]))  # type: ignore[attr-defined]
         raise BessemerError(
-            f"step {step}: {reason}; {guard.skips_in_a_row} such steps in a row, so the run stops. The last batch held "
-            f"{len(names)} documents ({', '.join(names[:3])}, ...), all in {incidents}; lower "
+            f"step {step}: {alarm.cause}; {judged.state.skips_in_a_row} such steps in a row, so the run stops. The last batch "
+            f"held {len(names)} documents ({', '.join(names[:3])}, ...), all in {path}; lower "
             "train.optimizer.learning_rate, or look at them"
         )
-    warn(f"step {step}: {reason}; the update is skipped (see {incidents.name})")
+    warn(f"step {step}: {alarm.kind}: {alarm.cause}; {action} (see {path.name})")
 
 
 def _finish(training: Training, log: Log, position: Position, scores: Validation | None) -> TrainSummary:

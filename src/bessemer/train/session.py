@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from bessemer.checkpoint import latest
 from bessemer.checkpoint.protocol import published
 from bessemer.environment import describe
+from bessemer.guard.detection import Scale
 from bessemer.layout.flops import devices_of, recomputed_flops_per_token, step_flops_per_token
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import meta_model
@@ -121,6 +123,7 @@ def set_up(
         held_out=held_out,
         sizes=sizes,
         guard=recipe.guard,
+        scale=Scale(math.log(len(store.labels) or config.vocabulary), recipe.train.optimizer.clip_norm),
         pace=Pace(recipe, run, mesh, position.step, store.train_tokens, num_scored, started),
         rates=rates,
         saver=Saver(recipe, run, step, store),

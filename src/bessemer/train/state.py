@@ -15,7 +15,8 @@ from bessemer.checkpoint.format import Tensors
 from bessemer.checkpoint.protocol import newest
 from bessemer.checkpoint.reading import mean_weights
 from bessemer.errors import BessemerError, InputError
-from bessemer.guard import GuardState, record
+from bessemer.guard.incidents import record
+from bessemer.guard.policy import GuardState
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer, build_model
 from bessemer.parallel.sharded import as_shard_of, fingerprint, put
@@ -115,7 +116,7 @@ def restore(step: TrainStep, checkpoint: SavedCheckpoint, store: TokenStore) -> 
         torch.cuda.set_rng_state(rng[f"cuda{suffix}"])
     scale = LossScale(**facts.get("loss_scale", {}))
     counts = MixtureCounts.from_dict(facts.get("given", {})).on_rank_zero(step.mesh)
-    return Position(checkpoint.step, int(facts["samples"]), GuardState(**facts["guard"]), scale, counts)
+    return Position(checkpoint.step, int(facts["samples"]), GuardState.from_dict(facts["guard"]), scale, counts)
 
 
 def _fill(model: Transformer, checkpoint: SavedCheckpoint, part: str, named: Mapping[str, torch.Tensor]) -> None:

@@ -1,0 +1,213 @@
+"""Alarms by the losses and gradient norms of a run.
+
+| kind | rule |
+|---|---|
+| spike | loss and log gradient norm both above median + 6 x 1.4826 x MAD of the last 128 steps |
+| shift | median of the last 16 losses above median + 2 x 1.4826 x MAD of the last 256 |
+| drift | mean of the last 256 losses above 1.03 x the best such mean |
+| diverged | the last 8 losses all above 1.1 x the larger of a first loss and of a uniform guess |
+| dead | 20 gradients in a row that are exactly zero |
+| explosion | gradient norm above 100 x the norm that gradients are clipped to |
+
+A spike is over with its step. The other kinds last: the run does not recover by itself. A rule without a full window
+holds with a wider threshold instead of being off, so that the first steps of a run are guarded too. "diverged" has no
+window at all: a model worse than a uniform guess has learned nothing, whatever its history.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Any
+
+SPIKE_WINDOW, SPIKE_DEVIATIONS, SPIKE_MIN = 128, 6.0, 16
+SHIFT_RECENT, SHIFT_WINDOW, SHIFT_DEVIATIONS, SHIFT_MIN = 16, 256, 2.0, 48
+DRIFT_RATIO = 1.03
+DIVERGED_STEPS, DIVERGED_RATIO = 8, 1.1
+FIRST_STEPS = 4  # whose lowest loss is where the run began
+DEAD_STEPS = 20
+EXPLOSION_RATIO = 100.0
+QUIET_STEPS = 100
+NORMAL = 1.4826  # from the MAD to the standard deviation of normal numbers
+MIN_SPREAD = 0.002  # of the median loss: recorded runs have more noise; a constant loss has none
+MIN_LOG_SPREAD = 0.05  # of the log gradient norm
+
+LASTING = ("shift", "drift", "diverged", "dead")
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A sick step or run. kind: of the table above; onset: the first bad step (1-based); cause: with the figures, for a
+    person."""
+
+    kind: str
+    onset: int
+    cause: str
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the run will not recover by itself."""
+        return self.kind in LASTING
+
+
+@dataclass(frozen=True)
+class History:
+    """What the rules remember; part of every checkpoint, so that a resumed run judges as an uninterrupted one.
+
+    losses: the last 256, of all finite steps; calm_losses, calm_norms: the last 128 losses and log gradient norms, spikes left
+    out; first_losses: of the first steps; best_mean: lowest mean of 256 losses; num_zero: gradients of zero in a row;
+    quiet_until: no lasting alarm and no explosion is raised before this step, so that one trouble gives one alarm.
+    """
+
+    losses: tuple[float, ...] = ()
+    calm_losses: tuple[float, ...] = ()
+    calm_norms: tuple[float, ...] = ()
+    first_losses: tuple[float, ...] = ()
+    best_mean: float | None = None
+    num_zero: int = 0
+    quiet_until: int = 0
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> History:
+        """The inverse of dataclasses.asdict after JSON."""
+        known: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
+        return cls(**known)
+
+    def restarted(self) -> History:
+        """Without the windows: where the loss may rise for a good reason, as at another mixture of sources."""
+        return History(first_losses=self.first_losses, quiet_until=self.quiet_until)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What a run's numbers are compared with. uniform_loss: nats of a guess among all outcomes; clip_norm: of the gradients."""
+
+    uniform_loss: float
+    clip_norm: float
+
+
+def observe(history: History, step: int, loss: float, grad_norm: float, scale: Scale) -> tuple[History, Alarm | None]:
+    """Judge a finite step (1-based). Returns the history with it, and the most serious alarm that it raises."""
+    spike = _spike(history, step, loss, grad_norm)
+    log_norm = math.log(grad_norm) if grad_norm > 0 else -100.0
+    after = replace(
+        history,
+        losses=(*history.losses, loss)[-SHIFT_WINDOW:],
+        first_losses=(*history.first_losses, loss)[:FIRST_STEPS],
+        num_zero=history.num_zero + 1 if grad_norm == 0 and loss > 0 else 0,
+    )
+    if spike is None:
+        after = replace(
+            after,
+            calm_losses=(*history.calm_losses, loss)[-SPIKE_WINDOW:],
+            calm_norms=(*history.calm_norms, log_norm)[-SPIKE_WINDOW:],
+        )
+    if len(after.losses) == SHIFT_WINDOW:
+        mean = fmean(after.losses)
+        after = replace(after, best_mean=min(mean, after.best_mean or math.inf))
+    if step < history.quiet_until:
+        return after, spike
+    lasting = _diverged(after, step, scale) or _dead(after, step) or _shift(after, step) or _drift(after, step)
+    if lasting is not None:
+        return replace(after.restarted(), quiet_until=step + QUIET_STEPS), lasting
+    explosion = _explosion(step, loss, grad_norm, scale)
+    if explosion is not None:
+        after = replace(after, quiet_until=step + QUIET_STEPS)
+    return after, spike or explosion
+
+
+def threshold(values: tuple[float, ...], deviations: float, min_spread: float) -> float:
+    """The median plus so many robust standard deviations (Rousseeuw and Croux 1993, section 1: 1.4826 x MAD)."""
+    middle = median(values)
+    spread = NORMAL * median(abs(value - middle) for value in values)
+    return middle + deviations * max(spread, min_spread)
+
+
+def _spike(history: History, step: int, loss: float, grad_norm: float) -> Alarm | None:
+    losses, norms = history.calm_losses, history.calm_norms
+    if len(losses) < SPIKE_MIN or grad_norm <= 0:
+        return None
+    # A shorter window knows the spread less well.
+    deviations = SPIKE_DEVIATIONS * math.sqrt(SPIKE_WINDOW / len(losses))
+    limit = threshold(losses, deviations, MIN_SPREAD * abs(median(losses)))
+    if loss <= limit:
+        return None
+    norm_limit = math.exp(min(threshold(norms, deviations, MIN_LOG_SPREAD), 700.0))
+    if grad_norm <= norm_limit:
+        return None
+    return Alarm(
+        "spike", step,
+        f"loss {loss:.4f} (limit {limit:.4f}) and gradient norm {grad_norm:.4g} (limit {norm_limit:.4g}) by the last "
+        f"{len(losses)} steps",
+    )  # fmt: skip
+
+
+def _shift(history: History, step: int) -> Alarm | None:
+    losses = history.losses
+    if len(losses) < SHIFT_MIN:
+        return None
+    limit = threshold(losses, SHIFT_DEVIATIONS, MIN_SPREAD * abs(median(losses)))
+    recent = median(losses[-SHIFT_RECENT:])
+    if recent <= limit:
+        return None
+    onset = step - 2 * SHIFT_RECENT + 1 + _change_point(losses[-2 * SHIFT_RECENT :])
+    return Alarm(
+        "shift", onset,
+        f"the median loss of the last {SHIFT_RECENT} steps is {recent:.4f} (limit {limit:.4f} by the last {len(losses)})",
+    )  # fmt: skip
+
+
+def _change_point(values: tuple[float, ...]) -> int:
+    """The place from which on the values are most clearly higher: the largest t statistic of equal variances, unscaled."""
+
+    def rise(place: int) -> float:
+        before, after = values[:place], values[place:]
+        return (fmean(after) - fmean(before)) * math.sqrt(len(before) * len(after))
+
+    return max(range(1, len(values)), key=rise)
+
+
+def _drift(history: History, step: int) -> Alarm | None:
+    if len(history.losses) < SHIFT_WINDOW or history.best_mean is None:
+        return None
+    mean = fmean(history.losses)
+    if mean <= history.best_mean + (DRIFT_RATIO - 1.0) * abs(history.best_mean):
+        return None
+    return Alarm(
+        "drift", max(step - SHIFT_WINDOW + 1, 1),
+        f"the mean loss of the last {SHIFT_WINDOW} steps is {mean:.4f}; it was {history.best_mean:.4f}",
+    )  # fmt: skip
+
+
+def _diverged(history: History, step: int, scale: Scale) -> Alarm | None:
+    recent = history.losses[-DIVERGED_STEPS:]
+    if len(recent) < DIVERGED_STEPS:
+        return None
+    limit = DIVERGED_RATIO * max(scale.uniform_loss, min(history.first_losses))
+    if min(recent) <= limit:
+        return None
+    low = [place for place, loss in enumerate(history.losses) if loss <= limit]
+    onset = step - len(history.losses) + 1 + (low[-1] + 1 if low else 0)
+    return Alarm(
+        "diverged", onset,
+        f"the last {DIVERGED_STEPS} losses are above {limit:.2f}, the last one {recent[-1]:.2f}: worse than a guess "
+        f"({scale.uniform_loss:.2f}) and than at the start",
+    )  # fmt: skip
+
+
+def _dead(history: History, step: int) -> Alarm | None:
+    if history.num_zero < DEAD_STEPS:
+        return None
+    loss = history.losses[-1]
+    onset = step - history.num_zero + 1
+    return Alarm(
+        "dead", onset, f"the gradient has been exactly zero for {history.num_zero} steps, at a loss of {loss:.4f}"
+    )
+
+
+def _explosion(step: int, loss: float, grad_norm: float, scale: Scale) -> Alarm | None:
+    limit = EXPLOSION_RATIO * scale.clip_norm
+    if grad_norm <= limit:
+        return None
+    return Alarm("explosion", step, f"the gradient norm is {grad_norm:.4g} (limit {limit:g}) at a loss of {loss:.4f}")

@@ -1,0 +1,42 @@
+"""The record of incidents, with advice for each kind of alarm."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bessemer.logfile import LogFile, json_line
+
+# What practitioners did, with the source.
+ADVICE = {
+    "nonfinite": "A single one is skipped and harmless. Several in a row: lower train.optimizer.learning_rate or train in bf16 "
+    "instead of fp16, whose range ends at 65,504 (Micikevicius et al. 2018, section 3); look at the documents.",
+    "spike": "One bad batch; its update is skipped, as OLMo 2 and others do (OLMo et al. 2024, section 3). If it recurs, look at "
+    "the documents for repeated strings, which OLMo 2 filters out, or lower train.optimizer.learning_rate.",
+    "shift": "PaLM went back about 100 steps and skipped 200 to 500 batches (Chowdhery et al. 2022, section 5.1). Go on from the "
+    "last checkpoint before it; if it recurs over other data, the learning rate is too high.",
+    "drift": "The loss rises slowly: the learning rate is too high for this stage, or the mixture of sources has changed. OPT "
+    "lowered the learning rate by a third and went on from an earlier checkpoint (Zhang et al. 2022, section 2.5).",
+    "diverged": "The learning rate is too high or the warm-up too short: try a third of train.optimizer.learning_rate, or twice "
+    "train.schedule.warmup_steps (Wortsman et al. 2023, section 3).",
+    "dead": "No gradient reaches the weights: a learning rate that was too high has saturated the model, or the starting weights "
+    "are degenerate. Start again with a tenth of train.optimizer.learning_rate.",
+    "explosion": "Clipping keeps the update small. If it recurs, lower train.optimizer.learning_rate or lengthen the warm-up.",
+}
+
+
+def record(path: Path, *, step: int, what: str, cause: str, action: str, rank: int = 0, **more: Any) -> None:
+    """Append an incident to incidents.jsonl. what: its kind, as nonfinite_step; cause, action: for a person.
+
+    One that cannot be written (a full disk) is written with the next one of this process.
+    """
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    row = {"time": now, "step": step, "rank": rank, "what": what, "cause": cause, "action": action, **more}
+    _log(path).append(json_line(row))
+
+
+@cache
+def _log(path: Path) -> LogFile:
+    return LogFile(path)

@@ -1,0 +1,95 @@
+"""The verdict on a step between its gradients and its update.
+
+A value that is not finite must never reach the weights. All processes agree on the verdict before the optimizer step, and a
+bad step is not applied at all: multiplying it by zero would not do, since 0 x NaN is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+import torch
+
+from bessemer.guard.detection import Alarm, History, Scale, observe
+from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
+from bessemer.recipe import Guard
+
+
+class Verdict(Enum):
+    """What to do with a step: apply it, lower fp16's loss scale, skip it, or stop the run."""
+
+    APPLY = "apply"
+    RESCALE = "rescale"
+    SKIP = "skip"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class GuardState:
+    """Skipped steps and the history of the losses; part of every checkpoint."""
+
+    skips_in_a_row: int = 0
+    skipped: int = 0
+    history: History = field(default_factory=History)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def restarted(self) -> GuardState:
+        """Without the windows of the history."""
+        return replace(self, history=self.history.restarted())
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> GuardState:
+        """The inverse of to_dict after JSON; a checkpoint of an older version has no history."""
+        return cls(**{**values, "history": History.from_dict(values.get("history", {}))})
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict on a step, the state after it, and the alarm that it raised."""
+
+    verdict: Verdict
+    state: GuardState
+    alarm: Alarm | None = None
+
+
+def judge(
+    guard: Guard,
+    state: GuardState,
+    step: int,
+    loss: float,
+    grad_norm: float,
+    scale: Scale,
+    *,
+    overflow: bool = False,
+    mesh: ProcessMesh = SINGLE_PROCESS,
+) -> Judgement:
+    """Judge step number `step` (1-based) by its loss and global gradient norm. Collective; every process gets the same verdict.
+
+    overflow: fp16's loss scale was too large for the step.
+    """
+    is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
+    history, alarm = observe(state.history, step, loss, grad_norm, scale) if is_finite else (state.history, None)
+    is_spike = mesh.is_main and alarm is not None and alarm.kind == "spike" and guard.skip_spikes
+    flags = torch.tensor([not is_finite, not (is_finite or overflow), is_spike], dtype=torch.int64)
+    some_nonfinite, some_broken, skips_spike = map(bool, mesh.sum(flags).tolist())
+    if not some_nonfinite:
+        if skips_spike:
+            return Judgement(Verdict.SKIP, GuardState(0, state.skipped + 1, history), alarm)
+        return Judgement(Verdict.APPLY, GuardState(0, state.skipped, history), alarm)
+    if not some_broken:
+        return Judgement(Verdict.RESCALE, state)
+    after = replace(state, skips_in_a_row=state.skips_in_a_row + 1, skipped=state.skipped + 1)
+    alarm = Alarm("nonfinite", step - state.skips_in_a_row, nonfinite_cause(loss, grad_norm))
+    return Judgement(Verdict.STOP if after.skips_in_a_row >= guard.skips_in_a_row else Verdict.SKIP, after, alarm)
+
+
+def nonfinite_cause(loss: float, grad_norm: float) -> str:
+    """Which number was not finite, in words."""
+    if not math.isfinite(loss):
+        return f"the loss is {loss}"
+    return f"the gradient norm is {grad_norm} at a loss of {loss:.4f}"

@@ -1,0 +1,122 @@
+"""The guard in the loop: what it sees of sick runs, made sick for real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.recipe import load
+from bessemer.run import read_json_lines
+from bessemer.tokens.loader import Batch, Loader
+from bessemer.tokens.shards import TokenStore
+from bessemer.train.measure import RunTiming
+
+
+@pytest.fixture(autouse=True)
+def _no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
+
+
+def train(recipe_file: Path, runs: Path, *overrides: str) -> Path:
+    sets = [part for value in (f"run.dir={runs}", *overrides) for part in ("--set", value)]
+    assert run_command(["train", str(recipe_file), *sets]) == 0
+    return runs / "small"
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> None:
+    """Replace the tokens of the batches whose first sample is_bad by random ones, as a damaged shard would."""
+    honest = Loader.batch
+
+    def batch(self: Loader, first: int, count: int) -> Batch:
+        read = honest(self, first, count)
+        if not is_bad(first):
+            return read
+        draw = np.random.default_rng(first)
+        return replace(read, tokens=draw.integers(0, 400, read.tokens.shape, dtype=read.tokens.dtype))
+
+    monkeypatch.setattr(Loader, "batch", batch)
+
+
+def incidents(folder: Path) -> list[dict[str, Any]]:
+    return read_json_lines(folder / "incidents.jsonl")
+
+
+def test_a_damaged_batch_is_skipped_and_its_documents_are_named(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poison(monkeypatch, lambda first: first == 8 * 70)
+    folder = train(recipe_file, runs, "train.steps=90", "checkpoint.every=40")
+    found = incidents(folder)
+    assert [(row["what"], row["step"], row["onset"], row["action"]) for row in found] == [
+        ("spike", 71, 71, "update skipped")
+    ]
+    assert {sample["sample"] for sample in found[0]["documents"]} == set(range(560, 568))
+    assert all(sample["documents"] for sample in found[0]["documents"])
+    assert "OLMo" in found[0]["advice"]
+    assert "step 71: spike: loss" in capsys.readouterr().err
+    rows = [row for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
+    assert rows[70]["learning_rate"] == 0.0 and rows[70]["loss"] > rows[69]["loss"] + 0.5
+    assert rows[71]["loss"] < rows[69]["loss"] + 0.5
+
+
+def test_a_range_of_damaged_batches_is_one_lasting_alarm(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, lambda first: first >= 8 * 70)
+    folder = train(recipe_file, runs, "train.steps=90", "checkpoint.every=40", "guard.skip_spikes=false")
+    lasting = [row for row in incidents(folder) if row["what"] != "spike"]
+    assert [(row["what"], row["step"], row["onset"]) for row in lasting] == [("diverged", 78, 71)]
+    assert 560 in {sample["sample"] for sample in lasting[0]["documents"]}
+
+
+def test_a_learning_rate_far_too_high_is_noticed(runs: Path, recipe_file: Path) -> None:
+    folder = train(
+        recipe_file, runs, "train.optimizer.learning_rate=0.9", "train.schedule.warmup_steps=0",
+        "train.optimizer.kind=lion",
+    )  # fmt: skip
+    found = incidents(folder)
+    assert found and found[0]["what"] == "diverged" and found[0]["step"] <= 16
+    assert "learning_rate" in found[0]["advice"]
+
+
+def test_a_second_warm_up_is_no_alarm(runs: Path, recipe_file: Path) -> None:
+    folder = train(
+        recipe_file, runs, "train.steps=140", "checkpoint.every=100", "train.schedule.rewarm_at=70",
+        "train.schedule.rewarm_steps=10", "train.schedule.kind=constant",
+    )  # fmt: skip
+    assert incidents(folder) == []
+
+
+def test_a_resumed_run_remembers_what_it_saw(runs: Path, recipe_file: Path) -> None:
+    from bessemer.checkpoint import latest
+    from bessemer.guard.policy import GuardState
+
+    folder = train(recipe_file, runs)
+    saved = latest(folder / "checkpoints")
+    assert saved is not None
+    history = GuardState.from_dict(saved.facts["guard"]).history
+    rows = [row for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
+    assert list(history.losses) == [row["loss"] for row in rows] and history.first_losses == history.losses[:4]
+
+
+def test_another_phase_of_the_mixture_starts_the_windows_anew(runs: Path, recipe_file: Path) -> None:
+    recipe = load(recipe_file)
+    text = recipe_file.read_text()
+    text += "\n[[tokens.schedule]]\nfrom = 0.0\nweights = { prose = 1, code = 0 }\n"
+    text += "[[tokens.schedule]]\nfrom = 0.5\nweights = { prose = 0, code = 1 }\n"
+    changed = recipe_file.with_name("phases.toml")
+    changed.write_text(text)
+    assert recipe.train.steps == 24
+    folder = train(changed, runs, "train.steps=120", "checkpoint.every=60")
+    from bessemer.tokens.loader import loader_of
+
+    loader = loader_of(load(folder / "recipe.toml"), TokenStore.open(folder / "tokens"))
+    starts = [phase.first for phase in loader.mixture.phases]
+    assert len(starts) == 2 and 400 < starts[1] < 560
+    assert incidents(folder) == []
