@@ -12,15 +12,15 @@ from bessemer.logfile import LogFile, json_line
 # What practitioners did, with the source.
 ADVICE = {
     "nonfinite": "A single one is skipped and harmless. Several in a row: lower train.optimizer.learning_rate or train in bf16 "
-    "instead of fp16, whose range ends at 65,504 (Micikevicius et al. 2018, section 3); look at the documents.",
-    "spike": "One bad batch; its update is skipped, as OLMo 2 and others do (OLMo et al. 2024, section 3). If it recurs, look at "
-    "the documents for repeated strings, which OLMo 2 filters out, or lower train.optimizer.learning_rate.",
+    "instead of fp16, whose range ends at 65,504 (Micikevicius et al. 2018); look at the documents.",
+    "spike": "One bad batch; its update is skipped, as OLMo-core's SkipStepOptimizer does. If it recurs, look at the documents for "
+    "repeated strings, which OLMo 2 filters out (OLMo et al. 2024), or lower train.optimizer.learning_rate.",
     "shift": "PaLM went back about 100 steps and skipped 200 to 500 batches (Chowdhery et al. 2022, section 5.1). Go on from the "
     "last checkpoint before it; if it recurs over other data, the learning rate is too high.",
     "drift": "The loss rises slowly: the learning rate is too high for this stage, or the mixture of sources has changed. OPT "
-    "lowered the learning rate by a third and went on from an earlier checkpoint (Zhang et al. 2022, section 2.5).",
+    "lowered the learning rate and went on from an earlier checkpoint (Zhang et al. 2022, section 2.5).",
     "diverged": "The learning rate is too high or the warm-up too short: try a third of train.optimizer.learning_rate, or twice "
-    "train.schedule.warmup_steps (Wortsman et al. 2023, section 3).",
+    "train.schedule.warmup_steps (Wortsman et al. 2023).",
     "dead": "No gradient reaches the weights: a learning rate that was too high has saturated the model, or the starting weights "
     "are degenerate. Start again with a tenth of train.optimizer.learning_rate.",
     "explosion": "Clipping keeps the update small. If it recurs, lower train.optimizer.learning_rate or lengthen the warm-up.",
