@@ -13,8 +13,8 @@ from bessemer.logfile import LogFile, json_line
 ADVICE = {
     "nonfinite": "A single one is skipped and harmless. Several in a row: lower train.optimizer.learning_rate or train in bf16 "
     "instead of fp16, whose range ends at 65,504 (Micikevicius et al. 2018); look at the documents.",
-    "spike": "One bad batch; its update is skipped, as OLMo-core's SkipStepOptimizer does. If it recurs, look at the documents for "
-    "repeated strings, which OLMo 2 filters out (OLMo et al. 2024), or lower train.optimizer.learning_rate.",
+    "spike": "One bad batch; its update is skipped, as OLMo-core's SkipStepOptimizer does. If it recurs, look at the documents "
+    "for repeated strings, which OLMo 2 filters out (OLMo et al. 2024), or lower train.optimizer.learning_rate.",
     "shift": "PaLM went back about 100 steps and skipped 200 to 500 batches (Chowdhery et al. 2022, section 5.1). Go on from the "
     "last checkpoint before it; if it recurs over other data, the learning rate is too high.",
     "drift": "The loss rises slowly: the learning rate is too high for this stage, or the mixture of sources has changed. OPT "
