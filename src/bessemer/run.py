@@ -8,6 +8,7 @@
     plan.json          what the run was said to take
     checkpoints/       step-00001000/, latest
     metrics.jsonl      one line a step; incidents.jsonl what went wrong and what was done
+    journal.jsonl      rollbacks and skipped steps; forks.jsonl the lines of metrics.jsonl that were rolled back
     tensorboard/       the same curves as event files
     planned_against_measured.json   the plan's step time and memory beside those of the training
     profile/           with --profile: trace.json.gz, and profile.json: where a step's time went
@@ -82,6 +83,14 @@ class RunFolder:
     @property
     def incidents(self) -> Path:
         return self.path / "incidents.jsonl"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def forks(self) -> Path:
+        return self.path / "forks.jsonl"
 
     @property
     def tensorboard(self) -> Path:

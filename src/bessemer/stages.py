@@ -168,6 +168,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     measure_seconds: of training steps, to say how long the run will take.
     """
     from bessemer import longer
+    from bessemer.guard.journal import Journal
     from bessemer.layout import dial
     from bessemer.plan import here
     from bessemer.tokens.loader import loader_of
@@ -191,7 +192,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
         extension = longer.extension(stored, resolved, run, done, session.accept_changes)
         if extension is not None:
             orders = loader_of(stored, store).mixture, loader_of(resolved, store).mixture
-            samples = stored.batches.before(extension.start)
+            samples = stored.batches.without(Journal.read(run.journal).omitted).after(extension.start)
             longer.require_same_order(*orders, samples, run, session.accept_changes)
         has_micro_batch = session.recipe.train.micro_batch is not None
         longer.refuse_other_recipe(stored, resolved, run, has_micro_batch, session.accept_changes)
@@ -233,8 +234,8 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     from bessemer.report import planned
     from bessemer.tokens.outlook import num_tokens
     from bessemer.train import device as devices
-    from bessemer.train.loop import TrainSummary
     from bessemer.train.session import train_here
+    from bessemer.train.training import TrainSummary
 
     recipe, run = prepared.recipe, session.run
     steps = recipe.train.steps

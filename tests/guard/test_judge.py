@@ -22,7 +22,7 @@ def test_finite_steps_are_applied_and_end_a_row(loss: float) -> None:
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (1.0, math.inf), (math.inf, math.nan), (1.0, math.nan)])
-def test_non_finite_steps_are_skipped_and_the_third_in_a_row_stops(loss: float, norm: float) -> None:
+def test_non_finite_steps_are_skipped_and_the_third_in_a_row_lasts(loss: float, norm: float) -> None:
     state, verdicts, onsets = GuardState(), [], []
     for step in (5, 6, 7):
         judged = judge(GUARD, state, step, loss, norm, SCALE)
@@ -30,8 +30,8 @@ def test_non_finite_steps_are_skipped_and_the_third_in_a_row_stops(loss: float, 
         verdicts.append(judged.verdict)
         assert judged.alarm is not None
         onsets.append(judged.alarm.onset)
-    assert verdicts == [Verdict.SKIP, Verdict.SKIP, Verdict.STOP] and onsets == [5, 5, 5]
-    assert state == GuardState(3, 3)
+    assert verdicts == [Verdict.SKIP, Verdict.SKIP, Verdict.HEAL] and onsets == [5, 5, 5]
+    assert state == GuardState(3, 3, healthy_until=4)
 
 
 def test_the_cause_is_said_in_words() -> None:

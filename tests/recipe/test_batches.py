@@ -112,3 +112,40 @@ def test_lions_betas_are_its_papers() -> None:
     assert resolve(parse(TEXT, "x", ["train.optimizer.kind=lion"]), 400).train.optimizer.betas == (0.9, 0.99)
     given = parse(TEXT, "x", ["train.optimizer.kind=lion", "train.optimizer.betas=[0.8, 0.9]"])
     assert resolve(given, 400).train.optimizer.betas == (0.8, 0.9)
+
+
+@pytest.mark.parametrize("ramp", [False, True])
+@pytest.mark.parametrize("offset", [0, 7, -3])
+@pytest.mark.parametrize(
+    "omitted",
+    [
+        [],
+        [(40, 60)],
+        [(45, 47)],
+        [(0, 13)],
+        [(100, 171), (30, 35)],
+        [(50, 90), (95, 110), (111, 112)],
+        [(50, 90), (80, 130), (140, 140)],
+        [(60, 61), (62, 63), (200, 260), (261, 300)],
+    ],
+)
+def test_omitted_samples_are_read_by_no_step(ramp: bool, offset: int, omitted: list[tuple[int, int]]) -> None:
+    """Against the rule step by step: a batch that would hold an omitted sample starts behind the range."""
+    plain = batches(*(["train.batch_ramp.start_tokens=128", "train.batch_ramp.steps=6"] if ramp else []))
+    found = plain.without(omitted).going_on(0, 0).going_on(1, plain.without(omitted).after(1) + offset)
+    place, readers, passed = offset, dict[int, int](), []
+    for step in range(40):
+        size, before = plain.sequences(step), place
+        for first, end in sorted(omitted):
+            if first < end and place < end and place + size > first:
+                place = end
+        if place > before:
+            passed.append((before, place))
+        assert found.first(step) == place and found.sequences(step) == size, (step, omitted)
+        readers |= dict.fromkeys(range(place, place + size), step)
+        place += size
+        assert found.after(step + 1) == place
+        assert found.gaps(step + 1) == passed
+    assert {sample: found.reader_of(sample) for sample in range(offset, place)} == {
+        sample: readers.get(sample) for sample in range(offset, place)
+    }

@@ -30,14 +30,14 @@ def test_a_batch_does_not_depend_on_the_number_of_processes(store: TokenStore, r
 
 def test_reading_ahead_changes_nothing(store: TokenStore, recipe_file: Path) -> None:
     loader = loader_of(load(recipe_file), store)
-    ahead = list(prefetched(loader, 40, [8] * 7))
+    ahead = list(prefetched(loader, ((40 + 8 * n, 8) for n in range(7))))
     assert [batch.first for batch in ahead] == [40 + 8 * n for n in range(7)]
     for batch in ahead:
         assert np.array_equal(batch.tokens, loader.batch(batch.first, 8).tokens)
 
 
 def test_leaving_early_ends_the_thread(store: TokenStore, recipe_file: Path) -> None:
-    batches = prefetched(loader_of(load(recipe_file), store), 0, [8] * 1000)
+    batches = prefetched(loader_of(load(recipe_file), store), ((8 * n, 8) for n in range(1000)))
     next(batches)
     batches.close()
     assert not any(thread.name == "loader" for thread in threading.enumerate())
@@ -47,7 +47,7 @@ def test_an_error_in_the_thread_is_raised_where_the_batch_is_asked_for(store: To
     loader = loader_of(load(recipe_file), store)
     loader.sources[0].rows = lambda numbers: 1 / 0  # type: ignore[assignment]
     with pytest.raises(ZeroDivisionError):
-        list(prefetched(loader, 0, [64] * 3))
+        list(prefetched(loader, [(0, 64), (64, 64)]))
 
 
 def test_sequences_are_the_stream_of_their_source(store: TokenStore, recipe_file: Path) -> None:

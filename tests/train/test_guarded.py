@@ -65,24 +65,16 @@ def test_a_damaged_batch_is_skipped_and_its_documents_are_named(
     assert rows[71]["loss"] < rows[69]["loss"] + 0.5
 
 
-def test_a_range_of_damaged_batches_is_one_lasting_alarm(
-    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_learning_rate_far_too_high_stops_the_run(
+    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    poison(monkeypatch, lambda first: first >= 8 * 70)
-    folder = train(recipe_file, runs, "train.steps=90", "checkpoint.every=40", "guard.skip_spikes=false")
-    lasting = [row for row in incidents(folder) if row["what"] != "spike"]
-    assert [(row["what"], row["step"], row["onset"]) for row in lasting] == [("diverged", 78, 71)]
-    assert 560 in {sample["sample"] for sample in lasting[0]["documents"]}
-
-
-def test_a_learning_rate_far_too_high_is_noticed(runs: Path, recipe_file: Path) -> None:
-    folder = train(
-        recipe_file, runs, "train.optimizer.learning_rate=0.9", "train.schedule.warmup_steps=0",
-        "train.optimizer.kind=lion",
-    )  # fmt: skip
-    found = incidents(folder)
-    assert found and found[0]["what"] == "diverged" and found[0]["step"] <= 16
-    assert "learning_rate" in found[0]["advice"]
+    sets = ["run.dir=" + str(runs), "train.optimizer.learning_rate=0.9", "train.schedule.warmup_steps=0"]
+    sets += ["train.optimizer.kind=lion"]
+    assert run_command(["train", str(recipe_file), *(part for value in sets for part in ("--set", value))]) == 1
+    found = incidents(runs / "small")
+    assert (found[-1]["what"], found[-1]["action"]) == ("diverged", "run stopped") and found[-1]["step"] <= 16
+    said = capsys.readouterr().err
+    assert "no checkpoint from before it" in said and "a third of train.optimizer.learning_rate" in said
 
 
 def test_a_second_warm_up_is_no_alarm(runs: Path, recipe_file: Path) -> None:

@@ -39,9 +39,9 @@ def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> A
     clock = {"now": 0.0}
     update = TrainStep.update
 
-    def timed(self: TrainStep, step: int, norm: float) -> float:
+    def timed(self: TrainStep, step: int, norm: float, factor: float) -> float:
         clock["now"] += clock["later"] if step >= clock["changes_at"] else clock["seconds"]
-        return update(self, step, norm)
+        return update(self, step, norm, factor)
 
     monkeypatch.setattr(TrainStep, "update", timed)
     validate, save = loop.validate, Saver._write
@@ -130,8 +130,8 @@ def test_a_machine_that_slows_down_leaves_the_decay_its_share(trained: Any, monk
     """Three times slower from step 30 on, after the first decision: without a look at the clock nearly nothing is left."""
     update = TrainStep.update
 
-    def slower(self: TrainStep, step: int, norm: float) -> float:
-        return update(self, step, update(self, step, norm) if step > 30 else norm)
+    def slower(self: TrainStep, step: int, norm: float, factor: float) -> float:
+        return update(self, step, update(self, step, norm, factor) if step > 30 else norm, factor)
 
     monkeypatch.setattr(TrainStep, "update", slower)
     kinds = ("train.schedule.kind=wsd", "train.schedule.decay_share=0.5", "train.schedule.final_share=0.0")

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bessemer.checkpoint.format import Tensors
 from bessemer.checkpoint.protocol import LocalTensors, PreparedSave, prepare, publish
+from bessemer.checkpoint.retention import Retention
 from bessemer.environment import available_memory
 from bessemer.errors import BessemerError
 from bessemer.parallel import traffic
@@ -39,9 +40,9 @@ class AsyncSaver:
     not free, the save runs in the foreground. Use it as a context, or call `finish` before the group ends.
     """
 
-    def __init__(self, folder: Path, keep: int, mesh: ProcessMesh = SINGLE_PROCESS, branch: int | None = None) -> None:
-        """folder, keep, branch: as `protocol.save`."""
-        self._folder, self._keep, self.branch = folder, keep, branch
+    def __init__(self, folder: Path, keep: Retention | int, mesh: ProcessMesh = SINGLE_PROCESS) -> None:
+        """folder, keep: as `protocol.save`; keep may be changed between saves."""
+        self._folder, self.keep = folder, keep
         self._mesh = mesh
         if not mesh.is_single:
             self._mesh = replace(mesh, control=dist.new_group(backend="gloo", timeout=TIMEOUT))
@@ -70,7 +71,7 @@ class AsyncSaver:
                 copied = self._copy(prepared.own)
             except (RuntimeError, MemoryError) as error:  # raised in the thread, where the other ranks wait
                 copied = _raiser(BessemerError(f"no memory for the copy: {error}"))
-        arguments = prepared, copy.deepcopy(facts), copied
+        arguments = prepared, copy.deepcopy(facts), copied, self.keep
         self._thread = Thread(target=self._publish, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
         after = None if in_background else self._join()
@@ -101,10 +102,14 @@ class AsyncSaver:
             self._thread.join(JOIN_SECONDS)
 
     def _publish(
-        self, prepared: PreparedSave, facts: dict[str, Any], copied: Callable[[], LocalTensors] | None
+        self,
+        prepared: PreparedSave,
+        facts: dict[str, Any],
+        copied: Callable[[], LocalTensors] | None,
+        keep: Retention | int,
     ) -> None:
         try:
-            publish(prepared, facts, self._keep, self._mesh, copied, self.branch)
+            publish(prepared, facts, keep, self._mesh, copied)
         except (BessemerError, OSError) as error:
             self._failure = BessemerError(f"the checkpoint of step {prepared.step} failed: {error}")
             self._failure.__cause__ = error

@@ -45,6 +45,7 @@ from bessemer.checkpoint.format import (
     metadata_of,
 )
 from bessemer.checkpoint.reading import SavedCheckpoint
+from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.run import sync_folder, write_atomic
@@ -86,18 +87,17 @@ def save(
     step: int,
     tensors: Tensors,
     facts: dict[str, Any],
-    keep: int,
+    keep: Retention | int,
     mesh: ProcessMesh = SINGLE_PROCESS,
-    branch: int | None = None,
 ) -> SavedCheckpoint:
     """Write and publish a checkpoint of `step`; collective.
 
     tensors: part -> name -> tensor, or DTensor of any layout; a name on several processes is one tensor, so what differs
-    between them needs different names. facts: plain values for the manifest, those of rank 0; keep: number of verified
-    checkpoints that remain, besides the newest one at or before step `branch`. Raises BessemerError on every process when
-    the state is not finite, the disk is too full, or the files do not verify; earlier checkpoints stay in any case.
+    between them needs different names. facts: plain values for the manifest, those of rank 0; keep: the checkpoints that
+    remain, or how many of the newest. Raises BessemerError on every process when the state is not finite, the disk is too
+    full, or the files do not verify; earlier checkpoints stay in any case.
     """
-    return publish(prepare(folder, step, tensors, mesh), facts, keep, mesh, branch=branch)
+    return publish(prepare(folder, step, tensors, mesh), facts, keep, mesh)
 
 
 def prepare(folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh = SINGLE_PROCESS) -> PreparedSave:
@@ -127,10 +127,9 @@ def prepare(folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh = SINGL
 def publish(
     prepared: PreparedSave,
     facts: dict[str, Any],
-    keep: int,
+    keep: Retention | int,
     mesh: ProcessMesh = SINGLE_PROCESS,
     copied: Callable[[], LocalTensors] | None = None,
-    branch: int | None = None,
 ) -> SavedCheckpoint:
     """Write what was prepared, and publish it. Raises as `save`, on every process.
 
@@ -165,7 +164,7 @@ def publish(
         os.rename(staged, target)
         sync_folder(prepared.folder)
         write_atomic(prepared.folder / LATEST, target.name)
-        _retain(prepared.folder, prepared.step, keep, branch)
+        _retain(prepared.folder, prepared.step, keep)
         return by_rank
 
     try:
@@ -275,6 +274,11 @@ def published(folder: Path) -> list[int]:
     return sorted(int(name[1]) for name in names if name)
 
 
+def checkpoint_folder(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is published."""
+    return folder / _name(step)
+
+
 def drop_newer(folder: Path, step: int) -> None:
     """Make the checkpoint of `step` the newest and remove later ones."""
     write_atomic(folder / LATEST, _name(step))
@@ -347,12 +351,12 @@ def _files_to_verify(files: dict[str, dict[str, Any]], mesh: ProcessMesh) -> lis
     return by_rank[mesh.rank]
 
 
-def _retain(folder: Path, current: int, keep: int, branch: int | None) -> None:
-    """Remove checkpoints older than the `keep` newest, except the newest at or before `branch`."""
+def _retain(folder: Path, current: int, keep: Retention | int) -> None:
+    """Remove the checkpoints that do not stay. One of a step after `current` is not looked at."""
     steps = [step for step in published(folder) if step <= current]
-    kept = max((step for step in steps if branch is not None and step <= branch), default=None)
-    for step in steps[: max(len(steps) - keep, 0)]:
-        if step != kept:
+    kept = (keep if isinstance(keep, Retention) else Retention(keep)).kept(steps)
+    for step in steps:
+        if step not in kept:
             shutil.rmtree(folder / _name(step))
     for leftover in folder.glob("step-*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -28,6 +28,7 @@ def add(commands: Any) -> None:
 
 
 def trace(args: argparse.Namespace) -> Any:
+    from bessemer.guard.journal import Journal
     from bessemer.recipe import load
     from bessemer.run import RunFolder
     from bessemer.tokens import ledger
@@ -36,7 +37,8 @@ def trace(args: argparse.Namespace) -> Any:
     if args.step is not None:
         session, resolved = runs.open_trained(args)
         store = TokenStore.open(session.run.tokens)
-        rows = ledger.step_documents(resolved, store, session.run.corpus, args.step, args.text)
+        omitted = Journal.read(session.run.journal).omitted
+        rows = ledger.step_documents(resolved, store, session.run.corpus, args.step, args.text, omitted)
         if not args.json:
             _print_columns(rows)
         return rows
@@ -50,7 +52,8 @@ def trace(args: argparse.Namespace) -> Any:
         document = ledger.document(opened, run.corpus, args.document, args.text)
         if opened is not None and run.recipe.exists() and document.get("split") == "train":
             resolved = load(run.recipe, args.overrides)
-            document["steps"] = ledger.document_steps(resolved, opened, run.corpus, args.document)
+            omitted = Journal.read(run.journal).omitted
+            document["steps"] = ledger.document_steps(resolved, opened, run.corpus, args.document, omitted)
     if not args.json:
         _print_document(document)
     return document

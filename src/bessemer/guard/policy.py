@@ -19,21 +19,26 @@ from bessemer.recipe import Guard
 
 
 class Verdict(Enum):
-    """What to do with a step: apply it, lower fp16's loss scale, skip it, or stop the run."""
+    """What to do with a step: apply it, lower fp16's loss scale, skip it, or heal the run, which will not recover by itself."""
 
     APPLY = "apply"
     RESCALE = "rescale"
     SKIP = "skip"
-    STOP = "stop"
+    HEAL = "heal"
 
 
 @dataclass(frozen=True)
 class GuardState:
-    """Skipped steps and the history of the losses; part of every checkpoint."""
+    """Skipped steps and the history of the losses; part of every checkpoint.
+
+    branch: rollbacks before it; healthy_until: the last step before the last alarm, 0 where there was none.
+    """
 
     skips_in_a_row: int = 0
     skipped: int = 0
     history: History = field(default_factory=History)
+    branch: int = 0
+    healthy_until: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -66,26 +71,33 @@ def judge(
     scale: Scale,
     *,
     overflow: bool = False,
+    skips: bool = False,
     mesh: ProcessMesh = SINGLE_PROCESS,
 ) -> Judgement:
     """Judge step number `step` (1-based) by its loss and global gradient norm. Collective; every process gets the same verdict.
 
-    overflow: fp16's loss scale was too large for the step.
+    overflow: fp16's loss scale was too large for the step; skips: the journal says that its update was skipped.
     """
     is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
     history, alarm = observe(state.history, step, loss, grad_norm, scale) if is_finite else (state.history, None)
     is_spike = mesh.is_main and alarm is not None and alarm.kind == "spike" and guard.skip_spikes
-    flags = torch.tensor([not is_finite, not (is_finite or overflow), is_spike], dtype=torch.int64)
-    some_nonfinite, some_broken, skips_spike = map(bool, mesh.sum(flags).tolist())
+    is_lasting = mesh.is_main and alarm is not None and alarm.lasts
+    flags = torch.tensor([not is_finite, not (is_finite or overflow), is_spike, is_lasting], dtype=torch.int64)
+    some_nonfinite, some_broken, skips_spike, lasts = map(bool, mesh.sum(flags).tolist())
     if not some_nonfinite:
-        if skips_spike:
-            return Judgement(Verdict.SKIP, GuardState(0, state.skipped + 1, history), alarm)
-        return Judgement(Verdict.APPLY, GuardState(0, state.skipped, history), alarm)
+        if not skips_spike and skips:  # a fault of the machine that has not come again
+            return Judgement(Verdict.SKIP, replace(state, skips_in_a_row=0, skipped=state.skipped + 1))
+        after = replace(state, skips_in_a_row=0, skipped=state.skipped + skips_spike, history=history)
+        if alarm is not None and alarm.kind != "explosion":
+            after = replace(after, healthy_until=alarm.onset - 1)
+        return Judgement(Verdict.HEAL if lasts else Verdict.SKIP if skips_spike else Verdict.APPLY, after, alarm)
     if not some_broken:
         return Judgement(Verdict.RESCALE, state)
-    after = replace(state, skips_in_a_row=state.skips_in_a_row + 1, skipped=state.skipped + 1)
     alarm = Alarm("nonfinite", step - state.skips_in_a_row, nonfinite_cause(loss, grad_norm))
-    return Judgement(Verdict.STOP if after.skips_in_a_row >= guard.skips_in_a_row else Verdict.SKIP, after, alarm)
+    after = replace(
+        state, skips_in_a_row=state.skips_in_a_row + 1, skipped=state.skipped + 1, healthy_until=alarm.onset - 1
+    )
+    return Judgement(Verdict.HEAL if after.skips_in_a_row >= guard.skips_in_a_row else Verdict.SKIP, after, alarm)
 
 
 def nonfinite_cause(loss: float, grad_norm: float) -> str:

@@ -1,13 +1,15 @@
 """The recipe: one run as one frozen, validated value."""
 
+from bessemer.recipe.batches import Batches
 from bessemer.recipe.cleaning import Contamination, Dedup, EvaluationSet, Paragraphs, Quality, Substrings
 from bessemer.recipe.corpus import Corpus, Extract, Language, PersonalData, Source, Work
+from bessemer.recipe.guard import Guard
 from bessemer.recipe.keys import explain, keys
 from bessemer.recipe.load import differences, digest, dump, is_text, load, parse, recipe_for_text, shipped
 from bessemer.recipe.model import Model
 from bessemer.recipe.parallel import Parallel, PipelineSchedule
 from bessemer.recipe.rules import Rules
-from bessemer.recipe.schema import Batches, Checkpoint, Evaluate, Guard, Recipe, Run
+from bessemer.recipe.schema import Checkpoint, Evaluate, Recipe, Run
 from bessemer.recipe.tokens import MixturePhase, TokenizerChoice, Tokens, TokenSource
 from bessemer.recipe.train import BatchRamp, Classify, Dropout, Masking, Optimizer, Schedule, Train
 

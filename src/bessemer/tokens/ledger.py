@@ -7,6 +7,7 @@ that an answer takes milliseconds however large the corpus is.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
+from bessemer.recipe.batches import Range
 from bessemer.tokens.loader import LabelledTexts, Loader, PackedSplit, Sequences, loader_of
 from bessemer.tokens.shards import Shard, TokenStore, token_dtype
 
@@ -26,14 +28,17 @@ EXCERPT_CHARACTERS = 300
 
 
 def step_documents(
-    recipe: Recipe, store: TokenStore, corpus: Path, step: int, text: bool = False
+    recipe: Recipe, store: TokenStore, corpus: Path, step: int, text: bool = False, omitted: Sequence[Range] = ()
 ) -> list[dict[str, Any]]:
-    """The documents in the batch of step `step` (1-based): sample, source, document, path, place; text: how it begins."""
-    batches, steps = recipe.batches, recipe.train.steps or 0
+    """The documents in the batch of step `step` (1-based): sample, source, document, path, place; text: how it begins.
+
+    omitted: samples that the run passed over.
+    """
+    batches, steps = recipe.batches.without(omitted), recipe.train.steps or 0
     if not 1 <= step <= steps:
         raise InputError(f"--step: {step} is not a step of this run; it has steps 1 to {steps}")
     rows: list[dict[str, Any]] = loader_of(recipe, store).documents(
-        batches.before(step - 1), batches.sequences(step - 1)
+        batches.first(step - 1), batches.sequences(step - 1)
     )
     known = _known(corpus, [name for row in rows for name in row["documents"]], text)
     keys = ("path", "place", *(("text",) if text else ()))
@@ -49,16 +54,19 @@ def step_documents(
     ]
 
 
-def document_steps(recipe: Recipe, store: TokenStore, corpus: Path, identity: str) -> list[dict[str, Any]]:
-    """The steps whose batch held a document: step, sample, source, path, place."""
+def document_steps(
+    recipe: Recipe, store: TokenStore, corpus: Path, identity: str, omitted: Sequence[Range] = ()
+) -> list[dict[str, Any]]:
+    """The steps whose batch held a document: step, sample, source, path, place. omitted: samples that the run passed over."""
     loader = loader_of(recipe, store)
     source, samples = _samples_of(store, loader, identity)
-    batches, steps = recipe.batches, recipe.train.steps or 0
+    batches, steps = recipe.batches.without(omitted), recipe.train.steps or 0
     known = _known(corpus, [identity]).get(identity, {})
     place = {key: known.get(key, "") for key in ("path", "place")}
     return [
-        {"step": batches.step_of(sample) + 1, "sample": sample, "source": store.sources[source], **place}
-        for sample in loader.mixture.slots_of(source, samples, batches.before(steps)).tolist()
+        {"step": reader + 1, "sample": sample, "source": store.sources[source], **place}
+        for sample in loader.mixture.slots_of(source, samples, batches.after(steps)).tolist()
+        if (reader := batches.reader_of(sample)) is not None
     ]
 
 

@@ -278,8 +278,8 @@ def loader_of(recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) 
     return Loader(sources, mixture_of(recipe, sizes), rank, world)
 
 
-def prefetched(loader: Reader, first: int, counts: Iterable[int], depth: int = 4) -> Iterator[Batch]:
-    """The next global batches from sample `first` on, read ahead by a thread. counts: the samples of each, in order.
+def prefetched(loader: Reader, spans: Iterable[tuple[int, int]], depth: int = 4) -> Iterator[Batch]:
+    """Global batches, read ahead by a thread. spans: the first sample and the number of samples of each, in order.
 
     An error in the thread is raised at the batch that it concerns. Closing the iterator ends the thread.
     """
@@ -296,12 +296,10 @@ def prefetched(loader: Reader, first: int, counts: Iterable[int], depth: int = 4
 
     def read() -> None:
         try:
-            start = first
-            for count in counts:
+            for first, count in spans:
                 if closed.is_set():
                     return
-                put(loader.batch(start, count))
-                start += count
+                put(loader.batch(first, count))
             put(None)
         except BaseException as error:
             put(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from bessemer.parallel.mesh import ProcessMesh
+from bessemer.recipe.batches import Range
 from bessemer.tokens.loader import Batch, Reader
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
@@ -70,10 +72,10 @@ class MixtureCounts:
         return cls(*(tuple(tuple(row) for row in facts.get(key, ())) for key in ("sequences", "tokens")))
 
 
-def mixture_audit(mixture: Mixture, counts: MixtureCounts, samples: int) -> dict[str, Any]:
-    """Asked, planned and drawn token shares of each source after `samples` sequences, in all and by phase, and its epochs.
+def mixture_audit(mixture: Mixture, counts: MixtureCounts, samples: int, gaps: Sequence[Range] = ()) -> dict[str, Any]:
+    """Asked, planned and drawn token shares of each source at place `samples` of the order, in all and by phase, and its epochs.
 
-    target_share is what the caps leave of asked_share.
+    gaps: what was passed over before that place. target_share is what the caps leave of asked_share.
     """
     tokens, sequences = np.array(counts.tokens), np.array(counts.sequences)
     num_phases = len(tokens)
@@ -100,8 +102,17 @@ def mixture_audit(mixture: Mixture, counts: MixtureCounts, samples: int) -> dict
         "sources": rows,
         "largest_deviation": _deviation(rows),
         "phases": phases,
-        "follows_the_order": tuple(drawn.tolist()) == mixture.drawn(samples),
+        "passed_over": sum(end - first for first, end in gaps),
+        "follows_the_order": bool((drawn == _of_order(mixture, samples, gaps)).all()),
     }
+
+
+def _of_order(mixture: Mixture, samples: int, gaps: Sequence[Range]) -> Any:
+    """Sequences of each source up to a place of the order, without the gaps."""
+    drawn = np.array(mixture.drawn(samples))
+    for first, end in gaps:
+        drawn -= np.array(mixture.drawn(end)) - np.array(mixture.drawn(first))
+    return drawn
 
 
 def _rows(mixture: Mixture, asked: Any, planned: Any, sequences: Any, tokens: Any) -> dict[str, dict[str, Any]]:

@@ -39,10 +39,16 @@ WARMUP_STEPS, MAX_STEPS = 3, 40  # of a measurement
 class MetricsLog:
     """Appends to metrics.jsonl and, with report.tensorboard, to an event file.
 
-    A resumed run removes what was written after its checkpoint, so that every step is logged once.
+    A resumed run removes what was written after its checkpoint, so that every step is logged once. What a rollback undid is
+    kept in forks.jsonl.
     """
 
-    def __init__(self, run: RunFolder, resumed_at: int, tensorboard: bool) -> None:
+    def __init__(self, run: RunFolder, resumed_at: int, tensorboard: bool, rollbacks: int = 0) -> None:
+        """rollbacks: how many the run has had; the last may not be logged yet."""
+        self._run = run
+        is_logged = any(row.get("number") == rollbacks for row in read_json_lines(run.metrics))
+        if rollbacks and not is_logged:
+            self._set_fork_aside(rollbacks, resumed_at)
         _rewind(run.metrics, resumed_at)
         self._lines = LogFile(run.metrics)
         self._events = EventFile(run.tensorboard, resumed_at) if tensorboard else None
@@ -67,6 +73,20 @@ class MetricsLog:
         if self._events is not None:
             self._events.write(step, dict(_scalars(kind, values)), now.timestamp())
 
+    def roll_back(self, number: int, step: int) -> None:
+        """Move what was written after `step` into forks.jsonl, as fork `number` (from 1)."""
+        self._set_fork_aside(number, step)
+        _rewind(self._run.metrics, step)
+        if self._events is not None:
+            self._events.restart(step)
+
+    def _set_fork_aside(self, number: int, step: int) -> None:
+        rows = [row for row in read_json_lines(self._run.metrics) if row.get("step", 0) > step]
+        known = read_json_lines(self._run.forks)
+        if rows and not any(row.get("fork") == number for row in known):
+            forks = LogFile(self._run.forks)
+            forks.append(b"".join(json_line({"fork": number, **row}) for row in rows))
+
 
 class NoLog:
     """The log of ranks other than 0: writes nothing."""
@@ -78,6 +98,9 @@ class NoLog:
         """Nothing is open."""
 
     def write(self, kind: str, step: int, **values: Any) -> None:
+        """Nothing."""
+
+    def roll_back(self, number: int, step: int) -> None:
         """Nothing."""
 
 
@@ -116,11 +139,14 @@ class EventFile:
     def __init__(self, folder: Path, resumed_at: int) -> None:
         name = f"events.out.tfevents.{time():010.0f}.{socket.gethostname()}.{os.getpid()}.0"
         self.file = LogFile(folder / name)
-        events = [Event(wall_time=time(), file_version=EVENT_FILE_VERSION)]
+        self.file.append(_records([Event(wall_time=time(), file_version=EVENT_FILE_VERSION)]))
         if resumed_at:
-            start = SessionLog(status=SessionLog.START)
-            events.append(Event(wall_time=time(), step=resumed_at + 1, session_log=start))
-        self.file.append(_records(events))
+            self.restart(resumed_at)
+
+    def restart(self, step: int) -> None:
+        """Let TensorBoard drop events after `step`."""
+        start = SessionLog(status=SessionLog.START)
+        self.file.append(_records([Event(wall_time=time(), step=step + 1, session_log=start)]))
 
     def write(self, step: int, scalars: dict[str, float], seconds: float) -> None:
         """Write the scalars of a step. seconds: wall time since the epoch."""

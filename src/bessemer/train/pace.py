@@ -22,7 +22,7 @@ from time import perf_counter
 
 from bessemer.layout.dial import FORWARD_SHARE, SAVING_SHARE
 from bessemer.parallel.mesh import ProcessMesh
-from bessemer.recipe import Recipe, dump
+from bessemer.recipe import Batches, Recipe, dump
 from bessemer.recipe.train import Revision
 from bessemer.run import RunFolder, write_atomic
 from bessemer.terminal import say, step_time
@@ -55,13 +55,13 @@ class Pace:
 
     def __init__(
         self, recipe: Recipe, run: RunFolder, mesh: ProcessMesh, first: int, unique_tokens: int, scored_tokens: int,
-        started: float,
+        started: float, batches: Batches,
     ) -> None:  # fmt: skip
         """first: the step that it resumes from; unique_tokens: of the training text, for train.max_epochs; scored_tokens: of a
-        validation; started: when the training began, by perf_counter."""
+        validation; started: when the training began, by perf_counter; batches: over the samples that are read."""
         assert recipe.train.steps is not None, "the recipe is resolved"
         self.recipe, self._run, self._mesh = recipe, run, mesh
-        self.steps, self._sizes = recipe.train.steps, recipe.batches
+        self.steps, self.sizes = recipe.train.steps, batches
         self._shown_steps = self.steps
         self._first = self._marked_step = first
         self._scored_tokens, self._started, self._mark = scored_tokens, started, perf_counter()
@@ -69,23 +69,27 @@ class Pace:
         self._between_at_mark = 0.0
         self._limit = math.inf
         if recipe.train.max_epochs is not None:
-            samples = math.ceil(recipe.train.max_epochs * unique_tokens / self._sizes.length)
-            self._limit = self._sizes.steps_for(samples)
+            samples = math.ceil(recipe.train.max_epochs * unique_tokens / self.sizes.length)
+            self._limit = self.sizes.steps_for(samples)
         capped = (recipe.tokens.max_epochs, *(source.max_epochs for source in recipe.corpus.sources))
         # The order of such a mixture is planned over the whole run: other samples would have been read already.
         is_fixed = bool(recipe.tokens.schedule) or any(limit is not None for limit in capped)
         self._budget = 0.0 if is_fixed else 60 * (recipe.train.minutes or 0.0)
 
-    def batches(self, loader: Reader, samples: int) -> Iterator[Batch]:
-        """The prefetched batches up to the last step; samples: consumed before."""
-        step = self._first
+    def batches(self, loader: Reader, step: int) -> Iterator[Batch]:
+        """The prefetched batches after `step` steps, up to the last step."""
         while step < self.steps:
-            until = self.steps
-            for batch in prefetched(loader, samples, map(self._sizes.sequences, range(step, until))):
+            until, sizes = self.steps, self.sizes
+            for batch in prefetched(loader, ((sizes.first(n), sizes.sequences(n)) for n in range(step, until))):
                 yield batch
-                samples, step = samples + self._sizes.sequences(step), step + 1
+                step += 1
                 if self.steps != until:
                     break
+
+    def roll_back(self, step: int, batches: Batches) -> None:
+        """Go on from an earlier step, by other batches; the time that was lost counts."""
+        self.sizes, self._first = batches, min(self._first, step)
+        self._mark_step(step)
 
     @contextmanager
     def timing(self, what: str) -> Iterator[None]:

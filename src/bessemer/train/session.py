@@ -12,10 +12,13 @@ from typing import Any
 
 import torch
 
-from bessemer.checkpoint import latest
-from bessemer.checkpoint.protocol import published
+from bessemer.checkpoint import SavedCheckpoint, latest
+from bessemer.checkpoint.protocol import drop_newer, exchange, published
 from bessemer.environment import describe
+from bessemer.errors import BessemerError
 from bessemer.guard.detection import Scale
+from bessemer.guard.journal import Journal
+from bessemer.guard.policy import GuardState
 from bessemer.layout.flops import devices_of, recomputed_flops_per_token, step_flops_per_token
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import meta_model
@@ -30,7 +33,6 @@ from bessemer.train import loop
 from bessemer.train import profile as profiles
 from bessemer.train.audit import MixtureCounts
 from bessemer.train.device import Device
-from bessemer.train.loop import Training, TrainSummary
 from bessemer.train.metrics import Rates
 from bessemer.train.pace import Pace
 from bessemer.train.precision import probe
@@ -40,6 +42,7 @@ from bessemer.train.start import is_continued, no_dropout_line, start_from, star
 from bessemer.train.state import Position, Saver, restore
 from bessemer.train.step import TrainStep
 from bessemer.train.task import config_of
+from bessemer.train.training import Training, TrainSummary
 
 
 def train_here(
@@ -94,8 +97,8 @@ def set_up(
 
     recomputed: blocks, as planned; peak: FLOP/s of all processes together; planned_memory: bytes.
     """
-    started, sizes = perf_counter(), recipe.batches
-    checkpoint = latest(run.checkpoints, on_damage=warn, mesh=mesh)
+    started, journal = perf_counter(), _journal(run, mesh)
+    checkpoint = _checkpoint(run, journal, mesh)
     step = _step(recipe, config, device, store, mesh, checkpoint is not None, recomputed)
     loader = step.task.loader(recipe, store, mesh.data_rank, mesh.layout.data)
     if checkpoint is None and recipe.train.start is not None:
@@ -106,8 +109,10 @@ def set_up(
     if checkpoint is not None:
         position = restore(step, checkpoint, store)
     if len(position.counts.tokens) != len(loader.mixture.aims):  # an older checkpoint, or --accept-changes
-        counts = MixtureCounts.of_order(loader.mixture, position.samples, sizes.length).on_rank_zero(mesh)
+        counts = MixtureCounts.of_order(loader.mixture, position.samples, recipe.batches.length).on_rank_zero(mesh)
         position = replace(position, counts=counts)
+    position = replace(position, guard=replace(position.guard, branch=journal.branch))
+    sizes = recipe.batches.without(journal.omitted).going_on(position.step, position.samples)
     if position.step:
         say(f"  going on from step {position.step} of {recipe.train.steps}")
     held_out = step.task.held_out(recipe, store, recipe.evaluate.max_tokens)
@@ -121,10 +126,10 @@ def set_up(
         step=step,
         loader=loader,
         held_out=held_out,
-        sizes=sizes,
         guard=recipe.guard,
+        journal=journal,
         scale=Scale(math.log(len(store.labels) or config.vocabulary), recipe.train.optimizer.clip_norm),
-        pace=Pace(recipe, run, mesh, position.step, store.train_tokens, num_scored, started),
+        pace=Pace(recipe, run, mesh, position.step, store.train_tokens, num_scored, started, sizes),
         rates=rates,
         saver=Saver(recipe, run, step, store),
         position=position,
@@ -135,6 +140,37 @@ def set_up(
         started=started,
         observe=observe,
     )
+
+
+def _journal(run: RunFolder, mesh: ProcessMesh) -> Journal:
+    """The journal of a run, which rank 0 reads and writes; collective."""
+
+    def read(by_rank: list[None]) -> list[Journal]:
+        return [Journal.read(run.journal)] * len(by_rank)
+
+    journal = exchange(mesh, lambda: None, read)
+    if not mesh.is_main:
+        return replace(journal, path=None)
+    journal.drop_torn_line()
+    return journal
+
+
+def _checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh) -> SavedCheckpoint | None:
+    """The newest checkpoint on the path of the journal; those of a rollback that a kill interrupted are removed. Collective."""
+    while (checkpoint := latest(run.checkpoints, on_damage=warn, mesh=mesh)) is not None:
+        branch = GuardState.from_dict(checkpoint.facts["guard"]).branch
+        if branch > journal.branch:
+            raise BessemerError(
+                f"{run.journal}: the checkpoint of step {checkpoint.step} knows {branch} rollbacks, the journal "
+                f"{journal.branch}: lines are missing. Put the file back from a backup, or start over with --restart"
+            )
+        if journal.keeps(checkpoint.step, branch):
+            return checkpoint
+        to = min(rollback.to for rollback in journal.rollbacks[branch:])
+        if mesh.is_main:
+            drop_newer(run.checkpoints, to)
+        mesh.barrier()
+    return None
 
 
 def _step(

@@ -14,6 +14,7 @@ from bessemer.checkpoint import AsyncSaver, SavedCheckpoint, latest, save
 from bessemer.checkpoint.format import Tensors
 from bessemer.checkpoint.protocol import newest
 from bessemer.checkpoint.reading import mean_weights
+from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import record
 from bessemer.guard.policy import GuardState
@@ -138,13 +139,11 @@ class Saver:
         self._every = config.every or steps
         self._async: AsyncSaver | None = None
         if step.device.is_cuda if config.asynchronous is None else config.asynchronous:
-            self._async = AsyncSaver(run.checkpoints, config.keep, step.mesh, self._branch)
+            self._async = AsyncSaver(run.checkpoints, config.keep, step.mesh)
 
     def follow(self, recipe: Recipe) -> None:
         """Continue under a recipe with another number of steps."""
         self._recipe, self._branch = recipe, _branch_step(recipe.train)
-        if self._async is not None:
-            self._async.branch = self._branch
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is saved after `step` steps."""
@@ -154,6 +153,7 @@ class Saver:
         """Save at an interval. A failure (a full disk) is recorded, training goes on, and the next save tries again."""
         try:
             if self._async is not None:
+                self._async.keep = self._retention(position)
                 self._async.save(position.step, *capture(self._step, position, self._recipe, self._store))
             else:
                 self._write(position)
@@ -162,18 +162,27 @@ class Saver:
 
     def save_now(self, position: Position) -> None:
         """Save before the run ends. Raises BessemerError or OSError when it fails."""
+        self.finish(position)
+        self._write(position)
+
+    def finish(self, position: Position) -> None:
+        """Wait for a save in the background; a failure is recorded."""
         if self._async is not None:
             try:
                 self._async.finish()
             except (BessemerError, OSError) as error:
                 self._report(position, error)
-        self._write(position)
 
     def _write(self, position: Position) -> None:
         release_unused(self._step.device)
         tensors, facts = capture(self._step, position, self._recipe, self._store)
-        keep, mesh = self._recipe.checkpoint.keep, self._step.mesh
-        save(self._run.checkpoints, position.step, tensors, facts, keep, mesh, self._branch)
+        save(self._run.checkpoints, position.step, tensors, facts, self._retention(position), self._step.mesh)
+
+    def _retention(self, position: Position) -> Retention:
+        guard, steps = self._recipe.guard, self._recipe.train.steps or 0
+        # A run that has ended will not roll back.
+        distance = guard.distance(steps) if guard.roll_back and position.step < steps else 0
+        return Retention(self._recipe.checkpoint.keep, self._branch, position.guard.healthy_until, distance)
 
     def _report(self, position: Position, error: Exception) -> None:
         warn(f"{error}; training goes on, the next checkpoint tries again")

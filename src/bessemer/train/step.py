@@ -149,12 +149,13 @@ class TrainStep:
         # DDP keeps buckets for all gradients; set to None, gradients would be allocated besides them.
         self.optimizer.zero_grad(set_to_none=not data.uses_ddp(self.mesh))
 
-    def update(self, step: int, grad_norm: float) -> float:
-        """Clip to the global norm and take the optimizer step number `step` (0-based). Returns the learning rate."""
+    def update(self, step: int, grad_norm: float, rate_factor: float = 1.0) -> float:
+        """Clip to the global norm and take the optimizer step number `step` (0-based). Returns the learning rate, with the
+        factor."""
         config = self.settings.optimizer
         assert config.learning_rate is not None, "the recipe is resolved"
         rate = config.learning_rate * learning_rate_share(self.settings.schedule, step, self.settings.steps_at(step))
-        rate *= batch_factor(config, self.batches.tokens(step))
+        rate *= batch_factor(config, self.batches.tokens(step)) * rate_factor
         optimizers.set_learning_rate(self.optimizer, rate)
         if self.mesh.is_single:
             norm = torch.tensor(grad_norm, device=self.device.place, dtype=self.device.arithmetic.weights)

@@ -1,0 +1,71 @@
+"""The parts of a training on one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from bessemer.guard.detection import Scale
+from bessemer.guard.journal import Journal
+from bessemer.recipe import Guard
+from bessemer.run import RunFolder
+from bessemer.tokens.held_out import HeldOut
+from bessemer.tokens.loader import Batch, Reader
+from bessemer.tokens.shards import TokenStore
+from bessemer.train.metrics import Log, MetricsLog, NoLog, Rates
+from bessemer.train.pace import Pace
+from bessemer.train.state import Position, Saver
+from bessemer.train.step import TrainStep
+
+
+@dataclass(frozen=True)
+class TrainSummary:
+    """The result of a training. resumed_at: step of the checkpoint, 0 for a fresh start; skipped: by the guard; rescaled: steps
+    dropped because fp16's loss scale was too large; peak_memory: bytes; recomputed: blocks."""
+
+    step: int
+    resumed_at: int
+    bits_per_byte: float | None
+    accuracy: float | None
+    skipped: int
+    seconds: float
+    weights: str
+    rescaled: int
+    peak_memory: int
+    recomputed: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """The parts of a training on this process, built by `session.set_up`.
+
+    journal: the guard's decisions so far; scale: what losses and gradients are compared with; position: where it starts;
+    has_checkpoint: whether it was read from one; scores_first: validate before the first step; planned_memory: bytes;
+    started: by perf_counter; observe: wraps the iterator of batches, for the profiler.
+    """
+
+    run: RunFolder
+    store: TokenStore
+    step: TrainStep
+    loader: Reader
+    held_out: list[HeldOut]
+    guard: Guard
+    journal: Journal
+    scale: Scale
+    pace: Pace
+    rates: Rates
+    saver: Saver
+    position: Position
+    has_checkpoint: bool
+    scores_first: bool
+    tensorboard: bool
+    planned_memory: int
+    started: float
+    observe: Callable[[Iterator[Batch]], Iterator[Batch]]
+
+    def log(self) -> AbstractContextManager[Log]:
+        """The log of rank 0; other ranks write nothing."""
+        if not self.step.mesh.is_main:
+            return NoLog()
+        return MetricsLog(self.run, self.position.step, self.tensorboard, self.journal.branch)

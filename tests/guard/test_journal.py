@@ -1,0 +1,107 @@
+"""The journal: what is in it, what of it holds, and what of damage is noticed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bessemer.errors import BessemerError, InputError
+from bessemer.guard.journal import Journal, Rollback, within
+from bessemer.recipe import Guard, parse
+
+
+def rollback(number: int, at: int, to: int, rate_factor: float = 1.0) -> Rollback:
+    return Rollback(number, at, to, "shift", at - 10, (8 * at, 8 * at + 80), rate_factor, 0.1, 20)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    """Back from 120 to 80, from 150 to 60, and from 400 to 300; with a skipped update on each branch."""
+    found = Journal(tmp_path / "journal.jsonl")
+    found.add_skip(57)
+    found.add_skip(90)
+    found.add_rollback(rollback(1, 120, 80))
+    found.add_skip(75)
+    found.add_rollback(rollback(2, 150, 60, 0.9))
+    found.add_skip(95)
+    found.add_rollback(rollback(3, 400, 300, 0.67))
+    found.add_skip(310)
+    return found
+
+
+def test_what_was_written_is_read(journal: Journal) -> None:
+    assert journal.path is not None
+    assert Journal.read(journal.path) == journal
+    assert Journal.read(journal.path.with_name("none")).rollbacks == []
+
+
+def test_the_path_is_what_no_rollback_undid(journal: Journal) -> None:
+    assert [step for step in (57, 75, 90, 95, 310) if journal.skips_step(step)] == [57, 95, 310]
+    assert [journal.keeps(60, 0), journal.keeps(80, 0), journal.keeps(80, 1), journal.keeps(300, 2)] == [
+        True, False, False, True,
+    ]  # fmt: skip
+    assert journal.keeps(301, 3) and not journal.keeps(301, 2)
+
+
+def test_the_learning_rate_is_that_of_the_last_rollback_to_a_step_before(journal: Journal) -> None:
+    factors = {step: journal.governing(step) for step in (0, 59, 60, 80, 299, 300)}
+    assert {step: found and found.rate_factor for step, found in factors.items()} == {
+        0: None, 59: None, 60: 0.9, 80: 0.9, 299: 0.9, 300: 0.67,
+    }  # fmt: skip
+    assert (within(journal.rollbacks, 400, 10_000), within(journal.rollbacks, 400, 260)) == (3, 2)
+
+
+def test_a_line_that_a_kill_cut_short_was_not_acted_on(journal: Journal) -> None:
+    assert journal.path is not None
+    whole = journal.path.read_bytes()
+    last = whole.splitlines(keepends=True)[-1]
+    for length in range(1, len(last)):
+        journal.path.write_bytes(whole[:-length])
+        found = Journal.read(journal.path)
+        assert found.branch == 3 and not found.skips_step(310)
+        found.drop_torn_line()
+        found.add_skip(311)
+        assert Journal.read(journal.path).skips_step(311)
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "changed", "foreign"])
+def test_other_damage_is_refused(journal: Journal, damage: str) -> None:
+    assert journal.path is not None
+    lines = journal.path.read_text().splitlines()
+    if damage == "cut":
+        lines[2] = lines[2][:30]
+    elif damage == "missing":
+        del lines[2]  # the first of the rollbacks
+    elif damage == "changed":
+        lines[2] = json.dumps({**json.loads(lines[2]), "omitted": 3})
+    else:
+        lines[0] = "[]"
+    journal.path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(BessemerError, match=r"journal.jsonl: line [1345] is damaged.*--restart"):
+        Journal.read(journal.path)
+
+
+def test_sizes_follow_from_the_length_of_the_run() -> None:
+    found = Guard()
+    assert [found.distance(steps) for steps in (50, 1000, 100_000)] == [8, 50, 100]
+    assert [found.batches_to_skip(steps) for steps in (50, 1000, 100_000)] == [16, 100, 200]
+    assert Guard(rollback_distance=30).steps_to_rewarm(10) == 30 and Guard(skip_batches=0).batches_to_skip(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("guard.rate_factors=[]", "one or more numbers"),
+        ("guard.rate_factors=[0.5,2]", "above 0 and up to 1"),
+        ("guard.max_skipped=0", "greater than 0"),
+        ("guard.max_rollbacks=0", "greater than"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(setting: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        parse('[run]\nname = "x"', "x", [setting])
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(InputError, match="skip_batches has no effect with roll_back = false"):
+        parse('[run]\nname = "x"', "x", ["guard.roll_back=false", "guard.skip_batches=3"])

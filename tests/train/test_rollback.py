@@ -1,0 +1,239 @@
+"""Runs that heal: poisoned data, faults of the machine, kills in the middle of it, and the journal that repeats it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.checkpoint import latest
+from bessemer.cli import run_command
+from bessemer.guard.journal import Journal
+from bessemer.recipe import load
+from bessemer.run import read_json, read_json_lines
+from bessemer.tokens import ledger
+from bessemer.tokens.loader import Batch
+from bessemer.tokens.shards import TokenStore
+from bessemer.train import healing
+from bessemer.train.measure import RunTiming
+from bessemer.train.pace import Pace
+from bessemer.train.step import Gradients, TrainStep
+from tests.train.test_guarded import incidents, poison
+
+STEPS, EVERY = 130, 10
+POISONED = range(8 * 70, 8 * 82)  # samples of the steps 71 to 82
+
+
+@pytest.fixture(autouse=True)
+def _no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
+
+
+def train(recipe_file: Path, runs: Path, *overrides: str, expected: int = 0) -> Path:
+    values = (
+        f"run.dir={runs}",
+        f"train.steps={STEPS}",
+        f"checkpoint.every={EVERY}",
+        "report.tensorboard=false",
+        *overrides,
+    )
+    sets = [part for value in values for part in ("--set", value)]
+    assert run_command(["train", str(recipe_file), *sets]) == expected
+    return runs / "small"
+
+
+def weights(folder: Path) -> str:
+    saved = latest(folder / "checkpoints")
+    assert saved is not None
+    return f"{saved.step} {saved.facts['weights']}"
+
+
+def copied(runs: Path, name: str) -> Path:
+    """Another folder with runs that have the same tokens."""
+    place = runs.with_name(name)
+    shutil.copytree(runs, place)
+    return place
+
+
+@contextmanager
+def broken(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool) -> Iterator[None]:
+    """A kill before or after the first call of a function."""
+    honest = getattr(owner, name)
+
+    def dies(*arguments: Any, **more: Any) -> Any:
+        if after:
+            honest(*arguments, **more)
+        raise SystemError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, dies)
+        yield
+
+
+def faulty(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> None:
+    """The gradients' norm is not a number where is_bad says so of the number of calls before."""
+    honest, calls = TrainStep.gradients, iter(range(10**9))
+
+    def gradients(self: TrainStep, batch: Batch, scale: Any) -> Gradients:
+        found = honest(self, batch, scale)
+        return replace(found, grad_norm=math.nan) if is_bad(next(calls)) else found
+
+    monkeypatch.setattr(TrainStep, "gradients", gradients)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The first sample of every batch that is trained on."""
+    honest, found = TrainStep.gradients, list[int]()
+
+    def gradients(self: TrainStep, batch: Batch, scale: Any) -> Gradients:
+        found.append(batch.first)
+        return honest(self, batch, scale)
+
+    monkeypatch.setattr(TrainStep, "gradients", gradients)
+    return found
+
+
+def test_a_poisoned_range_is_passed_over_and_its_documents_are_named(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], read: list[int]
+) -> None:
+    healthy = train(recipe_file, copied(runs, "healthy"))
+    read.clear()
+    poison(monkeypatch, lambda first: first in POISONED)
+    folder = train(recipe_file, runs, "guard.skip_spikes=false", "guard.skip_batches=30")
+    journal, found = Journal.read(folder / "journal.jsonl"), incidents(folder)
+    assert 1 <= journal.branch <= 3
+    first = journal.rollbacks[0]
+    assert (first.what, first.onset, first.to) == ("diverged", 71, 60), "at least 8 steps before the first bad one"
+    acted = next(row for row in found if row.get("rollback") == 1)
+    assert acted["step"] <= 71 + 16 and "rolled back to step 60; 30 batches passed over" in acted["action"]
+    assert acted["documents"][0]["sample"] == 560 and acted["documents"][0]["documents"]
+    assert "rolled back to step 60" in capsys.readouterr().err
+
+    rows = read_json_lines(folder / "metrics.jsonl")
+    steps = [row["step"] for row in rows if row["kind"] == "train"]
+    assert steps == list(range(1, STEPS + 1)), "every step once"
+    forks = read_json_lines(folder / "forks.jsonl")
+    assert {row["fork"] for row in forks} == set(range(1, journal.branch + 1))
+    assert [row["step"] for row in forks if row["fork"] == 1 and row["kind"] == "train"] == list(range(61, first.at))
+    rates = {row["step"]: row["learning_rate"] for row in rows if row["kind"] == "train"}
+    assert rates[first.to + 1] < 0.3 * rates[first.to]
+
+    path = read[-(STEPS - journal.rollbacks[-1].to) :]
+    assert not any(start in POISONED for start in path), "nothing of it is read on the path that the run took"
+    audit = read_json(folder / "mixture.json")
+    assert audit["follows_the_order"] and audit["passed_over"] >= len(POISONED)
+    recipe, store = load(folder / "recipe.toml"), TokenStore.open(folder / "tokens")
+    row = ledger.step_documents(recipe, store, folder / "corpus", STEPS, omitted=journal.omitted)[0]
+    assert row["sample"] == path[-1]
+    back = ledger.document_steps(recipe, store, folder / "corpus", row["document"], omitted=journal.omitted)
+    assert (STEPS, path[-1]) in [(place["step"], place["sample"]) for place in back]
+
+    end, of_healthy = (
+        [row["loss"] for row in read_json_lines(run / "metrics.jsonl") if row["kind"] == "validation"][-1]
+        for run in (folder, healthy)
+    )
+    assert end < 1.02 * of_healthy
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "after"),
+    [
+        (Journal, "add_rollback", False),
+        (Journal, "add_rollback", True),
+        (healing, "drop_newer", True),
+        (healing, "restore", False),
+        (Pace, "roll_back", True),
+    ],
+)
+def test_a_kill_during_a_rollback_changes_nothing(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
+) -> None:
+    poison(monkeypatch, lambda first: first in POISONED)
+    whole = train(recipe_file, copied(runs, "whole"))
+    with broken(monkeypatch, owner, name, after=after), pytest.raises(SystemError):
+        train(recipe_file, runs)
+    resumed = train(recipe_file, runs)
+    assert weights(resumed) == weights(whole)
+    assert Journal.read(resumed / "journal.jsonl").rollbacks == Journal.read(whole / "journal.jsonl").rollbacks
+    for kind in ("metrics", "forks"):
+        ours, theirs = (
+            [
+                (row.get("fork"), row["step"], row["loss"])
+                for row in read_json_lines(run / f"{kind}.jsonl")
+                if row["kind"] == "train"
+            ]
+            for run in (resumed, whole)
+        )
+        assert ours == theirs, kind
+
+
+def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single step that is not finite, and later three in a row, which are answered by a rollback."""
+    again = copied(runs, "again")
+    with monkeypatch.context() as patch:
+        faulty(patch, lambda call: call in (20, 60, 61, 62))
+        folder = train(recipe_file, runs)
+    journal = Journal.read(folder / "journal.jsonl")
+    assert [(found.what, found.onset, found.to) for found in journal.rollbacks] == [("nonfinite", 61, 50)]
+    assert journal.skips_step(21) and not journal.skips_step(61), "that one was undone"
+    shutil.copy(folder / "journal.jsonl", again / "small" / "journal.jsonl")
+    repeated = train(recipe_file, again)
+    assert weights(repeated) == weights(folder)
+    assert read_json_lines(repeated / "incidents.jsonl") == []
+    assert (repeated / "journal.jsonl").read_bytes() == (folder / "journal.jsonl").read_bytes()
+
+
+def test_a_poison_that_does_not_end_stops_the_run_with_a_report(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every step from 61 on is not finite, wherever the run goes."""
+    honest = TrainStep.gradients
+
+    def gradients(self: TrainStep, batch: Batch, scale: Any) -> Gradients:
+        found = honest(self, batch, scale)
+        return replace(found, loss=math.nan) if batch.first >= 8 * 60 else found
+
+    monkeypatch.setattr(TrainStep, "gradients", gradients)
+    folder = train(recipe_file, runs, "guard.max_rollbacks=2", expected=1)
+    journal = Journal.read(folder / "journal.jsonl")
+    assert [found.rate_factor for found in journal.rollbacks] == [1.0, 0.9]
+    actions = [row["action"] for row in incidents(folder) if row["action"] != "update skipped"]
+    assert "; 16 batches passed" in actions[0] and "; 40 batches passed" in actions[1] and actions[2] == "run stopped"
+    said = capsys.readouterr().err
+    assert "2 rollbacks have not healed it" in said and "documents (" in said
+
+
+def test_too_many_skipped_updates_stop_the_run(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faulty(monkeypatch, lambda call: call % 2 == 1)
+    folder = train(recipe_file, runs, expected=1)
+    assert [row["step"] for row in incidents(folder)] == list(range(2, 23, 2))
+    assert "that was update 11 to be skipped (limit 10)" in capsys.readouterr().err
+
+
+def test_without_rollbacks_the_run_stops(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, lambda first: first in POISONED)
+    folder = train(recipe_file, runs, "guard.roll_back=false", "guard.skip_spikes=false", expected=1)
+    assert incidents(folder)[-1]["action"] == "run stopped" and not (folder / "journal.jsonl").exists()
+
+
+def test_a_journal_that_has_lost_its_lines_is_refused(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poison(monkeypatch, lambda first: first in POISONED)
+    folder = train(recipe_file, runs)
+    (folder / "journal.jsonl").unlink()
+    before = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    train(recipe_file, runs, f"train.steps={STEPS + 10}", expected=1)
+    assert "lines are missing" in capsys.readouterr().err
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == before
