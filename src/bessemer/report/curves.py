@@ -119,11 +119,20 @@ def _loss(data: RunData) -> Figure | None:
     if loss is not None:
         traces.append(_curve("train, each step", data.train.step, loss, "raw", ".4f", width=1))
         traces.append(_smoothed("train, smoothed", data.train.step, loss, "train", width=2))
+    for number, fork in enumerate(data.forks, 1):
+        undone = fork.column("loss")
+        if undone is not None:
+            traces.append(_curve(f"rolled back ({number})", fork.step, undone, "lost", ".4f", dash="dot", width=1.5))
     if held_out is not None:
         traces.append(_curve("held out", data.validation.step, held_out, "accent", ".4f", marked=True))
     steps = [as_number(incident.get("step")) for incident in data.incidents[:MARKED_INCIDENTS]]
     shapes = [parts.vertical(step) for step in steps if step is not None]
-    note = " ".join(filter(None, ["Dotted lines: incidents." if shapes else "", _scored_text(data)]))
+    said = [
+        "Vertical dotted lines: incidents." if shapes else "",
+        "Dotted curves: what rollbacks undid; training went on from where each begins." if data.forks else "",
+        _scored_text(data),
+    ]
+    note = " ".join(filter(None, said))
     return _figure("loss", "Loss", data.loss_unit, traces, shapes=shapes, note=note)
 
 

@@ -75,6 +75,7 @@ class RunData:
     validation: Curves = field(default_factory=Curves)
     inside: Curves = field(default_factory=Curves)
     incidents: list[Json] = field(default_factory=list)
+    forks: list[Curves] = field(default_factory=list)
     stages: list[Json] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -137,6 +138,7 @@ def read(run: RunFolder) -> RunData:
         evaluation=json_file(run.evaluation),
         export=json_file(run.export / "bessemer.json"),
         incidents=as_objects(read_json_lines(run.incidents)),
+        forks=_forks(run.forks),
         stages=as_objects(json_file(run.path / "stages.json").get("stages")),
         notes=notes,
         **_curves(run.metrics, notes),
@@ -182,6 +184,15 @@ def _curves(path: Path, notes: list[str]) -> dict[str, Curves]:
     if damaged:
         notes.append(f"{damaged} damaged line{'s' if damaged > 1 else ''} of metrics.jsonl left out.")
     return {kind: one.finish() for kind, one in columns.items()}
+
+
+def _forks(path: Path) -> list[Curves]:
+    """The training lines that each rollback undid, in the order of the rollbacks."""
+    columns: dict[float, _LogColumns] = {}
+    for row in _lines(path):
+        if row is not None and row.get("kind") == "train" and as_number(row.get("step")) is not None:
+            columns.setdefault(as_number(row.get("fork")) or 0.0, _LogColumns()).add(row)
+    return [columns[number].finish() for number in sorted(columns)]
 
 
 def _lines(path: Path) -> Iterator[Json | None]:

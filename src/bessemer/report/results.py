@@ -130,7 +130,10 @@ def incidents(data: RunData) -> Block:
             parts.count(as_number(incident.get("step"))), words(as_text(incident.get("what"))), as_text(incident.get("cause")),
             as_text(incident.get("action")), cell(clock(incident.get("time")), css="nowrap"),
         ]  # fmt: skip
-        listed = parts.folded("Documents of the batch", {"kind": "list", "items": shown}) if shown else None
+        advice = as_text(incident.get("advice"))
+        under: list[Block] = [parts.finding(advice)] if advice else []
+        under += [{"kind": "list", "items": shown}] if shown else []
+        listed = parts.folded("Documents and advice" if advice else "Documents of the batch", *under) if under else None
         rows.append(parts.row(cells, under=listed))
     table = parts.table(["n|Step", "What", "Cause", "Action", "wide-only|Time"], rows, css="texts")
     return parts.section("incidents", "Incidents", table or parts.finding("None."))
