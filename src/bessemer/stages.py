@@ -229,8 +229,10 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
 
 def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     """Train to the last step, from where the run stands. profile: a few steps under the profiler, into profile/."""
+    from bessemer.guard.pulse import own
     from bessemer.launch import start
     from bessemer.longer import learns_by_heart, longer_command
+    from bessemer.parallel.mesh import SINGLE_PROCESS
     from bessemer.report import planned
     from bessemer.tokens.outlook import num_tokens
     from bessemer.train import device as devices
@@ -247,7 +249,10 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         if recipe.parallel.world > 1:
             made = TrainSummary(**start.train(recipe, run, profile))
         else:
-            made = train_here(recipe, run, prepared.plan, profile, devices.choose(recipe.train))
+            with own(run, 0, recipe.guard.hang_seconds) as pulse:
+                made = train_here(
+                    recipe, run, prepared.plan, profile, devices.choose(recipe.train), SINGLE_PROCESS, pulse
+                )
         predicted = read_json(run.plan)["memory_bytes"]["total"]  # with what the training process itself held
         if made.resumed_at == made.step:
             return None

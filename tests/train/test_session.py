@@ -70,8 +70,9 @@ def test_a_validation_starts_without_what_steps_have_freed(monkeypatch: pytest.M
     freed = torch.ones(75_000_000)
     del freed
     kept = devices.resident_bytes() - empty
-    pace: Any = SimpleNamespace(timing=lambda what: contextlib.nullcontext(), sizes=sizes)
-    training: Any = SimpleNamespace(step=step, held_out=[], pace=pace)
+    training: Any = SimpleNamespace(
+        step=step, held_out=[], pace=SimpleNamespace(sizes=sizes), timing=lambda what: contextlib.nullcontext()
+    )
     loop._validate(training, NoLog(), Position())
     if kept > 2.9e8:  # a C library that keeps what is freed
         assert seen[0] < empty + 5e7

@@ -20,12 +20,15 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bessemer.errors import BessemerError, Stopped
 from bessemer.launch import status
 from bessemer.run import RunFolder
 from bessemer.terminal import QUIET, silence_libraries, working
+
+if TYPE_CHECKING:
+    from bessemer.guard.pulse import Pulse
 
 POLL_SECONDS = 0.3
 REPORT_SECONDS = 3.0  # for another process to report a failure, before a lost neighbour counts as a crash
@@ -128,11 +131,21 @@ class LaunchedProcess:
             slots = os.environ.get(SLOTS)
             slot = self.local_rank if slots is None else int(slots.split(",")[self.local_rank])
             device = devices.choose(recipe.train, local_rank=slot)
-            mesh = join(layout, device.place, store=dist.PrefixStore("group", rendezvous.store))
-            summary = train_here(recipe, run, read_json(run.plan), self.task.profile, device, mesh)
+            with self._pulse(run, recipe.guard.hang_seconds) as pulse:
+                mesh = join(layout, device.place, store=dist.PrefixStore("group", rendezvous.store))
+                summary = train_here(recipe, run, read_json(run.plan), self.task.profile, device, mesh, pulse)
             mesh.barrier()
             leave()
         return asdict(summary)
+
+    def _pulse(self, run: RunFolder, hang_seconds: float | None) -> Pulse:
+        """What the node's watchdog sees of this process; under another launcher, what it sees of itself."""
+        from bessemer.guard.pulse import Pulse, own
+
+        if self.node is None:
+            return own(run, self.rank, hang_seconds)
+        name = str(self.local_rank)
+        return Pulse(self.node / f"{name}.pulse", self.rank, self.node / f"{name}.stacks", hang_seconds)
 
     def _prepare(self, run: RunFolder, lock: contextlib.ExitStack) -> None:
         if self.task.prepare is not None:

@@ -19,6 +19,7 @@ from bessemer import interrupt
 from bessemer.errors import BessemerError, Stopped
 from bessemer.launch import status
 from bessemer.launch.agent import LaunchSpec
+from bessemer.launch.watchdog import Watchdog
 from bessemer.recipe import Parallel, Recipe
 from bessemer.run import RunFolder
 from bessemer.terminal import reported_elsewhere, say, warn
@@ -40,7 +41,7 @@ def train(recipe: Recipe, run: RunFolder, profile: bool) -> dict[str, Any]:
     while True:
         status.begin(run)
         say(f"  on {layout.world} processes: {described(layout)}")
-        ended = _run_agent(LaunchSpec(arguments, layout.world, layout.restarts), slots[: layout.world])
+        ended = _run_agent(LaunchSpec(arguments, layout.world, layout.restarts), slots[: layout.world], run)
         status.end(run)
         if ended.report is not None:
             return ended.summary()
@@ -61,7 +62,7 @@ def train_on_node(spec: LaunchSpec, run: RunFolder | None) -> dict[str, Any]:
 
     run: for the traceback of a crash. Raises what the processes report, or ShownElsewhere.
     """
-    ended = _run_agent(spec, list(range(spec.processes)))
+    ended = _run_agent(spec, list(range(spec.processes)), run)
     if ended.report is not None:
         return ended.summary()
     raise ended.error(run, spec.restarts)
@@ -118,7 +119,7 @@ def described(layout: Parallel) -> str:
     return " x ".join(used) or "one"
 
 
-def _run_agent(spec: LaunchSpec, slots: Sequence[int]) -> EndOfNode:
+def _run_agent(spec: LaunchSpec, slots: Sequence[int], run: RunFolder | None) -> EndOfNode:
     """Start the processes of this node, pass a stop signal on to them, and wait for their end."""
     place = Path(tempfile.mkdtemp(prefix="bessemer-"))
     environment = _environment(spec.processes, place, slots)
@@ -126,7 +127,7 @@ def _run_agent(spec: LaunchSpec, slots: Sequence[int]) -> EndOfNode:
         with subprocess.Popen(spec.command(), env=environment, start_new_session=True) as agent:
             try:
                 with _stop_signals(), reported_elsewhere():
-                    _wait(place, agent)
+                    _wait(place, agent, Watchdog(place, run))
             except KeyboardInterrupt:
                 _stop(place, agent)
             finally:
@@ -138,12 +139,13 @@ def _run_agent(spec: LaunchSpec, slots: Sequence[int]) -> EndOfNode:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _wait(place: Path, agent: subprocess.Popen[bytes]) -> None:
+def _wait(place: Path, agent: subprocess.Popen[bytes], watchdog: Watchdog) -> None:
     """Wait for the agent. After a reported failure it would wait minutes for the agents of other nodes, so it is killed."""
     alone_since = None
     while agent.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             agent.wait(POLL_SECONDS)
+        watchdog.look()
         report = status.reported(place)
         if report is None or report["status"] in ("done", "stopped") or status.pids(place):
             alone_since = None

@@ -40,6 +40,10 @@ class Guard(Section):
     """Steps of the warm-up after a rollback; left out: rollback_distance."""
     max_rollbacks: Positive = Field(3, description="Rollbacks within 10,000 steps; one more stops the run.")
 
+    hang_seconds: float | None = Field(None, ge=0)
+    """Seconds without progress after which a step hangs: on several processes the one that the others wait for is ended and
+    the group starts again; left out: five times what the slow ones of the last steps took, at least 60; 0: never."""
+
     def distance(self, steps: int) -> int:
         """rollback_distance, for a run of so many steps."""
         return self.rollback_distance or min(LONGEST, max(SHORTEST, int(SHARE * steps)))

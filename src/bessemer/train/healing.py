@@ -131,7 +131,8 @@ def _rolled_back(training: Training, log: Log, position: Position, alarm: Alarm,
         f"re-warmed over {rollback.rewarm_steps} steps"
     )
     _report(training, position, alarm, action, rollback=rollback.number)
-    restored = restore(training.step, target, training.store)
+    with training.pulse.during("start"):
+        restored = restore(training.step, target, training.store)
     pace.roll_back(rollback.to, pace.sizes.without([rollback.omitted]).going_on(rollback.to, restored.samples))
     log.roll_back(rollback.number, rollback.to)
     log.write(

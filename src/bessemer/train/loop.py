@@ -55,10 +55,11 @@ def train(training: Training) -> TrainSummary:
                         factor = rate_factor(training.journal, position.step)
                         rate = step.update(position.step, gradients.grad_norm, factor)
                 position = _advanced(training, position, batch, gradients, judgement.state)
+                training.pulse.mark("step", position.step)
                 scores = _note(training, log, position, gradients, rate) or scores
                 is_last, stopped_by = position.step == pace.steps, stop.asked()
                 if training.saver.is_due(position.step) and not is_last and stopped_by is None:
-                    with pace.timing("saving"):
+                    with training.timing("saving"):
                         training.saver.save(position)
                 note = f"loss {gradients.loss:.3f}" + (f"  {scores.short}" if scores else "")
                 advance(pace.sizes.tokens(position.step - 1), note, pace.sizes.tokens_before(pace.steps))
@@ -68,6 +69,7 @@ def train(training: Training) -> TrainSummary:
                         f"stopped by {stopped_by} after step {position.step} of {pace.steps}; everything is saved in "
                         f"{training.run.path}: the same command goes on from there"
                     )
+        training.pulse.mark("end", position.step)
         return _finish(training, log, position, scores)
 
 
@@ -115,7 +117,7 @@ def _numbers(training: Training, gradients: Gradients, rate: float, position: Po
 
 def _validate(training: Training, log: Log, position: Position) -> Validation:
     started, step = perf_counter(), training.step
-    with training.pace.timing("validation"):
+    with training.timing("validation"):
         release_unused(step.device)  # its tensors do not fit into the heap's holes that a step left
         with step.averaged():
             scores = validate(step, training.held_out)
@@ -136,7 +138,7 @@ def _finish(training: Training, log: Log, position: Position, scores: Validation
     """Save the last checkpoint, log times and memory, and write the audit of the mixture."""
     step, mesh, resumed_at = training.step, training.step.mesh, training.position.step
     if position.step > resumed_at or not training.has_checkpoint:
-        with training.pace.timing("saving"):
+        with training.timing("saving"):
             training.saver.save_now(position)
         log.write("time", position.step, resumed_at=resumed_at, **training.pace.seconds())
     memory = mesh.gather(memory_in_use(step.device))

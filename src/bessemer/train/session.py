@@ -19,10 +19,11 @@ from bessemer.errors import BessemerError
 from bessemer.guard.detection import Scale
 from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState
+from bessemer.guard.pulse import Pulse
 from bessemer.layout.flops import devices_of, recomputed_flops_per_token, step_flops_per_token
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import meta_model
-from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
+from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, read_json, write_json
 from bessemer.terminal import say, warn
@@ -47,7 +48,7 @@ from bessemer.train.training import Training, TrainSummary
 
 def train_here(
     recipe: Recipe, run: RunFolder, plan: dict[str, Any], profile: bool, device: Device,
-    mesh: ProcessMesh = SINGLE_PROCESS,
+    mesh: ProcessMesh, pulse: Pulse,
 ) -> TrainSummary:  # fmt: skip
     """Train a resolved recipe on this process of the mesh. plan: contents of plan.json; profile: a few steps, into profile/."""
     done = published(run.checkpoints)
@@ -80,7 +81,7 @@ def train_here(
     gc.freeze()  # collections around a validation took 0.2 s more with the libraries' objects
     try:
         observe = profiler or (lambda batches: batches)
-        training = set_up(recipe, config, run, store, device, mesh, recomputed, peak, memory["total"], observe)
+        training = set_up(recipe, config, run, store, device, mesh, recomputed, peak, memory["total"], observe, pulse)
         summary = loop.train(training)
     finally:
         gc.unfreeze()
@@ -92,6 +93,7 @@ def train_here(
 def set_up(
     recipe: Recipe, config: ModelConfig, run: RunFolder, store: TokenStore, device: Device, mesh: ProcessMesh,
     recomputed: int, peak: float, planned_memory: int, observe: Callable[[Iterator[Batch]], Iterator[Batch]],
+    pulse: Pulse,
 ) -> Training:  # fmt: skip
     """The parts of the loop, at the newest checkpoint of the run when there is one.
 
@@ -139,6 +141,7 @@ def set_up(
         planned_memory=planned_memory,
         started=started,
         observe=observe,
+        pulse=pulse,
     )
 
 

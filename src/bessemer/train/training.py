@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from bessemer.guard.detection import Scale
 from bessemer.guard.journal import Journal
+from bessemer.guard.pulse import Pulse
 from bessemer.recipe import Guard
 from bessemer.run import RunFolder
 from bessemer.tokens.held_out import HeldOut
@@ -42,7 +43,8 @@ class Training:
 
     journal: the guard's decisions so far; scale: what losses and gradients are compared with; position: where it starts;
     has_checkpoint: whether it was read from one; scores_first: validate before the first step; planned_memory: bytes;
-    started: by perf_counter; observe: wraps the iterator of batches, for the profiler.
+    started: by perf_counter; observe: wraps the iterator of batches, for the profiler;
+    pulse: for the watchdog.
     """
 
     run: RunFolder
@@ -63,6 +65,13 @@ class Training:
     planned_memory: int
     started: float
     observe: Callable[[Iterator[Batch]], Iterator[Batch]]
+    pulse: Pulse
+
+    @contextmanager
+    def timing(self, what: str) -> Iterator[None]:
+        """Around a "validation" or the "saving" of a checkpoint."""
+        with self.pulse.during(what), self.pace.timing(what):
+            yield
 
     def log(self) -> AbstractContextManager[Log]:
         """The log of rank 0; other ranks write nothing."""

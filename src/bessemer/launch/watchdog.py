@@ -1,0 +1,111 @@
+"""The watchdog of a node: it ends processes that hang, so that the agent starts the group again.
+
+It runs in the command's process, which does nothing else, and so sees also a process that holds the interpreter or was stopped. A
+collective that waits for such a process would otherwise time out after ten minutes, without saying for whom it waited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from bessemer.guard import pulse
+from bessemer.guard.incidents import ADVICE, record
+from bessemer.launch import status
+from bessemer.run import RunFolder
+from bessemer.terminal import warn
+
+LOOK_SECONDS = 1.0
+STACK_SECONDS = 1.0  # for the processes to write their stacks
+STATES = {
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "D": "blocked in the system, as by a disk or a device",
+}
+
+
+class Watchdog:
+    """Looks at the pulses of the processes of a node."""
+
+    def __init__(self, place: Path, run: RunFolder | None) -> None:
+        """place: the node's folder; run: where incidents and stacks go."""
+        self._place, self._run = place, run
+        self._looked, self._suspects = 0.0, set[int]()
+
+    def look(self) -> None:
+        """End the processes that hang, if they did so at the last look too."""
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        running = set(status.pids(self._place))
+        readings = [found for path in sorted(self._place.glob("*.pulse")) if (found := pulse.read(path)) is not None]
+        readings = [one for one in readings if one.pid in running]
+        guilty = culprits(readings)
+        pids = {one.pid for one in guilty}
+        is_sure, self._suspects = bool(pids) and pids == self._suspects, pids
+        if is_sure:
+            self._end(guilty, readings)
+
+    def _end(self, guilty: list[pulse.Reading], readings: list[pulse.Reading]) -> None:
+        names = ", ".join(f"rank {one.rank}" for one in guilty)
+        cause = "; ".join(_said(one) for one in guilty)
+        kept = self._stacks(readings)
+        warn(f"{cause}; {names} ended, and the group starts again from the last checkpoint; stacks of all: {kept}")
+        if self._run is not None:
+            record(
+                self._run.incidents, step=min(one.step for one in guilty) + 1, what="hang", cause=cause, rank=guilty[0].rank,
+                action=f"{names} ended; the group starts again from the last checkpoint", advice=ADVICE["hang"],
+                stacks=str(kept),
+            )  # fmt: skip
+        for one in guilty:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGKILL)
+
+    def _stacks(self, readings: list[pulse.Reading]) -> Path:
+        """Have all processes write their stacks, and collect them. A stopped one cannot."""
+        for one in readings:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGUSR2)
+        time.sleep(STACK_SECONDS)
+        kept = (self._place if self._run is None else self._run.path) / "stacks.txt"
+        parts = [f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n"]
+        for path in sorted(self._place.glob("*.stacks")):
+            parts.append(
+                f"--- local rank {path.stem}\n{path.read_text(errors='replace') or 'nothing: it did not answer'}\n"
+            )
+        with open(kept, "a") as file:
+            file.write("".join(parts))
+        return kept
+
+
+def culprits(readings: list[pulse.Reading]) -> list[pulse.Reading]:
+    """The processes that keep the others waiting: those that do not beat; else, where the processes make no progress, those
+    that are behind the others, or all of them."""
+    silent = [one for one in readings if one.is_silent]
+    if silent:
+        return silent
+    hanging = [one for one in readings if one.hangs]
+    if not hanging:
+        return []
+    places = {(one.step, pulse.PHASES.index(one.phase)) for one in hanging}
+    behind = min(places)
+    return [one for one in hanging if (one.step, pulse.PHASES.index(one.phase)) == behind or len(places) == 1]
+
+
+def _said(one: pulse.Reading) -> str:
+    state = _state(one.pid)
+    if one.is_silent:
+        why = STATES.get(state, "it holds the interpreter")
+        return f"rank {one.rank} has not answered for {one.silence:.0f} s in {one.doing}: {why}"
+    return f"rank {one.rank} has made no progress for {one.waiting:.0f} s in {one.doing}"
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter for a process's state; empty where it is not known."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
