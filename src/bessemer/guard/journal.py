@@ -38,6 +38,11 @@ class Rollback:
     rewarm_from: float
     rewarm_steps: int
 
+    @property
+    def only_repeats(self) -> bool:
+        """Whether the steps after it are the same again: the state was wrong, not the training."""
+        return self.what == "corruption"
+
 
 @dataclass
 class Journal:
@@ -91,7 +96,8 @@ class Journal:
 
     def governing(self, step: int) -> Rollback | None:
         """The rollback whose learning rate holds at update `step` (0-based): the last one to that step or an earlier one."""
-        return next((rollback for rollback in reversed(self.rollbacks) if rollback.to <= step), None)
+        changed = (one for one in reversed(self.rollbacks) if one.to <= step and not one.only_repeats)
+        return next(changed, None)
 
     def keeps(self, step: int, branch: int) -> bool:
         """Whether the state after `step` steps on a branch is part of the path that the run took in the end."""

@@ -40,6 +40,9 @@ class Guard(Section):
     """Steps of the warm-up after a rollback; left out: rollback_distance."""
     max_rollbacks: Positive = Field(3, description="Rollbacks within 10,000 steps; one more stops the run.")
 
+    compare_replicas_every: int = Field(100, ge=0)
+    """Steps between comparisons of the weights of processes that should hold the same; also before each checkpoint; 0:
+    never."""
     hang_seconds: float | None = Field(None, ge=0)
     """Seconds without progress after which a step hangs: on several processes the one that the others wait for is ended and
     the group starts again; left out: five times what the slow ones of the last steps took, at least 60; 0: never."""

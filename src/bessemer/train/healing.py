@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,8 @@ from bessemer.guard.detection import Alarm
 from bessemer.guard.incidents import ADVICE, record
 from bessemer.guard.journal import Journal, Rollback, within
 from bessemer.guard.policy import Judgement, Verdict, judge
+from bessemer.parallel.replicas import Sums, bit_sums, differences
+from bessemer.parallel.tied import owned_parameters
 from bessemer.terminal import warn
 from bessemer.train.metrics import Log
 from bessemer.train.schedule import rewarm_share
@@ -24,7 +27,7 @@ DOCUMENT_STEPS, DOCUMENT_SAMPLES = 4, 256
 MIN_SKIPPED = 10  # skipped steps that guard.max_skipped allows even a short run
 ROLLBACK_STEPS = 10_000  # within which guard.max_rollbacks are counted
 REPEATED_SKIP = 2.5  # a second rollback passes over so many times the batches of the first
-ENDING = ("nonfinite", "diverged", "dead")  # training on is pointless after these
+ENDING = ("nonfinite", "diverged", "dead", "corruption")  # training on is pointless after these
 
 
 def judged(training: Training, position: Position, gradients: Gradients) -> Judgement:
@@ -61,31 +64,75 @@ def answer(training: Training, log: Log, position: Position, judgement: Judgemen
         training.journal.add_skip(step)
         limit = max(MIN_SKIPPED, int(guard.max_skipped * training.pace.steps))
         if judgement.state.skipped > limit and alarm is not None:
-            _stop(training, position, alarm, f"that was update {judgement.state.skipped} to be skipped (limit {limit})")
+            _stop(training, step, alarm, f"that was update {judgement.state.skipped} to be skipped (limit {limit})")
     if alarm is None:
         return None
     if judgement.verdict is not Verdict.HEAL:
-        _report(training, position, alarm, "update skipped" if judgement.verdict is Verdict.SKIP else "recorded")
+        _report(training, step, alarm, "update skipped" if judgement.verdict is Verdict.SKIP else "recorded")
         return None
-    why_not = f"{judgement.state.skips_in_a_row} such steps in a row" if alarm.kind == "nonfinite" else "it lasts"
+    why = f"{judgement.state.skips_in_a_row} such steps in a row" if alarm.kind == "nonfinite" else "it lasts"
+    return _healed(training, log, position, step, alarm, why)
+
+
+def compare_replicas(training: Training, log: Log, position: Position) -> Position | None:
+    """Where it is due, compare the weights of processes that should hold the same, before they are saved. Returns where the run
+    goes on after a rollback, else None. Collective."""
+    mesh, step, every = training.step.mesh, position.step, training.guard.compare_replicas_every
+    is_last = step == training.pace.steps
+    if mesh.is_single or not every or not (step % every == 0 or training.saver.is_due(step) or is_last):
+        return None
+    by_rank = mesh.gather(bit_sums(owned_parameters(training.step.model)))
+    replicas, found = training.replicas, differences(by_rank)
+    if not found:
+        _name_guilty(training, step, by_rank)
+        replicas.equal_at = step
+        return None
+    first, ranks = found[0], sorted({rank for one in found for rank in one.suspects})
+    which = f"rank {ranks[0]}" if len(ranks) == 1 else f"one of the ranks {', '.join(map(str, ranks))}"
+    cause = f"{which} has other weights than its replicas: {len(found)} tensors, the first {first.name}"
+    if len(ranks) > 1:
+        replicas.suspected[step] = first
+    alarm = Alarm("corruption", replicas.equal_at + 1, cause)
+    return _healed(training, log, position, step, alarm, f"they were equal at step {replicas.equal_at}", ranks)
+
+
+def _name_guilty(training: Training, step: int, by_rank: list[Sums]) -> None:
+    """The run has come to the step of a difference again: the rank that had other weights then was the wrong one."""
+    difference = training.replicas.suspected.pop(step, None)
+    if difference is None:
+        return
+    rank = next(iter(difference.sums))
+    guilty = difference.differing_from(by_rank[rank][difference.key])
+    if len(guilty) < len(difference.sums):
+        names = ", ".join(f"rank {rank}" for rank in guilty)
+        alarm = Alarm("corruption", step + 1, f"the repeated steps show that {names} was wrong")
+        _report(training, step, alarm, "recorded", rank=guilty[0])
+
+
+def _healed(
+    training: Training, log: Log, position: Position, step: int, alarm: Alarm, why: str, ranks: Sequence[int] = (0,)
+) -> Position | None:
+    """Roll back where that is possible; else stop, or only record what need not stop a run."""
+    guard = training.guard
     if guard.roll_back:
         if within(training.journal.rollbacks, position.step, ROLLBACK_STEPS) >= guard.max_rollbacks:
-            _stop(training, position, alarm, f"{guard.max_rollbacks} rollbacks have not healed it")
+            _stop(training, step, alarm, f"{guard.max_rollbacks} rollbacks have not healed it")
         training.saver.finish(position)
         target = _target(training, alarm)
         if target is not None:
-            return _rolled_back(training, log, position, alarm, target)
-        why_not += ", and there is no checkpoint from before it to roll back to"
+            return _rolled_back(training, log, step, alarm, target, ranks[0])
+        why += ", and there is no checkpoint from before it to roll back to"
     if alarm.kind in ENDING:
-        _stop(training, position, alarm, why_not)
-    _report(training, position, alarm, "recorded")
+        _stop(training, step, alarm, why)
+    _report(training, step, alarm, "recorded")
     return None
 
 
 def _target(training: Training, alarm: Alarm) -> SavedCheckpoint | None:
     """The newest whole checkpoint that is old enough, else the oldest from before the first bad step. Collective."""
     folder, mesh = training.run.checkpoints, training.step.mesh
-    oldest_wanted = alarm.onset - 1 - training.guard.distance(training.pace.steps)
+    distance = 0 if alarm.kind == "corruption" else training.guard.distance(training.pace.steps)
+    oldest_wanted = alarm.onset - 1 - distance
     steps: list[int] = [step for step in mesh.broadcast(published(folder)) if 0 < step < alarm.onset]
     for step in [step for step in reversed(steps) if step <= oldest_wanted] + [s for s in steps if s > oldest_wanted]:
         try:
@@ -95,26 +142,27 @@ def _target(training: Training, alarm: Alarm) -> SavedCheckpoint | None:
     return None
 
 
-def _rolled_back(training: Training, log: Log, position: Position, alarm: Alarm, target: SavedCheckpoint) -> Position:
-    """Note the rollback in the journal, and carry it out."""
+def _rolled_back(training: Training, log: Log, step: int, alarm: Alarm, target: SavedCheckpoint, rank: int) -> Position:
+    """Note the rollback in the journal, and carry it out. step: the one with the alarm (1-based)."""
     guard, journal, pace, run = training.guard, training.journal, training.pace, training.run
-    before = within(journal.rollbacks, position.step, ROLLBACK_STEPS)
-    num_skipped = round(guard.batches_to_skip(pace.steps) * (REPEATED_SKIP if before else 1.0))
+    changes = alarm.kind != "corruption"
+    before = within(journal.rollbacks, step - 1, ROLLBACK_STEPS)
+    num_skipped = round(guard.batches_to_skip(pace.steps) * (REPEATED_SKIP if before else 1.0)) if changes else 0
     start = max(alarm.onset - 1 - num_skipped // 2, target.step)
     end = start + num_skipped
     if alarm.kind != "drift":  # which has no sharp beginning
-        end = max(end, position.step + 1)
+        end = max(end, step)
     first = pace.sizes.first(start)
     rollback = Rollback(
         number=journal.branch + 1,
-        at=position.step + 1,
+        at=step,
         to=target.step,
         what=alarm.kind,
         onset=alarm.onset,
         omitted=(first, pace.sizes.after(end) if num_skipped else first),
-        rate_factor=guard.rate_factors[min(before, len(guard.rate_factors) - 1)],
-        rewarm_from=guard.rewarm_from,
-        rewarm_steps=guard.steps_to_rewarm(pace.steps),
+        rate_factor=guard.rate_factors[min(before, len(guard.rate_factors) - 1)] if changes else 1.0,
+        rewarm_from=guard.rewarm_from if changes else 1.0,
+        rewarm_steps=guard.steps_to_rewarm(pace.steps) if changes else 0,
     )
 
     def act(by_rank: list[None]) -> list[None]:
@@ -126,11 +174,12 @@ def _rolled_back(training: Training, log: Log, position: Position, alarm: Alarm,
     if not training.step.mesh.is_main:
         journal.add_rollback(rollback)
     batches = end - start if num_skipped else 0
-    action = (
-        f"rolled back to step {rollback.to}; {batches} batches passed over; learning rate x {rollback.rate_factor:g}, "
-        f"re-warmed over {rollback.rewarm_steps} steps"
+    action = f"rolled back to step {rollback.to}; " + (
+        f"{batches} batches passed over; learning rate x {rollback.rate_factor:g}, re-warmed over {rollback.rewarm_steps} steps"
+        if changes
+        else "the same steps again"
     )
-    _report(training, position, alarm, action, rollback=rollback.number)
+    _report(training, step, alarm, action, rank=rank, rollback=rollback.number)
     with training.pulse.during("start"):
         restored = restore(training.step, target, training.store)
     pace.roll_back(rollback.to, pace.sizes.without([rollback.omitted]).going_on(rollback.to, restored.samples))
@@ -143,11 +192,12 @@ def _rolled_back(training: Training, log: Log, position: Position, alarm: Alarm,
     return replace(restored, guard=state)
 
 
-def _report(training: Training, position: Position, alarm: Alarm, action: str, **more: Any) -> list[dict[str, Any]]:
+def _report(training: Training, step: int, alarm: Alarm, action: str, **more: Any) -> list[dict[str, Any]]:
     """Record an alarm, and tell the person. Returns the samples of its first batches, with their documents."""
-    step, sizes, path = position.step + 1, training.pace.sizes, training.run.incidents
+    sizes, path = training.pace.sizes, training.run.incidents
     samples: list[dict[str, Any]] = []
-    for number in range(alarm.onset - 1, min(alarm.onset - 1 + DOCUMENT_STEPS, step)):
+    has_documents = alarm.kind != "corruption"
+    for number in range(alarm.onset - 1, min(alarm.onset - 1 + DOCUMENT_STEPS, step) if has_documents else 0):
         count = min(sizes.sequences(number), DOCUMENT_SAMPLES - len(samples))
         samples += training.loader.documents(sizes.first(number), count)
     if training.step.mesh.is_main:
@@ -160,10 +210,13 @@ def _report(training: Training, position: Position, alarm: Alarm, action: str, *
     return samples
 
 
-def _stop(training: Training, position: Position, alarm: Alarm, why: str) -> None:
-    samples = _report(training, position, alarm, "run stopped")
+def _stop(training: Training, step: int, alarm: Alarm, why: str) -> None:
+    samples = _report(training, step, alarm, "run stopped")
     names = list(dict.fromkeys(name for sample in samples for name in sample["documents"]))
-    raise BessemerError(
-        f"step {position.step + 1}: {alarm.cause}; {why}, so the run stops. The batches from step {alarm.onset} on held "
-        f"{len(names)} documents ({', '.join(names[:3])}, ...), all in {training.run.incidents}. {ADVICE[alarm.kind]}"
+    held = (
+        f" The batches from step {alarm.onset} on held {len(names)} documents ({', '.join(names[:3])}, ...)"
+        if names
+        else ""
     )
+    see = f", all in {training.run.incidents}." if names else f" See {training.run.incidents}."
+    raise BessemerError(f"step {step}: {alarm.cause}; {why}, so the run stops.{held}{see} {ADVICE[alarm.kind]}")

@@ -11,7 +11,7 @@ from bessemer.terminal import progress
 from bessemer.tokens.loader import Batch
 from bessemer.train.audit import mixture_audit
 from bessemer.train.device import memory_in_use, release_unused
-from bessemer.train.healing import answer, judged, rate_factor
+from bessemer.train.healing import answer, compare_replicas, judged, rate_factor
 from bessemer.train.metrics import Log
 from bessemer.train.state import Position, weights_digest
 from bessemer.train.step import Gradients
@@ -56,6 +56,9 @@ def train(training: Training) -> TrainSummary:
                         rate = step.update(position.step, gradients.grad_norm, factor)
                 position = _advanced(training, position, batch, gradients, judgement.state)
                 training.pulse.mark("step", position.step)
+                healed = compare_replicas(training, log, position)
+                if healed is not None:
+                    break
                 scores = _note(training, log, position, gradients, rate) or scores
                 is_last, stopped_by = position.step == pace.steps, stop.asked()
                 if training.saver.is_due(position.step) and not is_last and stopped_by is None:

@@ -43,7 +43,7 @@ from bessemer.train.start import is_continued, no_dropout_line, start_from, star
 from bessemer.train.state import Position, Saver, restore
 from bessemer.train.step import TrainStep
 from bessemer.train.task import config_of
-from bessemer.train.training import Training, TrainSummary
+from bessemer.train.training import Replicas, Training, TrainSummary
 
 
 def train_here(
@@ -142,6 +142,7 @@ def set_up(
         started=started,
         observe=observe,
         pulse=pulse,
+        replicas=Replicas(position.step),
     )
 
 

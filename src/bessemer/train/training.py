@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bessemer.guard.detection import Scale
 from bessemer.guard.journal import Journal
 from bessemer.guard.pulse import Pulse
+from bessemer.parallel.replicas import Difference
 from bessemer.recipe import Guard
 from bessemer.run import RunFolder
 from bessemer.tokens.held_out import HeldOut
@@ -37,6 +38,15 @@ class TrainSummary:
     recomputed: int
 
 
+@dataclass
+class Replicas:
+    """What comparisons of replicas have found. equal_at: the last step at which all were equal; suspected: by the step of a
+    difference, one that does not say which rank is wrong."""
+
+    equal_at: int
+    suspected: dict[int, Difference] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Training:
     """The parts of a training on this process, built by `session.set_up`.
@@ -44,7 +54,7 @@ class Training:
     journal: the guard's decisions so far; scale: what losses and gradients are compared with; position: where it starts;
     has_checkpoint: whether it was read from one; scores_first: validate before the first step; planned_memory: bytes;
     started: by perf_counter; observe: wraps the iterator of batches, for the profiler;
-    pulse: for the watchdog.
+    pulse: for the watchdog; replicas: compared so far.
     """
 
     run: RunFolder
@@ -66,6 +76,7 @@ class Training:
     started: float
     observe: Callable[[Iterator[Batch]], Iterator[Batch]]
     pulse: Pulse
+    replicas: Replicas
 
     @contextmanager
     def timing(self, what: str) -> Iterator[None]:

@@ -1,0 +1,87 @@
+"""A flipped bit of one process's weights: found by its replicas, undone, and the process named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainings import another, command, facts, losses
+
+from bessemer.parallel.replicas import bit_sums, differences
+from bessemer.run import read_json_lines
+
+FLIPS = """
+import os, pathlib, sys, threading, time
+def patch():
+    while not hasattr(sys.modules.get("bessemer.train.step"), "TrainStep"):
+        time.sleep(0.001)
+    import torch
+    from bessemer.train.step import TrainStep
+    honest, done = TrainStep.update, pathlib.Path(os.environ["FLIPPED"])
+    def update(self, step, *more):
+        rate = honest(self, step, *more)
+        if step == 12 and not done.exists():
+            done.touch()
+            weight = next(self.model.parameters()).data
+            weight = getattr(weight, "_local_tensor", weight).view(-1)
+            weight.view(torch.int32)[5] ^= 1 << 22
+        return rate
+    TrainStep.update = update
+if os.environ.get("LOCAL_RANK") == os.environ.get("FLIPS"):
+    threading.Thread(target=patch, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_any_flipped_bit_changes_the_sum(dtype: torch.dtype) -> None:
+    whole = torch.linspace(-2, 2, 48, dtype=dtype).view(6, 8)
+    before = bit_sums([("a", whole)])
+    bits = whole.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[whole.element_size()]).view(-1)
+    for place in (0, 17, 47):
+        for bit in range(8 * whole.element_size() - 1):
+            bits[place] ^= 1 << bit
+            assert bit_sums([("a", whole)]) != before
+            bits[place] ^= 1 << bit
+    assert bit_sums([("a", whole)]) == before == bit_sums([("a", whole.clone())])
+
+
+def test_the_one_that_differs_from_most_is_named() -> None:
+    shared, own = ("a", (0, 0), (2, 2)), ("b", (0,), (4,))
+    equal: list[dict[Any, int]] = [{shared: 7}, {shared: 7, own: 1}, {shared: 7}]
+    assert differences(equal) == []
+    (found,) = differences([*equal, {shared: 8}])
+    assert (found.name, found.suspects) == ("a", [3])
+    (tied,) = differences([{shared: 7}, {shared: 8}])
+    assert tied.suspects == [0, 1] and tied.differing_from(7) == [1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("layout", "processes", "flips"), [("replicate", 2, 1), ("replicate", 4, 2), ("shard", 2, 0)])
+def test_a_flipped_bit_is_undone(made: Path, tmp_path: Path, layout: str, processes: int, flips: int) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FLIPS)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    name = f"{layout}-{processes}"
+    given = [f"parallel.{layout}={processes}", "guard.compare_replicas_every=5", "train.steps=30"]
+    sets = [part for key in given for part in ("--set", key)]
+    flipped = {"PYTHONPATH": path, "FLIPS": str(flips), "FLIPPED": str(tmp_path / "flipped")}
+    for run, environment in {name: flipped, f"{name}-whole": {}}.items():
+        done = subprocess.run(
+            command("train", *another(made, run), *sets), env=os.environ | environment, capture_output=True, text=True,
+            timeout=240,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "flipped").exists()
+    found = read_json_lines(made.parent / "runs" / name / "incidents.jsonl")
+    if layout == "shard":
+        assert found == [], "nobody else has this part of the embedding"
+        return
+    assert found[0]["what"] == "corruption"
+    assert (found[0]["step"], found[0]["onset"]) == (15, 13), "checkpoints at 12, comparisons at 10, 12, 15"
+    assert "rolled back to step 12; the same steps again" in found[0]["action"]
+    assert found[-1]["rank"] == flips and f"rank {flips}" in found[-1]["cause"]
+    assert losses(made, name) == losses(made, f"{name}-whole")
+    assert facts(made, name)["weights"] == facts(made, f"{name}-whole")["weights"]
