@@ -15,7 +15,7 @@ RESULTS = (
 )  # fmt: skip
 # What a training that goes on keeps writing to.
 TRAINED = (
-    "recipe.toml", "derived.json", "plan.json", "metrics.jsonl", "incidents.jsonl", "journal.jsonl", "forks.jsonl",
+    "recipe.toml", "derived.json", "plan.json", "metrics.jsonl", "incidents.jsonl", "journal.jsonl", "forks.jsonl", "time.jsonl",
     "tensorboard", "environment.json", *RESULTS,
 )  # fmt: skip
 CHECKPOINTS = "checkpoints"

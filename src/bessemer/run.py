@@ -9,6 +9,7 @@
     checkpoints/       step-00001000/, latest
     metrics.jsonl      one line a step; incidents.jsonl what went wrong and what was done
     journal.jsonl      rollbacks and skipped steps; forks.jsonl the lines of metrics.jsonl that were rolled back
+    time.jsonl         where the wall time went
     tensorboard/       the same curves as event files
     planned_against_measured.json   the plan's step time and memory beside those of the training
     profile/           with --profile: trace.json.gz, and profile.json: where a step's time went
@@ -91,6 +92,10 @@ class RunFolder:
     @property
     def forks(self) -> Path:
         return self.path / "forks.jsonl"
+
+    @property
+    def times(self) -> Path:
+        return self.path / "time.jsonl"
 
     @property
     def tensorboard(self) -> Path:

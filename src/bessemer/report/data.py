@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bessemer.errors import BessemerError, InputError
+from bessemer.guard.goodput import accounts
 from bessemer.report.parts import series_ink
 from bessemer.run import RunFolder, read_json, read_json_lines
 
@@ -76,6 +77,7 @@ class RunData:
     inside: Curves = field(default_factory=Curves)
     incidents: list[Json] = field(default_factory=list)
     forks: list[Curves] = field(default_factory=list)
+    times: Json = field(default_factory=dict)
     stages: list[Json] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -139,6 +141,7 @@ def read(run: RunFolder) -> RunData:
         export=json_file(run.export / "bessemer.json"),
         incidents=as_objects(read_json_lines(run.incidents)),
         forks=_forks(run.forks),
+        times=accounts(run.times) or {},
         stages=as_objects(json_file(run.path / "stages.json").get("stages")),
         notes=notes,
         **_curves(run.metrics, notes),

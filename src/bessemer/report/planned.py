@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bessemer.errors import BessemerError
+from bessemer.guard.goodput import KINDS, accounts
 from bessemer.plan.estimate.points import MeasuredRun, measured
 from bessemer.report.data import as_number, as_object
 from bessemer.run import RunFolder, read_json, read_json_lines, write_json
@@ -51,6 +52,8 @@ def of_run(run: RunFolder) -> dict[str, Any] | None:
     comparison = against_measured(plan, found, taken[-1] if taken else None)
     if (whole := comparison.get("seconds")) and (started := stage_seconds(run, "train")):
         whole["starting"] = max(started - whole["measured"], 0.0)
+    if (wall := accounts(run.times)) is not None:
+        comparison["wall"] = wall
     return comparison
 
 
@@ -88,6 +91,12 @@ def lines(comparison: dict[str, Any]) -> list[str]:
     if found := comparison.get("memory_bytes"):
         times = f"{size(found['planned'])} planned, {size(found['measured'])} measured"
         shown.append(f"memory  {times}: {error(found['error'])}")
+    if found := comparison.get("wall"):
+        rest = sorted(((found[kind], name) for kind, name in KINDS.items() if kind != "productive"), reverse=True)
+        more = ", ".join(
+            f"{value / found['total']:.0%} {name}" for value, name in rest[:3] if value >= 0.01 * found["total"]
+        )
+        shown.append(f"wall    {duration(found['total'])}, {found['effective']:.0%} of it productive steps; {more}")
     return shown
 
 

@@ -180,7 +180,8 @@ def _rolled_back(training: Training, log: Log, step: int, alarm: Alarm, target: 
         else "the same steps again"
     )
     _report(training, step, alarm, action, rank=rank, rollback=rollback.number)
-    with training.pulse.during("start"):
+    training.clock.rolled_back(step - 1, rollback.to)
+    with training.pulse.during("start"), training.clock.counting("recovery"):
         restored = restore(training.step, target, training.store)
     pace.roll_back(rollback.to, pace.sizes.without([rollback.omitted]).going_on(rollback.to, restored.samples))
     log.roll_back(rollback.number, rollback.to)

@@ -64,10 +64,13 @@ def train(training: Training) -> TrainSummary:
                 if training.saver.is_due(position.step) and not is_last and stopped_by is None:
                     with training.timing("saving"):
                         training.saver.save(position)
+                training.clock.stepped(position.step, training.rates.data_wait)
                 note = f"loss {gradients.loss:.3f}" + (f"  {scores.short}" if scores else "")
                 advance(pace.sizes.tokens(position.step - 1), note, pace.sizes.tokens_before(pace.steps))
                 if stopped_by and not is_last:
-                    training.saver.save_now(position)
+                    with training.timing("saving"):
+                        training.saver.save_now(position)
+                    training.clock.note(position.step)
                     raise Stopped(
                         f"stopped by {stopped_by} after step {position.step} of {pace.steps}; everything is saved in "
                         f"{training.run.path}: the same command goes on from there"
@@ -144,6 +147,7 @@ def _finish(training: Training, log: Log, position: Position, scores: Validation
         with training.timing("saving"):
             training.saver.save_now(position)
         log.write("time", position.step, resumed_at=resumed_at, **training.pace.seconds())
+        training.clock.note(position.step)
     memory = mesh.gather(memory_in_use(step.device))
     if position.step > resumed_at:
         by_rank = {str(rank): taken for rank, taken in enumerate(memory)}

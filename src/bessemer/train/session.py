@@ -17,6 +17,7 @@ from bessemer.checkpoint.protocol import drop_newer, exchange, published
 from bessemer.environment import describe
 from bessemer.errors import BessemerError
 from bessemer.guard.detection import Scale
+from bessemer.guard.goodput import WallClock
 from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState
 from bessemer.guard.pulse import Pulse
@@ -142,6 +143,7 @@ def set_up(
         started=started,
         observe=observe,
         pulse=pulse,
+        clock=WallClock(run.times if mesh.is_main else None, position.step, perf_counter() - started),
         replicas=Replicas(position.step),
     )
 

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from bessemer.guard.detection import Scale
+from bessemer.guard.goodput import WallClock
 from bessemer.guard.journal import Journal
 from bessemer.guard.pulse import Pulse
 from bessemer.parallel.replicas import Difference
@@ -54,7 +55,7 @@ class Training:
     journal: the guard's decisions so far; scale: what losses and gradients are compared with; position: where it starts;
     has_checkpoint: whether it was read from one; scores_first: validate before the first step; planned_memory: bytes;
     started: by perf_counter; observe: wraps the iterator of batches, for the profiler;
-    pulse: for the watchdog; replicas: compared so far.
+    pulse: for the watchdog; clock: counts the wall time; replicas: compared so far.
     """
 
     run: RunFolder
@@ -76,12 +77,13 @@ class Training:
     started: float
     observe: Callable[[Iterator[Batch]], Iterator[Batch]]
     pulse: Pulse
+    clock: WallClock
     replicas: Replicas
 
     @contextmanager
     def timing(self, what: str) -> Iterator[None]:
         """Around a "validation" or the "saving" of a checkpoint."""
-        with self.pulse.during(what), self.pace.timing(what):
+        with self.pulse.during(what), self.pace.timing(what), self.clock.counting(what):
             yield
 
     def log(self) -> AbstractContextManager[Log]:

@@ -1,0 +1,59 @@
+"""Where the wall time goes: by hand, and of runs that were killed and rolled back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bessemer.guard import goodput
+from bessemer.guard.goodput import KINDS, WallClock, accounts
+
+
+def test_sessions_by_hand(tmp_path: Path) -> None:
+    """100 steps of 1 s, killed; 10 s later from step 80 on to 120, with 5 steps rolled back."""
+    rows = [
+        {"began": 0.0, "at": 50.0, "from": 0, "step": 40, "redone_steps": 0, "start": 5.0, "steps": 40.0, "validation": 5.0},
+        {"began": 0.0, "at": 120.0, "from": 0, "step": 100, "redone_steps": 0, "start": 5.0, "steps": 100.0,
+         "validation": 10.0, "saving": 5.0, "data_wait": 4.0},
+        {"began": 130.0, "at": 190.0, "from": 80, "step": 120, "redone_steps": 5, "start": 5.0, "steps": 45.0,
+         "recovery": 3.0, "saving": 5.0, "data_wait": 0.0},
+    ]  # fmt: skip
+    place = tmp_path / "time.jsonl"
+    place.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"began": 130.0, "at"')
+    assert accounts(place) == {
+        "productive": pytest.approx(100 - 4 - 20 + 45 - 5),
+        "data_wait": 4.0,
+        "validation": 10.0,
+        "saving": 10.0,
+        "start": 10.0,
+        "recovery": 3.0,
+        "redone": pytest.approx(20 + 5),
+        "stopped": 10.0,
+        "other": pytest.approx(190 - 100 - 45 - 10 - 10 - 10 - 3 - 10),
+        "total": 190.0,
+        "effective": pytest.approx(116 / 190),
+        "sessions": 2,
+    }
+    assert accounts(tmp_path / "none") is None
+
+
+def test_what_is_counted_otherwise_is_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(goodput, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(goodput, "time", lambda: 1e9 + now[0])
+    clock = WallClock(tmp_path / "time.jsonl", 0, 2.0)
+    for step in range(1, 11):
+        now[0] += 1.0
+        if step == 5:
+            with clock.counting("validation"):
+                now[0] += 3.0
+        clock.stepped(step, 0.25)
+    clock.note(10)
+    found = accounts(tmp_path / "time.jsonl")
+    assert found is not None
+    assert {kind: found[kind] for kind in KINDS if found[kind]} == {
+        "productive": 7.5, "data_wait": 2.5, "validation": 3.0, "start": 2.0,
+    }  # fmt: skip
+    assert found["total"] == 15.0 and found["effective"] == 0.5
