@@ -91,6 +91,10 @@ def test_a_classifier_started_from_it_tells_the_classes_apart(place: Path) -> No
     held_out = {name: split["heldout"]["documents"] for name, split in manifest["sources"].items()}
     assert {row["label"]: row["texts"] for row in evaluation["classes"]} == held_out
     assert [sum(row) for row in evaluation["confusion"]] == [held_out["code"], held_out["prose"]]
+    (folder / "evaluation.json").unlink()
+    done = bessemer("evaluate", folder)
+    often = max(held_out.values()) / sum(held_out.values())
+    assert f"always the most frequent class: {often:.1%}" in done.stderr, done.stderr
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert all(0 <= row["accuracy"] <= 1 for row in rows if row["kind"] in ("train", "validation"))
     page = re.sub(r"<script.*?</script>", "", (folder / "report.html").read_text(), flags=re.DOTALL)

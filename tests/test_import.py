@@ -47,6 +47,7 @@ def imported(place: Path) -> Path:
     assert found["architecture"] == "GPT2LMHeadModel"
     assert found["logits_max_difference"] < 1e-4
     assert found["greedy_tokens_equal"] == 32 + 3 * 32  # from ids, and from three texts
+    assert Path(load(Path(found["run"]) / "recipe.toml").tokenizer.path or "").is_absolute()  # from any folder
     return Path(found["run"])
 
 
@@ -70,12 +71,19 @@ def test_an_imported_model_is_exported_as_it_came(place: Path, imported: Path, t
     before, after = (load_file(folder / "model.safetensors") for folder in (place / "theirs", tmp_path / "again"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "again").iterdir()}
+    assert len(modes) == 1, "the weights are readable for whom config.json is"
 
 
 def test_an_imported_model_has_no_text_to_be_scored_on(imported: Path) -> None:
     done = bessemer("evaluate", imported)
     assert done.returncode == 2
     assert "an imported model has no held-out text to be scored on" in done.stderr
+    for command in ("run", "train"):
+        done = bessemer(command, imported, "--set", "train.steps=5")
+        assert done.returncode == 2
+        assert "an imported model has no text to be trained on; write a recipe with [[corpus.sources]]" in done.stderr
+        assert f'train.start = "{imported}"' in done.stderr
 
 
 def test_a_conversation_over_a_pipe(imported: Path) -> None:

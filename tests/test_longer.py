@@ -134,6 +134,30 @@ def test_minutes_are_counted_at_the_pace_of_the_run(runs: Path, recipe_file: Pat
     assert longer.steps_of_minutes(asked, again, RunFolder(folder), 60) == 24
 
 
+def test_fewer_minutes_are_refused_in_minutes(runs: Path, recipe_file: Path) -> None:
+    from bessemer import longer
+    from bessemer.errors import InputError
+    from bessemer.layout import dial
+
+    stored = dial.resolve(load(recipe_file, ["train.minutes=2", "train.steps=24"]), 400)
+    asked = dial.resolve(load(recipe_file, ["train.minutes=1", "train.steps=12"]), 400)
+    words = r"is a run of 2 minutes \(24 of 24 steps are done\), but the recipe asks for 1\. Give more steps"
+    with pytest.raises(InputError, match=words):
+        longer.extension(stored, asked, RunFolder(runs / "small"), [24], accept=False)
+
+
+def test_what_a_longer_run_keeps_of_a_short_one_is_said(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from bessemer import longer
+    from bessemer.layout import dial
+
+    kept = dial.resolve(load(recipe_file), 400).train
+    longer.tell_what_stays(kept, kept)
+    assert not capsys.readouterr().err
+    tokens = 4 * (kept.global_batch_tokens or 0)
+    longer.tell_what_stays(kept.model_copy(update={"global_batch_tokens": tokens}), kept)
+    assert f"a run of this length would begin with {tokens:,}" in capsys.readouterr().err
+
+
 def test_without_the_checkpoint_before_the_decay_the_way_on_is_said(
     trained: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +191,8 @@ def test_a_trained_run_without_its_checkpoints_does_not_start_over(
     assert train(folder) == 1
     assert "this run was trained, but no checkpoint is there" in capsys.readouterr().err
     shutil.rmtree(folder / "checkpoints")
+    assert train(folder, command="evaluate") == 2
+    assert "this run was trained, but no checkpoint is there" in capsys.readouterr().err
     assert train(folder, "train.steps=30") == 1
     assert (folder / "metrics.jsonl").read_text() == before
 

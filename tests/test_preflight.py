@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from bessemer import preflight
 from bessemer.cli import run_command
+from bessemer.errors import InputError
+from bessemer.recipe import load
+from bessemer.train import device
 
 
 @pytest.mark.parametrize(
@@ -44,3 +48,19 @@ def test_it_is_said_before_the_corpus_is_read(
     assert run_command([name, str(tmp_path / "own.toml"), *sets, "--set", f"run.dir={tmp_path / 'runs'}"]) == 2
     assert complaint in capsys.readouterr().err
     assert not (tmp_path / "runs").exists(), "nothing is begun"
+
+
+def test_a_training_that_would_be_killed_for_its_memory_is_refused_and_a_doubtful_one_warned_of(
+    recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(device, "available_bytes", lambda device: 10_000_000_000)
+    recipe = load(recipe_file)
+    preflight.require_memory({"fits": True, "memory_bytes": {"total": 5_000_000_000}}, recipe)
+    assert not capsys.readouterr().err
+    preflight.require_memory({"fits": False, "memory_bytes": {"total": 11_000_000_000}}, recipe)
+    assert (
+        "planned to take 11.0 GB, and 10.0 GB are free: it may be killed; take a smaller model"
+        in capsys.readouterr().err
+    )
+    with pytest.raises(InputError, match=r"planned to take 20.0 GB, and 10.0 GB are free; take a smaller model.depth"):
+        preflight.require_memory({"fits": False, "memory_bytes": {"total": 20_000_000_000}}, recipe)

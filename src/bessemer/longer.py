@@ -74,7 +74,7 @@ class Extension:
             + (f" on; the {redone:,} steps after it are done again without the decay" if redone else " on")
         )
         if self.rewarm is None:
-            say(f"  {kind}: the weights will be those of a run planned for {self.steps:,} steps from the start")
+            say(f"  {kind}: the weights will be those of a run that was planned for as many steps from the start")
         else:
             say(
                 f"  {kind}: the learning rate is warmed up to that of a run of {self.steps:,} steps, beginning at step "
@@ -118,9 +118,15 @@ def extension(stored: Recipe, wanted: Recipe, run: RunFolder, done: list[int], a
         return None
     newest, schedule = done[-1], stored.train.schedule
     if steps < newest or (steps < planned and not accept):
+        now, asked = stored.train.minutes, wanted.train.minutes
+        if now is not None and asked is not None and wanted.train.minutes != now:
+            what = f"train.minutes: {run.path} is a run of {now:g} minutes ({newest:,} of {planned:,} steps are done), but the "
+            what += f"recipe asks for {asked:g}"
+        else:
+            what = f"train.steps: {run.path} is planned for {planned:,} steps and {newest:,} of them are done, but the recipe "
+            what += f"asks for {steps:,}"
         raise InputError(
-            f"train.steps: {run.path} is planned for {planned:,} steps and {newest:,} of them are done, but the recipe asks for "
-            f"{steps:,}. Give more steps (train.steps, tokens or minutes) to train longer"
+            f"{what}. Give more steps (train.steps, tokens or minutes) to train longer"
             + ("" if steps < newest else ", or add --accept-changes to end sooner")
             + ", give the new run a name of its own with --set run.name=NAME, or start over with --restart"
         )
@@ -190,8 +196,10 @@ def _draw_equally(old: Mixture, new: Mixture, samples: int) -> bool:
     )
 
 
-def refuse_other_recipe(stored: Recipe, wanted: Recipe, run: RunFolder, has_micro_batch: bool, accept: bool) -> None:
-    """Refuse to go on under a recipe that trains otherwise, unless accepted; what changes is recorded.
+def refuse_other_recipe(
+    stored: Recipe, wanted: Recipe, run: RunFolder, has_micro_batch: bool, accept: bool
+) -> Callable[[], None]:
+    """Refuse to go on under a recipe that trains otherwise, unless accepted. Returns what records the changes.
 
     has_micro_batch: whether the recipe gives one; else it follows the layout.
     """
@@ -204,11 +212,25 @@ def refuse_other_recipe(stored: Recipe, wanted: Recipe, run: RunFolder, has_micr
             "Give the new run a name of its own with --set run.name=NAME, go on under the changed recipe with "
             "--accept-changes, or start over with --restart"
         )
-    if lines:
-        record(
-            run.incidents, step=published(run.checkpoints)[-1], what="recipe_changed", cause="; ".join(lines),
-            action="went on, as asked with --accept-changes" if changed else "went on under the new number of steps",
-        )  # fmt: skip
+
+    def note() -> None:
+        if lines:
+            record(
+                run.incidents, step=published(run.checkpoints)[-1], what="recipe_changed", cause="; ".join(lines),
+                action="went on, as asked with --accept-changes" if changed else "went on under the new number of steps",
+            )  # fmt: skip
+
+    return note
+
+
+def tell_what_stays(anew: Train, kept: Train) -> None:
+    """Say where a run of this length would have been sized otherwise from the start. anew, kept: both resolved."""
+    would, has = anew.global_batch_tokens or 0, kept.global_batch_tokens or 1
+    if not 0.5 < would / has < 2.0:
+        say(
+            f"  its batches of {has:,} tokens and what else was derived for the length before stay; a run of this length would "
+            f"begin with {would:,}: for one, give it a name of its own (--set run.name=NAME), or --restart"
+        )
 
 
 def keep_derived(asked: Recipe, stored: Recipe, done: int) -> Recipe:

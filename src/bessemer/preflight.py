@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from bessemer import derived
-from bessemer.errors import InputError
+from bessemer import derived, hub
+from bessemer.errors import BessemerError, InputError
 from bessemer.layout import dial
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Model, Recipe
 from bessemer.recipe.load import start_recipe
 from bessemer.run import RunFolder
-from bessemer.terminal import warn
+from bessemer.terminal import size, warn
 from bessemer.tokens import outlook
 from bessemer.tokens.pretrained import tokenizer_file
 from bessemer.tokens.tokenizer import Tokenizer, mask_token
 
 OF_THE_HEAD = ("logit_soft_cap", "max_positions", "sequence_length", "family")  # may differ, or is a name
+HOPELESS_MEMORY = 1.25  # of what is free: plans of this machine are within 10%
 HOPELESS_RATE, HIGH_RATE = 1.0, 0.1  # of a step: matrices start with a standard deviation near 0.02
 
 
@@ -28,6 +30,11 @@ def check(recipe: Recipe, run: RunFolder, reference: str) -> None:
     _one_horizon(recipe, run, reference)
     _tokenizer(recipe)
     has_begun = (run.checkpoints / "latest").exists()
+    if has_begun and not recipe.corpus.sources:
+        raise InputError(
+            f"{run.path}: an imported model has no text to be trained on; write a recipe with [[corpus.sources]] and, to go on "
+            f'from these weights, train.start = "{run.path}"'
+        )
     if recipe.train.start is not None and not has_begun:
         _start(recipe, RunFolder(Path(recipe.train.start)))
     recipe = derived.filled(recipe, run)
@@ -39,6 +46,7 @@ def check(recipe: Recipe, run: RunFolder, reference: str) -> None:
     task_of(resolved.train, resolved.tokens.document_mask, config, end_of_text=0)
     if not has_begun:
         require_source(resolved.model.from_, config)
+        _model_tokenizer(recipe)
     if not has_begun and (recipe.train.minutes is None or recipe.train.steps is not None):
         require_warmup(resolved)
 
@@ -51,6 +59,23 @@ def require_warmup(resolved: Recipe) -> None:
             f"train.schedule.warmup_steps = {warmup} is more than the {steps} steps of the run, so the learning rate would "
             "never reach train.optimizer.learning_rate; leave it out (2% of the steps), or train for more steps"
         )
+
+
+def require_memory(plan: dict[str, Any], recipe: Recipe) -> None:
+    """Raise InputError for a training that would surely be killed for its memory; warn of one that may be."""
+    if plan.get("fits", True):
+        return
+    from bessemer.train import device as devices
+
+    needed, free = plan["memory_bytes"]["total"], devices.available_bytes(devices.choose(recipe.train))
+    said = f"the training is planned to take {size(needed)}, and {size(free)} are free"
+    advice = (
+        'take a smaller model.depth or train.micro_batch, or train.recompute = "budget"; bessemer plan says what fits'
+    )
+    if needed > HOPELESS_MEMORY * free:
+        raise InputError(f"train: {said}; {advice}")
+    if needed > free:
+        warn(f"{said}: it may be killed; {advice}")
 
 
 def _one_horizon(recipe: Recipe, run: RunFolder, reference: str) -> None:
@@ -91,6 +116,25 @@ def _tokenizer(recipe: Recipe) -> None:
     """A tokenizer that is loaded must have the tokens that the objective needs."""
     if recipe.tokenizer.path is not None:
         Tokenizer.load(tokenizer_file(recipe.tokenizer.path), recipe.tokenizer.end_of_text, mask_token(recipe))
+
+
+def _model_tokenizer(recipe: Recipe) -> None:
+    """The tokenizer that model.from brings is the one that transformers uses for it, as an export must have it."""
+    path, source = recipe.tokenizer.path, recipe.model.from_
+    if source is None or path is None or not recipe.export.hf:
+        return
+    folder = hub.local_folder(source, weights=False)
+    if tokenizer_file(path).parent.resolve() != folder.resolve():
+        return
+    from bessemer.model.huggingface.gate import GATE_TEXTS, compare_ids, framing_of, load_tokenizer
+
+    theirs, ours = load_tokenizer(folder), Tokenizer.load_any(tokenizer_file(path))
+    try:
+        compare_ids(theirs, [(text, ours.encode(text)) for text in GATE_TEXTS], framing_of(theirs))
+    except BessemerError as error:
+        raise InputError(
+            f"model.from: {folder}: {error}. So its export could not be used; to train nevertheless: --set export.hf=false"
+        ) from None
 
 
 def _start(recipe: Recipe, start: RunFolder) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from bessemer import derived, forecast, interrupt
+from bessemer import derived, forecast, interrupt, preflight
 from bessemer.checkpoint.protocol import published
 from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.recipe import Recipe, digest, dump, load
@@ -189,13 +189,15 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     recipe, resolved = longer.resolved_for(recipe, stored, run, done, store.held_out_tokens, has_horizon, resolve)
     extension = None
     if stored is not None and done:
+        has_micro_batch = session.recipe.train.micro_batch is not None
+        note = longer.refuse_other_recipe(stored, resolved, run, has_micro_batch, session.accept_changes)
         extension = longer.extension(stored, resolved, run, done, session.accept_changes)
         if extension is not None:
             orders = loader_of(stored, store).mixture, loader_of(resolved, store).mixture
             samples = stored.batches.without(Journal.read(run.journal).omitted).after(extension.start)
             longer.require_same_order(*orders, samples, run, session.accept_changes)
-        has_micro_batch = session.recipe.train.micro_batch is not None
-        longer.refuse_other_recipe(stored, resolved, run, has_micro_batch, session.accept_changes)
+            longer.tell_what_stays(resolve(session.recipe, resolved.train.steps).train, resolved.train)
+        note()
         resolved = resolved if extension is None else extension.applied(resolved)
         recipe = _with_train(recipe, steps=resolved.train.steps)
     same = stored is not None and digest(stored.train, stored.model) == digest(resolved.train, resolved.model)
@@ -242,6 +244,8 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     recipe, run = prepared.recipe, session.run
     steps = recipe.train.steps
     done = published(run.checkpoints)
+    if not done or done[-1] != steps:
+        preflight.require_memory(prepared.plan, recipe)
     if not done and (lost := read_json_lines(run.metrics)):
         say(f"  the {lost[-1].get('step', 0):,} steps trained before ended without a checkpoint: beginning at step 1")
 
@@ -298,8 +302,12 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
         if found["bits_per_byte"] is None:
             if found.get("accuracy") is None:
                 return f"loss {found['loss']:.3f} on {found['tokens']:,} held-out tokens"
-            what = "texts put in the right class" if "classes" in found else "hidden tokens guessed right"
-            return f"{found['accuracy']:.1%} of {found['tokens']:,} held-out {what}, loss {found['loss']:.3f}"
+            right, loss = f"{found['accuracy']:.1%} of {found['tokens']:,} held-out", f"loss {found['loss']:.3f}"
+            if "classes" not in found:
+                return f"{right} hidden tokens guessed right, {loss}"
+            sizes = [sum(row) for row in found["confusion"]]
+            always = max(sizes) / max(sum(sizes), 1)
+            return f"{right} texts put in the right class, {loss}; always the most frequent class: {always:.1%}"
         beside = ""
         if found["ngram"] is not None:
             beside = f"; a byte {found['ngram']['order']}-gram on the same text: {found['ngram']['bits_per_byte']:.3f}"

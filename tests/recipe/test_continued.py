@@ -55,6 +55,17 @@ def test_model_tokenizer_length_and_rate_follow_from_the_run(base: Path, tmp_pat
     assert lion.train.optimizer.learning_rate <= 0.1 * derived * 1.001
 
 
+def test_weights_that_are_tuned_get_a_tenth_of_the_rate_a_new_head_alone_the_whole(base: Path, tmp_path: Path) -> None:
+    def rate(*overrides: str) -> float:
+        path = recipe(base, tmp_path)
+        for name in ("prose", "code"):
+            path.write_text(path.read_text().replace(f'name = "{name}"', f'name = "{name}"\nlabel = "{name}"'))
+        found = load(path, [*overrides, "train.objective=classify", "train.optimizer.kind=lion"])
+        return dial.resolve(found, 400, labels=2).train.optimizer.learning_rate or 0.0
+
+    assert rate() <= 0.11 * rate("train.classify.frozen=true")
+
+
 def test_a_run_that_was_only_imported_has_no_rate_to_follow(base: Path, tmp_path: Path) -> None:
     (base / "checkpoints" / "latest").write_text("step-00000000")
     assert load(recipe(base, tmp_path)).train.optimizer.learning_rate is None

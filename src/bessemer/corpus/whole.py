@@ -212,7 +212,8 @@ def load_verdicts(work: Path) -> Verdicts:
         np.load(folder / f"{name}.npy", mmap_mode="r") for name in DUPLICATE_ARRAYS
     )
     facts = read_json(folder / STAGE_FILE)
-    statistics = DedupStatistics(jaccard_is=facts["statistics"]["jaccard_is"])
+    known = facts["statistics"]
+    statistics = DedupStatistics(jaccard_is=known["jaccard_is"], min_jaccard=known["min_jaccard"])
     return Verdicts(identities, verdict, keeper, similarity, facts["documents"], {}, statistics)
 
 
@@ -407,4 +408,6 @@ class WholeResults:
         if self.verdicts.verdict[row] == EXACT:
             return "exact_duplicate", detail
         similarity = self.verdicts.similarity[row]
-        return "near_duplicate", f"{detail} ({self.verdicts.statistics.jaccard_is} Jaccard {similarity:.2f})"
+        found = self.verdicts.statistics
+        through = ", linked through others" if similarity < found.min_jaccard - 1e-6 else ""
+        return "near_duplicate", f"{detail} ({found.jaccard_is} Jaccard {similarity:.2f}{through})"

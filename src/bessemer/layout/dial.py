@@ -98,8 +98,7 @@ def resolve(
         ),
         "optimizer": optimizer.model_copy(
             update={
-                "learning_rate": optimizer.learning_rate
-                or _learning_rate(flops, config, recipe.model.from_ is not None or train.start is not None),
+                "learning_rate": optimizer.learning_rate or _learning_rate(flops, config, _is_tuned(recipe)),
                 "betas": optimizer.betas or UPDATE_RULES[optimizer.kind].betas,
             }
         ),
@@ -189,10 +188,16 @@ def _imported(model: Model, folder: Path) -> Model:
     return model.model_copy(update={key: getattr(read, key) for key in found})
 
 
+def _is_tuned(recipe: Recipe) -> bool:
+    """Whether weights that are trained already are trained further, not only a new head on them."""
+    has_weights = recipe.model.from_ is not None or recipe.train.start is not None
+    return has_weights and not recipe.train.classify.frozen
+
+
 def _learning_rate(flops: float, config: ModelConfig, is_continued: bool) -> float:
     """Of a model that is trained already: CONTINUED_RATE of the rate of its own training, which is taken to have been of 20
     tokens a parameter."""
-    if not is_continued or config.labels:
+    if not is_continued:
         return float(f"{0.3118 * flops**-0.1250:.4g}")
     whole = max(flops, flops_per_token(config) * TOKENS_PER_PARAMETER * config.parameters)
     return float(f"{CONTINUED_RATE * 0.3118 * whole**-0.1250:.4g}")

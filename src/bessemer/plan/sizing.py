@@ -187,7 +187,7 @@ class _Derivation:
         train, unique = self.recipe.train, self._unique
         if (flops := self._flops) is not None:
             blocks = math.sqrt(flops / (6 * TOKENS_PER_BLOCK_PARAMETER))
-            why = f"{train.minutes:g} minutes are too few for a larger one"
+            why = f"train.minutes = {train.minutes:g} is too little for a larger one"
         else:
             tokens = train.tokens or (train.steps or 1) * (train.global_batch_tokens or MIN_BATCH_TOKENS)
             blocks = tokens / TOKENS_PER_BLOCK_PARAMETER
@@ -226,7 +226,8 @@ class _Derivation:
         length = min(length, 1 << int(math.log2(most)), self.basis.positions or length)
         packed = {} if "pack_short_documents" in tokens.model_fields_set else {"pack_short_documents": True}
         depth = self.recipe.model.depth
-        why = f"for a width of {64 * self._depth}" if depth is None else f"for a depth of {depth}"
+        width = self.recipe.model.width or self.basis.width or 64 * self._depth
+        why = f"for a width of {width}" if depth is None else f"for a depth of {depth}"
         self._set("tokens", why, sequence_length=length, **packed)
 
     def _epochs(self) -> None:

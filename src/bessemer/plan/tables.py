@@ -58,7 +58,7 @@ def plan_rows(of: Outcome) -> dict[str, str]:
         "fits": "yes" if of.verdict.fits else "no: " + "; ".join(of.verdict.reasons),
         "compute": f"{per_token * goal.tokens:.3g} FLOP, {per_token:.3g} a token (6 N D: "
         f"{6 * config.parameters * goal.tokens:.3g})",
-        "time": f"{duration(of.seconds)}; {duration(run.seconds)} with {run.failures:,.0f} failures, one in "
+        "time": f"{duration(of.seconds)}; {duration(run.seconds)} with {counted(round(run.failures), 'failure')}, one in "
         f"{duration(run.mtbf)}, and a checkpoint every {run.every:,} steps ({duration(run.interval)}): "
         f"{run.effective:.1%} effective",
         "money": _money(of) + f"{amount(bill.device_hours)} device-hours, {bill.megawatt_hours:,.0f} MWh with cooling",

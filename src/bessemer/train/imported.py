@@ -19,7 +19,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import ReadCheck, check_read, require_classes
 from bessemer.model.huggingface.config import read_config, recipe_keys, to_hugging_face
 from bessemer.model.huggingface.export import keep_files
-from bessemer.model.huggingface.gate import compare_ids, errors_about, framing_of, load_tokenizer, verify
+from bessemer.model.huggingface.gate import GATE_TEXTS, compare_ids, errors_about, framing_of, load_tokenizer, verify
 from bessemer.model.huggingface.weights import read_model
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe, dump, parse
@@ -31,8 +31,6 @@ from bessemer.train.state import Position, capture
 from bessemer.train.step import TrainStep
 
 SAMPLE_TOKENS = 64  # of each of two rows on which the logits are compared
-# What is encoded by both sides before an import counts: words, code, other scripts, emoji, control characters.
-TEXTS = ("The quick brown fox, 1984.", "def f(x):\n\treturn x  # 3", "naïve Straße 東京 Привет", "🙂\x00\x07 \n\n  end")
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ def gate_inputs(model: Transformer, tokenizer: Tokenizer) -> tuple[Tensor, list[
     sample = torch.randint(0, tokenizer.vocabulary, (rows, length), generator=generator)
     # A classifier of theirs looks for padding, whose id may be any: the last token of a text must not be it.
     sample[:, -1] = next(number for number in range(tokenizer.vocabulary) if number not in tokenizer.special)
-    return sample, [(text, tokenizer.encode(text)) for text in TEXTS]
+    return sample, [(text, tokenizer.encode(text)) for text in GATE_TEXTS]
 
 
 def read_tokenizer(source: Path) -> Tokenizer:
@@ -165,7 +163,7 @@ def _recipe(source: Path, run: RunFolder, name: str, directory: str, tokenizer: 
     values = {
         "run": {"name": name, "dir": directory},
         "tokenizer": {
-            "path": str(run.tokens / "tokenizer.json"), "end_of_text": tokenizer.end_of_text_token,
+            "path": str((run.tokens / "tokenizer.json").absolute()), "end_of_text": tokenizer.end_of_text_token,
             **({} if mask is None else {"mask_token": mask}),
         },
         "tokens": {"sequence_length": config.positions_length},

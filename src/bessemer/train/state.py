@@ -221,7 +221,12 @@ def open_trained(recipe: Recipe, run: RunFolder, store: TokenStore, device: Devi
     """
     checkpoint = latest(run.checkpoints, on_damage=warn)
     if checkpoint is None:
-        raise InputError(f"{run.path}: no checkpoint yet; train it with `bessemer train RECIPE`")
+        was_trained = (run.path / "mixture.json").exists()
+        raise InputError(
+            f"{run.path}: this run was trained, but no checkpoint is there; put them back, or train it again with --restart"
+            if was_trained
+            else f"{run.path}: no checkpoint yet; train it with `bessemer train {run.path}`"
+        )
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"ema": 0.0})})  # no second copy
     config = ModelConfig.from_dict(checkpoint.facts["model"])
     step = TrainStep(recipe, build_model(config, recipe.run.seed), device, store.end_of_text, len(store.sources))

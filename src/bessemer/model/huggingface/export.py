@@ -167,6 +167,7 @@ def write_weights(
         name = f"model-{number:05d}-of-{len(counts):05d}.safetensors" if len(counts) > 1 else "model.safetensors"
         shard = {tensor.name: tensor.gather().to(dtype_of(tensor.name)).cpu() for tensor in islice(tensors, count)}
         save_file(shard, folder / name, metadata={"format": "pt"})
+        (folder / name).chmod(folder.stat().st_mode & 0o666)  # it makes files that only their owner can read
         index.update(dict.fromkeys(shard, name))
         del shard  # before the next one is read
     if len(counts) > 1:

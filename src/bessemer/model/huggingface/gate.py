@@ -98,6 +98,13 @@ def verify(
     )  # fmt: skip
 
 
+# On which a tokenizer without a text of its own is compared with that of transformers.
+GATE_TEXTS = (
+    "The quick brown fox, 1984.", "def f(x):\n\treturn x  # 3", "naïve Straße 東京 Привет", "🙂\x00\x07 \n\n  end",
+    "    total += 12345 * 3.14159  # it's  2024's\n\n\n", " a = Permutation([[1, 20, 333]])\r\nDON'T I'll",
+)  # fmt: skip
+
+
 @contextmanager
 def errors_about(subject: str) -> Iterator[None]:
     """Begin the errors of a check with its subject: an export, or the folder that is imported."""
