@@ -88,6 +88,7 @@ def test_a_run_that_is_trained_longer_keeps_what_was_derived(
     assert after.train.optimizer == before.train.optimizer and after.model == before.model
 
 
+@pytest.mark.long
 def test_a_plain_run_after_a_first_look_trains_for_the_time_of_its_text(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,7 +84,8 @@ def test_a_constant_rate_goes_on_bit_for_bit(trained: Any) -> None:
     assert (folder / "previous-1" / "checkpoints" / "step-00000024").is_dir()
 
 
-@pytest.mark.parametrize("kind", ["cosine", pytest.param("linear", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
 def test_cosine_and_linear_are_planned_anew_from_where_they_stand(
     trained: Any, recipe_file: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:

@@ -129,6 +129,7 @@ def test_no_memory_for_the_copy_itself_is_a_failed_save(tmp_path: Path, monkeypa
     assert not list(tmp_path.glob("*.tmp"))
 
 
+@pytest.mark.long
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 10, {"model": {"a": torch.ones(3)}}, {}, keep=2)
     code = """

@@ -12,6 +12,7 @@ import pytest
 from trainings import another, bessemer, command, facts, losses, metrics, wait_for_step
 
 
+@pytest.mark.long
 def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: Path) -> None:
     given = another(made, "shards")
     done = bessemer("train", *given, "--set", "parallel.shard=2", "--set", "train.steps=4")
@@ -81,6 +82,7 @@ def test_a_killed_process_costs_nothing(made: Path, straight: str) -> None:
     assert facts(made, "killed")["weights"] == facts(made, straight)["weights"]
 
 
+@pytest.mark.long
 def test_a_stop_saves_and_the_same_command_goes_on(made: Path, straight: str) -> None:
     stopped = another(made, "stopped")
     run = made.parent / "runs" / "stopped"

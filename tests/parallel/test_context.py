@@ -21,6 +21,7 @@ from bessemer.parallel.context import LocalDocuments, SequenceShard
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join
 from bessemer.recipe import Parallel
 from bessemer.train import recompute
+from tests.choose import long_but
 from tests.model.samples import BLOCKS, config, stirred
 
 LENGTH, BATCH = 48, 3  # chunks of 12 tokens on 2 processes, of 6 on 4
@@ -96,7 +97,7 @@ def measured(ways: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=long_but([2, 4], 2))
 def by_rank(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return run_on(request.param, measured, request.param, timeout=300.0)
 

@@ -129,7 +129,6 @@ WHOLE = [Parallel(shard=2), Parallel(tensor=2), Parallel(pipeline=2), Parallel(c
         ],
         Parallel(replicate=2),
         Parallel(shard=2),
-        Parallel(shard=2, tensor=2),
     ),
     ids=[
         "ddp2",

@@ -274,9 +274,8 @@ def test_two_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any
     check(cases, 2)
 
 
-@pytest.mark.parametrize(
-    "schedules", [WHOLE, pytest.param(IN_TWO, marks=[NEEDS_213, pytest.mark.long])], ids=["whole", "in-two"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("schedules", [WHOLE, pytest.param(IN_TWO, marks=NEEDS_213)], ids=["whole", "in-two"])
 def test_four_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any, ...]) -> None:
     """A pipeline of four; two pipelines that share their weights (FSDP2)."""
     wide, cases = torch.float64, []

@@ -147,7 +147,11 @@ BY_FOUR = (
     ("ways", "work"),
     [
         (2, [(torch.float64, [name for name in CASES if name not in BY_FOUR[2:]])]),
-        (4, [(torch.float64, list(BY_FOUR)), (torch.float32, ["llama, all terms", "olmo2", "gpt2", "bert"])]),
+        pytest.param(
+            4,
+            [(torch.float64, list(BY_FOUR)), (torch.float32, ["llama, all terms", "olmo2", "gpt2", "bert"])],
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["2", "4"],
 )

@@ -23,7 +23,6 @@ CASES = [(recipe_of("fp64"), False), (recipe_of("fp64", recompute="full"), True)
             Parallel(shard=2, pipeline=2, schedule="gpipe", zero=3),
             Parallel(shard=2, pipeline=2, schedule="interleaved", virtual=1, zero=3),
         ],
-        Parallel(shard=2, pipeline=2, schedule="gpipe", zero=3),
     ),
     ids=["zero1", "zero2", "hsdp zero3", "gpipe zero3", "interleaved zero3"],
 )

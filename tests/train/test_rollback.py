@@ -24,6 +24,7 @@ from bessemer.train import healing
 from bessemer.train.measure import RunTiming
 from bessemer.train.pace import Pace
 from bessemer.train.step import Gradients, TrainStep
+from tests.choose import long_but
 from tests.train.test_guarded import incidents, poison
 
 STEPS, EVERY = 130, 10
@@ -144,13 +145,16 @@ def test_a_poisoned_range_is_passed_over_and_its_documents_are_named(
 
 @pytest.mark.parametrize(
     ("owner", "name", "after"),
-    [
-        (Journal, "add_rollback", False),
+    long_but(
+        [
+            (Journal, "add_rollback", False),
+            (Journal, "add_rollback", True),
+            (healing, "drop_newer", True),
+            (healing, "restore", False),
+            (Pace, "roll_back", True),
+        ],
         (Journal, "add_rollback", True),
-        (healing, "drop_newer", True),
-        (healing, "restore", False),
-        (Pace, "roll_back", True),
-    ],
+    ),
 )
 def test_a_kill_during_a_rollback_changes_nothing(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
