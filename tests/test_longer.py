@@ -167,6 +167,12 @@ def test_without_the_checkpoint_before_the_decay_the_way_on_is_said(
     assert train(folder, "train.steps=48") == 1
     said = capsys.readouterr().err
     assert "no whole checkpoint left from before its decay, which began after step 18" in said
+    whole = folder / "checkpoints" / "step-00000024" / "manifest.json"
+    kept = whole.read_text()
+    whole.write_text("{}")
+    assert train(folder, "train.steps=48") == 1
+    assert "none of the checkpoints (of steps 24) is whole" in capsys.readouterr().err
+    whole.write_text(kept)
     assert train(folder, "train.steps=48", flags=("--accept-changes",)) == 0
     found = rates(folder)
     assert found[24] == pytest.approx(found[23]) and found[25] == pytest.approx(0.01)

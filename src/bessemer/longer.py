@@ -130,6 +130,8 @@ def extension(stored: Recipe, wanted: Recipe, run: RunFolder, done: list[int], a
             + ("" if steps < newest else ", or add --accept-changes to end sooner")
             + ", give the new run a name of its own with --set run.name=NAME, or start over with --restart"
         )
+    done = _whole(run, done)
+    newest = done[-1]
     start = _exact_start(schedule, run, done, planned, steps)
     if start is not None:
         return Extension(start, newest, planned, steps, None)
@@ -151,8 +153,27 @@ def extension(stored: Recipe, wanted: Recipe, run: RunFolder, done: list[int], a
     return Extension(newest, newest, planned, steps, min(before / after, 1.0) if after else 1.0)
 
 
+def _whole(run: RunFolder, done: list[int]) -> list[int]:
+    """The checkpoints of `done` up to the newest that is whole. Raises BessemerError where none is."""
+    for index in range(len(done), 0, -1):
+        if _is_whole(run, done[index - 1]):
+            return done[:index]
+    raise BessemerError(
+        f"{run.checkpoints}: none of the checkpoints (of steps {', '.join(map(str, done))}) is whole, so there is nothing to go "
+        "on from; put whole ones back, or start over with --restart"
+    )
+
+
+def _is_whole(run: RunFolder, step: int) -> bool:
+    try:
+        verify(run.checkpoints / f"step-{step:08d}")
+    except BessemerError:
+        return False
+    return True
+
+
 def _exact_start(schedule: Schedule, run: RunFolder, done: list[int], planned: int, steps: int) -> int | None:
-    """The newest whole checkpoint whose steps are those of a run of `steps` steps too."""
+    """The newest whole checkpoint whose steps are those of a run of `steps` steps too; the last of `done` is whole."""
     if schedule.kind in ("constant", "inverse_sqrt"):
         return done[-1]
     if schedule.kind == "wsd":
@@ -161,13 +182,7 @@ def _exact_start(schedule: Schedule, run: RunFolder, done: list[int], planned: i
     else:  # the same up to the peak; who is past it has nothing to go back to that is worth it
         last = min(schedule.warmup_steps or 0, planned, steps)
         done = done[-1:]
-    for step in reversed(done):
-        if step <= last:
-            try:
-                return verify(run.checkpoints / f"step-{step:08d}").step
-            except BessemerError:
-                continue
-    return None
+    return next((step for step in reversed(done) if step <= last and _is_whole(run, step)), None)
 
 
 def require_same_order(old: Mixture, new: Mixture, samples: int, run: RunFolder, accept: bool) -> None:

@@ -288,7 +288,7 @@ HINTS = {
     "bare.csv": ('1,"A sentence, and another one that goes on and on and on and on and on.",0.5\n', "sed '1i column1,text,column3' FILE"),
     "bare.tsv": ("en\tA sentence, and another one that goes on and on and on and on and on.\n", r"sed '1i column1\ttext' FILE"),
     "null.jsonl": ('{"id": "x", "text": null, "Body": "A sentence."}\n', 'field \'text\' is null, not a string; set text_key = "Body"'),
-    "picture.txt": (b"\x89PNG\r\n\x1a\n\0\0\0\xff".decode("latin-1"), "binary data, it seems"),
+    "picture.txt": (b"\x89PNG\r\n\x1a\n\0\0\0\xff".decode("latin-1"), "a NUL at byte"),
     "names.tsv": ("lang\tline\nen\tA sentence that is long.\n", 'set text_key = "line"'),
 }  # fmt: skip
 

@@ -112,9 +112,10 @@ def trained(made: Path, name: str, environment: dict[str, str]) -> subprocess.Po
 def test_a_process_that_hangs_is_ended_and_the_run_goes_on(made: Path, tmp_path: Path, fault: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(HOLDS_INTERPRETER)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    run, trigger = made.parent / "runs" / fault, tmp_path / "trigger"
+    name = f"hang-{fault}"
+    run, trigger = made.parent / "runs" / name, tmp_path / "trigger"
     environment = {"PYTHONPATH": path, "HOLD_AFTER": str(trigger)} if fault == "interpreter" else {}
-    process = trained(made, fault, environment)
+    process = trained(made, name, environment)
     try:
         started = time.monotonic()
         if fault == "stopped":
@@ -135,5 +136,5 @@ def test_a_process_that_hangs_is_ended_and_the_run_goes_on(made: Path, tmp_path:
     if "undisturbed" not in [place.name for place in run.parent.iterdir()]:
         whole = trained(made, "undisturbed", {})
         assert whole.wait(timeout=120) == 0
-    assert losses(made, fault) == losses(made, "undisturbed")
-    assert facts(made, fault)["weights"] == facts(made, "undisturbed")["weights"]
+    assert losses(made, name) == losses(made, "undisturbed")
+    assert facts(made, name)["weights"] == facts(made, "undisturbed")["weights"]

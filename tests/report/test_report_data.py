@@ -84,7 +84,7 @@ def test_the_sentence_of_an_unfinished_run(make_run: Callable[..., RunFolder]) -
     said = summary.headline(data.read(run))
     assert "has so far read 1.23M of 4.92M tokens" in said
     assert "stands at" in said
-    assert [row["label"] for row in summary.comparison(data.read(run))][2] == "Training time so far"
+    assert [row["label"] for row in summary.comparison(data.read(run))][2] == "Time in training steps so far"
 
 
 def test_the_sentence_before_training(make_run: Callable[..., RunFolder]) -> None:

@@ -23,7 +23,7 @@ REASONS = {
     "no_label": "the record or file has no class in corpus.sources.label_key",
     "not_utf8": "the bytes are not UTF-8; corpus.sources.encoding names what else they are",
     "bad_record": "the record is damaged or has no text",
-    "binary": "a file of code that holds NUL bytes",
+    "binary": "NUL bytes: no text",
     "http_status": "a page of a crawl that the server did not answer with 200",
     "not_html": "a record of a crawl that is no HTML page",
     "not_article": "a page of a wiki outside its article namespace, or not of wikitext",

@@ -48,13 +48,14 @@ class Fields:
 def not_utf8(key: str, raw: bytes, error: UnicodeDecodeError) -> Record:
     """A record whose bytes could not be decoded, with the encoding that they look like."""
     detail = f"byte 0x{raw[error.start]:02x} at {error.start}"
+    head = raw[:4000].decode("utf-8", "replace")
     if error.encoding != "utf-8":
         detail = f"not {error.encoding}: {detail}"
-    elif 0 in raw[:GUESSED_BYTES]:
-        detail += "; binary data, it seems"
+    elif (nul := raw[:GUESSED_BYTES].find(0)) >= 0:
+        return Record(key, len(raw), head, reason="binary", detail=f"a NUL at byte {nul}, and {detail}")
     elif (likely := detected(raw[:GUESSED_BYTES])) not in (None, "utf-8"):
         detail += f"; probably {likely}"
-    return Record(key, len(raw), raw[:4000].decode("utf-8", "replace"), reason="not_utf8", detail=detail)
+    return Record(key, len(raw), head, reason="not_utf8", detail=detail)
 
 
 def jsonl(file: BinaryIO, start: int, end: int, offset: int, fields: Fields) -> Iterator[Record]:

@@ -19,6 +19,7 @@ from bessemer.run import RunFolder
 from bessemer.terminal import warn
 
 LOOK_SECONDS = 1.0
+AGENT_SECONDS = 120.0  # for the agent to end the rest of a group, before they are judged again
 STACK_SECONDS = 1.0  # for the processes to write their stacks
 STATES = {
     "T": "stopped by a signal",
@@ -34,6 +35,7 @@ class Watchdog:
         """place: the node's folder; run: where incidents and stacks go."""
         self._place, self._run = place, run
         self._looked, self._suspects = 0.0, set[int]()
+        self._ended, self._ended_at = set[int](), 0.0  # the group of which processes were ended last
 
     def look(self) -> None:
         """End the processes that hang, if they did so at the last look too."""
@@ -43,11 +45,14 @@ class Watchdog:
         running = set(status.pids(self._place))
         readings = [found for path in sorted(self._place.glob("*.pulse")) if (found := pulse.read(path)) is not None]
         readings = [one for one in readings if one.pid in running]
+        if self._ended & running and time.monotonic() - self._ended_at < AGENT_SECONDS:
+            return  # those who waited for the one that was ended: the agent is ending them too
         guilty = culprits(readings)
         pids = {one.pid for one in guilty}
         is_sure, self._suspects = bool(pids) and pids == self._suspects, pids
         if is_sure:
             self._end(guilty, readings)
+            self._ended, self._ended_at = {one.pid for one in readings}, time.monotonic()
 
     def _end(self, guilty: list[pulse.Reading], readings: list[pulse.Reading]) -> None:
         names = ", ".join(f"rank {one.rank}" for one in guilty)

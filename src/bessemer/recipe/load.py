@@ -72,6 +72,8 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
         if str(reference) not in texts:
             if path.name != str(reference):  # a path: no name of a shipped recipe
                 raise InputError(f"{reference}: no such file or folder")
+            if (run := Path("runs") / path / "recipe.toml").exists():
+                raise InputError(f"{reference}: no such file or folder; for the run of that name, give {run.parent}")
             near = next(iter(difflib.get_close_matches(str(reference), texts, 1)), None)
             raise InputError(
                 f"{reference}: no such file or folder, and no shipped recipe of that name"

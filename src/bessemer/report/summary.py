@@ -94,7 +94,7 @@ def comparison(data: RunData) -> list[Block]:
         return []
     steps, seconds = float(train.step[-1]), as_number(plan.get("step_seconds"))
     peak, total = train.column("memory_bytes"), as_number(as_object(plan.get("memory_bytes")).get("total"))
-    time = f"Training time{'' if finished(data) else ' so far'}"
+    time = f"Time in training steps{'' if finished(data) else ' so far'}"
     rows: list[tuple[str, float | None, float | None, Callable[[Any], str], bool]] = [
         ("Steps", as_number(plan.get("steps")), steps, parts.count, False),
         ("Tokens", as_number(plan.get("tokens")), train.last("tokens"), amount, False),
@@ -249,7 +249,7 @@ def _speed_tiles(data: RunData) -> list[Block]:
         step = as_number(data.plan.get("step_seconds"))
         planned = step * float(data.train.step[-1]) if step else None
         said = f"{seconds / planned:.2f} of the plan" if planned else f"{data.train.step[-1]:,.0f} steps"
-        found.append(parts.tile("Training time", duration(seconds), said))
+        found.append(parts.tile("Time in training steps", duration(seconds), said))
     rate, mfu = data.train.median("tokens_per_second"), data.train.median("mfu")
     if rate is not None:
         found.append(parts.tile("Tokens per second", amount(rate), f"{mfu:.0%} of peak FLOPs" if mfu else ""))
@@ -272,8 +272,8 @@ def _plan_finding(data: RunData, rows: list[Block]) -> str:
     """The plan's error in time and memory, in words."""
     said = []
     for one in rows:
-        if one["ratio"] and one["label"].startswith("Training time"):
-            said.append(f"training took {_off(one['ratio'], 'longer', 'less')}")
+        if one["ratio"] and one["label"].startswith("Time in training steps"):
+            said.append(f"the training steps took {_off(one['ratio'], 'longer', 'less')}")
         elif one["ratio"] and one["label"].startswith("Memory"):
             said.append(f"memory came to {_off(one['ratio'], 'more', 'less')}")
     source = as_text(data.plan.get("step_seconds_from"))
