@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from machine import describe
 
-from bessemer.layout import dial
+from bessemer.layout import derived_keys
 from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import build_model, meta_model
@@ -55,7 +55,7 @@ def recipe_of(kind: str) -> tuple[Recipe, ModelConfig]:
     tokens = {{sequence_length = {length}, document_mask = false}}
     train = {{steps = 1000, micro_batch = {micro}, global_batch_tokens = {batch * length}, device = "{kind}"}}
     """
-    resolved = dial.resolve(parse(text, "parallel_overhead"), vocabulary)
+    resolved = derived_keys.resolve(parse(text, "parallel_overhead"), vocabulary)
     return resolved, config_of(resolved, vocabulary, 0)
 
 
@@ -97,7 +97,7 @@ def main() -> None:
     os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", **where})
     recipe, config = recipe_of(given.device)
     device = devices.choose(recipe.train)
-    mesh = join(Parallel(), device.place)
+    mesh = join(Parallel(), device.torch_device)
     weights = split.initial_weights(config, 1)
     sides = {
         "none": TrainStep(recipe, build_model(config, 1), device, 0, 1, SINGLE_PROCESS),

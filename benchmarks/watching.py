@@ -19,7 +19,7 @@ import torch
 from machine import describe
 from planned import beside, plan_of, print_beside
 
-from bessemer.layout.dial import CPU_MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS, resolve
+from bessemer.layout.derived_keys import CPU_MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS, resolve
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
 from bessemer.recipe import parse

@@ -29,10 +29,10 @@ from typing import Any
 import torch
 from machine import describe
 
-from bessemer.layout import dial
+from bessemer.layout import derived_keys
 from bessemer.layout import memory as layout_memory
 from bessemer.layout.memory import optimizer_bytes
-from bessemer.layout.stages import parts_of
+from bessemer.layout.pipeline_stages import parts_of
 from bessemer.parallel import data
 from bessemer.parallel.mesh import join, leave
 from bessemer.recipe import Parallel, Recipe
@@ -53,7 +53,7 @@ MOMENTS = {"between steps": "between", "after backward": "after_backward", "peak
 
 def recipe_of(stage: int, processes: int, precision: str) -> Recipe:
     divided = {"shard": processes, "zero": stage} if stage else {"replicate": processes}
-    resolved = dial.resolve(parse(TEXT, "zero_memory"), VOCABULARY)
+    resolved = derived_keys.resolve(parse(TEXT, "zero_memory"), VOCABULARY)
     train = {"micro_batch": 1, "global_batch_tokens": 2 * 32 * processes, "steps": 4, "precision": precision}
     changed = resolved.train.model_copy(update={**train, "recompute": "full", "device": "cpu"})
     return resolved.model_copy(update={"parallel": Parallel(**divided), "train": changed})  # type: ignore[arg-type]

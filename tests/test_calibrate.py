@@ -26,9 +26,9 @@ def small(folder: Path) -> Path:
 
 
 def resolved(folder: Path) -> Recipe:
-    from bessemer.layout import dial
+    from bessemer.layout import derived_keys
 
-    return dial.resolve(load(small(folder)), 400, 24)
+    return derived_keys.resolve(load(small(folder)), 400, 24)
 
 
 def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:

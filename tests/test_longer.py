@@ -120,10 +120,10 @@ def test_fewer_steps_than_are_done_are_refused(trained: Any, capsys: pytest.Capt
 
 def test_minutes_are_counted_at_the_pace_of_the_run(runs: Path, recipe_file: Path) -> None:
     from bessemer import longer
-    from bessemer.layout import dial
+    from bessemer.layout import derived_keys
 
     folder = runs / "small"
-    stored = dial.resolve(load(recipe_file), 400)
+    stored = derived_keys.resolve(load(recipe_file), 400)
     (folder / "metrics.jsonl").write_text(
         "".join(json.dumps({"kind": "train", "step": n, "step_seconds": 0.5}) + "\n" for n in range(1, 25))
     )
@@ -138,10 +138,10 @@ def test_minutes_are_counted_at_the_pace_of_the_run(runs: Path, recipe_file: Pat
 def test_fewer_minutes_are_refused_in_minutes(runs: Path, recipe_file: Path) -> None:
     from bessemer import longer
     from bessemer.errors import InputError
-    from bessemer.layout import dial
+    from bessemer.layout import derived_keys
 
-    stored = dial.resolve(load(recipe_file, ["train.minutes=2", "train.steps=24"]), 400)
-    asked = dial.resolve(load(recipe_file, ["train.minutes=1", "train.steps=12"]), 400)
+    stored = derived_keys.resolve(load(recipe_file, ["train.minutes=2", "train.steps=24"]), 400)
+    asked = derived_keys.resolve(load(recipe_file, ["train.minutes=1", "train.steps=12"]), 400)
     words = r"is a run of 2 minutes \(24 of 24 steps are done\), but the recipe asks for 1\. Give more steps"
     with pytest.raises(InputError, match=words):
         longer.extension(stored, asked, RunFolder(runs / "small"), [24], accept=False)
@@ -149,9 +149,9 @@ def test_fewer_minutes_are_refused_in_minutes(runs: Path, recipe_file: Path) -> 
 
 def test_what_a_longer_run_keeps_of_a_short_one_is_said(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from bessemer import longer
-    from bessemer.layout import dial
+    from bessemer.layout import derived_keys
 
-    kept = dial.resolve(load(recipe_file), 400).train
+    kept = derived_keys.resolve(load(recipe_file), 400).train
     longer.tell_what_stays(kept, kept)
     assert not capsys.readouterr().err
     tokens = 4 * (kept.global_batch_tokens or 0)

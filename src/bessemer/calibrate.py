@@ -46,8 +46,8 @@ def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
         with contextlib.suppress(InputError):  # one that the device does not have
             measured[precision] = devices.matmul_rate(devices.choose(Train(device=kind, precision=precision)))  # type: ignore[arg-type]
     processes = torch.cuda.device_count() if chosen.is_cuda else min(os.cpu_count() or 1, 2)
-    bandwidth = memory_bandwidth(chosen.place)
-    link = all_reduce_bandwidth(chosen.place.type, processes) or bandwidth
+    bandwidth = memory_bandwidth(chosen.torch_device)
+    link = all_reduce_bandwidth(chosen.torch_device.type, processes) or bandwidth
     half = next(iter(measured))
     peak = dict(known.flops) if known else measured
     reads = ", ".join(f"{verb} {size(disk[verb])}/s" for verb in disk)
@@ -55,7 +55,7 @@ def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
         "name": known.name if known else _name(chosen.name),
         "flops": {name: round(value / 1e12, 4) for name, value in peak.items()},
         "matmul": min(round(measured[half] / peak[half], 3), 1.0),
-        "memory": round(_memory_bytes(chosen.place) / 1e9, 2),
+        "memory": round(_memory_bytes(chosen.torch_device) / 1e9, 2),
         "bandwidth": round(bandwidth / 1e9, 2),
         "intra": round(link / 1e9, 3),
         "inter": round((known.inter if known else link) / 1e9, 3),

@@ -81,10 +81,10 @@ def _with_train(recipe: Recipe, **changes: Any) -> Recipe:
 def _require_fit(recipe: Recipe, goal: Goal) -> None:
     import torch
 
-    from bessemer.layout import dial
+    from bessemer.layout import derived_keys
     from bessemer.train.split import require_fit
 
-    resolved = dial.resolve(recipe, goal.job.model.vocabulary)
+    resolved = derived_keys.resolve(recipe, goal.job.model.vocabulary)
     require_fit(resolved.train, resolved.parallel, goal.job.model, torch.device("cuda"))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.checkpoint.protocol import published
 from bessemer.errors import InputError
-from bessemer.layout import dial
+from bessemer.layout import derived_keys
 from bessemer.plan import sizing
 from bessemer.plan.sizing import Basis, Choice
 from bessemer.recipe import Recipe, parse
@@ -47,7 +47,7 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False, show: bool =
         return _as_trained(recipe, old)
     if old is not None and recipe.corpus.sources and not old["corpus"]:
         old = None  # derived from the raw files, by an earlier version
-    start = None if recipe.model.from_ is None else dial.dimensions(recipe.model)
+    start = None if recipe.model.from_ is None else derived_keys.dimensions(recipe.model)
     width, positions = (0, 0) if start is None else (start.width or 0, start.max_positions or 0)
     if old is None and recipe.model.has_size and (not record or run.tokens.exists()):
         # Nothing is known of its text, or it is a run of a version that derived less.
@@ -163,7 +163,7 @@ def _machine(recipe: Recipe) -> Basis:
 
 def _probed(device: Device) -> float:
     """FLOP/s of a CPU in training steps of a small model."""
-    from bessemer.layout.dial import resolve
+    from bessemer.layout.derived_keys import resolve
     from bessemer.layout.flops import flops_per_token
     from bessemer.train.measure import step_seconds
     from bessemer.train.task import config_of

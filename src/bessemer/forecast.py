@@ -32,7 +32,7 @@ def plan_only(
 ) -> tuple[dict[str, Any], Recipe]:
     """What a recipe will take, without a run folder: for `bessemer plan`."""
     from bessemer import longer
-    from bessemer.layout import dial
+    from bessemer.layout import derived_keys
     from bessemer.tokens import outlook
 
     has_horizon = recipe.train.has_horizon
@@ -41,7 +41,7 @@ def plan_only(
     known = derived.expected_tokens(recipe, run)
 
     def resolve(one: Recipe, steps: int | None) -> Recipe:
-        return dial.resolve(one, vocabulary, steps, micro_batch_tokens(one), labels, **known)
+        return derived_keys.resolve(one, vocabulary, steps, micro_batch_tokens(one), labels, **known)
 
     stored, done = load(run.recipe) if run.recipe.exists() else None, published(run.checkpoints)
     held_out_tokens = known.get("held_out_tokens", 0)
@@ -63,7 +63,7 @@ def planned_run(
 ) -> tuple[dict[str, Any], Recipe]:
     """Time the run for `measure_seconds` (0: not at all), plan it, and turn train.minutes into steps. known: numbers of
     tokens, as outlook.num_tokens gives them."""
-    from bessemer.layout import dial
+    from bessemer.layout import derived_keys
     from bessemer.layout.flops import hardware_flops
     from bessemer.plan import here
     from bessemer.train.metrics import planned_bytes
@@ -85,7 +85,7 @@ def planned_run(
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
         for _ in range(2):  # the steps follow from the time of the validations, and these from the steps
             steps = planner.steps_of_minutes(resolved, recipe.train.minutes, timing)
-            resolved = dial.resolve(recipe, vocabulary, steps, micro_batch_tokens(recipe), labels, **known)
+            resolved = derived_keys.resolve(recipe, vocabulary, steps, micro_batch_tokens(recipe), labels, **known)
         preflight.require_warmup(resolved)
     final, devices = planner.plan(resolved, timing), planner.devices(resolved)
     common = here.keys(resolved, planner.config, final, devices=devices, recomputed=planner.recomputed)
@@ -201,10 +201,10 @@ class Planner:
 
     def steps_of_minutes(self, recipe: Recipe, minutes: float, timing: RunTiming | None) -> int:
         """Steps whose time, with that of validation and saving, comes to so many minutes."""
-        from bessemer.layout import dial
+        from bessemer.layout import derived_keys
 
         planned, batches = self.plan(recipe, timing), recipe.batches
-        saving = 60 * minutes * dial.SAVING_SHARE if timing is None else planned.saving_seconds
+        saving = 60 * minutes * derived_keys.SAVING_SHARE if timing is None else planned.saving_seconds
         budget = max(60 * minutes - saving, 30 * minutes)
         share = self._validation_share(recipe, timing)
         full_steps = budget / (planned.step_seconds * (1.0 + share))
@@ -212,15 +212,15 @@ class Planner:
 
     def _validation_share(self, recipe: Recipe, timing: RunTiming | None) -> float:
         """Time of the validations as a share of that of the steps; where nothing was timed, by their tokens."""
-        from bessemer.layout import dial
+        from bessemer.layout import derived_keys
         from bessemer.train.start import is_continued
 
         train = recipe.train
-        by_tokens = dial.validation_share(recipe, self.held_out_tokens)
+        by_tokens = derived_keys.validation_share(recipe, self.held_out_tokens)
         if timing is None or not by_tokens:
             return by_tokens
         assert train.steps is not None and train.validate_every is not None, "the recipe is resolved"
-        tokens = by_tokens / dial.FORWARD_SHARE * train.validate_every * (train.global_batch_tokens or 1)
+        tokens = by_tokens / derived_keys.FORWARD_SHARE * train.validate_every * (train.global_batch_tokens or 1)
         count = math.ceil(train.steps / train.validate_every) + is_continued(recipe.model, train)
         step_seconds = timing.step * recipe.batches.tokens_before(train.steps) / (train.global_batch_tokens or 1)
         return tokens * timing.scored_token * count / step_seconds
@@ -236,7 +236,9 @@ class Planner:
 
 
 def micro_batch_tokens(recipe: Recipe) -> int:
-    from bessemer.layout import dial
+    from bessemer.layout import derived_keys
     from bessemer.train import device as devices
 
-    return dial.MICRO_BATCH_TOKENS if devices.choose(recipe.train).is_cuda else dial.CPU_MICRO_BATCH_TOKENS
+    return (
+        derived_keys.MICRO_BATCH_TOKENS if devices.choose(recipe.train).is_cuda else derived_keys.CPU_MICRO_BATCH_TOKENS
+    )

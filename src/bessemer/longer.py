@@ -21,12 +21,12 @@ from bessemer import previous
 from bessemer.checkpoint.protocol import published, verify
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import record
-from bessemer.layout.dial import SAVING_SHARE, validation_share
+from bessemer.layout.derived_keys import SAVING_SHARE, validation_share
 from bessemer.recipe import Recipe, Schedule, Train, differences, load
 from bessemer.run import RunFolder, read_json_lines
 from bessemer.terminal import say
 from bessemer.tokens.mixture import Mixture
-from bessemer.train.schedule import learning_rate_share
+from bessemer.train.learning_rate import learning_rate_share
 
 # Keys that change neither the data nor the weights: a run may go on under other values of them.
 HARMLESS = (

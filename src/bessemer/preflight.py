@@ -7,7 +7,7 @@ from typing import Any
 
 from bessemer import derived, hub
 from bessemer.errors import BessemerError, InputError
-from bessemer.layout import dial
+from bessemer.layout import derived_keys
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Model, Recipe
 from bessemer.recipe.load import start_recipe
@@ -39,7 +39,7 @@ def check(recipe: Recipe, run: RunFolder, reference: str) -> None:
         _start(recipe, RunFolder(Path(recipe.train.start)))
     recipe = derived.filled(recipe, run)
     labels = outlook.labels(recipe, run.tokens)
-    resolved = dial.resolve(recipe, outlook.vocabulary(recipe, run.tokens), labels=labels)
+    resolved = derived_keys.resolve(recipe, outlook.vocabulary(recipe, run.tokens), labels=labels)
     _learning_rate(resolved)
     config = config_of(resolved, outlook.vocabulary(recipe, run.tokens), labels)
     # The model is of the kind that the objective needs.
@@ -154,7 +154,7 @@ def _start(recipe: Recipe, start: RunFolder) -> None:
     theirs = Model.model_validate({key: value for key, value in found["model"].items() if key != "from"})
     vocabulary = outlook.vocabulary(recipe, start.tokens)
     ours, there = (
-        model_config(dial.resolve(one, vocabulary), vocabulary).to_dict()
+        model_config(derived_keys.resolve(one, vocabulary), vocabulary).to_dict()
         for one in (recipe, recipe.model_copy(update={"model": theirs}))
     )
     different = [key for key, value in ours.items() if key not in OF_THE_HEAD and there[key] != value]

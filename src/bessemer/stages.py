@@ -169,7 +169,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     """
     from bessemer import longer
     from bessemer.guard.journal import Journal
-    from bessemer.layout import dial
+    from bessemer.layout import derived_keys
     from bessemer.plan import here
     from bessemer.tokens.loader import loader_of
     from bessemer.tokens.outlook import num_tokens, outlook
@@ -183,7 +183,9 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     known = num_tokens(run.tokens)
 
     def resolve(one: Recipe, steps: int | None) -> Recipe:
-        return dial.resolve(one, store.vocabulary, steps, forecast.micro_batch_tokens(one), len(store.labels), **known)
+        return derived_keys.resolve(
+            one, store.vocabulary, steps, forecast.micro_batch_tokens(one), len(store.labels), **known
+        )
 
     has_horizon = session.has_horizon
     recipe, resolved = longer.resolved_for(recipe, stored, run, done, store.held_out_tokens, has_horizon, resolve)

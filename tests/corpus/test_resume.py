@@ -85,7 +85,7 @@ def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> Non
     kills, killed_in = 0, set()
     while True:
         before = receipts(run)
-        process = start(of, tmp_path, run, str(draw.randint(2, 90)), draw.choice(["before", "after"]))
+        process = start(of, tmp_path, run, str(draw.randint(4, 150)), draw.choice(["before", "after"]))
         process.communicate(timeout=60)
         after = receipts(run)
         if process.returncode == 0:
@@ -97,7 +97,7 @@ def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> Non
         )
         assert {path: after[path] for path in before} == before  # nothing finished was done again
         assert not (run / "corpus").exists() or contents(run / "corpus") == contents(whole.corpus)
-    assert kills >= 10
+    assert kills >= 5
     assert {"partitions", "published"} <= killed_in
     assert contents(run / "corpus") == contents(whole.corpus)
     assert [path.name for path in run.iterdir()] == ["corpus"]

@@ -58,7 +58,7 @@ def test_a_line_that_a_kill_cut_short_was_not_acted_on(journal: Journal) -> None
     for length in range(1, len(last)):
         journal.path.write_bytes(whole[:-length])
         found = Journal.read(journal.path)
-        assert found.branch == 3 and not found.skips_step(310)
+        assert found.num_rollbacks == 3 and not found.skips_step(310)
         found.drop_torn_line()
         found.add_skip(311)
         assert Journal.read(journal.path).skips_step(311)

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bessemer.guard.detection import Alarm, History, Scale, observe
+from bessemer.guard.detection import Alarm, GuardReference, History, observe
 from bessemer.guard.policy import GuardState, Verdict, judge
 from bessemer.recipe import Guard
 
-SCALE = Scale(uniform_loss=math.log(512), clip_norm=1.0)
+SCALE = GuardReference(uniform_loss=math.log(512), clip_norm=1.0)
 GUARD = Guard()
 
 

@@ -213,7 +213,7 @@ def test_a_planned_run_that_is_trained_is_held_against_the_prediction(whole: Pat
     """Only where it is the run that was planned."""
     from bessemer.ladder import page, runs
     from bessemer.ladder.design import Planned
-    from bessemer.layout.dial import resolve
+    from bessemer.layout.derived_keys import resolve
     from bessemer.recipe import dump, load
     from bessemer.run import RunFolder
 

@@ -18,7 +18,7 @@ from bessemer.ladder.design import (
     rungs_within,
 )
 from bessemer.ladder.sizes import batch_tokens, learning_rate, rate_rule, size_of, smaller
-from bessemer.layout.dial import resolve
+from bessemer.layout.derived_keys import resolve
 from bessemer.layout.flops import flops_per_token
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Recipe, load

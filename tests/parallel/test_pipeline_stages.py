@@ -18,19 +18,20 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from bessemer.errors import InputError
 from bessemer.layout.communication import pipeline_bytes
-from bessemer.layout.stages import Costs, rank_of, spans, stages_at
+from bessemer.layout.pipeline_stages import Costs, rank_of, spans, stages_at
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.kernels import linear
+from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import build_model, initial_tensor, meta_model
 from bessemer.parallel import pipeline
 from bessemer.parallel.context import LocalBatch
 from bessemer.parallel.mesh import AXES, ProcessMesh, join
-from bessemer.parallel.pipeline import MicroBatchLoss, Pipeline, Stage, keep_stages, stage_model
+from bessemer.parallel.pipeline import Pipeline, Stage, keep_stages, stage_model
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Parallel, Train
 from bessemer.train import recompute
-from bessemer.train.objective import chunked_cross_entropy
+from bessemer.train.cross_entropy import chunked_cross_entropy
 from bessemer.train.task import Causal, ClassifyTask, Masked
 
 CPU = torch.device("cpu")
@@ -248,10 +249,11 @@ def check(cases: list[tuple[Any, ...]], world: int) -> None:
 
 WHOLE = ("gpipe", "1f1b", "interleaved")
 IN_TWO = ("zbv", "dualpipev")
-BOTH = pytest.mark.parametrize("schedules", [WHOLE, pytest.param(IN_TWO, marks=NEEDS_213)], ids=["whole", "in-two"])
 
 
-@BOTH
+@pytest.mark.parametrize(
+    "schedules", [WHOLE, pytest.param(IN_TWO, marks=[NEEDS_213, pytest.mark.long])], ids=["whole", "in-two"]
+)
 def test_two_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any, ...]) -> None:
     """Untied and tied, decoder, encoder, classifier and a frozen one; recompute; fp64, fp32, bf16."""
     wide, narrow = torch.float64, torch.float32
@@ -275,11 +277,11 @@ def test_two_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("schedules", [WHOLE, pytest.param(IN_TWO, marks=NEEDS_213)], ids=["whole", "in-two"])
-def test_four_processes_give_the_losses_and_gradients_of_one(schedules: tuple[Any, ...]) -> None:
+@NEEDS_213
+def test_four_processes_give_the_losses_and_gradients_of_one() -> None:
     """A pipeline of four; two pipelines that share their weights (FSDP2)."""
     wide, cases = torch.float64, []
-    for schedule in schedules:
+    for schedule in ("interleaved", *IN_TWO):
         cases += [
             (Parallel(pipeline=4, schedule=schedule), "gpt2", 9, "masked", 8, 8, wide, "plain"),
             (Parallel(pipeline=2, shard=2, schedule=schedule), "qwen3", 5, "causal", 8, 8, wide, "fsdp"),

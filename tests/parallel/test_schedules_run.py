@@ -8,7 +8,7 @@ import torch
 from processes import run_on
 from torch import Tensor, nn
 
-from bessemer.layout.schedules import NAMES, actions, generate, to_csv_rows
+from bessemer.layout.pipeline_schedules import NAMES, actions, generate, to_csv_rows
 from bessemer.recipe.parallel import V_SHAPED
 
 RANKS, MICRO_BATCHES, WIDTH = 2, 6, 8

@@ -17,14 +17,12 @@ CASES = [(recipe_of("fp64"), False), (recipe_of("fp64", recompute="full"), True)
     "layout",
     long_but(
         [
-            Parallel(shard=2, pipeline=2, zero=1),
             Parallel(shard=2, pipeline=2, zero=2),
             Parallel(replicate=2, shard=2, pipeline=2, zero=3),
-            Parallel(shard=2, pipeline=2, schedule="gpipe", zero=3),
             Parallel(shard=2, pipeline=2, schedule="interleaved", virtual=1, zero=3),
         ],
     ),
-    ids=["zero1", "zero2", "hsdp zero3", "gpipe zero3", "interleaved zero3"],
+    ids=["zero2", "hsdp zero3", "interleaved zero3"],
 )
 def test_a_divided_pipeline_trains_as_one_process(layout: Parallel) -> None:
     alone = [trained(recipe, tied, SINGLE_PROCESS) for recipe, tied in CASES]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bessemer.layout.schedules import generate
+from bessemer.layout.pipeline_schedules import generate
 from bessemer.plan.timetable import Durations, bubble, passage, simulate
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bessemer.layout.communication import Bytes, held, step_bytes
-from bessemer.layout.dial import resolve
+from bessemer.layout.derived_keys import resolve
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Parallel, parse

@@ -9,7 +9,7 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.errors import InputError
-from bessemer.layout.schedules import NAMES, generate
+from bessemer.layout.pipeline_schedules import NAMES, generate
 from bessemer.plan import pipeline
 from bessemer.plan.timetable import Durations, Timetable, simulate
 

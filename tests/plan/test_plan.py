@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bessemer.layout import dial
+from bessemer.layout import derived_keys
 from bessemer.layout.devices import peak_flops
 from bessemer.layout.flops import flops_per_token
 from bessemer.layout.memory import memory as whole_memory
@@ -35,7 +35,7 @@ def test_parameters_are_counted_exactly(changes: dict[str, object]) -> None:
     [("gpt2-124m", 50_257, 124.44), ("llama-7b", 32_000, 6738.4)],
 )
 def test_shipped_sizes_are_the_published_ones(name: str, vocabulary: int, millions: float) -> None:
-    resolved = dial.resolve(load(name), vocabulary)
+    resolved = derived_keys.resolve(load(name), vocabulary)
     assert model_config(resolved, vocabulary).parameters / 1e6 == pytest.approx(millions, rel=1e-3)
 
 
@@ -87,7 +87,7 @@ def test_activations_are_what_autograd_keeps(changes: dict[str, object]) -> None
 
 def test_the_dial_derives_everything_and_every_part_can_be_overridden() -> None:
     text = '[run]\nname = "x"\n[model]\ndepth = {depth}\n'
-    small, large = (dial.resolve(parse(text.format(depth=depth), "x"), 32_768) for depth in (4, 16))
+    small, large = (derived_keys.resolve(parse(text.format(depth=depth), "x"), 32_768) for depth in (4, 16))
     for recipe in (small, large):
         width, batch, steps = recipe.model.width, recipe.train.global_batch_tokens, recipe.train.steps
         assert width == 64 * recipe.model.layers
@@ -97,7 +97,7 @@ def test_the_dial_derives_everything_and_every_part_can_be_overridden() -> None:
         assert batch % recipe.tokens.sequence_length == 0
     assert large.train.optimizer.learning_rate < small.train.optimizer.learning_rate
     assert large.train.global_batch_tokens > small.train.global_batch_tokens
-    chosen = dial.resolve(
+    chosen = derived_keys.resolve(
         parse(
             text.format(depth=4),
             "x",
@@ -110,8 +110,8 @@ def test_the_dial_derives_everything_and_every_part_can_be_overridden() -> None:
 
 
 def test_a_resolved_recipe_resolves_to_itself() -> None:
-    resolved = dial.resolve(load("llama-1b"), 65_536)
-    assert dial.resolve(resolved, 65_536) == resolved
+    resolved = derived_keys.resolve(load("llama-1b"), 65_536)
+    assert derived_keys.resolve(resolved, 65_536) == resolved
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,8 @@ def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
 def test_the_dial_counts_no_output_matrix_for_a_classifier() -> None:
     text = '[run]\nname="x"\n[[corpus.sources]]\nname="a"\nformat="text"\npaths=["."]\nlabel="b"\n[model]\ndepth=4\n[train]\nobjective="{objective}"\n'
     texts, words = (
-        dial.resolve(parse(text.format(objective=name), "x"), 65_536, labels=2) for name in ("classify", "causal")
+        derived_keys.resolve(parse(text.format(objective=name), "x"), 65_536, labels=2)
+        for name in ("classify", "causal")
     )
     assert texts.train.optimizer.learning_rate > words.train.optimizer.learning_rate
 
@@ -198,13 +199,13 @@ def test_the_dial_counts_no_output_matrix_for_a_classifier() -> None:
 )
 def test_a_derived_micro_batch_fits_the_layout(keys: str, batch: int, micro: int) -> None:
     text = f'[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\nlayers=4\nwidth=256\nheads=4\n[train]\nglobal_batch_tokens={128 * batch}\n[parallel]\n{keys}\n'
-    made = dial.resolve(parse(text, "t"), 512)
+    made = derived_keys.resolve(parse(text, "t"), 512)
     assert made.train.micro_batch == micro
 
 
 def test_a_derived_batch_fits_the_layout_and_is_else_what_it_was() -> None:
     text = '[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\ndepth=2\n[parallel]\nreplicate={}\n'
-    alone, two, three = (dial.resolve(parse(text.format(n), "t"), 512).train for n in (1, 2, 3))
+    alone, two, three = (derived_keys.resolve(parse(text.format(n), "t"), 512).train for n in (1, 2, 3))
     assert alone.global_batch_tokens == two.global_batch_tokens
     sequences = (three.global_batch_tokens or 0) // 128
     assert sequences % (3 * (three.micro_batch or 0)) == 0

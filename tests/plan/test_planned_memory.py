@@ -12,8 +12,8 @@ from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.layout import memory as layout_memory
 from bessemer.layout.flops import flops_per_token
-from bessemer.layout.schedules import generate
-from bessemer.layout.stages import balanced, parts_of
+from bessemer.layout.pipeline_schedules import generate
+from bessemer.layout.pipeline_stages import balanced, parts_of
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework

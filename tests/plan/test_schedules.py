@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bessemer.errors import InputError
-from bessemer.layout.schedules import NAMES, Action, ScheduleActions, check, generate, to_csv_rows
+from bessemer.layout.pipeline_schedules import NAMES, Action, ScheduleActions, check, generate, to_csv_rows
 from bessemer.plan.timetable import Durations, Timetable, bubble, simulate
 
 SHARDING = re.compile("SHARD|REDUCE_GRAD")
@@ -68,7 +68,7 @@ def loop_of_torch(name: str, ranks: int, micro_batches: int) -> list[list[str]]:
 
 
 def runtime_of_torch(schedule: ScheduleActions) -> Any:
-    """torch's runtime for the lists of ours, as the docstring of layout/schedules.py says."""
+    """torch's runtime for the lists of ours, as the docstring of layout/pipeline_schedules.py says."""
     from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
     stages = [StageOfTorch(stage, schedule.ranks, schedule.virtual) for stage in range(schedule.virtual)]

@@ -6,10 +6,9 @@ import random
 import pytest
 
 from bessemer.errors import InputError
-from bessemer.layout import dial
-from bessemer.layout import stages as stage_cut
-from bessemer.layout.flops import recomputed_flops_per_token, step_flops_per_token
-from bessemer.layout.stages import Costs, balanced, stage_costs
+from bessemer.layout import derived_keys
+from bessemer.layout.flops import flops_per_token
+from bessemer.layout.pipeline_stages import Costs, balanced, stage_costs
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Recipe, load
@@ -57,37 +56,24 @@ def test_too_few_blocks_are_refused() -> None:
 
 
 def resolved(name: str, vocabulary: int, *overrides: str) -> tuple[Recipe, ModelConfig]:
-    recipe = dial.resolve(load(name, list(overrides)), vocabulary)
+    recipe = derived_keys.resolve(load(name, list(overrides)), vocabulary)
     return recipe, model_config(recipe, vocabulary)
 
 
-@pytest.mark.parametrize("recomputed", [0, 5])
-def test_the_parts_are_the_plans_flops(recomputed: int) -> None:
-    recipe, config = resolved("gpt2-124m", 50_257, "train.recompute=full")
-    parts = stage_cut.costs(recipe.train, config, recomputed)
-    wanted = step_flops_per_token(recipe.train, config) + recomputed_flops_per_token(
-        recipe.train.recompute, config, recomputed
-    )
-    assert parts.total == pytest.approx(wanted, rel=1e-12)
+def test_the_parts_are_the_plans_flops() -> None:
+    _, config = resolved("gpt2-124m", 50_257)
+    parts = Costs.of(config)
+    assert parts.total - parts.embedding == pytest.approx(flops_per_token(config), rel=1e-12)
     # two products for each of forward, input and weight: vocabulary x width, padded as the model pads it
     assert parts.head == 6 * config.head_matrix_parameters >= 6 * 50_257 * 768
-    assert (parts.blocks[0] > parts.blocks[-1]) == (recomputed > 0)
 
 
 def test_gpt2s_head_is_counted() -> None:
     """It costs as much as five of the twelve blocks: the last of two stages has 4 of them."""
-    recipe, config = resolved("gpt2-124m", 50_257)
-    parts = stage_cut.costs(recipe.train, config)
+    _, config = resolved("gpt2-124m", 50_257)
+    parts = Costs.of(config)
     assert 4 < parts.head / parts.blocks[0] < 6
     cut = balanced(parts.blocks, parts.embedding, parts.head, 2)
     assert [len(blocks) for blocks in cut] == [8, 4]
     assert max(stage_costs(parts, cut)) / (parts.total / 2) < 1.06
     assert max(stage_costs(parts, (range(6), range(6, 12)))) / (parts.total / 2) > 1.28
-
-
-def test_a_masked_objective_pays_the_head_for_hidden_tokens_alone() -> None:
-    masked = ("train.objective=masked", "model.family=bert", "model.tie_embeddings=true", "train.masking.share=0.25")
-    recipe, config = resolved("depth", 5_000, *masked)
-    parts = stage_cut.costs(recipe.train, config)
-    assert parts.head == 0.25 * 6 * config.head_matrix_parameters > 0
-    assert parts.total == pytest.approx(step_flops_per_token(recipe.train, config), rel=1e-12)

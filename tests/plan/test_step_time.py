@@ -11,7 +11,7 @@ import pytest
 from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.layout.flops import flops_per_token
-from bessemer.layout.stages import balanced
+from bessemer.layout.pipeline_stages import balanced
 from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.plan.estimate import collectives, compute, frameworks
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout, Physics

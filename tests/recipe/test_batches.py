@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from bessemer.errors import InputError
-from bessemer.layout.dial import resolve
+from bessemer.layout.derived_keys import resolve
 from bessemer.recipe import Batches, parse
 
 TEXT = """

@@ -9,7 +9,7 @@ import pytest
 from bessemer import preflight
 from bessemer.cli import run_command
 from bessemer.errors import InputError
-from bessemer.layout import dial
+from bessemer.layout import derived_keys
 from bessemer.recipe import dump, load
 from bessemer.run import RunFolder, read_json_lines, write_atomic
 from bessemer.train.measure import RunTiming
@@ -20,7 +20,7 @@ from tests.conftest import recipe_text
 def base(runs: Path, recipe_file: Path) -> Path:
     """A run that looks trained: its recipe as resolved, and a newest checkpoint."""
     folder = runs / "small"
-    write_atomic(folder / "recipe.toml", dump(dial.resolve(load(recipe_file), 400)))
+    write_atomic(folder / "recipe.toml", dump(derived_keys.resolve(load(recipe_file), 400)))
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "latest").write_text("step-00000024")
     return folder
@@ -46,11 +46,11 @@ def test_model_tokenizer_length_and_rate_follow_from_the_run(base: Path, tmp_pat
     assert found.train.optimizer.learning_rate == pytest.approx(0.1 * 0.01)
     assert load(recipe(base, tmp_path), ["train.optimizer.learning_rate=0.02"]).train.optimizer.learning_rate == 0.02
     # Another optimizer's rate says nothing: a tenth of what would be derived for it.
-    lion = dial.resolve(load(recipe(base, tmp_path), ["train.optimizer.kind=lion"]), 400)
+    lion = derived_keys.resolve(load(recipe(base, tmp_path), ["train.optimizer.kind=lion"]), 400)
     fresh = load(base / "recipe.toml")
     optimizer = fresh.train.optimizer.model_copy(update={"learning_rate": None})
     fresh = fresh.model_copy(update={"train": fresh.train.model_copy(update={"optimizer": optimizer})})
-    derived = dial.resolve(fresh, 400).train.optimizer.learning_rate
+    derived = derived_keys.resolve(fresh, 400).train.optimizer.learning_rate
     assert derived is not None and lion.train.optimizer.learning_rate is not None
     assert lion.train.optimizer.learning_rate <= 0.1 * derived * 1.001
 
@@ -61,7 +61,7 @@ def test_weights_that_are_tuned_get_a_tenth_of_the_rate_a_new_head_alone_the_who
         for name in ("prose", "code"):
             path.write_text(path.read_text().replace(f'name = "{name}"', f'name = "{name}"\nlabel = "{name}"'))
         found = load(path, [*overrides, "train.objective=classify", "train.optimizer.kind=lion"])
-        return dial.resolve(found, 400, labels=2).train.optimizer.learning_rate or 0.0
+        return derived_keys.resolve(found, 400, labels=2).train.optimizer.learning_rate or 0.0
 
     assert rate() <= 0.11 * rate("train.classify.frozen=true")
 

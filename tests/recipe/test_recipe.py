@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from bessemer import recipe as recipes
 from bessemer.errors import InputError
-from bessemer.layout import dial
+from bessemer.layout import derived_keys
 from bessemer.recipe.endings import guessed_format
 from bessemer.recipe.keys import OTHER_NAMES, nearest
 
@@ -77,7 +77,7 @@ def test_a_recipe_is_frozen_and_survives_its_own_dump() -> None:
     with pytest.raises(ValidationError):
         recipe.run.seed = 4  # type: ignore[misc]
     assert recipes.parse(recipes.dump(recipe), "x") == recipe
-    resolved = dial.resolve(recipe, 32_768)
+    resolved = derived_keys.resolve(recipe, 32_768)
     assert recipes.parse(recipes.dump(resolved), "x") == resolved
 
 
@@ -239,7 +239,7 @@ def test_shipped_recipes_are_valid_and_say_what_they_are(name: str) -> None:
     recipe = recipes.load(name)
     assert recipe.run.name == name
     assert recipes.shipped()[name].startswith("# ")
-    dial.resolve(recipe, recipe.tokenizer.vocabulary or 32_768)
+    derived_keys.resolve(recipe, recipe.tokenizer.vocabulary or 32_768)
 
 
 def test_a_recipe_needs_no_ending(tmp_path: Path) -> None:

@@ -34,11 +34,16 @@ def steps_of(folder: Path) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     "overrides",
     [
-        (*RAMP, "train.ema=0.9"),
+        (
+            *RAMP,
+            "train.ema=0.9",
+            "checkpoint.asynchronous=true",
+            "train.dropout.hidden=0.1",
+            "train.dropout.attention=0.1",
+        ),
         ("train.optimizer.kind=muon", "train.optimizer.state=8bit", "train.optimizer.offload=true"),
         ("train.optimizer.kind=lion", "train.optimizer.state=bf16", "train.schedule.rewarm_at=10"),
         ("train.optimizer.state=bf16", "model.width=128", "train.optimizer.base_width=32"),
-        ("checkpoint.asynchronous=true", "train.dropout.hidden=0.1", "train.dropout.attention=0.1"),
     ],
 )
 def test_a_resumed_run_is_the_uninterrupted_one(runs: Path, recipe_file: Path, overrides: tuple[str, ...]) -> None:

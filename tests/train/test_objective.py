@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from bessemer.errors import InputError
-from bessemer.train.objective import chunked_cross_entropy
+from bessemer.train.cross_entropy import chunked_cross_entropy
 
 
 def plain(

@@ -15,8 +15,8 @@ from bessemer.run import RunFolder, read_json_lines, write_atomic
 from bessemer.train import loop, session
 from bessemer.train import metrics as step_rates
 from bessemer.train import pace as paces
+from bessemer.train.learning_rate import learning_rate_share
 from bessemer.train.measure import RunTiming
-from bessemer.train.schedule import learning_rate_share
 from bessemer.train.state import Saver
 from bessemer.train.step import TrainStep
 from tests.choose import long_but
@@ -96,7 +96,7 @@ def rates(folder: Path) -> dict[int, float]:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "decisions", "seconds"),
-    [("cosine", 1, 0.005), ("wsd", 2, 0.02)],
+    [("wsd", 2, 0.02)],
 )
 def test_the_steps_follow_the_rate_and_so_does_a_resumed_run(
     trained: Any, kind: str, decisions: int, seconds: float
@@ -147,7 +147,7 @@ def test_a_machine_that_slows_down_leaves_the_decay_its_share(trained: Any, monk
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("later", [0.005, 0.05])
+@pytest.mark.parametrize("later", [0.005])
 def test_within_the_decay_the_steps_follow_another_pace(trained: Any, later: float) -> None:
     """The decay begins where it began, a resumed run takes the same way, and a longer one does the decay again."""
     kinds = ("train.schedule.kind=wsd", "train.schedule.decay_share=0.5")

@@ -134,14 +134,14 @@ def test_scaling_keeps_small_gradients_and_changes_none(recipe_file: Path) -> No
 
 
 def test_an_overflow_gives_the_step_up_and_is_no_incident(recipe_file: Path) -> None:
-    from bessemer.guard.detection import Scale
+    from bessemer.guard.detection import GuardReference
     from bessemer.guard.policy import GuardState, Verdict, judge
     from bessemer.recipe import Guard
 
     step = in_precision(step_of(recipe_file), "fp16")
     found = step.gradients(batch(), LossScale(2.0**40, 5, 2))
     assert found.overflow and found.scale == LossScale(2.0**39, 0, 3)
-    guard, scale = GuardState(1, 4), Scale(6.0, 1.0)
+    guard, scale = GuardState(1, 4), GuardReference(6.0, 1.0)
     judged = judge(Guard(), guard, 1, found.loss, found.grad_norm, scale, overflow=found.overflow)
     assert (judged.verdict, judged.state) == (Verdict.RESCALE, guard)
     with torch.no_grad():

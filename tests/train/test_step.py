@@ -14,7 +14,7 @@ from bessemer.train.step import TrainStep
 
 
 def step_of(recipe_file: Path, *overrides: str) -> TrainStep:
-    from bessemer.layout.dial import resolve
+    from bessemer.layout.derived_keys import resolve
 
     recipe: Recipe = resolve(load(recipe_file, overrides), 400)
     model = build_model(model_config(recipe, 400), 0)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from bessemer.errors import InputError
-from bessemer.layout.dial import resolve
+from bessemer.layout.derived_keys import resolve
 from bessemer.layout.flops import flops_per_token, step_flops_per_token
 from bessemer.model.transformer import build_model
 from bessemer.recipe import load

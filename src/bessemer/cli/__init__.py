@@ -121,6 +121,7 @@ def _parser() -> _Parser:
         calibrate,
         crawl,
         data,
+        diagnose,
         ladder,
         launch,
         model,
@@ -144,7 +145,7 @@ def _parser() -> _Parser:
     commands = _Commands(parser)
     for add in (
         run.add, data.add, plan.add, schedule.add, crawl.add, calibrate.add, train.add, launch.add, model.add_evaluate,
-        model.add_exchange, trace.add, report.add, ladder.add, study.add, recipe.add,
+        model.add_exchange, trace.add, diagnose.add, report.add, ladder.add, study.add, recipe.add,
     ):  # fmt: skip
         add(commands)
     return parser

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import argparse
 
     from bessemer.model.config import ModelConfig
-    from bessemer.recipe import Recipe
     from bessemer.stages import Session
 
 
@@ -52,13 +51,13 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
     return pipeline.to_dict(planned)
 
 
-def _resolved_model(session: Session) -> tuple[Recipe, ModelConfig]:
-    """The resolved recipe and its model's dimensions, from the recipe alone: nothing is measured."""
-    from bessemer.layout import dial
+def _resolved_model(session: Session) -> ModelConfig:
+    """The dimensions of the resolved recipe's model, from the recipe alone: nothing is measured."""
+    from bessemer.layout import derived_keys
     from bessemer.model.huggingface.config import model_config
     from bessemer.tokens import outlook
 
     vocabulary = outlook.vocabulary(session.recipe, session.run.tokens)
     labels = outlook.labels(session.recipe, session.run.tokens)
-    resolved = dial.resolve(session.recipe, vocabulary, labels=labels)
-    return resolved, model_config(resolved, vocabulary, labels=labels if resolved.train.objective == "classify" else 0)
+    resolved = derived_keys.resolve(session.recipe, vocabulary, labels=labels)
+    return model_config(resolved, vocabulary, labels=labels if resolved.train.objective == "classify" else 0)

@@ -181,7 +181,7 @@ def fill_ins(length: int, store: TokenStore, restored: Restored, tokenizer: Toke
             wanted -= 1
             hidden_T = ids_T.copy()
             hidden_T[position] = store.mask_token
-            inputs_BT = torch.from_numpy(hidden_T[None]).to(step.device.place)
+            inputs_BT = torch.from_numpy(hidden_T[None]).to(step.device.torch_device)
             with step.autocast():
                 hidden_BTD = step.hidden(inputs_BT)
                 logits_V = step.model.head.logits(hidden_BTD[0, position]).float()

@@ -80,14 +80,16 @@ class History:
 
 
 @dataclass(frozen=True)
-class Scale:
+class GuardReference:
     """What a run's numbers are compared with. uniform_loss: nats of a guess among all outcomes; clip_norm: of the gradients."""
 
     uniform_loss: float
     clip_norm: float
 
 
-def observe(history: History, step: int, loss: float, grad_norm: float, scale: Scale) -> tuple[History, Alarm | None]:
+def observe(
+    history: History, step: int, loss: float, grad_norm: float, reference: GuardReference
+) -> tuple[History, Alarm | None]:
     """Judge a finite step (1-based). Returns the history with it, and the most serious alarm that it raises."""
     spike = _spike(history, step, loss, grad_norm)
     log_norm = math.log(grad_norm) if grad_norm > 0 else -100.0
@@ -108,20 +110,29 @@ def observe(history: History, step: int, loss: float, grad_norm: float, scale: S
         after = replace(after, best_mean=min(mean, after.best_mean or math.inf))
     if step < history.quiet_until:
         return after, spike
-    lasting = _diverged(after, step, scale) or _dead(after, step) or _shift(after, step) or _drift(after, step)
+    lasting = _diverged(after, step, reference) or _dead(after, step) or _shift(after, step) or _drift(after, step)
     if lasting is not None:
         return replace(after.restarted(), quiet_until=step + QUIET_STEPS), lasting
-    explosion = _explosion(step, loss, grad_norm, scale)
+    explosion = _explosion(step, loss, grad_norm, reference)
     if explosion is not None:
         after = replace(after, quiet_until=step + QUIET_STEPS)
     return after, spike or explosion
 
 
+def deviations(value: float, values: tuple[float, ...], min_spread: float) -> float:
+    """How many robust standard deviations a value lies above the median of others."""
+    middle = median(values)
+    return (value - middle) / max(_spread(values, middle), min_spread)
+
+
 def threshold(values: tuple[float, ...], deviations: float, min_spread: float) -> float:
     """The median plus so many robust standard deviations (Rousseeuw and Croux 1993, section 1: 1.4826 x MAD)."""
     middle = median(values)
-    spread = NORMAL * median(abs(value - middle) for value in values)
-    return middle + deviations * max(spread, min_spread)
+    return middle + deviations * max(_spread(values, middle), min_spread)
+
+
+def _spread(values: tuple[float, ...], middle: float) -> float:
+    return NORMAL * median(abs(value - middle) for value in values)
 
 
 def _spike(history: History, step: int, loss: float, grad_norm: float) -> Alarm | None:
@@ -180,11 +191,11 @@ def _drift(history: History, step: int) -> Alarm | None:
     )  # fmt: skip
 
 
-def _diverged(history: History, step: int, scale: Scale) -> Alarm | None:
+def _diverged(history: History, step: int, reference: GuardReference) -> Alarm | None:
     recent = history.losses[-DIVERGED_STEPS:]
     if len(recent) < DIVERGED_STEPS:
         return None
-    limit = DIVERGED_RATIO * max(scale.uniform_loss, min(history.first_losses))
+    limit = DIVERGED_RATIO * max(reference.uniform_loss, min(history.first_losses))
     if min(recent) <= limit:
         return None
     low = [place for place, loss in enumerate(history.losses) if loss <= limit]
@@ -192,7 +203,7 @@ def _diverged(history: History, step: int, scale: Scale) -> Alarm | None:
     return Alarm(
         "diverged", onset,
         f"the last {DIVERGED_STEPS} losses are above {limit:.2f}, the last one {recent[-1]:.2f}: worse than a guess "
-        f"({scale.uniform_loss:.2f}) and than at the start",
+        f"({reference.uniform_loss:.2f}) and than at the start",
     )  # fmt: skip
 
 
@@ -206,8 +217,8 @@ def _dead(history: History, step: int) -> Alarm | None:
     )
 
 
-def _explosion(step: int, loss: float, grad_norm: float, scale: Scale) -> Alarm | None:
-    limit = EXPLOSION_RATIO * scale.clip_norm
+def _explosion(step: int, loss: float, grad_norm: float, reference: GuardReference) -> Alarm | None:
+    limit = EXPLOSION_RATIO * reference.clip_norm
     if grad_norm <= limit:
         return None
     return Alarm("explosion", step, f"the gradient norm is {grad_norm:.4g} (limit {limit:g}) at a loss of {loss:.4f}")

@@ -1,10 +1,10 @@
 """The journal of a run: what the guard decided and a repeated run could not find out again by itself.
 
-    {"kind": "skip", "step": 57, "branch": 0}             the update of step 57 was skipped
+    {"kind": "skip", "step": 57, "rollbacks": 0}          the update of step 57 was skipped
     {"kind": "rollback", "number": 1, "at": 120, "to": 80, ...}
 
 Recipe, tokens and journal give the whole run: with a copy of its journal a new run takes the path that this one took in the end,
-bit for bit, also where the trouble was a fault of the machine. A step is 1-based; the branch of a line is the number of
+bit for bit, also where the trouble was a fault of the machine. A step is 1-based; the rollbacks of a line are the number of
 rollbacks before it. An entry is durable before it is acted on, so that a kill at any time leaves either none of it or all.
 """
 
@@ -51,7 +51,7 @@ class Journal:
     path: Path | None = None
     rollbacks: list[Rollback] = field(default_factory=list)
     skips: set[tuple[int, int]] = field(default_factory=set)
-    """(step, branch)"""
+    """(step, num_rollbacks)"""
 
     @classmethod
     def read(cls, path: Path) -> Journal:
@@ -64,7 +64,7 @@ class Journal:
             try:
                 row = json.loads(line)
                 if row["kind"] == "skip":
-                    skips.add((int(row["step"]), int(row["branch"])))
+                    skips.add((int(row["step"]), int(row["rollbacks"])))
                     continue
                 values = {name: row[name] for name in Rollback.__dataclass_fields__}
                 rollback = Rollback(**{**values, "omitted": (int(row["omitted"][0]), int(row["omitted"][1]))})
@@ -85,7 +85,7 @@ class Journal:
             write_atomic(self.path, data[: data.rfind(b"\n") + 1].decode())
 
     @property
-    def branch(self) -> int:
+    def num_rollbacks(self) -> int:
         """The number of rollbacks."""
         return len(self.rollbacks)
 
@@ -99,24 +99,37 @@ class Journal:
         changed = (one for one in reversed(self.rollbacks) if one.to <= step and not one.only_repeats)
         return next(changed, None)
 
-    def keeps(self, step: int, branch: int) -> bool:
-        """Whether the state after `step` steps on a branch is part of the path that the run took in the end."""
-        return all(step <= rollback.to for rollback in self.rollbacks[branch:])
+    def keeps(self, step: int, num_rollbacks: int) -> bool:
+        """Whether the state after `step` steps after so many rollbacks is part of the path that the run took in the end."""
+        return all(step <= rollback.to for rollback in self.rollbacks[num_rollbacks:])
 
     def skips_step(self, step: int) -> bool:
         """Whether the update of a step (1-based) of the path was skipped."""
-        return any((step, branch) in self.skips and self.keeps(step, branch) for branch in range(self.branch + 1))
+        return any((step, n) in self.skips and self.keeps(step, n) for n in range(self.num_rollbacks + 1))
 
     def add_skip(self, step: int) -> None:
         """Note that the update of `step` (1-based) is skipped."""
         if not self.skips_step(step):
-            self.skips.add((step, self.branch))
-            self._append({"kind": "skip", "step": step, "branch": self.branch})
+            self.skips.add((step, self.num_rollbacks))
+            self._append({"kind": "skip", "step": step, "rollbacks": self.num_rollbacks})
 
     def add_rollback(self, rollback: Rollback) -> None:
         """Note a rollback before anything is changed."""
         self.rollbacks.append(rollback)
         self._append({"kind": "rollback", **asdict(rollback)})
+
+    def after(self, num_rollbacks: int) -> Journal:
+        """The journal as it was after so many rollbacks; nothing is written to it."""
+        skips = {(step, before) for step, before in self.skips if before <= num_rollbacks}
+        return Journal(None, self.rollbacks[:num_rollbacks], skips)
+
+    def copy_to(self, path: Path) -> None:
+        """Write all entries into another file."""
+        copied = Journal(path)
+        for step, before in sorted(self.skips):
+            copied._append({"kind": "skip", "step": step, "rollbacks": before})
+        for rollback in self.rollbacks:
+            copied.add_rollback(rollback)
 
     def _append(self, row: dict[str, Any]) -> None:
         if self.path is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bessemer.guard.detection import Alarm, History, Scale, observe
+from bessemer.guard.detection import Alarm, GuardReference, History, observe
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.recipe import Guard
 
@@ -31,13 +31,13 @@ class Verdict(Enum):
 class GuardState:
     """Skipped steps and the history of the losses; part of every checkpoint.
 
-    branch: rollbacks before it; healthy_until: the last step before the last alarm, 0 where there was none.
+    num_rollbacks: rollbacks before it; healthy_until: the last step before the last alarm, 0 where there was none.
     """
 
     skips_in_a_row: int = 0
     skipped: int = 0
     history: History = field(default_factory=History)
-    branch: int = 0
+    num_rollbacks: int = 0
     healthy_until: int = 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def judge(
     step: int,
     loss: float,
     grad_norm: float,
-    scale: Scale,
+    reference: GuardReference,
     *,
     overflow: bool = False,
     skips: bool = False,
@@ -79,7 +79,7 @@ def judge(
     overflow: fp16's loss scale was too large for the step; skips: the journal says that its update was skipped.
     """
     is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
-    history, alarm = observe(state.history, step, loss, grad_norm, scale) if is_finite else (state.history, None)
+    history, alarm = observe(state.history, step, loss, grad_norm, reference) if is_finite else (state.history, None)
     is_spike = mesh.is_main and alarm is not None and alarm.kind == "spike" and guard.skip_spikes
     is_lasting = mesh.is_main and alarm is not None and alarm.lasts
     flags = torch.tensor([not is_finite, not (is_finite or overflow), is_spike, is_lasting], dtype=torch.int64)

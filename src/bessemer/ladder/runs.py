@@ -20,7 +20,7 @@ from bessemer import forecast, interrupt, stages
 from bessemer.errors import BessemerError, InputError
 from bessemer.ladder.design import Planned, Rung
 from bessemer.ladder.sizes import Size, batch_tokens, size_of, smaller
-from bessemer.layout import dial
+from bessemer.layout import derived_keys
 from bessemer.recipe import Parallel, Recipe, digest, dump, load, parse
 from bessemer.run import RunFolder, read_json, read_json_lines, write_json
 from bessemer.stages import Session
@@ -104,11 +104,13 @@ def _resolved(session: Session, store: TokenStore) -> Recipe:
         steps = stored.train.steps
         limit = recipe.evaluate.max_tokens or stored.evaluate.max_tokens
         recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"max_tokens": limit})})
-    return dial.resolve(recipe, store.vocabulary, steps, _micro_batch(recipe))
+    return derived_keys.resolve(recipe, store.vocabulary, steps, _micro_batch(recipe))
 
 
 def _micro_batch(recipe: Recipe) -> int:
-    return dial.MICRO_BATCH_TOKENS if devices.choose(recipe.train).is_cuda else dial.CPU_MICRO_BATCH_TOKENS
+    return (
+        derived_keys.MICRO_BATCH_TOKENS if devices.choose(recipe.train).is_cuda else derived_keys.CPU_MICRO_BATCH_TOKENS
+    )
 
 
 def measured(ground: Ground) -> dict[str, Any] | None:
@@ -141,7 +143,7 @@ def timing(ground: Ground) -> list[tuple[int, float]]:
         if found and size.parameters < found[-1][0] * PROBE_FACTOR and size is not ground.sizes[-1]:
             continue
         recipe = planned.recipe.model_copy(update={"model": size.model, "train": train})
-        probe = dial.resolve(recipe, vocabulary, 100, _micro_batch(recipe))
+        probe = derived_keys.resolve(recipe, vocabulary, 100, _micro_batch(recipe))
         seconds = step_seconds(probe, config_of(probe, vocabulary, 0), device, PROBE_SECONDS)
         found.append((size.parameters, batch * size.flops / seconds))
         if seconds > LONGEST_STEP:

@@ -132,7 +132,7 @@ class LaunchedProcess:
             slot = self.local_rank if slots is None else int(slots.split(",")[self.local_rank])
             device = devices.choose(recipe.train, local_rank=slot)
             with self._pulse(run, recipe.guard.hang_seconds) as pulse:
-                mesh = join(layout, device.place, store=dist.PrefixStore("group", rendezvous.store))
+                mesh = join(layout, device.torch_device, store=dist.PrefixStore("group", rendezvous.store))
                 summary = train_here(recipe, run, read_json(run.plan), self.task.profile, device, mesh, pulse)
             mesh.barrier()
             leave()

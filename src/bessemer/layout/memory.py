@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from bessemer.layout.flops import is_frozen
-from bessemer.layout.schedules import generate
-from bessemer.layout.stages import PipelinePart
+from bessemer.layout.pipeline_schedules import generate
+from bessemer.layout.pipeline_stages import PipelinePart
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.recipe import Dropout, Parallel, Train
-from bessemer.recipe.parallel import V_SHAPED
+from bessemer.recipe.parallel import V_SHAPED, interleaved_rounds
 from bessemer.recipe.train import UPDATE_RULES
 
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
@@ -106,8 +106,8 @@ def _of_part(
     share = 1.0 if is_alone else held.all / ways(layout) / config.parameters
     weights, copies, gradients = state_bytes(layout, held, cast or 4, micro_batches)
     activations, working = activation_bytes(
-        config, part, tokens, in_flight(layout, part.place, micro_batches), width, recomputed, train.recompute, layout.tensor,
-        mask_bytes(train.dropout, config), is_alone=is_alone,
+        config, part, tokens, in_flight(layout, part.pipeline_rank, micro_batches), width, recomputed, train.recompute,
+        layout.tensor, mask_bytes(train.dropout, config), is_alone=is_alone,
     )  # fmt: skip
     logits = 0
     if part.has_head and not config.labels:  # a classifier forms one row of a few logits a text
@@ -147,7 +147,7 @@ def _of_part(
         activations=activations,
         logits=logits,
         base=base,
-        casts=copies if uses_fsdp(layout) else whole * cast,
+        casts=copies if layout.uses_fsdp else whole * cast,
         slack=0 if is_cuda else slack,
     )
 
@@ -270,8 +270,8 @@ def waiting(schedule: str, stages: int, virtual: int, place: int, micro_batches:
     """in_flight of a place of a pipeline of so many processes, with `virtual` stages on each.
 
     All of them in GPipe (Huang et al. 2019); one for each stage from here on in 1F1B (Narayanan et al. 2021, section 2.2.1),
-    with (p - 1) / (p v) as many again where v stages are interleaved (there, section 2.2.2); p in a V (Qi et al. 2024);
-    of any other schedule, counted in its list.
+    with (p - 1) / (p v) as many again where v stages are interleaved (there, section 2.2.2), in rounds of more than p
+    micro-batches more; p in a V (Qi et al. 2024); of a schedule that has no formula here, counted in its list.
     """
     if stages == 1:
         return 1.0
@@ -280,7 +280,8 @@ def waiting(schedule: str, stages: int, virtual: int, place: int, micro_batches:
     if schedule == "1f1b":
         most = float(stages - place)
     elif schedule == "interleaved":
-        most = (2 * (stages - place - 1) + (virtual - 1) * stages + 1) / virtual
+        round_size = micro_batches // interleaved_rounds(stages, micro_batches)
+        most = (2 * (stages - place - 1) + (virtual - 1) * round_size + 1) / virtual
     elif schedule in V_SHAPED:
         most = stages + 0.5
     else:
@@ -295,25 +296,21 @@ def state_bytes(layout: Parallel, held: PartParameters, narrow: int, micro_batch
     5: P_os, P_os+g, P_os+g+p); but where there the weights of stages 1 and 2 are whole, here fp32 masters are divided and a
     narrow copy is whole while a step lasts.
     """
-    divided, n = uses_fsdp(layout), ways(layout)
+    divided, n = layout.uses_fsdp, ways(layout)
+    # torch's V-shaped schedules keep weights gathered and gradients whole over all micro-batches.
+    zero = 1 if layout.is_v_shaped else layout.zero
     kept = 4 * held.all // n
     if not divided:
         return kept, 0, kept
     two = min(2, held.blocks) * held.block  # one in use, one on its way
-    whole = held.all if layout.zero < 3 else held.root + two
+    whole = held.all if zero < 3 else held.root + two
     buffer = 4 * (held.block if held.blocks else held.root)  # of the block that is being added up
     # Gradients of a block and of what lies outside of blocks are whole until they are added up.
     fresh = narrow * (held.block + held.root // 2)
-    if layout.zero == 1 and micro_batches > 1:
+    if zero == 1 and micro_batches > 1:
         # A block's weights are given back for the buffer.
         return kept, narrow * whole, 4 * held.all + buffer - narrow * held.block
     return kept, narrow * whole, kept + buffer + fresh
-
-
-def uses_fsdp(layout: Parallel) -> bool:
-    """Whether FSDP2 adds the gradients up: wherever there is more than one part of the batch, but for plain copies."""
-    copies = layout.replicate > 1 and ways(layout) * layout.tensor * layout.pipeline == 1
-    return layout.data * layout.context > 1 and not copies
 
 
 def activation_bytes(

@@ -24,17 +24,6 @@ from bessemer.errors import InputError
 from bessemer.parallel.mesh import ProcessMesh
 
 
-def uses_ddp(mesh: ProcessMesh) -> bool:
-    """True for a layout of plain replicas."""
-    layout = mesh.layout
-    return layout.replicate > 1 and layout.shard * layout.context * layout.tensor * layout.pipeline == 1
-
-
-def uses_fsdp(mesh: ProcessMesh) -> bool:
-    """True for every layout with several data or context ranks, except plain replicas."""
-    return mesh.layout.data * mesh.layout.context > 1 and not uses_ddp(mesh)
-
-
 def shard(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, compute_dtype: torch.dtype | None) -> None:
     """Apply FSDP2 to each block and to the rest of `root`, in place.
 

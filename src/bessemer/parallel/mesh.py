@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.parallel import traffic
@@ -22,6 +23,7 @@ from bessemer.recipe import Parallel
 
 AXES = ("pipeline", "replicate", "shard", "context", "tensor")
 TIMEOUT = timedelta(minutes=10)
+CONTROL_TIMEOUT = timedelta(minutes=30)  # of the group in which others wait while rank 0 writes
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class ProcessMesh:
         return value if self.is_single else _broadcast(value, 0, self.control)
 
     def broadcast_from_loss_stage(self, value: Any) -> Any:
-        """The value of the last stage (anything that pickles), on every process of its pipeline."""
+        """The value of the last stage (anything that pickles; tensors on the CPU), on every process of its pipeline."""
         if self.layout.pipeline == 1:
             return value
         assert self.device_mesh is not None
@@ -162,7 +164,11 @@ def join(
         raise BessemerError(f"parallel: rank {rank} cannot join the group at {where}: {first}") from None
     sizes = tuple(int(getattr(layout, axis)) for axis in AXES)
     device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
-    control = dist.new_group(backend="gloo")  # a group of its own, even where an axis is the whole world
+    for axis in AXES:  # a mesh gives its groups torch's default
+        _set_pg_timeout(timeout, device_mesh.get_group(axis))
+    control = dist.new_group(
+        backend="gloo", timeout=CONTROL_TIMEOUT
+    )  # a group of its own, even where an axis is the whole world
     traffic.count(control)
     return ProcessMesh(layout, rank, device_mesh, control)
 

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,8 +22,8 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._backward import stage_backward
 
 from bessemer.errors import InputError
-from bessemer.layout.stages import Span, rank_of
-from bessemer.model.dropout import DropoutMasks
+from bessemer.layout.pipeline_stages import Span, rank_of
+from bessemer.model.loss import MicroBatchLoss, Objective
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
 from bessemer.parallel.context import LocalBatch
@@ -102,35 +102,6 @@ def _drop(model: Transformer, has_embedding: bool, has_head: bool) -> None:
         for name in names:
             if not stays and name in model._modules:
                 model._modules[name] = None
-
-
-class Objective(Protocol):
-    """The methods of `train.task.Task` that the last stage calls."""
-
-    def loss(
-        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor,
-        masks: DropoutMasks | None = None,
-    ) -> Any:  # fmt: skip
-        """A MicroBatchLoss."""
-        ...
-
-    def score(
-        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
-    ) -> tuple[Tensor, Tensor | None]: ...
-
-
-@dataclass(frozen=True)
-class MicroBatchLoss:
-    """total: sum of the losses over the targets of a micro-batch, differentiable until detached; nats_B: each sequence's
-    sum, detached; correct_B: correctly predicted targets of each sequence, where the objective counts them."""
-
-    total: Tensor
-    nats_B: Tensor
-    correct_B: Tensor | None = None
-
-    def detached(self) -> MicroBatchLoss:
-        """Without the graph of the backward pass."""
-        return MicroBatchLoss(self.total.detach(), self.nats_B.detach(), self.correct_B)
 
 
 class Stage(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 
 from bessemer.layout.flops import recomputed_flops_per_token, step_flops_per_token
 from bessemer.layout.memory import Memory
-from bessemer.layout.schedules import generate
+from bessemer.layout.pipeline_schedules import generate
 from bessemer.model.config import ModelConfig
 from bessemer.plan import here, pictures
 from bessemer.plan.laws import optimal_tokens, training_flops

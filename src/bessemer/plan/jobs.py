@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from bessemer.errors import InputError
-from bessemer.layout import devices, dial
+from bessemer.layout import derived_keys, devices
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.plan.estimate import frameworks
@@ -41,7 +41,7 @@ def goal_of(
     """What a recipe asks for. here: this machine's device, for a recipe that names none; model: in the place of the recipe's.
     Raises InputError where the recipe names a device or a framework that is unknown, or sizes that do not go together."""
     device = device_of(recipe, here)
-    resolved = dial.resolve(recipe, vocabulary, labels=labels)
+    resolved = derived_keys.resolve(recipe, vocabulary, labels=labels)
     classes = labels if resolved.train.objective == "classify" else 0
     config = model or model_config(resolved, vocabulary, labels=classes)
     cluster = _cluster(recipe, device)
@@ -114,7 +114,7 @@ def _micro_batch(recipe: Recipe, batch: int) -> int:
     """Sequences of a micro-batch where the recipe has none: as many as the dial lets a micro-batch hold, of those that divide
     a part of the batch."""
     each = batch // recipe.parallel.data
-    most = max(dial.MICRO_BATCH_TOKENS // recipe.tokens.sequence_length, 1)
+    most = max(derived_keys.MICRO_BATCH_TOKENS // recipe.tokens.sequence_length, 1)
     return max((size for size in range(1, min(each, most) + 1) if each % size == 0), default=1)
 
 

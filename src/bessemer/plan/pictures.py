@@ -11,8 +11,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.layout.schedules import generate
-from bessemer.layout.stages import stages_of
+from bessemer.layout.pipeline_schedules import generate
+from bessemer.layout.pipeline_stages import stages_of
 from bessemer.plan import failures, laws, outcome, pipeline
 from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.estimate.memory import ROOM, DeviceMemory, fits, memory, stages

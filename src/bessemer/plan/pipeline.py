@@ -10,12 +10,11 @@ from math import ceil, isfinite
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.layout.schedules import Action, generate, stages_each
-from bessemer.layout.stages import balanced, costs, stage_costs
+from bessemer.layout.pipeline_schedules import Action, generate, stages_each
+from bessemer.layout.pipeline_stages import Costs, balanced, stage_costs
 from bessemer.model.config import ModelConfig
 from bessemer.plan import pipeline
 from bessemer.plan.timetable import Durations, Slot, Timetable, simulate
-from bessemer.recipe import Recipe
 
 WORDS = {"F": "forward", "B": "backward", "I": "gradient of the input", "W": "gradient of the weights"}
 MOST_PANELS_LINES = 120
@@ -277,9 +276,9 @@ def plan(
     *,
     backward: float = 2.0,
     send: float = 0.0,
-    model: tuple[Recipe, ModelConfig] | None = None,
+    model: ModelConfig | None = None,
 ) -> PipelinePlan:
-    """Plan a schedule. backward and send: in forwards of a stage; model: a resolved recipe, whose stages then take what
+    """Plan a schedule. backward and send: in forwards of a stage; model: its stages then take what
     they cost, and a time-step is the forward of their mean. Raises InputError for numbers that make no sense."""
     stages_each(name, virtual)  # a name that is none is said before a duration that is none
     if not (isfinite(backward) and backward > 0):
@@ -289,7 +288,7 @@ def plan(
     schedule = generate(name, ranks, micro_batches, virtual)
     if model is None:
         return PipelinePlan(simulate(schedule, Durations(1.0, backward, send)))
-    parts = costs(model[0].train, model[1])
+    parts = Costs.of(model)
     cut = balanced(parts.blocks, parts.embedding, parts.head, schedule.stages)
     each = stage_costs(parts, cut)
     relative = tuple(one * schedule.stages / parts.total for one in each)

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from bessemer.layout.schedules import Action, ScheduleActions, actions, generate, to_csv_rows
-from bessemer.layout.stages import stages_of
+from bessemer.layout.pipeline_schedules import Action, ScheduleActions, actions, generate, to_csv_rows
+from bessemer.layout.pipeline_stages import stages_of
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,15 @@ def stages_per_rank(schedule: str, pipeline: int, virtual: int | None = None) ->
     return virtual or (2 if pipeline > 1 and schedule in SEVERAL_STAGES else 1)
 
 
+def interleaved_rounds(pipeline: int, count: int) -> int:
+    """Rounds, which must be of equal size, in which the interleaved schedule takes `count` micro-batches, as in torch.
+
+    One round is what goes through one stage of a process before the next stage has its turn (Narayanan et al. 2021, section
+    2.2.2, where it is as many micro-batches as there are processes).
+    """
+    return max(1, count // pipeline)
+
+
 class Parallel(Section):
     """How a run is split. The product of the five ways is the number of processes; 1 everywhere: one process."""
 
@@ -78,12 +87,22 @@ class Parallel(Section):
         """Whether the pipeline's stages go down the ranks and up again."""
         return self.pipeline > 1 and self.schedule in V_SHAPED
 
+    @property
+    def uses_ddp(self) -> bool:
+        """Whether the processes are plain replicas, whose gradients DDP adds up."""
+        return self.replicate > 1 and self.shard * self.context * self.tensor * self.pipeline == 1
+
+    @property
+    def uses_fsdp(self) -> bool:
+        """Whether FSDP2 adds the gradients up: wherever several processes hold parts of the data, but for plain replicas."""
+        return self.data * self.context > 1 and not self.uses_ddp
+
     def fits_micro_batches(self, count: int) -> bool:
         """Whether the pipeline schedule can run so many micro-batches a step."""
         if self.schedule == "gpipe" or self.pipeline == 1:
             return count >= 1
-        if self.schedule == "interleaved":  # in rounds of equal size, at least one for each process in each
-            return count >= self.pipeline and count % (count // self.pipeline) == 0
+        if self.schedule == "interleaved":  # at least one for each process in each round
+            return count >= self.pipeline and count % interleaved_rounds(self.pipeline, count) == 0
         return count >= self.min_micro_batches
 
     @property

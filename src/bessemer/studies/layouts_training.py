@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bessemer.checkpoint import save
-from bessemer.layout.dial import resolve
+from bessemer.layout.derived_keys import resolve
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model, meta_model
 from bessemer.parallel import traffic

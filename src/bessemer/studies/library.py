@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.corpus import pipeline
-from bessemer.layout.dial import resolve
+from bessemer.layout.derived_keys import resolve
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model

@@ -12,7 +12,7 @@ from math import inf, isfinite, log2
 from time import perf_counter
 from typing import Any
 
-from bessemer.layout.dial import resolve
+from bessemer.layout.derived_keys import resolve
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
 from bessemer.recipe import parse

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.layout.schedules import NAMES, generate
+from bessemer.layout.pipeline_schedules import NAMES, generate
 from bessemer.plan.timetable import Durations, simulate
 from bessemer.recipe.parallel import V_SHAPED
 

@@ -40,14 +40,14 @@ def step_documents(
     rows: list[dict[str, Any]] = loader_of(recipe, store).documents(
         batches.first(step - 1), batches.sequences(step - 1)
     )
-    known = _known(corpus, [name for row in rows for name in row["documents"]], text)
+    found = known(corpus, [name for row in rows for name in row["documents"]], text)
     keys = ("path", "place", *(("text",) if text else ()))
     return [
         {
             "sample": row["sample"],
             "source": row["source"],
             "document": name,
-            **{key: known.get(name, {}).get(key, "") for key in keys},
+            **{key: found.get(name, {}).get(key, "") for key in keys},
         }
         for row in rows
         for name in row["documents"]
@@ -61,8 +61,8 @@ def document_steps(
     loader = loader_of(recipe, store)
     source, samples = _samples_of(store, loader, identity)
     batches, steps = recipe.batches.without(omitted), recipe.train.steps or 0
-    known = _known(corpus, [identity]).get(identity, {})
-    place = {key: known.get(key, "") for key in ("path", "place")}
+    found = known(corpus, [identity]).get(identity, {})
+    place = {key: found.get(key, "") for key in ("path", "place")}
     return [
         {"step": reader + 1, "sample": sample, "source": store.sources[source], **place}
         for sample in loader.mixture.slots_of(source, samples, batches.after(steps)).tolist()
@@ -76,7 +76,7 @@ def document(store: TokenStore | None, corpus: Path, identity: str, text: bool =
     A rejected one comes with its reason. Raises InputError for an identity that neither corpus nor shards have.
     """
     stored = _in_shards(store, _identity(identity))
-    facts: dict[str, Any] = {"document": identity, **_known(corpus, [identity], text).get(identity, {})}
+    facts: dict[str, Any] = {"document": identity, **known(corpus, [identity], text).get(identity, {})}
     if stored is not None:
         name, split, shard, number = stored
         start, end = int(shard.offsets[number]), int(shard.offsets[number + 1])
@@ -182,7 +182,7 @@ def _row(identities: npt.NDArray[np.uint8], wanted: bytes) -> int | None:
     return int(matches[0]) if len(matches) else None
 
 
-def _known(corpus: Path, identities: list[str], text: bool = False) -> dict[str, dict[str, Any]]:
+def known(corpus: Path, identities: list[str], text: bool = False) -> dict[str, dict[str, Any]]:
     """What the corpus says of documents; empty where it is gone or cannot be read."""
     if not (corpus / "index").is_dir():
         return {}

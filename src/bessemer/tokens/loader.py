@@ -55,6 +55,19 @@ class Batch:
         """Targets: (sequences, sequence_length), or (sequences, 1) for a class."""
         return self.targets if self.targets is not None else self.tokens[:, 1:]
 
+    def row(self, number: int) -> Batch:
+        """A batch of one of the sequences; of the whole global batch, on one process."""
+        part = slice(number, number + 1)
+        targets, starts, real = self.targets, self.starts, self.real
+        return Batch(
+            self.first + number,
+            self.tokens[part],
+            self.source[part],
+            None if targets is None else targets[part],
+            None if starts is None else starts[part],
+            None if real is None else real[part],
+        )
+
     def samples(self, rank: int, world: int) -> Ints:
         """(sequences,) number of each sequence in the run's order, for the part `rank` of `world`."""
         return self.first + rank + world * np.arange(len(self.tokens), dtype=np.int64)

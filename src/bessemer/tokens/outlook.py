@@ -45,7 +45,7 @@ def vocabulary(recipe: Recipe, folder: Path) -> int:
 
 
 def num_tokens(folder: Path) -> dict[str, int]:
-    """Training and held-out tokens, by their names in layout/dial.py; empty before they are written."""
+    """Training and held-out tokens, by their names in layout/derived_keys.py; empty before they are written."""
     if not (folder / "manifest.json").exists():
         return {}
     store = TokenStore.open(folder)

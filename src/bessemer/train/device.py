@@ -30,14 +30,14 @@ MATMUL_REPEATS, MATMUL_SECONDS = (3, 300), 0.06  # of one size and library: mini
 class Device:
     """A device and its precision. compile: whether blocks are compiled."""
 
-    place: torch.device
+    torch_device: torch.device
     name: str
     arithmetic: Precision
     compile: bool
 
     @property
     def is_cuda(self) -> bool:
-        return self.place.type == "cuda"
+        return self.torch_device.type == "cuda"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -136,10 +136,10 @@ def matmul_rate(device: Device) -> float:
     only slow a matmul down.
     """
     apply_flags(device.arithmetic)
-    generator = torch.Generator(device.place).manual_seed(0)  # not the training's
+    generator = torch.Generator(device.torch_device).manual_seed(0)  # not the training's
     best = 0.0
     for n in (8192,) if device.is_cuda else CPU_MATMUL_EDGES:
-        a, b = (torch.randn(n, n, device=device.place, generator=generator).to(device.dtype) for _ in range(2))
+        a, b = (torch.randn(n, n, device=device.torch_device, generator=generator).to(device.dtype) for _ in range(2))
         for product in (linear_kernel, torch.mm):
             seconds: list[float] = []
             while len(seconds) < MATMUL_REPEATS[0] or (

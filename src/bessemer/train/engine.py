@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.model.dropout import DropoutMasks
+from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
 from bessemer.parallel.context import gather_sequences, local_batch
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
-from bessemer.parallel.pipeline import MicroBatchLoss, Pipeline
+from bessemer.parallel.pipeline import Pipeline
 from bessemer.parallel.tensor import reduce_partial_gradients
 from bessemer.recipe import Dropout, Train
 from bessemer.train import precision as precisions
@@ -89,7 +90,7 @@ class ModelWithLoss(nn.Module):
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         """The fields of a MicroBatchLoss, or with `scored` the result of Task.score: FSDP2's hooks find tensors in plain
         tuples only."""
-        with precisions.autocast(self.device.arithmetic, self.device.place):
+        with precisions.autocast(self.device.arithmetic, self.device.torch_device):
             masks = (
                 None if dropout_B is None else DropoutMasks.from_sequences(self.dropout, dropout_B, inputs_BT.shape[1])
             )
@@ -109,16 +110,16 @@ class OneProcess:
 
     def accumulate(self, parts: Sequence[MicroBatch], divisor: int, factor: float) -> list[MicroBatchLoss]:
         device = self.root.device
-        two = runs_two_at_a_time(len(parts), device.place, device.compile)
+        two = runs_two_at_a_time(len(parts), device.torch_device, device.compile)
         losses = [partial(self._loss, part) for part in parts]
         return accumulate(losses, self.parameters, divisor, factor, two_at_a_time=two)
 
     def score(self, part: MicroBatch) -> Scores:
-        nats_BS, predicted_BS = self.root(*part.to(self.root.device.place), scored=True)
+        nats_BS, predicted_BS = self.root(*part.to(self.root.device.torch_device), scored=True)
         return nats_BS, predicted_BS
 
     def _loss(self, part: MicroBatch) -> MicroBatchLoss:
-        return MicroBatchLoss(*self.root(*part.to(self.root.device.place)))
+        return MicroBatchLoss(*self.root(*part.to(self.root.device.torch_device)))
 
 
 class DataParallel:
@@ -132,7 +133,7 @@ class DataParallel:
         losses = []
         for number, part in enumerate(parts):
             with data.micro_batch(self.root, self.mesh, last=number == len(parts) - 1):
-                loss = MicroBatchLoss(*self.root(*part.to(self.device.place)))
+                loss = MicroBatchLoss(*self.root(*part.to(self.device.torch_device)))
                 torch.autograd.backward(loss.total / divisor * factor)
             losses.append(loss.detached())
         reduce_partial_gradients(self.model)
@@ -140,7 +141,7 @@ class DataParallel:
 
     def score(self, part: MicroBatch) -> Scores:
         root = self.root.module if isinstance(self.root, DistributedDataParallel) else self.root
-        scores = root(*part.to(self.device.place), scored=True)
+        scores = root(*part.to(self.device.torch_device), scored=True)
         data.reshard(root)
         return _whole_sequences(self.mesh, scores)
 
@@ -161,17 +162,20 @@ class Pipelined:
             torch.cat(keys) if keys else None,
         )
         losses = self.pipeline.accumulate(
-            *batch.to(self.device.place), micro_batches=len(parts), divisor=divisor, factor=factor,
+            *batch.to(self.device.torch_device), micro_batches=len(parts), divisor=divisor, factor=factor,
             tokens=self._tokens(batch),
         )  # fmt: skip
         reduce_partial_gradients(self.pipeline.model)
         return losses
 
     def score(self, part: MicroBatch) -> Scores:
-        scores = self.pipeline.score(*part.to(self.device.place)[:3], self._tokens(part))
-        whole = None if scores is None else _whole_sequences(self.mesh, scores)
+        scores = self.pipeline.score(*part.to(self.device.torch_device)[:3], self._tokens(part))
+        whole = None
+        if scores is not None:  # by the CPU: a pickled GPU tensor would come out on the sender's device
+            whole = [None if one is None else one.cpu() for one in _whole_sequences(self.mesh, scores)]
         nats_BS, predicted_BS = self.mesh.broadcast_from_loss_stage(whole)
-        return nats_BS, predicted_BS
+        place = self.device.torch_device
+        return nats_BS.to(place), None if predicted_BS is None else predicted_BS.to(place)
 
     def _tokens(self, part: MicroBatch) -> int:
         """Tokens of a sequence in this process's hidden states."""

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
+from bessemer.recipe import Parallel
 
 Scaling = Literal["tensorwise", "rowwise"]
 
@@ -46,16 +47,20 @@ class Product:
         return y if bias_O is None else y + bias_O.to(dtype)
 
 
-def check(config: ModelConfig, micro_batch: int) -> None:
-    """Raise InputError that names the dimension when the scaled matmul cannot multiply this model's matrices."""
+def check(config: ModelConfig, layout: Parallel, micro_batch: int) -> None:
+    """Raise InputError that names the dimension when the scaled matmul cannot multiply a process's part of the matrices."""
     wanted = {
-        "model.width": config.width,
-        "model.mlp_width": config.mlp_width,
-        "model.heads x model.head_dim": config.heads * config.head_dim,
-        "(model.heads + 2 model.kv_heads) x model.head_dim": (config.heads + 2 * config.kv_heads) * config.head_dim,
-        "train.micro_batch x tokens.sequence_length": micro_batch * config.sequence_length,
-    }
-    for name, value in wanted.items():
+        "model.width": (config.width, ""),
+        "model.mlp_width": (config.mlp_width, "tensor"),
+        "model.heads x model.head_dim": (config.heads * config.head_dim, "tensor"),
+        "(model.heads + 2 model.kv_heads) x model.head_dim": (
+            (config.heads + 2 * config.kv_heads) * config.head_dim, "tensor",
+        ),
+        "train.micro_batch x tokens.sequence_length": (micro_batch * config.sequence_length, "context"),
+    }  # fmt: skip
+    for name, (value, axis) in wanted.items():
+        if axis and (share := int(getattr(layout, axis))) > 1:
+            name, value = f"{name} / parallel.{axis}", value // share
         if value % TILE:
             low = value // TILE * TILE
             raise InputError(

@@ -16,8 +16,8 @@ from bessemer.guard.policy import Judgement, Verdict, judge
 from bessemer.parallel.replicas import Sums, bit_sums, differences
 from bessemer.parallel.tied import owned_parameters
 from bessemer.terminal import warn
+from bessemer.train.learning_rate import rewarm_share
 from bessemer.train.metrics import Log
-from bessemer.train.schedule import rewarm_share
 from bessemer.train.state import Position, restore
 from bessemer.train.step import Gradients
 from bessemer.train.training import Training
@@ -30,7 +30,7 @@ REPEATED_SKIP = 2.5  # a second rollback passes over so many times the batches o
 ENDING = ("nonfinite", "diverged", "dead", "corruption")  # training on is pointless after these
 
 
-def judged(training: Training, position: Position, gradients: Gradients) -> Judgement:
+def judge_step(training: Training, position: Position, gradients: Gradients) -> Judgement:
     """Judge the step, by a fresh history where the loss may rise for a good reason."""
     sizes, number = training.pace.sizes, position.step
     first, end = position.samples, sizes.after(number + 1)
@@ -38,7 +38,7 @@ def judged(training: Training, position: Position, gradients: Gradients) -> Judg
     is_rewarming = training.step.settings.schedule.is_rewarming(number) or _rewarming(training.journal, number) < 1.0
     state = position.guard.restarted() if begins_phase or is_rewarming else position.guard
     return judge(
-        training.guard, state, number + 1, gradients.loss, gradients.grad_norm, training.scale,
+        training.guard, state, number + 1, gradients.loss, gradients.grad_norm, training.reference,
         overflow=gradients.overflow, skips=training.journal.skips_step(number + 1), mesh=training.step.mesh,
     )  # fmt: skip
 
@@ -54,7 +54,7 @@ def _rewarming(journal: Journal, step: int) -> float:
     return 1.0 if last is None else rewarm_share(step, last.to + 1, last.rewarm_steps, last.rewarm_from)
 
 
-def answer(training: Training, log: Log, position: Position, judgement: Judgement) -> Position | None:
+def handle_judgement(training: Training, log: Log, position: Position, judgement: Judgement) -> Position | None:
     """Act on the judgement of the next step. Returns where the run goes on after a rollback, else None.
 
     Raises BessemerError where the guard stops the run. Collective.
@@ -71,7 +71,7 @@ def answer(training: Training, log: Log, position: Position, judgement: Judgemen
         _report(training, step, alarm, "update skipped" if judgement.verdict is Verdict.SKIP else "recorded")
         return None
     why = f"{judgement.state.skips_in_a_row} such steps in a row" if alarm.kind == "nonfinite" else "it lasts"
-    return _healed(training, log, position, step, alarm, why)
+    return _roll_back_or_stop(training, log, position, step, alarm, why)
 
 
 def compare_replicas(training: Training, log: Log, position: Position) -> Position | None:
@@ -93,7 +93,9 @@ def compare_replicas(training: Training, log: Log, position: Position) -> Positi
     if len(ranks) > 1:
         replicas.suspected[step] = first
     alarm = Alarm("corruption", replicas.equal_at + 1, cause)
-    return _healed(training, log, position, step, alarm, f"they were equal at step {replicas.equal_at}", ranks)
+    return _roll_back_or_stop(
+        training, log, position, step, alarm, f"they were equal at step {replicas.equal_at}", ranks
+    )
 
 
 def _name_guilty(training: Training, step: int, by_rank: list[Sums]) -> None:
@@ -109,7 +111,7 @@ def _name_guilty(training: Training, step: int, by_rank: list[Sums]) -> None:
         _report(training, step, alarm, "recorded", rank=guilty[0])
 
 
-def _healed(
+def _roll_back_or_stop(
     training: Training, log: Log, position: Position, step: int, alarm: Alarm, why: str, ranks: Sequence[int] = (0,)
 ) -> Position | None:
     """Roll back where that is possible; else stop, or only record what need not stop a run."""
@@ -120,7 +122,7 @@ def _healed(
         training.saver.finish(position)
         target = _target(training, alarm)
         if target is not None:
-            return _rolled_back(training, log, step, alarm, target, ranks[0])
+            return _roll_back(training, log, step, alarm, target, ranks[0])
         why += ", and there is no checkpoint from before it to roll back to"
     if alarm.kind in ENDING:
         _stop(training, step, alarm, why)
@@ -142,7 +144,7 @@ def _target(training: Training, alarm: Alarm) -> SavedCheckpoint | None:
     return None
 
 
-def _rolled_back(training: Training, log: Log, step: int, alarm: Alarm, target: SavedCheckpoint, rank: int) -> Position:
+def _roll_back(training: Training, log: Log, step: int, alarm: Alarm, target: SavedCheckpoint, rank: int) -> Position:
     """Note the rollback in the journal, and carry it out. step: the one with the alarm (1-based)."""
     guard, journal, pace, run = training.guard, training.journal, training.pace, training.run
     changes = alarm.kind != "corruption"
@@ -154,7 +156,7 @@ def _rolled_back(training: Training, log: Log, step: int, alarm: Alarm, target: 
         end = max(end, step)
     first = pace.sizes.first(start)
     rollback = Rollback(
-        number=journal.branch + 1,
+        number=journal.num_rollbacks + 1,
         at=step,
         to=target.step,
         what=alarm.kind,
@@ -189,7 +191,7 @@ def _rolled_back(training: Training, log: Log, step: int, alarm: Alarm, target: 
         "rolled_back", rollback.to, number=rollback.number, at=rollback.at, what=alarm.kind, onset=alarm.onset,
         batches=batches, rate_factor=rollback.rate_factor,
     )  # fmt: skip
-    state = replace(restored.guard, branch=journal.branch, healthy_until=max(alarm.onset - 1, 1))
+    state = replace(restored.guard, num_rollbacks=journal.num_rollbacks, healthy_until=max(alarm.onset - 1, 1))
     return replace(restored, guard=state)
 
 

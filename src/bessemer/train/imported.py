@@ -14,7 +14,7 @@ from torch import Tensor
 from bessemer.checkpoint import save
 from bessemer.environment import describe
 from bessemer.errors import InputError
-from bessemer.layout import dial
+from bessemer.layout import derived_keys
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import ReadCheck, check_read, require_classes
 from bessemer.model.huggingface.config import read_config, recipe_keys, to_hugging_face
@@ -171,7 +171,7 @@ def _recipe(source: Path, run: RunFolder, name: str, directory: str, tokenizer: 
         "train": {"objective": objective, "steps": 1, "global_batch_tokens": config.positions_length, "micro_batch": 1,
                   "optimizer": {"learning_rate": 1e-5}},
     }  # fmt: skip
-    return dial.resolve(parse(tomli_w.dumps(values), f"import of {source}"), config.vocabulary)
+    return derived_keys.resolve(parse(tomli_w.dumps(values), f"import of {source}"), config.vocabulary)
 
 
 def _save(recipe: Recipe, run: RunFolder, model: Transformer, tokenizer: Tokenizer) -> Device:

@@ -11,7 +11,7 @@ from bessemer.terminal import progress
 from bessemer.tokens.loader import Batch
 from bessemer.train.audit import mixture_audit
 from bessemer.train.device import memory_in_use, release_unused
-from bessemer.train.healing import answer, compare_replicas, judged, rate_factor
+from bessemer.train.healing import compare_replicas, handle_judgement, judge_step, rate_factor
 from bessemer.train.metrics import Log
 from bessemer.train.state import Position, weights_digest
 from bessemer.train.step import Gradients
@@ -45,21 +45,22 @@ def train(training: Training) -> TrainSummary:
             position, healed = healed, None
             for batch in training.observe(training.rates.timed(pace.batches(training.loader, position.step))):
                 gradients = step.gradients(batch, position.scale)
-                judgement = judged(training, position, gradients)
-                healed = answer(training, log, position, judgement)
+                judgement = judge_step(training, position, gradients)
+                healed = handle_judgement(training, log, position, judgement)
                 if healed is not None:
                     break
                 rate = 0.0
+                # HEAL comes here where nothing could heal it and it need not end the run; then all numbers are finite.
                 if judgement.verdict in (Verdict.APPLY, Verdict.HEAL):
                     with watch(position.step + 1, batch):
                         factor = rate_factor(training.journal, position.step)
                         rate = step.update(position.step, gradients.grad_norm, factor)
-                position = _advanced(training, position, batch, gradients, judgement.state)
+                position = advanced(training, position, batch, gradients, judgement.state)
                 training.pulse.mark("step", position.step)
                 healed = compare_replicas(training, log, position)
                 if healed is not None:
                     break
-                scores = _note(training, log, position, gradients, rate) or scores
+                scores = _revise_log_validate(training, log, position, gradients, rate) or scores
                 is_last, stopped_by = position.step == pace.steps, stop.asked()
                 if training.saver.is_due(position.step) and not is_last and stopped_by is None:
                     with training.timing("saving"):
@@ -79,7 +80,9 @@ def train(training: Training) -> TrainSummary:
         return _finish(training, log, position, scores)
 
 
-def _note(training: Training, log: Log, position: Position, gradients: Gradients, rate: float) -> Validation | None:
+def _revise_log_validate(
+    training: Training, log: Log, position: Position, gradients: Gradients, rate: float
+) -> Validation | None:
     """Revise the number of steps, log and validate, each where it is due. Returns the scores of a validation."""
     pace, scores = training.pace, None
     if pace.revise(position.step):
@@ -94,9 +97,7 @@ def _note(training: Training, log: Log, position: Position, gradients: Gradients
     return scores
 
 
-def _advanced(
-    training: Training, position: Position, batch: Batch, gradients: Gradients, guard: GuardState
-) -> Position:
+def advanced(training: Training, position: Position, batch: Batch, gradients: Gradients, guard: GuardState) -> Position:
     samples = batch.first + training.pace.sizes.sequences(position.step)
     counts = position.counts.plus(batch, training.loader)
     return Position(position.step + 1, samples, guard, gradients.scale, counts)

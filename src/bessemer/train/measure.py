@@ -91,7 +91,7 @@ def _timed_steps(steps: Sequence[TrainStep], budget: float, typical: Typical = m
     train, device, config = steps[0].settings, steps[0].device, steps[0].model.config
     batch_tokens, micro = train.global_batch_tokens, train.micro_batch
     assert batch_tokens is not None and micro is not None, "the recipe is resolved"
-    together = concurrent_micro_batches(train, config.sequence_length, device.place, device.compile)
+    together = concurrent_micro_batches(train, config.sequence_length, device.torch_device, device.compile)
     batch = steps[0].task.made_up(np.random.default_rng(0), micro * together, config)
     gradients: list[list[float]] = [[] for _ in steps]
     updates: list[list[float]] = [[] for _ in steps]

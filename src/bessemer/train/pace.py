@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
-from bessemer.layout.dial import FORWARD_SHARE, SAVING_SHARE
+from bessemer.layout.derived_keys import FORWARD_SHARE, SAVING_SHARE
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Batches, Recipe, dump
 from bessemer.recipe.train import Revision

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from bessemer.errors import InputError
 from bessemer.layout import memory as layout_memory
 from bessemer.layout.memory import Memory
-from bessemer.layout.stages import parts_of
+from bessemer.layout.pipeline_stages import parts_of
 from bessemer.model.attention import LayerCache
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
@@ -47,17 +47,17 @@ def memory_of(
 ) -> Memory:
     """What a step takes on this device when so many blocks are recomputed; base: what the process holds before. Of several
     processes the one that takes the most."""
-    is_split = layout.world > 1
-    length = config.sequence_length
+    together = 1
+    if layout.world == 1:
+        together = concurrent_micro_batches(train, config.sequence_length, device.torch_device, device.compile)
     return layout_memory.memory(
-        train, layout, config, base=base, parts=parts_of(config, layout) if is_split else (), recomputed=recomputed,
-        is_cuda=device.is_cuda, together=1 if is_split else concurrent_micro_batches(train, length, device.place, device.compile),
-        **device.arithmetic.widths,
+        train, layout, config, base=base, parts=parts_of(config, layout) if layout.world > 1 else (), recomputed=recomputed,
+        is_cuda=device.is_cuda, together=together, **device.arithmetic.widths,
     )  # fmt: skip
 
 
 def blocks_recomputed(train: Train, layout: Parallel, config: ModelConfig, device: Device) -> int:
-    """Number of recomputed blocks, from the first; all where a budget is too small."""
+    """Number of blocks that each process recomputes, from its first; all where a budget is too small for this one."""
     mode = train.recompute
     if mode != "budget":
         return 0 if mode == "none" else config.layers
@@ -92,13 +92,14 @@ def budget_bytes(budget: float | None, device: Device) -> int:
 
 
 def apply(model: Transformer, mode: str, blocks: int) -> None:
-    """Recompute the first `blocks` blocks; before they are compiled.
+    """Recompute the first `blocks` of the blocks that this process holds; before they are compiled.
 
     The first and not the last, because the backward pass frees the others' activations before it recomputes these.
     """
     keeps_last = model.config.norm_follows
     contexts = functools.partial(_selective_contexts, keeps_last) if mode == "selective" else None
-    for block in filter(None, list(model.blocks)[:blocks]):  # None: on another pipeline stage
+    held = [block for block in model.blocks if block is not None]  # None: on another pipeline stage
+    for block in held[:blocks]:
         block.forward = _recomputed(block.forward, contexts)  # type: ignore[method-assign]
 
 

@@ -16,12 +16,13 @@ from bessemer.checkpoint import SavedCheckpoint, latest
 from bessemer.checkpoint.protocol import drop_newer, exchange, published
 from bessemer.environment import describe
 from bessemer.errors import BessemerError
-from bessemer.guard.detection import Scale
+from bessemer.guard.detection import GuardReference
 from bessemer.guard.goodput import WallClock
 from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState
 from bessemer.guard.pulse import Pulse
 from bessemer.layout.flops import devices_of, recomputed_flops_per_token, step_flops_per_token
+from bessemer.layout.pipeline_stages import recomputed_in_all
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import meta_model
 from bessemer.parallel.mesh import ProcessMesh
@@ -60,7 +61,7 @@ def train_here(
     if mesh.is_main and not run.environment.exists():
         write_json(run.environment, describe(device.name, device.precision))
     say(f"  on {device.name}, {device.precision}{', compiled' if device.compile else ''}")
-    say(f"  {probe(device.arithmetic, device.place)}")
+    say(f"  {probe(device.arithmetic, device.torch_device)}")
     if not device.is_cuda:
         # Memory freed by measurements and earlier stages must not count as this training's base.
         devices.release_unused(device)
@@ -68,7 +69,8 @@ def train_here(
         devices.reset_peak_resident()
     config = config_of(recipe, store.vocabulary, len(store.labels))
     # This process's own base and blocks: those of the process that planned differ, as after a resume.
-    recomputed = blocks_recomputed(recipe.train, recipe.parallel, config, device)
+    # Where one process has too little memory, all recompute more: they wait for each other anyway.
+    recomputed = max(mesh.gather(blocks_recomputed(recipe.train, recipe.parallel, config, device)))
     memory = memory_of(recipe.train, recipe.parallel, config, device, recomputed, base_bytes(device)).to_dict()
     if mesh.is_main:
         write_json(run.plan, {**read_json(run.plan), "memory_bytes": memory})
@@ -83,6 +85,8 @@ def train_here(
     try:
         observe = profiler or (lambda batches: batches)
         training = set_up(recipe, config, run, store, device, mesh, recomputed, peak, memory["total"], observe, pulse)
+        if training.position.step:
+            say(f"  going on from step {training.position.step} of {recipe.train.steps}")
         summary = loop.train(training)
     finally:
         gc.unfreeze()
@@ -98,7 +102,7 @@ def set_up(
 ) -> Training:  # fmt: skip
     """The parts of the loop, at the newest checkpoint of the run when there is one.
 
-    recomputed: blocks, as planned; peak: FLOP/s of all processes together; planned_memory: bytes.
+    recomputed: blocks of each process, as planned; peak: FLOP/s of all processes together; planned_memory: bytes.
     """
     started, journal = perf_counter(), _journal(run, mesh)
     checkpoint = _checkpoint(run, journal, mesh)
@@ -114,14 +118,13 @@ def set_up(
     if len(position.counts.tokens) != len(loader.mixture.aims):  # an older checkpoint, or --accept-changes
         counts = MixtureCounts.of_order(loader.mixture, position.samples, recipe.batches.length).on_rank_zero(mesh)
         position = replace(position, counts=counts)
-    position = replace(position, guard=replace(position.guard, branch=journal.branch))
+    position = replace(position, guard=replace(position.guard, num_rollbacks=journal.num_rollbacks))
     sizes = recipe.batches.without(journal.omitted).going_on(position.step, position.samples)
-    if position.step:
-        say(f"  going on from step {position.step} of {recipe.train.steps}")
     held_out = step.task.held_out(recipe, store, recipe.evaluate.max_tokens)
     num_scored = sum(part.inputs.size for part in held_out)
     model_flops = step_flops_per_token(recipe.train, config)
-    hardware_flops = model_flops + recomputed_flops_per_token(recipe.train.recompute, config, step.recomputed)
+    again = recomputed_in_all(config, recipe.parallel, step.recomputed)
+    hardware_flops = model_flops + recomputed_flops_per_token(recipe.train.recompute, config, again)
     rates = Rates(model_flops, hardware_flops, peak, device, mesh, run.plan)
     return Training(
         run=run,
@@ -131,7 +134,7 @@ def set_up(
         held_out=held_out,
         guard=recipe.guard,
         journal=journal,
-        scale=Scale(math.log(len(store.labels) or config.vocabulary), recipe.train.optimizer.clip_norm),
+        reference=GuardReference(math.log(len(store.labels) or config.vocabulary), recipe.train.optimizer.clip_norm),
         pace=Pace(recipe, run, mesh, position.step, store.train_tokens, num_scored, started, sizes),
         rates=rates,
         saver=Saver(recipe, run, step, store),
@@ -164,15 +167,15 @@ def _journal(run: RunFolder, mesh: ProcessMesh) -> Journal:
 def _checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh) -> SavedCheckpoint | None:
     """The newest checkpoint on the path of the journal; those of a rollback that a kill interrupted are removed. Collective."""
     while (checkpoint := latest(run.checkpoints, on_damage=warn, mesh=mesh)) is not None:
-        branch = GuardState.from_dict(checkpoint.facts["guard"]).branch
-        if branch > journal.branch:
+        num_rollbacks = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks
+        if num_rollbacks > journal.num_rollbacks:
             raise BessemerError(
-                f"{run.journal}: the checkpoint of step {checkpoint.step} knows {branch} rollbacks, the journal "
-                f"{journal.branch}: lines are missing. Put the file back from a backup, or start over with --restart"
+                f"{run.journal}: the checkpoint of step {checkpoint.step} knows {num_rollbacks} rollbacks, the journal "
+                f"{journal.num_rollbacks}: lines are missing. Put the file back from a backup, or start over with --restart"
             )
-        if journal.keeps(checkpoint.step, branch):
+        if journal.keeps(checkpoint.step, num_rollbacks):
             return checkpoint
-        to = min(rollback.to for rollback in journal.rollbacks[branch:])
+        to = min(rollback.to for rollback in journal.rollbacks[num_rollbacks:])
         if mesh.is_main:
             drop_newer(run.checkpoints, to)
         mesh.barrier()

@@ -30,12 +30,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 
 from bessemer.errors import InputError
-from bessemer.layout import dial
+from bessemer.layout import derived_keys
 from bessemer.layout import memory as layout_memory
-from bessemer.layout.stages import parts_of
+from bessemer.layout.pipeline_stages import parts_of
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
-from bessemer.parallel import data
 from bessemer.parallel.mesh import AXES, ProcessMesh
 from bessemer.parallel.sharded import clip_gradients
 from bessemer.recipe import Parallel, Recipe, Train
@@ -220,13 +219,13 @@ def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
     On GPUs, unless the recipe names the CPU; the plan's allowance for a CPU's heap is left out.
     """
     is_cuda = recipe.train.device != "cpu"
-    tokens = dial.MICRO_BATCH_TOKENS if is_cuda else dial.CPU_MICRO_BATCH_TOKENS
-    resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=tokens)
+    tokens = derived_keys.MICRO_BATCH_TOKENS if is_cuda else derived_keys.CPU_MICRO_BATCH_TOKENS
+    resolved = derived_keys.resolve(recipe, vocabulary, micro_batch_tokens=tokens)
     config = config_of(resolved, vocabulary, 0)
     widths = precisions.PRECISIONS[_precision(resolved.train, is_cuda)].widths
     recomputed, rows = blocks_recomputed(resolved.train, config), []
     for part in parts_of(config, resolved.parallel):
-        simulated = simulate(resolved, config, part.place, is_cuda=is_cuda)
+        simulated = simulate(resolved, config, part.pipeline_rank, is_cuda=is_cuda)
         planned = layout_memory.memory(
             resolved.train,
             resolved.parallel,
@@ -234,7 +233,7 @@ def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
             base=0,
             parts=[part],
             recomputed=recomputed,
-            is_cuda=True,
+            is_cuda=is_cuda,
             **widths,
         )
         more = {"total": simulated.total, "planned": planned.to_dict(), "blocks": part.blocks}
@@ -255,14 +254,14 @@ def simulate(recipe: Recipe, config: ModelConfig, place: int = 0, *, is_cuda: bo
     arithmetic = precisions.PRECISIONS[_precision(recipe.train, is_cuda)]
     device = Device(torch.device("cpu"), "simulated", arithmetic, compile=False)
     train = recipe.train.model_copy(update={"device": "cuda" if is_cuda else "cpu"})
-    split.require_fit(recipe.train, layout, config, device.place)
+    split.require_fit(recipe.train, layout, config, device.torch_device)
     task = task_of(train, False, config, 0)  # one document in each sequence
     recomputed = blocks_recomputed(train, config)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     rank = place * (layout.world // layout.pipeline)
     with _fake_group(layout, rank) as mesh, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-        uses_ddp = data.uses_ddp(mesh)
+        uses_ddp = layout.uses_ddp
         # DDP reads values; besides the model it holds only gradients, in buckets that exist from the start.
         built_mesh = ProcessMesh(Parallel(), 0, mesh.device_mesh, mesh.control) if uses_ddp else mesh
         model, engine = split.build(recipe.train, config, built_mesh, task, device, recomputed, None, fake)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from bessemer.errors import InputError
-from bessemer.layout import dial
-from bessemer.layout.stages import Span, spans, stages_at
+from bessemer.layout import derived_keys
+from bessemer.layout.pipeline_stages import Span, spans, stages_at
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer, initial_tensor, meta_model
@@ -51,12 +51,6 @@ def require_fit(train: Train, layout: Parallel, config: ModelConfig, place: torc
     tensor.check(config, layout)
     context.require_config(config, layout)
     context.require_length(layout.context, length)
-    if layout.tensor > 1 and length % (layout.context * layout.tensor):
-        unit = layout.context * layout.tensor
-        raise InputError(
-            f"tokens.sequence_length: {length} tokens do not divide among parallel.context x parallel.tensor = {unit}; the "
-            f"nearest that do are {length // unit * unit} and {(length // unit + 1) * unit}"
-        )
     if layout.pipeline > 1:
         spans(config, layout)
         pipeline.require_schedule(layout, place)
@@ -69,13 +63,13 @@ def require_fit(train: Train, layout: Parallel, config: ModelConfig, place: torc
 def require_layout(recipe: Recipe, tokens: Path, micro_batch_tokens: int) -> None:
     """Raise InputError, before anything is built, when a recipe's layout cannot train it on this machine.
 
-    tokens: the run's folder of them, which need not exist yet; micro_batch_tokens: as `dial.resolve`.
+    tokens: the run's folder of them, which need not exist yet; micro_batch_tokens: as `derived_keys.resolve`.
     """
     vocabulary, labels = outlook.vocabulary(recipe, tokens), outlook.labels(recipe, tokens)
-    resolved = dial.resolve(recipe, vocabulary, micro_batch_tokens=micro_batch_tokens, labels=labels)
+    resolved = derived_keys.resolve(recipe, vocabulary, micro_batch_tokens=micro_batch_tokens, labels=labels)
     device = devices.choose(recipe.train)
     devices.require_devices(device, recipe.parallel.world)
-    require_fit(resolved.train, resolved.parallel, config_of(resolved, vocabulary, labels), device.place)
+    require_fit(resolved.train, resolved.parallel, config_of(resolved, vocabulary, labels), device.torch_device)
 
 
 def build(
@@ -112,12 +106,12 @@ def build(
     if local_spans:
         return model, _pipelined(train, model, local_spans, mesh, task, device, weights, memory)
     root: nn.Module = ModelWithLoss(model, task, device, train.dropout, mesh)
-    if data.uses_fsdp(mesh):
+    if mesh.layout.uses_fsdp:
         data.shard(root, list(model.blocks), mesh, device.arithmetic.autocast)
     with memory:
         materialise(model, mesh, device, weights)
-        if data.uses_ddp(mesh):
-            root = data.replicate(root, device.place)
+        if mesh.layout.uses_ddp:
+            root = data.replicate(root, device.torch_device)
     return model, DataParallel(model, root, mesh, device)
 
 
@@ -134,22 +128,22 @@ def _pipelined(
         masks = None if dropout_B is None else DropoutMasks.from_sequences(dropout, dropout_B, inputs_BT.shape[1])
         return context.local_batch(mesh, inputs_BT, targets_BS, task.documents(inputs_BT, starts_BT), masks)
 
-    autocast = functools.partial(precisions.autocast, arithmetic, device.place)
+    autocast = functools.partial(precisions.autocast, arithmetic, device.torch_device)
     stages = [Stage(pipeline.stage_model(model, span), span, task, autocast, read) for span in local_spans]
-    if data.uses_fsdp(mesh):
+    if mesh.layout.uses_fsdp:
         for stage in stages:
             data.shard(stage, stage.blocks, mesh, arithmetic.autocast)
     with memory:
         materialise(model, mesh, device, weights)
     split_backward = train.recompute == "none" and not device.compile
-    running = Pipeline(model, stages, mesh, device.place, arithmetic.dtype, split_backward=split_backward)
+    running = Pipeline(model, stages, mesh, device.torch_device, arithmetic.dtype, split_backward=split_backward)
     return Pipelined(running, mesh, device)
 
 
 @torch.no_grad()
 def materialise(model: Transformer, mesh: ProcessMesh, device: Device, weights: Weights | None) -> None:
     """Allocate the model and initialise it, one whole tensor at a time, so that every layout starts from the same values."""
-    model.to_empty(device=torch.device("cpu") if mesh.layout.offload else device.place)
+    model.to_empty(device=torch.device("cpu") if mesh.layout.offload else device.torch_device)
     if tied.is_tied(model) and mesh.layout.pipeline == 1:  # to_empty gives the two names separate storage
         model.head.tie(model.embedding)
     if weights is None:

@@ -135,7 +135,7 @@ class Saver:
         self._recipe, self._run, self._step, self._store = recipe, run, step, store
         config, steps = recipe.checkpoint, recipe.train.steps
         assert steps is not None, "the recipe is resolved"
-        self._branch = _branch_step(recipe.train)
+        self._decay_start = _decay_start_step(recipe.train)
         self._every = config.every or steps
         self._async: AsyncSaver | None = None
         if step.device.is_cuda if config.asynchronous is None else config.asynchronous:
@@ -143,11 +143,11 @@ class Saver:
 
     def follow(self, recipe: Recipe) -> None:
         """Continue under a recipe with another number of steps."""
-        self._recipe, self._branch = recipe, _branch_step(recipe.train)
+        self._recipe, self._decay_start = recipe, _decay_start_step(recipe.train)
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is saved after `step` steps."""
-        return step % self._every == 0 or step == self._branch
+        return step % self._every == 0 or step == self._decay_start
 
     def save(self, position: Position) -> None:
         """Save at an interval. A failure (a full disk) is recorded, training goes on, and the next save tries again."""
@@ -182,7 +182,7 @@ class Saver:
         guard, steps = self._recipe.guard, self._recipe.train.steps or 0
         # A run that has ended will not roll back.
         distance = guard.distance(steps) if guard.roll_back and position.step < steps else 0
-        return Retention(self._recipe.checkpoint.keep, self._branch, position.guard.healthy_until, distance)
+        return Retention(self._recipe.checkpoint.keep, self._decay_start, position.guard.healthy_until, distance)
 
     def _report(self, position: Position, error: Exception) -> None:
         warn(f"{error}; training goes on, the next checkpoint tries again")
@@ -200,7 +200,7 @@ class Saver:
             self._async.__exit__(kind, error, trace)
 
 
-def _branch_step(train: Train) -> int | None:
+def _decay_start_step(train: Train) -> int | None:
     """The first step of the decay, at which a longer run of the same recipe branches off: always saved and kept."""
     schedule = train.schedule
     return schedule.decay_start(train.steps or 0) if schedule.kind == "wsd" else None

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from bessemer.model.attention import Documents
 from bessemer.model.dropout import sequence_keys
+from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import Transformer
-from bessemer.parallel import data
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
-from bessemer.parallel.pipeline import MicroBatchLoss
 from bessemer.parallel.sharded import clip_gradients, local, sum_of_squares
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Recipe
@@ -25,8 +24,8 @@ from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
 from bessemer.train.device import Device
 from bessemer.train.engine import Engine, MicroBatch, ModelWithLoss, OneProcess
+from bessemer.train.learning_rate import batch_factor, learning_rate_share
 from bessemer.train.precision import FIRST_SCALE, LossScale
-from bessemer.train.schedule import batch_factor, learning_rate_share
 from bessemer.train.split import Weights
 from bessemer.train.task import task_of
 
@@ -62,7 +61,7 @@ class TrainStep:
         self.end_of_text, self.num_sources = end_of_text, num_sources
         config = model.config
         if device.arithmetic.fp8 is not None:
-            fp8.check(config, recipe.train.micro_batch or 1)
+            fp8.check(config, recipe.parallel, recipe.train.micro_batch or 1)
         precisions.apply_flags(device.arithmetic)
         self.batches = recipe.batches
         self.task = task_of(recipe.train, recipe.tokens.document_mask, config, end_of_text)
@@ -72,7 +71,7 @@ class TrainStep:
         self.engine: Engine
         if mesh.is_single:
             wide = model.double() if device.arithmetic.weights == torch.float64 else model
-            self.model = wide.to(device.place)
+            self.model = wide.to(device.torch_device)
             self.task.prepare(self.model)
             self.model.use_linear(precisions.product_of(device.arithmetic))
             recompute.apply(self.model, recipe.train.recompute, self.recomputed)
@@ -82,7 +81,7 @@ class TrainStep:
             self.engine = OneProcess(ModelWithLoss(self.model, self.task, device, recipe.train.dropout))
         else:
             weights = weights or split.weights_of(model)
-            split.require_fit(recipe.train, recipe.parallel, config, device.place)
+            split.require_fit(recipe.train, recipe.parallel, config, device.torch_device)
             self.model, self.engine = split.build(
                 recipe.train, config, mesh, self.task, device, self.recomputed, weights
             )
@@ -147,7 +146,7 @@ class TrainStep:
 
     def _zero_gradients(self) -> None:
         # DDP keeps buckets for all gradients; set to None, gradients would be allocated besides them.
-        self.optimizer.zero_grad(set_to_none=not data.uses_ddp(self.mesh))
+        self.optimizer.zero_grad(set_to_none=not self.mesh.layout.uses_ddp)
 
     def update(self, step: int, grad_norm: float, rate_factor: float = 1.0) -> float:
         """Clip to the global norm and take the optimizer step number `step` (0-based). Returns the learning rate, with the
@@ -158,7 +157,7 @@ class TrainStep:
         rate *= batch_factor(config, self.batches.tokens(step)) * rate_factor
         optimizers.set_learning_rate(self.optimizer, rate)
         if self.mesh.is_single:
-            norm = torch.tensor(grad_norm, device=self.device.place, dtype=self.device.arithmetic.weights)
+            norm = torch.tensor(grad_norm, device=self.device.torch_device, dtype=self.device.arithmetic.weights)
             nn.utils.clip_grads_with_norm_(self.model.parameters(), config.clip_norm, norm)
         else:
             clip_gradients(self.model.parameters(), config.clip_norm, grad_norm)
@@ -174,7 +173,7 @@ class TrainStep:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Context in which matmuls run in the recipe's precision."""
-        return precisions.autocast(self.device.arithmetic, self.device.place)
+        return precisions.autocast(self.device.arithmetic, self.device.torch_device)
 
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
         """The documents that attention is masked by. starts_BT: where pieces of packed documents begin."""

@@ -20,8 +20,8 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.kernels import upcast
+from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import Transformer
-from bessemer.parallel.pipeline import MicroBatchLoss
 from bessemer.recipe import Recipe, Train
 from bessemer.tokens.held_out import HeldOut, held_out_samples
 from bessemer.tokens.loader import Batch, Reader, loader_of
@@ -29,8 +29,8 @@ from bessemer.tokens.order import key_of
 from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.train.cross_entropy import Loss, chunked_cross_entropy
 from bessemer.train.masking import Masker, MaskingLoader
-from bessemer.train.objective import Loss, chunked_cross_entropy
 
 
 class Task(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
-from bessemer.guard.detection import Scale
+from bessemer.guard.detection import GuardReference
 from bessemer.guard.goodput import WallClock
 from bessemer.guard.journal import Journal
 from bessemer.guard.pulse import Pulse
@@ -65,7 +65,7 @@ class Training:
     held_out: list[HeldOut]
     guard: Guard
     journal: Journal
-    scale: Scale
+    reference: GuardReference
     pace: Pace
     rates: Rates
     saver: Saver
@@ -90,4 +90,4 @@ class Training:
         """The log of rank 0; other ranks write nothing."""
         if not self.step.mesh.is_main:
             return NoLog()
-        return MetricsLog(self.run, self.position.step, self.tensorboard, self.journal.branch)
+        return MetricsLog(self.run, self.position.step, self.tensorboard, self.journal.num_rollbacks)

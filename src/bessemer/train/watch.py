@@ -65,7 +65,7 @@ def activations(step: TrainStep, batch: Batch) -> dict[str, Values]:
     An extra forward pass over that one sequence: hooks in the step itself would not run in compiled blocks, and a pass
     without gradients costs a third of a sequence.
     """
-    model, place = step.model, step.device.place
+    model, place = step.model, step.device.torch_device
     tokens_BT = torch.from_numpy(batch.inputs[:1]).to(place)
     starts_BT = None if batch.starts is None else torch.from_numpy(batch.starts[:1]).to(place)
     rms: list[Tensor] = []

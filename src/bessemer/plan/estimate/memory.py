@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, cast
 
-from bessemer.layout.memory import PartParameters, activation_bytes, state_bytes, uses_fsdp, waiting, ways
-from bessemer.layout.stages import PipelinePart
+from bessemer.layout.memory import PartParameters, activation_bytes, state_bytes, waiting, ways
+from bessemer.layout.pipeline_stages import PipelinePart
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.estimate.parts import Split, of_a_block, places, stages_each, state
@@ -104,14 +104,16 @@ def _of(job: Job, part: PipelinePart) -> DeviceMemory:
         ours = own_parts(job, part)
         slack = round(job.framework.slack * (ours.activations + ours.logits + ours.buffers))
         return DeviceMemory(
-            part.place, ours.weights, 0, ours.gradients, ours.moments, ours.activations, ours.logits, ours.buffers, slack,
+            part.pipeline_rank, ours.weights, 0, ours.gradients, ours.moments, ours.activations, ours.logits, ours.buffers, slack,
             round(job.framework.base_bytes),
         )  # fmt: skip
     model, layout, framework = job.model, job.layout, job.framework
     width = 4 if job.precision in ("fp32", "tf32") else 2
     split = Split(layout.tensor, layout.sequence_parallel, layout.context)
     tokens = layout.micro_batch * model.sequence_length / layout.context
-    flight = waiting(layout.schedule, layout.pipeline, stages_each(layout), part.place, max(job.micro_batches, 1))
+    flight = waiting(
+        layout.schedule, layout.pipeline, stages_each(layout), part.pipeline_rank, max(job.micro_batches, 1)
+    )
     stream = width * model.width / (layout.tensor if layout.sequence_parallel else 1)
     copies = framework.gathered and layout.tensor > 1 and layout.micro_batch > 1
     block = of_a_block(model, framework, split, width, layout.recompute, copies)
@@ -132,7 +134,7 @@ def _of(job: Job, part: PipelinePart) -> DeviceMemory:
         buffers += (sent + received + 1) * tokens * stream
     activations = sum(kinds.values())
     return DeviceMemory(
-        place=part.place,
+        place=part.pipeline_rank,
         weights=round(found.weights),
         master=round(found.master),
         gradients=round(found.gradients),
@@ -211,7 +213,7 @@ def own_parts(job: Job, part: PipelinePart) -> OwnParts:
     if is_alone:
         weights, gradients, share = 4 * model.parameters, 4 * model.parameters, 1.0
     tokens = job.layout.micro_batch * model.sequence_length // layout.context
-    flight = waiting(layout.schedule, layout.pipeline, stages_each(job.layout), part.place, job.micro_batches)
+    flight = waiting(layout.schedule, layout.pipeline, stages_each(job.layout), part.pipeline_rank, job.micro_batches)
     activations, working = activation_bytes(
         model, part, tokens, flight, width, recomputed, job.layout.recompute, layout.tensor, is_alone=is_alone,
     )  # fmt: skip
@@ -220,7 +222,7 @@ def own_parts(job: Job, part: PipelinePart) -> OwnParts:
         rows = -(-model.vocabulary // layout.tensor)
         logits = 8 * min(framework.loss_chunk, tokens) * rows + 4 * rows * model.width
     activations += max(working - logits, 0)
-    if not uses_fsdp(layout):
+    if not layout.uses_fsdp:
         copies = max(part.blocks - recomputed, 0) * model.block_matrix_parameters // layout.tensor * narrow
     moments = round(round(framework.moment_bytes * model.parameters) * share)
     return OwnParts(weights, gradients, moments, activations, logits, copies)

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from bessemer.errors import InputError
 from bessemer.layout.memory import PartParameters
-from bessemer.layout.stages import Costs, PipelinePart, balanced, stages_of
+from bessemer.layout.pipeline_stages import Costs, PipelinePart, balanced, stages_of
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import Cut, Framework
 from bessemer.plan.estimate.job import Job, Layout, Recompute

@@ -14,13 +14,14 @@ from math import log, sqrt
 
 from bessemer.errors import InputError
 from bessemer.layout.flops import flops_per_token, tokens_seen
-from bessemer.layout.schedules import stages_each
-from bessemer.layout.stages import stages_of
+from bessemer.layout.pipeline_schedules import stages_each
+from bessemer.layout.pipeline_stages import stages_of
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute, pieces
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics
 from bessemer.plan.timetable import passage
+from bessemer.recipe.parallel import interleaved_rounds
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def refuse(job: Job) -> str | None:
     if layout.pipeline > 1 and each != layout.virtual:
         return f"virtual = {layout.virtual}, but schedule {layout.schedule} has {each} stages a device"
     m = job.micro_batches
-    if layout.schedule == "interleaved" and layout.pipeline > 1 and m % max(1, m // layout.pipeline):
+    if layout.schedule == "interleaved" and layout.pipeline > 1 and m % interleaved_rounds(layout.pipeline, m):
         return f"schedule interleaved: {m} micro-batches on {layout.pipeline} stages do not make equal groups"
     stages = layout.pipeline * layout.virtual
     if stages > model.layers:

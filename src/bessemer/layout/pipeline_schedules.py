@@ -4,8 +4,9 @@ Legend: p ranks, v stages on each, m micro-batches. A stage's forward of a micro
 schedule splits it, I (gradient of the input, which the stage before waits for) and W (gradient of the weights, which nobody
 waits for). `0F3` is stage 0's forward of micro-batch 3, as in torch.distributed.pipelining.
 
-The list is the one that runs. torch's runtime takes it for every schedule, one stage on a rank included, and puts the sends
-and receives in by itself; `to_csv_rows` writes it in torch's notation::
+`parallel/pipeline.py` runs torch's own classes; a test holds their `pipeline_order` (and what ScheduleGPipe and Schedule1F1B do)
+equal to these lists, from which stages are placed, memory is counted and pictures are drawn. torch's runtime takes such a list
+for any schedule and puts the sends and receives in by itself; `to_csv_rows` writes it in torch's notation::
 
     from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
@@ -16,8 +17,7 @@ and receives in by itself; `to_csv_rows` writes it in torch's notation::
     runtime._prepare_schedule_with_comms(runtime.pipeline_order)
 
 `_load_csv(file, format="compute_only")` does the same from a file of these rows. The runtime takes from the list which rank
-holds which stage (`schedule.stages_of(rank)`). Its lists of torch 2.11 and 2.13 are the same; a test compares ours with
-`pipeline_order` of torch's multi-stage classes and with what ScheduleGPipe and Schedule1F1B do.
+holds which stage (`schedule.stages_of(rank)`). Its lists of torch 2.11 and 2.13 are the same.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from bessemer.errors import InputError
-from bessemer.layout.stages import rank_of, stages_of
-from bessemer.recipe.parallel import SEVERAL_STAGES, V_SHAPED, PipelineSchedule
+from bessemer.layout.pipeline_stages import rank_of, stages_of
+from bessemer.recipe.parallel import SEVERAL_STAGES, V_SHAPED, PipelineSchedule, interleaved_rounds
 
 Kind = Literal["F", "B", "I", "W"]
 NAMES: tuple[str, ...] = get_args(PipelineSchedule)
@@ -271,9 +271,9 @@ def _group(p: int, m: int) -> int:
     p in the paper, which wants m to be a multiple of it. As in torch: m / (m // p), so that 10 micro-batches on 4 ranks go
     in two groups of 5. Raises InputError where that is no whole number.
     """
-    groups = max(1, m // p)
+    groups = interleaved_rounds(p, m)
     if m % groups:
-        fit = [n for n in range(1, 4 * m) if n % max(1, n // p) == 0]
+        fit = [n for n in range(1, 4 * m) if n % interleaved_rounds(p, n) == 0]
         below, above = max(n for n in fit if n < m), min(n for n in fit if n > m)
         raise InputError(
             f"schedule interleaved: {m} micro-batches on {p} processes do not make {groups} equal groups; "

@@ -12,17 +12,17 @@ from itertools import accumulate
 from math import inf
 
 from bessemer.errors import InputError
-from bessemer.layout.flops import recomputed_flops_per_token, tokens_seen
+from bessemer.layout.flops import tokens_seen
 from bessemer.model.config import ModelConfig
-from bessemer.recipe import Parallel, Train
+from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import V_SHAPED
 
 
 @dataclass(frozen=True)
 class PipelinePart:
-    """What a process of the pipeline axis holds of the model. place: on that axis, from 0; blocks: their number."""
+    """What a process of the pipeline axis holds of the model. pipeline_rank: on that axis, from 0; blocks: their number."""
 
-    place: int
+    pipeline_rank: int
     blocks: int
     has_embedding: bool
     has_head: bool
@@ -37,11 +37,10 @@ class Costs:
     head: float
 
     @classmethod
-    def of(cls, config: ModelConfig, head_share: float = 1.0) -> Costs:
-        """FLOPs of forward and backward of a token (as in `plan.flops_per_token`).
+    def of(cls, config: ModelConfig) -> Costs:
+        """FLOPs of forward and backward of a token that goes through the head too (as in `layout.flops.flops_per_token`).
 
-        The embeddings are looked up: an addition forward and one backward for each number. head_share: of the tokens that
-        go through the head: 1 for each, train.masking.share for hidden tokens, 1 / T for a classifier.
+        The embeddings are looked up: an addition forward and one backward for each number.
         """
         per_token = 12 * config.heads * config.head_dim
         blocks = tuple(
@@ -49,28 +48,11 @@ class Costs:
             for layer in range(config.layers)
         )
         tables = 1 + (config.positions == "learned") + (config.token_types > 0)
-        return cls(blocks, 2.0 * tables * config.width, 6.0 * config.head_matrix_parameters * head_share)
+        return cls(blocks, 2.0 * tables * config.width, 6.0 * config.head_matrix_parameters)
 
     @property
     def total(self) -> float:
         return sum(self.blocks) + self.embedding + self.head
-
-
-def costs(train: Train, config: ModelConfig, recomputed: int = 0) -> Costs:
-    """FLOPs a token of forward and backward by part; together those of plan/here.py.
-
-    The head: 6 x vocabulary x width, for the hidden tokens only under a masked objective. recomputed: blocks, from the
-    first, whose forward is done twice (train.recompute).
-    """
-    hidden = train.masking.share if train.objective == "masked" else 1.0
-    blocks = []
-    for layer in range(config.layers):
-        flops = 6.0 * config.block_matrix_parameters + 12 * config.heads * config.head_dim * tokens_seen(config, layer)
-        if layer < recomputed:
-            flops += recomputed_flops_per_token(train.recompute, config, layer + 1)
-            flops -= recomputed_flops_per_token(train.recompute, config, layer)
-        blocks.append(flops)
-    return Costs(tuple(blocks), 0.0, 6.0 * config.head_matrix_parameters * hidden)
 
 
 def balanced(blocks: Sequence[float], embedding: float, head: float, stages: int, fewest: int = 1) -> tuple[range, ...]:
@@ -181,6 +163,11 @@ def rank_of(schedule: str, stage: int, ranks: int) -> int:
 def stages_at(layout: Parallel, place: int) -> tuple[int, ...]:
     """The stages that the process at `place` of the pipeline axis holds."""
     return stages_of(layout.schedule, place, layout.pipeline, layout.stages_each)
+
+
+def recomputed_in_all(config: ModelConfig, layout: Parallel, each: int) -> int:
+    """Blocks of the whole model that are recomputed where each process of the pipeline recomputes its first `each`."""
+    return sum(min(part.blocks, each) for part in parts_of(config, layout))
 
 
 def parts_of(config: ModelConfig, layout: Parallel) -> list[PipelinePart]:

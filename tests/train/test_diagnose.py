@@ -1,0 +1,120 @@
+"""Steps that went wrong in one way each, and what `bessemer diagnose` says of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.recipe import load
+from bessemer.run import RunFolder, read_json_lines
+from bessemer.tokens.loader import Batch
+from bessemer.train.diagnose import Diagnosis, diagnose
+from bessemer.train.step import Gradients, TrainStep
+from tests.train.test_guarded import poison
+from tests.train.test_rollback import _no_measurement, faulty, train  # noqa: F401
+
+
+def diagnosed(folder: Path, step: int) -> Diagnosis:
+    return diagnose(load(folder), RunFolder(folder), step)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_damaged_batch_is_named_data_and_the_run_is_only_read(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poison(monkeypatch, lambda first: first == 8 * 70)
+    folder = train(recipe_file, runs, "train.steps=90", "checkpoint.keep=9")
+    before = contents(folder)
+    capsys.readouterr()
+    assert run_command(["diagnose", str(folder), "--step", "71", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert contents(folder) == before
+    assert (found["kind"], found["first_difference"], found["replayed_from"]) == ("data", None, 70)
+    assert found["figures"]["recorded"] == found["figures"]["again"]
+    assert {one["sample"] for one in found["sequences"]} == set(range(560, 568))
+    assert all(name in found["documents"] for name in found["sequences"][0]["documents"][:1])
+    assert run_command(["diagnose", str(folder), "--step", "71"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("step 71: data: the batch stands out") and "stands out among them too" in said
+    assert diagnosed(folder, 72).kind == "none"
+
+
+def test_the_worst_sequence_comes_first(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bessemer.tokens.loader import Loader
+
+    honest = Loader.batch
+
+    def batch(self: Loader, first: int, count: int) -> Batch:
+        read = honest(self, first, count)
+        if not first <= 8 * 70 + 5 < first + count:
+            return read
+        tokens = read.tokens.copy()
+        tokens[8 * 70 + 5 - first] = 3
+        return replace(read, tokens=tokens)
+
+    monkeypatch.setattr(Loader, "batch", batch)
+    folder = train(recipe_file, runs, "train.steps=80")
+    ranked = diagnosed(folder, 71).sequences
+    losses = {one.sample: one.figures.loss for one in ranked}
+    assert ranked[0].sample == 565 or losses[565] == min(x for x in losses.values() if x is not None)
+
+
+def test_a_fault_of_the_machine_is_transient(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        faulty(patch, lambda call: call == 54)
+        folder = train(recipe_file, runs, "train.steps=70")
+    found = diagnosed(folder, 55)
+    assert found.kind == "transient" and found.first_difference is None
+    assert found.incident is not None and found.incident["what"] == "nonfinite"
+
+
+def test_a_rolled_back_step_is_looked_at_as_it_was(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps 71 to 82 hold noise; the run goes back and passes over them, and so no longer has the batches of its alarm."""
+    poison(monkeypatch, lambda first: first in range(8 * 70, 8 * 82))
+    folder = train(recipe_file, runs, "guard.skip_spikes=false", "guard.skip_batches=30")
+    (incident,) = (row for row in read_json_lines(folder / "incidents.jsonl") if "rollback" in row)
+    found = diagnosed(folder, incident["onset"])
+    assert found.kind == "data" and found.sequences[0].sample in range(8 * 70, 8 * 82)
+    assert found.figures["recorded"] == found.figures["again"]
+
+
+def test_ruined_weights_are_state(runs: Path, recipe_file: Path) -> None:
+    sets = ["run.dir=" + str(runs), "train.optimizer.learning_rate=0.9", "train.schedule.warmup_steps=0"]
+    sets += ["train.optimizer.kind=lion"]
+    assert run_command(["train", str(recipe_file), *(part for value in sets for part in ("--set", value))]) == 1
+    (incident,) = read_json_lines(runs / "small" / "incidents.jsonl")[-1:]
+    found = diagnosed(runs / "small", incident["step"])
+    assert (found.kind, found.replayed_from, found.first_difference) == ("state", 8, None)
+
+
+def test_what_more_precision_mends_is_numerics(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = TrainStep.gradients
+
+    def gradients(self: TrainStep, batch: Batch, *scale: Any) -> Gradients:
+        found = honest(self, batch, *scale)
+        overflows = self.device.precision == "fp32" and batch.first == 8 * 50
+        return replace(found, grad_norm=math.nan) if overflows else found
+
+    monkeypatch.setattr(TrainStep, "gradients", gradients)
+    folder = train(recipe_file, runs, "train.steps=60", "train.precision=fp32")
+    found = diagnosed(folder, 51)
+    assert found.kind == "numerics" and found.figures["in more precision"].is_finite
+
+
+def test_a_step_that_was_not_taken_is_refused(
+    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = train(recipe_file, runs, "train.steps=20")
+    assert run_command(["diagnose", str(folder), "--step", "21"]) == 2
+    assert "21 is not a step that this run has taken; it has taken steps 1 to 20" in capsys.readouterr().err
