@@ -8,6 +8,7 @@ import torch
 
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
+from bessemer.recipe import Parallel
 from bessemer.train import fp8
 
 
@@ -119,15 +120,18 @@ def test_zeros_give_zeros() -> None:
         ({"head_dim": 12}, 4, "model.heads x model.head_dim = 24"),
         ({"heads": 4, "kv_heads": 1, "head_dim": 4}, 4, r"heads \+ 2 model.kv_heads\) x model.head_dim = 24"),
         ({"sequence_length": 10}, 1, "train.micro_batch x tokens.sequence_length = 10"),
+        ({"tensor": 4, "mlp_width": 96}, 4, r"model.mlp_width / parallel.tensor = 24"),
     ],
 )
 def test_dimensions_that_do_not_fit_are_named(changes: dict[str, int], micro: int, said: str) -> None:
     values = dict(
         vocabulary=100, layers=1, width=64, heads=2, kv_heads=2, head_dim=32, mlp_width=128, sequence_length=16
     )
-    fp8.check(ModelConfig(**values), micro)
+    fp8.check(ModelConfig(**values), Parallel(), micro)
+    layout = Parallel(tensor=changes.get("tensor", 1))
+    changed = {name: value for name, value in changes.items() if name != "tensor"}
     with pytest.raises(InputError, match=said):
-        fp8.check(ModelConfig(**{**values, **changes}), micro)
+        fp8.check(ModelConfig(**{**values, **changed}), layout, micro)
 
 
 @pytest.mark.gpu
