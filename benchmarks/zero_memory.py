@@ -33,7 +33,6 @@ from bessemer.layout import derived_keys
 from bessemer.layout import memory as layout_memory
 from bessemer.layout.memory import optimizer_bytes
 from bessemer.layout.pipeline_stages import parts_of
-from bessemer.parallel import data
 from bessemer.parallel.mesh import join, leave
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
@@ -64,7 +63,9 @@ def measured(recipe: Recipe) -> dict[str, dict[str, int]]:
     config, mesh = config_of(recipe, VOCABULARY, 0), join(recipe.parallel, torch.device("cpu"))
     task, device = task_of(recipe.train, recipe.tokens.document_mask, config, 0), choose(recipe.train)
     built = split.build(recipe.train, config, mesh, task, device, config.layers, split.initial_weights(config, 1))
-    held = asdict(simulate.watch_step(recipe.train, recipe.parallel, config, *built, in_buckets=data.uses_ddp(mesh)))
+    held = asdict(
+        simulate.watch_step(recipe.train, recipe.parallel, config, *built, in_buckets=recipe.parallel.uses_ddp)
+    )
     return {moment: {owner: held[name][owner] for owner in STATES} for moment, name in MOMENTS.items()}
 
 
