@@ -14,8 +14,7 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.model.huggingface.check import check_read
 from bessemer.model.huggingface.config import recipe_keys, to_hugging_face
 from bessemer.model.huggingface.export import write_weights
-from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.family import FIXED, HARMLESS
+from bessemer.model.huggingface.families import FAMILIES, FIXED, HARMLESS
 from bessemer.model.huggingface.weights import read_model
 from tests.model.samples import config, stirred
 

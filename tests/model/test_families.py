@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.family import READ_ANYWHERE, Family
+from bessemer.model.huggingface.families import FAMILIES, READ_ANYWHERE, Family
 from bessemer.model.huggingface.rules import ACTIVATIONS
 
 transformers = pytest.importorskip("transformers")

@@ -1,7 +1,7 @@
 """The transformer: blocks of attention and MLP between an embedding and a head; its initial weights.
 
 One implementation, decoder and encoder alike; its options (`ModelConfig`) cover what `transformers` knows as Llama, Gemma,
-BERT and others (huggingface/families). Weights that share an input are one parameter, whose leading dimensions say what is
+BERT and others (huggingface/families.toml). Weights that share an input are one parameter, whose leading dimensions say what is
 what, so that they are one matmul and can still be sharded by head, decayed and exported one by one.
 
 Shapes: B sequences, T tokens, D width, H query heads, G key/value heads, R = H / G, K width of a head, F hidden

@@ -41,7 +41,7 @@ def read_scaling(table: ForeignConfig, positions: int, ignored: tuple[str, ...] 
         "type",
         "rope_theta",
         *ignored,
-        *(_SCALING_KEYS.get(ours, ours) for ours in (*required, *optional)),
+        *(_SCALING_KEYS.get(ours, ours) for ours in required + optional),
     }
     for name in table:
         if name not in known and table.raw(name) is not None:
@@ -49,7 +49,7 @@ def read_scaling(table: ForeignConfig, positions: int, ignored: tuple[str, ...] 
     if kind == "default":
         return None
     values: Values = {"kind": kind} | ({"original_length": positions} if kind != "linear" else {})
-    for ours in (*required, *optional):
+    for ours in required + optional:
         name = _SCALING_KEYS.get(ours, ours)
         if ours not in required and table.raw(name) is None:
             continue
@@ -74,7 +74,7 @@ def write_scaling(scaling: RotaryScaling | None) -> Values | None:
     required, optional = _SCALING_KINDS[scaling.kind]
     standard = {field.name: field.default for field in fields(RotaryScaling)}
     written: Values = {"rope_type": scaling.kind}
-    for ours in (*required, *optional):
+    for ours in required + optional:
         value = getattr(scaling, ours)
         if ours in (*required, "factor", "original_length") or value != standard[ours]:
             written[_SCALING_KEYS.get(ours, ours)] = list(value) if isinstance(value, tuple) else value
@@ -91,11 +91,8 @@ def same_rope(base: float = ROPE_BASE) -> ConfigRule:
     version reads and which are written. base: where none is given."""
 
     def read(settings: ForeignConfig, values: Values) -> Values:
-        table, older, positions = (
-            settings.table("rope_parameters"),
-            settings.table("rope_scaling"),
-            values["max_positions"],
-        )
+        table, older = settings.table("rope_parameters"), settings.table("rope_scaling")
+        positions = values["max_positions"]
         if list(table) and list(older) and read_scaling(table, positions) != read_scaling(older, positions):
             raise settings.wrong("rope_scaling", "is not what rope_parameters says; remove one of them")
         table = table if list(table) else older
@@ -154,6 +151,9 @@ def rope_by_layer_type(keys: tuple[str, str], bases: tuple[float, float], has_ro
     known = ("rope_parameters", *keys, *(("rope_scaling",) if has_rope_scaling else ()))
     return ConfigRule(known, read, write, free=("window_rope_scaling",))
 
+
+GEMMA3_ROPE = rope_by_layer_type(("rope_theta", "rope_local_base_freq"), (1_000_000.0, 10_000.0), has_rope_scaling=True)
+MODERNBERT_ROPE = rope_by_layer_type(("global_rope_theta", "local_rope_theta"), (160_000.0, 10_000.0))
 
 _LENGTH, _FRACTION = "original_max_position_embeddings", "partial_rotary_factor"
 

@@ -1,4 +1,4 @@
-"""Rules: groups of keys of config.json that say some options of ours, both ways. Families are made of them; no torch."""
+"""Rules: groups of keys of config.json that say some options of ours, both ways. families.toml names them; no torch."""
 
 from __future__ import annotations
 
@@ -145,17 +145,26 @@ def _write_layer_types(config: ModelConfig) -> list[str]:
     return [WINDOWED if config.window_of(layer) else GLOBAL for layer in range(config.layers)]
 
 
-def _read_qwen_windows(settings: ForeignConfig, values: Values) -> Values:
-    used, first = settings.flag("use_sliding_window", False), settings.integer("max_window_layers", 28, min_value=0)
-    width = settings.integer("sliding_window", 4096) if used and not settings.is_null("sliding_window") else 0
-    types = _layer_types(settings, values["layers"], lambda layer: width and layer >= first)
+def _windows(
+    settings: ForeignConfig, values: Values, width: int, has_window: Callable[[int], object], keys: str
+) -> Values:
+    """The options of windows of `width` in the layers that layer_types names, else in those of `has_window`.
+
+    keys: those that give the width, for the error when it is 0 and layer_types has layers with a window.
+    """
+    types = _layer_types(settings, values["layers"], has_window)
     if WINDOWED not in types:
         return {"window": 0}
     if not width:
-        raise settings.wrong(
-            "layer_types", f"has {WINDOWED} layers, but use_sliding_window and sliding_window give no width"
-        )
+        raise settings.wrong("layer_types", f"has {WINDOWED} layers, but {keys} no width")
     return {"window": width, **_pattern(types)}
+
+
+def _read_qwen_windows(settings: ForeignConfig, values: Values) -> Values:
+    used, first = settings.flag("use_sliding_window", False), settings.integer("max_window_layers", 28, min_value=0)
+    width = settings.integer("sliding_window", 4096) if used and not settings.is_null("sliding_window") else 0
+    keys = "use_sliding_window and sliding_window give"
+    return _windows(settings, values, width, lambda layer: width and layer >= first, keys)
 
 
 # Layers from max_window_layers on have a window, unless layer_types says which.
@@ -169,17 +178,13 @@ QWEN_WINDOWS = ConfigRule(
 )  # fmt: skip
 
 
-def gemma_windows(every: int, pattern_keys: tuple[str, ...] = ()) -> ConfigRule:
+def gemma_windows(every: int, *pattern_keys: str) -> ConfigRule:
     """Windows in all layers but each `every`-th, or each of the first of `pattern_keys`, unless layer_types says where."""
 
     def read(settings: ForeignConfig, values: Values) -> Values:
         global_every = settings.integer(pattern_keys[0], every) if pattern_keys else every
-        types = _layer_types(settings, values["layers"], lambda layer: (layer + 1) % global_every)
-        if WINDOWED not in types:
-            return {"window": 0}
-        if settings.is_null("sliding_window"):
-            raise settings.wrong("sliding_window", f"gives no width, but layer_types has {WINDOWED} layers")
-        return {"window": settings.integer("sliding_window", 4096), **_pattern(types)}
+        width = 0 if settings.is_null("sliding_window") else settings.integer("sliding_window", 4096)
+        return _windows(settings, values, width, lambda layer: (layer + 1) % global_every, "sliding_window gives")
 
     def write(config: ModelConfig) -> Values:
         return {"sliding_window": config.window or 4096, "layer_types": _write_layer_types(config)}
@@ -229,10 +234,11 @@ def _read_smollm_windows(settings: ForeignConfig, values: Values) -> Values:
     if not width or not settings.flag("use_sliding_window", False):
         return {"window": 0}
     every, unrotated = values["unrotated_every"], values["unrotated_layers"]
-    types = _layer_types(
-        settings, values["layers"], lambda layer: layer in unrotated or (every and (layer + 1) % every == 0)
-    )
-    return {"window": width, **_pattern(types)} if WINDOWED in types else {"window": 0}
+
+    def has_window(layer: int) -> bool:
+        return layer in unrotated or bool(every and (layer + 1) % every == 0)
+
+    return _windows(settings, values, width, has_window, "sliding_window gives")
 
 
 SMOLLM_WINDOWS = ConfigRule(  # in the layers without rotary positions, unless layer_types says where

@@ -19,8 +19,7 @@ from torch import Tensor
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import family_of, read_config
-from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.family import Tensors
+from bessemer.model.huggingface.families import FAMILIES, Family
 from bessemer.model.transformer import Transformer, build_model, meta_model
 
 Value = Callable[[Tensor], Tensor]  # a parameter to its values
@@ -86,7 +85,7 @@ def hub_tensors(
     value: what of each parameter is meant: itself, its gradient, or its values read from a checkpoint; family: whose names,
     left out: those of the one that has the model's options.
     """
-    tensors = FAMILIES[family or family_of(model.config)].tensors
+    names = FAMILIES[family or family_of(model.config)]
     parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     if model.config.tie_embeddings:
         parameters.pop("head.weight", None)
@@ -101,12 +100,12 @@ def hub_tensors(
             kept[kind] = (path, value(parameters[path]))
         return kept[kind][1]
 
-    pairs = [(theirs, ours, False) for theirs, ours in tensors.outer]
+    pairs = [(theirs, ours, False) for ours, theirs in names.outer_tensors.items()]
     for layer in range(len(model.blocks)):
-        prefix = tensors.prefix.format(layer)
+        prefix = names.layer_prefix.format(layer)
         pairs += [
-            (f"{prefix}.{theirs}", f"blocks.{layer}.{ours}", theirs in tensors.transposed)
-            for theirs, ours in tensors.block
+            (f"{prefix}.{theirs}", f"blocks.{layer}.{ours}", theirs in names.transposed)
+            for ours, theirs in names.layer_tensors.items()
         ]
     for theirs, ours, transposed in pairs:
         for name, path, views in _tensors_of_module(theirs, ours):
@@ -137,21 +136,21 @@ def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -
     """
     family, own = read_config(folder)
     wanted = own if config is None else config
-    tensors, weights = FAMILIES[family].tensors, require_weights(folder, wanted)
+    weights = require_weights(folder, wanted)
     model = build_model(wanted, seed)
     for tensor in hub_tensors(model, family=family):
         theirs = weights.name_of(tensor.name)
         if theirs is not None and weights.shapes[theirs] == tensor.shape:  # else it is a new head's
             tensor.scatter(weights.read_finite(theirs))
     if model.config.tie_embeddings and not model.config.labels:
-        _require_tied(weights, tensors, model.embedding.weight)
+        _require_tied(weights, FAMILIES[family], model.embedding.weight)
     return model
 
 
 def require_weights(folder: Path, config: ModelConfig) -> WeightsFolder:
     """The folder's tensors, once their names and shapes are those of a model; no values are read. Raises as `read_model`."""
     family, own = read_config(folder)
-    weights = WeightsFolder(folder, FAMILIES[family].tensors.base)
+    weights = WeightsFolder(folder, FAMILIES[family].base_prefix)
     if config.layers > len(weights.shapes):
         raise InputError(
             f"{folder}: config.json says {config.layers} layers, but the weights are {len(weights.shapes)} tensors; is it the "
@@ -163,7 +162,7 @@ def require_weights(folder: Path, config: ModelConfig) -> WeightsFolder:
         raise InputError(f"{folder}: config.json describes a model beyond any memory: {error}") from None
     new_head = config.labels > 0 and config.labels != own.labels
     optional = {name for name, tensor in expected.items() if new_head and tensor.ours.startswith(_HEADS)}
-    _require_names(weights, expected, optional, family, config, new_head)
+    _require_names(weights, expected, optional, FAMILIES[family], config, new_head)
     for name, tensor in expected.items():
         theirs = weights.name_of(name)
         if theirs is not None and name not in optional and weights.shapes[theirs] != tensor.shape:
@@ -174,17 +173,17 @@ def require_weights(folder: Path, config: ModelConfig) -> WeightsFolder:
 
 
 def _require_names(
-    weights: WeightsFolder, expected: dict[str, HubTensor], optional: set[str], family: str, config: ModelConfig,
+    weights: WeightsFolder, expected: dict[str, HubTensor], optional: set[str], family: Family, config: ModelConfig,
     new_head: bool,
 ) -> None:  # fmt: skip
     """Raise InputError that names the first tensor that is missing or unexpected."""
-    folder, tensors = weights.folder, FAMILIES[family].tensors
+    folder = weights.folder
     absent = [name for name in expected if weights.name_of(name) is None and name not in optional]
     known = {weights.name_of(name) for name in expected}
-    extra = [name for name in weights.shapes if name not in known and not _is_unread(name, tensors, config, new_head)]
+    extra = [name for name in weights.shapes if name not in known and not _is_unread(name, family, config, new_head)]
     headless = bool(config.labels) or not config.causal  # else tie_word_embeddings may be what is wrong
     if absent and headless and all(expected[name].ours.startswith(_HEADS) for name in absent):
-        wanted = FAMILIES[family].classifier if config.labels else FAMILIES[family].architecture
+        wanted = family.classifier if config.labels else family.architecture
         raise InputError(
             f"{folder}: the weights have no head of a {wanted} (tensor {absent[0]} is missing); a model without its head, or "
             f"with that of another task, is read once transformers has given it one: {wanted}.from_pretrained(FOLDER)"
@@ -203,25 +202,25 @@ def _require_names(
         )
 
 
-def _is_unread(name: str, tensors: Tensors, config: ModelConfig, new_head: bool) -> bool:
+def _is_unread(name: str, family: Family, config: ModelConfig, new_head: bool) -> bool:
     """Whether a tensor that no part of the model takes is none of its own: a buffer, a tied copy, another head."""
-    if name.endswith(_BUFFERS) or name.startswith(tensors.unread):
+    if name.endswith(_BUFFERS) or name.startswith(family.unread):
         return True
-    if (config.tie_embeddings or config.labels) and name in _output_names(tensors):
+    if (config.tie_embeddings or config.labels) and name in _output_names(family):
         return True
-    heads = tuple(theirs for theirs, ours in tensors.outer if f"{ours}.".startswith(_HEADS))
+    heads = tuple(theirs for ours, theirs in family.outer_tensors.items() if f"{ours}.".startswith(_HEADS))
     return new_head and name.startswith(heads)
 
 
-def _output_names(tensors: Tensors) -> list[str]:
+def _output_names(family: Family) -> list[str]:
     """What the output matrix is called."""
-    paths = [theirs for theirs, ours in tensors.outer if ours in ("head", "head.weight")]
+    paths = [theirs for ours, theirs in family.outer_tensors.items() if ours in ("head", "head.weight")]
     return [f"{path.removesuffix('.weight')}.weight" for path in paths]
 
 
-def _require_tied(weights: WeightsFolder, tensors: Tensors, embedding_VD: Tensor) -> None:
+def _require_tied(weights: WeightsFolder, family: Family, embedding_VD: Tensor) -> None:
     """Raise InputError when a folder that says its matrices are tied has an output matrix of its own."""
-    for name in map(weights.name_of, _output_names(tensors)):
+    for name in map(weights.name_of, _output_names(family)):
         if name is not None and not torch.equal(weights.read(name).to(embedding_VD.dtype), embedding_VD.detach()):
             raise InputError(
                 f"{weights.folder}: tie_word_embeddings is true in config.json, but {name} is another matrix than the "
