@@ -62,7 +62,7 @@ def recipe_of(kind: str) -> tuple[Recipe, ModelConfig]:
 def wrapped(recipe: Recipe, config: ModelConfig, device: devices.Device, mesh: ProcessMesh) -> TrainStep:
     """The parallel path with FSDP2 around the blocks, on a mesh of one."""
     step = TrainStep(recipe, meta_model(config), device, 0, 1, mesh, split.initial_weights(config, 1))
-    root = ModelWithLoss(step.model, step.task, device, mesh)
+    root = ModelWithLoss(step.model, step.task, device, recipe.train.dropout, mesh)
     data.shard(root, list(step.model.blocks), mesh, device.arithmetic.autocast)
     step.engine = DataParallel(step.model, root, mesh, device)
     step.optimizer = optimizers.build(step.model, recipe.train.optimizer)

@@ -1,7 +1,7 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -129,7 +129,7 @@ def test_the_state_survives_json_and_goes_on_alike() -> None:
     state, whole = GuardState(), []
     for step, (loss, norm) in enumerate(numbers, start=1):
         if step % 100 == 0:
-            state = GuardState.from_dict(json.loads(json.dumps(state.to_dict())))
+            state = GuardState.from_dict(json.loads(json.dumps(asdict(state))))
         judged = judge(GUARD, state, step, loss, norm, SCALE)
         state = judged.state
         whole.append((judged.verdict, judged.alarm))

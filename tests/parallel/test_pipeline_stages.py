@@ -59,7 +59,7 @@ def task_for(name: str) -> Any:
             Train.model_validate({"objective": "classify", "classify": {"frozen": name == "frozen"}}), END
         )
     settings = Train.model_validate({"objective": name, "loss_chunk": 16, "z_loss": 1e-3})
-    return (Masked if name == "masked" else Causal)(settings, True, END)
+    return (Masked if name == "masked" else Causal)(settings, END, True)
 
 
 def batch_for(task: str, rows: int, config: ModelConfig) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -57,7 +57,7 @@ def task_of(case: dict[str, Any], wanted: ModelConfig) -> Task:
     settings = parse(RECIPE, "x", [f"train.{term}" for term in case.get("terms", ())]).train
     if wanted.labels:
         return ClassifyTask(settings, END)
-    return Causal(settings, True, END) if wanted.causal else Masked(settings, True, END)
+    return Causal(settings, END, True) if wanted.causal else Masked(settings, True, END)
 
 
 def data_of(wanted: ModelConfig) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bessemer.cli import run_command
+from bessemer.guard import goodput
 from bessemer.recipe import Recipe, dump, load, parse
 from bessemer.run import RunFolder, read_json_lines, write_atomic
 from bessemer.train import loop, session
@@ -56,7 +57,7 @@ def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> A
 
     monkeypatch.setattr(loop, "validate", validated)
     monkeypatch.setattr(Saver, "_write", saved)
-    for module in (paces, loop, session, step_rates):
+    for module in (paces, loop, session, step_rates, goodput):
         monkeypatch.setattr(module, "perf_counter", lambda: clock["now"])
 
     def make(name: str, seconds: float, *overrides: str, between: float = 0.0, **changed: float) -> Path:

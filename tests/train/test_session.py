@@ -19,7 +19,7 @@ from bessemer.report.planned import of_run
 from bessemer.run import RunFolder, read_json, read_json_lines, write_json
 from bessemer.train import device as devices
 from bessemer.train import loop
-from bessemer.train.metrics import NoLog
+from bessemer.train.metrics import MetricsLog
 from bessemer.train.state import Position
 
 
@@ -54,7 +54,7 @@ def test_a_process_plans_with_its_own_base(runs: Path, recipe_file: Path) -> Non
     assert "pictures" in planned or "mixture" in planned  # the rest of the plan stays
 
 
-def test_a_validation_starts_without_what_steps_have_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_validation_starts_without_what_steps_have_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two arenas do not serve each other's threads, so that a validation's tensors came on top of the steps' holes."""
     seen: list[int] = []
 
@@ -73,7 +73,7 @@ def test_a_validation_starts_without_what_steps_have_freed(monkeypatch: pytest.M
     training: Any = SimpleNamespace(
         step=step, held_out=[], pace=SimpleNamespace(sizes=sizes), timing=lambda what: contextlib.nullcontext()
     )
-    loop._validate(training, NoLog(), Position())
+    loop._validate(training, MetricsLog(RunFolder(tmp_path), 0, False, writes=False), Position())
     if kept > 2.9e8:  # a C library that keeps what is freed
         assert seen[0] < empty + 5e7
 

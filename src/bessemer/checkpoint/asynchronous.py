@@ -13,7 +13,6 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -93,21 +92,16 @@ class AsyncSaver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None:
             self.finish()
         elif self._thread is not None:  # the other ranks may have failed too: do not wait for them for long
             self._thread.join(JOIN_SECONDS)
 
     def _publish(
-        self,
-        prepared: PreparedSave,
-        facts: dict[str, Any],
-        copied: Callable[[], LocalTensors] | None,
+        self, prepared: PreparedSave, facts: dict[str, Any], copied: Callable[[], LocalTensors] | None,
         keep: Retention | int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         try:
             publish(prepared, facts, keep, self._mesh, copied)
         except (BessemerError, OSError) as error:

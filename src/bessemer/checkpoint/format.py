@@ -34,22 +34,14 @@ MANIFEST = "manifest.json"
 FORMAT = 2
 
 Tensors = Mapping[str, Mapping[str, Tensor]]  # part ("model", "optimizer", ...) -> name -> tensor or DTensor
-WritePlan = dict[str, tuple[str, tuple[str, ...]]]  # part -> the file that a rank writes, and the tensors in it
+WritePlan = dict[str, tuple[str, list[str]]]  # part -> the file that a rank writes, and the tensors in it
 Key = tuple[str, str]  # part and name of a tensor
 
 
 @dataclass(frozen=True)
-class LocalShard:
-    """This process's shard of a tensor. shape: of the whole; offset: of `data` in it."""
-
-    shape: Box
-    offset: Box
-    data: Tensor
-
-
-@dataclass(frozen=True)
 class ShardMetadata:
-    """A local shard without its values, for the other ranks. shape: of the whole tensor; size: of the shard."""
+    """A process's shard of a tensor without its values, for the other ranks. shape: of the whole; offset: in it; size: of the
+    shard."""
 
     dtype: str
     shape: Box
@@ -93,14 +85,13 @@ class Manifest:
 
 def dump_manifest(step: int, files: dict[str, dict[str, Any]], contents: Contents, facts: dict[str, Any]) -> str:
     """The text of a manifest."""
-    tensors = {part: {name: [of.dtype, of.shape] for name, of in named.items()} for part, named in contents.items()}
-    pieces = {
-        part: {name: [[p.file, p.key, p.offset, p.shape] for p in of.shards] for name, of in named.items()}
-        for part, named in contents.items()
-    }
-    return json.dumps(
-        _signed({"format": FORMAT, "step": step, "files": files, "tensors": tensors, "pieces": pieces, "facts": facts})
-    )
+    tensors: dict[str, Any] = {}
+    pieces: dict[str, Any] = {}
+    for part, named in contents.items():
+        tensors[part] = {name: [of.dtype, of.shape] for name, of in named.items()}
+        pieces[part] = {name: [[p.file, p.key, p.offset, p.shape] for p in of.shards] for name, of in named.items()}
+    keys = {"format": FORMAT, "step": step, "files": files, "tensors": tensors, "pieces": pieces, "facts": facts}
+    return json.dumps(_signed(keys))
 
 
 def load_manifest(folder: Path) -> Manifest:
@@ -125,17 +116,14 @@ def load_manifest(folder: Path) -> Manifest:
         manifest = Manifest(int(found["step"]), found["files"], contents, found["facts"], found["sha256"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BessemerError(f"{path}: is no manifest of a checkpoint ({type(error).__name__}: {error})") from None
-    for name in manifest.files:
-        if Path(name).name != name:
-            raise BessemerError(f"{path}: names a file outside of the checkpoint: {name}")
+    if outside := [name for name in manifest.files if Path(name).name != name]:
+        raise BessemerError(f"{path}: names a file outside of the checkpoint: {outside[0]}")
     for part, named in manifest.contents.items():
         for name, of in named.items():
-            require_cover(
-                f"{path}: {part} tensor {name}", of.shape, [(shard.offset, shard.shape) for shard in of.shards]
-            )
-            for shard in of.shards:
-                if shard.file not in manifest.files:
-                    raise BessemerError(f"{path}: {part} tensor {name} lies in {shard.file}, which has no hash")
+            what = f"{path}: {part} tensor {name}"
+            require_cover(what, of.shape, [(shard.offset, shard.shape) for shard in of.shards])
+            if unknown := [shard.file for shard in of.shards if shard.file not in manifest.files]:
+                raise BessemerError(f"{what} lies in {unknown[0]}, which has no hash")
     return manifest
 
 
@@ -153,24 +141,18 @@ def _signed(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**plain, "sha256": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
 
 
-def local_shards(tensors: Tensors) -> dict[Key, LocalShard]:
+def local_shards(tensors: Tensors) -> dict[Key, tuple[ShardMetadata, Tensor]]:
     """This process's shards of named tensors. Raises BessemerError that names the tensor."""
-    shards: dict[Key, LocalShard] = {}
+    shards: dict[Key, tuple[ShardMetadata, Tensor]] = {}
     for part, named in tensors.items():
         for name, tensor in named.items():
             try:
-                shards[part, name] = LocalShard(*local_shard(tensor))
+                shape, offset, data = local_shard(tensor)
             except BessemerError as error:
                 raise BessemerError(f"checkpoint: {part} tensor {name}: {error}") from None
+            metadata = ShardMetadata(str(data.dtype), shape, offset, tuple(data.shape), data.nbytes)
+            shards[part, name] = metadata, data
     return shards
-
-
-def metadata_of(shards: dict[Key, LocalShard]) -> dict[Key, ShardMetadata]:
-    """The shards without their values, for the other ranks."""
-    return {
-        key: ShardMetadata(str(one.data.dtype), one.shape, one.offset, tuple(one.data.shape), one.data.nbytes)
-        for key, one in shards.items()
-    }
 
 
 def assign(by_rank: list[dict[Key, ShardMetadata]]) -> tuple[list[WritePlan], Contents]:
@@ -203,15 +185,15 @@ def assign(by_rank: list[dict[Key, ShardMetadata]]) -> tuple[list[WritePlan], Co
             load[writer] += by_rank[writer][key].nbytes
             writers[key][box] = writer
     file_of = _file_names(writers)
-    names: list[dict[str, list[str]]] = [{} for _ in by_rank]
+    plans: list[WritePlan] = [{} for _ in by_rank]
     contents: Contents = {part: {} for part, _ in first_seen}
     for (part, name), (_, shard) in first_seen.items():
         stored = []
         for (offset, shape), rank in writers[part, name].items():
-            names[rank].setdefault(part, []).append(name)
-            stored.append(StoredShard(file_of[part, rank], name, offset, shape))
+            file = file_of[part, rank]
+            plans[rank].setdefault(part, (file, []))[1].append(name)
+            stored.append(StoredShard(file, name, offset, shape))
         contents[part][name] = StoredTensor(shard.dtype, shard.shape, tuple(stored))
-    plans = [{part: (file_of[part, rank], tuple(own)) for part, own in plan.items()} for rank, plan in enumerate(names)]
     return plans, contents
 
 
@@ -220,12 +202,13 @@ def _file_names(writers: dict[Key, dict[tuple[Box, Box], int]]) -> dict[tuple[st
     ranks_of: dict[str, set[int]] = {}
     for (part, _), boxes in writers.items():
         ranks_of.setdefault(part, set()).update(boxes.values())
-    file_of: dict[tuple[str, int], str] = {}
-    for part, ranks in ranks_of.items():
-        for number, rank in enumerate(sorted(ranks), start=1):
-            numbered = f"{part}-{number:05d}-of-{len(ranks):05d}.safetensors"
-            file_of[part, rank] = numbered if len(ranks) > 1 else f"{part}.safetensors"
-    return file_of
+    return {
+        (part, rank): f"{part}-{number:05d}-of-{len(ranks):05d}.safetensors"
+        if len(ranks) > 1
+        else f"{part}.safetensors"
+        for part, ranks in ranks_of.items()
+        for number, rank in enumerate(sorted(ranks), start=1)
+    }
 
 
 def require_cover(what: str, shape: Box, boxes: Iterable[tuple[Box, Box]]) -> None:

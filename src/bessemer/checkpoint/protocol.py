@@ -21,8 +21,9 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +43,6 @@ from bessemer.checkpoint.format import (
     dump_manifest,
     load_manifest,
     local_shards,
-    metadata_of,
 )
 from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.checkpoint.retention import Retention
@@ -83,13 +83,9 @@ class PreparedSave:
 
 
 def save(
-    folder: Path,
-    step: int,
-    tensors: Tensors,
-    facts: dict[str, Any],
-    keep: Retention | int,
+    folder: Path, step: int, tensors: Tensors, facts: dict[str, Any], keep: Retention | int,
     mesh: ProcessMesh = SINGLE_PROCESS,
-) -> SavedCheckpoint:
+) -> SavedCheckpoint:  # fmt: skip
     """Write and publish a checkpoint of `step`; collective.
 
     tensors: part -> name -> tensor, or DTensor of any layout; a name on several processes is one tensor, so what differs
@@ -108,29 +104,24 @@ def prepare(folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh = SINGL
     def decide(by_rank: list[Any]) -> list[WritePlan]:
         plans, contents = assign(by_rank)
         prepared.contents.update(contents)
-        needed = sum(
-            by_rank[rank][part, name].nbytes
-            for rank, plan in enumerate(plans)
-            for part, (_, names) in plan.items()
-            for name in names
-        )
+        mine = [
+            (rank, part, name) for rank, plan in enumerate(plans) for part, (_, names) in plan.items() for name in names
+        ]
+        needed = sum(by_rank[rank][part, name].nbytes for rank, part, name in mine)
         _require_space(folder, needed)
         shutil.rmtree(prepared.staged, ignore_errors=True)
         prepared.staged.mkdir(parents=True)
         return plans
 
-    plan = exchange(mesh, lambda: metadata_of(shards), decide)
-    own = {part: {name: shards[part, name].data for name in names} for part, (_, names) in plan.items()}
+    plan = exchange(mesh, lambda: {key: metadata for key, (metadata, _) in shards.items()}, decide)
+    own = {part: {name: shards[part, name][1] for name in names} for part, (_, names) in plan.items()}
     return replace(prepared, plan=plan, own=own)
 
 
 def publish(
-    prepared: PreparedSave,
-    facts: dict[str, Any],
-    keep: Retention | int,
-    mesh: ProcessMesh = SINGLE_PROCESS,
+    prepared: PreparedSave, facts: dict[str, Any], keep: Retention | int, mesh: ProcessMesh = SINGLE_PROCESS,
     copied: Callable[[], LocalTensors] | None = None,
-) -> SavedCheckpoint:
+) -> SavedCheckpoint:  # fmt: skip
     """Write what was prepared, and publish it. Raises as `save`, on every process.
 
     copied: returns a copy of `prepared.own` to write in its place.
@@ -201,38 +192,42 @@ def latest(
         on_damage(
             f"{folder}: `{LATEST}` names {named}, which is gone; falling back to the newest checkpoint that is there"
         )
-    for step in reversed(steps):
-        try:
-            return verify(folder / _name(step), mesh)
-        except BessemerError as error:
-            on_damage(f"{error}; falling back to the next older checkpoint")
-    if steps:
+    found = next(whole(folder, reversed(steps), on_damage, "falling back to the next older checkpoint", mesh), None)
+    if steps and found is None:
         raise BessemerError(
             f"{folder}: none of its {len(steps)} checkpoints is whole; restore one from a backup, or start over under "
             "another name with --set run.name=NAME"
         )
-    return None
+    return found
 
 
 def newest(folder: Path, count: int, on_damage: Callable[[str], None] = lambda message: None) -> list[SavedCheckpoint]:
-    """The `count` newest checkpoints that verify, newest first.
-
-    on_damage: called with a message for each that is skipped. Raises InputError when there are fewer.
-    """
-    checkpoints: list[SavedCheckpoint] = []
-    for step in reversed(published(folder)):
-        if len(checkpoints) == count:
-            break
-        try:
-            checkpoints.append(verify(folder / _name(step)))
-        except BessemerError as error:
-            on_damage(f"{error}; it is left out of the average")
+    """The `count` newest checkpoints that verify, newest first; on_damage: as `whole`. Raises InputError when there are fewer."""
+    found = whole(folder, reversed(published(folder)), on_damage, "it is left out of the average")
+    checkpoints = list(islice(found, count))
     if len(checkpoints) < count:
         raise InputError(
             f"--average: {count} checkpoints are wanted, {folder} has {len(checkpoints)} whole ones; ask for fewer, or keep "
             "more with checkpoint.keep and checkpoint.every"
         )
     return checkpoints
+
+
+def whole(
+    folder: Path, steps: Iterable[int], on_damage: Callable[[str], None], consequence: str,
+    mesh: ProcessMesh = SINGLE_PROCESS,
+) -> Iterator[SavedCheckpoint]:  # fmt: skip
+    """Those of the checkpoints that verify, in the order of `steps`; each is read when it is asked for. Collective.
+
+    on_damage: called with a message for each that does not, what is wrong and the `consequence`.
+    """
+    for step in steps:
+        try:
+            checkpoint = verify(folder / _name(step), mesh)
+        except BessemerError as error:
+            on_damage(f"{error}; {consequence}")
+        else:
+            yield checkpoint
 
 
 def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> SavedCheckpoint:
@@ -272,11 +267,6 @@ def published(folder: Path) -> list[int]:
         return []
     names = (re.fullmatch(r"step-(\d+)", path.name) for path in folder.iterdir() if path.is_dir())
     return sorted(int(name[1]) for name in names if name)
-
-
-def checkpoint_folder(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step is published."""
-    return folder / _name(step)
 
 
 def drop_newer(folder: Path, step: int) -> None:

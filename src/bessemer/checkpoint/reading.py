@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +36,14 @@ class SavedCheckpoint:
         with self.opened() as files:
             return {name: files.whole(part, name) for name in self._named(part)}
 
-    def read(self, part: str, name: str, offset: Box | None = None, shape: Box | None = None) -> Tensor:
-        """A slice of one tensor on the CPU, by default the whole. For many slices, use `opened`.
-
-        Raises BessemerError when there is no such tensor or slice.
-        """
-        with self.opened() as files:
-            return files.read(part, name, offset, shape)
-
-    def fill(self, part: str, named: Mapping[str, Tensor]) -> None:
+    def fill(self, part: str, named: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a part's values into tensors or DTensors of any layout, each process into its shard.
 
-        Raises BessemerError, before anything is changed, when a tensor is missing or has another shape; tensors that
-        are only in the checkpoint are ignored.
+        named: a name may come twice, as that of a tied matrix with two copies. Raises BessemerError, before anything is
+        changed, when a tensor is missing or has another shape; tensors that are only in the checkpoint are ignored.
         """
-        for name, tensor in named.items():
+        targets = list(named)
+        for name, tensor in targets:
             stored = self._named(part).get(name)
             if stored is None or stored.shape != tuple(tensor.shape):
                 has = list(stored.shape) if stored else "nothing"
@@ -58,8 +52,8 @@ class SavedCheckpoint:
                     "belongs to another model"
                 )
         with self.opened() as files:
-            for name, tensor in named.items():
-                fill(tensor, lambda offset, shape, name=name: files.read(part, name, offset, shape))  # type: ignore[misc]
+            for name, tensor in targets:
+                fill(tensor, partial(files.read_slice, part, name))
 
     @contextmanager
     def opened(self) -> Iterator[CheckpointFiles]:
@@ -81,24 +75,17 @@ class CheckpointFiles:
 
     def whole(self, part: str, name: str) -> Tensor:
         """A whole tensor; one of a single shard is mapped from its file and not copied."""
-        stored = self._stored(part, name)
-        if len(stored.shards) == 1:
-            return self._read_shard(stored.shards[0])
-        return self.read(part, name)
+        shards = self._stored(part, name).shards
+        return self._read_shard(shards[0]) if len(shards) == 1 else self.read(part, name)
 
-    def read(self, part: str, name: str, offset: Box | None = None, shape: Box | None = None) -> Tensor:
-        """As `SavedCheckpoint.read`."""
+    def read(self, part: str, name: str) -> Tensor:
+        """A copy of a whole tensor on the CPU."""
+        shape = self._stored(part, name).shape
+        return self.read_slice(part, name, (0,) * len(shape), shape)
+
+    def read_slice(self, part: str, name: str, offset: Box, shape: Box) -> Tensor:
+        """A copy of a slice of a tensor, which must lie in it, on the CPU."""
         stored = self._stored(part, name)
-        offset = (0,) * len(stored.shape) if offset is None else tuple(offset)
-        shape = tuple(n - at for n, at in zip(stored.shape, offset, strict=False)) if shape is None else tuple(shape)
-        fits = len(offset) == len(shape) == len(stored.shape) and all(
-            at >= 0 and n >= 0 and at + n <= whole for at, n, whole in zip(offset, shape, stored.shape, strict=True)
-        )
-        if not fits:
-            raise BessemerError(
-                f"{self._checkpoint.folder}: {part} tensor {name} is {list(stored.shape)}; it has no slice {list(shape)} at "
-                f"{list(offset)}"
-            )
         dtype: torch.dtype = getattr(torch, stored.dtype.removeprefix("torch."))
         return assemble(stored, offset, shape, self._read_shard, dtype)
 

@@ -32,7 +32,6 @@ QUIET_STEPS = 100
 NORMAL = 1.4826  # from the MAD to the standard deviation of normal numbers
 MIN_SPREAD = 0.002  # of the median loss: recorded runs have more noise; a constant loss has none
 MIN_LOG_SPREAD = 0.05  # of the log gradient norm
-
 LASTING = ("shift", "drift", "diverged", "dead")
 
 
@@ -71,8 +70,8 @@ class History:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> History:
         """The inverse of dataclasses.asdict after JSON."""
-        known: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
-        return cls(**known)
+        fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
+        return cls(**fields)
 
     def restarted(self) -> History:
         """Without the windows: where the loss may rise for a good reason, as at another mixture of sources."""
@@ -92,7 +91,6 @@ def observe(
 ) -> tuple[History, Alarm | None]:
     """Judge a finite step (1-based). Returns the history with it, and the most serious alarm that it raises."""
     spike = _spike(history, step, loss, grad_norm)
-    log_norm = math.log(grad_norm) if grad_norm > 0 else -100.0
     after = replace(
         history,
         losses=(*history.losses, loss)[-SHIFT_WINDOW:],
@@ -100,14 +98,11 @@ def observe(
         num_zero=history.num_zero + 1 if grad_norm == 0 and loss > 0 else 0,
     )
     if spike is None:
-        after = replace(
-            after,
-            calm_losses=(*history.calm_losses, loss)[-SPIKE_WINDOW:],
-            calm_norms=(*history.calm_norms, log_norm)[-SPIKE_WINDOW:],
-        )
+        log_norm = math.log(grad_norm) if grad_norm > 0 else -100.0
+        calm_norms = (*history.calm_norms, log_norm)[-SPIKE_WINDOW:]
+        after = replace(after, calm_losses=(*history.calm_losses, loss)[-SPIKE_WINDOW:], calm_norms=calm_norms)
     if len(after.losses) == SHIFT_WINDOW:
-        mean = fmean(after.losses)
-        after = replace(after, best_mean=min(mean, after.best_mean or math.inf))
+        after = replace(after, best_mean=min(fmean(after.losses), after.best_mean or math.inf))
     if step < history.quiet_until:
         return after, spike
     lasting = _diverged(after, step, reference) or _dead(after, step) or _shift(after, step) or _drift(after, step)
@@ -119,54 +114,40 @@ def observe(
     return after, spike or explosion
 
 
-def deviations(value: float, values: tuple[float, ...], min_spread: float) -> float:
-    """How many robust standard deviations a value lies above the median of others."""
+def centre(values: tuple[float, ...], *, is_log: bool = False) -> tuple[float, float]:
+    """Median and robust standard deviation (Rousseeuw and Croux 1993, section 1: 1.4826 x MAD), at least the smallest that a
+    run has. is_log: log gradient norms, not losses."""
     middle = median(values)
-    return (value - middle) / max(_spread(values, middle), min_spread)
-
-
-def threshold(values: tuple[float, ...], deviations: float, min_spread: float) -> float:
-    """The median plus so many robust standard deviations (Rousseeuw and Croux 1993, section 1: 1.4826 x MAD)."""
-    middle = median(values)
-    return middle + deviations * max(_spread(values, middle), min_spread)
-
-
-def _spread(values: tuple[float, ...], middle: float) -> float:
-    return NORMAL * median(abs(value - middle) for value in values)
+    spread = NORMAL * median(abs(value - middle) for value in values)
+    return middle, max(spread, MIN_LOG_SPREAD if is_log else MIN_SPREAD * abs(middle))
 
 
 def _spike(history: History, step: int, loss: float, grad_norm: float) -> Alarm | None:
-    losses, norms = history.calm_losses, history.calm_norms
-    if len(losses) < SPIKE_MIN or grad_norm <= 0:
+    window = len(history.calm_losses)
+    if window < SPIKE_MIN or grad_norm <= 0:
         return None
-    # A shorter window knows the spread less well.
-    deviations = SPIKE_DEVIATIONS * math.sqrt(SPIKE_WINDOW / len(losses))
-    limit = threshold(losses, deviations, MIN_SPREAD * abs(median(losses)))
-    if loss <= limit:
+    deviations = SPIKE_DEVIATIONS * math.sqrt(SPIKE_WINDOW / window)  # a shorter window knows the spread less well
+    middle, spread = centre(history.calm_losses)
+    log_middle, log_spread = centre(history.calm_norms, is_log=True)
+    limit = middle + deviations * spread
+    norm_limit = math.exp(min(log_middle + deviations * log_spread, 700.0))
+    if loss <= limit or grad_norm <= norm_limit:
         return None
-    norm_limit = math.exp(min(threshold(norms, deviations, MIN_LOG_SPREAD), 700.0))
-    if grad_norm <= norm_limit:
-        return None
-    return Alarm(
-        "spike", step,
-        f"loss {loss:.4f} (limit {limit:.4f}) and gradient norm {grad_norm:.4g} (limit {norm_limit:.4g}) by the last "
-        f"{len(losses)} steps",
-    )  # fmt: skip
+    figures = f"loss {loss:.4f} (limit {limit:.4f}) and gradient norm {grad_norm:.4g} (limit {norm_limit:.4g})"
+    return Alarm("spike", step, f"{figures} by the last {window} steps")
 
 
 def _shift(history: History, step: int) -> Alarm | None:
-    losses = history.losses
+    losses, recent = history.losses, history.losses[-2 * SHIFT_RECENT :]
     if len(losses) < SHIFT_MIN:
         return None
-    limit = threshold(losses, SHIFT_DEVIATIONS, MIN_SPREAD * abs(median(losses)))
-    recent = median(losses[-SHIFT_RECENT:])
-    if recent <= limit:
+    middle, spread = centre(losses)
+    limit, now = middle + SHIFT_DEVIATIONS * spread, median(recent[SHIFT_RECENT:])
+    if now <= limit:
         return None
-    onset = step - 2 * SHIFT_RECENT + 1 + _change_point(losses[-2 * SHIFT_RECENT :])
-    return Alarm(
-        "shift", onset,
-        f"the median loss of the last {SHIFT_RECENT} steps is {recent:.4f} (limit {limit:.4f} by the last {len(losses)})",
-    )  # fmt: skip
+    figures = f"is {now:.4f} (limit {limit:.4f} by the last {len(losses)})"
+    onset = step - 2 * SHIFT_RECENT + 1 + _change_point(recent)
+    return Alarm("shift", onset, f"the median loss of the last {SHIFT_RECENT} steps {figures}")
 
 
 def _change_point(values: tuple[float, ...]) -> int:
@@ -180,41 +161,33 @@ def _change_point(values: tuple[float, ...]) -> int:
 
 
 def _drift(history: History, step: int) -> Alarm | None:
-    if len(history.losses) < SHIFT_WINDOW or history.best_mean is None:
+    best = history.best_mean
+    if len(history.losses) < SHIFT_WINDOW or best is None:
         return None
     mean = fmean(history.losses)
-    if mean <= history.best_mean + (DRIFT_RATIO - 1.0) * abs(history.best_mean):
+    if mean <= best + (DRIFT_RATIO - 1.0) * abs(best):
         return None
-    return Alarm(
-        "drift", max(step - SHIFT_WINDOW + 1, 1),
-        f"the mean loss of the last {SHIFT_WINDOW} steps is {mean:.4f}; it was {history.best_mean:.4f}",
-    )  # fmt: skip
+    cause = f"the mean loss of the last {SHIFT_WINDOW} steps is {mean:.4f}; it was {best:.4f}"
+    return Alarm("drift", max(step - SHIFT_WINDOW + 1, 1), cause)
 
 
 def _diverged(history: History, step: int, reference: GuardReference) -> Alarm | None:
     recent = history.losses[-DIVERGED_STEPS:]
-    if len(recent) < DIVERGED_STEPS:
-        return None
     limit = DIVERGED_RATIO * max(reference.uniform_loss, min(history.first_losses))
-    if min(recent) <= limit:
+    if len(recent) < DIVERGED_STEPS or min(recent) <= limit:
         return None
     low = [place for place, loss in enumerate(history.losses) if loss <= limit]
     onset = step - len(history.losses) + 1 + (low[-1] + 1 if low else 0)
-    return Alarm(
-        "diverged", onset,
-        f"the last {DIVERGED_STEPS} losses are above {limit:.2f}, the last one {recent[-1]:.2f}: worse than a guess "
-        f"({reference.uniform_loss:.2f}) and than at the start",
-    )  # fmt: skip
+    figures = f"above {limit:.2f}, the last one {recent[-1]:.2f}: worse than a guess ({reference.uniform_loss:.2f})"
+    return Alarm("diverged", onset, f"the last {DIVERGED_STEPS} losses are {figures} and than at the start")
 
 
 def _dead(history: History, step: int) -> Alarm | None:
-    if history.num_zero < DEAD_STEPS:
+    count = history.num_zero
+    if count < DEAD_STEPS:
         return None
-    loss = history.losses[-1]
-    onset = step - history.num_zero + 1
-    return Alarm(
-        "dead", onset, f"the gradient has been exactly zero for {history.num_zero} steps, at a loss of {loss:.4f}"
-    )
+    cause = f"the gradient has been exactly zero for {count} steps, at a loss of {history.losses[-1]:.4f}"
+    return Alarm("dead", step - count + 1, cause)
 
 
 def _explosion(step: int, loss: float, grad_norm: float, reference: GuardReference) -> Alarm | None:

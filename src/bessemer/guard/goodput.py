@@ -7,7 +7,7 @@ lines (`accounts`).
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,13 +33,14 @@ KINDS = {
 
 
 class WallClock:
-    """Counts the seconds of this session by kind."""
+    """Counts the seconds of this session by kind, and how often each was counted."""
 
     def __init__(self, path: Path | None, step: int, seconds: float) -> None:
         """path: of time.jsonl, None on ranks other than 0; step: where the session starts; seconds: since it did."""
         self._log = None if path is None else LogFile(path)
         self._began, self._from, self._redone = time() - seconds, step, 0
         self._seconds: defaultdict[str, float] = defaultdict(float, start=seconds)
+        self._counts: Counter[str] = Counter()
         self._noted = self._mark = perf_counter()
 
     @contextmanager
@@ -49,7 +50,16 @@ class WallClock:
         yield
         seconds = perf_counter() - begun
         self._seconds[kind] += seconds
+        self._counts[kind] += 1
         self._mark += seconds
+
+    def between_steps(self) -> dict[str, float]:
+        """Seconds of validations and saves so far."""
+        return {kind: self._seconds.get(kind, 0.0) for kind in ("validation", "saving")}
+
+    def mean(self, kind: str) -> float | None:
+        """Mean seconds of a validation or a save; None before the first."""
+        return self._seconds[kind] / self._counts[kind] if self._counts[kind] else None
 
     def stepped(self, step: int, data_wait: float) -> None:
         """After each step: all time since the last one that was not counted otherwise. step: completed; data_wait: seconds."""
@@ -68,47 +78,31 @@ class WallClock:
         """Write the totals."""
         self._noted = perf_counter()
         if self._log is not None:
-            totals = {kind: round(seconds, 3) for kind, seconds in self._seconds.items()}
-            row = {
-                "began": self._began,
-                "at": time(),
-                "from": self._from,
-                "step": step,
-                "redone_steps": self._redone,
-                **totals,
-            }
-            self._log.append(json_line(row))
+            row = {"began": self._began, "at": time(), "from": self._from, "step": step, "redone_steps": self._redone}
+            self._log.append(json_line(row | {kind: round(seconds, 3) for kind, seconds in self._seconds.items()}))
 
 
 def accounts(path: Path) -> dict[str, Any] | None:
     """Seconds of a run by kind (KINDS), `total`, `effective`, the share of productive steps, and the number of `sessions`; None
     where nothing was noted."""
-    last: dict[float, dict[str, Any]] = {}
-    for row in read_json_lines(path):
-        if isinstance(row, dict) and isinstance(row.get("began"), float):
-            last[row["began"]] = row
+    rows = read_json_lines(path)
+    last = {row["began"]: row for row in rows if isinstance(row, dict) and isinstance(row.get("began"), float)}
     sessions = [last[began] for began in sorted(last)]
     if not sessions:
         return None
     seconds = dict.fromkeys(KINDS, 0.0)
-    for number, row in enumerate(sessions):
-        done = row["step"] - row["from"] + row["redone_steps"]
-        step_seconds = row.get("steps", 0.0) / done if done > 0 else 0.0
+    for row, following in zip(sessions, [*sessions[1:], None], strict=True):
         redone = row["redone_steps"]
-        if number + 1 < len(sessions):
-            following = sessions[number + 1]
+        done, in_steps = row["step"] - row["from"] + redone, row.get("steps", 0.0)
+        if following is not None:
             redone += max(row["step"] - following["from"], 0)
             seconds["stopped"] += max(following["began"] - row["at"], 0.0)
         for kind in ("data_wait", "validation", "saving", "start", "recovery"):
             seconds[kind] += row.get(kind, 0.0)
-        redone_seconds = min(redone * step_seconds, row.get("steps", 0.0))
+        redone_seconds = min(redone * in_steps / done, in_steps) if done > 0 else 0.0
         seconds["redone"] += redone_seconds
-        seconds["productive"] += max(row.get("steps", 0.0) - row.get("data_wait", 0.0) - redone_seconds, 0.0)
+        seconds["productive"] += max(in_steps - row.get("data_wait", 0.0) - redone_seconds, 0.0)
     total = sessions[-1]["at"] - sessions[0]["began"]
     seconds["other"] = max(total - sum(seconds.values()), 0.0)
-    return {
-        **seconds,
-        "total": total,
-        "effective": seconds["productive"] / total if total else 0.0,
-        "sessions": len(sessions),
-    }
+    effective = seconds["productive"] / total if total else 0.0
+    return {**seconds, "total": total, "effective": effective, "sessions": len(sessions)}

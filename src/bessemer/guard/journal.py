@@ -38,11 +38,6 @@ class Rollback:
     rewarm_from: float
     rewarm_steps: int
 
-    @property
-    def only_repeats(self) -> bool:
-        """Whether the steps after it are the same again: the state was wrong, not the training."""
-        return self.what == "corruption"
-
 
 @dataclass
 class Journal:
@@ -96,7 +91,8 @@ class Journal:
 
     def governing(self, step: int) -> Rollback | None:
         """The rollback whose learning rate holds at update `step` (0-based): the last one to that step or an earlier one."""
-        changed = (one for one in reversed(self.rollbacks) if one.to <= step and not one.only_repeats)
+        # After silent corruption the same steps are repeated: the state was wrong, not the training.
+        changed = (one for one in reversed(self.rollbacks) if one.to <= step and one.what != "corruption")
         return next(changed, None)
 
     def keeps(self, step: int, num_rollbacks: int) -> bool:
@@ -122,14 +118,6 @@ class Journal:
         """The journal as it was after so many rollbacks; nothing is written to it."""
         skips = {(step, before) for step, before in self.skips if before <= num_rollbacks}
         return Journal(None, self.rollbacks[:num_rollbacks], skips)
-
-    def copy_to(self, path: Path) -> None:
-        """Write all entries into another file."""
-        copied = Journal(path)
-        for step, before in sorted(self.skips):
-            copied._append({"kind": "skip", "step": step, "rollbacks": before})
-        for rollback in self.rollbacks:
-            copied.add_rollback(rollback)
 
     def _append(self, row: dict[str, Any]) -> None:
         if self.path is None:

@@ -7,7 +7,7 @@ bad step is not applied at all: multiplying it by zero would not do, since 0 x N
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -40,16 +40,13 @@ class GuardState:
     num_rollbacks: int = 0
     healthy_until: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def restarted(self) -> GuardState:
         """Without the windows of the history."""
         return replace(self, history=self.history.restarted())
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GuardState:
-        """The inverse of to_dict after JSON; a checkpoint of an older version has no history."""
+        """The inverse of dataclasses.asdict after JSON; a checkpoint of an older version has no history."""
         return cls(**{**values, "history": History.from_dict(values.get("history", {}))})
 
 
@@ -61,19 +58,16 @@ class Judgement:
     state: GuardState
     alarm: Alarm | None = None
 
+    @property
+    def updates(self) -> bool:
+        """Whether the step is applied: also where nothing could heal a run that need not end; its numbers are finite then."""
+        return self.verdict in (Verdict.APPLY, Verdict.HEAL)
+
 
 def judge(
-    guard: Guard,
-    state: GuardState,
-    step: int,
-    loss: float,
-    grad_norm: float,
-    reference: GuardReference,
-    *,
-    overflow: bool = False,
-    skips: bool = False,
-    mesh: ProcessMesh = SINGLE_PROCESS,
-) -> Judgement:
+    guard: Guard, state: GuardState, step: int, loss: float, grad_norm: float, reference: GuardReference, *,
+    overflow: bool = False, skips: bool = False, mesh: ProcessMesh = SINGLE_PROCESS,
+) -> Judgement:  # fmt: skip
     """Judge step number `step` (1-based) by its loss and global gradient norm. Collective; every process gets the same verdict.
 
     overflow: fp16's loss scale was too large for the step; skips: the journal says that its update was skipped.
@@ -93,15 +87,8 @@ def judge(
         return Judgement(Verdict.HEAL if lasts else Verdict.SKIP if skips_spike else Verdict.APPLY, after, alarm)
     if not some_broken:
         return Judgement(Verdict.RESCALE, state)
-    alarm = Alarm("nonfinite", step - state.skips_in_a_row, nonfinite_cause(loss, grad_norm))
-    after = replace(
-        state, skips_in_a_row=state.skips_in_a_row + 1, skipped=state.skipped + 1, healthy_until=alarm.onset - 1
-    )
-    return Judgement(Verdict.HEAL if after.skips_in_a_row >= guard.skips_in_a_row else Verdict.SKIP, after, alarm)
-
-
-def nonfinite_cause(loss: float, grad_norm: float) -> str:
-    """Which number was not finite, in words."""
-    if not math.isfinite(loss):
-        return f"the loss is {loss}"
-    return f"the gradient norm is {grad_norm} at a loss of {loss:.4f}"
+    by_norm = f"the gradient norm is {grad_norm} at a loss of {loss:.4f}"
+    alarm = Alarm("nonfinite", step - state.skips_in_a_row, by_norm if math.isfinite(loss) else f"the loss is {loss}")
+    in_a_row = state.skips_in_a_row + 1
+    after = replace(state, skips_in_a_row=in_a_row, skipped=state.skipped + 1, healthy_until=alarm.onset - 1)
+    return Judgement(Verdict.HEAL if in_a_row >= guard.skips_in_a_row else Verdict.SKIP, after, alarm)

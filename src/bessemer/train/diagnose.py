@@ -13,21 +13,35 @@ Figures are judged as the guard judged them, by the history of the losses in the
 from __future__ import annotations
 
 import math
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from statistics import median
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
 
-from bessemer.errors import InputError
-from bessemer.guard.detection import MIN_LOG_SPREAD, MIN_SPREAD, SPIKE_DEVIATIONS, SPIKE_MIN, deviations
+from bessemer.checkpoint import SavedCheckpoint
+from bessemer.checkpoint.protocol import published, whole
+from bessemer.errors import BessemerError, InputError
+from bessemer.guard.detection import SPIKE_DEVIATIONS, SPIKE_MIN, centre
 from bessemer.guard.journal import Journal
-from bessemer.recipe import Recipe
+from bessemer.guard.policy import GuardState, Verdict
+from bessemer.guard.pulse import Pulse
+from bessemer.parallel.mesh import SINGLE_PROCESS
+from bessemer.recipe import Parallel, Recipe
 from bessemer.run import RunFolder, read_json_lines
-from bessemer.terminal import Advance, progress
-from bessemer.train.rewind import batch_of, checkpoint_before, in_one_process, replayed, training_at
-from bessemer.train.state import Position
-from bessemer.train.step import Gradients, TrainStep
+from bessemer.terminal import Advance, progress, warn
+from bessemer.tokens.loader import Batch
+from bessemer.tokens.shards import TokenStore
+from bessemer.train import device as devices
+from bessemer.train.healing import apply_step, judge_step
+from bessemer.train.recompute import blocks_recomputed
+from bessemer.train.session import set_up
+from bessemer.train.step import Gradients
+from bessemer.train.task import config_of
 from bessemer.train.training import Training
 
 NEIGHBOURS = 16  # batches around the step
@@ -49,9 +63,9 @@ class Figures:
     grad_norm: float | None
 
     @classmethod
-    def of(cls, found: Gradients) -> Figures:
+    def of(cls, gradients: Gradients) -> Figures:
         """Of a step taken again."""
-        return cls(*(value if math.isfinite(value) else None for value in (found.loss, found.grad_norm)))
+        return cls(*(x if math.isfinite(x) else None for x in (gradients.loss, gradients.grad_norm)))
 
     @property
     def is_finite(self) -> bool:
@@ -63,19 +77,19 @@ class Figures:
         pairs = (self.loss, other.loss), (self.grad_norm, other.grad_norm)
         return all(a == b if a is None or b is None else math.isclose(a, b, rel_tol=tolerance) for a, b in pairs)
 
-    def badness(self, beside: list[Figures]) -> float:
+    def badness(self, others: list[Figures]) -> float:
         """Robust standard deviations by which loss or log gradient norm is above those of other steps, the larger of the two;
         infinite where one is not finite, or where no gradient is left and the others have one; 0 beside too few."""
         if self.loss is None or self.grad_norm is None:
             return math.inf
-        losses = tuple(one.loss for one in beside if one.loss is not None)
-        norms = tuple(math.log(one.grad_norm) for one in beside if one.grad_norm)
+        losses = tuple(one.loss for one in others if one.loss is not None)
+        norms = tuple(math.log(one.grad_norm) for one in others if one.grad_norm)
         if len(losses) < SPIKE_MIN // 2 or len(norms) < SPIKE_MIN // 2:
             return 0.0
         if self.grad_norm == 0:
             return math.inf
-        of_loss = deviations(self.loss, losses, MIN_SPREAD * abs(median(losses)))
-        return max(of_loss, deviations(math.log(self.grad_norm), norms, MIN_LOG_SPREAD))
+        (middle, spread), (log_middle, log_spread) = centre(losses), centre(norms, is_log=True)
+        return max((self.loss - middle) / spread, (math.log(self.grad_norm) - log_middle) / log_spread)
 
     def __str__(self) -> str:
         loss = "not finite" if self.loss is None else f"{self.loss:.4f}"
@@ -118,91 +132,106 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
     read. Raises InputError for a step that the run has not come to.
     """
     journal, incident = Journal.read(run.journal), _incident(run, step)
-    branch = journal.after(_rollbacks_before(journal, incident))
+    branch = journal.after(
+        int(incident["rollback"]) - 1 if incident and "rollback" in incident else journal.num_rollbacks
+    )
     recorded = _recorded(run, journal, branch.num_rollbacks)
-    if step < 1 or (incident is None and step > max(recorded, default=0)):
-        reached = max(recorded, default=0)
+    reached = max(recorded, default=0)
+    if step < 1 or (incident is None and step > reached):
         raise InputError(f"--step: {step} is not a step that this run has taken; it has taken steps 1 to {reached}")
-    one = in_one_process(recipe)
-    checkpoint = checkpoint_before(run, step - 1, branch)
-    older = checkpoint_before(run, step - 1 - EARLIER_STEPS, branch)
+    one = _in_one_process(recipe)
+    checkpoint, older = (_checkpoint_before(run, step - back, branch) for back in (1, 1 + EARLIER_STEPS))
     start = 0 if checkpoint is None else checkpoint.step
     with progress("taking steps again", step - 1 - start + 2 * NEIGHBOURS + 3, "step") as advance:
         earlier: _State | None = None
         if older is not None and older.step != start:
-            with training_at(one, run, older, branch) as training:
-                earlier = _Repeat(training, advance).at(training.position, step)
-        with training_at(one, run, checkpoint, branch) as training:
-            repeat, now = _Repeat(training, advance), training.position
+            with _training_at(one, run, older, branch) as training:
+                earlier = _Replay(training, advance).state(step)
+        with _training_at(one, run, checkpoint, branch) as training:
+            replay = _Replay(training, advance)
             if earlier is None and start < step - 1:
-                now = repeat.until(now, start or max(step - 1 - EARLIER_STEPS, 0))
-                earlier = repeat.at(now, step)
-            now = repeat.until(now, step - 1)
-            current, again = repeat.at(now, step), repeat.figures(now, step)
-            sequences = _ranked(training, now, step)
+                replay.until(start or max(step - 1 - EARLIER_STEPS, 0))
+                earlier = replay.state(step)
+            replay.until(step - 1)
+            current, again, sequences = replay.state(step), replay.figures(step), replay.ranked(step)
             weights = {name: value.detach().cpu().clone() for name, value in training.step.model.state_dict().items()}
-            history, device = [Figures(*both) for both in _calm(now)], training.step.device
+            calm, device = replay.position.guard.history, training.step.device
+    history = [Figures(loss, math.exp(norm)) for loss, norm in zip(calm.calm_losses, calm.calm_norms, strict=True)]
     wide = None
     if not current.step.badness(history) < SPIKE_DEVIATIONS or incident is not None:
-        wider = in_one_process(recipe, "fp64" if device.precision in ("fp32", "fp64") else "fp32")
-        with training_at(wider, run, None, branch) as training:
-            _load(training.step, weights)
-            wide = Figures.of(training.step.gradients(batch_of(training, step)))
+        wider = _in_one_process(recipe, "fp64" if device.precision in ("fp32", "fp64") else "fp32")
+        with _training_at(wider, run, None, branch) as training:
+            training.step.model.load_state_dict(weights)
+            wide = Figures.of(training.step.gradients(_batch_of(training, step)))
     tolerance = 0.0  # of one process; another layout adds up in another order
     if recipe.parallel.world > 1:
         tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(device.dtype, 0.03)
     tested = _Tested(recorded.get(step), current, again, wide, earlier, history, tolerance, device.precision)
     kind, findings = tested.verdict(incident)
-    figures = {
-        "recorded": recorded.get(step),
-        "again": current.step,
-        "a second time": again,
-        "in more precision": wide,
-        "by earlier weights": None if earlier is None else earlier.step,
-    }
-    known = {what: found for what, found in figures.items() if found is not None}
-    differ = (
-        number for number, found in repeat.repeated.items() if not found.agrees(recorded.get(number, found), tolerance)
-    )
-    return Diagnosis(step, kind, findings, known, start, next(differ, None), sequences, incident)
+    repeated = replay.repeated.items()
+    differ = (number for number, figures in repeated if not figures.agrees(recorded.get(number, figures), tolerance))
+    return Diagnosis(step, kind, findings, tested.figures(), start, next(differ, None), sequences, incident)
 
 
 @dataclass(frozen=True)
 class _State:
-    """Figures of the step and of the batches around it, by one state of the weights. steps: of those."""
+    """Figures of the step and of the batches around it, by one state of the weights."""
 
     step: Figures
     neighbours: list[Figures]
 
 
-class _Repeat:
-    """Steps of a run, taken again."""
+class _Replay:
+    """Steps of a run, taken again. repeated: their figures, by step."""
 
     def __init__(self, training: Training, advance: Advance) -> None:
-        self.training, self.advance = training, advance
+        self.training, self.position, self.advance = training, training.position, advance
         self.repeated: dict[int, Figures] = {}
 
-    def until(self, position: Position, step: int) -> Position:
-        """Go on from where the training stands to the state after `step` steps."""
-
-        def note(step: int, gradients: Gradients) -> None:
+    def until(self, step: int) -> None:
+        """Go on to the state after `step` steps. Raises BessemerError where the run rolled back or stopped before that."""
+        while self.position.step < step:
+            number = self.position.step + 1
+            batch = _batch_of(self.training, number)
+            gradients = self.training.step.gradients(batch, self.position.scale)
+            judgement = judge_step(self.training, self.position, gradients)
             self.advance(1)
-            self.repeated[step] = Figures.of(gradients)
+            self.repeated[number] = Figures.of(gradients)
+            alarm = judgement.alarm
+            if judgement.verdict is Verdict.HEAL and alarm is not None and alarm.kind == "nonfinite":
+                raise BessemerError(
+                    f"step {number}: {alarm.cause}, and so did the steps before it: the steps cannot be taken again as far as "
+                    f"step {step}; look at step {alarm.onset}"
+                )
+            self.position, _ = apply_step(self.training, self.position, batch, gradients, judgement)
 
-        return replayed(self.training, position, step, note)
+    def figures(self, step: int) -> Figures:
+        """Of a step's batch by the weights that the training stands at; they are not changed."""
+        gradients = self.training.step.gradients(_batch_of(self.training, step), self.position.scale)
+        self.advance(1)
+        return Figures.of(gradients)
 
-    def at(self, position: Position, step: int) -> _State:
-        """A step and its neighbours by the weights that the training stands at: the batches before it, which the run has
-        learned from, and at its beginning those after it."""
+    def state(self, step: int) -> _State:
+        """A step and its neighbours by these weights: the batches before it, which the run has learned from, and at its
+        beginning those after it."""
         end = max(step, NEIGHBOURS + 2)
         around = [n for n in range(max(end - NEIGHBOURS, 1), end) if n != step and n <= self.training.pace.steps]
-        return _State(self.figures(position, step), [self.figures(position, number) for number in around])
+        return _State(self.figures(step), [self.figures(number) for number in around])
 
-    def figures(self, position: Position, step: int) -> Figures:
-        """Of a step's batch by the weights that the training stands at; they are not changed."""
-        found = Figures.of(self.training.step.gradients(batch_of(self.training, step), position.scale))
-        self.advance(1)
-        return found
+    def ranked(self, step: int) -> list[RankedSequence]:
+        """The sequences of a step's batch, each alone: first those not finite, then by gradient norm times loss."""
+        batch, found = _batch_of(self.training, step), []
+        for number, row in enumerate(self.training.loader.documents(batch.first, len(batch.tokens))):
+            figures = Figures.of(self.training.step.gradients(batch.row(number), self.position.scale))
+            names = row["documents"]
+            assert isinstance(names, list)
+            found.append(RankedSequence(batch.first + number, figures, names))
+
+        def weight(one: RankedSequence) -> float:
+            loss, norm = one.figures.loss, one.figures.grad_norm
+            return math.inf if loss is None or norm is None else loss * norm
+
+        return sorted(found, key=weight, reverse=True)
 
 
 @dataclass(frozen=True)
@@ -217,6 +246,15 @@ class _Tested:
     history: list[Figures]
     tolerance: float
     precision: str
+
+    def figures(self) -> dict[str, Figures]:
+        """Of the step, by test."""
+        earlier = None if self.earlier is None else self.earlier.step
+        by_test = {
+            "recorded": self.recorded, "again": self.current.step, "a second time": self.again,
+            "in more precision": self.wide, "by earlier weights": earlier,
+        }  # fmt: skip
+        return {test: figures for test, figures in by_test.items() if figures is not None}
 
     def verdict(self, incident: dict[str, Any] | None) -> tuple[str, list[str]]:
         """The kind, and a sentence for each test up to the one that decides."""
@@ -254,34 +292,45 @@ class _Tested:
         return "data", found
 
 
-def _ranked(training: Training, position: Position, step: int) -> list[RankedSequence]:
-    """The sequences of a step's batch, each alone, the largest gradient norm times loss first; those not finite before all."""
-    batch = batch_of(training, step)
-    held = training.loader.documents(batch.first, len(batch.tokens))
-    found = []
-    for number, row in enumerate(held):
-        figures = Figures.of(training.step.gradients(batch.row(number), position.scale))
-        names = row["documents"]
-        assert isinstance(names, list)
-        found.append(RankedSequence(batch.first + number, figures, names))
-
-    def weight(one: RankedSequence) -> float:
-        loss, norm = one.figures.loss, one.figures.grad_norm
-        return math.inf if loss is None or norm is None else loss * norm
-
-    return sorted(found, key=weight, reverse=True)
+def _in_one_process(recipe: Recipe, precision: str | None = None) -> Recipe:
+    """A resolved recipe for one process, in another precision where one is given."""
+    train = recipe.train if precision is None else recipe.train.model_copy(update={"precision": precision})
+    checkpoint = recipe.checkpoint.model_copy(update={"asynchronous": False})
+    return recipe.model_copy(update={"train": train, "checkpoint": checkpoint, "parallel": Parallel()})
 
 
-def _load(step: TrainStep, weights: dict[str, torch.Tensor]) -> None:
-    with torch.no_grad():
-        for name, value in step.model.state_dict().items():
-            value.copy_(weights[name])
+def _checkpoint_before(run: RunFolder, step: int, journal: Journal) -> SavedCheckpoint | None:
+    """The newest whole checkpoint of at most `step` steps on the path that the journal's rollbacks give; None: the start."""
+    steps = [number for number in reversed(published(run.checkpoints)) if 0 < number <= step]
+    for checkpoint in whole(run.checkpoints, steps, warn, "an earlier checkpoint is taken"):
+        before = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks
+        if before <= journal.num_rollbacks and journal.keeps(checkpoint.step, before):
+            return checkpoint
+    return None
 
 
-def _calm(position: Position) -> list[tuple[float, float]]:
-    """Losses and gradient norms of the last steps without an alarm, from the guard's history."""
-    history = position.guard.history
-    return [(loss, math.exp(norm)) for loss, norm in zip(history.calm_losses, history.calm_norms, strict=True)]
+@contextmanager
+def _training_at(
+    recipe: Recipe, run: RunFolder, checkpoint: SavedCheckpoint | None, journal: Journal
+) -> Iterator[Training]:
+    """A training of a resolved recipe in this process, at a checkpoint of the run or at its start. What it writes goes into a
+    scratch folder; its logs and its watchdog are off."""
+    device, store = devices.choose(recipe.train), TokenStore.open(run.tokens)
+    devices.make_deterministic()
+    config = config_of(recipe, store.vocabulary, len(store.labels))
+    recomputed = blocks_recomputed(recipe.train, recipe.parallel, config, device)
+    with tempfile.TemporaryDirectory(prefix="bessemer-") as place:
+        pulse = Pulse(None, 0, Path(place) / "stacks.txt", 0)
+        yield set_up(
+            recipe, config, RunFolder(Path(place)), store, device, SINGLE_PROCESS, pulse, journal, checkpoint, recomputed,
+            perf_counter(),
+        )  # fmt: skip
+
+
+def _batch_of(training: Training, step: int) -> Batch:
+    """The batch of a step (1-based)."""
+    sizes = training.pace.sizes
+    return training.loader.batch(sizes.first(step - 1), sizes.sequences(step - 1))
 
 
 def _incident(run: RunFolder, step: int) -> dict[str, Any] | None:
@@ -291,26 +340,15 @@ def _incident(run: RunFolder, step: int) -> dict[str, Any] | None:
     return at[-1] if at else None
 
 
-def _rollbacks_before(journal: Journal, incident: dict[str, Any] | None) -> int:
-    """How many rollbacks the run had had when it came to the incident; without one, by now."""
-    if incident is None:
-        return journal.num_rollbacks
-    if "rollback" in incident:
-        return int(incident["rollback"]) - 1
-    return journal.num_rollbacks
-
-
 def _recorded(run: RunFolder, journal: Journal, num_rollbacks: int) -> dict[int, Figures]:
     """What the run recorded on its path after so many rollbacks, by step."""
-    found: dict[int, Figures] = {}
     undone = [(rollback.number, rollback.to) for rollback in journal.rollbacks[num_rollbacks:]]
-    forks = [row for row in read_json_lines(run.forks) if row.get("kind") == "train"]
-    for row in read_json_lines(run.metrics):
-        if row.get("kind") == "train" and all(row["step"] <= to for _, to in undone):
-            found[row["step"]] = Figures(row["loss"], row["grad_norm"])
-    for row in forks:
+    rows = [(None, row) for row in read_json_lines(run.metrics)]
+    rows += [(row["fork"], row) for row in read_json_lines(run.forks)]
+    found: dict[int, Figures] = {}
+    for fork, row in rows:
         # The rows of a step went into the fork of the first rollback that undid it.
-        first = next((number for number, to in undone if row["step"] > to), None)
-        if row["fork"] == first:
+        undone_by = next((number for number, to in undone if row["step"] > to), None)
+        if row.get("kind") == "train" and fork == undone_by:
             found[row["step"]] = Figures(row["loss"], row["grad_norm"])
     return found

@@ -7,12 +7,13 @@ step was 8 to 13% faster, more beside a busy neighbour (docs/notes/cpu-step.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
-from typing import Protocol
+from itertools import islice, repeat
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +36,8 @@ NUM_WORKERS = 2
 Scores = tuple[Tensor, Tensor | None]  # nats of each target and, where it is scored, the likeliest prediction; (B, S)
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """The inputs of one forward and backward pass, on the CPU. dropout_B: the key of each sequence's dropout masks
+class MicroBatch(NamedTuple):
+    """The inputs of one forward and backward pass. dropout_B: the key of each sequence's dropout masks
     (`model.dropout.sequence_keys`); None: no dropout."""
 
     inputs_BT: Tensor
@@ -47,32 +47,13 @@ class MicroBatch:
 
     def split(self, rows: int) -> list[MicroBatch]:
         """Micro-batches of `rows` sequences each, in order; the last one may have fewer."""
-        parts = [slice(first, first + rows) for first in range(0, len(self.inputs_BT), rows)]
-        starts, keys = ([None if x is None else x[part] for part in parts] for x in (self.starts_BT, self.dropout_B))
-        return [
-            MicroBatch(self.inputs_BT[part], self.targets_BS[part], *extras)
-            for part, *extras in zip(parts, starts, keys, strict=True)
-        ]
+        columns: list[Any] = [repeat(None) if x is None else x.split(rows) for x in self]  # type: ignore[no-untyped-call]
+        return [MicroBatch(*tensors) for tensors in zip(*columns, strict=False)]
 
-    def to(self, place: torch.device) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """The four tensors on the device."""
-        starts, keys = (None if x is None else x.to(place, non_blocking=True) for x in (self.starts_BT, self.dropout_B))
-        return self.inputs_BT.to(place, non_blocking=True), self.targets_BS.to(place, non_blocking=True), starts, keys
-
-
-class Engine(Protocol):
-    """Computes gradients and scores on this process's part of the model and the batch."""
-
-    def accumulate(self, parts: Sequence[MicroBatch], divisor: int, factor: float) -> list[MicroBatchLoss]:
-        """Put the gradient of sum(losses) / divisor * factor over all processes into the parameters' `.grad`.
-
-        Returns the loss of each of this process's micro-batches, detached, in order.
-        """
-        ...
-
-    def score(self, part: MicroBatch) -> Scores:
-        """Nats of each target without z-loss and label smoothing, and the likeliest prediction where that is scored."""
-        ...
+    def to(self, place: torch.device) -> MicroBatch:
+        """A copy on the device."""
+        copies: list[Any] = [None if tensor is None else tensor.to(place, non_blocking=True) for tensor in self]
+        return MicroBatch(*copies)
 
 
 class ModelWithLoss(nn.Module):
@@ -102,65 +83,46 @@ class ModelWithLoss(nn.Module):
         return loss.total, loss.nats_B, loss.correct_B
 
 
-class OneProcess:
-    """Micro-batches one after the other, or two at a time where that is faster."""
-
-    def __init__(self, root: ModelWithLoss) -> None:
-        self.root, self.parameters = root, list(root.model.parameters())
-
-    def accumulate(self, parts: Sequence[MicroBatch], divisor: int, factor: float) -> list[MicroBatchLoss]:
-        device = self.root.device
-        two = runs_two_at_a_time(len(parts), device.torch_device, device.compile)
-        losses = [partial(self._loss, part) for part in parts]
-        return accumulate(losses, self.parameters, divisor, factor, two_at_a_time=two)
-
-    def score(self, part: MicroBatch) -> Scores:
-        nats_BS, predicted_BS = self.root(*part.to(self.root.device.torch_device), scored=True)
-        return nats_BS, predicted_BS
-
-    def _loss(self, part: MicroBatch) -> MicroBatchLoss:
-        return MicroBatchLoss(*self.root(*part.to(self.root.device.torch_device)))
-
-
 class DataParallel:
-    """Each process computes its own micro-batches, all the same number. root: wrapped by DDP or FSDP2, or by neither with
-    tensor parallelism alone."""
+    """The whole model, or this process's slice of it by tensor and context parallelism, on micro-batches of its own: on one
+    process two at a time where that is faster. root: a ModelWithLoss, wrapped by DDP or FSDP2 where the layout says so."""
 
     def __init__(self, model: Transformer, root: nn.Module, mesh: ProcessMesh, device: Device) -> None:
         self.model, self.root, self.mesh, self.device = model, root, mesh, device
 
     def accumulate(self, parts: Sequence[MicroBatch], divisor: int, factor: float) -> list[MicroBatchLoss]:
-        losses = []
-        for number, part in enumerate(parts):
-            with data.micro_batch(self.root, self.mesh, last=number == len(parts) - 1):
-                loss = MicroBatchLoss(*self.root(*part.to(self.device.torch_device)))
-                torch.autograd.backward(loss.total / divisor * factor)
-            losses.append(loss.detached())
+        """Put the gradient of sum(losses) / divisor * factor over all processes into the parameters' `.grad`.
+
+        Returns the loss of each of this process's micro-batches, detached, in order.
+        """
+        device = self.device
+        two = self.mesh.is_single and runs_two_at_a_time(len(parts), device.torch_device, device.compile)
+        losses = [partial(self._loss, part) for part in parts]
+        around = partial(data.micro_batch, self.root, self.mesh)
+        results = accumulate(losses, list(self.model.parameters()), divisor, factor, two_at_a_time=two, around=around)
         reduce_partial_gradients(self.model)
-        return losses
+        return results
 
     def score(self, part: MicroBatch) -> Scores:
+        """The task's scores of a micro-batch, forward only."""
         root = self.root.module if isinstance(self.root, DistributedDataParallel) else self.root
         scores = root(*part.to(self.device.torch_device), scored=True)
         data.reshard(root)
         return _whole_sequences(self.mesh, scores)
 
+    def _loss(self, part: MicroBatch) -> MicroBatchLoss:
+        return MicroBatchLoss(*self.root(*part.to(self.device.torch_device)))
+
 
 class Pipelined:
-    """The model's blocks are divided among pipeline stages."""
+    """As DataParallel, for a model whose blocks are divided among pipeline stages."""
 
     def __init__(self, pipeline: Pipeline, mesh: ProcessMesh, device: Device) -> None:
         self.pipeline, self.mesh, self.device = pipeline, mesh, device
 
     def accumulate(self, parts: Sequence[MicroBatch], divisor: int, factor: float) -> list[MicroBatchLoss]:
-        starts = [part.starts_BT for part in parts if part.starts_BT is not None]
-        keys = [part.dropout_B for part in parts if part.dropout_B is not None]
-        batch = MicroBatch(
-            torch.cat([part.inputs_BT for part in parts]),
-            torch.cat([part.targets_BS for part in parts]),
-            torch.cat(starts) if starts else None,
-            torch.cat(keys) if keys else None,
-        )
+        columns: list[Any] = [None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True)]
+        batch = MicroBatch(*columns)
         losses = self.pipeline.accumulate(
             *batch.to(self.device.torch_device), micro_batches=len(parts), divisor=divisor, factor=factor,
             tokens=self._tokens(batch),
@@ -182,6 +144,9 @@ class Pipelined:
         return part.inputs_BT.shape[1] // self.mesh.size("context") // self.mesh.size("tensor")
 
 
+Engine = DataParallel | Pipelined
+
+
 def _whole_sequences(mesh: ProcessMesh, scores: Scores) -> Scores:
     nats_BS, predicted_BS = scores
     return gather_sequences(mesh, nats_BS), None if predicted_BS is None else gather_sequences(mesh, predicted_BS)
@@ -194,7 +159,7 @@ def runs_two_at_a_time(micro_batches: int, place: torch.device, compiled: bool) 
 
 
 def concurrent_micro_batches(train: Train, sequence_length: int, place: torch.device, compiled: bool) -> int:
-    """How many micro-batches are computed at a time."""
+    """Number of micro-batches that are computed at a time."""
     batch, micro = train.global_batch_tokens, train.micro_batch
     assert batch is not None and micro is not None, "the recipe is resolved"
     return NUM_WORKERS if runs_two_at_a_time(batch // sequence_length // micro, place, compiled) else 1
@@ -202,71 +167,66 @@ def concurrent_micro_batches(train: Train, sequence_length: int, place: torch.de
 
 def accumulate(
     losses: Sequence[Callable[[], MicroBatchLoss]], parameters: Sequence[Tensor], divisor: int, factor: float = 1.0, *,
-    two_at_a_time: bool,
+    two_at_a_time: bool, around: Callable[..., AbstractContextManager[Any]] = lambda last: nullcontext(),
 ) -> list[MicroBatchLoss]:  # fmt: skip
-    """Put the gradient of sum(losses) / divisor * factor into the parameters' `.grad`, which must be None before.
+    """Put the gradient of sum(losses) / divisor * factor into the parameters' `.grad`, which must be None before where two run
+    at a time.
 
     losses: one function for each micro-batch; they must not draw from torch's random numbers when two run at a time.
-    Returns each loss, detached. Gradients are added in the order of the losses either way, so that the same number of
-    threads gives the same bits.
+    around: context of each, when one runs at a time; last: whether it is the last. Returns each loss, detached. Gradients are
+    added in the order of the losses either way, so that the same number of threads gives the same bits.
     """
-    if not two_at_a_time:
-        return _one_by_one(losses, divisor, factor)
-    threads = max(torch.get_num_threads() // NUM_WORKERS, 1)
-    if torch.autograd._profiler_enabled():  # the profiler sees one thread; one by one gives the same bits
-        with _num_threads(threads):
-            return _one_by_one(losses, divisor, factor)
+    threads = torch.get_num_threads()
+    if two_at_a_time and not torch.autograd._profiler_enabled():
+        return _accumulate_two(losses, parameters, divisor, factor, max(threads // NUM_WORKERS, 1))
+    if two_at_a_time:  # the profiler sees one thread; one by one with the workers' threads gives the same bits
+        torch.set_num_threads(max(threads // NUM_WORKERS, 1))
+    results = []
+    try:
+        for number, compute in enumerate(losses, 1):
+            with around(last=number == len(losses)):
+                loss = compute()
+                torch.autograd.backward(loss.total / divisor * factor)
+            results.append(loss.detached())
+    finally:
+        if two_at_a_time:
+            torch.set_num_threads(threads)
+    return results
+
+
+def _accumulate_two(
+    losses: Sequence[Callable[[], MicroBatchLoss]],
+    parameters: Sequence[Tensor],
+    divisor: int,
+    factor: float,
+    threads: int,
+) -> list[MicroBatchLoss]:
+    """`accumulate` with two micro-batches at a time; at most NUM_WORKERS sets of gradients exist besides the sum."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
 
     def gradients(compute: Callable[[], MicroBatchLoss]) -> tuple[tuple[Tensor | None, ...], MicroBatchLoss]:
         loss = compute()
         return torch.autograd.grad(loss.total / divisor * factor, trained, allow_unused=True), loss.detached()
 
-    # At most NUM_WORKERS sets of gradients exist at a time, besides the sum.
-    pool = _pool(threads)
-    pending: list[Future[tuple[tuple[Tensor | None, ...], MicroBatchLoss]]] = []
-    rest, results = list(losses), []
-    while rest or pending:
-        while rest and len(pending) < NUM_WORKERS:
-            pending.append(pool.submit(gradients, rest.pop(0)))
-        parts, loss = pending.pop(0).result()
-        if rest:
-            pending.append(pool.submit(gradients, rest.pop(0)))
+    waiting, results = iter(losses), []
+    pending = deque(_pool(threads).submit(gradients, compute) for compute in islice(waiting, NUM_WORKERS))
+    while pending:
+        parts, loss = pending.popleft().result()
+        pending.extend(_pool(threads).submit(gradients, compute) for compute in islice(waiting, 1))
         _add(trained, parts)
         del parts
         results.append(loss)
     return results
 
 
-def _one_by_one(losses: Sequence[Callable[[], MicroBatchLoss]], divisor: int, factor: float) -> list[MicroBatchLoss]:
-    results = []
-    for compute in losses:
-        loss = compute()
-        torch.autograd.backward(loss.total / divisor * factor)
-        results.append(loss.detached())
-    return results
-
-
-@contextmanager
-def _num_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _add(parameters: list[Tensor], gradients: tuple[Tensor | None, ...]) -> None:
     sums, summands = [], []
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is None:
-            continue
-        if parameter.grad is None:
-            parameter.grad = gradient
-        else:
+        if gradient is not None and parameter.grad is not None:
             sums.append(parameter.grad)
             summands.append(gradient)
+        elif gradient is not None:
+            parameter.grad = gradient
     if sums:
         torch._foreach_add_(sums, summands)
 

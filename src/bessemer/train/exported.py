@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bessemer.checkpoint import SavedCheckpoint, latest
-from bessemer.checkpoint.protocol import newest
+from bessemer.checkpoint import SavedCheckpoint
 from bessemer.checkpoint.reading import mean_of
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
@@ -24,7 +23,6 @@ from bessemer.model.huggingface.export import CARD, DTYPES, DTYPES_FILE, RECORD,
 from bessemer.model.transformer import meta_model
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, staging, write_atomic, write_json
-from bessemer.terminal import warn
 from bessemer.tokens.held_out import held_out, whole_texts
 from bessemer.tokens.pretrained import chat_template, read_table
 from bessemer.tokens.shards import TokenStore
@@ -33,7 +31,7 @@ from bessemer.train.card import model_card, source_licence
 from bessemer.train.device import available_bytes, choose
 from bessemer.train.imported import gate_inputs
 from bessemer.train.start import carried_dropout
-from bessemer.train.state import open_trained
+from bessemer.train.state import open_trained, trained_checkpoints
 
 MODELS_IN_MEMORY = 2.5  # in fp32: ours, transformers', and what comparing them takes
 
@@ -46,7 +44,7 @@ def export_trained(recipe: Recipe, run: RunFolder, folder: Path, average: int = 
     """
     settings = recipe.train.model_copy(update={"device": "cpu", "precision": "fp32", "compile": "off"})
     device, store = choose(settings), TokenStore.open(run.tokens)
-    checkpoints = checkpoints_of(run, average)
+    checkpoints = trained_checkpoints(run, average)
     config = ModelConfig.from_dict(checkpoints[0].facts["model"])
     files = _export_files(recipe, run, store, config, checkpoints[0].step)
     streams = recipe.export.stream
@@ -90,16 +88,6 @@ def _streamed(files: ExportFiles, config: ModelConfig, checkpoints: list[SavedCh
     return f"{check.tensors} tensors in {folder}, each read back and equal; {check.logits}"
 
 
-def checkpoints_of(run: RunFolder, average: int) -> list[SavedCheckpoint]:
-    """The newest checkpoint, or so many of the newest. Raises InputError where there is none."""
-    if average > 1:
-        return newest(run.checkpoints, average, on_damage=warn)
-    checkpoint = latest(run.checkpoints, on_damage=warn)
-    if checkpoint is None:
-        raise InputError(f"{run.path}: no checkpoint yet; train it with `bessemer train RECIPE`")
-    return [checkpoint]
-
-
 def reader(checkpoints: list[SavedCheckpoint], stack: ExitStack) -> Callable[[str], Tensor]:
     """Gives a weight by its name, in fp32; of several checkpoints, the mean."""
     opened = [stack.enter_context(checkpoint.opened()) for checkpoint in checkpoints]
@@ -119,7 +107,7 @@ def export_gguf(recipe: Recipe, run: RunFolder, folder: Path, average: int = 1, 
     """
     if find_spec("gguf") is None:
         raise InputError('export --to gguf: needs the gguf package; install it with: pip install "bessemer[gguf]"')
-    store, checkpoints = TokenStore.open(run.tokens), checkpoints_of(run, average)
+    store, checkpoints = TokenStore.open(run.tokens), trained_checkpoints(run, average)
     config = ModelConfig.from_dict(checkpoints[0].facts["model"])
     architecture = architecture_of(config)
     vocabulary = vocabulary_of(store.folder / "tokenizer.json", config.vocabulary)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from bessemer.checkpoint import SavedCheckpoint, verify
-from bessemer.checkpoint.protocol import checkpoint_folder, drop_newer, exchange, published
+from bessemer.checkpoint import SavedCheckpoint
+from bessemer.checkpoint.protocol import drop_newer, exchange, published, whole
 from bessemer.errors import BessemerError
 from bessemer.guard.detection import Alarm
 from bessemer.guard.incidents import ADVICE, record
@@ -16,8 +16,9 @@ from bessemer.guard.policy import Judgement, Verdict, judge
 from bessemer.parallel.replicas import Sums, bit_sums, differences
 from bessemer.parallel.tied import owned_parameters
 from bessemer.terminal import warn
+from bessemer.tokens.loader import Batch
 from bessemer.train.learning_rate import rewarm_share
-from bessemer.train.metrics import Log
+from bessemer.train.metrics import MetricsLog
 from bessemer.train.state import Position, restore
 from bessemer.train.step import Gradients
 from bessemer.train.training import Training
@@ -43,10 +44,19 @@ def judge_step(training: Training, position: Position, gradients: Gradients) -> 
     )  # fmt: skip
 
 
-def rate_factor(journal: Journal, step: int) -> float:
-    """Factor on the learning rate of update `step` (0-based) after rollbacks."""
-    governing = journal.governing(step)
-    return 1.0 if governing is None else governing.rate_factor * _rewarming(journal, step)
+def apply_step(
+    training: Training, position: Position, batch: Batch, gradients: Gradients, judgement: Judgement
+) -> tuple[Position, float]:
+    """Update the weights where the judgement says so. Returns the position after the step, and the learning rate, 0 of a skipped
+    update."""
+    rate, number = 0.0, position.step
+    if judgement.updates:
+        last = training.journal.governing(number)
+        factor = 1.0 if last is None else last.rate_factor * _rewarming(training.journal, number)
+        rate = training.step.update(number, gradients.grad_norm, factor)
+    samples = batch.first + training.pace.sizes.sequences(number)
+    counts = position.counts.plus(batch, training.loader)
+    return Position(number + 1, samples, judgement.state, gradients.scale, counts), rate
 
 
 def _rewarming(journal: Journal, step: int) -> float:
@@ -54,7 +64,7 @@ def _rewarming(journal: Journal, step: int) -> float:
     return 1.0 if last is None else rewarm_share(step, last.to + 1, last.rewarm_steps, last.rewarm_from)
 
 
-def handle_judgement(training: Training, log: Log, position: Position, judgement: Judgement) -> Position | None:
+def handle_judgement(training: Training, log: MetricsLog, position: Position, judgement: Judgement) -> Position | None:
     """Act on the judgement of the next step. Returns where the run goes on after a rollback, else None.
 
     Raises BessemerError where the guard stops the run. Collective.
@@ -74,7 +84,7 @@ def handle_judgement(training: Training, log: Log, position: Position, judgement
     return _roll_back_or_stop(training, log, position, step, alarm, why)
 
 
-def compare_replicas(training: Training, log: Log, position: Position) -> Position | None:
+def compare_replicas(training: Training, log: MetricsLog, position: Position) -> Position | None:
     """Where it is due, compare the weights of processes that should hold the same, before they are saved. Returns where the run
     goes on after a rollback, else None. Collective."""
     mesh, step, every = training.step.mesh, position.step, training.guard.compare_replicas_every
@@ -112,7 +122,13 @@ def _name_guilty(training: Training, step: int, by_rank: list[Sums]) -> None:
 
 
 def _roll_back_or_stop(
-    training: Training, log: Log, position: Position, step: int, alarm: Alarm, why: str, ranks: Sequence[int] = (0,)
+    training: Training,
+    log: MetricsLog,
+    position: Position,
+    step: int,
+    alarm: Alarm,
+    why: str,
+    ranks: Sequence[int] = (0,),
 ) -> Position | None:
     """Roll back where that is possible; else stop, or only record what need not stop a run."""
     guard = training.guard
@@ -136,19 +152,49 @@ def _target(training: Training, alarm: Alarm) -> SavedCheckpoint | None:
     distance = 0 if alarm.kind == "corruption" else training.guard.distance(training.pace.steps)
     oldest_wanted = alarm.onset - 1 - distance
     steps: list[int] = [step for step in mesh.broadcast(published(folder)) if 0 < step < alarm.onset]
-    for step in [step for step in reversed(steps) if step <= oldest_wanted] + [s for s in steps if s > oldest_wanted]:
-        try:
-            return verify(checkpoint_folder(folder, step), mesh)
-        except BessemerError as error:
-            warn(f"{error}; it is no target of a rollback")
-    return None
+    by_preference = sorted(steps, key=lambda step: (step > oldest_wanted, abs(step - oldest_wanted)))
+    return next(whole(folder, by_preference, warn, "it is no target of a rollback", mesh), None)
 
 
-def _roll_back(training: Training, log: Log, step: int, alarm: Alarm, target: SavedCheckpoint, rank: int) -> Position:
+def _roll_back(
+    training: Training, log: MetricsLog, step: int, alarm: Alarm, target: SavedCheckpoint, rank: int
+) -> Position:
     """Note the rollback in the journal, and carry it out. step: the one with the alarm (1-based)."""
-    guard, journal, pace, run = training.guard, training.journal, training.pace, training.run
-    changes = alarm.kind != "corruption"
-    before = within(journal.rollbacks, step - 1, ROLLBACK_STEPS)
+    journal, pace, mesh = training.journal, training.pace, training.step.mesh
+    rollback, batches = _planned_rollback(training, step, alarm, target)
+
+    def act(by_rank: list[None]) -> list[None]:
+        journal.add_rollback(rollback)
+        drop_newer(training.run.checkpoints, rollback.to)
+        return by_rank
+
+    exchange(mesh, lambda: None, act)
+    if not mesh.is_main:
+        journal.add_rollback(rollback)
+    action = "the same steps again"
+    if alarm.kind != "corruption":
+        rate = f"learning rate x {rollback.rate_factor:g}, re-warmed over {rollback.rewarm_steps} steps"
+        action = f"{batches} batches passed over; {rate}"
+    action = f"rolled back to step {rollback.to}; {action}"
+    _report(training, step, alarm, action, rank=rank, rollback=rollback.number)
+    training.clock.rolled_back(step - 1, rollback.to)
+    with training.pulse.during("start"), training.clock.counting("recovery"):
+        restored = restore(training.step, target, training.store)
+    pace.roll_back(rollback.to, pace.sizes.without([rollback.omitted]).going_on(rollback.to, restored.samples))
+    log.roll_back(rollback.number, rollback.to)
+    log.write(
+        "rolled_back", rollback.to, number=rollback.number, at=rollback.at, what=alarm.kind, onset=alarm.onset,
+        batches=batches, rate_factor=rollback.rate_factor,
+    )  # fmt: skip
+    state = replace(restored.guard, num_rollbacks=journal.num_rollbacks, healthy_until=max(alarm.onset - 1, 1))
+    return replace(restored, guard=state)
+
+
+def _planned_rollback(training: Training, step: int, alarm: Alarm, target: SavedCheckpoint) -> tuple[Rollback, int]:
+    """The rollback to a checkpoint, and the number of batches that are passed over. After silent corruption the same steps are
+    repeated: no batch is passed over and no rate changed."""
+    guard, journal, pace = training.guard, training.journal, training.pace
+    changes, before = alarm.kind != "corruption", within(training.journal.rollbacks, step - 1, ROLLBACK_STEPS)
     num_skipped = round(guard.batches_to_skip(pace.steps) * (REPEATED_SKIP if before else 1.0)) if changes else 0
     start = max(alarm.onset - 1 - num_skipped // 2, target.step)
     end = start + num_skipped
@@ -166,33 +212,7 @@ def _roll_back(training: Training, log: Log, step: int, alarm: Alarm, target: Sa
         rewarm_from=guard.rewarm_from if changes else 1.0,
         rewarm_steps=guard.steps_to_rewarm(pace.steps) if changes else 0,
     )
-
-    def act(by_rank: list[None]) -> list[None]:
-        journal.add_rollback(rollback)
-        drop_newer(run.checkpoints, rollback.to)
-        return by_rank
-
-    exchange(training.step.mesh, lambda: None, act)
-    if not training.step.mesh.is_main:
-        journal.add_rollback(rollback)
-    batches = end - start if num_skipped else 0
-    action = f"rolled back to step {rollback.to}; " + (
-        f"{batches} batches passed over; learning rate x {rollback.rate_factor:g}, re-warmed over {rollback.rewarm_steps} steps"
-        if changes
-        else "the same steps again"
-    )
-    _report(training, step, alarm, action, rank=rank, rollback=rollback.number)
-    training.clock.rolled_back(step - 1, rollback.to)
-    with training.pulse.during("start"), training.clock.counting("recovery"):
-        restored = restore(training.step, target, training.store)
-    pace.roll_back(rollback.to, pace.sizes.without([rollback.omitted]).going_on(rollback.to, restored.samples))
-    log.roll_back(rollback.number, rollback.to)
-    log.write(
-        "rolled_back", rollback.to, number=rollback.number, at=rollback.at, what=alarm.kind, onset=alarm.onset,
-        batches=batches, rate_factor=rollback.rate_factor,
-    )  # fmt: skip
-    state = replace(restored.guard, num_rollbacks=journal.num_rollbacks, healthy_until=max(alarm.onset - 1, 1))
-    return replace(restored, guard=state)
+    return rollback, end - start if num_skipped else 0
 
 
 def _report(training: Training, step: int, alarm: Alarm, action: str, **more: Any) -> list[dict[str, Any]]:
@@ -216,10 +236,8 @@ def _report(training: Training, step: int, alarm: Alarm, action: str, **more: An
 def _stop(training: Training, step: int, alarm: Alarm, why: str) -> None:
     samples = _report(training, step, alarm, "run stopped")
     names = list(dict.fromkeys(name for sample in samples for name in sample["documents"]))
-    held = (
-        f" The batches from step {alarm.onset} on held {len(names)} documents ({', '.join(names[:3])}, ...)"
-        if names
-        else ""
-    )
-    see = f", all in {training.run.incidents}." if names else f" See {training.run.incidents}."
-    raise BessemerError(f"step {step}: {alarm.cause}; {why}, so the run stops.{held}{see} {ADVICE[alarm.kind]}")
+    see = f" See {training.run.incidents}."
+    if names:
+        held = f"held {len(names)} documents ({', '.join(names[:3])}, ...), all in {training.run.incidents}."
+        see = f" The batches from step {alarm.onset} on {held}"
+    raise BessemerError(f"step {step}: {alarm.cause}; {why}, so the run stops.{see} {ADVICE[alarm.kind]}")

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter, time
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -33,40 +32,42 @@ from bessemer.train.device import Device, matmul_rate
 from bessemer.train.precision import PRECISIONS
 
 EVENT_FILE_VERSION = "brain.Event:2"  # the first record of every event file
-WARMUP_STEPS, MAX_STEPS = 3, 40  # of a measurement
 
 
 class MetricsLog:
-    """Appends to metrics.jsonl and, with report.tensorboard, to an event file.
+    """Appends to metrics.jsonl and, with report.tensorboard, to an event file; on ranks other than 0 nothing.
 
     A resumed run removes what was written after its checkpoint, so that every step is logged once. What a rollback undid is
     kept in forks.jsonl.
     """
 
-    def __init__(self, run: RunFolder, resumed_at: int, tensorboard: bool, rollbacks: int = 0) -> None:
-        """rollbacks: how many the run has had; the last may not be logged yet."""
-        self._run = run
+    def __init__(
+        self, run: RunFolder, resumed_at: int, tensorboard: bool, rollbacks: int = 0, *, writes: bool = True
+    ) -> None:
+        """rollbacks: how many the run has had; the last may not be logged yet; writes: on rank 0."""
+        self._run, self._writes, self._files = run, writes, ExitStack()
+        self._events: EventFile | None = None
+        if not writes:
+            return
         is_logged = any(row.get("number") == rollbacks for row in read_json_lines(run.metrics))
         if rollbacks and not is_logged:
             self._set_fork_aside(rollbacks, resumed_at)
         _rewind(run.metrics, resumed_at)
-        self._lines = LogFile(run.metrics)
-        self._events = EventFile(run.tensorboard, resumed_at) if tensorboard else None
-        self._files = ExitStack()
+        self._lines = self._files.enter_context(LogFile(run.metrics))
+        if tensorboard:
+            self._events = EventFile(run.tensorboard, resumed_at)
+            self._files.enter_context(self._events.file)
 
     def __enter__(self) -> Self:
-        self._files.enter_context(self._lines)
-        if self._events is not None:
-            self._files.enter_context(self._events.file)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._files.close()
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Write one line. Values that are not finite become null, since JSON has no NaN."""
+        if not self._writes:
+            return
         now = datetime.now(UTC)
         row = {"kind": kind, "step": step, **_finite(values), "time": now.isoformat(timespec="milliseconds")}
         self._lines.append(json_line(row))
@@ -75,6 +76,8 @@ class MetricsLog:
 
     def roll_back(self, number: int, step: int) -> None:
         """Move what was written after `step` into forks.jsonl, as fork `number` (from 1)."""
+        if not self._writes:
+            return
         self._set_fork_aside(number, step)
         _rewind(self._run.metrics, step)
         if self._events is not None:
@@ -84,27 +87,7 @@ class MetricsLog:
         rows = [row for row in read_json_lines(self._run.metrics) if row.get("step", 0) > step]
         known = read_json_lines(self._run.forks)
         if rows and not any(row.get("fork") == number for row in known):
-            forks = LogFile(self._run.forks)
-            forks.append(b"".join(json_line({"fork": number, **row}) for row in rows))
-
-
-class NoLog:
-    """The log of ranks other than 0: writes nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing is open."""
-
-    def write(self, kind: str, step: int, **values: Any) -> None:
-        """Nothing."""
-
-    def roll_back(self, number: int, step: int) -> None:
-        """Nothing."""
-
-
-Log = MetricsLog | NoLog
+            LogFile(self._run.forks).append(b"".join(json_line({"fork": number, **row}) for row in rows))
 
 
 def _rewind(path: Path, step: int) -> None:
@@ -139,27 +122,23 @@ class EventFile:
     def __init__(self, folder: Path, resumed_at: int) -> None:
         name = f"events.out.tfevents.{time():010.0f}.{socket.gethostname()}.{os.getpid()}.0"
         self.file = LogFile(folder / name)
-        self.file.append(_records([Event(wall_time=time(), file_version=EVENT_FILE_VERSION)]))
+        self._append(Event(wall_time=time(), file_version=EVENT_FILE_VERSION))
         if resumed_at:
             self.restart(resumed_at)
 
     def restart(self, step: int) -> None:
         """Let TensorBoard drop events after `step`."""
-        start = SessionLog(status=SessionLog.START)
-        self.file.append(_records([Event(wall_time=time(), step=step + 1, session_log=start)]))
+        self._append(Event(wall_time=time(), step=step + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, scalars: dict[str, float], seconds: float) -> None:
         """Write the scalars of a step. seconds: wall time since the epoch."""
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self.file.append(_records([Event(wall_time=seconds, step=step, summary=Summary(value=values))]))
+        self._append(Event(wall_time=seconds, step=step, summary=Summary(value=values)))
 
-
-def _records(events: list[Event]) -> bytes:
-    buffer = io.BytesIO()
-    writer = RecordWriter(buffer)
-    for event in events:
-        writer.write(event.SerializeToString())
-    return buffer.getvalue()
+    def _append(self, event: Event) -> None:
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        self.file.append(record.getvalue())
 
 
 class Rates:

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from time import perf_counter
 
+from bessemer.guard.goodput import WallClock
 from bessemer.layout.derived_keys import FORWARD_SHARE, SAVING_SHARE
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Batches, Recipe, dump
@@ -37,36 +36,24 @@ MIN_STEPS, FEW_STEPS, SLOW_START = 24, 3, 2  # timed steps of the first decision
 CLOCK_EVERY = 8  # steps between readings of the clock, which need a collective
 
 
-@dataclass
-class Timer:
-    """Count and total seconds of validations or saves."""
-
-    count: int = 0
-    seconds: float = 0.0
-
-    @property
-    def mean(self) -> float | None:
-        """Mean seconds; None before the first."""
-        return self.seconds / self.count if self.count else None
-
-
 class Pace:
     """Decides the number of steps and times what happens between them."""
 
     def __init__(
         self, recipe: Recipe, run: RunFolder, mesh: ProcessMesh, first: int, unique_tokens: int, scored_tokens: int,
-        started: float, batches: Batches,
+        started: float, batches: Batches, clock: WallClock,
     ) -> None:  # fmt: skip
         """first: the step that it resumes from; unique_tokens: of the training text, for train.max_epochs; scored_tokens: of a
-        validation; started: when the training began, by perf_counter; batches: over the samples that are read."""
+        validation; started: when the training began, by perf_counter; batches: over the samples that are read; clock:
+        times validations and saves."""
         assert recipe.train.steps is not None, "the recipe is resolved"
-        self.recipe, self._run, self._mesh = recipe, run, mesh
+        self.recipe, self._run, self._mesh, self._clock = recipe, run, mesh, clock
         self.steps, self.sizes = recipe.train.steps, batches
         self._shown_steps = self.steps
         self._first = self._marked_step = first
         self._scored_tokens, self._started, self._mark = scored_tokens, started, perf_counter()
-        self._timers = {"validation": Timer(), "saving": Timer()}
         self._between_at_mark = 0.0
+        self._rolled_back_to: int | None = None
         self._limit = math.inf
         if recipe.train.max_epochs is not None:
             samples = math.ceil(recipe.train.max_epochs * unique_tokens / self.sizes.length)
@@ -77,32 +64,26 @@ class Pace:
         self._budget = 0.0 if is_fixed else 60 * (recipe.train.minutes or 0.0)
 
     def batches(self, loader: Reader, step: int) -> Iterator[Batch]:
-        """The prefetched batches after `step` steps, up to the last step."""
+        """The prefetched batches after `step` steps, up to the last step; after a rollback those from there on."""
         while step < self.steps:
             until, sizes = self.steps, self.sizes
             for batch in prefetched(loader, ((sizes.first(n), sizes.sequences(n)) for n in range(step, until))):
                 yield batch
                 step += 1
+                if self._rolled_back_to is not None:
+                    step, self._rolled_back_to = self._rolled_back_to, None
+                    break
                 if self.steps != until:
                     break
 
     def roll_back(self, step: int, batches: Batches) -> None:
         """Go on from an earlier step, by other batches; the time that was lost counts."""
-        self.sizes, self._first = batches, min(self._first, step)
+        self.sizes, self._first, self._rolled_back_to = batches, min(self._first, step), step
         self._mark_step(step)
-
-    @contextmanager
-    def timing(self, what: str) -> Iterator[None]:
-        """Time a "validation" or the "saving" of a checkpoint."""
-        begun = perf_counter()
-        yield
-        timer = self._timers[what]
-        timer.count, timer.seconds = timer.count + 1, timer.seconds + perf_counter() - begun
 
     def seconds(self) -> dict[str, float]:
         """Seconds since the training began, and those of validations and saves."""
-        between = {what: timer.seconds for what, timer in self._timers.items()}
-        return {"seconds": perf_counter() - self._started, **between}
+        return {"seconds": perf_counter() - self._started, **self._clock.between_steps()}
 
     def revise(self, step: int) -> bool:
         """After `step` steps, decide the number of steps again if that is due; True when it was, and `recipe` has changed.
@@ -116,7 +97,7 @@ class Pace:
         if not self._mesh.any(self._mesh.is_main and self._is_due(step, num_timed)):
             return False
         elapsed = perf_counter() - self._started
-        measured = self._step_seconds(num_timed), elapsed, *(timer.mean for timer in self._timers.values())
+        measured = self._step_seconds(num_timed), elapsed, self._clock.mean("validation"), self._clock.mean("saving")
         seconds, spent, validation, saving = (
             None if None in values else max(values) for values in zip(*self._mesh.gather(measured), strict=True)
         )
@@ -135,11 +116,11 @@ class Pace:
     def _mark_step(self, step: int) -> None:
         """Time steps from here on."""
         self._marked_step, self._mark = step, perf_counter()
-        self._between_at_mark = sum(timer.seconds for timer in self._timers.values())
+        self._between_at_mark = sum(self._clock.between_steps().values())
 
     def _step_seconds(self, num_timed: int) -> float:
         """Mean of the steps since the last mark, without validations and saves."""
-        between = sum(timer.seconds for timer in self._timers.values()) - self._between_at_mark
+        between = sum(self._clock.between_steps().values()) - self._between_at_mark
         return (perf_counter() - self._mark - between) / num_timed
 
     def _affordable_steps(

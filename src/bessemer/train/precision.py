@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -177,9 +177,6 @@ class LossScale:
         if self.good + 1 >= self.GROWTH_STEPS:
             return LossScale(self.value * 2, 0, self.skipped)
         return LossScale(self.value, self.good + 1, self.skipped)
-
-    def to_dict(self) -> dict[str, float]:
-        return asdict(self)
 
 
 FIRST_SCALE = LossScale()

@@ -83,8 +83,11 @@ def train_here(
     gc.collect()
     gc.freeze()  # collections around a validation took 0.2 s more with the libraries' objects
     try:
-        observe = profiler or (lambda batches: batches)
-        training = set_up(recipe, config, run, store, device, mesh, recomputed, peak, memory["total"], observe, pulse)
+        started, journal = perf_counter(), _journal(run, mesh)
+        training = set_up(
+            recipe, config, run, store, device, mesh, pulse, journal, _checkpoint(run, journal, mesh), recomputed, started,
+            peak=peak, planned_memory=memory["total"], observe=profiler or (lambda batches: batches),
+        )  # fmt: skip
         if training.position.step:
             say(f"  going on from step {training.position.step} of {recipe.train.steps}")
         summary = loop.train(training)
@@ -96,16 +99,16 @@ def train_here(
 
 
 def set_up(
-    recipe: Recipe, config: ModelConfig, run: RunFolder, store: TokenStore, device: Device, mesh: ProcessMesh,
-    recomputed: int, peak: float, planned_memory: int, observe: Callable[[Iterator[Batch]], Iterator[Batch]],
-    pulse: Pulse,
+    recipe: Recipe, config: ModelConfig, run: RunFolder, store: TokenStore, device: Device, mesh: ProcessMesh, pulse: Pulse,
+    journal: Journal, checkpoint: SavedCheckpoint | None, recomputed: int, started: float, *, peak: float = 1.0,
+    planned_memory: int = 0,
+    observe: Callable[[Iterator[Batch]], Iterator[Batch]] = lambda batches: batches,
 ) -> Training:  # fmt: skip
-    """The parts of the loop, at the newest checkpoint of the run when there is one.
+    """The parts of the loop, at a checkpoint or, without one, at the start.
 
-    recomputed: blocks of each process, as planned; peak: FLOP/s of all processes together; planned_memory: bytes.
+    recomputed: blocks of each process, as planned; started: by perf_counter; peak: FLOP/s of all processes together;
+    planned_memory: bytes.
     """
-    started, journal = perf_counter(), _journal(run, mesh)
-    checkpoint = _checkpoint(run, journal, mesh)
     step = _step(recipe, config, device, store, mesh, checkpoint is not None, recomputed)
     loader = step.task.loader(recipe, store, mesh.data_rank, mesh.layout.data)
     if checkpoint is None and recipe.train.start is not None:
@@ -126,6 +129,7 @@ def set_up(
     again = recomputed_in_all(config, recipe.parallel, step.recomputed)
     hardware_flops = model_flops + recomputed_flops_per_token(recipe.train.recompute, config, again)
     rates = Rates(model_flops, hardware_flops, peak, device, mesh, run.plan)
+    clock = WallClock(run.times if mesh.is_main else None, position.step, perf_counter() - started)
     return Training(
         run=run,
         store=store,
@@ -135,7 +139,7 @@ def set_up(
         guard=recipe.guard,
         journal=journal,
         reference=GuardReference(math.log(len(store.labels) or config.vocabulary), recipe.train.optimizer.clip_norm),
-        pace=Pace(recipe, run, mesh, position.step, store.train_tokens, num_scored, started, sizes),
+        pace=Pace(recipe, run, mesh, position.step, store.train_tokens, num_scored, started, sizes, clock),
         rates=rates,
         saver=Saver(recipe, run, step, store),
         position=position,
@@ -146,7 +150,7 @@ def set_up(
         started=started,
         observe=observe,
         pulse=pulse,
-        clock=WallClock(run.times if mesh.is_main else None, position.step, perf_counter() - started),
+        clock=clock,
         replicas=Replicas(position.step),
     )
 

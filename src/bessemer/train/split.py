@@ -21,7 +21,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer, initial_tensor, meta_model
 from bessemer.parallel import context, data, pipeline, tensor, tied
-from bessemer.parallel.mesh import ProcessMesh
+from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.parallel.pipeline import Pipeline, Stage
 from bessemer.parallel.sharded import put
 from bessemer.recipe import Batches, Parallel, Recipe, Train
@@ -94,15 +94,7 @@ def build(
         pipeline.keep_stages(model, local_spans)
     tensor.split(model, mesh)
     context.apply(model, mesh)
-    # torch cannot compile a recomputation that reads DTensors (2.13), so there the compiled block is recomputed.
-    compile_first = device.compile and mesh.size("tensor") > 1 and train.recompute == "full"
-    if compile_first:
-        for block in filter(None, model.blocks):
-            block.forward = torch.compile(block.forward)
-    recompute.apply(model, train.recompute, recomputed)
-    if device.compile and not compile_first:
-        for block in filter(None, model.blocks):
-            block.compile()
+    _recompute_and_compile(train, model, device, recomputed, is_sharded=mesh.size("tensor") > 1)
     if local_spans:
         return model, _pipelined(train, model, local_spans, mesh, task, device, weights, memory)
     root: nn.Module = ModelWithLoss(model, task, device, train.dropout, mesh)
@@ -113,6 +105,33 @@ def build(
         if mesh.layout.uses_ddp:
             root = data.replicate(root, device.torch_device)
     return model, DataParallel(model, root, mesh, device)
+
+
+def on_one_process(
+    train: Train, model: Transformer, task: Task, device: Device, recomputed: int
+) -> tuple[Transformer, Engine]:
+    """An initialised model, ready on the device, and the engine that computes its gradients."""
+    model = (model.double() if device.arithmetic.weights == torch.float64 else model).to(device.torch_device)
+    task.prepare(model)
+    model.use_linear(precisions.product_of(device.arithmetic))
+    _recompute_and_compile(train, model, device, recomputed)
+    return model, DataParallel(model, ModelWithLoss(model, task, device, train.dropout), SINGLE_PROCESS, device)
+
+
+def _recompute_and_compile(
+    train: Train, model: Transformer, device: Device, recomputed: int, *, is_sharded: bool = False
+) -> None:
+    """Compile each block with its recomputation. torch cannot compile one that reads DTensors (2.13): then (is_sharded) the
+    compiled block is recomputed."""
+    blocks = list(filter(None, model.blocks)) if device.compile else []
+    compile_first = is_sharded and train.recompute == "full"
+    if compile_first:
+        for block in blocks:
+            block.forward = torch.compile(block.forward)
+    recompute.apply(model, train.recompute, recomputed)
+    if not compile_first:
+        for block in blocks:
+            block.compile()
 
 
 def _pipelined(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Self
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
 
 import torch
 
@@ -19,8 +17,8 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import record
 from bessemer.guard.policy import GuardState
 from bessemer.model.config import ModelConfig
-from bessemer.model.transformer import Transformer, build_model
-from bessemer.parallel.sharded import as_shard_of, fingerprint, put
+from bessemer.model.transformer import build_model
+from bessemer.parallel.sharded import as_shard_of, fingerprint
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Recipe, Train, digest
 from bessemer.run import RunFolder
@@ -73,8 +71,8 @@ def capture(
     }
     facts = {
         "samples": position.samples,
-        "guard": position.guard.to_dict(),
-        "loss_scale": position.scale.to_dict(),
+        "guard": asdict(position.guard),
+        "loss_scale": asdict(position.scale),
         "given": position.counts.summed(mesh).to_dict(),
         "model": step.model.config.to_dict(),
         "recipe": digest(recipe),
@@ -99,14 +97,14 @@ def restore(step: TrainStep, checkpoint: SavedCheckpoint, store: TokenStore) -> 
             f"{store.folder}: the token shards have changed since {checkpoint.folder.name} was saved; the run cannot go on "
             "over other data. Put the shards back, or train under another name with --set run.name=NAME"
         )
-    parameters = dict(step.model.named_parameters())
-    _fill(step.model, checkpoint, "model", parameters)
+    parameters = {name: (whole_name(step.model, name), p) for name, p in step.model.named_parameters()}
+    checkpoint.fill("model", parameters.values())
     if "optimizer" in checkpoint:
         optimizers.load_state(step.model, step.optimizer, checkpoint)
     if step.average is not None:
         if "ema" in checkpoint:
-            averaged = step.average.tensors.items()
-            _fill(step.model, checkpoint, "ema", {name: as_shard_of(parameters[name], x) for name, x in averaged})
+            averaged = ((*parameters[name], value) for name, value in step.average.tensors.items())
+            checkpoint.fill("ema", [(name, as_shard_of(parameter, value)) for name, parameter, value in averaged])
         else:
             step.average.restart()
     rng = checkpoint.tensors("rng")
@@ -118,14 +116,6 @@ def restore(step: TrainStep, checkpoint: SavedCheckpoint, store: TokenStore) -> 
     scale = LossScale(**facts.get("loss_scale", {}))
     counts = MixtureCounts.from_dict(facts.get("given", {})).on_rank_zero(step.mesh)
     return Position(checkpoint.step, int(facts["samples"]), GuardState.from_dict(facts["guard"]), scale, counts)
-
-
-def _fill(model: Transformer, checkpoint: SavedCheckpoint, part: str, named: Mapping[str, torch.Tensor]) -> None:
-    """Fill tensors from a checkpoint, the copy of a tied matrix by the name of the original."""
-    copies = {name: tensor for name, tensor in named.items() if whole_name(model, name) != name}
-    checkpoint.fill(part, {name: tensor for name, tensor in named.items() if name not in copies})
-    if copies:
-        checkpoint.fill(part, {whole_name(model, name): tensor for name, tensor in copies.items()})
 
 
 class Saver:
@@ -193,11 +183,9 @@ class Saver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._async is not None:
-            self._async.__exit__(kind, error, trace)
+            self._async.__exit__(*error)
 
 
 def _decay_start_step(train: Train) -> int | None:
@@ -214,11 +202,10 @@ class Restored:
     position: Position
 
 
-def open_trained(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, average: int = 1) -> Restored:
-    """Load the newest verified checkpoint's weights, or their moving average when the run keeps one.
-
-    average: when more than one, the mean of the weights of so many newest checkpoints instead.
-    """
+def trained_checkpoints(run: RunFolder, average: int = 1) -> list[SavedCheckpoint]:
+    """The newest verified checkpoint, or the `average` newest. Raises InputError where there are too few."""
+    if average > 1:
+        return newest(run.checkpoints, average, on_damage=warn)
     checkpoint = latest(run.checkpoints, on_damage=warn)
     if checkpoint is None:
         was_trained = (run.path / "mixture.json").exists()
@@ -227,23 +214,25 @@ def open_trained(recipe: Recipe, run: RunFolder, store: TokenStore, device: Devi
             if was_trained
             else f"{run.path}: no checkpoint yet; train it with `bessemer train {run.path}`"
         )
+    return [checkpoint]
+
+
+@torch.no_grad()
+def open_trained(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, average: int = 1) -> Restored:
+    """Load the newest verified checkpoint's weights, or their moving average when the run keeps one.
+
+    average: when more than one, the mean of the weights of so many newest checkpoints instead.
+    """
+    checkpoints = trained_checkpoints(run, average)
+    checkpoint = checkpoints[0]
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"ema": 0.0})})  # no second copy
     config = ModelConfig.from_dict(checkpoint.facts["model"])
     step = TrainStep(recipe, build_model(config, recipe.run.seed), device, store.end_of_text, len(store.sources))
     if average > 1:
-        checkpoints = newest(run.checkpoints, average, on_damage=warn)
-        checkpoint = replace(checkpoint, folder=checkpoints[0].folder)
         weights = mean_weights(checkpoints)
-    else:
-        weights = checkpoint.tensors("ema" if "ema" in checkpoint else "model")
-    with torch.no_grad():
         for name, parameter in step.model.named_parameters():
-            if name not in weights or weights[name].shape != parameter.shape:
-                has = list(weights[name].shape) if name in weights else "nothing"
-                raise BessemerError(
-                    f"{checkpoint.folder}: tensor {name} should be {list(parameter.shape)}, the checkpoint has {has}; it "
-                    "belongs to another model"
-                )
-            put(parameter, weights[name])
+            parameter.copy_(weights[name])
+    else:
+        checkpoint.fill("ema" if "ema" in checkpoint else "model", step.model.named_parameters())
     step.model.eval()
     return Restored(step, Position(checkpoint.step, int(checkpoint.facts["samples"])))

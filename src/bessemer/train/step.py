@@ -23,7 +23,7 @@ from bessemer.train import fp8, recompute, split
 from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
 from bessemer.train.device import Device
-from bessemer.train.engine import Engine, MicroBatch, ModelWithLoss, OneProcess
+from bessemer.train.engine import Engine, MicroBatch
 from bessemer.train.learning_rate import batch_factor, learning_rate_share
 from bessemer.train.precision import FIRST_SCALE, LossScale
 from bessemer.train.split import Weights
@@ -68,22 +68,14 @@ class TrainStep:
         if recomputed is None:
             recomputed = recompute.blocks_recomputed(recipe.train, recipe.parallel, config, device)
         self.recomputed = recomputed
+        self.model: Transformer
         self.engine: Engine
         if mesh.is_single:
-            wide = model.double() if device.arithmetic.weights == torch.float64 else model
-            self.model = wide.to(device.torch_device)
-            self.task.prepare(self.model)
-            self.model.use_linear(precisions.product_of(device.arithmetic))
-            recompute.apply(self.model, recipe.train.recompute, self.recomputed)
-            if device.compile:
-                for block in self.model.blocks:
-                    block.compile()
-            self.engine = OneProcess(ModelWithLoss(self.model, self.task, device, recipe.train.dropout))
+            self.model, self.engine = split.on_one_process(recipe.train, model, self.task, device, recomputed)
         else:
-            weights = weights or split.weights_of(model)
             split.require_fit(recipe.train, recipe.parallel, config, device.torch_device)
             self.model, self.engine = split.build(
-                recipe.train, config, mesh, self.task, device, self.recomputed, weights
+                recipe.train, config, mesh, self.task, device, recomputed, weights or split.weights_of(model)
             )
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
         self.dropout_key = key_of("dropout", recipe.run.seed)

@@ -7,7 +7,7 @@ Shapes: B sequences, T tokens, D width, N tokens that count, C of a chunk, S tar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -33,46 +33,73 @@ from bessemer.train.cross_entropy import Loss, chunked_cross_entropy
 from bessemer.train.masking import Masker, MaskingLoader
 
 
-class Task(Protocol):
-    """What an objective provides to the step, the loop and the validation."""
+@dataclass(frozen=True)
+class Task:
+    """What an objective provides to the step, the loop and the validation. document_mask: attention stays within documents."""
 
-    @property
-    def counts_bytes(self) -> bool:
-        """Whether the targets are the whole text, so that bits per byte are defined."""
-        ...
+    train: Train
+    end_of_text: int
+    document_mask: bool = False
+    counts_bytes: ClassVar[bool] = False  # whether the targets are the whole text, so that bits per byte are defined
 
     def prepare(self, model: Transformer) -> None:
-        """Freeze the weights that are not trained."""
-        ...
+        """Freeze the weights that are not trained: here none."""
 
     def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
         """The training batches of a run."""
-        ...
+        return loader_of(recipe, store, rank, world)
 
     def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
         """The sequences that a validation scores."""
-        ...
+        return held_out_samples(recipe, store, max_tokens)
 
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
-        """The documents that attention is masked by; None: sequences only. starts_BT: where pieces of packed documents begin."""
-        ...
+        """The documents that attention is masked by, from the packing (starts_BT: where pieces begin) or from end-of-text
+        tokens; None: sequences only."""
+        if not self.document_mask:
+            return None
+        return (
+            Documents.from_tokens(inputs_BT, self.end_of_text)
+            if starts_BT is None
+            else Documents.from_starts(starts_BT)
+        )
 
     def loss(
         self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor,
         masks: DropoutMasks | None = None,
     ) -> MicroBatchLoss:  # fmt: skip
         """Cross-entropy over the targets that count (>= 0), with the recipe's z-loss and label smoothing."""
-        ...
+        total, nats_BS, predicted_BS = self._losses(model, hidden_BTD, inputs_BT, targets_BS, masks, scored=False)
+        correct_B = None if predicted_BS is None else (predicted_BS == targets_BS)[:, 0]
+        return MicroBatchLoss(total, nats_BS.detach().sum(dim=1), correct_B)
 
     def score(
         self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Nats of each target without z-loss and label smoothing, and the likeliest prediction where scored; both (B, S)."""
-        ...
+        _, nats_BS, predicted_BS = self._losses(model, hidden_BTD, inputs_BT, targets_BS, None, scored=True)
+        return nats_BS, predicted_BS
 
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
         """A batch of random tokens with a typical number of targets, to time a step."""
-        ...
+        raise NotImplementedError
+
+    def _losses(
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor, masks: DropoutMasks | None,
+        *, scored: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+        """The differentiable total; nats and predictions by target, (B, S). scored: without z-loss and label smoothing."""
+        raise NotImplementedError
+
+    def _head_loss(self, model: Transformer, hidden_ND: Tensor, targets_N: Tensor, *, scored: bool) -> Loss:
+        """Cross-entropy of the model's predictions over its vocabulary."""
+        head, train = model.head, self.train
+        return chunked_cross_entropy(
+            head.transform(hidden_ND), head.weight, targets_N, bias_V=head.bias, chunk=train.loss_chunk,
+            is_cuda=True if train.device == "cuda" else None, z_loss=0.0 if scored else train.z_loss,
+            label_smoothing=0.0 if scored else train.label_smoothing, soft_cap=head.soft_cap or None,
+            vocabulary=head.vocabulary,
+        )  # fmt: skip
 
 
 def task_of(train: Train, document_mask: bool, config: ModelConfig, end_of_text: int) -> Task:
@@ -86,8 +113,7 @@ def task_of(train: Train, document_mask: bool, config: ModelConfig, end_of_text:
         raise InputError(
             f"train.objective: {objective} needs {other}, but the model is {kind}; set {remedy}, or take another model"
         )
-    kind_of_task = Masked if objective == "masked" else Causal
-    return kind_of_task(train, document_mask, end_of_text)
+    return (Masked if objective == "masked" else Causal)(train, end_of_text, document_mask)
 
 
 def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
@@ -99,78 +125,25 @@ def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
     return config if pooling is None else config.with_changes(pooling=pooling)
 
 
-def documents_in(inputs_BT: Tensor, starts_BT: Tensor | None, end_of_text: int) -> Documents:
-    """The documents of a batch of text: from its packing, else separated by end-of-text tokens."""
-    return Documents.from_tokens(inputs_BT, end_of_text) if starts_BT is None else Documents.from_starts(starts_BT)
-
-
-def language_loss(model: Transformer, hidden_ND: Tensor, targets_N: Tensor, train: Train, *, scored: bool) -> Loss:
-    """Cross-entropy of the model's predictions over its vocabulary. scored: without z-loss and label smoothing."""
-    head = model.head
-    return chunked_cross_entropy(
-        head.transform(hidden_ND),
-        head.weight,
-        targets_N,
-        bias_V=head.bias,
-        chunk=train.loss_chunk,
-        is_cuda=True if train.device == "cuda" else None,
-        z_loss=0.0 if scored else train.z_loss,
-        label_smoothing=0.0 if scored else train.label_smoothing,
-        soft_cap=head.soft_cap or None,
-        vocabulary=head.vocabulary,
-    )
-
-
-@dataclass(frozen=True)
-class Causal:
+class Causal(Task):
     """Each token predicts the next one."""
 
-    train: Train
-    document_mask: bool
-    end_of_text: int
-    counts_bytes: bool = True
-
-    def prepare(self, model: Transformer) -> None:
-        """All weights are trained."""
-
-    def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
-        return loader_of(recipe, store, rank, world)
-
-    def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
-        return held_out_samples(recipe, store, max_tokens)
-
-    def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
-        return documents_in(inputs_BT, starts_BT, self.end_of_text) if self.document_mask else None
-
-    def loss(
-        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor,
-        masks: DropoutMasks | None = None,
-    ) -> MicroBatchLoss:  # fmt: skip
-        total, nats_BS = self._losses(model, hidden_BTD, targets_BS, scored=False)
-        return MicroBatchLoss(total, nats_BS.sum(dim=1))
-
-    def score(
-        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        return self._losses(model, hidden_BTD, targets_BS, scored=True)[1], None
+    counts_bytes = True
 
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
         tokens = draw.integers(0, config.vocabulary, (rows, config.sequence_length + 1))
         return Batch(0, tokens, np.zeros(rows, dtype=np.int64))
 
     def _losses(
-        self, model: Transformer, hidden_BTD: Tensor, targets_BS: Tensor, *, scored: bool
-    ) -> tuple[Tensor, Tensor]:
-        """The total and each token's nats, (B, S)."""
-        loss = language_loss(model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), self.train, scored=scored)
-        return loss.total, loss.nats_N.view(targets_BS.shape)
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor, masks: DropoutMasks | None,
+        *, scored: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+        loss = self._head_loss(model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), scored=scored)
+        return loss.total, loss.nats_N.view(targets_BS.shape), None
 
 
-@dataclass(frozen=True)
-class Masked(Causal):
+class Masked(Task):
     """Hidden tokens are predicted from both sides; only they go through the head."""
-
-    counts_bytes: bool = False
 
     def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
         return MaskingLoader(super().loader(recipe, store, rank, world), masker_of(recipe, store))
@@ -179,77 +152,53 @@ class Masked(Causal):
         masker = masker_of(recipe, store)
         return [masker.held_out(part, store.token_bytes) for part in super().held_out(recipe, store, max_tokens)]
 
-    def score(
-        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        predicted = torch.full_like(targets_BS, -1)
-        counts_BS = targets_BS >= 0
-        chunks = torch.split(hidden_BTD[counts_BS], self.train.loss_chunk)
-        predicted[counts_BS] = torch.cat([model.head.logits(hidden_CD).argmax(-1) for hidden_CD in chunks])
-        return self._losses(model, hidden_BTD, targets_BS, scored=True)[1], predicted
-
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
         tokens = draw.integers(0, config.vocabulary, (rows, config.sequence_length))
         targets = np.where(draw.random(tokens.shape) < self.train.masking.share, tokens, -1)
         return Batch(0, tokens, np.zeros(rows, dtype=np.int64), targets)
 
     def _losses(
-        self, model: Transformer, hidden_BTD: Tensor, targets_BS: Tensor, *, scored: bool
-    ) -> tuple[Tensor, Tensor]:
-        counts_BS = targets_BS >= 0
-        loss = language_loss(model, hidden_BTD[counts_BS], targets_BS[counts_BS], self.train, scored=scored)
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor, masks: DropoutMasks | None,
+        *, scored: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+        counts_BS, predicted_BS = targets_BS >= 0, None
+        hidden_ND = hidden_BTD[counts_BS]
+        if scored:
+            predicted_BS = torch.full_like(targets_BS, -1)
+            chunks = torch.split(hidden_ND, self.train.loss_chunk)
+            predicted_BS[counts_BS] = torch.cat([model.head.logits(hidden_CD).argmax(-1) for hidden_CD in chunks])
+        loss = self._head_loss(model, hidden_ND, targets_BS[counts_BS], scored=scored)
         nats_BS = loss.nats_N.new_zeros(targets_BS.shape)
         nats_BS[counts_BS] = loss.nats_N
-        return loss.total, nats_BS
+        return loss.total, nats_BS, predicted_BS
 
 
 @dataclass(frozen=True)
-class ClassifyTask:
+class ClassifyTask(Task):
     """Each text predicts its label. is_encoder: a text begins and ends with special tokens, the first one not end-of-text."""
 
-    train: Train
-    end_of_text: int
     is_encoder: bool = False
-    counts_bytes: bool = False
 
     def prepare(self, model: Transformer) -> None:
         if self.train.classify.frozen:
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(name.startswith("classifier."))
 
-    def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
-        return loader_of(recipe, store, rank, world)
-
-    def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
-        return held_out_samples(recipe, store, max_tokens)
-
     def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
         return Documents.padded(self._lengths(inputs_BT), inputs_BT.shape[1])
-
-    def loss(
-        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor,
-        masks: DropoutMasks | None = None,
-    ) -> MicroBatchLoss:  # fmt: skip
-        nats_B, logits_BL = self._nats(model, hidden_BTD, inputs_BT, targets_BS, masks)
-        return MicroBatchLoss(nats_B.sum(), nats_B.detach(), logits_BL.argmax(dim=1) == targets_BS[:, 0])
-
-    def score(
-        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        nats_B, logits_BL = self._nats(model, hidden_BTD, inputs_BT, targets_BS, None)
-        return nats_B[:, None], logits_BL.argmax(dim=1, keepdim=True)
 
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
         tokens = draw.integers(0, config.vocabulary, (rows, config.sequence_length))
         targets = draw.integers(0, config.labels, (rows, 1))
         return Batch(0, tokens, np.zeros(rows, dtype=np.int64), targets)
 
-    def _nats(
-        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor, masks: DropoutMasks | None
-    ) -> tuple[Tensor, Tensor]:
-        """Nats of each text's label, and the logits of all labels."""
+    def _losses(
+        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor, masks: DropoutMasks | None,
+        *, scored: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         logits_BL = upcast(model.classifier(hidden_BTD, self._lengths(inputs_BT), masks))
-        return F.cross_entropy(logits_BL, targets_BS[:, 0], reduction="none", ignore_index=-1), logits_BL
+        nats_B = F.cross_entropy(logits_BL, targets_BS[:, 0], reduction="none", ignore_index=-1)
+        return nats_B.sum(), nats_B[:, None], logits_BL.argmax(dim=1, keepdim=True)
 
     def _lengths(self, inputs_BT: Tensor) -> Tensor:
         """Tokens of each text (see `LabelledTexts`): its first always counts, and end-of-text pads it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from bessemer.guard.detection import GuardReference
@@ -16,7 +16,7 @@ from bessemer.run import RunFolder
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch, Reader
 from bessemer.tokens.shards import TokenStore
-from bessemer.train.metrics import Log, MetricsLog, NoLog, Rates
+from bessemer.train.metrics import MetricsLog, Rates
 from bessemer.train.pace import Pace
 from bessemer.train.state import Position, Saver
 from bessemer.train.step import TrainStep
@@ -52,10 +52,9 @@ class Replicas:
 class Training:
     """The parts of a training on this process, built by `session.set_up`.
 
-    journal: the guard's decisions so far; scale: what losses and gradients are compared with; position: where it starts;
-    has_checkpoint: whether it was read from one; scores_first: validate before the first step; planned_memory: bytes;
-    started: by perf_counter; observe: wraps the iterator of batches, for the profiler;
-    pulse: for the watchdog; clock: counts the wall time; replicas: compared so far.
+    journal: the guard's decisions so far; reference: what losses and gradients are compared with; position: where it starts;
+    has_checkpoint: whether it was read from one; scores_first: validate before the first step; planned_memory: bytes; started:
+    by perf_counter; observe: wraps the iterator of batches, for the profiler; pulse: for the watchdog; replicas: compared so far.
     """
 
     run: RunFolder
@@ -80,14 +79,18 @@ class Training:
     clock: WallClock
     replicas: Replicas
 
+    def batches(self) -> Iterator[Batch]:
+        """The batches of the run from its position on, timed; after a rollback those from there on."""
+        return self.observe(self.rates.timed(self.pace.batches(self.loader, self.position.step)))
+
     @contextmanager
     def timing(self, what: str) -> Iterator[None]:
         """Around a "validation" or the "saving" of a checkpoint."""
-        with self.pulse.during(what), self.pace.timing(what), self.clock.counting(what):
+        with self.pulse.during(what), self.clock.counting(what):
             yield
 
-    def log(self) -> AbstractContextManager[Log]:
-        """The log of rank 0; other ranks write nothing."""
-        if not self.step.mesh.is_main:
-            return NoLog()
-        return MetricsLog(self.run, self.position.step, self.tensorboard, self.journal.num_rollbacks)
+    def log(self) -> MetricsLog:
+        """The log, which only rank 0 writes."""
+        return MetricsLog(
+            self.run, self.position.step, self.tensorboard, self.journal.num_rollbacks, writes=self.step.mesh.is_main
+        )

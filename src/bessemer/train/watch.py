@@ -22,7 +22,7 @@ from bessemer.model.transformer import Attention
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.parallel.sharded import local, sum_of_squares
 from bessemer.tokens.loader import Batch
-from bessemer.train.metrics import Log
+from bessemer.train.metrics import MetricsLog
 from bessemer.train.step import TrainStep
 
 CHUNK = 128  # queries whose scores are in memory at a time
@@ -34,12 +34,12 @@ Values = dict[str, float]  # by parameter group or block
 class Watch:
     """Context around each update; logs statistics of every `every`-th step as "inside" (0: of none)."""
 
-    def __init__(self, step: TrainStep, log: Log, every: int) -> None:
+    def __init__(self, step: TrainStep, log: MetricsLog, every: int) -> None:
         self.step, self.log, self.every = step, log, every
 
-    def __call__(self, number: int, batch: Batch) -> AbstractContextManager[None]:
-        """Around the update of step `number` (1-based), whose gradients have been computed."""
-        is_watched = self.every > 0 and number % self.every == 0
+    def __call__(self, number: int, batch: Batch, updates: bool = True) -> AbstractContextManager[None]:
+        """Around step `number` (1-based), whose gradients have been computed. updates: not where the update is skipped."""
+        is_watched = updates and self.every > 0 and number % self.every == 0
         return self._watching(number, batch) if is_watched else nullcontext()
 
     @contextmanager

@@ -194,8 +194,7 @@ def load_state(model: Transformer, optimizer: GroupOptimizer, checkpoint: SavedC
     for key, tensor in checkpoint.contents["optimizer"].items():
         name, _, kind = key.rpartition("/")
         stored.setdefault(name, {})[kind] = tensor.dtype.removeprefix("torch.")
-    targets: dict[str, Tensor] = {}
-    copies: dict[str, Tensor] = {}
+    targets: list[tuple[str, Tensor]] = []
     for own, parameter in model.named_parameters():
         name = whole_name(model, own)
         if parameter not in rule_of:
@@ -212,12 +211,9 @@ def load_state(model: Transformer, optimizer: GroupOptimizer, checkpoint: SavedC
                 f"checkpoint: the optimizer state of {name} is {_described(stored[name])}, but this recipe's train.optimizer "
                 f"keeps {_described(expected)}; go on with the kind and state it was trained with, or start over with --restart"
             )
-        into = targets if name == own else copies
-        into |= {f"{name}/{kind}": as_shard_of(parameter, value) for kind, value in state.items()}
+        targets += [(f"{name}/{kind}", as_shard_of(parameter, value)) for kind, value in state.items()]
         optimizer.state[parameter] = state
     checkpoint.fill("optimizer", targets)
-    if copies:
-        checkpoint.fill("optimizer", copies)
 
 
 def _described(state: dict[str, str]) -> str:
