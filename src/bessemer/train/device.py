@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import platform
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,10 +84,9 @@ def require_devices(device: Device, processes: int) -> None:
 def cpu_name() -> str:
     """The processor's name and torch's number of threads."""
     name = platform.processor() or platform.machine()
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        lines = (line for line in information.read_text().splitlines() if line.startswith("model name"))
-        name = next(lines, f": {name}").split(":", 1)[1].strip()
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        name = found[1] if found else name
     return f"{name}, {torch.get_num_threads()} threads"
 
 
@@ -103,17 +103,13 @@ def keep_freed_memory() -> None:
     Otherwise every step page-faults its buffers again, up to a third of a CPU step's time. One arena serves all threads, so
     that they reuse each other's memory. No effect with another C library.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    try:
+    with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         mmap_max, trim_threshold, top_pad, arena_max = -4, -1, -2, -8  # malloc.h
         libc.mallopt(mmap_max, 0)
         libc.mallopt(trim_threshold, 2**31 - 1)
         libc.mallopt(top_pad, 64 * 1024 * 1024)
         libc.mallopt(arena_max, 1)
-    except (OSError, AttributeError):
-        return
 
 
 def release_unused(device: Device) -> None:
@@ -124,9 +120,8 @@ def release_unused(device: Device) -> None:
     gc.collect()
     if (arrow := sys.modules.get("pyarrow")) is not None:
         arrow.default_memory_pool().release_unused()
-    if sys.platform.startswith("linux"):
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def matmul_rate(device: Device) -> float:
@@ -171,9 +166,7 @@ def synchronize(device: Device) -> None:
 
 def memory_in_use(device: Device) -> int:
     """Peak bytes so far: allocated on the GPU, or resident in this process on a CPU."""
-    if device.is_cuda:
-        return int(torch.cuda.max_memory_allocated())
-    return peak_resident_bytes()
+    return int(torch.cuda.max_memory_allocated()) if device.is_cuda else peak_resident_bytes()
 
 
 def peak_resident_bytes() -> int:
@@ -190,16 +183,14 @@ def peak_resident_bytes() -> int:
 def _status_bytes(field: str) -> int | None:
     """A field of Linux's /proc/self/status, in bytes; None where there is none."""
     status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
+    found = re.search(rf"^{field}:\s*(\d+)", status.read_text(), re.MULTILINE) if status.exists() else None
+    return int(found[1]) * 1024 if found else None
 
 
 def resident_bytes() -> int:
     """Resident memory of this process now, bytes."""
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        return peak_resident_bytes()
-    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    resident = _status_bytes("VmRSS")
+    return peak_resident_bytes() if resident is None else resident
 
 
 def available_bytes(device: Device) -> int:
@@ -217,7 +208,5 @@ def reset_peak_resident() -> None:
     """Reset the peak of resident memory, where the kernel allows it (Linux, clear_refs 5)."""
     global _mapped_at_reset
     _mapped_at_reset = _status_bytes("RssFile") or 0
-    try:
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return

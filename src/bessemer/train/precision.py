@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,17 +25,17 @@ TENSOR_CORES_8 = (8, 9)  # and in fp8 (Ada, Hopper)
 class Precision:
     """How matmuls are computed.
 
-    autocast: dtype of their operands, None: fp32; tf32: fp32 operands may be rounded to tf32; scaled: the loss is scaled
-    dynamically; fp8: scaling of the blocks' operands in fp8; significand: bits after the leading one that an operand keeps;
+    autocast: dtype of their operands, None: fp32; significand: bits after the leading one that an operand keeps; tf32: fp32
+    operands may be rounded to tf32; scaled: the loss is scaled dynamically; fp8: scaling of the blocks' operands in fp8;
     weights: dtype of weights, gradients and optimizer.
     """
 
     name: str
     autocast: torch.dtype | None
-    tf32: bool
-    scaled: bool
-    fp8: Literal["tensorwise", "rowwise"] | None
     significand: int
+    tf32: bool = False
+    scaled: bool = False
+    fp8: fp8.Scaling | None = None
     weights: torch.dtype = torch.float32
 
     @property
@@ -54,13 +53,13 @@ class Precision:
 PRECISIONS = {
     precision.name: precision
     for precision in (
-        Precision("fp64", None, tf32=False, scaled=False, fp8=None, significand=52, weights=torch.float64),
-        Precision("fp32", None, tf32=False, scaled=False, fp8=None, significand=23),
-        Precision("tf32", None, tf32=True, scaled=False, fp8=None, significand=10),
-        Precision("bf16", torch.bfloat16, tf32=False, scaled=False, fp8=None, significand=7),
-        Precision("fp16", torch.float16, tf32=False, scaled=True, fp8=None, significand=10),
-        Precision("fp8", torch.bfloat16, tf32=False, scaled=False, fp8="tensorwise", significand=3),
-        Precision("fp8-rowwise", torch.bfloat16, tf32=False, scaled=False, fp8="rowwise", significand=3),
+        Precision("fp64", None, significand=52, weights=torch.float64),
+        Precision("fp32", None, significand=23),
+        Precision("tf32", None, significand=10, tf32=True),
+        Precision("bf16", torch.bfloat16, significand=7),
+        Precision("fp16", torch.float16, significand=10, scaled=True),
+        Precision("fp8", torch.bfloat16, significand=3, fp8="tensorwise"),
+        Precision("fp8-rowwise", torch.bfloat16, significand=3, fp8="rowwise"),
     )
 }
 
