@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bessemer.report import parts
-from bessemer.report.data import Column, RunData, as_number, as_object
+from bessemer.report.data import Column, RunData, as_number, as_object, as_objects
 from bessemer.report.parts import Block, Figure
 from bessemer.terminal import amount
 
@@ -23,8 +23,8 @@ FROM_ZERO = {"rangemode": "tozero"}
 
 @dataclass(frozen=True)
 class Metric:
-    """A curve of one number of the training lines. factor: from the number to its unit; level: a horizontal line to compare
-    with, by its name and where the run says it."""
+    """A curve of one number of the training lines. factor: from the number to its unit; level: the name of a horizontal
+    line to compare with; level_at: where RunData holds its value, its field and then keys."""
 
     id: str
     title: str
@@ -35,27 +35,19 @@ class Metric:
     axis: dict[str, Any]
     factor: float = 1.0
     level: str = ""
-    level_of: Callable[[RunData], Any] = lambda data: None
-
-
-def _clip_norm(data: RunData) -> Any:
-    return as_object(as_object(data.recipe.get("train")).get("optimizer")).get("clip_norm")
-
-
-def _planned_memory(data: RunData) -> Any:
-    return as_object(data.plan.get("memory_bytes")).get("total")
+    level_at: tuple[str, ...] = ()
 
 
 METRICS = (
     Metric("rate", "Learning rate", "learning rate", "learning_rate", "learning rate", ".3e", FROM_ZERO),
     Metric("grad", "Gradient norm", "global L2 norm", "grad_norm", "gradient norm", ".3f", FROM_ZERO,
-           level="clipped above", level_of=_clip_norm),
+           level="clipped above", level_at=("recipe", "train", "optimizer", "clip_norm")),
     Metric("rates", "Throughput", "tokens per second", "tokens_per_second", "measured", ".4s",
-           {**FROM_ZERO, "tickformat": "~s"}, level="planned", level_of=lambda data: data.plan.get("tokens_per_second")),
+           {**FROM_ZERO, "tickformat": "~s"}, level="planned", level_at=("plan", "tokens_per_second")),
     Metric("wait", "Waiting for data", "share of the step time", "data_wait_share", "waiting for data", ".2f",
            {**FROM_ZERO, "ticksuffix": "%"}, factor=100.0),
     Metric("memory", "Memory", "GB", "memory_bytes", "measured", ".3f", FROM_ZERO, factor=1e-9,
-           level="planned", level_of=_planned_memory),
+           level="planned", level_at=("plan", "memory_bytes", "total")),
     Metric("mfu", "Model FLOPs utilisation", "share of the peak rate", "mfu", "MFU", ".1f",
            {**FROM_ZERO, "ticksuffix": "%"}, factor=100.0),
 )  # fmt: skip
@@ -87,7 +79,7 @@ def _metric(data: RunData, metric: Metric) -> Figure | None:
         return None
     values, axis = values * metric.factor, metric.axis
     traces = [_curve(metric.name, data.train.step, values, "train", metric.hover, width=1.5)]
-    level = as_number(metric.level_of(data))
+    level = as_number(vars(data), *metric.level_at)
     if level is not None:
         traces.append(_level(metric.level, data.train.step, level * metric.factor, metric.hover))
     positive = values[np.isfinite(values) & (values > 0)]
@@ -101,8 +93,8 @@ def _metric(data: RunData, metric: Metric) -> Figure | None:
 
 def _other_steps(data: RunData) -> tuple[list[float], str]:
     """Where the number of steps changed, which the decay follows, and why."""
-    revised = [as_number(one.get("at")) for one in as_object(data.recipe.get("train")).get("revised") or []]
-    longer = [as_number(one.get("step")) for one in data.incidents if one.get("what") == "recipe_changed"]
+    revised = [as_number(one, "at") for one in as_objects(data.recipe, "train", "revised")]
+    longer = [as_number(one, "step") for one in data.incidents if one.get("what") == "recipe_changed"]
     steps = [step for step in [*revised, *longer] if step is not None]
     if not steps:
         return [], ""
@@ -125,7 +117,7 @@ def _loss(data: RunData) -> Figure | None:
             traces.append(_curve(f"rolled back ({number})", fork.step, undone, "lost", ".4f", dash="dot", width=1.5))
     if held_out is not None:
         traces.append(_curve("held out", data.validation.step, held_out, "accent", ".4f", marked=True))
-    steps = [as_number(incident.get("step")) for incident in data.incidents[:MARKED_INCIDENTS]]
+    steps = [as_number(incident, "step") for incident in data.incidents[:MARKED_INCIDENTS]]
     shapes = [parts.vertical(step) for step in steps if step is not None]
     said = [
         "Vertical dotted lines: incidents." if shapes else "",
@@ -147,9 +139,9 @@ def _bits_per_byte(data: RunData) -> Figure | None:
     traces = [_curve("all sources" if several else "held out", x, bits, "accent", ".4f", marked=True)]
     if several:
         traces += [_curve(name, x, values, *_style(name, names), width=1.25) for name, values in by_source.items()]
-    ngram = as_object(data.evaluation.get("ngram"))
-    if (level := as_number(ngram.get("bits_per_byte"))) is not None:
-        traces.append(_level(f"byte {as_number(ngram.get('order')) or 5:.0f}-gram", x, level, ".4f"))
+    ngram = as_object(data.evaluation, "ngram")
+    if (level := as_number(ngram, "bits_per_byte")) is not None:
+        traces.append(_level(f"byte {as_number(ngram, 'order') or 5:.0f}-gram", x, level, ".4f"))
     figure = _figure("bits", "Bits per byte, held-out text", "bits per byte", traces, note=_scored_text(data))
     if figure and tokens is not None:
         figure["group"] = "tokens"
@@ -159,8 +151,8 @@ def _bits_per_byte(data: RunData) -> Figure | None:
 
 def _scored_text(data: RunData) -> str:
     """Why the curve ends elsewhere than the headline, where validations read a part of the held-out text."""
-    whole = as_number(data.evaluation.get("tokens"))
-    limit = as_number(as_object(data.recipe.get("evaluate")).get("max_tokens"))
+    whole = as_number(data.evaluation, "tokens")
+    limit = as_number(data.recipe, "evaluate", "max_tokens")
     if whole is None or limit is None or whole <= limit:
         return ""
     return (

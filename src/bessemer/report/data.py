@@ -20,11 +20,54 @@ from numpy.typing import NDArray
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import accounts
-from bessemer.report.parts import series_ink
 from bessemer.run import RunFolder, read_json, read_json_lines
 
 Column = NDArray[np.float64]
 Json = dict[str, Any]
+
+
+# --- Values of a JSON file, whatever its shape ------------------------------------------------------------------------
+
+
+def value_at(value: Any, *keys: str) -> Any:
+    """The value under nested keys of a JSON object; None where one is missing or what should hold it is no object."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def as_number(value: Any, *keys: str) -> float | None:
+    """The finite number under `keys`, or None for anything else that a file may hold in its place."""
+    value = value_at(value, *keys)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def number_or_0(value: Any, *keys: str) -> float:
+    """The finite number under `keys`, 0 where there is none."""
+    return as_number(value, *keys) or 0.0
+
+
+def as_object(value: Any, *keys: str) -> Json:
+    """The JSON object under `keys`, or an empty one for anything else."""
+    value = value_at(value, *keys)
+    return value if isinstance(value, dict) else {}
+
+
+def as_objects(value: Any, *keys: str) -> list[Json]:
+    """The JSON objects in the list under `keys`; nothing for anything else."""
+    value = value_at(value, *keys)
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def as_text(value: Any, *keys: str) -> str:
+    """The string under `keys`, or the empty one."""
+    value = value_at(value, *keys)
+    return value if isinstance(value, str) else ""
+
+
+# --- A run ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -84,7 +127,7 @@ class RunData:
     @property
     def objective(self) -> str:
         """What the run predicts: causal, masked or classify."""
-        return as_text(as_object(self.recipe.get("train")).get("objective")) or "causal"
+        return as_text(self.recipe, "train", "objective") or "causal"
 
     @property
     def loss_unit(self) -> str:
@@ -94,18 +137,12 @@ class RunData:
     @property
     def source_names(self) -> list[str]:
         """Names of the sources, first as in the recipe, then as in the data: the order of their colours."""
-        names = [
-            as_text(source.get("name")) for source in as_objects(as_object(self.recipe.get("corpus")).get("sources"))
-        ]
-        names += [as_text(source.get("source")) for source in as_objects(self.statistics.get("sources"))]
-        names += [*as_object(self.manifest.get("sources")), *as_object(self.mixture.get("sources"))]
+        names = [as_text(source, "name") for source in as_objects(self.recipe, "corpus", "sources")]
+        names += [as_text(source, "source") for source in as_objects(self.statistics, "sources")]
+        names += [*as_object(self.manifest, "sources"), *as_object(self.mixture, "sources")]
         for curves in (self.train, self.validation):
             names += [name for key, group in curves.groups.items() if key.endswith("_by_source") for name in group]
         return list(dict.fromkeys(names))
-
-    def ink(self, source: str) -> str:
-        """The colour of a source."""
-        return series_ink(self.source_names.index(source))
 
 
 def read(run: RunFolder) -> RunData:
@@ -127,22 +164,21 @@ def read(run: RunFolder) -> RunData:
     except tomllib.TOMLDecodeError:
         notes.append("recipe.toml is damaged; it is shown as it stands.")
         recipe = {}
+    files = {
+        "environment": run.environment, "statistics": run.corpus / "statistics.json", "quality": run.corpus / "quality.json",
+        "manifest": run.tokens / "manifest.json", "plan": run.plan, "mixture": run.path / "mixture.json",
+        "evaluation": run.evaluation, "export": run.export / "bessemer.json",
+    }  # fmt: skip
+    found: dict[str, Any] = {name: json_file(path) for name, path in files.items()}
     data = RunData(
-        name=as_text(as_object(recipe.get("run")).get("name")) or run.path.resolve().name,
+        name=as_text(recipe, "run", "name") or run.path.resolve().name,
         recipe=recipe,
         recipe_text=recipe_text,
-        environment=json_file(run.environment),
-        statistics=json_file(run.corpus / "statistics.json"),
-        quality=json_file(run.corpus / "quality.json"),
-        manifest=json_file(run.tokens / "manifest.json"),
-        plan=json_file(run.plan),
-        mixture=json_file(run.path / "mixture.json"),
-        evaluation=json_file(run.evaluation),
-        export=json_file(run.export / "bessemer.json"),
+        **found,
         incidents=as_objects(read_json_lines(run.incidents)),
         forks=_forks(run.forks),
         times=accounts(run.times) or {},
-        stages=as_objects(json_file(run.path / "stages.json").get("stages")),
+        stages=as_objects(json_file(run.path / "stages.json"), "stages"),
         notes=notes,
         **_curves(run.metrics, notes),
     )
@@ -153,34 +189,12 @@ def read(run: RunFolder) -> RunData:
     return data
 
 
-def as_number(value: Any) -> float | None:
-    """A finite number, or None for anything else that a file may hold in its place."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def as_object(value: Any) -> Json:
-    """A JSON object, or an empty one for anything else."""
-    return value if isinstance(value, dict) else {}
-
-
-def as_objects(value: Any) -> list[Json]:
-    """The JSON objects in a list; nothing for anything else."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def as_text(value: Any) -> str:
-    """A string, or the empty one."""
-    return value if isinstance(value, str) else ""
-
-
-def _curves(path: Path, notes: list[str]) -> dict[str, Curves]:
-    """The curves of each kind of line. Read line by line: as objects, a long run would not fit in memory."""
+def _curves(path: Path, notes: list[str]) -> dict[str, Any]:
+    """The Curves of each kind of line. Read line by line: as objects, a long run would not fit in memory."""
     columns = {kind: _LogColumns() for kind in ("train", "validation", "inside")}
     damaged = 0
     for row in _lines(path):
-        if row is None or as_number(row.get("step")) is None:
+        if as_number(row, "step") is None:
             damaged += 1
         elif row.get("kind") in columns:
             columns[row["kind"]].add(row)
@@ -193,24 +207,21 @@ def _forks(path: Path) -> list[Curves]:
     """The training lines that each rollback undid, in the order of the rollbacks."""
     columns: dict[float, _LogColumns] = {}
     for row in _lines(path):
-        if row is not None and row.get("kind") == "train" and as_number(row.get("step")) is not None:
-            columns.setdefault(as_number(row.get("fork")) or 0.0, _LogColumns()).add(row)
+        if row.get("kind") == "train" and as_number(row, "step") is not None:
+            columns.setdefault(number_or_0(row, "fork"), _LogColumns()).add(row)
     return [columns[number].finish() for number in sorted(columns)]
 
 
-def _lines(path: Path) -> Iterator[Json | None]:
-    """Each line as an object; None for one that is damaged."""
+def _lines(path: Path) -> Iterator[Json]:
+    """Each line as an object; an empty one for a line that is damaged."""
     if not path.exists():
         return
     with open(path, "rb") as file:
-        for line in file:
-            if not line.strip():
-                continue
+        for line in filter(bytes.strip, file):
             try:
-                row = json.loads(line)
+                yield as_object(json.loads(line))
             except ValueError:
-                row = None
-            yield row if isinstance(row, dict) else None
+                yield {}
 
 
 class _LogColumns:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bessemer.report import corpus, parts, plan_page, planned, quality, results, summary, tokens, wall_time
+from bessemer.report import corpus, parts, plan_page, planned, quality, results, summary, tokens
 from bessemer.report import data as run_data
 from bessemer.report.curves import curves, smoothing_control
 from bessemer.report.data import RunData
@@ -35,7 +35,7 @@ def render(data: RunData) -> str:
 def sections(data: RunData) -> list[Block]:
     """What the page shows, in its order; what a run lacks is empty."""
     return [
-        _curves(data), summary.plan_section(data), wall_time.section(data), plan_page.run_section(data),
+        _curves(data), summary.plan_section(data), results.wall_time(data), plan_page.run_section(data),
         results.processes(data), results.samples(data), results.fill_ins(data), results.classes(data), corpus.section(data),
         quality.section(data), tokens.section(data), results.incidents(data), results.export(data), results.stages(data),
         results.environment(data), results.recipe(data),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import BessemerError
+from bessemer.report.data import Json, RunData, as_number, as_text
 from bessemer.run import write_atomic
 from bessemer.terminal import duration
 
@@ -105,6 +106,12 @@ def tile(label: str, value: str, note: str = "") -> Block:
 # --- Blocks -----------------------------------------------------------------------------------------------------------
 
 
+def _block(kind: str, name: str, items: Iterable[Any], **more: Any) -> Block:
+    """A block of several items under `name`; nothing without items."""
+    shown = list(items)
+    return {"kind": kind, name: shown, **more} if shown else {}
+
+
 def finding(*sentences: str) -> Block:
     """The first paragraph of a section: what its numbers come to."""
     said = " ".join(filter(None, sentences))
@@ -124,8 +131,54 @@ def titled(title: str, *blocks: Any) -> list[Block]:
 
 def folded(summary: str, *blocks: Any, count: str = "") -> Block:
     """Blocks that open on a click."""
-    shown = flat(blocks)
-    return {"kind": "folded", "summary": summary, "count": count, "blocks": shown} if shown else {}
+    return _block("folded", "blocks", flat(blocks), summary=summary, count=count)
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> Block:
+    """Names with their values, in columns."""
+    return _block("facts", "pairs", pairs)
+
+
+def key(items: Iterable[tuple[str, str, str]], code: bool = False) -> Block:
+    """A legend: (ink, name, value in bold)."""
+    return _block("key", "items", items, code=code)
+
+
+def stack(parts: Iterable[tuple[str, float]]) -> Block:
+    """One bar over the whole width of (ink, percent)."""
+    return _block("stack", "parts", parts)
+
+
+def lanes(rows: Sequence[Block], edge: float | None = None, ticks: Sequence[tuple[float, str]] = ()) -> Block:
+    """Horizontal bars of pieces.
+
+    A row has name, pieces (ink, left, width, tooltip; in percent), end (text at the right), css, far and cut. edge: a line
+    across all; ticks: (percent, text) of an axis below.
+    """
+    return _block("lanes", "rows", rows, edge=edge, ticks=list(ticks))
+
+
+def checks(items: Iterable[tuple[bool, str]]) -> Block:
+    """A list of what passed and what did not."""
+    return _block("checks", "items", items)
+
+
+def quotes(items: Iterable[Block]) -> Block:
+    """Text of documents or of the model, preformatted: before, marked, after, and a caption of cells."""
+    return _block("quotes", "items", items)
+
+
+def example(name: str, text: str, *, more: str = "", path: str = "", detail: str = "") -> Block:
+    """An excerpt of a document under its name."""
+    return {"kind": "example", "name": name, "text": text, "more": more, "path": path, "detail": detail}
+
+
+def plots(*figures: Figure | None, css: str = "", wide: bool = False) -> Block:
+    """Figures side by side. css: single (one low and wide), even, tall; wide: the first takes the whole width."""
+    return _block("plots", "figures", filter(None, figures), css=css, wide=wide)
+
+
+# --- Tables -----------------------------------------------------------------------------------------------------------
 
 
 def cell(text: Any = "", **more: Any) -> Block:
@@ -159,73 +212,28 @@ def table(
 ) -> Block:
     """A table; nothing without rows. groups: (classes, columns spanned, title) above the columns; total: a last row."""
     shown = [one if isinstance(one, dict) else row(one) for one in rows]
-    if not shown:
-        return {}
-    shown += [row(total, "total")] if total is not None else []
-    split = [one if isinstance(one, dict) else dict(zip(("css", "text"), _column(one), strict=True)) for one in columns]
-    return {
-        "kind": "table",
-        "columns": split,
-        "rows": shown,
-        "groups": list(groups),
-        "groups_css": groups_css,
-        "css": css,
-    }
+    if shown and total is not None:
+        shown.append(row(total, "total"))
+    titles = [one if isinstance(one, dict) else _title(one) for one in columns]
+    return _block("table", "rows", shown, columns=titles, groups=list(groups), groups_css=groups_css, css=css)
 
 
-def _column(column: str) -> tuple[str, str]:
-    css, bar_, title = column.partition("|")
-    return (css, title) if bar_ else ("", column)
+def _title(column: str) -> Block:
+    css, divider, title = column.partition("|")
+    return {"css": css, "text": title} if divider else {"css": "", "text": column}
 
 
-def facts(pairs: Iterable[tuple[str, str]]) -> Block:
-    """Names with their values, in columns."""
-    shown = list(pairs)
-    return {"kind": "facts", "pairs": shown} if shown else {}
+def records(columns: Sequence[tuple[Any, ...]], rows: Iterable[Json], **options: Any) -> Block:
+    """A table of JSON objects. A column is (title, key), a text; (title, key, format), a number, with a dash where there is
+    none; or (title, function from an object to its cell)."""
+    cells = [[_record_cell(one, *of) for _, *of in columns] for one in rows]
+    return table([title for title, *_ in columns], cells, **options)
 
 
-def key(items: Iterable[tuple[str, str, str]], code: bool = False) -> Block:
-    """A legend: (ink, name, value in bold)."""
-    shown = list(items)
-    return {"kind": "key", "items": shown, "code": code} if shown else {}
-
-
-def stack(parts: Iterable[tuple[str, float]]) -> Block:
-    """One bar over the whole width of (ink, percent)."""
-    shown = list(parts)
-    return {"kind": "stack", "parts": shown} if shown else {}
-
-
-def lanes(rows: Sequence[Block], edge: float | None = None, ticks: Sequence[tuple[float, str]] = ()) -> Block:
-    """Horizontal bars of pieces.
-
-    A row has name, pieces (ink, left, width, tooltip; in percent), end (text at the right), css, far and cut. edge: a line
-    across all; ticks: (percent, text) of an axis below.
-    """
-    return {"kind": "lanes", "rows": list(rows), "edge": edge, "ticks": list(ticks)} if rows else {}
-
-
-def checks(items: Iterable[tuple[bool, str]]) -> Block:
-    """A list of what passed and what did not."""
-    shown = list(items)
-    return {"kind": "checks", "items": shown} if shown else {}
-
-
-def quotes(items: Iterable[Block]) -> Block:
-    """Text of documents or of the model, preformatted: before, marked, after, and a caption of cells."""
-    shown = list(items)
-    return {"kind": "quotes", "items": shown} if shown else {}
-
-
-def example(name: str, text: str, *, more: str = "", path: str = "", detail: str = "") -> Block:
-    """An excerpt of a document under its name."""
-    return {"kind": "example", "name": name, "text": text, "more": more, "path": path, "detail": detail}
-
-
-def plots(*figures: Figure | None, css: str = "", wide: bool = False) -> Block:
-    """Figures side by side. css: single (one low and wide), even, tall; wide: the first takes the whole width."""
-    shown = [one for one in figures if one]
-    return {"kind": "plots", "figures": shown, "css": css, "wide": wide} if shown else {}
+def _record_cell(one: Json, key: Any, shown: Callable[[float], Any] | None = None) -> Any:
+    if callable(key):
+        return key(one)
+    return as_text(one, key) if shown is None else known(as_number(one, key), shown)
 
 
 # --- Figures ----------------------------------------------------------------------------------------------------------
@@ -282,6 +290,11 @@ def short(values: Iterable[float]) -> list[float]:
 def series_ink(number: int) -> str:
     """The colour of the n-th series: six, which colour-blind readers can tell apart."""
     return f"source-{number % 6 + 1}"
+
+
+def source_ink(data: RunData, source: str) -> str:
+    """The colour of a source of a run."""
+    return series_ink(data.source_names.index(source))
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

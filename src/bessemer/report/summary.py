@@ -10,7 +10,7 @@ import numpy as np
 
 from bessemer.plan.here import parameters_of
 from bessemer.report import parts
-from bessemer.report.data import RunData, as_number, as_object, as_text
+from bessemer.report.data import RunData, as_number, as_object, as_text, number_or_0
 from bessemer.report.parts import Block
 from bessemer.terminal import amount, duration, size, step_time
 
@@ -19,12 +19,12 @@ SHOWN_VALIDATIONS = 25
 
 def headline(data: RunData) -> str:
     """The run in one sentence."""
-    parameters = parameters_of(data.plan)[0] or as_number(data.export.get("parameters"))
+    parameters = parameters_of(data.plan)[0] or as_number(data.export, "parameters")
     kind = {"masked": "encoder", "classify": "classifier"}.get(data.objective, "decoder")
     subject = f"{article(amount(parameters))} {amount(parameters)}-parameter {kind}" if parameters else f"A {kind}"
     if not len(data.train):
         return _untrained(data, subject)
-    tokens, planned, done = data.train.last("tokens"), as_number(data.plan.get("tokens")), finished(data)
+    tokens, planned, done = data.train.last("tokens"), as_number(data.plan, "tokens"), finished(data)
     of = f" of {amount(planned)}" if planned and not done else ""
     verb = "read" if done else "has so far read"
     sentence = f"{subject} {verb} {amount(tokens)}{of} tokens" if tokens else f"{subject} was trained"
@@ -46,10 +46,10 @@ def headline(data: RunData) -> str:
 def origin(data: RunData) -> str:
     """When and where the run started, in one line."""
     known = data.environment
-    commit = as_text(as_object(known.get("git")).get("commit"))
+    commit = as_text(known, "git", "commit")
     said = [
-        f"started {parts.clock(known['started'])}" if known.get("started") else "", as_text(known.get("device")),
-        as_text(known.get("precision")), f"commit {commit[:8]}" if commit else "",
+        f"started {parts.clock(known['started'])}" if known.get("started") else "", as_text(known, "device"),
+        as_text(known, "precision"), f"commit {commit[:8]}" if commit else "",
         f"Bessemer {known['bessemer']}" if known.get("bessemer") else "",
     ]  # fmt: skip
     return " · ".join(filter(None, said))
@@ -58,13 +58,13 @@ def origin(data: RunData) -> str:
 def finished(data: RunData) -> bool:
     """Whether the run's last step was trained: that of its recipe, which follows the pace of a run that is given minutes, else
     of the plan; true when there is neither."""
-    steps = as_number(as_object(data.recipe.get("train")).get("steps")) or as_number(data.plan.get("steps"))
+    steps = as_number(data.recipe, "train", "steps") or as_number(data.plan, "steps")
     return len(data.train) > 0 and (steps is None or data.train.step[-1] >= steps)
 
 
 def score(data: RunData, name: str) -> float | None:
     """A score of the final evaluation, else of the last validation; None for an objective that is not scored by it."""
-    found = as_number(data.evaluation.get(name))
+    found = as_number(data.evaluation, name)
     return data.validation.last(name) if found is None else found
 
 
@@ -82,9 +82,43 @@ def training_seconds(data: RunData) -> float | None:
 
 def tiles(data: RunData) -> list[Block]:
     """Up to six key figures."""
-    found = (_score_tile(data), _parameters_tile(data), _tokens_tile(data), *_speed_tiles(data), _export_tile(data),
-             _corpus_tile(data))  # fmt: skip
+    found = [_score_tile(data)]
+    total, inner = parameters_of(data.plan)
+    if total is not None:
+        found.append(parts.tile("Parameters", amount(total), f"{amount(inner)} without embeddings" if inner else ""))
+    tokens, seconds = data.train.last("tokens"), training_seconds(data)
+    to_train_on = sum(number_or_0(source, "train", "tokens") for source in as_object(data.manifest, "sources").values())
+    if tokens is not None:
+        found.append(
+            parts.tile("Training tokens", amount(tokens), f"{tokens / total:.2g} per parameter" if total else "")
+        )
+    elif to_train_on:
+        found.append(parts.tile("Tokens to train on", amount(to_train_on)))
+    if seconds is not None:
+        planned = number_or_0(data.plan, "step_seconds") * float(data.train.step[-1])
+        said = f"{seconds / planned:.2f} of the plan" if planned else f"{data.train.step[-1]:,.0f} steps"
+        found.append(parts.tile("Time in training steps", duration(seconds), said))
+    rate, mfu = data.train.median("tokens_per_second"), data.train.median("mfu")
+    if rate is not None:
+        found.append(parts.tile("Tokens per second", amount(rate), f"{mfu:.0%} of peak FLOPs" if mfu else ""))
+    if data.export:
+        found.append(parts.tile("Export", "verified", str(data.export.get("architecture") or "")))
+    kept, came = (as_number(data.statistics, "totals", key) for key in ("documents_kept", "documents_in"))
+    if kept is not None and came:
+        found.append(parts.tile("Documents kept", f"{kept / came:.0%}", f"{kept:,.0f} of {came:,.0f}"))
     return [tile for tile in found if tile is not None][:6]
+
+
+def _score_tile(data: RunData) -> Block | None:
+    loss = as_number(data.evaluation, "loss") or data.validation.last("loss")
+    bits, right = score(data, "bits_per_byte"), score(data, "accuracy")
+    if bits is not None:
+        said = _against_ngram(data, digits=3) or (f"loss {loss:.3f} nats per token" if loss is not None else "")
+        return parts.tile("Held-out bits per byte", f"{bits:.3f}", said)
+    if right is None:
+        return None
+    label = "Held-out texts classed right" if data.objective == "classify" else "Hidden tokens guessed right"
+    return parts.tile(label, f"{right:.1%}", f"loss {loss:.3f} {data.loss_unit}" if loss else "")
 
 
 def comparison(data: RunData) -> list[Block]:
@@ -92,17 +126,17 @@ def comparison(data: RunData) -> list[Block]:
     plan, train = data.plan, data.train
     if not plan or not len(train):
         return []
-    steps, seconds = float(train.step[-1]), as_number(plan.get("step_seconds"))
-    peak, total = train.column("memory_bytes"), as_number(as_object(plan.get("memory_bytes")).get("total"))
+    steps, seconds = float(train.step[-1]), as_number(plan, "step_seconds")
+    peak, total = train.column("memory_bytes"), as_number(plan, "memory_bytes", "total")
     time = f"Time in training steps{'' if finished(data) else ' so far'}"
     rows: list[tuple[str, float | None, float | None, Callable[[Any], str], bool]] = [
-        ("Steps", as_number(plan.get("steps")), steps, parts.count, False),
-        ("Tokens", as_number(plan.get("tokens")), train.last("tokens"), amount, False),
+        ("Steps", as_number(plan, "steps"), steps, parts.count, False),
+        ("Tokens", as_number(plan, "tokens"), train.last("tokens"), amount, False),
         (time, seconds * steps if seconds else None, training_seconds(data), duration, True),
         ("Time of a step (median)", seconds, train.median("step_seconds"), step_time, True),
-        ("Tokens per second (median)", as_number(plan.get("tokens_per_second")), train.median("tokens_per_second"),
+        ("Tokens per second (median)", as_number(plan, "tokens_per_second"), train.median("tokens_per_second"),
          parts.count, True),
-        ("Model FLOPs utilisation (median)", as_number(plan.get("mfu")), train.median("mfu"), "{:.1%}".format, True),
+        ("Model FLOPs utilisation (median)", as_number(plan, "mfu"), train.median("mfu"), "{:.1%}".format, True),
         ("Memory at the peak", total, None if peak is None else float(np.nanmax(peak)), size, True),
     ]  # fmt: skip
     return [
@@ -114,8 +148,7 @@ def comparison(data: RunData) -> list[Block]:
 
 def plan_section(data: RunData) -> Block:
     """Planned and measured, with the error of each, and the planned memory by part."""
-    rows = []
-    compared = comparison(data)
+    rows, compared = [], comparison(data)
     for one in compared:
         ratio, rated = one["ratio"], one["rated"]
         far = rated and ratio is not None and not 0.8 <= ratio <= 1.25
@@ -125,10 +158,9 @@ def plan_section(data: RunData) -> Block:
         shown = parts.cell(f"{ratio:.2f}" if ratio else "–", css="far" if far else "")
         rows.append([one["label"], one["planned"], one["measured"], shown, parts.cell(track=track)])
     columns = ["", "n|Planned", "n|Measured", "n|Ratio", parts.cell(css="dots wide-only", icon="scale")]
-    memory = {
-        name: as_number(value) for name, value in as_object(data.plan.get("memory_bytes")).items() if name != "total"
-    }
-    held = [(f"part-{place % 6 + 1}", name, value) for place, (name, value) in enumerate(memory.items()) if value]
+    by_part = as_object(data.plan, "memory_bytes").items()
+    memory = [(name, number_or_0(value)) for name, value in by_part if name != "total"]
+    held = [(f"part-{place % 6 + 1}", name, value) for place, (name, value) in enumerate(memory) if value]
     total = sum(value for _, _, value in held)
     return parts.section(
         "plan", "Planned and measured", parts.finding(_plan_finding(data, compared)) if rows or held else {},
@@ -167,9 +199,8 @@ def validations(data: RunData) -> Block:
     rows = []
     for place in (place for place in range(len(curves)) if place % every == 0 or place == last):
         values = [float(curves.columns[name][place]) if name in curves.columns else np.nan for name in names]
-        cells = [
-            shown[name][1](value) if np.isfinite(value) else "–" for name, value in zip(names, values, strict=True)
-        ]
+        pairs = zip(names, values, strict=True)
+        cells = [shown[name][1](value) if np.isfinite(value) else "–" for name, value in pairs]
         rows.append([f"{curves.step[place]:,.0f}", *cells])
     return parts.folded(
         "Validations in numbers", parts.table(["n|Step", *(f"n|{shown[name][0]}" for name in names)], rows)
@@ -182,13 +213,13 @@ def article(shown: str) -> str:
 
 
 def _untrained(data: RunData, subject: str) -> str:
-    totals = as_object(data.statistics.get("totals"))
-    kept, found, clean = (as_number(totals.get(key)) for key in ("documents_kept", "documents_in", "bytes_kept"))
+    totals = as_object(data.statistics, "totals")
+    kept, found, clean = (as_number(totals, key) for key in ("documents_kept", "documents_in", "bytes_kept"))
     said = []
     if kept is not None and found:
         of_text = f", {size(clean)} of clean text" if clean is not None else ""
         said.append(f"The corpus keeps {kept:,.0f} of {found:,.0f} documents ({kept / found:.0%}){of_text}.")
-    tokens, seconds = as_number(data.plan.get("tokens")), as_number(data.plan.get("seconds"))
+    tokens, seconds = as_number(data.plan, "tokens"), as_number(data.plan, "seconds")
     if tokens:
         time = f" in about {duration(seconds)}" if seconds else ""
         said.append(f"{subject} is planned to read {amount(tokens)} tokens{time}.")
@@ -196,24 +227,12 @@ def _untrained(data: RunData, subject: str) -> str:
 
 
 def _against_ngram(data: RunData, digits: int) -> str:
-    ngram = as_object(data.evaluation.get("ngram"))
-    bits, theirs = as_number(data.evaluation.get("bits_per_byte")), as_number(ngram.get("bits_per_byte"))
+    ngram = as_object(data.evaluation, "ngram")
+    bits, theirs = as_number(data.evaluation, "bits_per_byte"), as_number(ngram, "bits_per_byte")
     if bits is None or theirs is None:
         return ""
-    order = as_number(ngram.get("order")) or 5
+    order = as_number(ngram, "order") or 5
     return f"{abs(theirs - bits):.{digits}f} {'below' if bits < theirs else 'above'} a byte {order:.0f}-gram"
-
-
-def _score_tile(data: RunData) -> Block | None:
-    loss = as_number(data.evaluation.get("loss")) or data.validation.last("loss")
-    bits, right = score(data, "bits_per_byte"), score(data, "accuracy")
-    if bits is not None:
-        said = _against_ngram(data, digits=3) or (f"loss {loss:.3f} nats per token" if loss is not None else "")
-        return parts.tile("Held-out bits per byte", f"{bits:.3f}", said)
-    if right is None:
-        return None
-    label = "Held-out texts classed right" if data.objective == "classify" else "Hidden tokens guessed right"
-    return parts.tile(label, f"{right:.1%}", f"loss {loss:.3f} {data.loss_unit}" if loss else "")
 
 
 def _accuracy_finding(data: RunData) -> str:
@@ -227,47 +246,6 @@ def _accuracy_finding(data: RunData) -> str:
     return f"{what} on held-out text: from {right[0]:.1%} to {right[-1]:.1%} over {len(right)} validations."
 
 
-def _parameters_tile(data: RunData) -> Block | None:
-    total, inner = parameters_of(data.plan)
-    said = f"{amount(inner)} without embeddings" if inner else ""
-    return None if total is None else parts.tile("Parameters", amount(total), said)
-
-
-def _tokens_tile(data: RunData) -> Block | None:
-    tokens, total = data.train.last("tokens"), parameters_of(data.plan)[0]
-    if tokens is not None:
-        return parts.tile("Training tokens", amount(tokens), f"{tokens / total:.2g} per parameter" if total else "")
-    sources = as_object(data.manifest.get("sources")).values()
-    counts = [as_number(as_object(as_object(source).get("train")).get("tokens")) for source in sources]
-    known = sum(count for count in counts if count)
-    return parts.tile("Tokens to train on", amount(known)) if known else None
-
-
-def _speed_tiles(data: RunData) -> list[Block]:
-    found, seconds = [], training_seconds(data)
-    if seconds is not None:
-        step = as_number(data.plan.get("step_seconds"))
-        planned = step * float(data.train.step[-1]) if step else None
-        said = f"{seconds / planned:.2f} of the plan" if planned else f"{data.train.step[-1]:,.0f} steps"
-        found.append(parts.tile("Time in training steps", duration(seconds), said))
-    rate, mfu = data.train.median("tokens_per_second"), data.train.median("mfu")
-    if rate is not None:
-        found.append(parts.tile("Tokens per second", amount(rate), f"{mfu:.0%} of peak FLOPs" if mfu else ""))
-    return found
-
-
-def _export_tile(data: RunData) -> Block | None:
-    return parts.tile("Export", "verified", str(data.export.get("architecture") or "")) if data.export else None
-
-
-def _corpus_tile(data: RunData) -> Block | None:
-    totals = as_object(data.statistics.get("totals"))
-    kept, found = as_number(totals.get("documents_kept")), as_number(totals.get("documents_in"))
-    if kept is None or not found:
-        return None
-    return parts.tile("Documents kept", f"{kept / found:.0%}", f"{kept:,.0f} of {found:,.0f}")
-
-
 def _plan_finding(data: RunData, rows: list[Block]) -> str:
     """The plan's error in time and memory, in words."""
     said = []
@@ -276,7 +254,7 @@ def _plan_finding(data: RunData, rows: list[Block]) -> str:
             said.append(f"the training steps took {_off(one['ratio'], 'longer', 'less')}")
         elif one["ratio"] and one["label"].startswith("Memory"):
             said.append(f"memory came to {_off(one['ratio'], 'more', 'less')}")
-    source = as_text(data.plan.get("step_seconds_from"))
+    source = as_text(data.plan, "step_seconds_from")
     basis = f" The plan's step time: {source}." if source else ""
     return f"{parts.capitalised(' and '.join(said))}.{basis}" if said else ""
 
