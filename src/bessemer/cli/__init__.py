@@ -108,32 +108,16 @@ class _Commands:
 
     def add(self, name: str, help: str, do: Callable[[argparse.Namespace], Any]) -> argparse.ArgumentParser:
         """A command that calls `do` with its arguments; what it returns is printed under --json."""
-        command: argparse.ArgumentParser = self.added.add_parser(
-            name, help=help, description=help[0].upper() + help[1:] + "."
-        )
+        described = f"{help[0].upper()}{help[1:]}."
+        command: argparse.ArgumentParser = self.added.add_parser(name, help=help, description=described)
         command.set_defaults(do=do, command=name)
         command.add_argument("--json", action="store_true", help="print one JSON value for machines, nothing else")
         return command
 
 
 def _parser() -> _Parser:
-    from bessemer.cli import (
-        calibrate,
-        crawl,
-        data,
-        diagnose,
-        ladder,
-        launch,
-        model,
-        plan,
-        recipe,
-        report,
-        run,
-        schedule,
-        study,
-        trace,
-        train,
-    )
+    from bessemer.cli.commands import COMMANDS
+    from bessemer.cli.options import Command, add_options
 
     parser = _Parser(
         prog="bessemer",
@@ -143,11 +127,14 @@ def _parser() -> _Parser:
     )
     parser.add_argument("--version", action="version", version=f"bessemer {__version__}")
     commands = _Commands(parser)
-    for add in (
-        run.add, data.add, plan.add, schedule.add, crawl.add, calibrate.add, train.add, launch.add, model.add_evaluate,
-        model.add_exchange, trace.add, diagnose.add, report.add, ladder.add, study.add, recipe.add,
-    ):  # fmt: skip
-        add(commands)
+    for one in COMMANDS:
+        if not isinstance(one, Command):
+            one.add(commands)
+            continue
+        command = commands.add(one.name, one.help, one.do)
+        add_options(command, one.options)
+        if one.either:
+            add_options(command.add_mutually_exclusive_group(required=True), one.either)
     return parser
 
 

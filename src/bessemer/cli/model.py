@@ -14,44 +14,6 @@ if TYPE_CHECKING:
     import argparse
 
 
-def add_evaluate(commands: Any) -> None:
-    evaluate_ = commands.add("evaluate", "held-out scores and samples of a run's newest checkpoint", evaluate)
-    options.add_run(evaluate_)
-    options.add_average(evaluate_)
-    generate_ = commands.add("generate", "continue a prompt", generate)
-    options.add_run(generate_)
-    generate_.add_argument("prompt", help="the text to continue; - reads it from standard input")
-    options.add_sampling(generate_)
-    chat_ = commands.add("chat", "talk with a model, by its chat template", chat)
-    options.add_run(chat_)
-    options.add_sampling(chat_)
-    chat_.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
-    chat_.add_argument(
-        "--template", metavar="NAME|FILE", help="plain, chatml or a Jinja file (default: the model's own, else plain)"
-    )
-
-
-def add_exchange(commands: Any) -> None:
-    import_ = commands.add(
-        "import", "make a run of a model in the Hugging Face layout, checked against it", import_model
-    )
-    import_.add_argument("folder", help="a folder with config.json, safetensors and tokenizer.json, or hf:ORG/NAME")
-    import_.add_argument("--name", help="name of the run (default: the folder's)")
-    import_.add_argument("--dir", default="runs", help="folder that holds run folders (default runs)")
-    export_ = commands.add("export", "write a run's model in another layout, checked there", export)
-    options.add_run(export_)
-    options.add_average(export_)
-    export_.add_argument("folder", help="where to; it must be empty or not exist")
-    export_.add_argument(
-        "--to", choices=["hf", "gguf"], default="hf",
-        help="hf: what `transformers` loads (default); gguf: one file for llama.cpp, with a Modelfile for Ollama",
-    )  # fmt: skip
-    export_.add_argument(
-        "--dtype", choices=["float32", "bfloat16", "float16", "q8_0"],
-        help="of the weights; q8_0: 8 bits, GGUF only (default: export.dtype, else an import's own, else float32)",
-    )  # fmt: skip
-
-
 def evaluate(args: argparse.Namespace) -> Any:
     from bessemer import stages
 

@@ -1,7 +1,9 @@
-"""Options that several commands share."""
+"""Options as data, and those that several commands share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import InputError
@@ -11,39 +13,67 @@ if TYPE_CHECKING:
 
     from bessemer.evaluate.generation import Sampling
 
+Option = tuple[str, dict[str, Any]]
 RECIPE = "a recipe file, the name of a shipped one (`bessemer recipe`), a run folder, or a folder of text"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command. do: called with the parsed arguments; what it returns is printed under --json. either: options of which
+    exactly one is given."""
+
+    name: str
+    help: str
+    do: Callable[[argparse.Namespace], Any]
+    options: tuple[Option, ...] = ()
+    either: tuple[Option, ...] = ()
+
+
+def option(name: str, help: str, **how: Any) -> Option:
+    """An option or a positional argument, in argparse's terms."""
+    return name, {"help": help, **how}
+
+
+def flag(name: str, help: str) -> Option:
+    """An option without a value."""
+    return option(name, help, action="store_true")
+
+
+def add_options(parser: Any, options: Iterable[Option]) -> None:
+    for name, how in options:
+        parser.add_argument(name, **how)
+
+
+OVERRIDES = option(
+    "--set", "override a recipe key, for example train.steps=50", action="append", default=[], metavar="KEY=VALUE",
+    dest="overrides",
+)  # fmt: skip
+OF_RECIPE = (option("recipe", RECIPE), OVERRIDES)
+OF_RUN = (option("run", "a run folder, or the recipe of a run"), OVERRIDES)
+CHANGES = (
+    flag("--accept-changes", "continue although the recipe has changed"),
+    flag("--restart", "train from the start; the earlier training is set aside"),
+)
+AVERAGE = option(
+    "--average", "use the mean of the weights of the N newest checkpoints", type=int, default=1, metavar="N"
+)
+SAMPLING = (
+    option("--max-tokens", "tokens to write (default 200)", type=int, default=200, metavar="N"),
+    option("--temperature", "0 is greedy (default 0.8)", type=float, default=0.8, metavar="T"),
+    option("--top-k", "sample from the K likeliest tokens; 0: all (default 50)", type=int, default=50, metavar="K"),
+    option("--top-p", "sample from the likeliest tokens that together have probability P (default 1: all)", type=float,
+           default=1.0, metavar="P"),
+    option("--seed", "seed of the sampling (default 0)", type=int, default=0, metavar="S"),
+)  # fmt: skip
 
 
 def add_recipe(command: Any, help: str = RECIPE, **how: Any) -> None:
     """The recipe that the command is about, and changes of its keys."""
-    command.add_argument("recipe", help=help, **how)
-    add_overrides(command)
-
-
-def add_run(command: Any) -> None:
-    """The run that the command is about, and changes of its recipe."""
-    command.add_argument("run", help="a run folder, or the recipe of a run")
-    add_overrides(command)
+    add_options(command, (option("recipe", help, **how), OVERRIDES))
 
 
 def add_overrides(command: Any) -> None:
-    command.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="override a recipe key, for example train.steps=50",
-    )  # fmt: skip
-
-
-def add_changes(command: Any) -> None:
-    command.add_argument("--accept-changes", action="store_true", help="continue although the recipe has changed")
-    command.add_argument(
-        "--restart", action="store_true", help="train from the start; the earlier training is set aside"
-    )
-
-
-def add_average(command: Any) -> None:
-    command.add_argument(
-        "--average", type=int, default=1, metavar="N", help="use the mean of the weights of the N newest checkpoints"
-    )
+    add_options(command, (OVERRIDES,))
 
 
 def average(args: argparse.Namespace) -> int:
@@ -52,19 +82,6 @@ def average(args: argparse.Namespace) -> int:
     if count < 1:
         raise InputError(f"--average: {count} is not a number of checkpoints; give 1 or more")
     return count
-
-
-def add_sampling(command: Any) -> None:
-    command.add_argument("--max-tokens", type=int, default=200, metavar="N", help="tokens to write (default 200)")
-    command.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0 is greedy (default 0.8)")
-    command.add_argument(
-        "--top-k", type=int, default=50, metavar="K", help="sample from the K likeliest tokens; 0: all (default 50)"
-    )
-    command.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P",
-        help="sample from the likeliest tokens that together have probability P (default 1: all)",
-    )  # fmt: skip
-    command.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the sampling (default 0)")
 
 
 def sampling(args: argparse.Namespace) -> Sampling:

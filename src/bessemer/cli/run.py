@@ -1,4 +1,4 @@
-"""`bessemer run` and `bessemer demo`: every stage of a recipe."""
+"""`bessemer run` and `bessemer demo`, every stage of a recipe; `bessemer corpus` and `bessemer tokens`, those before training."""
 
 from __future__ import annotations
 
@@ -6,22 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.cli import options, runs
+from bessemer.cli import runs
 from bessemer.terminal import amount, say
 
 if TYPE_CHECKING:
     import argparse
 
     from bessemer.run import RunFolder
-
-
-def add(commands: Any) -> None:
-    demo_ = commands.add("demo", "the whole way, end to end, on text already on this machine, in minutes", demo)
-    options.add_overrides(demo_)
-    options.add_changes(demo_)
-    run_ = commands.add("run", "every stage of a recipe; what is done already is skipped", run)
-    options.add_recipe(run_)
-    options.add_changes(run_)
 
 
 def demo(args: argparse.Namespace) -> Any:
@@ -41,6 +32,26 @@ def run(args: argparse.Namespace, finish: Callable[[RunFolder], None] | None = N
         stages.run_all(session)
     (finish or print_results)(session.run)
     return runs.summary(session)
+
+
+def corpus(args: argparse.Namespace) -> Any:
+    from bessemer import stages
+
+    session = runs.open_recipe(args, fill_derived=False)
+    with session.run.writing():
+        stages.corpus(session)
+    return {"stages": session.results, "folder": session.run.corpus, **runs.corpus_statistics(session.run)}
+
+
+def tokens(args: argparse.Namespace) -> Any:
+    from bessemer import stages
+
+    session = runs.open_recipe(args, fill_derived=False)
+    if session.recipe.corpus.sources:
+        runs.require_stage(args, session.run.corpus / "documents", "documents", "corpus")
+    with session.run.writing():
+        stages.tokens(session)
+    return {"stages": session.results, "folder": session.run.tokens}
 
 
 def _print_recipe_of_text(path: Path, overrides: Sequence[str]) -> None:

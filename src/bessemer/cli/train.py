@@ -1,11 +1,13 @@
-"""`bessemer train`: one process or several of this machine, one node of several, or one process of a launcher's."""
+"""`bessemer train`: one process or several of this machine, one node of several, or one process of a launcher's; and
+`bessemer launch`: the files that start a run on a cluster."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bessemer.cli import options, runs
+from bessemer.cli import runs
 from bessemer.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,20 +16,6 @@ if TYPE_CHECKING:
     from bessemer.recipe import Recipe
     from bessemer.run import RunFolder
     from bessemer.stages import Session
-
-
-def add(commands: Any) -> None:
-    train_ = commands.add("train", "train on the token shards; continues from the newest checkpoint", train)
-    options.add_recipe(train_)
-    options.add_changes(train_)
-    train_.add_argument(
-        "--profile", action="store_true", help="profile a few steps: a trace, and a table of where their time goes"
-    )
-    train_.add_argument("--nnodes", metavar="MIN:MAX", help="be one node of several; the same command runs on each "
-        "(`bessemer launch` writes it for a cluster)")  # fmt: skip
-    train_.add_argument("--nproc-per-node", type=int, metavar="N", help="processes on this node")
-    train_.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="rendezvous: the first node and a free port on it")
-    train_.add_argument("--rdzv-id", metavar="ID", help="distinguishes this run from others with the same endpoint")
 
 
 def train(args: argparse.Namespace) -> Any:
@@ -100,3 +88,15 @@ def _train_on_node(args: argparse.Namespace) -> Any:
         arguments, recipe, args.nnodes, args.nproc_per_node, args.rdzv_endpoint, args.rdzv_id or "bessemer"
     )
     return {"run": run and run.path, **start.train_on_node(spec, run)}
+
+
+def launch(args: argparse.Namespace) -> Any:
+    from bessemer.launch import files
+
+    session = runs.open_recipe(args)
+    folder = Path(args.out) if args.out else session.run.path / "launch"
+    written = files.write(session.recipe, args.on, folder)
+    if not args.json:
+        for path in written:
+            print(path)
+    return {"on": args.on, "files": written}

@@ -1,0 +1,90 @@
+"""Every command with its options, in the order in which `bessemer --help` lists them.
+
+`plan`, `schedule`, `crawl` and `calibrate` stand as modules, which add their own groups of options.
+"""
+
+from __future__ import annotations
+
+from bessemer.cli import calibrate, crawl, experiments, inspection, model, plan, run, schedule, train
+from bessemer.cli.options import AVERAGE, CHANGES, OF_RECIPE, OF_RUN, OVERRIDES, SAMPLING, Command, flag, option
+
+COMMANDS = (
+    Command("demo", "the whole way, end to end, on text already on this machine, in minutes", run.demo, (OVERRIDES, *CHANGES)),
+    Command("run", "every stage of a recipe; what is done already is skipped", run.run, (*OF_RECIPE, *CHANGES)),
+    Command("corpus", "raw sources to clean documents", run.corpus, OF_RECIPE),
+    Command("tokens", "clean documents to a tokenizer and token shards", run.tokens, OF_RECIPE),
+    plan,
+    schedule,
+    crawl,
+    calibrate,
+    Command("train", "train on the token shards; continues from the newest checkpoint", train.train, (
+        *OF_RECIPE, *CHANGES,
+        flag("--profile", "profile a few steps: a trace, and a table of where their time goes"),
+        option("--nnodes", "be one node of several; the same command runs on each (`bessemer launch` writes it for a cluster)",
+               metavar="MIN:MAX"),
+        option("--nproc-per-node", "processes on this node", type=int, metavar="N"),
+        option("--rdzv-endpoint", "rendezvous: the first node and a free port on it", metavar="HOST:PORT"),
+        option("--rdzv-id", "distinguishes this run from others with the same endpoint", metavar="ID"),
+    )),
+    Command("launch", "write the files that start a run on a cluster", train.launch, (
+        *OF_RECIPE,
+        option("--on", "the cluster's scheduler", choices=["slurm", "kubernetes"], required=True),
+        option("--out", "folder for the files (default: launch/ in the run folder)", metavar="DIR"),
+    )),
+    Command("evaluate", "held-out scores and samples of a run's newest checkpoint", model.evaluate, (*OF_RUN, AVERAGE)),
+    Command("generate", "continue a prompt", model.generate, (
+        *OF_RUN, option("prompt", "the text to continue; - reads it from standard input"), *SAMPLING,
+    )),
+    Command("chat", "talk with a model, by its chat template", model.chat, (
+        *OF_RUN, *SAMPLING,
+        option("--system", "a system message before the conversation", metavar="TEXT"),
+        option("--template", "plain, chatml or a Jinja file (default: the model's own, else plain)", metavar="NAME|FILE"),
+    )),
+    Command("import", "make a run of a model in the Hugging Face layout, checked against it", model.import_model, (
+        option("folder", "a folder with config.json, safetensors and tokenizer.json, or hf:ORG/NAME"),
+        option("--name", "name of the run (default: the folder's)"),
+        option("--dir", "folder that holds run folders (default runs)", default="runs"),
+    )),
+    Command("export", "write a run's model in another layout, checked there", model.export, (
+        *OF_RUN, AVERAGE,
+        option("folder", "where to; it must be empty or not exist"),
+        option("--to", "hf: what `transformers` loads (default); gguf: one file for llama.cpp, with a Modelfile for Ollama",
+               choices=["hf", "gguf"], default="hf"),
+        option("--dtype", "of the weights; q8_0: 8 bits, GGUF only (default: export.dtype, else an import's own, else float32)",
+               choices=["float32", "bfloat16", "float16", "q8_0"]),
+    )),
+    Command("trace", "from a step or a token to its documents and their raw files, and back", inspection.trace, (
+        *OF_RUN, flag("--text", "also show how the documents begin"),
+    ), either=(
+        option("--step", "list the documents in the batch of step N (1-based)", type=int, metavar="N"),
+        option("--document", "where a document came from, where its tokens are, and, once trained, its steps", metavar="ID"),
+        option("--token", "the document of one token, as in prose-train-00000:1234", metavar="SHARD:OFFSET"),
+    )),
+    Command("diagnose", "take a step of a run again, and say what was wrong: machine, precision, data or weights",
+            inspection.diagnose, (
+        *OF_RUN, option("--step", "the step (1-based), as incidents.jsonl names it", type=int, required=True, metavar="N"),
+    )),
+    Command("report", "write report.html of a run", inspection.report, OF_RUN),
+    Command("ladder", "small runs that predict a large one: a scaling law on your own tokens", experiments.ladder, (
+        *OF_RECIPE,
+        option("--design", "ratio (default): a fixed number of tokens a parameter; isoflop: several sizes at each of several "
+               "amounts of compute", metavar="NAME"),
+        option("--rungs", "small runs (default: 6 of ratio, 12 of isoflop)", type=int, metavar="N"),
+        option("--budget", "of all together: 5min, 2h, or FLOPs as 1e15 (default 5min)", metavar="B"),
+        option("--ratio", "tokens a parameter (default: the planned run's)", type=float, metavar="R"),
+        flag("--mixture", "search better shares of the sources instead"),
+        option("--target", "whose held-out loss to lower (with --mixture; default mean)", metavar="SOURCE"),
+        flag("--verify", "train a proxy on the proposed mixture (with --mixture)"),
+        option("--folder", "of its runs (default: ladder/, or mixture/, in the run folder)", metavar="DIR"),
+        flag("--restart", "start over; the earlier training is set aside"),
+    )),
+    Command("study", "an experiment that teaches, run here and now; without NAME: list them", experiments.study, (
+        option("name", "the study; left out: list them", nargs="?", metavar="NAME"),
+        flag("--short", "a small part of a long study, in a minute (layouts)"),
+        option("--folder", "where a long study keeps its runs and writes its tables", metavar="DIR"),
+    )),
+    Command("recipe", "show a shipped recipe, or explain a key", inspection.recipe, (
+        option("name", "the shipped recipe to print; left out: list them", nargs="?"),
+        option("--explain", "what a key means; without KEY: list all keys", nargs="?", const="", metavar="KEY"),
+    )),
+)  # fmt: skip

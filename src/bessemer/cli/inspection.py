@@ -1,0 +1,141 @@
+"""Commands that look: `bessemer trace`, `diagnose` and `report` at a run, `recipe` at shipped recipes and keys."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bessemer.cli import runs
+from bessemer.cli.run import planned_against_measured
+from bessemer.errors import InputError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from bessemer.train.diagnose import Diagnosis
+
+SHOWN_SEQUENCES, SHOWN_DOCUMENTS = 5, 3  # of a diagnosed step's batch
+
+
+def trace(args: argparse.Namespace) -> Any:
+    from bessemer.guard.journal import Journal
+    from bessemer.recipe import load
+    from bessemer.run import RunFolder
+    from bessemer.tokens import ledger
+    from bessemer.tokens.shards import TokenStore
+
+    if args.step is not None:
+        session, resolved = runs.open_trained(args)
+        store = TokenStore.open(session.run.tokens)
+        omitted = Journal.read(session.run.journal).omitted
+        rows = ledger.step_documents(resolved, store, session.run.corpus, args.step, args.text, omitted)
+        if not args.json:
+            _print_columns(rows)
+        return rows
+    # Documents of a corpus and its tokens need no recipe, which a run folder has only once training is prepared.
+    folder = Path(args.run)
+    run = RunFolder(folder) if folder.is_dir() else runs.open_run(args).run
+    opened = TokenStore.open(run.tokens) if (run.tokens / "manifest.json").exists() else None
+    if args.token is not None:
+        document = ledger.token(opened or TokenStore.open(run.tokens), run.corpus, args.token, args.text)
+    else:
+        document = ledger.document(opened, run.corpus, args.document, args.text)
+        if opened is not None and run.recipe.exists() and document.get("split") == "train":
+            resolved = load(run.recipe, args.overrides)
+            omitted = Journal.read(run.journal).omitted
+            document["steps"] = ledger.document_steps(resolved, opened, run.corpus, args.document, omitted)
+    if not args.json:
+        _print_document(document)
+    return document
+
+
+def _print_columns(rows: list[dict[str, Any]]) -> None:
+    """Rows of the same keys under their names; columns without any value are left out."""
+    rows = [{name: " ".join(str(value).split()) for name, value in row.items()} for row in rows]
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] != "" for row in rows)]
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+    for row in [{name: name for name in names}, *rows] if rows else []:
+        print("  ".join(f"{row[name]:<{widths[name]}}" for name in names).rstrip())
+
+
+def _print_document(document: dict[str, Any]) -> None:
+    for key, value in document.items():
+        if key == "steps":
+            for row in value:
+                print(f"{'step':<12} {row['step']}  sample {row['sample']}")
+        elif value != "":
+            print(f"{key:<12} {value}")
+
+
+def diagnose(args: argparse.Namespace) -> dict[str, Any]:
+    from bessemer.tokens import ledger
+    from bessemer.train.diagnose import diagnose
+
+    session, resolved = runs.open_trained(args)
+    found = diagnose(resolved, session.run, args.step)
+    names = [name for one in found.sequences[:SHOWN_SEQUENCES] for name in one.documents[:SHOWN_DOCUMENTS]]
+    documents = ledger.known(session.run.corpus, names, text=True)
+    if not args.json:
+        _print_diagnosis(found, documents)
+    return {**found.to_dict(), "documents": documents}
+
+
+def _print_diagnosis(found: Diagnosis, documents: dict[str, dict[str, Any]]) -> None:
+    from bessemer.train.diagnose import KINDS
+
+    print(f"step {found.step}: {found.kind}: {KINDS[found.kind]}")
+    if found.incident is not None:
+        row = found.incident
+        print(f"  the run recorded at step {row['step']}: {row['what']}: {row['cause']}; {row['action']}")
+        if row["onset"] < found.step:
+            print(f"  that began at step {row['onset']}: look at it too")
+    since = f"step {found.replayed_from}" if found.replayed_from else "the start"
+    first = found.first_difference
+    print(
+        f"  taken again from {since}; " + (f"step {first} was the first to differ" if first else "every step repeats")
+    )
+    for finding in found.findings:
+        print(f"  {finding}")
+    print("the worst sequences of its batch, each alone")
+    for one in found.sequences[:SHOWN_SEQUENCES]:
+        print(f"  sample {one.sample}: {one.figures}")
+        for name in one.documents[:SHOWN_DOCUMENTS]:
+            known = documents.get(name, {})
+            place = " ".join(str(known[key]) for key in ("path", "place") if known.get(key, "") != "")
+            print(f"    {name}{f'  {place}' if place else ''}")
+            if text := " ".join(str(known.get("text", "")).split()):
+                print(f"      {text[:160]}")
+        if (rest := len(one.documents) - SHOWN_DOCUMENTS) > 0:
+            print(f"    and {rest} more")
+
+
+def report(args: argparse.Namespace) -> Any:
+    from bessemer.report import page
+
+    session = runs.open_run(args)
+    written = page.write(session.run)
+    if not args.json:
+        print(written)
+        if compared := planned_against_measured(session.run):
+            print(compared)
+    return {"report": written}
+
+
+def recipe(args: argparse.Namespace) -> Any:
+    from bessemer import recipe as recipes
+
+    if args.explain is not None:
+        text = recipes.explain(args.explain) if args.explain else "\n".join(
+            f"{key:<36} {info.description}" for key, info in recipes.keys().items()
+        )  # fmt: skip
+    elif args.name is None:
+        text = "\n".join(f"{name:<12} {toml.splitlines()[0].lstrip('# ')}" for name, toml in recipes.shipped().items())
+    elif args.name in recipes.shipped():
+        text = recipes.shipped()[args.name].rstrip()
+    else:
+        near = "".join(f"did you mean {name}? " for name in difflib.get_close_matches(args.name, recipes.shipped(), 1))
+        raise InputError(f"{args.name}: no shipped recipe of that name; {near}there are {', '.join(recipes.shipped())}")
+    if not args.json:
+        print(text)
+    return {"text": text}
