@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import dataclass, field
 
 from bessemer.corpus.extract import NotText
 
@@ -44,123 +45,132 @@ _MARK = re.compile(
     r"<!--|\{\{|\}\}|\{\||\|\}|\[\[|\]\]|\[(?=(?:https?:|ftp:|mailto:|//))|\]|\|"
     r"|</?[A-Za-z][A-Za-z0-9]{0,20}(?=[\s/>])|'{2,5}|__[A-Z]{3,24}__|~{3,5}"
 )
-_SCHEMES = re.compile(r"[^\s\]]{1,2000}")
+_ADDRESS = re.compile(r"^[^\s\]]{1,2000}")
+_LANGUAGE = re.compile(r"[a-z]{2,3}(-.{0,10})?", re.DOTALL)
 _BLANKS = re.compile(r"\n{3,}")
 _SPACES = re.compile(r"[ \t]{2,}")
 _EMPTY_BRACKETS = re.compile(r" ?\([\s,;:]{0,20}\)")
+_OPENERS = {"}}": "{{", "|}": "{|", "]]": "[[", "]": "["}
 _INDENT = re.compile(r"^[*#:;]{1,20}")
 
 
+@dataclass(slots=True)
 class _Open:
     """Something that began and has not ended: its mark, and the text within it so far."""
 
-    __slots__ = ("bar", "mark", "parts")
-
-    def __init__(self, mark: str) -> None:
-        self.mark = mark
-        self.parts: list[str] = []
-        self.bar = -1
-        """Where in `parts` the text after the last bar begins; -1 without one."""
+    mark: str
+    parts: list[str] = field(default_factory=list)
+    bar: int = -1
+    """Where in `parts` the text after the last bar begins; -1 without one."""
 
 
 def plain_text(wikitext: str) -> str:
     """The text a reader of the page sees, without tables, boxes, references and pictures. Raises NotText when there are
     more marks than a page has."""
-    stack = [_Open("")]
-    position, end = 0, len(wikitext)
-    closers = _Closers(wikitext)
-    num_marks = 0
-    while position < end:
-        found = _MARK.search(wikitext, position)
-        num_marks += 1
-        if num_marks > MAX_MARKS:
-            raise NotText(f"more than {MAX_MARKS} marks of wikitext")
-        if found is None:
-            stack[-1].parts.append(wikitext[position:])
-            break
-        if found.start() > position:
-            stack[-1].parts.append(wikitext[position : found.start()])
-        position = _step(wikitext, found, stack, closers)
-    while len(stack) > 1:  # what never ended: its text stays, except of templates and tables
-        open_ = stack.pop()
+    page = _Page(wikitext)
+    page.scan()
+    while len(page.stack) > 1:  # what never ended: its text stays, except of templates and tables
+        open_ = page.stack.pop()
         if open_.mark in ("[[", "["):
-            stack[-1].parts.extend((open_.mark, *open_.parts))
+            page.stack[-1].parts.extend((open_.mark, *open_.parts))
         elif open_.mark == "{{" and len("".join(open_.parts)) > 2000:
-            stack[-1].parts.extend(open_.parts)  # an unbalanced template must not swallow the page
-    return _lines("".join(stack[0].parts))
+            page.stack[-1].parts.extend(open_.parts)  # an unbalanced template must not swallow the page
+    return _lines("".join(page.stack[0].parts))
 
 
-class _Closers:
-    """The next position of an end tag or mark, cached, so that a missing one is searched for once."""
+class _Page:
+    """A page and what is open at the place that the scan has reached."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
-        self._lower = ""
-        self._missing: set[str] = set()
+        self.text = text
+        self.stack = [_Open("")]
+        self.missing: set[str] = set()
 
-    def find(self, closer: str, start: int) -> int:
-        if closer in self._missing:
-            return -1
-        if not self._lower:
-            lower = self._text.lower()
-            # Lower case of a few letters is longer; offsets must stay those of the text.
-            self._lower = lower if len(lower) == len(self._text) else self._text
-        found = self._lower.find(closer, start)
-        if found < 0:
-            self._missing.add(closer)
-        return found
+    def scan(self) -> None:
+        """Handle all marks. Raises NotText when there are too many."""
+        position = num_marks = 0
+        while found := _MARK.search(self.text, position):
+            num_marks += 1
+            if num_marks == MAX_MARKS:
+                raise NotText(f"more than {MAX_MARKS} marks of wikitext")
+            if found.start() > position:
+                self.stack[-1].parts.append(self.text[position : found.start()])
+            position = self._step(found)
+        self.stack[-1].parts.append(self.text[position:])
 
+    def _find(self, closer: str, start: int) -> int:
+        """The next end tag or mark, in any case; -1 for none. A missing one is searched for once: linear time."""
+        if closer not in self.missing:
+            if found := re.compile(re.escape(closer), re.IGNORECASE | re.ASCII).search(self.text, start):
+                return found.start()
+            self.missing.add(closer)
+        return -1
 
-def _step(text: str, found: re.Match[str], stack: list[_Open], closers: _Closers) -> int:
-    """Handle one mark; gives the position to go on at."""
-    mark, after, top = found[0], found.end(), stack[-1]
-    if mark == "<!--":
-        closed = closers.find("-->", after)
-        return len(text) if closed < 0 else closed + 3
-    if mark[0] == "<":
-        return _tag(text, found, stack, closers)
-    if mark in ("{{", "{|", "[[", "["):
-        if len(stack) <= MAX_NESTING:
-            stack.append(_Open(mark))
-        return after
-    if mark == "|":
-        if top.mark in ("[[",):
-            top.bar = len(top.parts)
-        elif top.mark == "{{":
-            top.parts.append(_BAR)
-        elif top.mark != "{|":
-            top.parts.append(mark)
-        return after
-    if mark in ("}}", "|}", "]]", "]"):
-        return _close(text, mark, after, stack)
-    return after  # emphasis, switches such as __NOTOC__, signatures
+    def _step(self, found: re.Match[str]) -> int:
+        """Handle one mark; returns the position to go on at."""
+        mark, after, top = found[0], found.end(), self.stack[-1]
+        if mark == "<!--":
+            closed = self._find("-->", after)
+            return len(self.text) if closed < 0 else closed + 3
+        if mark[0] == "<":
+            return self._tag(found)
+        if mark in _OPENERS:
+            return self._close(mark, after)
+        if mark in _OPENERS.values():
+            if len(self.stack) <= MAX_NESTING:
+                self.stack.append(_Open(mark))
+        elif mark == "|":
+            if top.mark == "[[":
+                top.bar = len(top.parts)
+            elif top.mark != "{|":
+                top.parts.append(_BAR if top.mark == "{{" else mark)
+        return after  # emphasis, switches such as __NOTOC__, signatures
 
-
-def _close(text: str, mark: str, after: int, stack: list[_Open]) -> int:
-    opener = {"}}": "{{", "|}": "{|", "]]": "[[", "]": "["}[mark]
-    top = stack[-1]
-    if mark == "|}" and top.mark == "{{" and text[after : after + 1] == "}":
-        return after - 1  # `|}}` ends a template with an empty last argument
-    if top.mark != opener:
-        if mark == "]]" and top.mark == "[":  # `[http://x label]]`
+    def _close(self, mark: str, after: int) -> int:
+        opener, stack, top = _OPENERS[mark], self.stack, self.stack[-1]
+        if mark == "|}" and top.mark == "{{" and self.text[after : after + 1] == "}":
+            return after - 1  # `|}}` ends a template with an empty last argument
+        if top.mark == opener:
+            stack.pop()
+            if opener == "[[":
+                stack[-1].parts.append(_label(top))
+            elif opener == "[":
+                stack[-1].parts.append(_label_of_url("".join(top.parts)))
+            elif opener == "{{" and len(top.parts) <= MAX_PARTS:
+                stack[-1].parts.append(_shown_by_template("".join(top.parts)))
+        elif mark == "]]" and top.mark == "[":  # `[http://x label]]`
             stack.pop()
             stack[-1].parts.append(_label_of_url("".join(top.parts)))
             return after - 1
-        if opener in ("{{", "{|") and any(open_.mark == opener for open_ in stack):
-            while stack[-1].mark != opener:  # links left open within a template go with it
-                stack.pop()
-            stack.pop()
+        elif opener in ("{{", "{|") and any(open_.mark == opener for open_ in stack):
+            while stack.pop().mark != opener:  # links left open within a template go with it
+                pass
         elif mark in ("]", "]]") and top.mark not in ("{{", "{|"):
             top.parts.append(mark)
         return after
-    stack.pop()
-    if opener == "[[":
-        stack[-1].parts.append(_label(top))
-    elif opener == "[":
-        stack[-1].parts.append(_label_of_url("".join(top.parts)))
-    elif opener == "{{" and len(top.parts) <= MAX_PARTS:
-        stack[-1].parts.append(_shown_by_template("".join(top.parts)))
-    return after
+
+    def _tag(self, found: re.Match[str]) -> int:
+        """An HTML or extension tag: some go with what they hold, some hold text as it is, the others just go."""
+        name, parts = found[0].lstrip("</").lower(), self.stack[-1].parts
+        closed = self.text.find(">", found.end(), found.end() + MAX_TAG)
+        if closed < 0:
+            parts.append(found[0])
+            return found.end()
+        after = closed + 1
+        if name in ("br", "p", "div", "li", "tr", "blockquote"):
+            parts.append("\n")
+            return after
+        if found[0].startswith("</") or self.text[closed - 1] == "/" or name not in HIDDEN | LITERAL:
+            return after
+        end = self._find(f"</{name}", after)
+        if end < 0:
+            return after
+        if name in LITERAL:
+            inside = self.text[after:end]
+            block = name != "nowiki" and "\n" in inside
+            parts.append(f"\n{_KEEP}{inside.replace(chr(10), chr(10) + _KEEP)}\n" if block else inside)
+        closed = self.text.find(">", end, end + MAX_TAG)
+        return closed + 1 if closed >= 0 else end + len(name) + 2
 
 
 def _shown_by_template(inside: str) -> str:
@@ -175,15 +185,15 @@ def _shown_by_template(inside: str) -> str:
 
 
 def _label(link: _Open) -> str:
-    """What a link shows: the text after its last bar, else its target; nothing for pictures and categories."""
-    target = "".join(link.parts[: link.bar]) if link.bar >= 0 else "".join(link.parts)
-    shown = "".join(link.parts[link.bar :]) if link.bar >= 0 else target
+    """What a link shows: the text after its last bar, else its target; nothing for pictures, categories and the same
+    page in another language."""
+    has_bar = link.bar >= 0
+    target = "".join(link.parts[: link.bar] if has_bar else link.parts)
     prefix, colon, _ = target.partition(":")
     folded = prefix.strip().casefold()
-    if colon and folded in FILE_PREFIXES:
+    if colon and (folded in FILE_PREFIXES or (not has_bar and _LANGUAGE.fullmatch(folded))):
         return ""
-    if colon and link.bar < 0 and _is_language(folded):
-        return ""  # a link to the same page in another language
+    shown = "".join(link.parts[link.bar :]) if has_bar else ""
     return (shown or target).removeprefix(":")
 
 
@@ -197,44 +207,17 @@ FILE_PREFIXES = frozenset({
 """Local names of the file and category namespaces in the largest Wikipedias."""
 
 
-def _is_language(prefix: str) -> bool:
-    head, _, rest = prefix.partition("-")
-    return 2 <= len(head) <= 3 and head.isascii() and head.isalpha() and (not rest or len(rest) <= 10)
-
-
 def _label_of_url(inside: str) -> str:
     """What an external link shows: the words after the address."""
-    found = _SCHEMES.match(inside)
-    return inside[found.end() :].strip() if found else inside
-
-
-def _tag(text: str, found: re.Match[str], stack: list[_Open], closers: _Closers) -> int:
-    """An HTML or extension tag: some go with what they hold, some hold text as it is, the others just go."""
-    name = found[0].lstrip("</").lower()
-    closed = text.find(">", found.end(), found.end() + MAX_TAG)
-    if closed < 0:
-        stack[-1].parts.append(found[0])
-        return found.end()
-    after = closed + 1
-    if name in ("br", "p", "div", "li", "tr", "blockquote"):
-        stack[-1].parts.append("\n")
-        return after
-    if found[0].startswith("</") or text[closed - 1] == "/" or name not in HIDDEN | LITERAL:
-        return after
-    end = closers.find(f"</{name}", after)
-    if end < 0:
-        return after
-    if name in LITERAL:
-        inside = text[after:end]
-        block = name != "nowiki" and "\n" in inside
-        stack[-1].parts.append(f"\n{_KEEP}{inside.replace(chr(10), chr(10) + _KEEP)}\n" if block else inside)
-    closed = text.find(">", end, end + MAX_TAG)
-    return closed + 1 if closed >= 0 else end + len(name) + 2
+    return _ADDRESS.sub("", inside, count=1).strip()
 
 
 _KEEP, _BAR = "\ue000", "\ue001"
 """Of the private use area, taken out again: put before lines of code, which are not to be changed; and where the
 arguments of a template part."""
+
+
+_UNMARKED = dict.fromkeys(map(ord, (_KEEP, _BAR)))
 
 
 def _lines(text: str) -> str:
@@ -253,18 +236,14 @@ def _lines(text: str) -> str:
         elif line.startswith("----"):
             line = line.lstrip("-")
         elif marks := _INDENT.match(line):
-            depth, last = marks.end(), line[marks.end() - 1]
-            rest = line[depth:].strip()
-            bullet = "- " if last in "*#" else ""
-            line = "  " * (depth - 1) * bool(bullet) + bullet + rest if rest else ""
+            depth, rest = marks.end(), line[marks.end() :].strip()
+            bullet = "  " * (depth - 1) + "- " if line[depth - 1] in "*#" else ""
+            line = bullet + rest if rest else ""
         else:
             line = _SPACES.sub(" ", line)
         lines.append((level, _EMPTY_BRACKETS.sub("", line)))
     kept = [f"\n{line}\n" if level else line for level, line in _with_content(lines)]
     return _BLANKS.sub("\n\n", "\n".join(kept)).translate(_UNMARKED).strip("\n")
-
-
-_UNMARKED = dict.fromkeys(map(ord, (_KEEP, _BAR)))
 
 
 def _with_content(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
