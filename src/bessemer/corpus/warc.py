@@ -9,12 +9,14 @@ A document's key is its member's byte offset (as in Common Crawl's index), with 
 
 from __future__ import annotations
 
+import collections
 import io
 import re
 import tempfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import BinaryIO, cast
 
 from bessemer.corpus import webpage
@@ -42,7 +44,7 @@ _CONTENT_LENGTH = re.compile(rb"^content-length[ \t]{0,9}:[ \t]{0,9}(\d{1,18})[ 
 _TYPE = re.compile(rb"^warc-type[ \t]{0,9}:[ \t]{0,9}([a-z]{1,20})[ \t]{0,9}\r?$", re.I | re.M)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Frame:
     """A record as it lies in the archive, or what lies there instead."""
 
@@ -67,7 +69,7 @@ def read(
         framed = ((f"{prefix}{frame.offset}", frame) for frame in frames(file, start, end))
     for key, frame in framed:
         kind = _TYPE.search(frame.header)
-        if frame.header and kind is not None and kind[1].lower() != b"response":
+        if kind is not None and kind[1].lower() != b"response":
             continue
         if frame.problem:
             yield Record(key, frame.size, reason="bad_record", detail=frame.problem)
@@ -86,10 +88,8 @@ def _members(file: BinaryIO, start: int, end: int, compression: str) -> Iterator
         except Damaged:
             found = find_member(file, compression, position + 1, size, b"WARC/", dictionary)
             skipped = (size if found is None else found) - position
-            yield (
-                f"{position}",
-                Frame(0, skipped, problem=f"{skipped} bytes between the records are no {compression} data"),
-            )
+            problem = f"{skipped} bytes between the records are no {compression} data"
+            yield f"{position}", Frame(0, skipped, problem=problem)
             position = found
             continue
         if following is None or following >= end:
@@ -103,23 +103,21 @@ def _members(file: BinaryIO, start: int, end: int, compression: str) -> Iterator
                     spool.write(block)
             except Damaged as error:
                 damage = str(error)
-            for frame in _unpacked(cast(BinaryIO, spool), damage, member.end - position):
-                yield f"{position}" + (f"+{frame.offset}" if frame.offset else ""), frame
+            last: Frame | None = None
+            for frame in frames(cast(BinaryIO, spool), 0, spool.tell()):
+                if last is not None:
+                    yield _key(position, last), last
+                last = frame
+        if damage:  # it hit the last record, which is the only one as a rule
+            last = Frame(last.offset if last else 0, member.end - position, problem=damage)
+        if last is not None:
+            yield _key(position, last), last
         position = find_member(file, compression, position + 1, size, b"WARC/", dictionary) if damage else member.end
 
 
-def _unpacked(spool: BinaryIO, damage: str, size: int) -> Iterator[Frame]:
-    """The records of one member. Of a damaged one the records before the last are kept: where there is but one, as
-    it should be, that is the one that was hit."""
-    last: Frame | None = None
-    for frame in frames(spool, 0, spool.tell()):
-        if last is not None:
-            yield last
-        last = frame
-    if damage:
-        yield Frame(last.offset if last else 0, size, problem=damage)
-    elif last is not None:
-        yield last
+def _key(member: int, frame: Frame) -> str:
+    """The key of a record within a member."""
+    return f"{member}+{frame.offset}" if frame.offset else f"{member}"
 
 
 def _first(file: BinaryIO, start: int, end: int, compression: str, dictionary: bytes) -> int | None:
@@ -138,8 +136,7 @@ def _first(file: BinaryIO, start: int, end: int, compression: str, dictionary: b
         while before < found:
             member = CompressedMember(file, before, compression, dictionary)
             try:
-                for _ in member.blocks():
-                    pass
+                collections.deque(member.blocks(), maxlen=0)
             except Damaged:
                 return found
             before = member.end
@@ -158,7 +155,7 @@ def frames(file: BinaryIO, start: int, end: int) -> Iterator[Frame]:
         if not line.strip(b"\r\n\0"):
             position += len(line)
         elif _VERSION.fullmatch(line):
-            frame, following = _frame(file, position)
+            frame, following = _frame(file, position, line)
             yield frame
             position = find_record(file, position + len(line)) if following is None else following
         else:
@@ -168,10 +165,8 @@ def frames(file: BinaryIO, start: int, end: int) -> Iterator[Frame]:
             position = found
 
 
-def _frame(file: BinaryIO, position: int) -> tuple[Frame, int | None]:
-    """The record at `position` and where the next one begins; None when that is not known."""
-    file.seek(position)
-    line = file.readline(1024)
+def _frame(file: BinaryIO, position: int, line: bytes) -> tuple[Frame, int | None]:
+    """The record at `position`, whose first line was read, and where the next begins; None when that is not known."""
     header = bytearray(line)
     while line.strip(b"\r\n"):
         line = file.readline(MAX_HEADER_BYTES)
@@ -181,24 +176,24 @@ def _frame(file: BinaryIO, position: int) -> tuple[Frame, int | None]:
     found = _CONTENT_LENGTH.search(header)
     if found is None:
         return Frame(position, len(header), problem="a header without Content-Length"), None
-    length, body = int(found[1]), position + len(header)
+    length, following = int(found[1]), position + len(header) + int(found[1])
     frame = Frame(position, len(header) + length, bytes(header))
-    is_cut, is_long = False, length > MAX_BLOCK_BYTES
+    is_long = length > MAX_BLOCK_BYTES
     if is_long:
-        file.seek(body + length)
+        file.seek(following)
+        frame.problem = f"a record of {length} bytes"
     else:
-        frame = replace(frame, block=file.read(length))
-        is_cut = len(frame.block) < length
+        frame.block = file.read(length)
+    is_cut = not is_long and len(frame.block) < length
     tail = b"" if is_cut else file.read(4)
-    problem = ""
     if is_cut or (is_long and not tail):
-        problem = f"Content-Length is {length}, but the file ends earlier"
+        frame.problem = f"Content-Length is {length}, but the file ends earlier"
     elif tail.strip(b"\r\n") and not tail.startswith((b"\r\n", b"\n")):
         # The next record does not begin where this one says: do not trust it, nor lose the ones it would swallow.
-        problem = f"Content-Length is {length}, but the record does not end there"
-    if problem:
-        return replace(frame, block=b"", problem=problem), None
-    return replace(frame, problem=f"a record of {length} bytes" if is_long else ""), body + length
+        frame.problem = f"Content-Length is {length}, but the record does not end there"
+    else:
+        return frame, following
+    return frame, None
 
 
 def find_record(file: BinaryIO, start: int) -> int | None:
@@ -213,25 +208,25 @@ def find_record(file: BinaryIO, start: int) -> int | None:
                 continue
             file.seek(offset)
             head = file.read(4096).split(b"\r\n\r\n")[0].split(b"\n\n")[0]
-            at_line = offset == 0 or (found.start() > 0 and block[found.start() - 1 : found.start()] == b"\n")
-            if _TYPE.search(head) and (at_line or _ends_well(file, offset)):
+            if not _TYPE.search(head):
+                continue
+            if offset == 0 or block[max(found.start() - 1, 0) : found.start()] == b"\n":
+                return offset
+            # Damage may hide the line's beginning: a record is one that ends where it says.
+            file.seek(offset)
+            frame, following = _frame(file, offset, file.readline(1024))
+            if following is not None and not frame.problem:
                 return offset
         if len(block) < SCAN_BYTES:
             return None
         position += len(block) - 16  # a mark may lie across the edge
 
 
-def _ends_well(file: BinaryIO, offset: int) -> bool:
-    """Whether a record begins at `offset` and ends where it says, for where damage hides the beginning of the line."""
-    frame, following = _frame(file, offset)
-    return following is not None and not frame.problem
-
-
 def _document(frame: Frame, key: str, settings: Extract) -> Record:
     """A response as a document, or with the reason why it is none."""
     record = Record(key, frame.size, metadata={"byte": key})
     try:
-        _page(frame, record, settings)
+        _fill(record, frame, settings)
     except NotText as error:
         record.reject("bad_record", str(error))
     except UnicodeDecodeError as error:
@@ -241,30 +236,28 @@ def _document(frame: Frame, key: str, settings: Extract) -> Record:
     return record
 
 
-def _page(frame: Frame, record: Record, settings: Extract) -> None:
+def _fill(record: Record, frame: Frame, settings: Extract) -> None:
     """Fill in a document from a response, or the reason why it is none."""
     from fastwarc.warc import WarcRecord
 
     archived = WarcRecord.from_bytes(frame.header + frame.block)
     headers = archived.headers
-    for name, field in (("url", "WARC-Target-URI"), ("date", "WARC-Date"), ("record_id", "WARC-Record-ID")):
-        value = headers.get(field)
-        if value:
+    for name, header in (("url", "WARC-Target-URI"), ("date", "WARC-Date"), ("record_id", "WARC-Record-ID")):
+        if value := headers.get(header):
             record.metadata[name] = value.strip("<>")[:MAX_FIELD_CHARACTERS]
-    if not (headers.get("Content-Type") or "").lower().startswith("application/http"):
-        return record.reject("not_html", (headers.get("Content-Type") or "no content type")[:200])
-    limit = webpage.max_html_bytes(settings)
+    archived_type = headers.get("Content-Type") or ""
+    if not archived_type.lower().startswith("application/http"):
+        return record.reject("not_html", (archived_type or "no content type")[:200])
     archived.parse_http(auto_decode="none", quirks_mode=True)
     status = archived.http_headers.status_code
-    content_type = (
-        archived.http_headers.get("Content-Type") or headers.get("WARC-Identified-Payload-Type") or ""
-    ).strip()
-    record.metadata["content_type"] = content_type[:200]
+    content_type = archived.http_headers.get("Content-Type") or headers.get("WARC-Identified-Payload-Type") or ""
+    record.metadata["content_type"] = content_type.strip()[:200]
     if status != 200:
         return record.reject("http_status", str(status or "no status"))
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type and media_type not in HTML_TYPES:
         return record.reject("not_html", media_type[:200])
+    limit = webpage.max_html_bytes(settings)
     raw = _payload(frame, limit)
     if not media_type and not _LOOKS_LIKE_HTML.match(raw[:2048]):
         return record.reject("not_html", "no content type")
@@ -296,15 +289,8 @@ def _payload(frame: Frame, limit: int) -> bytes:
             if not raw:
                 continue
         if decode == "transfer" and (archived.http_headers.get("Content-Encoding") or "").strip().lower() == "deflate":
-            raw = bytearray(_without_wrapper(bytes(raw), limit + 1) or raw)
+            with suppress(zlib.error):  # sent without the zlib wrapper (RFC 9110, section 8.4.1.2)
+                raw = bytearray(zlib.decompressobj(-zlib.MAX_WBITS).decompress(raw, limit + 1) or raw)
         if decode == "all" or (b"<" in raw[:1024] and b"\0" not in raw[:1024]):
             return bytes(raw)
     raise failure or OSError("the body cannot be decoded")
-
-
-def _without_wrapper(raw: bytes, size: int) -> bytes:
-    """Deflate without its zlib wrapper, as some servers send it (RFC 9110, section 8.4.1.2); b"" if it is not that."""
-    try:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(raw, size)
-    except zlib.error:
-        return b""
