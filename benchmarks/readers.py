@@ -29,7 +29,7 @@ from bessemer.recipe import Extract
 size = os.path.getsize(path)
 with open(path, "rb") as file:
     if way == "archive":
-        pages = [frame for _, frame in warc._members(file, 0, size, "gzip", b"") if b"WARC-Type: response" in frame.header]
+        pages = [frame for _, frame in warc._members(file, 0, size, "gzip") if b"WARC-Type: response" in frame.header]
         count, text = len(pages), 0
     else:
         settings = Extract(main_content=way == "main content")

@@ -8,13 +8,17 @@ from bessemer.corpus import readers, tables
 from bessemer.corpus.document import Record
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import Piece, Unit
-from bessemer.recipe import Rules
+from bessemer.recipe import Rules, Source
 
 
 def records(path: Path, format: str, start: int = 0, end: int | None = None, key: str = "text") -> list[Record]:
     size = path.stat().st_size if path.exists() else 0
-    piece = Piece(str(path), path.name, start, size if end is None else end, size)
-    return [record for _, record in read(Unit(0, "s", format, key, (piece,)), Rules())]
+    return read_piece(Piece(str(path), path.name, start, size if end is None else end, size), format, text_key=key)
+
+
+def read_piece(piece: Piece, format: str, **keys: str) -> list[Record]:
+    source = Source.model_validate({"name": "s", "paths": [piece.path], **keys})
+    return [record for _, record in read(Unit(source, format, (piece,)), Rules())]
 
 
 def test_text_and_code_are_one_record(data: Path) -> None:
@@ -75,7 +79,7 @@ def test_descriptions(data: Path) -> None:
     path = data / "pydoc_data" / "topics.py"
     path.write_text("topics = {'if': 'The if statement', 'for': 'The for statement'}")
     piece = Piece(str(path), "python://stdlib/pydoc_data/topics.py", 0, 1, 1)
-    found = [record for _, record in read(Unit(0, "s", "descriptions", "text", (piece,)), Rules())]
+    found = read_piece(piece, "descriptions")
     assert [(record.key, record.text) for record in found] == [
         ("if", "The if statement"),
         ("for", "The for statement"),
@@ -184,7 +188,7 @@ def test_labels_of_records(data: Path) -> None:
              {"text": "e", "kind": ["x"]}, {"text": "f", "kind": "  "}, {"text": "g", "kind": "x" * 300}]  # fmt: skip
     path.write_text("\n".join(map(json.dumps, lines)))
     piece = Piece(str(path), path.name, 0, path.stat().st_size, path.stat().st_size)
-    found = [record for _, record in read(Unit(0, "s", "jsonl", "text", (piece,), label_key="kind"), Rules())]
+    found = read_piece(piece, "jsonl", label_key="kind")
     assert [record.label for record in found] == ["good", "3", "True", "", "", "", ""]
     assert [record.reason for record in found] == [None] * 3 + ["no_label"] * 4
     assert [record.detail for record in found[3:]] == [
@@ -199,7 +203,7 @@ def test_labels_of_rows(data: Path) -> None:
     label = pa.array([b"spam", b"not utf8 \xff", None]).cast(pa.string(), safe=False)
     pq.write_table(pa.table({"text": ["a", "b", "c"], "kind": label}), data / "a.parquet")
     piece = Piece(str(data / "a.parquet"), "a.parquet", 0, 1, 10)
-    found = [record for _, record in read(Unit(0, "s", "parquet", "text", (piece,), label_key="kind"), Rules())]
+    found = read_piece(piece, "parquet", label_key="kind")
     assert [record.label for record in found] == ["spam", "not utf8 \ufffd", ""]
     assert found[2].detail == "column 'kind': no label (missing)"
 
@@ -207,5 +211,5 @@ def test_labels_of_rows(data: Path) -> None:
 def test_a_source_gives_its_label_to_all(data: Path) -> None:
     (data / "a.txt").write_text("x")
     piece = Piece(str(data / "a.txt"), "a.txt", 0, 1, 1)
-    ((_, record),) = read(Unit(0, "s", "text", "text", (piece,), label="prose"), Rules())
+    (record,) = read_piece(piece, "text", label="prose")
     assert record.label == "prose"

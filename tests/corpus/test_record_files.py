@@ -13,8 +13,8 @@ import zstandard
 
 from bessemer.corpus import record_files
 from bessemer.corpus.record_files import look
-from bessemer.corpus.tables import Fields
 from bessemer.errors import InputError
+from bessemer.recipe import Source
 from tests.corpus.corpus_samples import prose, recipe
 
 TEXTS = [prose(1), 'a "quoted" text,\nin two lines; with {braces] and café 日本語 ' * 9, prose(2)]
@@ -159,7 +159,7 @@ def test_a_large_array_is_read_in_little_memory(data: Path, tmp_path: Path) -> N
         file.write("[" + ",\n".join(json.dumps({"text": "x" * 1000}) for _ in range(12_000)) + "]")
     tracemalloc.start()
     with open(path, "rb") as raw:
-        assert sum(record.reason is None for record in record_files.read(raw, "values", Fields("text"))) == 12_000
+        assert sum(record.reason is None for record in record_files.read(raw, "values", Source(name="s", paths=("a",)))) == 12_000
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < path.stat().st_size / 2

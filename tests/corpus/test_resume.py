@@ -16,7 +16,7 @@ import pytest
 from build_corpus import small
 from corpus_samples import prose, recipe
 
-from bessemer.corpus import engine, partition, pipeline, publish, units, worker
+from bessemer.corpus import partition, pipeline, publish, units, worker
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, dump
 from bessemer.run import RunFolder
@@ -148,16 +148,16 @@ def test_a_worker_that_dies_costs_nothing(
     whole, other = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "other")
     pipeline.build(of, whole)
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
-    give = worker.Pool._assign
+    ask = worker.Pool._ask
     killed = []
 
-    def and_kill(self: worker.Pool, one: worker.Worker, waiting: object) -> None:
-        give(self, one, waiting)  # type: ignore[arg-type]
-        if len(killed) < 2 and len(waiting) < 8:  # type: ignore[arg-type]
-            killed.append(one.process.pid)
-            os.kill(one.process.pid, signal.SIGKILL)
+    def and_kill(self: worker.Pool, process: subprocess.Popen[bytes], task: worker.Task) -> worker.Answer:
+        if len(killed) < 2 and len(self.waiting) < 8:
+            killed.append(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+        return ask(self, process, task)
 
-    monkeypatch.setattr(worker.Pool, "_assign", and_kill)
+    monkeypatch.setattr(worker.Pool, "_ask", and_kill)
     pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 2})}), other)
     assert len(killed) == 2
     assert contents(other.corpus) == contents(whole.corpus)
@@ -167,14 +167,14 @@ def test_a_task_that_kills_its_workers_is_named(
     of: Recipe, run: RunFolder, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
-    give = worker.Pool._assign
+    ask = worker.Pool._ask
 
-    def and_kill(self: worker.Pool, one: worker.Worker, waiting: object) -> None:
-        give(self, one, waiting)  # type: ignore[arg-type]
-        if one.task and one.task["number"] == 5:
-            os.kill(one.process.pid, signal.SIGKILL)
+    def and_kill(self: worker.Pool, process: subprocess.Popen[bytes], task: worker.Task) -> worker.Answer:
+        if task.get("number") == 5:
+            os.kill(process.pid, signal.SIGKILL)
+        return ask(self, process, task)
 
-    monkeypatch.setattr(worker.Pool, "_assign", and_kill)
+    monkeypatch.setattr(worker.Pool, "_ask", and_kill)
     with pytest.raises(BessemerError, match=r"partition 5: its worker ended 3 times \(signal 9\)"):
         pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 2})}), run)
     assert not run.corpus.exists()
@@ -238,14 +238,15 @@ def test_a_partition_holds_one_source_and_bounded_bytes(
 
     made = []
     for source in of.corpus.sources:
-        made += units.plan(source, find(source), tmp_path / "spool", len(made), engine.STOP)
+        made += units.plan(source, find(source), tmp_path / "spool")
     partitions = partition.cut(made)
     assert [unit for one in partitions for unit in one.units] == made
     assert [one.number for one in partitions] == list(range(len(partitions)))
-    assert all(len({unit.source for unit in one.units}) == 1 for one in partitions)
+    assert all({unit.source.name for unit in one.units} == {one.source} for one in partitions)
     assert all(one.size <= 8000 or len(one.units) == 1 for one in partitions)
     assert len(partitions) > 15
-    assert partition.Partition.from_json(json.loads(json.dumps(partitions[3].to_json()))) == partitions[3]
+    written = json.loads(json.dumps(partitions[3].to_json()))
+    assert partition.Partition.from_json(written, of.corpus.sources) == partitions[3]
 
 
 def test_buckets_in_order_hold_identities_in_order() -> None:

@@ -4,7 +4,6 @@ import bz2
 import gzip
 import json
 import os
-import threading
 from collections import Counter
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def source(folder: Path, format: str, **more: object) -> dict[str, object]:
 
 def records(folder: Path, format: str, spool: Path, **more: object) -> list[Record]:
     of = Source.model_validate(source(folder, format, **more))
-    planned = plan(of, find(of), spool, 0, threading.Event())
+    planned = plan(of, find(of), spool)
     return [record for unit in planned for _, record in read(unit, Rules())]
 
 
@@ -78,7 +77,7 @@ def test_what_was_packed_as_a_whole_is_unpacked_and_cut(
     monkeypatch.setattr(units, "MEMBER_BYTES", 5000)
     monkeypatch.setattr(units, "RANGE_BYTES", 20_000)
     of = Source.model_validate(source(data, format))
-    assert len(plan(of, find(of), tmp_path / "two", 0, threading.Event())) > 2
+    assert len(plan(of, find(of), tmp_path / "two")) > 2
     cut = records(data, format, tmp_path / "three")
     assert [(record.key, record.text) for record in cut] == [(record.key, record.text) for record in streamed]
 
@@ -167,7 +166,7 @@ def test_a_file_that_changed_since_it_was_listed_is_not_read(data: Path, tmp_pat
     for name in ("a.txt", "b.txt"):
         (data / name).write_text(prose(1))
     of = Source.model_validate(source(data, "text"))
-    planned = plan(of, find(of), tmp_path, 0, threading.Event())
+    planned = plan(of, find(of), tmp_path)
     (data / "a.txt").write_text(prose(2) + " more")
     found = [record for unit in planned for _, record in read(unit, Rules())]
     assert [(record.reason, record.detail) for record in found] == [("unreadable", readers.CHANGED), (None, "")]
@@ -177,7 +176,7 @@ def test_a_file_that_changes_while_it_is_read_is_named(data: Path, tmp_path: Pat
     path = data / "a.jsonl"
     path.write_text("".join(json.dumps({"text": prose(number)}) + "\n" for number in range(3)))
     of = Source.model_validate(source(data, "jsonl"))
-    (unit,) = plan(of, find(of), tmp_path, 0, threading.Event())
+    (unit,) = plan(of, find(of), tmp_path)
     reading = read(unit, Rules())
     first = next(reading)[1]
     os.utime(path, ns=(1, 1))

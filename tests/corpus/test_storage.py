@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,9 +47,8 @@ def source(bucket: Store, path: str, format: str = "jsonl", **more: object) -> S
 
 
 def records(of: Source, spool: Path) -> list[Record]:
-    planned = plan(of, find(of), spool / "spool", 0, threading.Event())
-    carried = [units.Unit.from_json(asdict(unit)) for unit in planned]
-    return [record for unit in carried for _, record in read(unit, Rules())]
+    planned = plan(of, find(of), spool / "spool")
+    return [record for unit in planned for _, record in read(unit, Rules())]
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
@@ -106,7 +103,7 @@ def test_ranges_of_a_large_file_fetch_their_part(
     data = lines(*texts)
     put(bucket, "b/a.jsonl", data)
     of = source(bucket, "s3://b/a.jsonl")
-    planned = plan(of, find(of), tmp_path, 0, threading.Event())
+    planned = plan(of, find(of), tmp_path)
     assert len(planned) > 3
     before = len(bucket.requests())
     assert [record.text for _, record in read(planned[2], Rules())]
@@ -120,8 +117,8 @@ def test_budgets_choose_the_same_files(bucket: Store) -> None:
     for number in range(60):
         put(bucket, f"b/{number}.txt", b"x" * 100)
     of = source(bucket, "s3://b", "text", max_bytes=1000)
-    chosen = [[piece.name for unit in plan(of, find(of), Path("x"), 0, threading.Event()) for piece in unit.pieces]]
-    chosen.append([piece.name for unit in plan(of, find(of), Path("x"), 0, threading.Event()) for piece in unit.pieces])
+    chosen = [[piece.name for unit in plan(of, find(of), Path("x")) for piece in unit.pieces]]
+    chosen.append([piece.name for unit in plan(of, find(of), Path("x")) for piece in unit.pieces])
     assert chosen[0] == chosen[1]
     assert len(chosen[0]) == 10
 
@@ -130,7 +127,7 @@ def test_what_vanished_is_counted_and_what_fails_stops_the_build(bucket: Store, 
     put(bucket, "b/a.jsonl", lines("one"))
     put(bucket, "b/b.jsonl", lines("two"))
     of = source(bucket, "s3://b")
-    planned = plan(of, find(of), tmp_path, 0, threading.Event())
+    planned = plan(of, find(of), tmp_path)
     (bucket.folder / "b/a.jsonl").unlink()
     found = [record for unit in planned for _, record in read(unit, Rules())]
     assert [record.reason for record in found] == ["unreadable", None]
@@ -144,7 +141,7 @@ def test_what_vanished_is_counted_and_what_fails_stops_the_build(bucket: Store, 
 def test_a_changed_object_is_not_read(bucket: Store, tmp_path: Path) -> None:
     put(bucket, "b/a.jsonl", lines("one"))
     of = source(bucket, "s3://b")
-    (unit,) = plan(of, find(of), tmp_path, 0, threading.Event())
+    (unit,) = plan(of, find(of), tmp_path)
     put(bucket, "b/a.jsonl", lines("one", "two"))
     ((_, record),) = read(unit, Rules())
     assert (record.reason, record.detail[:7]) == ("unreadable", "changed")
@@ -174,12 +171,12 @@ def test_credentials_are_sent_but_never_shown(
     of = source(bucket, "s3://b/a.jsonl", anonymous=False)
     assert [record.text for record in records(of, tmp_path)] == ["one"]
     assert any("Credential=AKIAEXAMPLE" in line for line in bucket.requests())
-    planned = plan(of, find(of), tmp_path, 0, threading.Event())
+    planned = plan(of, find(of), tmp_path)
     bucket.refuse()
     with pytest.raises(BessemerError) as caught:
         list(read(planned[0], Rules()))
     said = OSError("signing with a-very-secret-key for http://h/x?X-Amz-Signature=abc failed")
-    shown = [str(caught.value), storage.redacted(said), *capfd.readouterr(), *(str(asdict(unit)) for unit in planned)]
+    shown = [str(caught.value), storage.redacted(said), *capfd.readouterr(), *map(str, planned)]
     assert not any("a-very-secret-key" in text or "AKIAEXAMPLE" in text or "abc" in text for text in shown)
     assert storage.redacted(said) == "signing with *** for http://h/x?*** failed"
 
@@ -225,7 +222,7 @@ def test_datasets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "datasets/owner/name/data/test-0.jsonl": lines("no"),
     }
     system = fs.PyFileSystem(fs.FSSpecHandler(Hub(files)))
-    monkeypatch.setattr(storage, "_filesystem", lambda scheme, access: {"hf": system}[scheme])
+    monkeypatch.setattr(storage, "_filesystem", lambda scheme, *_: {"hf": system}[scheme])
     of = SimpleNamespace(endpoint="")
     wanted = source(of, "hf://datasets/owner/name/data/train-*", endpoint=None)  # type: ignore[arg-type]
     found = find(wanted)

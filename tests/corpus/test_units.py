@@ -1,11 +1,10 @@
 import gzip
-import threading
-from dataclasses import asdict
+import json
 from pathlib import Path
 
 import pytest
 
-from bessemer.corpus import inflate, units
+from bessemer.corpus import inflate, partition, units
 from bessemer.corpus.files import find
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import Unit, plan
@@ -14,7 +13,7 @@ from bessemer.recipe import Rules, Source
 
 def planned(folder: Path, spool: Path, format: str = "text", **more: object) -> list[Unit]:
     source = Source.model_validate({"name": "s", "format": format, "paths": [str(folder)], **more})
-    return plan(source, find(source), spool, 0, threading.Event())
+    return plan(source, find(source), spool)
 
 
 def test_small_files_share_a_unit_and_large_ones_do_not(
@@ -33,7 +32,8 @@ def test_small_files_share_a_unit_and_large_ones_do_not(
 def test_units_survive_the_way_through_the_engine(data: Path, tmp_path: Path) -> None:
     (data / "caf\udce9.txt").write_text("x")
     (unit,) = planned(data, tmp_path)
-    assert Unit.from_json(asdict(unit)) == unit
+    (one,) = partition.cut([unit])
+    assert partition.Partition.from_json(json.loads(json.dumps(one.to_json())), [unit.source]) == one
 
 
 def test_max_bytes_takes_the_same_files_each_time(data: Path, tmp_path: Path) -> None:

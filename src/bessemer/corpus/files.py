@@ -92,9 +92,7 @@ def listing(source: Source) -> Listing:
         if not matched:
             raise InputError(_nothing_there(source, pattern, [*ignored.values()]))
         other |= ignored
-    return Listing(
-        [found[name] for name in sorted(found)], [other[name] for name in sorted(other) if name not in found]
-    )
+    return Listing([found[name] for name in sorted(found)], [other[name] for name in sorted({*other} - {*found})])
 
 
 def _candidates(source: Source, pattern: str, base: Path) -> Iterator[tuple[File, bool]]:
@@ -123,10 +121,9 @@ def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
     """What a URL names, without hidden files and folders."""
     storage.check_url(pattern, where)
     try:
-        for entry in storage.entries(pattern, access(source)):
-            below = entry.path.removeprefix(pattern)
-            if not any(part.startswith(".") for part in below.split("/")):
-                yield File(entry.path, entry.path, entry.size, entry.mtime_ns, entry.etag)
+        for url, *facts in storage.entries(pattern, source):
+            if not any(part.startswith(".") for part in url.removeprefix(pattern).split("/")):
+                yield File(url, url, *facts)
     except (OSError, ValueError) as error:
         raise InputError(
             f"{where}: {pattern} cannot be listed: {storage.redacted(error)}; check the URL, the credentials of the "
@@ -134,19 +131,18 @@ def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
         ) from None
 
 
-def access(source: Source) -> storage.Access:
-    """How the object stores of a source are reached."""
-    return storage.Access(source.anonymous, source.endpoint or "")
-
-
 def _nothing_there(source: Source, pattern: str, ignored: list[File]) -> str:
+    """That a path has no file of the source's format, what it has instead, and what to do."""
     where = f"corpus.sources.{source.name}: {pattern}: "
     if not ignored and os.path.isdir(os.path.expanduser(pattern)):
         return where + "no file there (hidden ones aside); put text there, or name another folder"
     kind = f"format {source.format}" if source.format else "a known ending"
     counts = Counter(ending(file.name) for file in ignored).most_common(5)
     there = "; there are " + ", ".join(f"{count} of {name}" for name, count in counts) if counts else ""
-    suffixes = _suffixes(source)
+    kinds = (source.format,) if source.format else GUESSED
+    suffixes = source.suffixes
+    if suffixes is None:
+        suffixes = tuple(suffix for name in kinds for suffix in SUFFIXES[name])
     looked_for = " ".join(suffixes[:8]) + (f" and {len(suffixes) - 8} more" if len(suffixes) > 8 else "")
     return where + f"no file of {kind} there; looked for {looked_for}{there}; {_fix(source, ignored, counts)}"
 
@@ -167,12 +163,6 @@ def _fix(source: Source, ignored: list[File], counts: list[tuple[str, int]]) -> 
     if 0 in head and not unicode_of(head)[0]:
         return f"{first.name} holds no text but binary data"
     return f"""read them as text: --set 'corpus.sources.{source.name}.suffixes=["{suffix}"]'"""
-
-
-def _suffixes(source: Source) -> tuple[str, ...]:
-    if source.suffixes is not None:
-        return source.suffixes
-    return SUFFIXES[source.format] if source.format else sum((SUFFIXES[kind] for kind in GUESSED), ())
 
 
 def _is_excluded(path: str, patterns: tuple[str, ...]) -> bool:
@@ -266,10 +256,11 @@ def _common_folder(patterns: tuple[str, ...]) -> Path:
     parents = []
     for pattern in patterns:
         if "://" not in pattern:
-            expanded = os.path.abspath(os.path.expanduser(pattern))
-            is_glob = not os.path.lexists(expanded)
-            parent = os.path.dirname(expanded) if not is_glob else expanded
-            while is_glob and glob.has_magic(parent):
-                parent = os.path.dirname(parent)
-            parents.append(parent)
+            path = os.path.abspath(os.path.expanduser(pattern))
+            if os.path.lexists(path):
+                path = os.path.dirname(path)
+            else:
+                while glob.has_magic(path):
+                    path = os.path.dirname(path)
+            parents.append(path)
     return Path(os.path.commonpath(parents)) if parents else Path("/")

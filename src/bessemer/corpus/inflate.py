@@ -12,6 +12,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 BLOCK_BYTES = 1 << 20
@@ -66,27 +67,28 @@ class CompressedMember:
             yield block
 
     def _decoded(self) -> Iterator[bytes]:
-        decoder = self._decoder()
+        decoder = before = self._decoder()
+        is_gzip = self.compression == "gzip"
         limit = () if self.compression == "zstd" else (BLOCK_BYTES,)
-        before = decoder
         while not decoder.eof:
             data = getattr(decoder, "unconsumed_tail", b"")
             hungry = not data and getattr(decoder, "needs_input", True)
             if hungry:
                 data = self.file.read(FEED_BYTES[self.compression])
                 self.end += len(data)
-            if self.compression == "gzip":
+            if is_gzip:
                 before = decoder.copy()
             try:
                 block = decoder.decompress(data, *limit)
             except MemoryError:
                 raise
             except Exception as error:  # each library has errors of its own
-                if self.compression == "gzip":
-                    yield _until_error(before, data)
-                raise Damaged(
-                    f"cannot be expanded: {(str(error) or type(error).__name__).splitlines()[0][:200]}"
-                ) from None
+                if is_gzip:  # what comes before the damage, fed byte by byte
+                    with suppress(zlib.error):
+                        for byte in data:
+                            yield before.decompress(bytes([byte]))
+                reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+                raise Damaged(f"cannot be expanded: {reason}") from None
             if block:
                 yield block
             elif hungry and not data:
@@ -106,15 +108,18 @@ class CompressedMember:
         return zstandard.ZstdDecompressor(dict_data=known).decompressobj()
 
 
-def _until_error(decoder: Any, data: bytes) -> bytes:
-    """What a gzip decoder returns of `data` before it fails, fed byte by byte."""
-    decoded = b""
+def start_of(blocks: Iterator[bytes], limit: int, despite_damage: bool = False) -> bytes:
+    """The first `limit` bytes; with `despite_damage` those before the damage where Damaged is raised."""
+    head = bytearray()
     try:
-        for position in range(len(data)):
-            decoded += decoder.decompress(data[position : position + 1])
-    except zlib.error:
-        pass
-    return decoded
+        for block in blocks:
+            head += block
+            if len(head) >= limit:
+                break
+    except Damaged:
+        if not despite_damage:
+            raise
+    return bytes(head[:limit])
 
 
 def inflate(file: BinaryIO, compression: str, start: int = 0) -> Iterator[bytes]:
@@ -152,24 +157,15 @@ def find_member(file: BinaryIO, compression: str, start: int, end: int, prefix: 
         block = file.read(SCAN_BYTES)
         for match in _STARTS[compression].finditer(block):
             offset = position + match.start()
-            if offset < end and _begins_with(CompressedMember(file, offset, compression, dictionary), prefix):
-                return offset
+            if offset < end:
+                blocks = CompressedMember(file, offset, compression, dictionary).blocks()
+                head = start_of(blocks, max(len(prefix), 1), despite_damage=True)
+                if head and head.startswith(prefix):
+                    return offset
         if len(block) < SCAN_BYTES:
             return None
         position += len(block) - 15  # a start may lie across the edge; none is longer than 16 bytes
     return None
-
-
-def _begins_with(member: CompressedMember, prefix: bytes) -> bool:
-    head = b""
-    try:
-        for block in member.blocks():
-            head += block
-            if len(head) >= len(prefix):
-                break
-    except Damaged:
-        pass  # what was decoded decides
-    return bool(head) and head.startswith(prefix)
 
 
 def dictionary_of(file: BinaryIO) -> bytes:
@@ -182,9 +178,7 @@ def dictionary_of(file: BinaryIO) -> bytes:
     raw = file.read(min(int.from_bytes(head[4:], "little"), MAX_DICTIONARY_BYTES))
     if not _STARTS["zstd"].match(raw):
         return raw
-    dictionary = b""
-    for block in CompressedMember(io.BytesIO(raw), 0, "zstd").blocks():
-        dictionary += block
-        if len(dictionary) > MAX_DICTIONARY_BYTES:
-            raise Damaged(f"a dictionary of more than {MAX_DICTIONARY_BYTES} bytes")
+    dictionary = start_of(CompressedMember(io.BytesIO(raw), 0, "zstd").blocks(), MAX_DICTIONARY_BYTES + 1)
+    if len(dictionary) > MAX_DICTIONARY_BYTES:
+        raise Damaged(f"a dictionary of more than {MAX_DICTIONARY_BYTES} bytes")
     return dictionary

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,10 +19,10 @@ from bessemer.corpus.clean import Settings, Tally, check_tally, clean_record
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity, printable
 from bessemer.corpus.extract import fold
 from bessemer.corpus.readers import read
-from bessemer.corpus.units import Unit, expected_documents
+from bessemer.corpus.units import Piece, Unit
 from bessemer.corpus.work import made_once, partition_folder, plan_file, receipt
 from bessemer.errors import BessemerError
-from bessemer.recipe import Corpus, digest
+from bessemer.recipe import Corpus, Source, digest
 from bessemer.run import read_json, write_json
 
 if TYPE_CHECKING:
@@ -64,12 +64,17 @@ class Partition:
 
     def to_json(self) -> dict[str, Any]:
         """As written into plan/."""
-        return asdict(self)
+        units = [{"format": unit.format, "pieces": [asdict(piece) for piece in unit.pieces]} for unit in self.units]
+        return {"number": self.number, "source": self.source, "units": units}
 
     @staticmethod
-    def from_json(value: dict[str, Any]) -> Partition:
+    def from_json(value: dict[str, Any], sources: Iterable[Source]) -> Partition:
         """The inverse of `to_json`."""
-        return Partition(value["number"], value["source"], tuple(Unit.from_json(unit) for unit in value["units"]))
+        source = next(one for one in sources if one.name == value["source"])
+        units = tuple(
+            Unit(source, unit["format"], tuple(Piece(**piece) for piece in unit["pieces"])) for unit in value["units"]
+        )
+        return Partition(value["number"], source.name, units)
 
 
 def cut(units: list[Unit]) -> list[Partition]:
@@ -84,7 +89,7 @@ def cut(units: list[Unit]) -> list[Partition]:
             size = 0
         groups[-1].append(unit)
         size += unit.size
-    return [Partition(number, group[0].source, tuple(group)) for number, group in enumerate(groups)]
+    return [Partition(number, group[0].source.name, tuple(group)) for number, group in enumerate(groups)]
 
 
 def num_buckets(num_bytes: int) -> int:
@@ -115,11 +120,7 @@ def _context(work: Path, _: int) -> tuple[Settings, dict[str, int]]:
 
 def partition_receipt(work: Path, number: int) -> dict[str, Any] | None:
     """The receipt of a finished partition; None when it has to be cleaned."""
-    return receipt(partition_folder(work, number), _inputs(read_json(plan_file(work, number))))
-
-
-def _inputs(plan: dict[str, Any]) -> str:
-    return digest("partition", plan)
+    return receipt(partition_folder(work, number), digest("partition", read_json(plan_file(work, number))))
 
 
 def clean_partition(task: dict[str, Any]) -> dict[str, Any]:
@@ -127,10 +128,10 @@ def clean_partition(task: dict[str, Any]) -> dict[str, Any]:
     for inconsistent counts."""
     work, number = Path(task["work"]), int(task["number"])
     plan = read_json(plan_file(work, number))
-    partition = Partition.from_json(plan)
+    settings, buckets = context(work)
+    partition = Partition.from_json(plan, settings.corpus.sources)
 
     def clean(folder: Path) -> dict[str, Any]:
-        settings, buckets = context(work)
         counts = Counts()
         tables = list(_chunks(partition, settings, counts))
         written = _write(tables, buckets[partition.source], settings, folder / "rows.parquet")
@@ -143,7 +144,7 @@ def clean_partition(task: dict[str, Any]) -> dict[str, Any]:
         check_tally(counts.tally, counts.documents_in, counts.rejected.total(), f"source {partition.source}")
         return {"source": partition.source, "partition": number, "buckets": written, "counts": counts.to_json()}
 
-    made_once(partition_folder(work, number), _inputs(plan), clean)
+    made_once(partition_folder(work, number), digest("partition", plan), clean)
     return {"size": partition.size}
 
 
@@ -187,7 +188,7 @@ def _chunks(partition: Partition, settings: Settings, counts: Counts) -> Iterato
         before = counts.documents_in
         for piece, record in read(unit, settings.corpus.rules, settings.corpus.extract):
             engine.check_stop()
-            record.source, record.format = unit.source, unit.format
+            record.source, record.format = partition.source, unit.format
             clean_record(record, settings, counts.tally)
             counts.add(record)
             rows.append(_row(record, piece.name, settings.corpus))
@@ -195,10 +196,10 @@ def _chunks(partition: Partition, settings: Settings, counts: Counts) -> Iterato
             if size > CHUNK_BYTES:
                 yield _table(rows, settings)
                 rows, size = [], 0
-        expected = expected_documents(unit)
-        if expected is not None and counts.documents_in - before != expected:
+        arrived = counts.documents_in - before
+        if unit.format in ("text", "code", "html") and arrived != len(unit.pieces):
             raise BessemerError(
-                f"corpus: source {unit.source}: {expected} files but {counts.documents_in - before} documents came in "
+                f"corpus: source {partition.source}: {len(unit.pieces)} files but {arrived} documents came in "
                 f"(partition {partition.number}: {partition.files}); nothing was written; please report this"
             )
     if rows:

@@ -188,11 +188,11 @@ def _plan(corpus: Corpus, listings: dict[str, Listing], work: Path, inputs: str)
         shutil.rmtree(spool, ignore_errors=True)
         units: list[Unit] = []
         for source in corpus.sources:
-            units += plan(source, listings[source.name].read, spool, len(units), engine.STOP)
+            units += plan(source, listings[source.name].read, spool)
             engine.check_stop()
         sizes: Counter[str] = Counter({source.name: 0 for source in corpus.sources})
         for unit in units:
-            sizes[unit.source] += unit.size
+            sizes[unit.source.name] += unit.size
         write_context(work, corpus, {source: num_buckets(size) for source, size in sizes.items()})
         partitions = cut(units)
         for partition in partitions:
@@ -200,8 +200,8 @@ def _plan(corpus: Corpus, listings: dict[str, Listing], work: Path, inputs: str)
             write_atomic(folder / plan_file(work, partition.number).name, json.dumps(partition.to_json()))
         return {"partitions": len(partitions)}
 
-    planned = made_once(work / "plan", inputs, cut_units)["partitions"]
-    return [Partition.from_json(read_json(plan_file(work, number))) for number in range(planned)]
+    planned = made_once(work / "plan", digest("plan 2", inputs), cut_units)["partitions"]
+    return [Partition.from_json(read_json(plan_file(work, number)), corpus.sources) for number in range(planned)]
 
 
 def _clean(corpus: Corpus, partitions: list[Partition], work: Path) -> list[dict[str, Any]]:

@@ -8,17 +8,19 @@ from typing import BinaryIO
 from bessemer.corpus import extract, mediawiki, record_files, storage, tables, warc, webpage
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import decode_html, decode_text, foreign_format, unicode_of
-from bessemer.corpus.inflate import Damaged, inflate
+from bessemer.corpus.inflate import Damaged, inflate, start_of
 from bessemer.corpus.rules.table import against
 from bessemer.corpus.tables import MAX_RECORD_BYTES, not_utf8
 from bessemer.corpus.units import Piece, Unit, stamp
-from bessemer.recipe import Extract, Rules
+from bessemer.recipe import Extract, Rules, Source
 from bessemer.recipe.endings import NEVER_COMPRESSED, TOPICS, compression_of
 
 BINARY_BYTES = 8000
 """A file of code with a NUL among its first bytes is none; git looks at as many."""
 
 CHANGED = "changed since the files were listed; run the command again to read it as it is now"
+
+WHOLE_FILES = ("text", "code", "html", "descriptions")
 
 
 def read(unit: Unit, rules: Rules, settings: Extract | None = None) -> Iterator[tuple[Piece, Record]]:
@@ -28,82 +30,73 @@ def read(unit: Unit, rules: Rules, settings: Extract | None = None) -> Iterator[
     store fails, InputError when the library of [corpus.extract] is not installed.
     """
     settings = settings or Extract()
+    source = unit.source
     if unit.format in ("html", "warc"):
         webpage.check_engine(settings)
     for piece in unit.pieces:
-        access = storage.Access(unit.anonymous, unit.endpoint)
         key = f"{piece.start}!"
-        whole = unit.format in WHOLE_FILES
+        changed = Record(key, piece.size, reason="unreadable", detail=CHANGED)
         try:
-            if _changed(piece, access):
-                yield piece, Record(key, piece.size, reason="unreadable", detail=CHANGED)
+            if _has_changed(piece, source):
+                yield piece, changed
                 continue
-            records = _read_piece(unit, piece, rules, settings, access)
-            if whole:  # few and small: looked at before they are handed out
+            records = _read_piece(unit, piece, rules, settings)
+            if unit.format in WHOLE_FILES:  # few and small: looked at before they are handed out
                 records = iter(list(records))
-                if _changed(piece, access):
-                    records = iter([Record(key, piece.size, reason="unreadable", detail=CHANGED)])
+                if _has_changed(piece, source):
+                    records = iter([changed])
             for record in records:
-                record.label = record.label or unit.label
+                record.label = record.label or source.label or ""
                 yield piece, record
-            if not whole and _changed(piece, access):
+            if unit.format not in WHOLE_FILES and _has_changed(piece, source):
                 yield piece, Record(f"{piece.start}~", 0, reason="unreadable", detail=CHANGED)
         except OSError as error:
             yield piece, Record(key, 0, reason="unreadable", detail=error.strerror or str(error))
 
 
-WHOLE_FILES = ("text", "code", "html", "descriptions")
+def _has_changed(piece: Piece, source: Source) -> bool:
+    return bool(piece.stamp) and piece.stamp != stamp(*storage.version(piece.path, source))
 
 
-def _changed(piece: Piece, access: storage.Access) -> bool:
-    return bool(piece.stamp) and piece.stamp != stamp(*storage.version(piece.path, access))
-
-
-def _read_piece(unit: Unit, piece: Piece, rules: Rules, settings: Extract, access: storage.Access) -> Iterator[Record]:
+def _read_piece(unit: Unit, piece: Piece, rules: Rules, settings: Extract) -> Iterator[Record]:
+    source, start, end = unit.source, piece.start, piece.end
     if piece.damage:
-        yield Record(f"{piece.start}!", piece.size, reason=piece.reason, detail=piece.damage)
+        yield Record(f"{start}!", piece.size, reason=piece.reason, detail=piece.damage)
         return
-    fields = tables.Fields(unit.text_key, unit.label_key, unit.encoding)
     if unit.format == "parquet" and not storage.is_remote(piece.path):
-        yield from tables.row_group(piece.path, piece.start, piece.size, fields)
+        yield from tables.row_group(piece.path, start, piece.size, source)
         return
-    with storage.open_file(piece.path, access) as file:
+    with storage.open_file(piece.path, source) as file:
         compression = compression_of(piece.path)
         if unit.format == "parquet":
-            yield from tables.row_group(file, piece.start, piece.size, fields)
+            yield from tables.row_group(file, start, piece.size, source)
         elif unit.format == "jsonl" and piece.layout != "lines":
-            yield from record_files.read(file, piece.layout, fields)
+            yield from record_files.read(file, piece.layout, source)
         elif unit.format == "jsonl":
-            yield from tables.jsonl(file, piece.start, piece.end, piece.offset, fields)
-        elif unit.format == "warc":
-            yield from _until_damage(
-                warc.read(file, piece.start, piece.end, compression, settings, piece.prefix), piece
-            )
-        elif unit.format == "mediawiki":
-            limit = 4 * rules.max_characters  # marks and boxes take half of an article, and seldom three quarters
-            pages = mediawiki.read(file, piece.start, piece.end, compression, limit, piece.prefix)
-            yield from _until_damage(pages, piece)
+            yield from tables.jsonl(file, start, end, source)
+        elif unit.format in ("warc", "mediawiki"):
+            try:
+                if unit.format == "warc":
+                    yield from warc.read(file, start, end, compression, settings, piece.prefix)
+                else:
+                    limit = 4 * rules.max_characters  # marks and boxes take half of an article, seldom three quarters
+                    yield from mediawiki.read(file, start, end, compression, limit, piece.prefix)
+            except ValueError as error:  # damage that leaves no way to go on
+                yield Record(f"{start}!", 0, reason="bad_record", detail=str(error)[:300])
         else:
             yield from _whole(file, unit, piece, rules, settings)
-
-
-def _until_damage(records: Iterator[Record], piece: Piece) -> Iterator[Record]:
-    """The records; damage that leaves no way to go on is counted as one more."""
-    try:
-        yield from records
-    except ValueError as error:
-        yield Record(f"{piece.start}!", 0, reason="bad_record", detail=str(error)[:300])
 
 
 def _whole(file: BinaryIO, unit: Unit, piece: Piece, rules: Rules, settings: Extract) -> Iterator[Record]:
     """A file that is one document, or a few."""
     # A character takes at most 4 bytes: with more than this no file could pass the rule on its length.
     limit = max(MAX_RECORD_BYTES, 4 * rules.max_characters)
+    encoding = unit.source.encoding
     if unit.format == "html":
         limit = webpage.max_html_bytes(settings)
     compression = compression_of(piece.path) if unit.format not in NEVER_COMPRESSED else ""
     try:
-        raw = _up_to(limit + 1, inflate(file, compression)) if compression else file.read(limit + 1)
+        raw = start_of(inflate(file, compression), limit + 1) if compression else file.read(limit + 1)
     except Damaged as error:
         yield Record("", piece.size, reason="bad_record", detail=str(error))
         return
@@ -114,35 +107,21 @@ def _whole(file: BinaryIO, unit: Unit, piece: Piece, rules: Rules, settings: Ext
         yield Record("", piece.size, reason="wrong_format", detail=foreign)
     elif unit.format == "html":
         share = settings.max_undecodable_share
-        yield _text(
-            raw,
-            lambda page: decode_html(page, unit.encoding or None, share),
-            lambda html: webpage.page_text(html, settings),
-        )
+        yield _text(raw, lambda: webpage.page_text(decode_html(raw, encoding, share), settings))
     elif unit.format == "descriptions" and piece.name.endswith(TOPICS):
         yield from _topics(raw)
     elif unit.format == "descriptions" and piece.name.endswith("METADATA"):
-        yield _text(raw, decode_text, extract.description)
+        yield _text(raw, lambda: extract.description(decode_text(raw)))
     elif unit.format == "code" and not unicode_of(raw)[0] and (nul := raw.find(0, 0, BINARY_BYTES)) >= 0:
         yield Record("", len(raw), reason="binary", detail=f"a NUL at byte {nul}")
     else:
-        yield _text(raw, lambda file: decode_text(file, unit.encoding), str)
+        yield _text(raw, lambda: decode_text(raw, encoding or ""))
 
 
-def _up_to(limit: int, blocks: Iterator[bytes]) -> bytes:
-    """The beginning of a compressed file."""
-    head = bytearray()
-    for block in blocks:
-        head += block
-        if len(head) >= limit:
-            break
-    return bytes(head[:limit])
-
-
-def _text(raw: bytes, decode: Callable[[bytes], str], extracted: Callable[[str], str]) -> Record:
-    """A whole file as one record."""
+def _text(raw: bytes, extracted: Callable[[], str]) -> Record:
+    """A whole file as one record of what is extracted from it."""
     try:
-        return Record("", len(raw), extracted(decode(raw)))
+        return Record("", len(raw), extracted())
     except UnicodeDecodeError as error:
         return not_utf8("", raw, error)
     except extract.NotText as error:
@@ -152,12 +131,15 @@ def _text(raw: bytes, decode: Callable[[bytes], str], extracted: Callable[[str],
 
 
 def _topics(raw: bytes) -> Iterator[Record]:
-    try:
-        found = extract.topics(raw.decode())
-    except UnicodeDecodeError as error:
-        yield not_utf8("", raw, error)
-    except extract.NotText as error:
-        yield Record("", len(raw), reason="bad_record", detail=str(error))
-    else:
-        for name, text in found.items():
-            yield Record(name, len(text.encode("utf-8", "surrogatepass")), text, metadata={"topic": name})
+    """The texts of a pydoc_data/topics.py, each a record under its name."""
+    topics: dict[str, str] = {}
+
+    def extracted() -> str:
+        topics.update(extract.topics(raw.decode()))
+        return ""
+
+    failed = _text(raw, extracted)
+    if failed.reason is not None:
+        yield failed
+    for name, text in topics.items():
+        yield Record(name, len(text.encode("utf-8", "surrogatepass")), text, metadata={"topic": name})

@@ -16,7 +16,8 @@ from typing import Any, BinaryIO
 
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import foreign_format, is_utf8, unicode_of
-from bessemer.corpus.tables import MAX_RECORD_BYTES, Fields, field_in, no_text, not_utf8, record_of
+from bessemer.corpus.tables import MAX_RECORD_BYTES, field_in, no_text, not_utf8, record_of
+from bessemer.recipe import Source
 
 HEAD_BYTES = 64 << 10
 """The beginning of a file that is looked at."""
@@ -159,11 +160,11 @@ def _delimiter(header: str) -> str:
     return max(DELIMITERS, key=header.count)
 
 
-def read(file: BinaryIO, layout: str, fields: Fields) -> Iterator[Record]:
+def read(file: BinaryIO, layout: str, source: Source) -> Iterator[Record]:
     """The records of a whole file; their keys are their numbers in brackets, from 1. OSError when it cannot be read."""
     encoding = _encoding(file.read(HEAD_BYTES))
-    if fields.encoding and encoding.startswith("utf-8") and not _is_utf8(file):
-        encoding = fields.encoding
+    if source.encoding and encoding.startswith("utf-8") and not _is_utf8(file):
+        encoding = source.encoding
     file.seek(0)
     # A byte that cannot be decoded becomes half of a surrogate pair, which costs the record it is in.
     text = io.TextIOWrapper(
@@ -171,7 +172,7 @@ def read(file: BinaryIO, layout: str, fields: Fields) -> Iterator[Record]:
     )
     try:
         if layout == "csv":
-            yield from _csv(text, fields)
+            yield from _csv(text, source)
             return
         for number, raw, value, problem in _values(text):
             key = f"[{number}]"
@@ -179,7 +180,7 @@ def read(file: BinaryIO, layout: str, fields: Fields) -> Iterator[Record]:
                 size = len(raw.encode("utf-8", "surrogateescape"))
                 yield Record(key, size, raw[:4000], "bad_record", problem[:300])
             else:
-                yield _checked(value, key, raw, number, fields)
+                yield _checked(value, key, raw, number, source)
     finally:
         text.detach()
 
@@ -197,17 +198,17 @@ def _is_utf8(file: BinaryIO) -> bool:
     return True
 
 
-def _checked(value: object, key: str, raw: str, number: int, fields: Fields) -> Record:
+def _checked(value: object, key: str, raw: str, number: int, source: Source) -> Record:
     """A value as a record, unless its source text `raw` holds bytes that could not be decoded."""
     data = raw.encode("utf-8", "surrogateescape")
     try:
         data.decode()
     except UnicodeDecodeError as error:
         return not_utf8(key, data, error)
-    return record_of(value, key, len(data), raw, {"item": number}, fields)
+    return record_of(value, key, len(data), raw, {"item": number}, source)
 
 
-def _csv(text: io.TextIOBase, fields: Fields) -> Iterator[Record]:
+def _csv(text: io.TextIOBase, source: Source) -> Iterator[Record]:
     csv.field_size_limit(MAX_RECORD_BYTES)
     delimiter = _delimiter(text.readline())
     text.seek(0)
@@ -218,7 +219,7 @@ def _csv(text: io.TextIOBase, fields: Fields) -> Iterator[Record]:
         for number, row in enumerate(rows, start=1):
             if row:
                 value = dict(zip(header, row, strict=False))
-                yield _checked(value, f"[{number}]", delimiter.join(row) + "\n", number, fields)
+                yield _checked(value, f"[{number}]", delimiter.join(row) + "\n", number, source)
     except csv.Error as error:
         yield Record(f"[{number + 1}]", 0, reason="bad_record", detail=f"not CSV from here on: {error}")
 

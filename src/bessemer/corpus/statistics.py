@@ -12,7 +12,7 @@ from typing import Any
 
 from bessemer.corpus import storage
 from bessemer.corpus.document import ADVICE, REASONS
-from bessemer.corpus.units import Piece, Unit
+from bessemer.corpus.units import Unit
 from bessemer.errors import BessemerError
 from bessemer.recipe import Source
 from bessemer.recipe.endings import ending
@@ -245,13 +245,13 @@ def add_lines(funnels: dict[str, Funnel], units: Iterable[Unit]) -> None:
             for example in entry.examples:
                 if example["place"].isdecimal():
                     wanted.setdefault((funnel.source, example["path"]), []).append(example)
-    pieces: dict[tuple[str, str], dict[int, Piece]] = {}
+    paths: dict[tuple[str, str], str] = {}
     for unit in units if wanted else ():
         for piece in unit.pieces if unit.format == "jsonl" else ():
-            if (unit.source, piece.name) in wanted and not storage.is_remote(piece.path) and not piece.damage:
-                pieces.setdefault((unit.source, piece.name), {}).setdefault(piece.offset, piece)
-    for key, by_offset in pieces.items():
-        _count_lines(wanted[key], [by_offset[offset].path for offset in sorted(by_offset)])
+            if not storage.is_remote(piece.path) and not piece.damage:
+                paths.setdefault((unit.source.name, piece.name), piece.path)
+    for key in wanted.keys() & paths.keys():
+        _count_lines(wanted[key], [paths[key]])
 
 
 def _count_lines(examples: list[dict[str, Any]], paths: list[str]) -> None:

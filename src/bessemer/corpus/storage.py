@@ -10,15 +10,15 @@ import io
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from bessemer.errors import BessemerError, InputError
+from bessemer.recipe import Source
 
-SCHEMES = ("s3", "gs", "hf")
+SCHEMES = ("s3://", "gs://", "hf://")
 
 READ_BYTES = 4 << 20
 """Bytes fetched from an object store at a time."""
@@ -34,30 +34,9 @@ _SIGNED = re.compile(r"(https?://[^\s?'\"]{1,2000})\?[^\s'\"]{0,4000}")
 _WILDCARDS = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
-@dataclass(frozen=True)
-class Access:
-    """How the object stores of a source are reached."""
-
-    anonymous: bool = False
-    endpoint: str = ""
-    """Address of the store; "" for Amazon's or Google's."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A file in an object store."""
-
-    path: str
-    """Its URL."""
-    size: int
-    mtime_ns: int
-    etag: str
-    """A hash of the content, from stores that have one instead of a time; else ""."""
-
-
 def is_remote(path: str) -> bool:
     """Whether this is a URL of an object store."""
-    return path.partition("://")[0] in SCHEMES and "://" in path
+    return path.startswith(SCHEMES)
 
 
 def check_url(url: str, where: str) -> None:
@@ -73,12 +52,12 @@ def check_url(url: str, where: str) -> None:
         raise InputError(f"{where}: {url}: write {form}")
 
 
-def entries(url: str, access: Access) -> Iterator[Entry]:
-    """The files that a URL names: one file, all below a folder, or those that match a glob (`*` within a folder,
-    `**` across). OSError when the store does not answer."""
+def entries(url: str, source: Source) -> Iterator[tuple[str, int, int, str]]:
+    """URL, size in bytes, time of change (ns) and hash ("" for none) of the files that a URL names: one file, all below
+    a folder, or those that match a glob (`*` within a folder, `**` across). OSError when the store does not answer."""
     from pyarrow import fs
 
-    files, path = filesystem(url, access)
+    files, path = filesystem(url, source)
     scheme = url.partition("://")[0]
     parts = path.split("/")
     wild = next((number for number, part in enumerate(parts) if "*" in part or "?" in part), None)
@@ -95,17 +74,17 @@ def entries(url: str, access: Access) -> Iterator[Entry]:
     for info in found:
         if info.type == fs.FileType.File:
             etag = str(files.handler.fs.info(info.path).get("blob_id") or "") if scheme == "hf" else ""
-            yield Entry(f"{scheme}://{info.path}", info.size or 0, info.mtime_ns or 0, etag)
+            yield f"{scheme}://{info.path}", info.size or 0, info.mtime_ns or 0, etag
 
 
-def version(path: str, access: Access) -> tuple[int, int]:
+def version(path: str, source: Source) -> tuple[int, int]:
     """Size in bytes and time of change (ns) as they are now. Raises as `open_file` does."""
     if not is_remote(path):
         status = os.stat(path)
         return status.st_size, status.st_mtime_ns
     from pyarrow import fs
 
-    files, inner = filesystem(path, access)
+    files, inner = filesystem(path, source)
     try:
         info = files.get_file_info(inner)
     except OSError as error:
@@ -115,12 +94,12 @@ def version(path: str, access: Access) -> tuple[int, int]:
     return info.size or 0, info.mtime_ns or 0
 
 
-def open_file(path: str, access: Access) -> BinaryIO:
+def open_file(path: str, source: Source) -> BinaryIO:
     """A seekable stream of bytes. FileNotFoundError for what is not there; OSError for local trouble; a store
     that fails after its retries raises BessemerError, since that says nothing about the documents."""
     if not is_remote(path):
         return open(path, "rb", buffering=LINE_BYTES)
-    files, inner = filesystem(path, access)
+    files, inner = filesystem(path, source)
     try:
         return cast(BinaryIO, io.BufferedReader(_RemoteFile(path, files.open_input_file(inner)), READ_BYTES))
     except FileNotFoundError:
@@ -179,27 +158,28 @@ class _RemoteFile(io.RawIOBase):
         super().close()
 
 
-def filesystem(url: str, access: Access) -> tuple[Any, str]:
+def filesystem(url: str, source: Source) -> tuple[Any, str]:
     """Arrow's file system for a URL, and the path in it. InputError when a library for it is not installed."""
     scheme, _, path = url.partition("://")
-    return _filesystem(scheme, access), path
+    return _filesystem(scheme, source.anonymous, source.endpoint), path
 
 
 @cache
-def _filesystem(scheme: str, access: Access) -> Any:
+def _filesystem(scheme: str, anonymous: bool, endpoint: str | None) -> Any:
     from pyarrow import fs
 
-    address = access.endpoint.partition("://")
-    where: dict[str, str] = {"scheme": address[0], "endpoint_override": address[2]} if access.endpoint else {}
+    where: dict[str, str] = {}
+    if endpoint:
+        where["scheme"], _, where["endpoint_override"] = endpoint.partition("://")
     if scheme == "s3":
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-        if region or access.endpoint:
+        if region or endpoint:
             where["region"] = region or "us-east-1"
         times = {"connect_timeout": CONNECT_SECONDS, "request_timeout": REQUEST_SECONDS}
-        return fs.S3FileSystem(anonymous=access.anonymous, **times, **where)
+        return fs.S3FileSystem(anonymous=anonymous, **times, **where)
     if scheme == "gs":
         retry = timedelta(seconds=REQUEST_SECONDS)
-        return fs.GcsFileSystem(anonymous=access.anonymous, retry_time_limit=retry, **where)
+        return fs.GcsFileSystem(anonymous=anonymous, retry_time_limit=retry, **where)
     try:
         from huggingface_hub import HfFileSystem
     except ImportError:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import decode, detected, foreign_format
+from bessemer.recipe import Source
 
 MAX_RECORD_BYTES = 64 << 20
 """A longer record is rejected unread: no model reads one that long, and it must fit in memory."""
@@ -34,17 +34,6 @@ MAX_DEPTH = 4
 """Of nested objects whose fields are named in messages."""
 
 
-@dataclass(frozen=True)
-class Fields:
-    """Where a source's records have what is read; see recipe.corpus.Source."""
-
-    text_key: str
-    label_key: str = ""
-    """"" for none."""
-    encoding: str = ""
-    """Of what is not UTF-8; "" for none."""
-
-
 def not_utf8(key: str, raw: bytes, error: UnicodeDecodeError) -> Record:
     """A record whose bytes could not be decoded, with the encoding that they look like."""
     detail = f"byte 0x{raw[error.start]:02x} at {error.start}"
@@ -58,26 +47,25 @@ def not_utf8(key: str, raw: bytes, error: UnicodeDecodeError) -> Record:
     return Record(key, len(raw), head, reason="not_utf8", detail=detail)
 
 
-def jsonl(file: BinaryIO, start: int, end: int, offset: int, fields: Fields) -> Iterator[Record]:
-    """Lines that begin in [start, end), decoded one by one, so that a bad byte costs one line; `offset` is added
-    to the byte offsets that are their keys. OSError when the file cannot be read."""
+def jsonl(file: BinaryIO, start: int, end: int, source: Source) -> Iterator[Record]:
+    """Lines that begin in [start, end), decoded one by one, so that a bad byte costs one line; their byte offsets are
+    their keys. OSError when the file cannot be read."""
     position = start
     if position:  # the line that crosses into the range belongs to the range before
         file.seek(position - 1)
         position += _skip_line(file) - 1
     while position < end:
-        key = str(offset + position)
+        key = str(position)
         line = file.readline(MAX_RECORD_BYTES + 1)
         if not line:
             return
-        position += len(line)
-        if len(line) > MAX_RECORD_BYTES and not line.endswith(b"\n"):
-            skipped = _skip_line(file)
-            position += skipped
-            detail = f"a line of {len(line) + skipped} bytes"
-            yield Record(key, len(line) + skipped, reason="bad_record", detail=detail)
+        size = len(line)
+        if size > MAX_RECORD_BYTES and not line.endswith(b"\n"):
+            size += _skip_line(file)
+            yield Record(key, size, reason="bad_record", detail=f"a line of {size} bytes")
         elif line.strip():
-            yield _json_line(line, key, fields)
+            yield _json_line(line, key, source)
+        position += size
 
 
 def _skip_line(file: BinaryIO) -> int:
@@ -90,9 +78,9 @@ def _skip_line(file: BinaryIO) -> int:
     return skipped
 
 
-def _json_line(line: bytes, key: str, fields: Fields) -> Record:
+def _json_line(line: bytes, key: str, source: Source) -> Record:
     try:
-        shown = decode(line, fields.encoding)
+        shown = decode(line, source.encoding or "")
         shown = shown.removeprefix("\ufeff") if key == "0" else shown
     except UnicodeDecodeError as error:
         return not_utf8(key, line, error)
@@ -100,30 +88,29 @@ def _json_line(line: bytes, key: str, fields: Fields) -> Record:
         value = json.loads(shown)
     except (ValueError, RecursionError) as error:  # RecursionError: JSON nested thousands deep
         return Record(key, len(line), shown[:4000], "bad_record", f"not JSON: {error}"[:300])
-    return record_of(value, key, len(line), shown, {"byte": int(key)}, fields)
+    return record_of(value, key, len(line), shown, {"byte": int(key)}, source)
 
 
-def record_of(value: object, key: str, size: int, shown: str, place: dict[str, object], fields: Fields) -> Record:
+def record_of(value: object, key: str, size: int, shown: str, place: dict[str, object], source: Source) -> Record:
     """A JSON value as a record: the text, the small fields as metadata beside `place`; or with the reason why it is
     none. `size` is in bytes, `shown` its source text."""
     if not isinstance(value, dict):
         return Record(key, size, shown[:4000], "bad_record", f"not an object but {type(value).__name__}")
-    text_key, label_key = fields.text_key, fields.label_key
-    holder, name = field_in(value, text_key)
+    holder, name = field_in(value, source.text_key)
     if holder is None:
-        return Record(key, size, shown[:4000], "no_text_key", no_text("field", text_key, value))
+        return Record(key, size, shown[:4000], "no_text_key", no_text("field", source.text_key, value))
     text = holder.pop(name)
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
         named = _known_name([name for name, other in _named(value).items() if isinstance(other, str)])
         fix = f'; set text_key = "{named}"' if named else ""
-        return Record(key, size, shown[:4000], "bad_record", f"field {text_key!r} is {kind}, not a string{fix}"[:300])
+        detail = f"field {source.text_key!r} is {kind}, not a string{fix}"
+        return Record(key, size, shown[:4000], "bad_record", detail[:300])
     record = Record(key, size, text, metadata={**place, **_small(value, place)})
-    if label_key:
-        labelled, name = field_in(value, label_key)
-        names = [] if labelled else [*_named(value)][:20]
-        there = f"; there are: {', '.join(names)}" if names else ""
-        _set_label(record, f"field {label_key!r}", labelled[name] if labelled else None, there)
+    if source.label_key:
+        labelled, name = field_in(value, source.label_key)
+        there = "" if labelled else f"; there are: {', '.join([*_named(value)][:20])}" if value else ""
+        _set_label(record, f"field {source.label_key!r}", labelled[name] if labelled else None, there)
     return record
 
 
@@ -195,24 +182,13 @@ def _small(fields: dict[str, object], place: dict[str, object]) -> dict[str, obj
     return kept
 
 
-def _values(column: Any) -> list[object]:
-    """The values of a Parquet column; a string that is not UTF-8 costs that value, not the column."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return list(column.to_pylist())
-    raw = column.cast(pa.large_binary()).to_pylist()
-    return [None if value is None else value.decode("utf-8", "replace") for value in raw]
-
-
-def parquet_layout(place: Any, head: bytes, text_key: str, label_key: str) -> tuple[list[int], str, str]:
+def parquet_layout(place: Any, head: bytes, source: Source) -> tuple[list[int], str, str]:
     """The bytes of each row group of a Parquet file (a path or a seekable stream); and, where it cannot be read, a
     reason and a detail. `head`: its first bytes. OSError when the file cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    text_key, label_key = source.text_key, source.label_key
     if not head.startswith(b"PAR1"):
         return [], "wrong_format", foreign_format(head) or f"not a Parquet file: it begins with {head[:16]!r}"
     try:
@@ -249,12 +225,17 @@ def _leaves(fields: Iterable[Any]) -> Iterator[Any]:
             yield field
 
 
-def _column(table: Any, key: str) -> Any:
-    """A column of a table, which may lie within structs."""
+def _column(table: Any, key: str, in_bytes: bool) -> Any:
+    """A column of a table, which may lie within structs; strings as bytes, one of which may not be UTF-8."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     first, _, rest = key.partition(".")
-    return table[key] if key in table.column_names else pc.struct_field(table[first], rest.split("."))
+    column = table[key] if key in table.column_names else pc.struct_field(table[first], rest.split("."))
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    is_string = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    return column.cast(pa.large_binary()) if in_bytes or is_string else column
 
 
 def _is_text(kind: Any) -> bool:
@@ -270,37 +251,35 @@ def _column_bytes(groups: list[Any], name: str) -> int:
     return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == name)
 
 
-def row_group(place: Any, number: int, size: int, fields: Fields) -> Iterator[Record]:
+def row_group(place: Any, number: int, size: int, source: Source) -> Iterator[Record]:
     """The rows of one row group of a Parquet file (a path or a seekable stream); `size` is what it takes, for the
     count when all of it is damaged. OSError when the file cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    text_key, label_key = fields.text_key, fields.label_key
+    names = [source.text_key, *([source.label_key] if source.label_key else [])]
     try:
         with pq.ParquetFile(place) as parquet:
-            table = parquet.read_row_group(number, columns=[text_key, *([label_key] if label_key else [])])
-        column, labels = _column(table, text_key), _values(_column(table, label_key)) if label_key else []
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        # As bytes: a string column with one bad byte would otherwise fail as a whole.
-        column = column.cast(pa.large_binary())
+            table = parquet.read_row_group(number, columns=names)
+        texts = _column(table, source.text_key, in_bytes=True)
+        labels = _column(table, source.label_key, in_bytes=False).to_pylist() if source.label_key else []
     except pa.ArrowException as error:
         yield Record(f"{number}!", size, reason="unreadable", detail=f"damaged row group: {error}"[:300])
         return
-    for row, cell in enumerate(value for chunk in column.chunks for value in chunk):
+    for row, cell in enumerate(value for chunk in texts.chunks for value in chunk):
         key, raw = f"{number}:{row}", cell.as_py()
         if raw is None:
-            yield Record(key, 0, reason="bad_record", detail=f"column {text_key!r} is null")
+            yield Record(key, 0, reason="bad_record", detail=f"column {source.text_key!r} is null")
         elif len(raw) > MAX_RECORD_BYTES:
             yield Record(key, len(raw), reason="bad_record", detail=f"a text of {len(raw)} bytes")
         else:
             try:
-                text = decode(raw, fields.encoding)
-                record = Record(key, len(raw), text, metadata={"row_group": number, "row": row})
+                text = decode(raw, source.encoding or "")
             except UnicodeDecodeError as error:
-                record = not_utf8(key, raw, error)
-            else:
-                if label_key:
-                    _set_label(record, f"column {label_key!r}", labels[row])
+                yield not_utf8(key, raw, error)
+                continue
+            record = Record(key, len(raw), text, metadata={"row_group": number, "row": row})
+            if labels:
+                label = labels[row].decode("utf-8", "replace") if isinstance(labels[row], bytes) else labels[row]
+                _set_label(record, f"column {source.label_key!r}", label)
             yield record

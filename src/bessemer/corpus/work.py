@@ -16,8 +16,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ TEMPORARY = ".tmp"
 
 def open_work(run: RunFolder, inputs: str) -> Path:
     """The work folder for these inputs, without the folders of other inputs and what a killed build left half-written."""
-    above = work_folder(run)
+    above = _work_folder(run)
     folder = above / inputs[:16]
     folder.mkdir(parents=True, exist_ok=True)
     for other in above.iterdir():
@@ -42,11 +41,10 @@ def open_work(run: RunFolder, inputs: str) -> Path:
 
 def close_work(run: RunFolder) -> None:
     """Remove the work folder: the corpus has been published."""
-    shutil.rmtree(work_folder(run), ignore_errors=True)
+    shutil.rmtree(_work_folder(run), ignore_errors=True)
 
 
-def work_folder(run: RunFolder) -> Path:
-    """Where the work of a run's corpus lies."""
+def _work_folder(run: RunFolder) -> Path:
     return run.corpus.with_name(f"{run.corpus.name}.work")
 
 
@@ -60,18 +58,27 @@ def partition_folder(work: Path, number: int) -> Path:
     return work / "partitions" / f"{number:06d}"
 
 
-@contextmanager
-def made(folder: Path, inputs: str, facts: dict[str, Any]) -> Iterator[Path]:
-    """A temporary folder that is renamed to `folder` when the block ends without an error.
+def receipt(folder: Path, inputs: str) -> dict[str, Any] | None:
+    """The receipt of a folder that is complete and made from these inputs; else None."""
+    if not stage_is_current(folder, inputs):
+        return None
+    recorded: dict[str, Any] = read_json(folder / STAGE_FILE)
+    return recorded
 
-    `facts`, filled by the block, go into the receipt with all file sizes. When two processes write the same folder, the
-    first to rename wins.
+
+def made_once(folder: Path, inputs: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """The receipt of `folder`, which `make` fills first unless it is finished: a temporary folder that is then renamed.
+
+    The receipt holds what `make` returns, and all file sizes. When two processes write the same folder, the first to
+    rename wins.
     """
+    if (recorded := receipt(folder, inputs)) is not None:
+        return recorded
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}{TEMPORARY}")
     temporary.mkdir()
     try:
-        yield temporary
+        facts = make(temporary)
         for path in temporary.rglob("*"):
             if path.is_file():
                 with open(path, "rb") as file:
@@ -87,22 +94,6 @@ def made(folder: Path, inputs: str, facts: dict[str, Any]) -> Iterator[Path]:
         sync_folder(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def receipt(folder: Path, inputs: str) -> dict[str, Any] | None:
-    """The receipt of a folder that is complete and made from these inputs; else None."""
-    if not stage_is_current(folder, inputs):
-        return None
-    recorded: dict[str, Any] = read_json(folder / STAGE_FILE)
-    return recorded
-
-
-def made_once(folder: Path, inputs: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """The receipt of `folder`, which `make` fills first unless it is finished; `make` returns the facts of the receipt."""
-    if receipt(folder, inputs) is None:
-        facts: dict[str, Any] = {}
-        with made(folder, inputs, facts) as staged:
-            facts |= make(staged)
     recorded = receipt(folder, inputs)
     assert recorded is not None
     return recorded

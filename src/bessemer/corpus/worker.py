@@ -12,17 +12,15 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import bessemer
@@ -62,7 +60,7 @@ def run_tasks(kind: str, tasks: Sequence[Task], num_bytes: int, settings: Work, 
     if settings.engine == "ray":
         run_on_ray(kind, tasks, settings, done)
     elif num_workers > 1 and num_bytes >= SMALL_BYTES:
-        Pool(kind, num_workers, done).work(tasks)
+        Pool(kind, tasks).work(num_workers, done)
     else:
         engine.run(lambda: _run_here(kind, tasks, done))
 
@@ -132,91 +130,79 @@ def worker_environment() -> dict[str, str]:
 # --- Processes of this machine
 
 
-@dataclass
-class Worker:
-    """A process and the task it has under way."""
-
-    process: subprocess.Popen[bytes]
-    task: Task | None = None
-
-
-@dataclass
 class Pool:
-    """Does the tasks of one kind, then ends. A worker that dies is replaced and its task done again."""
+    """Processes that do the tasks of one kind, each served by a thread. One that dies is replaced and its task done
+    again."""
 
-    kind: str
-    num_workers: int
-    done: OnResult
-    workers: list[Worker] = field(default_factory=list)
-    deaths: Counter[int] = field(default_factory=Counter)
-    """By id of the task."""
+    def __init__(self, kind: str, tasks: Sequence[Task]) -> None:
+        self.kind, self.waiting = kind, deque(tasks)
+        self.answers: SimpleQueue[Answer] = SimpleQueue()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.has_ended = False
+        self.starting = threading.Lock()
 
-    def work(self, tasks: Sequence[Task]) -> None:
+    def work(self, num_workers: int, done: OnResult) -> None:
         """Do all tasks; raises what one raises, and BessemerError for one whose worker dies again and again."""
-        waiting = deque(tasks)
-        left = len(tasks)
-        with selectors.DefaultSelector() as selector:
-            try:
-                for _ in range(self.num_workers):
-                    self._start(selector, waiting)
-                while left:
-                    interrupt.check()
-                    for key, _ in selector.select(POLL_SECONDS):
-                        left -= self._receive(key.data, selector, waiting)
-            finally:
-                self._end()
-
-    def _receive(self, worker: Worker, selector: selectors.BaseSelector, waiting: deque[Task]) -> bool:
-        """Read the result of a worker that has one, or replace a dead worker; returns whether a task is finished."""
+        threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(num_workers)]
+        left = len(self.waiting)
         try:
-            answered = pickle.load(worker.process.stdout)  # type: ignore[arg-type]
-        except (EOFError, pickle.UnpicklingError):
-            selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
-            if self._lost(worker, waiting):
-                self._start(selector, waiting)
-            return False
-        worker.task = None
-        self.done(_result(answered))
-        self._assign(worker, waiting)
-        return True
+            for thread in threads:
+                thread.start()
+            while left:
+                interrupt.check()
+                with contextlib.suppress(Empty):
+                    done(_result(self.answers.get(timeout=POLL_SECONDS)))
+                    left -= 1
+        finally:
+            with self.starting:
+                self.has_ended = True
+            for process in self.processes:
+                process.kill()
+            for process in self.processes:
+                with contextlib.suppress(BrokenPipeError), process:
+                    pass  # waits, and closes the pipes
 
-    def _start(self, selector: selectors.BaseSelector, waiting: deque[Task]) -> None:
+    def _serve(self) -> None:
+        """Give tasks to a process of its own until none is left."""
+        process = None
+        try:
+            while self.waiting:
+                task = self.waiting.popleft()
+                why = ""
+                for _ in range(ATTEMPTS):
+                    process = process or self._start()
+                    if process is None:
+                        return
+                    try:
+                        self.answers.put(self._ask(process, task))
+                        break
+                    except (EOFError, BrokenPipeError, pickle.UnpicklingError, ValueError):  # it is dead
+                        code = process.wait()
+                        why, process = f"signal {-code}" if code < 0 else f"exit code {code}", None
+                else:
+                    self.answers.put(_gave_up(self.kind, task, why))
+        except IndexError:  # another thread took the last task
+            pass
+        except OSError as error:
+            self.answers.put(error)
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        """A new process; None once the pool has ended."""
         command = [sys.executable, "-m", "bessemer.corpus.worker"]
         environment = {**os.environ, **worker_environment()}
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-        worker = Worker(process)
-        self.workers.append(worker)
-        assert process.stdout is not None
-        selector.register(process.stdout, selectors.EVENT_READ, worker)
-        self._assign(worker, waiting)
+        with self.starting:
+            if self.has_ended:
+                return None
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            self.processes.append(process)
+            return process
 
-    def _assign(self, worker: Worker, waiting: deque[Task]) -> None:
-        if waiting:
-            worker.task = waiting.popleft()
-            assert worker.process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it is dead; the end of its output says so
-                pickle.dump((self.kind, worker.task), worker.process.stdin)
-                worker.process.stdin.flush()
-
-    def _lost(self, worker: Worker, waiting: deque[Task]) -> bool:
-        """Queue the task of a dead worker again, unless it died of it too often; returns whether another is needed."""
-        code = worker.process.wait()
-        self.workers.remove(worker)
-        if worker.task is None:
-            return False
-        self.deaths[id(worker.task)] += 1
-        if self.deaths[id(worker.task)] >= ATTEMPTS:
-            raise _gave_up(self.kind, worker.task, f"signal {-code}" if code < 0 else f"exit code {code}")
-        waiting.appendleft(worker.task)
-        return True
-
-    def _end(self) -> None:
-        for worker in self.workers:
-            worker.process.kill()
-        for worker in self.workers:
-            with contextlib.suppress(BrokenPipeError), worker.process:
-                pass  # waits, and closes the pipes
-        self.workers.clear()
+    def _ask(self, process: subprocess.Popen[bytes], task: Task) -> Answer:
+        assert process.stdin is not None and process.stdout is not None
+        pickle.dump((self.kind, task), process.stdin)
+        process.stdin.flush()
+        answered: Answer = pickle.load(process.stdout)
+        return answered
 
 
 # --- A Ray cluster
@@ -263,24 +249,23 @@ def _connected(settings: Work) -> Any:
         return ray
     _probe(settings.address or os.environ.get("RAY_ADDRESS", ""))
     on_terminate = signal.getsignal(signal.SIGTERM)  # Ray replaces it with one that exits with another code
-    common: dict[str, Any] = {
-        "runtime_env": {"env_vars": worker_environment()},
-        "log_to_driver": False,
-        "logging_level": "ERROR",
-    }
+    cluster: dict[str, Any] = {"address": settings.address or "auto"}
+    if settings.address is None and "RAY_ADDRESS" not in os.environ:
+        cluster = {"num_cpus": settings.workers or cores(), "include_dashboard": False}
+    environment = {"env_vars": worker_environment()}
     try:
-        if settings.address is None and "RAY_ADDRESS" not in os.environ:
-            ray.init(num_cpus=settings.workers or cores(), include_dashboard=False, **common)
-        else:
-            ray.init(address=settings.address or "auto", **common)
+        ray.init(**cluster, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         where = f"the cluster at {settings.address}" if settings.address else "a cluster on this machine"
-        message = f"corpus.address: {where} cannot be reached: {engine.first_line(error)}; is it running?"
-        raise BessemerError(message) from None
+        raise _unreachable(where, engine.first_line(error)) from None
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_terminate)
     return ray
+
+
+def _unreachable(where: str, why: str) -> BessemerError:
+    return BessemerError(f"corpus.address: {where} cannot be reached: {why}; is it running?")
 
 
 def _probe(address: str) -> None:
@@ -291,9 +276,7 @@ def _probe(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECONDS).close()
     except OSError as error:
-        raise BessemerError(
-            f"corpus.address: the cluster at {address} cannot be reached: {error.strerror or error}; is it running?"
-        ) from None
+        raise _unreachable(f"the cluster at {address}", error.strerror or str(error)) from None
 
 
 # --- The worker process

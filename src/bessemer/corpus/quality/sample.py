@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from bessemer.corpus.dedup import packed
 from bessemer.corpus.document import identity
-from bessemer.corpus.engine import STOP, check_stop
+from bessemer.corpus.engine import check_stop
 from bessemer.corpus.files import File, find
 from bessemer.corpus.quality.features import prefix
 from bessemer.corpus.readers import read
@@ -214,7 +214,7 @@ def _of_files(entry: str) -> Iterator[tuple[str, str]]:
     (source, found), root = _find(entry), Path(entry).expanduser().name
     with tempfile.TemporaryDirectory() as spool:
         try:
-            units = plan(source, found, Path(spool), 0, STOP)
+            units = plan(source, found, Path(spool))
         except InputError as error:
             reason = str(error).removeprefix(f"corpus.sources.{source.name}: ").partition("; set text_key")[0]
             raise InputError(f"corpus.quality: {entry}: {reason}") from None
