@@ -159,7 +159,10 @@ def test_a_large_array_is_read_in_little_memory(data: Path, tmp_path: Path) -> N
         file.write("[" + ",\n".join(json.dumps({"text": "x" * 1000}) for _ in range(12_000)) + "]")
     tracemalloc.start()
     with open(path, "rb") as raw:
-        assert sum(record.reason is None for record in record_files.read(raw, "values", Source(name="s", paths=("a",)))) == 12_000
+        assert (
+            sum(record.reason is None for record in record_files.read(raw, "values", Source(name="s", paths=("a",))))
+            == 12_000
+        )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < path.stat().st_size / 2

@@ -121,9 +121,9 @@ def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
     """What a URL names, without hidden files and folders."""
     storage.check_url(pattern, where)
     try:
-        for url, *facts in storage.entries(pattern, source):
+        for url, size, mtime_ns, etag in storage.entries(pattern, source):
             if not any(part.startswith(".") for part in url.removeprefix(pattern).split("/")):
-                yield File(url, url, *facts)
+                yield File(url, url, size, mtime_ns, etag)
     except (OSError, ValueError) as error:
         raise InputError(
             f"{where}: {pattern} cannot be listed: {storage.redacted(error)}; check the URL, the credentials of the "
