@@ -117,7 +117,8 @@ def test_a_killed_build_takes_its_workers_along_and_another_goes_on(of: Recipe, 
         while len(receipts(run)) < len(before) + 3 and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert process.poll() is None, "too quick to be killed"
-        workers = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        threads = Path(f"/proc/{process.pid}/task").glob("*/children")
+        workers = [int(pid) for thread in threads for pid in thread.read_text().split()]
         process.kill()
         process.wait()
         assert kill or len(workers) == 2
