@@ -29,7 +29,7 @@ def describe(device: str, precision: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": device,
         "precision": precision,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": num_cores(),
         "memory_bytes": _memory_bytes(),
         "git": _git(Path.cwd()),
         "packages": packages,
@@ -41,6 +41,11 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def num_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_memory() -> int:

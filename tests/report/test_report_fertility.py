@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -17,10 +16,10 @@ from bessemer.tokens.encode import SEPARATOR, fertility_table
 from tests.report.conftest import blocks, rows
 
 
-def tally(languages: int = 1) -> dict[str, Any]:
-    row = {"documents": 2, "bytes": 1000, "words": 100, "tokens": [250, 200], "single_byte": [25, 100]}
+def tally(languages: int = 1) -> dict[str, list[int]]:
     return {
-        f"web{SEPARATOR}{'' if languages == 1 else f'l{n:03d}'}": {**row, "bytes": 1000 + n} for n in range(languages)
+        f"web{SEPARATOR}{'' if languages == 1 else f'l{n:03d}'}": [2, 1000 + n, 100, 250, 200, 25, 100]
+        for n in range(languages)
     }
 
 

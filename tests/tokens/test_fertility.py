@@ -1,17 +1,26 @@
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 
 from bessemer.tokens.documents import Document
-from bessemer.tokens.encode import FertilitySample, Tally, fertility_table, merge
+from bessemer.tokens.encode import Encoder, Tally, fertility_table, merge
+from bessemer.tokens.tokenizer import Tokenizer
 
 SINGLE = (np.array([True, False, False, True]), np.array([False, False, True, True]))
 
 
+def tokenizer(single_byte: Any, ids: list[int]) -> Tokenizer:
+    """A tokenizer that gives every text the same ids."""
+    made = SimpleNamespace(kind="wordpiece", changes=[], text_prefix=b"", unknown_token=None)
+    made.token_bytes = lambda: np.where(single_byte, 1, 2)
+    made.encode_batch = lambda texts: [np.array([*ids, 0]) for _ in texts]
+    return cast(Tokenizer, made)
+
+
 def measured(documents: list[tuple[str, str, str]]) -> Tally:
-    sample = FertilitySample(SINGLE, 1.0, 0)
-    found: Tally = {}
-    for source, language, text in documents:
-        sample.measure(Document("", source, text, language=language), [np.array([0, 1, 1, 3]), np.array([1, 2])], found)
-    return found
+    encoder = Encoder(tokenizer(SINGLE[0], [0, 1, 1, 3]), [tokenizer(SINGLE[1], [1, 2])], None, 1.0, 0)
+    return encoder([Document("", source, text, language=language) for source, language, text in documents]).tally
 
 
 def test_the_table_counts() -> None:
@@ -45,7 +54,7 @@ def test_tallies_add_up_in_any_order() -> None:
 
 
 def test_the_sample_is_by_identity() -> None:
-    sample = FertilitySample(SINGLE[:1], 0.25, 3)
-    taken = [sample.takes(f"{number:032x}") for number in range(4000)]
+    encoder = Encoder(tokenizer(SINGLE[0], []), [], None, 0.25, 3)
+    taken = [encoder.in_sample(f"{number:032x}") for number in range(4000)]
     assert 850 < sum(taken) < 1150
-    assert taken == [sample.takes(f"{number:032x}") for number in range(4000)]
+    assert taken == [encoder.in_sample(f"{number:032x}") for number in range(4000)]

@@ -24,7 +24,7 @@ from bessemer.model.huggingface.config import family_of, family_standard
 from bessemer.model.huggingface.weights import HubTensor, Value, hub_tensors
 from bessemer.model.layers import rotary_frequencies
 from bessemer.model.transformer import Transformer
-from bessemer.tokens.patterns import GPT2, GPT4, PatternOptions, pre_tokenization
+from bessemer.tokens.patterns import GPT2, GPT2_DIGITS_FIRST, GPT4, pre_tokenization
 from bessemer.tokens.pieces import Framing
 
 # Families to llama.cpp's architectures, where both compute the same.
@@ -45,8 +45,9 @@ Q8_0_BLOCK = 32  # values that share a scale; rows of another length are written
 
 Array = npt.NDArray[Any]
 # Splits whose pieces llama.cpp's pre-tokenizer of that name gives too, compared on texts of every kind in the tests.
-PRE: dict[PatternOptions, str] = {GPT4: "llama-bpe", replace(GPT4, digits=1): "qwen2", GPT2: "gpt-2"}
-PRE_DIGITS_FIRST: dict[PatternOptions, str] = {GPT2: "smollm"}  # each digit alone before the split
+PRE = {
+    GPT4.regex: "llama-bpe", replace(GPT4, digits=1).regex: "qwen2", GPT2.regex: "gpt-2", GPT2_DIGITS_FIRST: "smollm",
+}  # fmt: skip
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
 UNCHANGING = (None, {"type": "NFC"})  # normalizers that leave composed text as it is; llama.cpp applies none
 # Chat templates are Jinja in a GGUF and Go templates in a Modelfile. ChatML is the one that is written here; where the model
@@ -305,13 +306,12 @@ def pre_tokenizer(description: dict[str, Any]) -> str:
     shape = pre_tokenization(bare)
     if shape is None or shape.prefix_space:
         raise refused("cuts text in a way for which llama.cpp has no name")
-    known = PRE_DIGITS_FIRST if shape.digits_first else PRE
-    if shape.split not in known:
+    if shape.regex not in PRE:
         raise refused(
             "cuts text by a pattern for which llama.cpp has no name; it knows tokenizer.pattern gpt2, and gpt4 or llama3 with "
             'digits "groups-of-three" or "single" and white_space "runs"'
         )
-    return known[shape.split]
+    return PRE[shape.regex]
 
 
 def modelfile(

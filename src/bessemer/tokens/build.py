@@ -8,35 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import shutil
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 
+from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, digest
 from bessemer.run import OUT, STAGE_FILE, RunFolder, mark_stage, read_json, resumable, write_atomic, write_json
 from bessemer.terminal import counted, progress, warn
 from bessemer.tokens import documents, foreign
 from bessemer.tokens.documents import Document, is_held_out
-from bessemer.tokens.encode import (
-    Encoded,
-    Encoder,
-    FertilitySample,
-    Item,
-    Tally,
-    batches,
-    fertility_table,
-    in_order,
-    merge,
-)  # fmt: skip
+from bessemer.tokens.encode import Encoded, Encoder, Item, Tally, batches, fertility_table, in_order, merge
 from bessemer.tokens.packing import facts, packed_for, write_packs
 from bessemer.tokens.patterns import pattern_of
 from bessemer.tokens.pretrained import carried_files, facts_of, framing_of, tokenizer_file
@@ -52,22 +42,6 @@ FEW_CLASSES = 10  # so many may have a text each, as in a first try
 CAME_BACK = 0.99  # share of the sampled documents that must survive encoding and decoding
 SPLITS = ("train", "heldout")
 Writers = dict[tuple[str, str], ShardWriter]
-
-
-@dataclass(frozen=True)
-class TokensSummary:
-    """What the tokens stage made."""
-
-    manifest: dict[str, Any]
-    seconds: float
-
-    @property
-    def train_tokens(self) -> int:
-        return sum(source["train"]["tokens"] for source in self.manifest["sources"].values())
-
-    @property
-    def held_out_tokens(self) -> int:
-        return sum(source["heldout"]["tokens"] for source in self.manifest["sources"].values())
 
 
 @dataclass
@@ -124,7 +98,7 @@ def mixed_by(recipe: Recipe) -> Any:
     return [weights, tokens.temperature, phases, decay]
 
 
-def build(recipe: Recipe, run: RunFolder) -> TokensSummary:
+def build(recipe: Recipe, run: RunFolder) -> TokenStore:
     """Train or load the tokenizer and write the shards of every source, in the order of the documents' identities."""
     started = perf_counter()
     inputs = inputs_digest(recipe, run)
@@ -138,14 +112,19 @@ def build(recipe: Recipe, run: RunFolder) -> TokensSummary:
         tokenizer = _tokenizer(recipe, corpus, staged)
         trained = perf_counter() - started
         sample = [one.text for one in documents.spread(corpus, SAMPLE_GROUPS, SAMPLE_EACH)] if corpus else []
-        tokenizer = _checked(tokenizer, sample)
-        others = _compared(recipe)
+        if not tokenizer.agrees(sample):
+            warn(
+                "tiktoken and the tokenizer.json disagree on this text; encoding with tokenizers, about four times as slow"
+            )
+            tokenizer = tokenizer.without_tiktoken()
+        others = [Tokenizer.load_any(Path(path)) for path in recipe.tokenizer.compare]
         labels = documents.labels(corpus) if corpus else []
         writers, done = _write_shards(recipe, run, corpus, work, tokenizer, others, labels)
         for path in carried_files(recipe):
             shutil.copyfile(path, staged / path.name)
         np.save(staged / "token_bytes.npy", tokenizer.token_bytes())
-        manifest = _manifest(recipe, tokenizer, writers, labels, perf_counter() - started, trained)
+        manifest = _manifest(recipe, tokenizer, writers, labels)
+        manifest["seconds"] = {"tokenizer": round(trained, 3), "total": round(perf_counter() - started, 3)}
         manifest["tokenizer"] |= _bytes_of_tokens(tokenizer, done, sample)
         names = ["this run", *(_short(path) for path in recipe.tokenizer.compare)]
         sizes = [tokenizer.vocabulary, *(other.vocabulary for other in others)]
@@ -156,7 +135,7 @@ def build(recipe: Recipe, run: RunFolder) -> TokensSummary:
         manifest["packing"] = facts(TokenStore(staged, manifest), recipe)
         write_json(staged / "manifest.json", manifest)
         mark_stage(staged, inputs)
-    return TokensSummary(manifest, perf_counter() - started)
+    return TokenStore(run.tokens, manifest)
 
 
 def _tokenizer(recipe: Recipe, corpus: Path | None, staged: Path) -> Tokenizer:
@@ -190,29 +169,16 @@ def _tokenizer(recipe: Recipe, corpus: Path | None, staged: Path) -> Tokenizer:
     return tokenizer
 
 
-def _checked(tokenizer: Tokenizer, sample: list[str]) -> Tokenizer:
-    """The tokenizer; without tiktoken where that does not give the ids of its tokenizer.json on the sample."""
-    if tokenizer.agrees(sample):
-        return tokenizer
-    warn("tiktoken and the tokenizer.json disagree on this text; encoding with tokenizers, about four times as slow")
-    return tokenizer.without_tiktoken()
-
-
-def _compared(recipe: Recipe) -> tuple[Tokenizer, ...]:
-    return tuple(Tokenizer.load_any(Path(path)) for path in recipe.tokenizer.compare)
-
-
 def _items(recipe: Recipe, corpus: Path | None, tokenizer: Tokenizer, skip: int) -> Iterator[Item]:
     """All documents that go into shards, in order, from number `skip` on."""
-    if corpus is not None and recipe.tokens.held_out_from == "passages":
-        yield from documents.split_documents(corpus, recipe.tokens.seed, recipe.tokens.held_out, skip)
-        skip = max(skip - documents.PARTS * documents.count(corpus), 0)
+    tokens, each = recipe.tokens, 1
+    if corpus is not None and tokens.held_out_from == "passages":
+        each = documents.PARTS
+        yield from documents.split_documents(corpus, tokens.seed, tokens.held_out, skip)
     elif corpus is not None:
         yield from documents.documents(corpus, skip)
-        skip = max(skip - documents.count(corpus), 0)
-    theirs = (
-        foreign.documents(source, tokenizer.vocabulary, tokenizer.end_of_text) for source in recipe.tokens.sources
-    )
+    skip = 0 if corpus is None else max(skip - each * documents.count(corpus), 0)
+    theirs = (foreign.documents(source, tokenizer.vocabulary, tokenizer.end_of_text) for source in tokens.sources)
     yield from itertools.islice(itertools.chain.from_iterable(theirs), skip, None)
 
 
@@ -222,35 +188,27 @@ def _write_shards(
     corpus: Path | None,
     work: Path,
     tokenizer: Tokenizer,
-    others: tuple[Tokenizer, ...],
+    others: list[Tokenizer],
     labels: list[str],
 ) -> tuple[Writers, Progress]:
-    text_bytes = _text_bytes(run) if corpus is not None else 0
-    token_bytes = tokenizer.token_bytes()
-    sample = FertilitySample(
-        (token_bytes == 1, *(other.token_bytes() == 1 for other in others)),
-        recipe.tokenizer.fertility_bytes / max(text_bytes, 1),
-        recipe.tokens.seed,
-    )
-    encoder = Encoder(tokenizer, token_bytes, sample, others, framing_of(recipe, tokenizer))
+    totals = read_json(run.corpus / "statistics.json")["totals"] if corpus is not None else {}
+    text_bytes, tokens = int(totals.get("bytes_kept") or 0), recipe.tokens
+    share = recipe.tokenizer.fertility_bytes / max(text_bytes, 1)
+    encoder = Encoder(tokenizer, others, framing_of(recipe, tokenizer), share, tokens.seed)
     number_of = {label: number for number, label in enumerate(labels)}
     writers, done = _writers(recipe, work, tokenizer, bool(labels))
-
-    def drawn(item: Item) -> bool:
-        return is_held_out(item.identity, recipe.tokens.seed, recipe.tokens.held_out)
-
     since = 0
     with progress("encoding", text_bytes or None, "B") as advance:
         advance(done.text)
         items = batches(_items(recipe, corpus, tokenizer, done.documents))
-        for batch, made in in_order(items, encoder, recipe.tokens.workers or _cores()):
+        for batch, made in in_order(items, encoder, tokens.workers or num_cores()):
             for item, ids, num_bytes in zip(batch, made.ids, made.num_bytes, strict=True):
-                if not isinstance(item, Document):  # tokens of other people, without labels
-                    writers[item.source, SPLITS[drawn(item)]].add(item.identity, ids, num_bytes, NO_LABEL)
-                elif num_bytes or item.is_held_out is None:  # not a document too short to be cut
-                    held_out = drawn(item) if item.is_held_out is None else item.is_held_out
-                    label = number_of.get(item.label, NO_LABEL)
-                    writers[item.source, SPLITS[held_out]].add(item.identity, ids, num_bytes, label)
+                held_out, label = item.is_held_out, number_of.get(item.label, NO_LABEL)
+                if held_out is None:
+                    held_out = is_held_out(item.identity, tokens.seed, tokens.held_out)
+                elif not num_bytes:  # an empty part of a document too short to be cut
+                    continue
+                writers[item.source, SPLITS[held_out]].add(item.identity, ids, num_bytes, label)
             done.add(made, batch)
             num_bytes = sum(made.num_bytes)
             advance(num_bytes)
@@ -304,8 +262,9 @@ def _bytes_of_tokens(tokenizer: Tokenizer, done: Progress, sample: list[str]) ->
     A tokenizer that changes the text, or has no token for some of it, predicts less than the text: its bits per byte
     would flatter it. Measured: the bytes its tokens stand for, tokens for unknown text, and whether text comes back.
     """
-    same = [_nfc(tokenizer.decode(tokenizer.encode(text))) == _nfc(text) for text in sample]
-    came_back = sum(same) / len(same) if same else float(tokenizer.is_byte_level and not tokenizer.changes)
+    decoded = [tokenizer.decode(tokenizer.encode(text)) for text in sample]
+    same = [normalize("NFC", ours) == normalize("NFC", text) for ours, text in zip(decoded, sample, strict=True)]
+    came_back = sum(same) / len(same) if same else float(tokenizer.kind == "byte-level" and not tokenizer.changes)
     close = abs(done.counted - done.text) <= BYTES_TOLERANCE * done.text
     counts = close and done.unknown == 0 and came_back >= CAME_BACK
     if not counts:
@@ -326,38 +285,19 @@ def _bytes_of_tokens(tokenizer: Tokenizer, done: Progress, sample: list[str]) ->
     }
 
 
-def _nfc(text: str) -> str:
-    return unicodedata.normalize("NFC", text)
-
-
-def _text_bytes(run: RunFolder) -> int:
-    return int(read_json(run.corpus / "statistics.json")["totals"].get("bytes_kept") or 0)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _short(path: str) -> str:
     """A tokenizer.json by the folder it lies in, where it has that plain name."""
     file = Path(path)
     return file.parent.name if file.name == "tokenizer.json" and file.parent.name else file.stem
 
 
-def _manifest(
-    recipe: Recipe,
-    tokenizer: Tokenizer,
-    writers: Writers,
-    labels: list[str],
-    seconds: float,
-    trained: float,
-) -> dict[str, Any]:
+def _manifest(recipe: Recipe, tokenizer: Tokenizer, writers: Writers, labels: list[str]) -> dict[str, Any]:
     # A source that is cut into parts may have nothing left under its own name, and not every part has documents.
     counts = Counter(part.source for part in recipe.parts.values())
     sources = {}
     for name, part in recipe.parts.items():
         if counts[part.source] == 1 or any(writers[name, split].documents for split in SPLITS):
-            sources[name] = {split: _split_facts(writers[name, split]) for split in SPLITS}
+            sources[name] = {split: writers[name, split].facts() for split in SPLITS}
     text_bytes = sum(writer.bytes for writer in writers.values())
     text_tokens = sum(writer.tokens - writer.documents for writer in writers.values())
     return {
@@ -375,13 +315,7 @@ def _manifest(
         "labels": labels,
         "sources": sources,
         "files": {name: facts for writer in writers.values() for name, facts in sorted(writer.files.items())},
-        "seconds": {"tokenizer": round(trained, 3), "total": round(seconds, 3)},
     }
-
-
-def _split_facts(writer: ShardWriter) -> dict[str, Any]:
-    counts = {name: getattr(writer, name) for name in ("documents", "tokens", "bytes", "longest")}
-    return {**counts, "files": sorted(writer.files)}
 
 
 def refuse_unusable(recipe: Recipe, manifest: dict[str, Any]) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bessemer.errors import BessemerError
 from bessemer.tokens.documents import Document
@@ -26,65 +25,19 @@ from bessemer.tokens.tokenizer import Ids, Tokenizer
 BATCH_CHARACTERS = 1 << 20  # of text, or of ids: what a thread takes at a time
 SEPARATOR = "\t"  # between source and language in the keys of a tally
 Item = Document | ForeignDocument
-Tally = dict[str, dict[str, Any]]
-
-
-@dataclass
-class Encoded:
-    """A batch of documents as tokens. ids: end-of-text included; num_bytes: of each text.
-
-    counted: bytes of the tokens, all documents together; unknown: tokens for text outside the vocabulary; tally: the fertility
-    of the documents that are in its sample.
-    """
-
-    ids: list[Ids]
-    num_bytes: list[int]
-    counted: int = 0
-    unknown: int = 0
-    tally: Tally = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class FertilitySample:
-    """Which documents fertility is measured on, by how many tokenizers. single_byte: of each tokenizer, which tokens are one
-    byte; share: of the documents; seed: names the sample."""
-
-    single_byte: tuple[npt.NDArray[np.bool_], ...]
-    share: float
-    seed: int
-
-    def takes(self, identity: str) -> bool:
-        """Whether a document is in the sample."""
-        return self.share >= 1.0 or key_of("fertility", self.seed, identity) < self.share * 2.0**64
-
-    def measure(self, document: Document, encoded: Sequence[npt.NDArray[Any]], into: Tally) -> None:
-        """Add one document. encoded: its ids by each tokenizer, without end-of-text."""
-        tokens = [len(ids) for ids in encoded]
-        single = [int(is_single[ids].sum()) for ids, is_single in zip(encoded, self.single_byte, strict=True)]
-        counts = {
-            "documents": 1, "bytes": len(document.text.encode()), "words": len(document.text.split()), "tokens": tokens,
-            "single_byte": single,
-        }  # fmt: skip
-        merge(into, {document.source + SEPARATOR + document.language: counts})
+# By source and language: documents, bytes, words, then each tokenizer's tokens, then each one's tokens of a single byte.
+Tally = dict[str, list[int]]
 
 
 def merge(into: Tally, more: Tally) -> None:
     """Add one tally to another."""
     for key, row in more.items():
-        if key not in into:
-            into[key] = dict(row)
-            continue
-        mine = into[key]
-        for name in ("documents", "bytes", "words"):
-            mine[name] += row[name]
-        for name in ("tokens", "single_byte"):
-            mine[name] = [left + right for left, right in zip(mine[name], row[name], strict=True)]
+        into[key] = [mine + theirs for mine, theirs in zip(into.get(key, [0] * len(row)), row, strict=True)]
 
 
 def fertility_table(tally: Tally, names: Sequence[str], vocabularies: Sequence[int]) -> dict[str, Any]:
     """The tally as the manifest keeps it: a row a source and language, sources in order, and one over all of them."""
-    none = {"documents": 0, "bytes": 0, "words": 0, "tokens": [0] * len(names), "single_byte": [0] * len(names)}
-    whole: Tally = {"": none}
+    whole: Tally = {"": [0] * (3 + 2 * len(names))}
     for row in tally.values():
         merge(whole, {"": row})
     keyed = [(key.split(SEPARATOR), row) for key, row in sorted(tally.items())]
@@ -95,33 +48,55 @@ def fertility_table(tally: Tally, names: Sequence[str], vocabularies: Sequence[i
     }
 
 
-def _rates(row: dict[str, Any]) -> dict[str, Any]:
-    tokens, single = row["tokens"], row["single_byte"]
+def _rates(row: list[int]) -> dict[str, Any]:
+    documents, num_bytes, words, *counts = row
+    tokens, single = counts[: len(counts) // 2], counts[len(counts) // 2 :]
     return {
-        **{name: row[name] for name in ("documents", "bytes", "words", "tokens")},
-        "bytes_per_token": [round(row["bytes"] / max(count, 1), 4) for count in tokens],
-        "tokens_per_word": [round(count / max(row["words"], 1), 4) for count in tokens],
+        "documents": documents,
+        "bytes": num_bytes,
+        "words": words,
+        "tokens": tokens,
+        "bytes_per_token": [round(num_bytes / max(count, 1), 4) for count in tokens],
+        "tokens_per_word": [round(count / max(words, 1), 4) for count in tokens],
         "single_byte_share": [round(one / max(count, 1), 4) for one, count in zip(single, tokens, strict=True)],
     }
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """Encodes batches; safe to call from several threads. others: tokenizers to compare with; framing: ids around each document,
-    the last of them end-of-text or before it."""
+@dataclass
+class Encoded:
+    """A batch of documents as tokens. ids: end-of-text included; num_bytes: of each text.
 
-    tokenizer: Tokenizer
-    token_bytes: npt.NDArray[np.int64]
-    sample: FertilitySample
-    others: tuple[Tokenizer, ...] = ()
-    framing: Framing | None = None
+    counted: bytes of the tokens, all documents together; unknown: tokens for text outside the vocabulary; tally: the fertility
+    of the documents that are in its sample.
+    """
+
+    ids: list[Ids] = field(default_factory=list)
+    num_bytes: list[int] = field(default_factory=list)
+    counted: int = 0
+    unknown: int = 0
+    tally: Tally = field(default_factory=dict)
+
+
+class Encoder:
+    """Encodes batches; safe to call from several threads.
+
+    others: tokenizers to compare with; framing: ids around each document, the last of them end-of-text or before it; share,
+    seed: of the documents on which fertility is measured.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, others: Sequence[Tokenizer], framing: Framing | None, share: float, seed: int
+    ) -> None:
+        self.tokenizer, self.others, self.framing, self.share, self.seed = tokenizer, others, framing, share, seed
+        self.token_bytes = tokenizer.token_bytes()
+        self.single_byte = [self.token_bytes == 1, *(other.token_bytes() == 1 for other in others)]
+        self.is_exact = tokenizer.kind == "byte-level" and not tokenizer.changes and not tokenizer.text_prefix
 
     def __call__(self, batch: list[Item]) -> Encoded:
         """Encode a batch. Raises BessemerError when the tokens of a reversible tokenizer do not account for every byte."""
         documents = [item for item in batch if isinstance(item, Document)]
         own = self.tokenizer.encode_batch([document.text for document in documents])
-        encoded, remaining = Encoded([], []), iter(own)
-        is_exact = self.tokenizer.is_byte_level and not self.tokenizer.changes and not self.tokenizer.text_prefix
+        encoded, remaining = Encoded(tally=self._fertility(documents, own)), iter(own)
         prefix, unknown = len(self.tokenizer.text_prefix), self.tokenizer.unknown_token
         for item in batch:
             ids = next(remaining) if isinstance(item, Document) else item.ids
@@ -130,29 +105,37 @@ class Encoder:
                 size = len(item.text.encode())
                 encoded.counted += counted
                 encoded.unknown += int((ids == unknown).sum()) if unknown is not None else 0
-            if is_exact and counted != size:
+            if self.is_exact and counted != size:
                 raise BessemerError(
                     f"document {item.identity} of {item.source}: its {len(ids)} tokens stand for {counted} bytes, but its text "
                     f"has {size}; this is an error in Bessemer or in the tokenizer.json"
                 )
             encoded.num_bytes.append(size)
-            encoded.ids.append(self._framed(ids) if self.framing is not None and isinstance(item, Document) else ids)
-        self._measure(documents, own, encoded.tally)
+            encoded.ids.append(self._framed(ids) if isinstance(item, Document) else ids)
         return encoded
 
     def _framed(self, ids: Ids) -> Ids:
-        assert self.framing is not None
+        if self.framing is None:
+            return ids
         before, after = (np.array(part, np.uint32) for part in (self.framing.before, self.framing.after))
-        end = ids[-1:]
-        is_closed = len(after) > 0 and after[-1] == end[0]
-        return np.concatenate([before, ids[:-1], after[:-1] if is_closed else after, end])
+        is_closed = len(after) > 0 and after[-1] == ids[-1]
+        return np.concatenate([before, ids[:-1], after[:-1] if is_closed else after, ids[-1:]])
 
-    def _measure(self, documents: list[Document], ids: list[Ids], tally: Tally) -> None:
-        chosen = [number for number, document in enumerate(documents) if self.sample.takes(document.identity)]
+    def in_sample(self, identity: str) -> bool:
+        """Whether fertility is measured on a document."""
+        return self.share >= 1.0 or key_of("fertility", self.seed, identity) < self.share * 2.0**64
+
+    def _fertility(self, documents: list[Document], ids: list[Ids]) -> Tally:
+        tally: Tally = {}
+        chosen = [number for number, document in enumerate(documents) if self.in_sample(document.identity)]
         others = [other.encode_batch([documents[number].text for number in chosen]) for other in self.others]
         for place, number in enumerate(chosen):
+            document = documents[number]
             every = [ids[number][:-1], *(encoded[place][:-1] for encoded in others)]
-            self.sample.measure(documents[number], every, tally)
+            single = [int(is_single[one].sum()) for one, is_single in zip(every, self.single_byte, strict=True)]
+            counts = [1, len(document.text.encode()), len(document.text.split()), *map(len, every), *single]
+            merge(tally, {document.source + SEPARATOR + document.language: counts})
+        return tally
 
 
 def batches(items: Iterable[Item], characters: int = BATCH_CHARACTERS) -> Iterator[list[Item]]:
@@ -181,8 +164,7 @@ def in_order(
             if len(waiting) > workers:
                 done, result = waiting.popleft()
                 yield done, result.result()
-        while waiting:
-            done, result = waiting.popleft()
+        for done, result in waiting:
             yield done, result.result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -36,11 +36,13 @@ CHUNK_TOKENS = 1 << 22  # searched for end-of-text at a time
 
 @dataclass(frozen=True)
 class ForeignDocument:
-    """A document as ids, end-of-text last."""
+    """A document as ids, end-of-text last; without a label, and held out by its identity."""
 
     identity: str
     source: str
     ids: npt.NDArray[np.uint32]
+    label: str = ""
+    is_held_out: bool | None = None
 
 
 @dataclass(frozen=True)

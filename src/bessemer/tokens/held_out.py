@@ -75,19 +75,18 @@ def held_out(store: TokenStore, sequence_length: int, max_tokens: int | None = N
     """`held_out_samples` of concatenated documents. The last sequence of a source is padded with end-of-text tokens."""
     splits = {name: store.split(name, "heldout") for name in store.sources}
     total = sum(split.num_tokens for split in splits.values())
-    token_bytes, prefix, parts = store.token_bytes, len(store.text_prefix), []
+    parts = []
     for name, split in splits.items():
         if split.num_tokens < 2:
             continue
         chosen = _spread(-(-(split.num_tokens - 1) // sequence_length), max_tokens, total)
         tokens = np.full((len(chosen), sequence_length + 1), store.end_of_text, dtype=np.int64)
-        for row, sequence in enumerate(chosen):
-            start = int(sequence) * sequence_length
-            split.read(start, tokens[row, : min(sequence_length + 1, split.num_tokens - start)])
-        target_bytes = token_bytes[tokens[:, 1:]]
+        for row, start in zip(tokens, (chosen * sequence_length).tolist(), strict=True):
+            split.read(start, row[: split.num_tokens - start])
+        target_bytes = store.token_bytes[tokens[:, 1:]]
         valid = target_bytes > 0
-        if prefix:  # the bytes of a document's first token include what the tokenizer puts before the text
-            target_bytes = target_bytes - prefix * (valid & (tokens[:, :-1] == store.end_of_text))
+        # The bytes of a document's first token include what the tokenizer puts before the text.
+        target_bytes -= len(store.text_prefix) * (valid & (tokens[:, :-1] == store.end_of_text))
         parts.append(HeldOut(name, tokens, valid, target_bytes.sum(axis=1) * store.counts_bytes))
     return parts
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,10 @@ import numpy.typing as npt
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.recipe.batches import Range
-from bessemer.tokens.loader import LabelledTexts, Loader, PackedSplit, Sequences, loader_of
+from bessemer.tokens.loader import Loader, loader_of
 from bessemer.tokens.shards import Shard, TokenStore, token_dtype
 
-SHOWN = ("source", "path", "place", "language", "label", "reason", "detail")
-"""Columns of a document or reject that a trace shows."""
-
+SHOWN = ("source", "path", "place", "language", "label", "reason", "detail")  # columns of a document or reject
 EXCERPT_CHARACTERS = 300
 
 
@@ -37,21 +35,15 @@ def step_documents(
     batches, steps = recipe.batches.without(omitted), recipe.train.steps or 0
     if not 1 <= step <= steps:
         raise InputError(f"--step: {step} is not a step of this run; it has steps 1 to {steps}")
-    rows: list[dict[str, Any]] = loader_of(recipe, store).documents(
-        batches.first(step - 1), batches.sequences(step - 1)
-    )
-    found = known(corpus, [name for row in rows for name in row["documents"]], text)
-    keys = ("path", "place", *(("text",) if text else ()))
-    return [
-        {
-            "sample": row["sample"],
-            "source": row["source"],
-            "document": name,
-            **{key: found.get(name, {}).get(key, "") for key in keys},
-        }
+    rows: list[Any] = loader_of(recipe, store).documents(batches.first(step - 1), batches.sequences(step - 1))
+    pairs = [
+        ({"sample": row["sample"], "source": row["source"], "document": name}, name)
         for row in rows
         for name in row["documents"]
     ]
+    found = known(corpus, [name for _, name in pairs], text)
+    keys = ("path", "place", "text") if text else ("path", "place")
+    return [{**row, **{key: found.get(name, {}).get(key, "") for key in keys}} for row, name in pairs]
 
 
 def document_steps(
@@ -122,17 +114,8 @@ def _samples_of(store: TokenStore, loader: Loader, identity: str) -> tuple[int, 
     name, _, shard, number = stored
     split, source = store.split(name, "train"), store.sources.index(name)
     before = [other.path for other in split.shards].index(shard.path)
-    samples = loader.sources[source]
-    if isinstance(samples, LabelledTexts):
-        return source, np.array([sum(len(other.identities) for other in split.shards[:before]) + number])
     start, end = (int(split.starts[before]) + int(shard.offsets[edge]) for edge in (number, number + 1))
-    if isinstance(samples, PackedSplit):
-        return source, samples.pack.holding(start, end)
-    # A sequence also predicts the first token of the next one, so a document's first token may be the target of the
-    # sequence before.
-    assert isinstance(samples, Sequences)
-    last = min((end - 1) // samples.length, len(samples) - 1)
-    return source, np.arange(max(start - 1, 0) // samples.length, last + 1)
+    return source, loader.sources[source].holding(start, end)
 
 
 def _identity(identity: str) -> bytes:
@@ -147,25 +130,21 @@ def _identity(identity: str) -> bytes:
 
 def _in_shards(store: TokenStore | None, wanted: bytes) -> tuple[str, str, Shard, int] | None:
     """Where a document's tokens are: source, split, shard, and its number in the shard."""
-    for name in store.sources if store is not None else ():
-        for split in ("train", "heldout"):
-            for shard in _likely(store.split(name, split).shards, wanted) if store is not None else ():
-                number = _row(shard.identities, wanted)
-                if number is not None:
-                    return name, split, shard, number
+    for name, split in product(store.sources if store is not None else (), ("train", "heldout")):
+        assert store is not None
+        for shard in _likely(store.split(name, split).shards, wanted):
+            if (number := _row(shard.identities, wanted)) is not None:
+                return name, split, shard, number
     return None
 
 
 def _likely(shards: list[Shard], wanted: bytes) -> list[Shard]:
     """The shards that can hold an identity: one where shards are in the order of the identities, as a build writes them; else
-    all."""
+    all. Only a few of the indexes are opened."""
     probes = np.unique(np.linspace(0, max(len(shards) - 2, 0), 16).astype(np.int64)).tolist() if shards[1:] else []
-    try:  # only a few of the indexes are opened
-        place = bisect_right(shards, wanted, key=lambda shard: shard.identities[0].tobytes())
-        borders = ((shards[number].identities[-1], shards[number + 1].identities[0]) for number in probes)
-        is_ordered = all(last.tobytes() < first.tobytes() for last, first in borders)
-    except IndexError:  # a shard without documents
-        return shards
+    place = bisect_right(shards, wanted, key=lambda shard: shard.identities[0].tobytes())
+    borders = ((shards[number].identities[-1], shards[number + 1].identities[0]) for number in probes)
+    is_ordered = all(last.tobytes() < first.tobytes() for last, first in borders)
     return shards[max(place - 1, 0) : place] if is_ordered else shards
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -57,16 +57,11 @@ class Batch:
 
     def row(self, number: int) -> Batch:
         """A batch of one of the sequences; of the whole global batch, on one process."""
-        part = slice(number, number + 1)
-        targets, starts, real = self.targets, self.starts, self.real
-        return Batch(
-            self.first + number,
-            self.tokens[part],
-            self.source[part],
-            None if targets is None else targets[part],
-            None if starts is None else starts[part],
-            None if real is None else real[part],
-        )
+        fields = {name: getattr(self, name) for name in ("tokens", "source", "targets", "starts", "real")}
+        rows: dict[str, Any] = {
+            name: None if field is None else field[number : number + 1] for name, field in fields.items()
+        }
+        return replace(self, first=self.first + number, **rows)
 
     def samples(self, rank: int, world: int) -> Ints:
         """(sequences,) number of each sequence in the run's order, for the part `rank` of `world`."""
@@ -83,7 +78,10 @@ class SampleRows(NamedTuple):
 
 
 class SampleSource(Protocol):
-    """The samples of one source and split, by number."""
+    """The samples of one source and split, by number. num_tokens: what they hold, without padding; a labelled text is one."""
+
+    @property
+    def num_tokens(self) -> int: ...
 
     def __len__(self) -> int: ...
 
@@ -93,12 +91,17 @@ class SampleSource(Protocol):
         """Identities of the documents in a sample."""
         ...
 
+    def holding(self, start: int, end: int) -> Ints:
+        """The samples that hold tokens [start, end) of the split's stream, which are one document."""
+        ...
+
 
 class Sequences:
     """Sequences of a split's concatenated documents, each with the token that follows its last one."""
 
     def __init__(self, split: SplitTokens, length: int) -> None:
         self.split, self.length = split, length
+        self.num_tokens = split.num_sequences(length) * length
 
     def __len__(self) -> int:
         return self.split.num_sequences(self.length)
@@ -108,6 +111,11 @@ class Sequences:
 
     def documents(self, number: int) -> list[str]:
         return self.split.documents(number * self.length, (number + 1) * self.length + 1)
+
+    def holding(self, start: int, end: int) -> Ints:
+        # A sequence also predicts the first token of the next one, so a document's first token may be the target of the
+        # sequence before.
+        return np.arange(max(start - 1, 0) // self.length, min((end - 1) // self.length, len(self) - 1) + 1)
 
 
 class PackedSplit:
@@ -120,6 +128,7 @@ class PackedSplit:
 
     def __init__(self, split: SplitTokens, pack: Pack, end_of_text: int) -> None:
         self.split, self.pack, self._end_of_text = split, pack, end_of_text
+        self.num_tokens = split.num_tokens
 
     def __len__(self) -> int:
         return len(self.pack)
@@ -151,6 +160,9 @@ class PackedSplit:
         spans = ((int(self.pack.starts[piece]), int(self.pack.sizes[piece])) for piece in pieces)
         return [identity for start, size in spans for identity in self.split.documents(start, start + size)]
 
+    def holding(self, start: int, end: int) -> Ints:
+        return self.pack.holding(start, end)
+
     def _read(self, start: Ints, size: Ints, ends: Ints) -> tuple[npt.NDArray[Any], Ints]:
         """The tokens of pieces, concatenated, and the token before each: its document's, or end-of-text.
 
@@ -181,9 +193,10 @@ class LabelledTexts:
         around = framing or Framing((end_of_text,))
         self._offset, self._closed = int(around.before == (end_of_text,)), int(around.after[-1:] == (end_of_text,))
         self.starts, sizes = split.document_spans()
+        self.num_tokens = len(sizes)
         self.lengths = sizes - 1  # without the end-of-text token
-        parts = [shard.labels for shard in split.shards]
-        self.labels = np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, dtype=np.int64)
+        none = np.zeros(0, dtype=np.int64)
+        self.labels = np.concatenate([none, *(shard.labels for shard in split.shards)])
         if (self.labels == NO_LABEL).any():
             identity = self.documents(int(np.argmax(self.labels == NO_LABEL)))[0]
             raise BessemerError(
@@ -203,6 +216,9 @@ class LabelledTexts:
     def documents(self, number: int) -> list[str]:
         start = int(self.starts[number])
         return self._split.documents(start, start + 1)
+
+    def holding(self, start: int, end: int) -> Ints:
+        return np.searchsorted(self.starts, [start])
 
 
 class Reader(Protocol):
@@ -275,7 +291,6 @@ def samples_of(recipe: Recipe, store: TokenStore, name: str, split: str) -> Sequ
 def loader_of(recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Loader:
     """The training samples of a recipe in shares by its mixture: weights, else each source as often as the others."""
     sources: list[SampleSource] = []
-    tokens = []
     for name in store.sources:
         source = samples_of(recipe, store, name, "train")
         if not len(source) and isinstance(source, Sequences):
@@ -283,11 +298,7 @@ def loader_of(recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) 
         if not len(source) and isinstance(source, PackedSplit):
             raise InputError(f"tokens.packing: source {name!r} has no document to train on; add text")
         sources.append(source)
-        if isinstance(source, PackedSplit):  # padding is not counted
-            tokens.append(source.split.num_tokens)
-        else:
-            tokens.append(len(source) * (source.length if isinstance(source, Sequences) else 1))
-    sizes = SourceSizes(store.sources, tuple(len(source) for source in sources), tuple(tokens))
+    sizes = SourceSizes(store.sources, tuple(map(len, sources)), tuple(source.num_tokens for source in sources))
     return Loader(sources, mixture_of(recipe, sizes), rank, world)
 
 
@@ -302,10 +313,10 @@ def prefetched(loader: Reader, spans: Iterable[tuple[int, int]], depth: int = 4)
     def put(item: Batch | BaseException | None) -> None:
         while not closed.is_set():
             try:
-                return ready.put(item, timeout=0.1)
+                ready.put(item, timeout=0.1)
+                return
             except queue.Full:
-                continue
-        return None
+                pass
 
     def read() -> None:
         try:

@@ -7,7 +7,7 @@ the tree over the room left in their appendix). document gives each a sequence o
     NAME.pack   little-endian: 8 bytes magic "BSMRPAK2"; uint64 length of a sequence, number of sequences S, number of
                 pieces P; S+1 uint64, the first piece of each sequence and P; P uint64, where each piece starts in the
                 stream of NAME's shards, in tokens; P uint64, the pieces in the order of the stream; P uint32, how many
-                tokens each has. "BSMRPAK1", of earlier versions, lacks the pieces' order and is read all the same.
+                tokens each has.
 
 Pieces of a sequence are in the order of the stream, and so are the sequences, by their first pieces.
 """
@@ -19,7 +19,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from bessemer.recipe import Recipe
 from bessemer.recipe.tokens import Packing
 from bessemer.tokens.shards import TokenStore
 
-MAGIC, EARLIER = b"BSMRPAK2", b"BSMRPAK1"
+MAGIC = b"BSMRPAK2"
 HEADER = 32  # bytes
 
 Ints = npt.NDArray[np.int64]
@@ -40,50 +40,44 @@ Ints = npt.NDArray[np.int64]
 @dataclass(frozen=True)
 class Pack:
     """The pieces of each sequence. length: positions of a sequence; first: (sequences + 1,) number of its first piece; starts,
-    sizes: (pieces,) a piece's place in the stream, in tokens; by_start: the pieces in the order of the stream, None in a file
-    of an earlier version."""
+    sizes: (pieces,) a piece's place in the stream, in tokens; by_start: the pieces in the order of the stream."""
 
     length: int
     first: npt.NDArray[Any]
     starts: npt.NDArray[Any]
     sizes: npt.NDArray[Any]
-    by_start: npt.NDArray[Any] | None = None
+    by_start: npt.NDArray[Any]
 
     def __len__(self) -> int:
         return len(self.first) - 1
 
     def to_bytes(self) -> bytes:
         """The content of a .pack file."""
-        counts = np.array([self.length, len(self), len(self.starts)], dtype="<u8")
-        by_start = np.argsort(self.starts, kind="stable").astype("<u8")
-        arrays = self.first.astype("<u8"), self.starts.astype("<u8"), by_start, self.sizes.astype("<u4")
-        return MAGIC + counts.tobytes() + b"".join(array.tobytes() for array in arrays)
+        counts = np.array([self.length, len(self), len(self.starts)])
+        arrays = [array.astype("<u8").tobytes() for array in (counts, self.first, self.starts, self.by_start)]
+        return MAGIC + b"".join(arrays) + self.sizes.astype("<u4").tobytes()
 
     @classmethod
     def open(cls, path: Path) -> Pack:
         """Map a .pack file into memory. Raises BessemerError when it is none, or not whole."""
-        raw = (
-            np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray) if path.stat().st_size else np.zeros(0, np.uint8)
-        )
-        length, sequences, pieces = raw[8:HEADER].view("<u8").tolist() if len(raw) >= HEADER else (0, 0, 0)
-        magic = raw[:8].tobytes()
-        counts = [sequences + 1, pieces, pieces] if magic == MAGIC else [sequences + 1, pieces]
-        ends = [HEADER + 8 * sum(counts[:number]) for number in range(len(counts) + 1)]
-        if magic not in (MAGIC, EARLIER) or len(raw) != ends[-1] + 4 * pieces:
+        size = path.stat().st_size
+        raw = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray) if size else np.zeros(0, np.uint8)
+        length, sequences, pieces = raw[8:HEADER].view("<u8").tolist() if size >= HEADER else (0, 0, 0)
+        *ends, end = accumulate((HEADER, 8 * (sequences + 1), 8 * pieces, 8 * pieces))
+        if raw[:8].tobytes() != MAGIC or size != end + 4 * pieces:
             raise BessemerError(f"{path}: not a packing, or not a whole one; build the tokens again")
-        first, starts, *by_start = (raw[a:b].view("<u8").view(np.int64) for a, b in pairwise(ends))
-        return cls(length, first, starts, raw[ends[-1] :].view("<u4"), by_start[0] if by_start else None)
+        first, starts, by_start = (part.view("<i8") for part in np.split(raw[:end], ends)[1:])
+        return cls(length, first, starts, raw[end:].view("<u4"), by_start)
 
     def holding(self, start: int, end: int) -> Ints:
         """The sequences that have a token of [start, end) of the stream, ascending."""
-        order, starts = self.by_start, self.starts
-        if order is None:
-            pieces = np.flatnonzero((starts < end) & (starts + self.sizes > start))
-        else:  # pieces do not overlap: the one that begins at `start` or before, and those that begin before `end`
-            low = bisect_right(range(len(order)), start, key=lambda place: int(starts[order[place]])) - 1
-            high = bisect_left(range(len(order)), end, key=lambda place: int(starts[order[place]]))
-            pieces = np.asarray(order[max(low, 0) : high])
-            pieces = pieces[starts[pieces] + self.sizes[pieces] > start]
+        # Pieces do not overlap: the one that begins at `start` or before, and those that begin before `end`.
+        low, high = (
+            find(self.by_start, place, key=self.starts.__getitem__)
+            for find, place in ((bisect_right, start), (bisect_left, end))
+        )
+        pieces = self.by_start[max(low - 1, 0) : high]
+        pieces = pieces[self.starts[pieces] + self.sizes[pieces] > start]
         return np.unique(np.searchsorted(self.first, pieces, side="right") - 1)
 
 
@@ -95,7 +89,8 @@ def pack(starts: Ints, sizes: Ints, length: int, packing: Packing) -> Pack:
     piece_starts = starts[document] + place * length
     piece_sizes = np.minimum(length, starts[document] + sizes[document] - piece_starts)
     if packing == "document":
-        return Pack(length, np.arange(len(document) + 1), piece_starts, piece_sizes)
+        order = np.argsort(piece_starts, kind="stable")
+        return Pack(length, np.arange(len(document) + 1), piece_starts, piece_sizes, order)
     whole = piece_sizes == length
     sequence = np.empty(len(document), dtype=np.int64)
     sequence[whole] = np.arange(int(whole.sum()))
@@ -117,7 +112,8 @@ def _in_order(length: int, sequence: Ints, starts: Ints, sizes: Ints) -> Pack:
     sequence = number[sequence]
     order = np.argsort(sequence, kind="stable")
     first = np.concatenate([[0], np.cumsum(np.bincount(sequence, minlength=count))])
-    return Pack(length, first, starts[order], sizes[order])
+    starts = starts[order]
+    return Pack(length, first, starts, sizes[order], np.argsort(starts, kind="stable"))
 
 
 @cache
@@ -235,14 +231,13 @@ def facts(store: TokenStore, recipe: Recipe) -> dict[str, Any]:
 def _facts(store: TokenStore, recipe: Recipe, source: str, name: str) -> dict[str, Any]:
     packing, length, split = recipe.tokens.packing, recipe.tokens.sequence_length, store.split(source, name)
     starts, sizes = split.document_spans()
-    if packing != "concatenate":
-        starts, sizes = starts + _skipped(store), sizes - _skipped(store)
     if packing == "concatenate":
         sequences = split.num_sequences(length)
         targets, ends = sequences * length, np.minimum(starts + sizes, sequences * length)
         cut = int((starts // length < (ends - 1) // length)[starts < ends].sum())
         dropped = split.num_tokens - min(targets + 1, split.num_tokens)
     else:
+        starts, sizes = starts + _skipped(store), sizes - _skipped(store)
         written = is_packed_for(store, recipe)
         found = open_pack(store, recipe, source, name) if written else pack(starts, sizes, length, packing)
         sequences, targets, cut, dropped = len(found), int(found.sizes.sum()), int((sizes > length).sum()), 0

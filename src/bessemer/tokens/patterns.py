@@ -1,8 +1,7 @@
 """How text is cut into pieces before any merge: split patterns, how a tokenizer.json applies one, what a custom one may be.
 
 A pattern is a list of alternatives: contractions, runs of letters, of digits, of other signs, white space. The published ones
-differ in few choices, which `PatternOptions` names; it writes them as a regular expression, and recognises that of a loaded
-tokenizer.
+differ in few choices, which `PatternOptions` names and writes as a regular expression.
 
 Sources: gpt2, openai/gpt-2, encoder.py; gpt4, cl100k_base in openai/tiktoken, tiktoken_ext/openai_public.py (with its
 possessive quantifiers written plainly and `\\s*[\\r\\n]` as `\\s*[\\r\\n]+`, which match the same); llama3, meta-llama/llama3,
@@ -11,12 +10,10 @@ llama/tokenizer.py, the same as gpt4's.
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import dataclass, replace
-from functools import cache
 from time import thread_time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bessemer.errors import InputError
 
@@ -93,21 +90,10 @@ def pattern_of(name: str, digits: str | None, white_space: str) -> str:
     return split.regex
 
 
-@cache
-def _splits() -> dict[str, PatternOptions]:
-    choices = itertools.product(CONTRACTIONS, (True, False), (0, 1, 3), (True, False), (True, False), WHITE_SPACE)
-    splits = [PatternOptions(*choice) for choice in choices]  # type: ignore[arg-type]
-    return {split.regex: split for split in splits}
+class PreTokenization(NamedTuple):
+    """How a byte-level BPE cuts text. prefix_space: a space is put before every text."""
 
-
-@dataclass(frozen=True)
-class PreTokenization:
-    """How a byte-level BPE cuts text. split: None where the regex is none of PatternOptions; digits_first: each digit is cut out
-    before the split; prefix_space: a space is put before every text."""
-
-    split: PatternOptions | None
     regex: str
-    digits_first: bool = False
     prefix_space: bool = False
 
 
@@ -130,13 +116,13 @@ def pre_tokenization(description: dict[str, Any]) -> PreTokenization | None:
         return None
     if steps[-1].get("use_regex", True):
         if steps[:-1] == [{"type": "Digits", "individual_digits": True}]:
-            return PreTokenization(GPT2, GPT2_DIGITS_FIRST, True, prefix_space)
-        return PreTokenization(GPT2, GPT2.regex, False, prefix_space) if len(steps) == 1 else None
+            return PreTokenization(GPT2_DIGITS_FIRST, prefix_space)
+        return PreTokenization(GPT2.regex, prefix_space) if len(steps) == 1 else None
     split = steps[0]
     if len(steps) != 2 or split.get("type") != "Split" or split.get("behavior") != "Isolated" or split.get("invert"):
         return None
     regex = split.get("pattern", {}).get("Regex")
-    return None if regex is None else PreTokenization(_splits().get(regex), regex, False, prefix_space)
+    return None if regex is None else PreTokenization(regex, prefix_space)
 
 
 def check_custom(regex: str) -> None:

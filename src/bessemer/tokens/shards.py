@@ -167,12 +167,28 @@ class SplitTokens:
         return names
 
 
-@dataclass(frozen=True)
 class TokenStore:
     """The tokens folder of a run, opened: the manifest and every source's splits."""
 
-    folder: Path
-    manifest: dict[str, Any]
+    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+        tokenizer = manifest["tokenizer"]
+        self.folder, self.manifest = folder, manifest
+        self.sources: tuple[str, ...] = tuple(manifest.get("sources", ()))  # in the recipe's order
+        self.labels: tuple[str, ...] = tuple(manifest.get("labels", ()))  # classes, by the number of their label
+        self.vocabulary: int = tokenizer["vocabulary"]  # number of ids
+        self.end_of_text: int = tokenizer["end_of_text"]  # id of the token after each document
+        self.mask_token: int | None = tokenizer.get("mask_token")
+        before = tokenizer.get("prefix")  # the ids around a text: end-of-text first, or what an imported tokenizer adds
+        self.framing = Framing(
+            tuple([self.end_of_text] if before is None else before), tuple(tokenizer.get("suffix", ()))
+        )
+        self.ends: tuple[int, ...] = tuple(tokenizer.get("ends", (self.end_of_text,)))  # generation ends at them
+        # Special tokens by role of the model that the training starts from; empty for a model of its own.
+        self.special: dict[str, str] = dict(tokenizer.get("special", {}))
+        # Whether the tokens account for the bytes of the text, so that bits per byte are defined.
+        self.counts_bytes = bool(tokenizer.get("counts_bytes", True))
+        # Put before every text by the tokenizer; the bytes of a document's first token include it.
+        self.text_prefix: bytes = tokenizer.get("text_prefix", "").encode()
 
     @classmethod
     def open(cls, folder: Path) -> TokenStore:
@@ -198,60 +214,6 @@ class TokenStore:
                     raise BessemerError(f"{self.folder / name}: its content has changed; build the tokens again")
 
     @property
-    def _tokenizer(self) -> dict[str, Any]:
-        facts: dict[str, Any] = self.manifest["tokenizer"]
-        return facts
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of token ids."""
-        return int(self._tokenizer["vocabulary"])
-
-    @property
-    def end_of_text(self) -> int:
-        """Id of the token after each document."""
-        return int(self._tokenizer["end_of_text"])
-
-    @property
-    def mask_token(self) -> int | None:
-        """Id of the mask token; None where the tokenizer needs none."""
-        number = self._tokenizer.get("mask_token")
-        return None if number is None else int(number)
-
-    @property
-    def framing(self) -> Framing:
-        """The ids around a text that the model is used with: end-of-text first, or what an imported tokenizer adds."""
-        before = self._tokenizer.get("prefix")
-        return Framing(
-            tuple([self.end_of_text] if before is None else before), tuple(self._tokenizer.get("suffix", ()))
-        )
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """Ids at which generation ends: end-of-text, or what an imported model names."""
-        return tuple(self._tokenizer.get("ends", (self.end_of_text,)))
-
-    @property
-    def special(self) -> dict[str, str]:
-        """Special tokens by role of the model that the training starts from; empty for a model of its own."""
-        return dict(self._tokenizer.get("special", {}))
-
-    @property
-    def counts_bytes(self) -> bool:
-        """True when the tokens account for the bytes of the text, so that bits per byte are defined."""
-        return bool(self._tokenizer.get("counts_bytes", True))
-
-    @property
-    def text_prefix(self) -> bytes:
-        """What the tokenizer puts before every text; the bytes of a document's first token include it."""
-        return str(self._tokenizer.get("text_prefix", "")).encode()
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The classes of the documents, in the order of their numbers; none where documents have no labels."""
-        return tuple(self.manifest.get("labels", ()))
-
-    @property
     def train_tokens(self) -> int:
         """Training tokens of all sources."""
         return sum(int(source["train"]["tokens"]) for source in self.manifest["sources"].values())
@@ -260,11 +222,6 @@ class TokenStore:
     def held_out_tokens(self) -> int:
         """Held-out tokens of all sources."""
         return sum(int(source["heldout"]["tokens"]) for source in self.manifest["sources"].values())
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Names of the sources, in the recipe's order."""
-        return tuple(self.manifest["sources"])
 
     def split(self, source: str, split: str) -> SplitTokens:
         """Tokens of one source; split: "train" or "heldout"."""
@@ -316,6 +273,10 @@ class ShardWriter:
         """Finish the open shard."""
         if self._records:
             self._finish()
+
+    def facts(self) -> dict[str, Any]:
+        """Counts and files, as the manifest keeps them."""
+        return {**{name: getattr(self, name) for name in COUNTS[:-1]}, "files": sorted(self.files)}
 
     def state(self) -> dict[str, Any]:
         """Flush to disk; returns what a later writer needs to continue from here."""

@@ -7,11 +7,12 @@ the two on a sample of its documents.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,12 +31,6 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.uint32]
 
-CHUNK_CHARACTERS = 500_000  # longer texts are cut into chunks of about this size before tiktoken encodes them
-MAX_CHUNK_CHARACTERS = 1_000_000  # a chunk that cannot be cut to this size is left to `tokenizers`,
-MAX_SPACES = 50_000  # as is one with a longer run of white space: tiktoken's regex engine overflows at about a million
-# Places that every Split cuts at: before a single space, after a single line end.
-_CUT = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=\S)")
-_SPACES = re.compile(rf"\s{{{MAX_SPACES + 1}}}")
 _END_NAMES = re.compile(r"end|eos|eot|sep|^</s>$", re.IGNORECASE)  # names of tokens that may end a text
 
 
@@ -45,41 +40,49 @@ def mask_token(recipe: Recipe) -> str | None:
 
 
 class Tokenizer:
-    """Text to ids and back; immutable. mask_token: the id of the mask token; None where none was required."""
+    """Text to ids and back; immutable.
+
+    special: special tokens by id; vocabulary: number of ids; mask_token: id of the mask token, None where none was required;
+    kind: byte-level, bpe, unigram, wordpiece or wordlevel; changes: what the normalizer does to text, such as nfc or
+    lowercase; text_prefix: what is put before every text, which the bytes of its first token include; unknown_token: the id of
+    text outside the vocabulary, None where there is no such text.
+    """
 
     def __init__(self, inner: HuggingFaceTokenizer, end_of_text: str, mask_token: str | None = None) -> None:
         self._inner = inner
         # `transformers` truncates and pads as its caller says, not as the tokenizer.json was saved.
         inner.no_truncation()
         inner.no_padding()
-        self.special: dict[int, str] = {
-            number: token.content for number, token in inner.get_added_tokens_decoder().items() if token.special
-        }
-        end = inner.token_to_id(end_of_text)
+        added = inner.get_added_tokens_decoder()
+        self.special = {number: token.content for number, token in added.items() if token.special}
+        end, names = inner.token_to_id(end_of_text), list(self.special.values())
         if end is None:
-            names = list(self.special.values())
             ends = [name for name in names if _END_NAMES.search(name)] or names
             raise InputError(
                 f"tokenizer.end_of_text: the tokenizer has no token {end_of_text!r}; name the one that ends a text"
                 + (f", such as {', '.join(map(repr, ends[:5]))}" if ends else "; it has no special tokens")
             )
-        self.end_of_text: int = end
-        self.end_of_text_token = end_of_text
-        if mask_token is not None and mask_token not in self.special.values():
+        if mask_token is not None and mask_token not in names:
             raise InputError(
                 f"tokenizer.mask_token: the tokenizer has no special token {mask_token!r}; name the one it uses; it has "
-                + ", ".join(repr(name) for name in sorted(self.special.values())[:12])
+                + ", ".join(map(repr, sorted(names)[:12]))
             )
+        self.end_of_text, self.end_of_text_token = int(end), end_of_text
         self.mask_token: int | None = None if mask_token is None else inner.token_to_id(mask_token)
         self.vocabulary: int = max(inner.get_vocab().values()) + 1
         self._description: dict[str, Any] = json.loads(inner.to_str())
-        if self._description["model"].get("dropout"):
+        model = self._description["model"]
+        if model.get("dropout"):
             raise InputError(
                 "tokenizer.path: its BPE has dropout, so that the same text gives other ids each time; set model.dropout "
                 "to null in the file"
             )
-        self._pre_tokenization = pre_tokenization(self._description)
-        self._tiktoken = _tiktoken_of(self._description, self._pre_tokenization)
+        self.kind, self.changes = kind_of(self._description), changes(self._description)
+        self.text_prefix = prefix_of(self._description)
+        unknown = model.get("unk_token")
+        self.unknown_token: int | None = model.get("unk_id") if unknown is None else self.id_of(unknown)
+        shape = pre_tokenization(self._description)
+        self._tiktoken = None if shape is None else _tiktoken_of(self._description, shape)
 
     @classmethod
     def train(
@@ -157,7 +160,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text; text that looks like a special token is text."""
-        return [int(token) for token in self._encode([text], [])[0]]
+        return [int(token) for token in self._encode([text])[0]]
 
     def encode_marked(self, text: str) -> list[int]:
         """Ids of a text in which special tokens stand for themselves, as a chat template writes them."""
@@ -165,48 +168,29 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of each text, end-of-text appended, in order; safe to call from several threads."""
-        return self._encode(texts, [self.end_of_text])
+        end = np.array([self.end_of_text], dtype=np.uint32)
+        return [np.concatenate([ids, end]) for ids in self._encode(texts)]
 
-    def _encode(self, texts: Sequence[str], end: list[int]) -> list[Ids]:
-        if self._tiktoken is None or self._pre_tokenization is None:
-            return _by_library(self._plain, texts, end)
-        prefix = " " if self._pre_tokenization.prefix_space else ""
-        tail, encoded = np.array(end, dtype=np.uint32), []
-        for text in texts:
-            parts = [self._encode_chunk(chunk) for chunk in self._chunks(prefix + text if text else text)]
-            encoded.append(np.concatenate([*parts, tail]))
-        return encoded
+    def _encode(self, texts: Sequence[str]) -> list[Ids]:
+        return self._by_library(texts) if self._tiktoken is None else [self._by_tiktoken(text) for text in texts]
 
-    def _encode_chunk(self, chunk: str) -> Ids:
+    def _by_tiktoken(self, text: str) -> Ids:
         assert self._tiktoken is not None
-        if len(chunk) > MAX_CHUNK_CHARACTERS or (len(chunk) > MAX_SPACES and _SPACES.search(chunk)):
-            return _by_library(self._unnormalised, [chunk], [])[0]
-        ids: Ids = self._tiktoken.encode_to_numpy(chunk, disallowed_special=())
+        try:
+            whole = self.text_prefix.decode() + text if text else text
+            ids: Ids = self._tiktoken.encode_to_numpy(whole, disallowed_special=())
+        except ValueError:  # its regex engine overflows on a run of about a million spaces
+            return self._by_library([text])[0]
         return ids
 
-    def _chunks(self, text: str) -> Iterator[str]:
-        """A long text cut at places where the split pattern cuts too; whole where the pattern is not one of `Split`."""
-        start = 0
-        known = self._pre_tokenization is not None and self._pre_tokenization.split is not None
-        while known and len(text) - start > CHUNK_CHARACTERS:
-            cut = _CUT.search(text, start + CHUNK_CHARACTERS)
-            if cut is None:
-                break
-            yield text[start : cut.start()]
-            start = cut.start()
-        yield text[start:]
+    def _by_library(self, texts: Sequence[str]) -> list[Ids]:
+        encodings = self._plain.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     @cached_property
     def _plain(self) -> HuggingFaceTokenizer:
         """A copy in which text that looks like a special token is text; a copy, since threads share this setting."""
         inner = _from(self._description)
-        inner.encode_special_tokens = True
-        return inner
-
-    @cached_property
-    def _unnormalised(self) -> HuggingFaceTokenizer:
-        """`_plain` for chunks of a text, which have the space before the text already."""
-        inner = _from(self._description, normalizer=None)
         inner.encode_special_tokens = True
         return inner
 
@@ -220,22 +204,20 @@ class Tokenizer:
         return "library" if self._tiktoken is None else "tiktoken"
 
     def agrees(self, texts: Sequence[str]) -> bool:
-        """True when tiktoken and the tokenizer.json give the same ids on these texts."""
+        """True when tiktoken, where it is used, and the tokenizer.json give the same ids on these texts."""
         if self._tiktoken is None:
             return True
-        pairs = zip(self._encode(texts, []), _by_library(self._plain, texts, []), strict=True)
-        return all(np.array_equal(ours, reference) for ours, reference in pairs)
+        return all(map(np.array_equal, self._encode(texts), self._by_library(texts)))
 
     def without_tiktoken(self) -> Tokenizer:
         """The same tokenizer, encoding by `tokenizers` only."""
-        other = Tokenizer.__new__(Tokenizer)
-        other.__dict__ = {**self.__dict__, "_tiktoken": None}
+        other = copy.copy(self)
+        other._tiktoken = None
         return other
 
     def id_of(self, token: str) -> int | None:
         """The id of a token; None where there is none of this name."""
-        number = self._inner.token_to_id(token)
-        return None if number is None else int(number)
+        return self._inner.token_to_id(token)
 
     @property
     def framing(self) -> Framing:
@@ -250,34 +232,6 @@ class Tokenizer:
     def token_bytes(self) -> npt.NDArray[np.int64]:
         """Number of bytes of text of each id; 0 for special tokens."""
         return np.array([len(piece) for piece in self.token_pieces()], dtype=np.int64)
-
-    @property
-    def kind(self) -> str:
-        """byte-level, bpe, unigram, wordpiece or wordlevel."""
-        return kind_of(self._description)
-
-    @property
-    def changes(self) -> list[str]:
-        """What the normalizer does to text, such as nfc or lowercase; empty: nothing."""
-        return changes(self._description)
-
-    @property
-    def text_prefix(self) -> bytes:
-        """What the tokenizer puts before every text; the bytes of its first token include it."""
-        return prefix_of(self._description)
-
-    @property
-    def unknown_token(self) -> int | None:
-        """The id of text outside the vocabulary; None where there is no such text."""
-        model = self._description["model"]
-        if model.get("unk_token") is None:
-            return None if model.get("unk_id") is None else int(model["unk_id"])
-        return self.id_of(model["unk_token"])
-
-    @property
-    def is_byte_level(self) -> bool:
-        """True when each character of a token is one byte."""
-        return self.kind == "byte-level"
 
 
 def _read(path: Path) -> HuggingFaceTokenizer:
@@ -297,19 +251,12 @@ def _from(description: dict[str, Any], **changed: Any) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer.from_str(json.dumps({**description, **changed}))
 
 
-def _by_library(inner: HuggingFaceTokenizer, texts: Sequence[str], end: list[int]) -> list[Ids]:
-    encodings = inner.encode_batch_fast(list(texts), add_special_tokens=False)
-    return [np.array([*encoding.ids, *end], dtype=np.uint32) for encoding in encodings]
-
-
-def _tiktoken_of(description: dict[str, Any], pre: PreTokenization | None) -> tiktoken.Encoding | None:
+def _tiktoken_of(description: dict[str, Any], shape: PreTokenization) -> tiktoken.Encoding | None:
     """The same vocabulary as a tiktoken encoding; None where tiktoken cannot express it.
 
     tiktoken merges the pair with the lowest id, a tokenizer.json the pair that comes first in its merges: the same when each
     merge has a higher id than the one before.
     """
-    if pre is None:
-        return None
     model = description["model"]
     merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"]]
     results = [model["vocab"]["".join(merge)] for merge in merges]
@@ -323,6 +270,6 @@ def _tiktoken_of(description: dict[str, Any], pre: PreTokenization | None) -> ti
 
     ranks = {bytes(byte_of[character] for character in token): number for token, number in tokens.items()}
     try:
-        return tiktoken.Encoding("bessemer", pat_str=pre.regex, mergeable_ranks=ranks, special_tokens=special)
+        return tiktoken.Encoding("bessemer", pat_str=shape.regex, mergeable_ranks=ranks, special_tokens=special)
     except ValueError:  # a regular expression that only the tokenizer.json's engine knows
         return None
