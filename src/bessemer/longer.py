@@ -57,14 +57,10 @@ class Extension:
         """The resolved recipe with the re-warm-up, and without what was decided of the steps that are done again."""
         train, keys = recipe.train, dict[str, object](decay_at=None)
         if self.rewarm is not None:
-            keys |= {
-                "rewarm_at": self.start + 1,
-                "rewarm_steps": max(train.schedule.warmup_steps or 0, 1),
-                "rewarm_from": self.rewarm,
-            }
+            warmup = max(train.schedule.warmup_steps or 0, 1)
+            keys |= {"rewarm_at": self.start + 1, "rewarm_steps": warmup, "rewarm_from": self.rewarm}
         revised = tuple(one for one in train.revised if one.at < self.start)
-        changed = {"schedule": train.schedule.model_copy(update=keys), "revised": revised}
-        return recipe.model_copy(update={"train": train.model_copy(update=changed)})
+        return recipe.changed(train={"schedule": keys, "revised": revised})
 
     def begin(self, run: RunFolder, kind: str) -> None:
         """Say what is done, set aside what another result takes the place of, and go back to `start`."""
@@ -80,7 +76,7 @@ class Extension:
                 f"  {kind}: the learning rate is warmed up to that of a run of {self.steps:,} steps, beginning at step "
                 f"{self.start + 1:,} with {self.rewarm:.0%} of it; the weights will not be those of such a run"
             )
-        if redone or (run.path / "mixture.json").exists():
+        if redone or run.mixture.exists():
             say(f"  what was trained and made before is in {previous.copy_aside(run, self.newest)}")
             previous.drop_results(run, self.start)
 
@@ -119,14 +115,12 @@ def extension(stored: Recipe, wanted: Recipe, run: RunFolder, done: list[int], a
     newest, schedule = done[-1], stored.train.schedule
     if steps < newest or (steps < planned and not accept):
         now, asked = stored.train.minutes, wanted.train.minutes
-        if now is not None and asked is not None and wanted.train.minutes != now:
-            what = f"train.minutes: {run.path} is a run of {now:g} minutes ({newest:,} of {planned:,} steps are done), but the "
-            what += f"recipe asks for {asked:g}"
-        else:
-            what = f"train.steps: {run.path} is planned for {planned:,} steps and {newest:,} of them are done, but the recipe "
-            what += f"asks for {steps:,}"
+        what = f"train.steps: {run.path} is planned for {planned:,} steps and {newest:,} of them are done"
+        if now is not None and asked not in (None, now):
+            what = f"train.minutes: {run.path} is a run of {now:g} minutes ({newest:,} of {planned:,} steps are done)"
+        more = f"{steps:,}" if what.startswith("train.steps") else f"{asked:g}"
         raise InputError(
-            f"{what}. Give more steps (train.steps, tokens or minutes) to train longer"
+            f"{what}, but the recipe asks for {more}. Give more steps (train.steps, tokens or minutes) to train longer"
             + ("" if steps < newest else ", or add --accept-changes to end sooner")
             + ", give the new run a name of its own with --set run.name=NAME, or start over with --restart"
         )
@@ -147,7 +141,7 @@ def extension(stored: Recipe, wanted: Recipe, run: RunFolder, done: list[int], a
             f"train.schedule.rewarm_at: {schedule.rewarm_at} lies ahead of step {newest:,}, where a longer {schedule.kind} "
             "schedule has to be warmed up again; train past it first, or start over with --restart"
         )
-    unwarmed = wanted.train.schedule.model_copy(update={"rewarm_at": None, "decay_at": None})
+    unwarmed = wanted.train.schedule.changed(rewarm_at=None, decay_at=None)
     before = learning_rate_share(schedule, min(newest, planned - 1), planned)
     after = learning_rate_share(unwarmed, newest, steps)
     return Extension(newest, newest, planned, steps, min(before / after, 1.0) if after else 1.0)
@@ -155,13 +149,13 @@ def extension(stored: Recipe, wanted: Recipe, run: RunFolder, done: list[int], a
 
 def _whole(run: RunFolder, done: list[int]) -> list[int]:
     """The checkpoints of `done` up to the newest that is whole. Raises BessemerError where none is."""
-    for index in range(len(done), 0, -1):
-        if _is_whole(run, done[index - 1]):
-            return done[:index]
-    raise BessemerError(
-        f"{run.checkpoints}: none of the checkpoints (of steps {', '.join(map(str, done))}) is whole, so there is nothing to go "
-        "on from; put whole ones back, or start over with --restart"
-    )
+    whole = next((step for step in reversed(done) if _is_whole(run, step)), None)
+    if whole is None:
+        raise BessemerError(
+            f"{run.checkpoints}: none of the checkpoints (of steps {', '.join(map(str, done))}) is whole, so there is nothing "
+            "to go on from; put whole ones back, or start over with --restart"
+        )
+    return [step for step in done if step <= whole]
 
 
 def _is_whole(run: RunFolder, step: int) -> bool:
@@ -177,8 +171,7 @@ def _exact_start(schedule: Schedule, run: RunFolder, done: list[int], planned: i
     if schedule.kind in ("constant", "inverse_sqrt"):
         return done[-1]
     if schedule.kind == "wsd":
-        anew = schedule.model_copy(update={"decay_at": None})
-        last = min(schedule.decay_start(planned), anew.decay_start(steps))
+        last = min(schedule.decay_start(planned), schedule.changed(decay_at=None).decay_start(steps))
     else:  # the same up to the peak; who is past it has nothing to go back to that is worth it
         last = min(schedule.warmup_steps or 0, planned, steps)
         done = done[-1:]
@@ -186,28 +179,25 @@ def _exact_start(schedule: Schedule, run: RunFolder, done: list[int], planned: i
 
 
 def require_same_order(old: Mixture, new: Mixture, samples: int, run: RunFolder, accept: bool) -> None:
-    """Refuse to go on where the first `samples` samples of the longer run are others than those that were read."""
-    if accept or _begun(old, samples) == _begun(new, samples) or _draw_equally(old, new, samples):
+    """Refuse to go on where the first `samples` samples of the longer run are others than those that were read.
+
+    The phases are compared; where they differ the order may still be the same, which is looked at for not too many samples.
+    """
+    begun = [
+        (one.names, one.sequences, one.seed, [phase for phase in one.phases if phase.first < samples])
+        for one in (old, new)
+    ]
+    if accept or begun[0] == begun[1]:
         return
+    if samples <= COMPARED_SAMPLES:
+        draws = [one.draw(0, samples) for one in (old, new)]
+        fields = [(draw.source, draw.epoch, draw.sequence) for draw in draws]
+        if all(map(np.array_equal, *fields)):
+            return
     raise BessemerError(
         f"{run.path}: the shares of its sources (max_epochs, tokens.schedule) are planned over the whole run, so with another "
         "number of steps other samples would have been read until now: some may repeat early. --accept-changes goes on "
         "nevertheless; --restart starts over"
-    )
-
-
-def _begun(mixture: Mixture, samples: int) -> object:
-    phases = tuple(phase for phase in mixture.phases if phase.first < samples)
-    return mixture.names, mixture.sequences, mixture.seed, phases
-
-
-def _draw_equally(old: Mixture, new: Mixture, samples: int) -> bool:
-    """Whether the order is the same although the phases are written otherwise; not looked at for very many samples."""
-    if samples > COMPARED_SAMPLES:
-        return False
-    draws = [one.draw(0, samples) for one in (old, new)]
-    return all(
-        np.array_equal(getattr(draws[0], name), getattr(draws[1], name)) for name in ("source", "epoch", "sequence")
     )
 
 
@@ -254,30 +244,28 @@ def keep_derived(asked: Recipe, stored: Recipe, done: int) -> Recipe:
     The rules may come to something else for another number of steps, another device or by a later version.
     """
     train, old = asked.train, stored.train
-    same_length = asked.tokens.sequence_length == stored.tokens.sequence_length
+    optimizer, schedule = train.optimizer, train.schedule
     changed: dict[str, object] = {"revised": old.revised, "validate_every": train.validate_every or old.validate_every}
-    if train.global_batch_tokens is None and same_length:
-        changed["global_batch_tokens"] = old.global_batch_tokens
-    if train.micro_batch is None and same_length:
-        changed["micro_batch"] = kept_micro_batch(asked, stored)
+    if asked.tokens.sequence_length == stored.tokens.sequence_length:
+        changed["global_batch_tokens"] = train.global_batch_tokens or old.global_batch_tokens
+        changed["micro_batch"] = train.micro_batch or kept_micro_batch(asked, stored)
     if not train.has_horizon:
         changed |= {"steps": old.steps, "minutes": old.minutes}
-    optimizer = train.optimizer
     if optimizer.kind == old.optimizer.kind:
-        rates = {
+        changed["optimizer"] = {
             "learning_rate": optimizer.learning_rate or old.optimizer.learning_rate,
             "betas": optimizer.betas or old.optimizer.betas,
         }
-        changed["optimizer"] = optimizer.model_copy(update=rates)
-    changed["schedule"] = _kept_schedule(train.schedule, old.schedule, done)
-    checkpoint = asked.checkpoint.model_copy(update={"every": asked.checkpoint.every or stored.checkpoint.every})
-    scored = asked.evaluate.max_tokens or stored.evaluate.max_tokens
-    parts = {
-        "train": train.model_copy(update=changed),
-        "checkpoint": checkpoint,
-        "evaluate": asked.evaluate.model_copy(update={"max_tokens": scored}),
-    }
-    return asked.model_copy(update=parts)
+    warmup = old.schedule.warmup_steps if schedule.warmup_steps is None else schedule.warmup_steps
+    kept = {"warmup_steps": warmup, "decay_at": old.schedule.decay_at}
+    is_over = schedule.rewarm_at is None or schedule.rewarm_at + schedule.rewarm_steps <= done + 1
+    if old.schedule.rewarm_at is not None and old.schedule.rewarm_at <= done + 1 and is_over:  # perhaps by an extension
+        kept |= old.schedule.model_dump(include={"rewarm_at", "rewarm_steps", "rewarm_from"})
+    return asked.changed(
+        train={**changed, "schedule": kept},
+        checkpoint={"every": asked.checkpoint.every or stored.checkpoint.every},
+        evaluate={"max_tokens": asked.evaluate.max_tokens or stored.evaluate.max_tokens},
+    )
 
 
 def kept_micro_batch(asked: Recipe, stored: Recipe) -> int | None:
@@ -288,21 +276,10 @@ def kept_micro_batch(asked: Recipe, stored: Recipe) -> int | None:
     return micro if not rest and layout.fits_micro_batches(each) else None
 
 
-def _kept_schedule(asked: Schedule, stored: Schedule, done: int) -> Schedule:
-    keys: dict[str, object] = {
-        "warmup_steps": stored.warmup_steps if asked.warmup_steps is None else asked.warmup_steps
-    }
-    keys["decay_at"] = stored.decay_at
-    is_over = asked.rewarm_at is None or asked.rewarm_at + asked.rewarm_steps <= done + 1
-    if stored.rewarm_at is not None and stored.rewarm_at <= done + 1 and is_over:  # written by an extension, perhaps
-        keys |= {key: getattr(stored, key) for key in ("rewarm_at", "rewarm_steps", "rewarm_from")}
-    return asked.model_copy(update=keys)
-
-
 def checkpoints_of(run: RunFolder) -> list[int]:
     """Steps of the run's checkpoints. Raises BessemerError when it was trained and has none: it would start at step 0."""
     done = published(run.checkpoints)
-    if not done and ((run.checkpoints / "latest").exists() or (run.path / "mixture.json").exists()):
+    if not done and ((run.checkpoints / "latest").exists() or run.mixture.exists()):
         raise BessemerError(
             f"{run.checkpoints}: this run was trained, but no checkpoint is there; put them back, or start over with --restart "
             "(what is left of the training is set aside, not removed)"
@@ -329,12 +306,10 @@ def resolved_for(
     if done:
         recipe = keep_derived(recipe, stored, done[-1])
     elif recipe.train.micro_batch is None:  # another device would choose another
-        kept = recipe.train.model_copy(update={"micro_batch": kept_micro_batch(recipe, stored)})
-        recipe = recipe.model_copy(update={"train": kept})
+        recipe = recipe.changed(train={"micro_batch": kept_micro_batch(recipe, stored)})
     resolved, planned = resolve(recipe, steps_of_minutes(recipe, stored, run, held_out_tokens)), stored.train
     if done and not has_horizon and (resolved.train.steps or 0) < (planned.steps or 0):
-        horizon = {"steps": planned.steps, "minutes": planned.minutes, "max_epochs": planned.max_epochs}
-        recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update=horizon)})
+        recipe = recipe.changed(train=planned.model_dump(include={"steps", "minutes", "max_epochs"}))
         resolved = resolve(recipe, None)
     return recipe, resolved
 

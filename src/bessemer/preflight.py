@@ -155,7 +155,7 @@ def _start(recipe: Recipe, start: RunFolder) -> None:
     vocabulary = outlook.vocabulary(recipe, start.tokens)
     ours, there = (
         model_config(derived_keys.resolve(one, vocabulary), vocabulary).to_dict()
-        for one in (recipe, recipe.model_copy(update={"model": theirs}))
+        for one in (recipe, recipe.changed(model=theirs))
     )
     different = [key for key, value in ours.items() if key not in OF_THE_HEAD and there[key] != value]
     if different:

@@ -1,22 +1,5 @@
 """The run folder: what lies where, atomic writes, the one-writer lock, and whether a stage is current.
 
-    recipe.toml        the recipe with every derived value filled in
-    environment.json   versions, device, git state
-    source/            an imported model's own files, without its weights
-    corpus/            clean documents (Parquet), rejected/, statistics.json
-    tokens/            token shards, tokenizer.json, manifest.json
-    plan.json          what the run was said to take
-    checkpoints/       step-00001000/, latest
-    metrics.jsonl      one line a step; incidents.jsonl what went wrong and what was done
-    journal.jsonl      rollbacks and skipped steps; forks.jsonl the lines of metrics.jsonl that were rolled back
-    time.jsonl         where the wall time went
-    tensorboard/       the same curves as event files
-    planned_against_measured.json   the plan's step time and memory beside those of the training
-    profile/           with --profile: trace.json.gz, and profile.json: where a step's time went
-    evaluation.json    held-out loss, bits per byte, the 5-gram beside it, samples
-    export/            the model in the Hugging Face layout
-    report.html        what happened, with pictures
-
 A stage writes into a temporary folder beside its place and is published by one rename; `stage.json` inside it
 says what it was made from, so that the next run can tell whether it still holds.
 """
@@ -39,83 +22,41 @@ STAGE_FILE = "stage.json"
 OUT = "out"  # within the work of a resumable stage, what will be published
 
 
+class _Place:
+    """A path within a run folder, as an attribute of it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunFolder, owner: type[RunFolder]) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Where the parts of one run lie."""
 
     path: Path
 
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.toml"
-
-    @property
-    def derived(self) -> Path:
-        return self.path / "derived.json"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def source(self) -> Path:
-        return self.path / "source"
-
-    @property
-    def corpus(self) -> Path:
-        return self.path / "corpus"
-
-    @property
-    def tokens(self) -> Path:
-        return self.path / "tokens"
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def incidents(self) -> Path:
-        return self.path / "incidents.jsonl"
-
-    @property
-    def journal(self) -> Path:
-        return self.path / "journal.jsonl"
-
-    @property
-    def forks(self) -> Path:
-        return self.path / "forks.jsonl"
-
-    @property
-    def times(self) -> Path:
-        return self.path / "time.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def profile(self) -> Path:
-        return self.path / "profile"
-
-    @property
-    def evaluation(self) -> Path:
-        return self.path / "evaluation.json"
-
-    @property
-    def export(self) -> Path:
-        return self.path / "export"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
+    recipe = _Place("recipe.toml")  # with every derived value filled in
+    derived = _Place("derived.json")  # what was derived, and from what
+    environment = _Place("environment.json")  # versions, device, git state
+    source = _Place("source")  # an imported model's own files, without its weights
+    corpus = _Place("corpus")  # clean documents (Parquet), rejected/, statistics.json
+    tokens = _Place("tokens")  # token shards, tokenizer.json, manifest.json
+    plan = _Place("plan.json")  # what the run was predicted to take
+    checkpoints = _Place("checkpoints")  # step-00001000/, latest
+    metrics = _Place("metrics.jsonl")  # a line a step
+    incidents = _Place("incidents.jsonl")  # what went wrong and what was done
+    journal = _Place("journal.jsonl")  # rollbacks and skipped steps
+    forks = _Place("forks.jsonl")  # lines of metrics.jsonl that were rolled back
+    times = _Place("time.jsonl")  # where the wall time went
+    tensorboard = _Place("tensorboard")  # the metrics as event files
+    mixture = _Place("mixture.json")  # shares asked, planned and drawn; written after the last step
+    profile = _Place("profile")  # with --profile: trace.json.gz, and profile.json: where a step's time went
+    evaluation = _Place("evaluation.json")  # held-out loss, bits per byte, the 5-gram beside it, samples
+    export = _Place("export")  # the model in the Hugging Face layout
+    report = _Place("report.html")
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.markup import escape
 
@@ -18,7 +18,7 @@ from bessemer import derived, forecast, interrupt, preflight
 from bessemer.checkpoint.protocol import published
 from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.recipe import Recipe, digest, dump, load
-from bessemer.run import RunFolder, read_json, read_json_lines, stage_is_current, write_atomic, write_json
+from bessemer.run import STAGE_FILE, RunFolder, read_json, read_json_lines, stage_is_current, write_atomic, write_json
 from bessemer.sharing import built_once
 from bessemer.terminal import amount, duration, say, size, warn, working
 
@@ -154,8 +154,7 @@ def tokens(session: Session) -> None:
     session.stage("tokens", work, current)
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A run ready to train: the resolved recipe and what it was said to take."""
 
     recipe: Recipe
@@ -187,8 +186,9 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
             one, store.vocabulary, steps, forecast.micro_batch_tokens(one), len(store.labels), **known
         )
 
-    has_horizon = session.has_horizon
-    recipe, resolved = longer.resolved_for(recipe, stored, run, done, store.held_out_tokens, has_horizon, resolve)
+    recipe, resolved = longer.resolved_for(
+        recipe, stored, run, done, store.held_out_tokens, session.has_horizon, resolve
+    )
     extension = None
     if stored is not None and done:
         has_micro_batch = session.recipe.train.micro_batch is not None
@@ -201,15 +201,16 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
             longer.tell_what_stays(resolve(session.recipe, resolved.train.steps).train, resolved.train)
         note()
         resolved = resolved if extension is None else extension.applied(resolved)
-        recipe = _with_train(recipe, steps=resolved.train.steps)
+        recipe = recipe.changed(train={"steps": resolved.train.steps})
     same = stored is not None and digest(stored.train, stored.model) == digest(resolved.train, resolved.model)
-    result: list[Prepared] = []
+    prepared = None if planned is None else Prepared(resolved, planned)
 
     def work() -> str:
+        nonlocal prepared
         told, final = forecast.planned_run(
             recipe, resolved, store.vocabulary, len(store.labels), known, measure_seconds
         )
-        result.append(Prepared(final, told))
+        prepared = Prepared(final, told)
         memory, measured = told["memory_bytes"]["total"], told["step_seconds_from"]
         return (
             f"{amount(told['parameters'])} parameters, {told['steps']:,} steps over {amount(told['tokens'])} tokens: "
@@ -219,16 +220,14 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     finished = bool(done) and done[-1] == resolved.train.steps  # nothing is left to plan
     current = planned is not None and (finished or (same and (recipe.train.minutes is None or stored is not None)))
     session.stage("plan", work, current)
-    if current:
-        assert planned is not None
-        result.append(Prepared(resolved, planned))
+    assert prepared is not None
     if extension is not None:
         if not session.has_horizon:
             say(f"  train.minutes = {recipe.train.minutes:g}: for its text, as no other time is given now")
         extension.begin(run, resolved.train.schedule.kind)
-    write_atomic(run.recipe, dump(result[0].recipe, derived.reasons(run)))
-    write_json(run.plan, {**result[0].plan, **outlook(result[0].recipe, run.tokens), **here.drawn(result[0].plan)})
-    return result[0]
+    write_atomic(run.recipe, dump(prepared.recipe, derived.reasons(run)))
+    write_json(run.plan, {**prepared.plan, **outlook(prepared.recipe, run.tokens), **here.drawn(prepared.plan)})
+    return prepared
 
 
 def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
@@ -278,7 +277,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         return f"{made.step:,} steps{scored}{skipped}{memory}{again}"
 
     # Whether the last checkpoint is whole is for the loop to find out; that there is one is enough to ask it.
-    current = bool(done) and done[-1] == steps and (run.path / "mixture.json").exists()
+    current = bool(done) and done[-1] == steps and run.mixture.exists()
     finished = f"{steps:,} steps are done"
     finished += f", train.minutes = {recipe.train.minutes:g}" if recipe.train.minutes is not None else ""
     finished += f"; {learns_by_heart(run) or longer_command(run, recipe.train)}" if current else ""
@@ -293,7 +292,9 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
     """
 
     run = session.run
-    inputs = digest(recipe.evaluate, published(run.checkpoints)[-average:], _stage_inputs(run.tokens))
+    stage = run.tokens / STAGE_FILE
+    written = read_json(stage)["inputs"] if stage.exists() else None
+    inputs = digest(recipe.evaluate, published(run.checkpoints)[-average:], written)
     current = run.evaluation.exists() and read_json(run.evaluation).get("inputs") == inputs
 
     def work() -> str:
@@ -332,7 +333,7 @@ def export(
         raise InputError("--dtype q8_0: only a GGUF file has it; add --to gguf, or take bfloat16 or float16")
     run = session.run
     if dtype is not None and to == "hf":
-        recipe = recipe.model_copy(update={"export": recipe.export.model_copy(update={"dtype": dtype})})
+        recipe = recipe.changed(export={"dtype": dtype})
     manifests = [run.checkpoints / f"step-{step:08d}" / MANIFEST for step in published(run.checkpoints)[-average:]]
     weights = [path.read_text() if path.exists() else "" for path in manifests]  # with the hashes of all tensors' files
     scored = read_json(run.evaluation).get("inputs") if run.evaluation.exists() else None
@@ -366,10 +367,6 @@ def report(session: Session) -> None:
     session.stage("report", lambda: str(page.write(session.run)))
 
 
-def _with_train(recipe: Recipe, **changes: Any) -> Recipe:
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
-
-
 def _refuse_to_rebuild(session: Session, folder: Path, why: str) -> None:
     """Checkpoints belong to the data they were trained on."""
     if folder.exists() and (session.run.checkpoints / "latest").exists():
@@ -377,10 +374,6 @@ def _refuse_to_rebuild(session: Session, folder: Path, why: str) -> None:
             f"{session.run.path}: {why}, but its checkpoints were trained on the old one. Give the new run a name of its own "
             "with --set run.name=NAME, or start this one over with --restart (what was trained is set aside, not removed)"
         )
-
-
-def _stage_inputs(folder: Path) -> Any:
-    return read_json(folder / "stage.json")["inputs"] if (folder / "stage.json").exists() else None
 
 
 def opened(recipe: Recipe, run: RunFolder, average: int = 1) -> tuple[Any, Any]:

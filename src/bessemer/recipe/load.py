@@ -97,8 +97,7 @@ def _in_folder(recipe: Recipe, folder: Path) -> Recipe:
     """The recipe of a run folder, which may have been moved or renamed since."""
     if recipe.run.folder.resolve() == folder:
         return recipe
-    here = {"name": folder.name, "dir": str(folder.parent)}
-    return recipe.model_copy(update={"run": recipe.run.model_copy(update=here)})
+    return recipe.changed(run={"name": folder.name, "dir": str(folder.parent)})
 
 
 def is_text(path: Path) -> bool:

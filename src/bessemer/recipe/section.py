@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,3 +30,12 @@ class Section(BaseModel):
         super().__pydantic_init_subclass__(**kwargs)
         for info in cls.model_fields.values():
             info.description = " ".join((info.description or "").split())
+
+    def changed(self, **values: Any) -> Self:
+        """The same table with these values, which are not validated; a dictionary changes keys of a table within it."""
+        update = {
+            key: inner.changed(**value) if isinstance(value, dict) and isinstance(inner, Section) else value
+            for key, value in values.items()
+            for inner in [getattr(self, key)]
+        }
+        return self.model_copy(update=update)

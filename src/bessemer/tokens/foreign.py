@@ -17,6 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,10 @@ def documents(source: TokenSource, vocabulary: int, end_of_text: int) -> Iterato
     """Every document of a source, file by file. Raises InputError for a damaged file, or ids the vocabulary lacks."""
     read = nanogpt_documents if source.format == "nanogpt" else megatron_documents
     for file in files_of(source):
-        for number, ids in enumerate(read(file, end_of_text)):
-            if len(ids) and int(ids.max()) >= vocabulary:
+        filled = (parts for parts in read(file, end_of_text) if any(map(len, parts)))
+        for number, parts in enumerate(filled):
+            ids = np.concatenate([*parts, [end_of_text]], dtype=np.uint32, casting="unsafe")
+            if int(ids.max()) >= vocabulary:
                 raise InputError(
                     f"{file}: document {number} has the id {int(ids.max())}, but the tokenizer has only {vocabulary}; were "
                     "these tokens written with it?"
@@ -90,8 +93,8 @@ def documents(source: TokenSource, vocabulary: int, end_of_text: int) -> Iterato
             yield ForeignDocument(identity(source.name, file.name, str(number)), source.name, ids)
 
 
-def nanogpt_documents(path: Path, end_of_text: int) -> Iterator[npt.NDArray[np.uint32]]:
-    """Documents of one nanoGPT file, each with end-of-text at its end."""
+def nanogpt_documents(path: Path, end_of_text: int) -> Iterator[list[npt.NDArray[Any]]]:
+    """Documents of one nanoGPT file, each in parts without end-of-text."""
     tokens = nanogpt_tokens(path)
     parts: list[npt.NDArray[Any]] = []
     has_ends = False
@@ -99,20 +102,17 @@ def nanogpt_documents(path: Path, end_of_text: int) -> Iterator[npt.NDArray[np.u
         chunk = np.asarray(tokens[start : start + CHUNK_TOKENS])
         ends = np.flatnonzero(chunk == end_of_text)
         has_ends |= len(ends) > 0
-        low = 0
-        for end in ends.tolist():
-            parts.append(chunk[low:end])
-            if (ids := _closed(parts, end_of_text)) is not None:
-                yield ids
-            parts, low = [], end + 1
-        parts.append(chunk[low:])
+        first, *others = np.split(chunk, ends)
+        parts.append(first)
+        for other in others:
+            yield parts
+            parts = [other[1:]]
     if not has_ends:
         raise InputError(
             f"{path}: no end-of-text token (id {end_of_text}) in it, so that documents cannot be separated; is "
             "tokenizer.end_of_text the one it was written with?"
         )
-    if (ids := _closed(parts, end_of_text)) is not None:
-        yield ids
+    yield parts
 
 
 def nanogpt_tokens(path: Path) -> npt.NDArray[np.uint16]:
@@ -121,35 +121,32 @@ def nanogpt_tokens(path: Path) -> npt.NDArray[np.uint16]:
     if size == 0 or size % 2:
         raise InputError(f"{path}: {size} bytes are no whole number of uint16 ids; the file is empty or cut short")
     tokens: npt.NDArray[np.uint16] = np.memmap(path, dtype="<u2", mode="r").view(np.ndarray)
-    header = tokens[: 2 * HEADER_INTS].tobytes()
-    if len(header) == 4 * HEADER_INTS and struct.unpack("<i", header[:4])[0] == HEADER_MAGIC:
-        version, count = struct.unpack("<2i", header[4:12])
+    header = tokens[: 2 * HEADER_INTS].view("<i4") if len(tokens) >= 2 * HEADER_INTS else [0]
+    if header[0] == HEADER_MAGIC:
         tokens = tokens[2 * HEADER_INTS :]
-        if version != 1 or count != len(tokens):
+        if header[1] != 1 or header[2] != len(tokens):
             raise InputError(
-                f"{path}: its header says version {version} and {count} tokens, but {len(tokens)} follow it (only version 1 is "
-                "known); the file is cut short or of another kind"
+                f"{path}: its header says version {header[1]} and {header[2]} tokens, but {len(tokens)} follow it (only version "
+                "1 is known); the file is cut short or of another kind"
             )
     return tokens
 
 
-def megatron_documents(path: Path, end_of_text: int) -> Iterator[npt.NDArray[np.uint32]]:
-    """Documents of one Megatron pair, by its .bin, each with end-of-text at its end."""
+def megatron_documents(path: Path, end_of_text: int) -> Iterator[list[npt.NDArray[Any]]]:
+    """Documents of one Megatron pair, by its .bin, each in parts without end-of-text."""
     index = megatron_index(path)
     raw = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.zeros(0, dtype=np.uint8)
-    size = index.dtype.itemsize
-    for first, last in zip(index.borders[:-1].tolist(), index.borders[1:].tolist(), strict=True):
+    for first, last in pairwise(index.borders.tolist()):
         parts = []
         for sequence in range(first, last):
             low = int(index.places[sequence])
-            part = np.asarray(raw[low : low + int(index.lengths[sequence]) * size]).view(index.dtype)
+            part = np.asarray(raw[low : low + int(index.lengths[sequence]) * index.dtype.itemsize]).view(index.dtype)
             if len(part) and int(part.min()) < 0:
                 raise InputError(f"{path}: sequence {sequence} has the id {int(part.min())}; no id is negative")
             parts.append(part)
         if parts and len(parts[-1]) and int(parts[-1][-1]) == end_of_text:
             parts[-1] = parts[-1][:-1]
-        if (ids := _closed(parts, end_of_text)) is not None:
-            yield ids
+        yield parts
 
 
 def megatron_index(path: Path) -> MegatronIndex:
@@ -178,7 +175,7 @@ def megatron_index(path: Path) -> MegatronIndex:
     ends = INDEX_HEADER_BYTES + np.cumsum([0, 4 * sequences, 8 * sequences, 8 * borders])
     lengths, places, starts = (
         np.asarray(raw[low:high]).view(kind).astype(np.int64)
-        for low, high, kind in zip(ends[:-1].tolist(), ends[1:].tolist(), ("<i4", "<i8", "<i8"), strict=True)
+        for (low, high), kind in zip(pairwise(ends.tolist()), ("<i4", "<i8", "<i8"), strict=True)
     )
     dtype = np.dtype(INDEX_TYPES[code])
     num_bytes = path.stat().st_size
@@ -189,14 +186,3 @@ def megatron_index(path: Path) -> MegatronIndex:
     if starts[0] != 0 or starts[-1] != sequences or (np.diff(starts) < 0).any():
         raise damaged("the borders of its documents do not run from 0 to its number of sequences")
     return MegatronIndex(dtype, lengths, places, starts)
-
-
-def _closed(parts: list[npt.NDArray[Any]], end_of_text: int) -> npt.NDArray[np.uint32] | None:
-    """The parts as one document with end-of-text after it; None for an empty one."""
-    length = sum(len(part) for part in parts)
-    if not length:
-        return None
-    ids = np.empty(length + 1, dtype=np.uint32)
-    np.concatenate(parts, out=ids[:-1], casting="unsafe")
-    ids[-1] = end_of_text
-    return ids

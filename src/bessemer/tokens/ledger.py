@@ -36,14 +36,14 @@ def step_documents(
     if not 1 <= step <= steps:
         raise InputError(f"--step: {step} is not a step of this run; it has steps 1 to {steps}")
     rows: list[Any] = loader_of(recipe, store).documents(batches.first(step - 1), batches.sequences(step - 1))
-    pairs = [
-        ({"sample": row["sample"], "source": row["source"], "document": name}, name)
+    found = known(corpus, [name for row in rows for name in row["documents"]], text)
+    keys = ("path", "place", "text") if text else ("path", "place")
+    return [
+        {"sample": row["sample"], "source": row["source"], "document": name}
+        | {key: found.get(name, {}).get(key, "") for key in keys}
         for row in rows
         for name in row["documents"]
     ]
-    found = known(corpus, [name for _, name in pairs], text)
-    keys = ("path", "place", "text") if text else ("path", "place")
-    return [{**row, **{key: found.get(name, {}).get(key, "") for key in keys}} for row, name in pairs]
 
 
 def document_steps(

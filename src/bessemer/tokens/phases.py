@@ -11,13 +11,15 @@ share what it leaves in theirs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import floor
+from operator import mul
 
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
+from bessemer.recipe.corpus import Part
 from bessemer.tokens.mixture import FINEST_BLOCK, Aim, Mixture, Phase, counts_at, whole_slots
 
 REPEATS_WORTH_A_WARNING = 4  # epochs after which repeated data loses its value (Muennighoff et al. 2023, section 5)
@@ -65,7 +67,7 @@ def mixture_of(recipe: Recipe, sizes: SourceSizes) -> Mixture:
         Aim(tuple(map(float, phase.shares)), tuple(map(float, sample_to_token_shares(row, sizes))))
         for phase, row in zip(phases, amounts, strict=True)
     )
-    return replace(_stopped_at_caps(mixture, caps, end), aims=aims)
+    return replace(mixture, phases=_stopped_at_caps(mixture.phases, caps, end), aims=aims)
 
 
 def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
@@ -108,11 +110,11 @@ def average_shares(recipe: Recipe, num_bytes: Mapping[str, int]) -> dict[str, fl
         first = 1 - decay if phase.from_ == "decay" else Fraction(str(phase.from_))
         weights = _phase_weights(recipe, sizes, phase.weights)
         spans.append((max(first, spans[-1][0]), _normal(weights) if any(weights) else weights))
-    ends = [*(first for first, _ in spans[1:]), Fraction(1)]
-    rows = [[(end - first) * share for share in shares] for (first, shares), end in zip(spans, ends, strict=True)]
-    return {
-        name: float(sum(column, Fraction(0))) for name, column in zip(num_bytes, zip(*rows, strict=True), strict=True)
-    }
+    lengths = [
+        end - first for (first, _), end in zip(spans, [*(first for first, _ in spans[1:]), Fraction(1)], strict=True)
+    ]
+    columns = zip(*(shares for _, shares in spans), strict=True)
+    return {name: float(sum(map(mul, lengths, column))) for name, column in zip(num_bytes, columns, strict=True)}
 
 
 def repeated(mixture: Mixture, samples: int) -> dict[str, float]:
@@ -165,13 +167,12 @@ def _phase_weights(recipe: Recipe, sizes: SourceSizes, weights: Mapping[str, flo
 
 def _among_parts(recipe: Recipe, sizes: SourceSizes, weights: Mapping[str, Fraction]) -> Shares:
     """The weights of sources divided among their parts: by tokens, times the part's factor."""
-    inner = [
-        count * Fraction(str(recipe.parts[name].factor if name in recipe.parts else 1))
-        for name, count in zip(sizes.names, sizes.tokens, strict=True)
-    ]
+    parts = [recipe.parts.get(name, Part(name)) for name in sizes.names]
+    inner = [count * Fraction(str(part.factor)) for part, count in zip(parts, sizes.tokens, strict=True)]
     sums = _by_source(recipe, sizes.names, inner)
-    named = [(_source(recipe, name), value) for name, value in zip(sizes.names, inner, strict=True)]
-    return tuple(weights[source] * value / (sums[source] or 1) for source, value in named)
+    return tuple(
+        weights[part.source] * value / (sums[part.source] or 1) for part, value in zip(parts, inner, strict=True)
+    )
 
 
 def _by_source(recipe: Recipe, names: Iterable[str], values: Iterable[Fraction]) -> dict[str, Fraction]:
@@ -184,8 +185,7 @@ def _by_source(recipe: Recipe, names: Iterable[str], values: Iterable[Fraction])
 
 def _source(recipe: Recipe, name: str) -> str:
     """The source that a stored one is, or is a part of."""
-    part = recipe.parts.get(name)
-    return part.source if part is not None else name
+    return recipe.parts.get(name, Part(name)).source
 
 
 def token_to_sample_shares(shares: Shares, sizes: SourceSizes) -> Shares:
@@ -248,15 +248,15 @@ def _phase_amounts(phase: RecipePhase, number: int, fixed: dict[int, list[Fracti
     )
 
 
-def _stopped_at_caps(mixture: Mixture, caps: tuple[int | None, ...], samples: int) -> Mixture:
-    """The same mixture with no source over its cap: where whole slots of a block would exceed one, a phase without that source
+def _stopped_at_caps(phases: Sequence[Phase], caps: tuple[int | None, ...], samples: int) -> tuple[Phase, ...]:
+    """The phases with no source over its cap: where whole slots of a block would exceed one, a phase without that source
     begins. Those are the last few samples of a run."""
-    phases: list[Phase] = []
-    waiting = list(mixture.phases)
+    done: list[Phase] = []
+    waiting = list(phases)
     while waiting:
         phase = waiting.pop(0)
-        if phases:
-            phase = replace(phase, before=counts_at(phases, phase.first))
+        if done:
+            phase = replace(phase, before=counts_at(done, phase.first))
         end = waiting[0].first if waiting else samples
         stops = [
             phase.first + phase.slot_of(source, max(cap - phase.before[source], 0))
@@ -264,7 +264,7 @@ def _stopped_at_caps(mixture: Mixture, caps: tuple[int | None, ...], samples: in
             if cap is not None and phase.slots[source] and counts_at([phase], end)[source] > cap
         ]
         if not stops:
-            phases.append(phase)
+            done.append(phase)
             continue
         at = min(stops)
         before = counts_at([phase], at)
@@ -273,6 +273,6 @@ def _stopped_at_caps(mixture: Mixture, caps: tuple[int | None, ...], samples: in
         if not any(slots):  # only sources that the phase does not name have text left
             slots = [1 if left is None else left for left in room]
         if at > phase.first:
-            phases.append(phase)
+            done.append(phase)
         waiting.insert(0, Phase(at, whole_slots(slots, FINEST_BLOCK), before, asked=phase.asked))
-    return replace(mixture, phases=tuple(phases))
+    return tuple(done)

@@ -287,4 +287,4 @@ def followed(recipe: Recipe) -> Recipe:
             changes["end_of_text"] = ends
         if masked and "mask_token" not in given and "mask" in tokens:
             changes["mask_token"] = tokens["mask"]
-    return recipe.model_copy(update={"tokenizer": tokenizer.model_copy(update=changes)}) if changes else recipe
+    return recipe.changed(tokenizer=changes)
