@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, ProgressColumn, Task
-    from rich.table import Column
-    from rich.text import Text
+    from rich.progress import Progress, Task
 
 Advance = Callable[..., None]
 
@@ -110,16 +108,23 @@ def _bar(shown: Console, total: int | None, unit: str) -> Progress:
     """A bar in one line: where the terminal is narrow, the note is cut."""
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.table import Column
+    from rich.text import Text
 
+    class RateColumn(TextColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text(f"{_of_unit(speed, unit) if speed else f'- {unit}'}/s", style="cyan")
+
+    fixed = Column(no_wrap=True)
     return Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        TextColumn("{task.description}", table_column=fixed.copy()),
         BarColumn(bar_width=24 if shown.width >= 100 else 8),
-        TextColumn("{task.percentage:>3.0f}%" if total else "{task.completed:,.0f}", table_column=Column(no_wrap=True)),
-        _rate_column(unit),
-        TimeElapsedColumn(table_column=Column(no_wrap=True)),
-        TextColumn("left", table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.percentage:>3.0f}%" if total else "{task.completed:,.0f}", table_column=fixed.copy()),
+        RateColumn("", table_column=fixed.copy()),
+        TimeElapsedColumn(table_column=fixed.copy()),
+        TextColumn("left", table_column=fixed.copy()),
+        TimeRemainingColumn(table_column=fixed.copy()),
         TextColumn("[dim]{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
         console=shown,
         transient=True,
@@ -179,29 +184,11 @@ def _of_unit(number: float, unit: str) -> str:
     return size(number) if unit == "B" else f"{amount(number)} {unit}"
 
 
-def _rate_column(unit: str) -> ProgressColumn:
-    from rich.progress import ProgressColumn
-    from rich.table import Column
-    from rich.text import Text
-
-    class RateColumn(ProgressColumn):
-        def get_table_column(self) -> Column:
-            return Column(no_wrap=True)
-
-        def render(self, task: Task) -> Text:
-            speed = task.finished_speed or task.speed
-            if not speed:
-                return Text(f"- {unit}/s", style="cyan")
-            return Text(f"{_of_unit(speed, unit)}/s", style="cyan")
-
-    return RateColumn()
-
-
 def amount(number: float) -> str:
     """A number as a person reads it: 950, 12.3k, 4.56M, 1.20B, 3.00T."""
-    for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size:
-            return f"{number / size:.3g}{suffix}"
+    for unit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= unit:
+            return f"{number / unit:.3g}{suffix}"
     return f"{number:.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
 
 

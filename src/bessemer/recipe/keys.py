@@ -145,11 +145,11 @@ def complaints(
     overrides: Sequence[str],
 ) -> Iterator[str]:
     """A line for each mistake. values: what was validated; file: what the TOML `text` of `where` says before overrides."""
-    known, in_file = keys(), _in_file(file) if overrides else None
+    known, in_file = keys(), _mistakes(file) if overrides else None
     items = error.errors(include_url=False)
-    meant = {_meant(tuple(item["loc"]), list(known)) for item in items if item["type"] == "extra_forbidden"}
+    meant = {_meant(item["loc"], list(known)) for item in items if item["type"] == "extra_forbidden"}
     for item in items:
-        location = tuple(item["loc"])
+        location = item["loc"]
         if item["type"] == "missing" and location in meant:
             continue  # it is there under a wrong name, which is a complaint of its own
         key, what = _key(location, values), _what(item, location, known)
@@ -192,12 +192,12 @@ def _meant(location: Location, known: Sequence[str]) -> Location:
     return (*location[:-1], last) if table == _declared(location[:-1]) else ()
 
 
-def _in_file(file: dict[str, Any]) -> set[tuple[Location, str]]:
+def _mistakes(file: dict[str, Any]) -> set[tuple[Location, str]]:
     """The mistakes that a recipe has without its overrides."""
     try:
         Recipe.model_validate(file)
     except ValidationError as error:
-        return {(tuple(item["loc"]), item["msg"]) for item in error.errors(include_url=False)}
+        return {(item["loc"], item["msg"]) for item in error.errors(include_url=False)}
     return set()
 
 
@@ -216,12 +216,13 @@ def _key(location: Location, values: dict[str, Any]) -> str:
     names: list[str] = []
     place: Any = values
     for part in location:
-        inner = isinstance(place, dict | list) and (isinstance(part, int) or part in place)
-        place = place[part] if inner else None
-        if not isinstance(part, int):
-            names.append(part)
-        elif isinstance(place, dict) and isinstance(place.get("name"), str):
-            names.append(place["name"])
+        try:
+            place = place[part]
+        except (KeyError, IndexError, TypeError):
+            place = None
+        name = part if isinstance(part, str) else place.get("name") if isinstance(place, dict) else None
+        if isinstance(name, str):
+            names.append(name)
     return ".".join(names)
 
 
@@ -232,8 +233,7 @@ def line_of(text: str, location: Location) -> int | None:
     table: Location = ()
     for number, line in enumerate(text.splitlines(), start=1):
         if opened := re.match(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?", line):
-            table = ()
-            parts = [part.strip() for part in opened[2].split(".")]
+            table, parts = (), [part.strip() for part in opened[2].split(".")]
             for index, part in enumerate(parts, start=1):
                 table = (*table, part)
                 if opened[1] == "[[" and index == len(parts):

@@ -43,12 +43,9 @@ HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one o
 
 def shipped() -> dict[str, str]:
     """Recipes that come with Bessemer: name to TOML text."""
-    folder = resources.files("bessemer.recipe") / "shipped"
-    return {
-        Path(entry.name).stem: entry.read_text(encoding="utf-8")
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
-        if entry.name.endswith(".toml")
-    }
+    entries = (resources.files("bessemer.recipe") / "shipped").iterdir()
+    paths = [(Path(entry.name), entry) for entry in sorted(entries, key=lambda entry: entry.name)]
+    return {path.stem: entry.read_text(encoding="utf-8") for path, entry in paths if path.suffix == ".toml"}
 
 
 def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed: bool = False) -> Recipe:
@@ -68,29 +65,34 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
             raise InputError(f"{path}: neither a recipe nor a run folder (it has no recipe.toml)")
         return _in_folder(load(path / "recipe.toml", overrides), path.resolve())
     if path.suffix != ".toml" and not path.exists():
-        texts = shipped()
-        if str(reference) not in texts:
-            if path.name != str(reference):  # a path: no name of a shipped recipe
-                raise InputError(f"{reference}: no such file or folder")
-            if (run := Path("runs") / path / "recipe.toml").exists():
-                raise InputError(f"{reference}: no such file or folder; for the run of that name, give {run.parent}")
-            near = next(iter(difflib.get_close_matches(str(reference), texts, 1)), None)
-            raise InputError(
-                f"{reference}: no such file or folder, and no shipped recipe of that name"
-                + (f"; did you mean {near}?" if near else f"; shipped: {', '.join(texts)}")
-            )
-        return parse(texts[str(reference)], f"recipe {reference}", overrides)
+        return parse(_shipped_text(path, str(reference)), f"recipe {reference}", overrides)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError(f"{path}: no such recipe file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(str(path), f"cannot be read as a recipe: {error}") from None
+        raise _unreadable(path, f"cannot be read as a recipe: {error}") from None
     if not text.strip():
-        raise _unreadable(str(path), "is empty: no recipe")
+        raise _unreadable(path, "is empty: no recipe")
     folder = path.resolve().parent
     recipe = parse(text, str(path), overrides, _name(path) if may_be_unnamed else None, folder)
     return _from_folder(recipe, folder)
+
+
+def _shipped_text(path: Path, name: str) -> str:
+    """The text of a shipped recipe. Raises InputError for another name, or a path where nothing is."""
+    texts = shipped()
+    if name in texts:
+        return texts[name]
+    if path.name != name:  # a path
+        raise InputError(f"{name}: no such file or folder")
+    if (run := Path("runs") / path / "recipe.toml").exists():
+        raise InputError(f"{name}: no such file or folder; for the run of that name, give {run.parent}")
+    near = next(iter(difflib.get_close_matches(name, texts, 1)), None)
+    raise InputError(
+        f"{name}: no such file or folder, and no shipped recipe of that name"
+        + (f"; did you mean {near}?" if near else f"; shipped: {', '.join(texts)}")
+    )
 
 
 def _in_folder(recipe: Recipe, folder: Path) -> Recipe:
@@ -110,29 +112,30 @@ def is_text(path: Path) -> bool:
     return guessed_format(path.name) is not None or _holds_text(path)
 
 
-def _holds_text(path: Path) -> bool:
-    """Whether a file begins as text does, and not as a recipe: with hardly any control characters, but for UTF-16."""
+def _head(path: Path) -> bytes:
+    """The beginning of a file; empty where it cannot be read."""
     try:
         with open(path, "rb") as file:
-            head = file.read(SAMPLE_BYTES)
+            return file.read(SAMPLE_BYTES)
     except OSError:
-        return False
-    if TABLE.search(head):
-        return False
+        return b""
+
+
+def _holds_text(path: Path) -> bool:
+    """Whether a file begins as text does, and not as a recipe: with hardly any control characters, but for UTF-16."""
+    head = _head(path)
     is_plain = 0 not in head and len(head.translate(None, CONTROLS)) >= 0.98 * len(head)
-    return head.startswith(UTF_16) or (bool(head.strip()) and is_plain and not head.startswith(PDF))
+    is_text = bool(head.strip()) and is_plain and not head.startswith(PDF)
+    return (head.startswith(UTF_16) or is_text) and not TABLE.search(head)
 
 
-def _unreadable(path: str, error: str) -> InputError:
+def _unreadable(path: Path, error: str) -> InputError:
     """That a file is no recipe, or that its name tells nothing about what it holds."""
-    if Path(path).suffix == ".toml" or not Path(path).is_file():
-        return InputError(f"{path}: {error}")
-    with open(path, "rb") as file:
-        head = file.read(SAMPLE_BYTES)
-    if TABLE.search(head):
+    head = _head(path)
+    if path.suffix == ".toml" or not path.is_file() or TABLE.search(head):
         return InputError(f"{path}: {error}")
     if head.startswith(PDF):
-        text = Path(path).with_suffix(".txt")
+        text = path.with_suffix(".txt")
         return InputError(
             f"{path}: a PDF, which holds no plain text; extract it with `pdftotext {path} {text}`, then name {text}"
         )
@@ -167,7 +170,7 @@ def parse(
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise _unreadable(where, f"not valid TOML: {error}") from None
+        raise _unreadable(Path(where), f"not valid TOML: {error}") from None
     if name is not None and isinstance(run := values.setdefault("run", {}), dict):
         run.setdefault("name", name)
     file = copy.deepcopy(values)
@@ -248,14 +251,15 @@ def _override(values: dict[str, Any], override: str) -> None:
     *tables, last = key.strip().split(".")
     place: Any = values
     for index, table in enumerate(tables):
-        place = _entry(place, table, key, tables[: index + 1])
+        place = _entry(place, table, key, ".".join(tables[:index]))
+    path = ".".join(tables)
     if isinstance(place, list) and all(isinstance(item, dict) for item in place):
         if len(place) != 1:  # a key of the only one needs no name
-            names = [f"{'.'.join(tables)}.{item.get('name')}.{last}" for item in place]
+            names = [f"{path}.{item.get('name')}.{last}" for item in place]
             raise InputError(f"--set {override}: there are several; {', '.join(names) or 'none so far'}")
         place = place[0]
     if not isinstance(place, dict):
-        raise InputError(f"--set {override}: {'.'.join(tables)} is not a table")
+        raise InputError(f"--set {override}: {path} is not a table")
     place[last] = value
 
 
@@ -269,17 +273,16 @@ def _one_horizon(values: dict[str, Any], overrides: Sequence[str]) -> None:
                 train.pop(name, None)
 
 
-def _entry(place: Any, name: str, key: str, path: list[str]) -> Any:
+def _entry(place: Any, name: str, key: str, path: str) -> Any:
     """The table `name` in `place`; an item of a table array goes by its own name, as in corpus.sources.NAME.weight."""
-    if isinstance(place, list):
-        for item in place:
-            if isinstance(item, dict) and item.get("name") == name:
-                return item
-        names = [str(item.get("name")) for item in place if isinstance(item, dict)]
-        raise InputError(f"--set {key}: no {'.'.join(path[:-1])} is named {name!r}; there are: {', '.join(names)}")
-    if not isinstance(place, dict):
-        raise InputError(f"--set {key}: {'.'.join(path[:-1])} is not a table")
-    return place.setdefault(name, {})
+    if isinstance(place, dict):
+        return place.setdefault(name, {})
+    if not isinstance(place, list):
+        raise InputError(f"--set {key}: {path} is not a table")
+    named = {str(item.get("name")): item for item in reversed(place) if isinstance(item, dict)}
+    if name not in named:
+        raise InputError(f"--set {key}: no {path} is named {name!r}; there are: {', '.join(reversed(named))}")
+    return named[name]
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -306,19 +309,32 @@ def follow_start(values: dict[str, Any], folder: Path) -> None:
     if not isinstance(train, dict) or not isinstance(train.get("start"), str) or not train["start"]:
         return
     start = folder / Path(train["start"]).expanduser()
-    model, theirs = values.setdefault("model", {}), start_recipe(start)
-    if not isinstance(model, dict):
-        return
+    theirs, tables = start_recipe(start), [values.setdefault(name, {}) for name in ("model", "tokenizer", "tokens")]
+    tables.append(train.setdefault("optimizer", {}))
+    if not all(isinstance(table, dict) for table in tables):
+        return  # the validation says so
+    model, tokenizer, tokens, optimizer = tables
+    has_size = not model.keys().isdisjoint((*SIZES, "from"))
     if theirs is None:
-        if not any(key in model for key in (*SIZES, "from")):
+        if not has_size:
             raise InputError(
                 f"train.start: {start}: no recipe.toml there, so nothing says the model; name the folder of a trained run"
             )
         return
-    if not any(key in model for key in (*SIZES, "from")):
+    if not has_size:
         values["model"] = {key: value for key, value in theirs["model"].items() if key != "from"} | model
-    _tokenizer(values, theirs, start)
-    _learning_rate(train, theirs["train"], start)
+    if not {"path", "vocabulary"} & tokenizer.keys():
+        tokenizer["path"] = str((start / "tokens" / "tokenizer.json").absolute())
+        named = theirs.get("tokenizer", {})
+        values["tokenizer"] = {key: named[key] for key in ("end_of_text", "mask_token") if key in named} | tokenizer
+    if "sequence_length" in theirs.get("tokens", {}):
+        tokens.setdefault("sequence_length", theirs["tokens"]["sequence_length"])
+    # A share of the run's peak, where it was trained for the same objective by the same optimizer.
+    before = theirs["train"].get("optimizer", {})
+    same = train.get("objective", "causal") == theirs["train"].get("objective", "causal")
+    same = same and optimizer.get("kind", "adamw") == before.get("kind", "adamw")
+    if same and "learning_rate" in before and not _is_imported(start):
+        optimizer.setdefault("learning_rate", float(f"{CONTINUED_RATE * before['learning_rate']:.4g}"))
 
 
 def start_recipe(start: Path) -> dict[str, Any] | None:
@@ -328,28 +344,6 @@ def start_recipe(start: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if {"model", "train"} <= found.keys() else None
-
-
-def _tokenizer(values: dict[str, Any], theirs: dict[str, Any], start: Path) -> None:
-    tokenizer, tokens = values.setdefault("tokenizer", {}), values.setdefault("tokens", {})
-    if isinstance(tokenizer, dict) and not {"path", "vocabulary"} & tokenizer.keys():
-        tokenizer["path"] = str((start / "tokens" / "tokenizer.json").absolute())
-        for key in ("end_of_text", "mask_token"):
-            if key in theirs.get("tokenizer", {}):
-                tokenizer.setdefault(key, theirs["tokenizer"][key])
-    if isinstance(tokens, dict) and "sequence_length" in theirs.get("tokens", {}):
-        tokens.setdefault("sequence_length", theirs["tokens"]["sequence_length"])
-
-
-def _learning_rate(train: dict[str, Any], theirs: dict[str, Any], start: Path) -> None:
-    """A share of the run's peak, where it was trained for the same objective by the same optimizer."""
-    optimizer, before = train.setdefault("optimizer", {}), theirs.get("optimizer", {})
-    if not isinstance(optimizer, dict) or "learning_rate" in optimizer or "learning_rate" not in before:
-        return
-    same = train.get("objective", "causal") == theirs.get("objective", "causal")
-    kind = optimizer.get("kind", "adamw") == before.get("kind", "adamw")
-    if same and kind and not _is_imported(start):
-        optimizer["learning_rate"] = float(f"{CONTINUED_RATE * before['learning_rate']:.4g}")
 
 
 def _is_imported(start: Path) -> bool:
