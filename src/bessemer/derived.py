@@ -45,15 +45,12 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False, show: bool =
     old = read_json(run.derived) if run.derived.exists() else None
     if old is not None and published(run.checkpoints):
         return _as_trained(recipe, old)
-    if old is not None and recipe.corpus.sources and not old["corpus"]:
-        old = None  # derived from the raw files, by an earlier version
     start = None if recipe.model.from_ is None else derived_keys.dimensions(recipe.model)
     width, positions = (0, 0) if start is None else (start.width or 0, start.max_positions or 0)
     if old is None and recipe.model.has_size and (not record or run.tokens.exists()):
-        # Nothing is known of its text, or it is a run of a version that derived less.
+        # Nothing is known of its text.
         if positions and "sequence_length" not in recipe.tokens.model_fields_set:
-            length = min(recipe.tokens.sequence_length, positions)
-            return sizing.with_values(recipe, "tokens", {"sequence_length": length})
+            return recipe.changed(tokens={"sequence_length": min(recipe.tokens.sequence_length, positions)})
         return recipe
     basis, corpus = _basis(recipe, run, old)
     if corpus and basis.text_bytes < MIN_TEXT_BYTES and not recipe.model.has_size:

@@ -189,11 +189,8 @@ def require_same_order(old: Mixture, new: Mixture, samples: int, run: RunFolder,
     ]
     if accept or begun[0] == begun[1]:
         return
-    if samples <= COMPARED_SAMPLES:
-        draws = [one.draw(0, samples) for one in (old, new)]
-        fields = [(draw.source, draw.epoch, draw.sequence) for draw in draws]
-        if all(map(np.array_equal, *fields)):
-            return
+    if samples <= COMPARED_SAMPLES and all(map(np.array_equal, old.draw(0, samples), new.draw(0, samples))):
+        return
     raise BessemerError(
         f"{run.path}: the shares of its sources (max_epochs, tokens.schedule) are planned over the whole run, so with another "
         "number of steps other samples would have been read until now: some may repeat early. --accept-changes goes on "

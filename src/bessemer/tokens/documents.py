@@ -79,16 +79,12 @@ def held_out_share(corpus: Path, seed: int, wanted_bytes: int) -> tuple[float, i
     import pyarrow.compute as compute
 
     if count(corpus) > COUNTED_DOCUMENTS:
-        sizes = bytes_of_sources(corpus)
-        share = min(wanted_bytes / max(sum(sizes.values()), 1), 0.5)
+        share = min(wanted_bytes / max(sum(bytes_of_sources(corpus).values()), 1), 0.5)
         return share, round(share * count(corpus)), wanted_bytes
-    hashed = []
+    hashed: list[tuple[int, int]] = []
     for batch in _batches(corpus, ["identity", "text"]):
-        lengths = compute.binary_length(batch.column("text")).to_pylist()
-        hashed += [
-            (key_of("held-out", seed, identity), length)
-            for identity, length in zip(batch.column("identity").to_pylist(), lengths, strict=True)
-        ]
+        keys = [key_of("held-out", seed, identity) for identity in batch.column("identity").to_pylist()]
+        hashed += zip(keys, compute.binary_length(batch.column("text")).to_pylist(), strict=True)
     held = 0
     for number, (key, length) in enumerate(sorted(hashed), start=1):
         held += length
@@ -124,17 +120,11 @@ def spread(corpus: Path, groups: int, each: int) -> list[Document]:
     """A few documents from all over the corpus: the first `each` of `groups` row groups, evenly spaced."""
     import pyarrow.parquet as parquet
 
-    first, starts = 0, []
-    for path in sorted(corpus.glob("*.parquet")):
-        metadata = parquet.read_metadata(path)
-        for group in range(metadata.num_row_groups):
-            starts.append(first)
-            first += metadata.row_group(group).num_rows
-    step = max(len(starts) // groups, 1)
-    found: dict[str, Document] = {}
-    for start in starts[::step]:
-        found.update((document.identity, document) for document in itertools.islice(documents(corpus, start), each))
-    return list(found.values())
+    files = [parquet.read_metadata(path) for path in sorted(corpus.glob("*.parquet"))]
+    rows = [file.row_group(group).num_rows for file in files for group in range(file.num_row_groups)]
+    starts = list(itertools.accumulate(rows, initial=0))[:-1]
+    chosen = (itertools.islice(documents(corpus, start), each) for start in starts[:: max(len(starts) // groups, 1)])
+    return list({document.identity: document for some in chosen for document in some}.values())
 
 
 def count(corpus: Path) -> int:
@@ -175,13 +165,12 @@ def training_sample(recipe: Recipe, corpus: Path) -> Iterator[str]:
     shares = sample_shares(recipe, bytes_of_sources(corpus))
     seed, held_out = recipe.tokens.seed, recipe.tokens.held_out
     for document in documents(corpus):
-        share = shares[document.source]
+        share, identity = shares[document.source], document.identity
         if recipe.tokens.held_out_from == "passages":
-            parts = [part.text for part in passages(document, seed, held_out) if not part.is_held_out and part.text]
-            yield from (text[: min(SAMPLE_CHARACTERS, math.ceil(share * len(text)))] for text in parts)
-        elif not is_held_out(document.identity, seed, held_out) and (
-            key_of("bpe", seed, document.identity) < share * 2.0**64
-        ):
+            before, _, after = passages(document, seed, held_out)
+            for text in filter(None, (before.text, after.text)):
+                yield text[: min(SAMPLE_CHARACTERS, math.ceil(share * len(text)))]
+        elif not is_held_out(identity, seed, held_out) and key_of("bpe", seed, identity) < share * 2.0**64:
             yield document.text[:SAMPLE_CHARACTERS]
 
 
@@ -214,8 +203,5 @@ def sample_shares(recipe: Recipe, sizes: dict[str, int]) -> dict[str, float]:
 def _language(metadata: str | None) -> str:
     if not metadata or '"language"' not in metadata:
         return ""
-    try:
-        found = json.loads(metadata).get("language")
-    except (ValueError, AttributeError):
-        return ""
+    found = json.loads(metadata).get("language")
     return found if isinstance(found, str) else ""

@@ -17,6 +17,7 @@ from fractions import Fraction
 from functools import lru_cache
 from heapq import heappop, heappush
 from math import ceil, lcm
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +33,7 @@ Weight = float | Fraction
 Counts = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """What slots read: for each slot, the source's number, the epoch and the sequence within the source."""
 
     source: Counts
@@ -63,11 +63,6 @@ class Phase:
         """Slots in a block."""
         return sum(self.slots)
 
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """The exact share of the phase's sequences that each source has."""
-        return tuple(count / self.block for count in self.slots)
-
     def drawn(self, count: int) -> Counts:
         """How many of the phase's first `count` slots each source has."""
         whole, rest = divmod(count, self.block)
@@ -76,12 +71,8 @@ class Phase:
             counts = counts + np.bincount(self.order()[0][:rest], minlength=len(self.slots))
         return counts
 
-    def slot_of(self, source: int, number: int) -> int:
-        """Slot of a source's sequence `number` of the phase (from 0), counted from the phase's first slot."""
-        return int(self.slots_of(source, np.array([number]))[0])
-
-    def slots_of(self, source: int, numbers: Counts) -> Counts:
-        """The same for many of its sequences."""
+    def slots_of(self, source: int, numbers: npt.ArrayLike) -> Counts:
+        """Slots of a source's sequences `numbers` of the phase (from 0), counted from the phase's first slot."""
         whole, rest = np.divmod(numbers, self.slots[source])
         places = np.flatnonzero(self.order()[0] == source)
         return np.asarray(whole * self.block + places[rest], dtype=np.int64)
@@ -93,8 +84,7 @@ class Phase:
         return _block(self.slots, self.by_deadline)
 
 
-@dataclass(frozen=True)
-class Aim:
+class Aim(NamedTuple):
     """Shares of the tokens in a phase of the recipe: as the recipe says, and as caps on repetition leave them."""
 
     asked: tuple[float, ...]
@@ -152,8 +142,8 @@ class Mixture:
         parts = [_chunk(self, chunk) for chunk in chunks]
         here = slice(first - chunks.start * CHUNK, first - chunks.start * CHUNK + count)
         if len(parts) == 1:
-            return Draw(parts[0].source[here], parts[0].epoch[here], parts[0].sequence[here])
-        return Draw(*(np.concatenate([getattr(part, name) for part in parts])[here] for name in Draw.__annotations__))
+            return Draw(*(field[here] for field in parts[0]))
+        return Draw(*(np.concatenate(fields)[here] for fields in zip(*parts, strict=True)))
 
     def slots_of(self, source: int, sequences: npt.ArrayLike, count: int) -> Counts:
         """Those of the first `count` slots that read one of these sequences of a source, ascending: `draw` backwards.
@@ -162,11 +152,11 @@ class Mixture:
         """
         size, total = self.sequences[source], self.drawn(count)[source] if count else 0
         wanted = np.unique(np.asarray(sequences, dtype=np.int64))
-        epochs = range(-(-total // size)) if size else range(0)
-        turns = [
-            turn * size + positions_of(_epoch_key(self, source, turn), wanted, size).astype(np.int64) for turn in epochs
-        ]
-        numbers = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *turns]))
+        turns = [np.zeros(0, dtype=np.int64)]
+        for turn in range(-(-total // size) if size else 0):
+            places = positions_of(_epoch_key(self, source, turn), wanted, size).astype(np.int64)
+            turns.append(turn * size + places)
+        numbers = np.sort(np.concatenate(turns))
         numbers = numbers[numbers < total]
         before = np.array([phase.before[source] for phase in self.phases])
         # Of phases with the same count before them, all but the last have none of the source's sequences.
@@ -193,26 +183,24 @@ def counts_at(phases: Sequence[Phase], slot: int) -> tuple[int, ...]:
 @lru_cache(maxsize=8)
 def _chunk(mixture: Mixture, number: int) -> Draw:
     """The draw of slots [number * CHUNK, (number + 1) * CHUNK), cached: a few long arrays are cheaper than many short ones."""
-    source, drawn = np.empty(CHUNK, dtype=np.int64), np.empty(CHUNK, dtype=np.int64)
-    begin, end = number * CHUNK, (number + 1) * CHUNK
+    source, drawn, sequence = (np.empty(CHUNK, dtype=np.int64) for _ in range(3))
+    start, end = number * CHUNK, (number + 1) * CHUNK
+    begin = start
     while begin < end:
         at = mixture.phase_at(begin)
         phase = mixture.phases[at]
         until = min(end, mixture.phases[at + 1].first) if at + 1 < len(mixture.phases) else end
-        here = slice(begin - number * CHUNK, until - number * CHUNK)
+        here = slice(begin - start, until - start)
         blocks, positions = np.divmod(np.arange(begin - phase.first, until - phase.first, dtype=np.int64), phase.block)
         source_of, rank_of = phase.order()
-        source[here] = source_of[positions]
-        earlier = np.asarray(phase.before)[source[here]]
-        drawn[here] = earlier + blocks * np.asarray(phase.slots)[source[here]] + rank_of[positions]
+        source[here] = chosen = source_of[positions]
+        drawn[here] = np.asarray(phase.before)[chosen] + blocks * np.asarray(phase.slots)[chosen] + rank_of[positions]
         begin = until
     epoch, place = np.divmod(drawn, np.asarray(mixture.sequences)[source])
-    sequence = np.empty(CHUNK, dtype=np.int64)
-    for source_number in range(len(mixture.names)):
-        for turn in np.unique(epoch[source == source_number]):
-            chosen = (source == source_number) & (epoch == turn)
-            key = _epoch_key(mixture, source_number, int(turn))
-            sequence[chosen] = permute(key, place[chosen], mixture.sequences[source_number]).astype(np.int64)
+    for one, turn in np.unique(np.stack([source, epoch]), axis=1).T.tolist():
+        chosen = (source == one) & (epoch == turn)
+        items = permute(_epoch_key(mixture, one, turn), place[chosen], mixture.sequences[one])
+        sequence[chosen] = items.astype(np.int64)
     return Draw(source, epoch, sequence)
 
 

@@ -259,7 +259,7 @@ def _stopped_at_caps(phases: Sequence[Phase], caps: tuple[int | None, ...], samp
             phase = replace(phase, before=counts_at(done, phase.first))
         end = waiting[0].first if waiting else samples
         stops = [
-            phase.first + phase.slot_of(source, max(cap - phase.before[source], 0))
+            phase.first + int(phase.slots_of(source, max(cap - phase.before[source], 0)))
             for source, cap in enumerate(caps)
             if cap is not None and phase.slots[source] and counts_at([phase], end)[source] > cap
         ]
