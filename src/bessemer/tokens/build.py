@@ -158,13 +158,12 @@ def _tokenizer(recipe: Recipe, corpus: Path | None, staged: Path) -> Tokenizer:
             options.prefix_space,
         )
     for source in recipe.tokens.sources:
-        if source.tokenizer is not None:
-            theirs = Tokenizer.load(Path(source.tokenizer), options.end_of_text)
-            if theirs.sha256 != tokenizer.sha256:
-                raise InputError(
-                    f"tokens.sources.{source.name}: {source.tokenizer} is not the same as tokenizer.path; its ids mean "
-                    "other text here"
-                )
+        theirs = None if source.tokenizer is None else Tokenizer.load(Path(source.tokenizer), options.end_of_text)
+        if theirs is not None and theirs.sha256 != tokenizer.sha256:
+            raise InputError(
+                f"tokens.sources.{source.name}: {source.tokenizer} is not the same as tokenizer.path; its ids mean other "
+                "text here"
+            )
     write_atomic(kept, tokenizer.to_json())
     return tokenizer
 
@@ -324,26 +323,23 @@ def refuse_unusable(recipe: Recipe, manifest: dict[str, Any]) -> None:
     train, held = ({name: splits[split] for name, splits in sources.items()} for split in SPLITS)
     documents_held, share = sum(facts["documents"] for facts in held.values()), recipe.tokens.held_out
     num_documents = documents_held + sum(facts["documents"] for facts in train.values())
-    if recipe.train.objective == "classify" and len(manifest["labels"]) < 2:
-        found = f"only {manifest['labels'][0]!r}" if manifest["labels"] else "no label"
+    of_documents = f"tokens.held_out: {share:.4g} of {counted(num_documents, 'document')}"
+    classifies, classes = recipe.train.objective == "classify", manifest["labels"]
+    if classifies and len(classes) < 2:
         raise InputError(
-            f"train.objective: classify needs documents of two classes or more, but the corpus has {found}; see "
-            "corpus.sources.label and label_key"
+            f"train.objective: classify needs documents of two classes or more, but the corpus has "
+            f"{f'only {classes[0]!r}' if classes else 'no label'}; see corpus.sources.label and label_key"
         )
-    if recipe.train.objective == "classify" or recipe.tokens.packing != "concatenate":
+    if classifies or recipe.tokens.packing != "concatenate":
         for name, facts in train.items():
             if not facts["documents"]:
                 raise InputError(f"tokens.held_out: source {name!r} has no document left to train on; add text")
         if not documents_held:
+            raise InputError(f"{of_documents} leaves none held out; raise the share or add documents")
+        if classifies and len(classes) > max(num_documents / 2, FEW_CLASSES):
             raise InputError(
-                f"tokens.held_out: {share:.4g} of {counted(num_documents, 'document')} leaves none held out; raise the share "
-                "or add documents"
-            )
-        if recipe.train.objective == "classify" and len(manifest["labels"]) > max(num_documents / 2, FEW_CLASSES):
-            raise InputError(
-                f"train.objective: {len(manifest['labels']):,} classes of {counted(num_documents, 'text')}: nearly every text "
-                "has a class of its own, so label_key seems to name an id; name the field of the class with "
-                "corpus.sources.NAME.label_key"
+                f"train.objective: {len(classes):,} classes of {counted(num_documents, 'text')}: nearly every text has a class "
+                "of its own, so label_key seems to name an id; name the field of the class with corpus.sources.NAME.label_key"
             )
         return
     for name, facts in train.items():
@@ -361,7 +357,6 @@ def refuse_unusable(recipe: Recipe, manifest: dict[str, Any]) -> None:
     tokens_held = sum(facts["tokens"] for facts in held.values())
     if tokens_held <= length:
         raise InputError(
-            f"tokens.held_out: {share:.4g} of {counted(num_documents, 'document')} leaves {tokens_held} held-out tokens, "
-            f"fewer than one sequence of {length}; hold out a passage of each document (tokens.held_out_from = "
-            '"passages"), raise the share, shorten the sequence or add documents'
+            f"{of_documents} leaves {tokens_held} held-out tokens, fewer than one sequence of {length}; hold out a passage of "
+            'each document (tokens.held_out_from = "passages"), raise the share, shorten the sequence or add documents'
         )

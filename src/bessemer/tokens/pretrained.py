@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -65,8 +66,6 @@ def file_in(folder: Path) -> Path:
 @cache
 def _converted(folder: Path) -> Path:
     """A tokenizer.json converted by transformers, in a temporary folder that lives as long as this process."""
-    import os
-
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
@@ -101,31 +100,28 @@ def read_table(path: Path) -> dict[str, Any]:
 def special_tokens(tokenizer: Tokenizer, folders: Sequence[Path]) -> dict[str, str]:
     """A model's special tokens by role (bos, eos, pad, unk, cls, sep, mask): as the first of `folders` names them, else those
     that the tokenizer puts around a text or calls by a usual name."""
-    tokens: dict[str, str] = {}
+    special, tokens = tokenizer.special, dict[str, str]()
     for role in ROLES:
         named = [name for folder in folders for name in _names(folder, role) if tokenizer.id_of(name) is not None]
-        by_id = [tokenizer.special[n] for folder in folders for n in ids_of(folder, role) if n in tokenizer.special]
-        usual = [name for name in USUAL.get(role, ()) if name in tokenizer.special.values()]
+        by_id = [special[number] for folder in folders for number in ids_of(folder, role) if number in special]
+        usual = [name for name in USUAL.get(role, ()) if name in special.values()]
         if candidates := [*named, *by_id, *usual]:
             tokens[role] = candidates[0]
     around = tokenizer.framing
     if around.after and not {"eos", "sep"} & tokens.keys():
-        tokens["sep"] = tokenizer.special.get(around.after[-1], "")
+        tokens["sep"] = special.get(around.after[-1], "")
     if tokenizer.unknown_token is not None:
-        tokens.setdefault("unk", tokenizer.special.get(tokenizer.unknown_token, ""))
+        tokens.setdefault("unk", special.get(tokenizer.unknown_token, ""))
     return {role: content for role, content in tokens.items() if content}
 
 
 def ids_of(folder: Path, role: str) -> list[int]:
     """The ids of a role in a folder, in the order in which `transformers` looks; eos may have several."""
     manifest = read_table(folder / "manifest.json").get("tokenizer", {})  # of a run of Bessemer
-    ours = {"eos": "end_of_text", "mask": "mask_token"}.get(role, "")
-    if manifest.get(ours) is not None:
-        return [int(manifest[ours])]
-    for name in ("generation_config.json", "config.json"):
-        if (folder / name).exists() and (found := token_ids(folder / name, role)):
-            return found
-    return []
+    ours = manifest.get({"eos": "end_of_text", "mask": "mask_token"}.get(role, ""))
+    if ours is not None:
+        return [int(ours)]
+    return token_ids(folder / "generation_config.json", role) or token_ids(folder / "config.json", role)
 
 
 def end_ids(folder: Path, tokenizer: Tokenizer) -> list[int]:
@@ -230,13 +226,14 @@ def framing_of(recipe: Recipe, tokenizer: Tokenizer) -> Framing | None:
         around = Framing(tuple(kept.get("prefix") or ()), tuple(kept.get("suffix") or ()))
         if kept.get("prefix") is None:
             return None
-    if around.before == (end,):
+    before, after = around.before, around.after
+    if before == (end,):
         return None
     if recipe.train.objective == "causal":
-        return Framing(around.before)
-    if not around.before or not around.after:  # a decoder's text, or that of an encoder without tokens of its own
-        return None if set(USUAL["mask"]) & set(tokenizer.special.values()) else Framing(around.before)
-    return Framing(around.before, (*around.after[: -1 if around.after[-1] == end else None], end))
+        return Framing(before)
+    if not before or not after:  # a decoder's text, or that of an encoder without tokens of its own
+        return None if set(USUAL["mask"]) & set(tokenizer.special.values()) else Framing(before)
+    return Framing(before, (*(after[:-1] if after[-1] == end else after), end))
 
 
 def facts_of(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -245,7 +242,7 @@ def facts_of(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     if not keeps_tokenizer(recipe):
         return {}
     folder, around = folder_of(str(recipe.tokenizer.path)), framing_of(recipe, tokenizer)
-    folders = [folder, *([hub.local_folder(recipe.model.from_, weights=False)] if recipe.model.from_ else [])]
+    folders = [folder, *_model_folders(recipe)]
     kept = read_table(folder / "manifest.json").get("tokenizer", {})
     ends = kept.get("ends") or next((named for one in folders if (named := end_ids(one, tokenizer))), [])
     found: dict[str, Any] = {"special": special_tokens(tokenizer, folders)}
@@ -253,38 +250,37 @@ def facts_of(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     return found | ({"prefix": list(around.before), "suffix": list(around.after)} if around is not None else {})
 
 
+def _model_folders(recipe: Recipe) -> list[Path]:
+    """The folder of model.from, where there is one."""
+    return [hub.local_folder(recipe.model.from_, weights=False)] if recipe.model.from_ else []
+
+
 def carried_files(recipe: Recipe) -> list[Path]:
     """The files of CARRIED beside the tokenizer of the model that a run starts from."""
     if not keeps_tokenizer(recipe):
         return []
-    folder = folder_of(str(recipe.tokenizer.path))
-    if recipe.model.from_ is not None and not any((folder / name).exists() for name in CARRIED):
-        folder = hub.local_folder(recipe.model.from_, weights=False)
-    return [folder / name for name in CARRIED if (folder / name).exists()]
+    for folder in (folder_of(str(recipe.tokenizer.path)), *_model_folders(recipe)):
+        if files := [folder / name for name in CARRIED if (folder / name).exists()]:
+            return files
+    return []
 
 
 def followed(recipe: Recipe) -> Recipe:
     """The recipe with [tokenizer] resolved from an imported model: its tokenizer (with model.from alone), the commit of a hub
     model, end_of_text and mask_token. Values in the recipe stay."""
-    tokenizer, model = recipe.tokenizer, recipe.model
-    changes: dict[str, Any] = {}
-    path = tokenizer.path
-    if path is None and model.from_ is not None and tokenizer.vocabulary is None:
-        path = model.from_
+    tokenizer, masked = recipe.tokenizer, recipe.train.objective == "masked"
+    path, changes = tokenizer.path, dict[str, Any]()
+    if path is None and tokenizer.vocabulary is None:
+        path = recipe.model.from_
     if path is None:
         return recipe
     if path.startswith("hf:") and hub.is_name(path.removeprefix("hf:")):
         path = f"hf:{hub.fetched(path.removeprefix('hf:'), weights=None).pinned}"
     if path != tokenizer.path:
         changes["path"] = path
-    given, masked = tokenizer.model_fields_set, recipe.train.objective == "masked"
-    if "end_of_text" not in given or (masked and "mask_token" not in given):
-        file = tokenizer_file(path)
-        loaded = Tokenizer.load_any(file)
-        folders = [folder_of(path)] + ([hub.local_folder(model.from_, weights=False)] if model.from_ else [])
-        tokens = special_tokens(loaded, folders)
-        if "end_of_text" not in given and (ends := end_of_text(tokens)):
-            changes["end_of_text"] = ends
-        if masked and "mask_token" not in given and "mask" in tokens:
-            changes["mask_token"] = tokens["mask"]
+    wanted = {"end_of_text", *(["mask_token"] if masked else [])} - tokenizer.model_fields_set
+    if wanted:
+        tokens = special_tokens(Tokenizer.load_any(tokenizer_file(path)), [folder_of(path), *_model_folders(recipe)])
+        found = {"end_of_text": end_of_text(tokens), "mask_token": tokens.get("mask")}
+        changes |= {key: token for key, token in found.items() if key in wanted and token}
     return recipe.changed(tokenizer=changes)

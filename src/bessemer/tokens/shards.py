@@ -123,9 +123,8 @@ class SplitTokens:
         whole = np.zeros(len(numbers), dtype=np.bool_)
         for first, window in windows:
             here = (numbers >= first) & (numbers < first + len(window))
-            if here.any():
-                out[here] = window[numbers[here] - first]
-                whole |= here
+            out[here] = window[numbers[here] - first]
+            whole |= here
         for row in np.flatnonzero(~whole):  # sequences that cross a shard's border
             self.read(int(numbers[row]) * length, out[row])
         return out
@@ -156,14 +155,13 @@ class SplitTokens:
     def documents(self, start: int, end: int) -> list[str]:
         """Identities of the documents that have a token in [start, end) of the stream."""
         names: list[str] = []
-        number = max(int(np.searchsorted(self.starts, start, side="right")) - 1, 0)
-        for shard, base in zip(self.shards[number:], self.starts[number:], strict=False):
-            low, high = max(start - int(base), 0), min(end - int(base), shard.num_tokens)
-            if low >= high:
+        first = max(int(np.searchsorted(self.starts, start, side="right")) - 1, 0)
+        for shard, base in zip(self.shards[first:], self.starts[first:].tolist(), strict=False):
+            if base >= end:
                 break
-            first = int(np.searchsorted(shard.offsets, low, side="right")) - 1
-            last = int(np.searchsorted(shard.offsets, high, side="left"))
-            names += [shard.identities[document].tobytes().hex() for document in range(first, last)]
+            low = int(np.searchsorted(shard.offsets, max(start - base, 0), side="right")) - 1
+            high = int(np.searchsorted(shard.offsets[:-1], end - base, side="left"))
+            names += [identity.tobytes().hex() for identity in shard.identities[low:high]]
         return names
 
 
@@ -200,9 +198,9 @@ class TokenStore:
             path = folder / name
             if not path.exists():
                 raise BessemerError(f"{path}: missing; the manifest lists it. Build the tokens again")
-            if path.stat().st_size != facts["bytes"]:
+            if (size := path.stat().st_size) != facts["bytes"]:
                 raise BessemerError(
-                    f"{path}: {path.stat().st_size} bytes, but the manifest says {facts['bytes']}; build the tokens again"
+                    f"{path}: {size} bytes, but the manifest says {facts['bytes']}; build the tokens again"
                 )
         return cls(folder, manifest)
 
