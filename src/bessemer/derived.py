@@ -4,6 +4,7 @@ what they were derived from, so that they stay the same."""
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bessemer.checkpoint.protocol import published
@@ -78,10 +79,8 @@ def _as_trained(recipe: Recipe, old: dict[str, Any]) -> Recipe:
         minutes = sizing.default_minutes(old["basis"]["text_bytes"])
         choices = [*choices, {"table": "train", "values": {"minutes": minutes, "max_epochs": sizing.MAX_EPOCHS}}]
     for choice in choices:
-        outer, _, inner = choice["table"].partition(".")
-        section = getattr(recipe, outer)
-        explicit = (getattr(section, inner) if inner else section).model_fields_set
-        explicit = explicit | ({"minutes", "max_epochs"} if has_horizon else set())
+        section = attrgetter(choice["table"])(recipe)
+        explicit = section.model_fields_set | ({"minutes", "max_epochs"} if has_horizon else set())
         values = {key: value for key, value in choice["values"].items() if key not in explicit}
         recipe = sizing.with_values(recipe, choice["table"], values)
     return recipe

@@ -94,11 +94,8 @@ def _learning_rate(resolved: Recipe) -> None:
     matrices = optimizer.muon_rate if optimizer.kind == "muon" else 1.0
     tokens, reference = resolved.batches.full * resolved.tokens.sequence_length, optimizer.reference_batch_tokens
     scaled = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[optimizer.batch_scaling]
-    peak = (
-        (optimizer.learning_rate or 0.0)
-        * max(matrices, optimizer.embedding_rate)
-        * (tokens / (reference or tokens)) ** scaled
-    )
+    factor = max(matrices, optimizer.embedding_rate) * (tokens / (reference or tokens)) ** scaled
+    peak = (optimizer.learning_rate or 0.0) * factor
     if peak <= HIGH_RATE:
         return
     keys = {"muon_rate": matrices, "embedding_rate": optimizer.embedding_rate, "batch_scaling": 1.0 + scaled}

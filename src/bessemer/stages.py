@@ -57,13 +57,13 @@ class Session:
 
     def _stopped_in(self, name: str) -> str:
         kept = ", ".join(row["name"] for row in self.results)
-        said = f"stopped in {name}; " + (f"{kept} {'are' if ',' in kept else 'is'} kept, " if kept else "")
+        parts = [f"{kept} {'are' if ',' in kept else 'is'} kept"] if kept else []
         if name in ("plan", "train"):
             saved = published(self.run.checkpoints)
-            said += (
-                f"training is saved up to step {saved[-1]:,}, " if saved else "no step of the training is saved yet, "
+            parts.append(
+                f"training is saved up to step {saved[-1]:,}" if saved else "no step of the training is saved yet"
             )
-        return said + "the same command goes on from here"
+        return f"stopped in {name}; " + ", ".join([*parts, "the same command goes on from here"])
 
     def _all_stages(self) -> list[dict[str, Any]]:
         """This command's stages over those of earlier ones: a skipped stage keeps the time it took when it ran."""
@@ -121,8 +121,9 @@ def corpus(session: Session) -> None:
     session.stage("corpus", work, current, result_line(read_json(statistics), not_read=True) if current else "")
     if current:
         return
-    lines = funnel_lines(read_json(statistics))
-    if separate := separate_sources(session.recipe.corpus.sources, read_json(statistics)):
+    found = read_json(statistics)
+    lines = funnel_lines(found)
+    if separate := separate_sources(session.recipe.corpus.sources, found):
         lines += ["no one text_key reads all of these files: write their sources into a recipe as", *separate]
     for line in lines:
         say(f"            [dim]{escape(line)}[/]")
@@ -261,20 +262,23 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         predicted = read_json(run.plan)["memory_bytes"]["total"]  # with what the training process itself held
         if made.resumed_at == made.step:
             return None
-        skipped = f", {made.skipped} updates skipped" if made.skipped else ""
-        skipped += f", {made.rescaled} steps given up to lower the loss scale" if made.rescaled else ""
-        share = (recipe.evaluate.max_tokens or 1) / max(num_tokens(run.tokens)["held_out_tokens"], 1)
-        text = "held-out text" if share >= 1 else f"{share:.0%} of the held-out text"
-        scored = f", {made.bits_per_byte:.3f} bits per byte on {text}" if made.bits_per_byte else ""
-        scored += f", {made.accuracy:.1%} right on {text}" if made.accuracy is not None else ""
-        memory = f", {size(made.peak_memory)} at the peak ({size(predicted)} predicted)"
-        again = f", {made.recomputed} blocks recomputed" if made.recomputed else ""
         if steps is not None and made.step < FEW_STEPS_SHARE * steps:
             warn(
                 f"only {made.step:,} of {steps:,} planned steps fitted into the time, as the machine was slower than when the "
                 "plan timed it; for more, give train.steps or more train.minutes"
             )
-        return f"{made.step:,} steps{scored}{skipped}{memory}{again}"
+        share = (recipe.evaluate.max_tokens or 1) / max(num_tokens(run.tokens)["held_out_tokens"], 1)
+        text = "held-out text" if share >= 1 else f"{share:.0%} of the held-out text"
+        parts = [
+            f"{made.step:,} steps",
+            f"{made.bits_per_byte:.3f} bits per byte on {text}" if made.bits_per_byte else "",
+            f"{made.accuracy:.1%} right on {text}" if made.accuracy is not None else "",
+            f"{made.skipped} updates skipped" if made.skipped else "",
+            f"{made.rescaled} steps given up to lower the loss scale" if made.rescaled else "",
+            f"{size(made.peak_memory)} at the peak ({size(predicted)} predicted)",
+            f"{made.recomputed} blocks recomputed" if made.recomputed else "",
+        ]
+        return ", ".join(filter(None, parts))
 
     # Whether the last checkpoint is whole is for the loop to find out; that there is one is enough to ask it.
     current = bool(done) and done[-1] == steps and run.mixture.exists()
@@ -302,22 +306,28 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
 
         found = score(recipe, run, *opened(recipe, run, average=average))
         write_json(run.evaluation, {**found, "averaged_checkpoints": average, "inputs": inputs})
-        if found["bits_per_byte"] is None:
-            if found.get("accuracy") is None:
-                return f"loss {found['loss']:.3f} on {found['tokens']:,} held-out tokens"
-            right, loss = f"{found['accuracy']:.1%} of {found['tokens']:,} held-out", f"loss {found['loss']:.3f}"
-            if "classes" not in found:
-                return f"{right} hidden tokens guessed right, {loss}"
-            sizes = [sum(row) for row in found["confusion"]]
-            always = max(sizes) / max(sum(sizes), 1)
-            return f"{right} texts put in the right class, {loss}; always the most frequent class: {always:.1%}"
-        beside = ""
-        if found["ngram"] is not None:
-            beside = f"; a byte {found['ngram']['order']}-gram on the same text: {found['ngram']['bits_per_byte']:.3f}"
-        return f"{found['bits_per_byte']:.3f} bits per byte on all {size(found['held_out_bytes'])} held out{beside}"
+        return _scores(found)
 
     session.stage("evaluate", work, current)
     return dict(read_json(run.evaluation))
+
+
+def _scores(found: dict[str, Any]) -> str:
+    """The line of the evaluation stage."""
+    loss = f"loss {found['loss']:.3f}"
+    if found["bits_per_byte"] is not None:
+        beside = ""
+        if (ngram := found["ngram"]) is not None:
+            beside = f"; a byte {ngram['order']}-gram on the same text: {ngram['bits_per_byte']:.3f}"
+        return f"{found['bits_per_byte']:.3f} bits per byte on all {size(found['held_out_bytes'])} held out{beside}"
+    if found.get("accuracy") is None:
+        return f"{loss} on {found['tokens']:,} held-out tokens"
+    right = f"{found['accuracy']:.1%} of {found['tokens']:,} held-out"
+    if "classes" not in found:
+        return f"{right} hidden tokens guessed right, {loss}"
+    sizes = [sum(row) for row in found["confusion"]]
+    always = max(sizes) / max(sum(sizes), 1)
+    return f"{right} texts put in the right class, {loss}; always the most frequent class: {always:.1%}"
 
 
 def export(
@@ -345,13 +355,11 @@ def export(
     def work() -> str:
         if folder.exists() and any(folder.iterdir()) and not record.exists():
             raise InputError(f"{folder}: holds other files; give a folder that is empty or does not exist")
-        if to == "gguf":
-            from bessemer.train.exported import export_gguf
+        from bessemer.train.exported import export_gguf, export_trained
 
+        if to == "gguf":
             line = export_gguf(recipe, run, folder, average, dtype)
         else:
-            from bessemer.train.exported import export_trained
-
             line = export_trained(recipe, run, folder, average)
         write_json(record, {**read_json(record), "inputs": inputs})
         return line

@@ -36,16 +36,12 @@ class Batches:
         tokens consumed, taken down to whole micro-batches.
         """
         assert train.global_batch_tokens is not None and train.micro_batch is not None, "the recipe is resolved"
-        full, ramp = train.global_batch_tokens // length, train.batch_ramp
-        starts = [0]
+        full, ramp, starts = train.global_batch_tokens // length, train.batch_ramp, [0]
         if ramp is not None:
-            first = ramp.start_tokens // length
-            while True:
-                if ramp.steps is not None:
-                    done, whole = len(starts) - 1, ramp.steps
-                else:
-                    done, whole = starts[-1] * length, ramp.tokens or 0
-                if done >= whole or first == full:
+            first, whole = ramp.start_tokens // length, ramp.steps or ramp.tokens or 0
+            while first < full:
+                done = len(starts) - 1 if ramp.steps is not None else starts[-1] * length
+                if done >= whole:
                     break
                 grown = (full - first) * done // whole // train.micro_batch * train.micro_batch
                 starts.append(starts[-1] + first + grown)

@@ -8,11 +8,8 @@ from pydantic import Field, model_validator
 
 from bessemer.recipe.section import Positive, Section
 
-SHORTEST, LONGEST, SHARE = (
-    8,
-    100,
-    0.05,
-)  # steps that a rollback goes back before the first bad one; share of the run's steps
+# Steps that a rollback goes back before the first bad one: a share of the run's, within bounds.
+SHORTEST, LONGEST, SHARE = 8, 100, 0.05
 
 
 class Guard(Section):
