@@ -30,7 +30,7 @@ def describe(device: str, precision: str) -> dict[str, Any]:
         "device": device,
         "precision": precision,
         "cores": num_cores(),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": total_memory(),
         "git": _git(Path.cwd()),
         "packages": packages,
     }
@@ -51,18 +51,15 @@ def num_cores() -> int:
 def available_memory() -> int:
     """Bytes of this machine's memory that can be had without swapping; all of it where the kernel does not say."""
     information = Path("/proc/meminfo")
-    if information.exists():
-        for line in information.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+    for line in information.read_text().splitlines() if information.exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return total_memory()
+
+
+def total_memory() -> int:
+    """Bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
 
 
 def _git(folder: Path) -> dict[str, Any] | None:

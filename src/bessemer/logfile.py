@@ -7,7 +7,6 @@ import json
 import os
 from collections import deque
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from bessemer.terminal import warn
@@ -54,9 +53,7 @@ class LogFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._unwritten:
             self._flush()
         if self._unwritten:

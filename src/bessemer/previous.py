@@ -18,12 +18,11 @@ TRAINED = (
     "recipe.toml", "derived.json", "plan.json", "metrics.jsonl", "incidents.jsonl", "journal.jsonl", "forks.jsonl", "time.jsonl",
     "tensorboard", "environment.json", *RESULTS,
 )  # fmt: skip
-CHECKPOINTS = "checkpoints"
 
 
 def set_aside(run: RunFolder) -> Path | None:
     """Move what training made into previous-N/, so that the run starts over and nothing is lost."""
-    there = [run.path / name for name in (*TRAINED, CHECKPOINTS) if (run.path / name).exists()]
+    there = [run.path / name for name in (*TRAINED, "checkpoints") if (run.path / name).exists()]
     if not there:
         return None
     place = _place(run)
@@ -42,13 +41,13 @@ def copy_aside(run: RunFolder, newest: int) -> Path:
     staged = place.with_name(f".{place.name}.tmp")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir()
-    for name in (*TRAINED, f"{CHECKPOINTS}/step-{newest:08d}"):
+    for name in (*TRAINED, f"checkpoints/step-{newest:08d}"):
         source, target = run.path / name, staged / name
         if source.is_dir():
             link_tree(source, target)
         elif source.exists():
             shutil.copy2(source, target)  # metrics and incidents are appended to
-    (staged / CHECKPOINTS / "latest").write_text(f"step-{newest:08d}")
+    (staged / "checkpoints" / "latest").write_text(f"step-{newest:08d}")
     os.rename(staged, place)
     sync_folder(run.path)
     return place
@@ -67,7 +66,5 @@ def drop_results(run: RunFolder, step: int) -> None:
 
 def _place(run: RunFolder) -> Path:
     """The next previous-N."""
-    numbers = [
-        int(path.name.removeprefix("previous-")) for path in run.path.glob("previous-*") if path.name[9:].isdigit()
-    ]
-    return run.path / f"previous-{max(numbers, default=0) + 1}"
+    numbers = [path.name.removeprefix("previous-") for path in run.path.glob("previous-*")]
+    return run.path / f"previous-{max((int(number) for number in numbers if number.isdigit()), default=0) + 1}"

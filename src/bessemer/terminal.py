@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
@@ -151,9 +150,7 @@ class _Lines:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
         self.innermost.remove(self)

@@ -222,19 +222,15 @@ class LabelledTexts:
 
 
 class Reader(Protocol):
-    """What gives the batches of a run. rank, world: the part of each that it gives, see Loader."""
+    """What gives the batches of a run, as `Loader` does."""
 
     mixture: Mixture
     rank: int
     world: int
 
-    def batch(self, first: int, count: int) -> Batch:
-        """This process's part of the global batch of samples [first, first + count)."""
-        ...
+    def batch(self, first: int, count: int) -> Batch: ...
 
-    def documents(self, first: int, count: int) -> list[dict[str, object]]:
-        """The documents that samples [first, first + count) hold: sample, source, sequence and document identities."""
-        ...
+    def documents(self, first: int, count: int) -> list[dict[str, object]]: ...
 
 
 class Loader:

@@ -60,8 +60,7 @@ def _walk(
 
 
 def _network(values: Indices, keys: list[np.uint64], half: int) -> Indices:
-    bits = np.uint64(half)
-    mask = np.uint64((1 << half) - 1)
+    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> bits, values & mask
     for key in keys:
         left, right = right, left ^ (_mixed(right ^ key) & mask)
@@ -69,8 +68,7 @@ def _network(values: Indices, keys: list[np.uint64], half: int) -> Indices:
 
 
 def _inverse_network(values: Indices, keys: list[np.uint64], half: int) -> Indices:
-    bits = np.uint64(half)
-    mask = np.uint64((1 << half) - 1)
+    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> bits, values & mask
     for key in reversed(keys):
         left, right = right ^ (_mixed(left ^ key) & mask), left
