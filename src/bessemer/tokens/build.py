@@ -30,7 +30,7 @@ from bessemer.tokens.encode import Encoded, Encoder, Item, Tally, batches, ferti
 from bessemer.tokens.packing import facts, packed_for, write_packs
 from bessemer.tokens.patterns import pattern_of
 from bessemer.tokens.pretrained import carried_files, facts_of, framing_of, tokenizer_file
-from bessemer.tokens.shards import NO_LABEL, ShardWriter, TokenStore, token_dtype
+from bessemer.tokens.shards import NO_LABEL, SPLITS, ShardWriter, TokenStore, token_dtype
 from bessemer.tokens.tokenizer import Tokenizer, mask_token
 
 FORMAT = 2  # raised when shards are written differently, so that older ones are built again
@@ -40,7 +40,6 @@ SAMPLE_GROUPS, SAMPLE_EACH = 16, 8
 BYTES_TOLERANCE = 1e-3  # relative difference of the bytes of tokens and of text up to which bits per byte are given
 FEW_CLASSES = 10  # so many may have a text each, as in a first try
 CAME_BACK = 0.99  # share of the sampled documents that must survive encoding and decoding
-SPLITS = ("train", "heldout")
 Writers = dict[tuple[str, str], ShardWriter]
 
 

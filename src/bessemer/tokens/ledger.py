@@ -19,7 +19,7 @@ from bessemer.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.recipe.batches import Range
 from bessemer.tokens.loader import Loader, loader_of
-from bessemer.tokens.shards import Shard, TokenStore, token_dtype
+from bessemer.tokens.shards import SPLITS, Shard, TokenStore, token_dtype
 
 SHOWN = ("source", "path", "place", "language", "label", "reason", "detail")  # columns of a document or reject
 EXCERPT_CHARACTERS = 300
@@ -130,7 +130,7 @@ def _identity(identity: str) -> bytes:
 
 def _in_shards(store: TokenStore | None, wanted: bytes) -> tuple[str, str, Shard, int] | None:
     """Where a document's tokens are: source, split, shard, and its number in the shard."""
-    for name, split in product(store.sources if store is not None else (), ("train", "heldout")):
+    for name, split in product(store.sources if store is not None else (), SPLITS):
         assert store is not None
         for shard in _likely(store.split(name, split).shards, wanted):
             if (number := _row(shard.identities, wanted)) is not None:

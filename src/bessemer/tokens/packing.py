@@ -19,7 +19,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ import numpy.typing as npt
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.recipe.tokens import Packing
-from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.shards import SPLITS, TokenStore
 
 MAGIC = b"BSMRPAK2"
 HEADER = 32  # bytes
@@ -177,16 +177,13 @@ def _skipped(store: TokenStore) -> int:
 def write_packs(store: TokenStore, recipe: Recipe) -> dict[str, dict[str, Any]]:
     """Write the .pack files of a recipe's packing beside the shards; returns the facts of the files by name, none where
     documents are just concatenated."""
-    tokens, files = recipe.tokens, {}
-    if tokens.packing != "concatenate":
-        for source in store.sources:
-            for split in ("train", "heldout"):
-                starts, sizes = store.split(source, split).document_spans()
-                skip = _skipped(store)
-                data = pack(starts + skip, sizes - skip, tokens.sequence_length, tokens.packing).to_bytes()
-                name = f"{source}-{split}.pack"
-                (store.folder / name).write_bytes(data)
-                files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    tokens, skip, files = recipe.tokens, _skipped(store), {}
+    for source, split in product(store.sources, SPLITS) if tokens.packing != "concatenate" else ():
+        starts, sizes = store.split(source, split).document_spans()
+        data = pack(starts + skip, sizes - skip, tokens.sequence_length, tokens.packing).to_bytes()
+        name = f"{source}-{split}.pack"
+        (store.folder / name).write_bytes(data)
+        files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     return files
 
 
@@ -217,9 +214,7 @@ def facts(store: TokenStore, recipe: Recipe) -> dict[str, Any]:
     tokens_dropped: what is left over at the end of a stream.
     """
     length = recipe.tokens.sequence_length
-    by_source = {
-        name: {split: _facts(store, recipe, name, split) for split in ("train", "heldout")} for name in store.sources
-    }
+    by_source = {name: {split: _facts(store, recipe, name, split) for split in SPLITS} for name in store.sources}
     trained = [splits["train"] for splits in by_source.values()]
     total = {key: sum(row[key] for row in trained) for key in trained[0]} if trained else {}
     for row in (*trained, *(splits["heldout"] for splits in by_source.values()), total):
@@ -237,10 +232,8 @@ def _facts(store: TokenStore, recipe: Recipe, source: str, name: str) -> dict[st
         cut = int((starts // length < (ends - 1) // length)[starts < ends].sum())
         dropped = split.num_tokens - min(targets + 1, split.num_tokens)
     else:
-        starts, sizes = starts + _skipped(store), sizes - _skipped(store)
-        written = is_packed_for(store, recipe)
-        found = open_pack(store, recipe, source, name) if written else pack(starts, sizes, length, packing)
-        sequences, targets, cut, dropped = len(found), int(found.sizes.sum()), int((sizes > length).sum()), 0
+        packed, cut = open_pack(store, recipe, source, name), int((sizes - _skipped(store) > length).sum())
+        sequences, targets, dropped = len(packed), int(packed.sizes.sum()), 0
     return {
         "documents": len(sizes), "documents_cut": cut, "sequences": sequences, "targets": targets,
         "tokens_dropped": dropped,

@@ -33,6 +33,7 @@ from bessemer.tokens.pieces import Framing
 
 MAGIC = b"BSMRIDX1"
 IDENTITY_BYTES = 16
+SPLITS = ("train", "heldout")
 NO_LABEL = -1
 RECORD = np.dtype([("identity", "V16"), ("tokens", "<i8"), ("label", "<i4")])
 BUFFER_BYTES = 1 << 20
