@@ -196,7 +196,7 @@ def counted(number: int, noun: str) -> str:
 
 def size(num_bytes: float) -> str:
     """Bytes as a person reads them: 512 B, 3.4 MB, 1.2 GB (decimal)."""
-    for unit, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+    for unit, suffix in ((1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(num_bytes) >= unit:
             return f"{num_bytes / unit:.1f} {suffix}"
     return f"{num_bytes:.0f} B"

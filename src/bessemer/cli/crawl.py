@@ -36,4 +36,4 @@ def crawl(args: argparse.Namespace) -> dict[str, Any]:
     )
     if not args.json:
         print(corpus.table(planned))
-    return corpus.to_dict(planned)
+    return planned
