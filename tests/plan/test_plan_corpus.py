@@ -44,8 +44,8 @@ def test_by_hand() -> None:
         {"input": 1e12, "raw": 4e12, "text": 4e11, "in_language": 2e11, "passed": 1e11, "kept": 5e10}
     )
     one, two = found["stages"]
-    assert one['core_hours'] == pytest.approx(4e12 / 10e6 / 3600)  # 400,000 s
-    assert two['core_hours'] == pytest.approx(5e10 / 1e6 / 3600)  # 50,000 s
+    assert one["core_hours"] == pytest.approx(4e12 / 10e6 / 3600)  # 400,000 s
+    assert two["core_hours"] == pytest.approx(5e10 / 1e6 / 3600)  # 50,000 s
     assert found["core_hours"] == pytest.approx(450_000 / 3600)
     assert found["compute_hours"] == pytest.approx(450_000 / 3600 / 20)
     assert found["transfer_hours"] == pytest.approx(1e12 / 2.5e9 / 3600)
@@ -58,14 +58,14 @@ def test_by_hand() -> None:
     assert found["storage_bytes"]["token shards"] == pytest.approx(2e10)
     assert found["compute_money"] == pytest.approx(12.5)
     assert found["storage_money"] == pytest.approx(sum(found["storage_bytes"].values()) / 1e9 * 0.02)
-    assert sum(stage['share'] for stage in found["stages"]) == pytest.approx(1)
+    assert sum(stage["share"] for stage in found["stages"]) == pytest.approx(1)
 
 
 def test_twice_the_corpus_is_twice_the_work_and_links_stop_to_fit() -> None:
     one, two = corpus.plan(1e12, rates(), memory_bytes=20e9), corpus.plan(2e12, rates(), memory_bytes=20e9)
-    assert two['core_hours'] == pytest.approx(2 * one['core_hours'])
-    assert (one['links_fit'], two['links_fit']) == (True, False)
-    assert two['largest_linked_bytes'] == pytest.approx(one['largest_linked_bytes'])
+    assert two["core_hours"] == pytest.approx(2 * one["core_hours"])
+    assert (one["links_fit"], two["links_fit"]) == (True, False)
+    assert two["largest_linked_bytes"] == pytest.approx(one["largest_linked_bytes"])
 
 
 def test_the_work_is_cut_as_the_pipeline_cuts_it() -> None:
@@ -131,8 +131,8 @@ def test_the_docs_have_what_the_command_prints() -> None:
     start = text.index("| read WARC |")
     assert text[start:].splitlines()[: len(rows)] == rows
     prose = " ".join(text.split())
-    stages = {row['stage']: row for row in found["stages"]}
-    one_task = stages["link duplicates"]['core_hours'] + stages["verify duplicates"]['core_hours']
+    stages = {row["stage"]: row for row in found["stages"]}
+    one_task = stages["link duplicates"]["core_hours"] + stages["verify duplicates"]["core_hours"]
     for phrase in (
         f"{found['machines']} machines of {found['cores_per_machine']} cores: {found['compute_hours']:.1f} hours of work; the "
         f"input needs {found['transfer_hours']:.1f} hours",

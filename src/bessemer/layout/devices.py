@@ -10,7 +10,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +22,7 @@ CATALOGUE = Path(__file__).with_name("devices.toml")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class DeviceSpec:
     """An accelerator (or a CPU). Compared by identity, so that it can be a key of a cache.
 
@@ -37,15 +37,15 @@ class DeviceSpec:
 
     name: str
     flops: Mapping[str, float]
-    matmul: float
+    matmul: float = 0.80  # where none was measured: Hopper's and Ampere's lie at 0.80 to 0.87
     memory: float
     bandwidth: float
     intra: float
     inter: float
     per_node: int
-    watts: float
-    price: float | None
-    price_date: str | None
+    watts: float = 0.0
+    price: float | None = None
+    price_date: str | None = None
     source: str
     matmul_fp8: float | None = None
     domain: int = 0
@@ -64,11 +64,9 @@ class DeviceSpec:
         return self.peak(precision) * ((self.matmul_fp8 if precision == "fp8" else None) or self.matmul)
 
 
-REQUIRED = ("name", "flops", "memory", "bandwidth", "intra", "inter", "per_node", "source")
-OPTIONAL = ("also", "matmul", "matmul_fp8", "domain", "units", "sustained", "watts", "price", "price_date")
-MATMUL_UNMEASURED = (
-    0.80  # Hopper's and Ampere's lie at 0.80 to 0.87; what a user's entry is taken to have when it says nothing
-)
+REQUIRED = [each.name for each in fields(DeviceSpec) if each.default is MISSING]
+KEYS = [each.name for each in fields(DeviceSpec)]
+UNITS = {"memory": 1e9, "bandwidth": 1e9, "intra": 1e9, "inter": 1e9, "watts": 1.0}  # of keys of a file that are scaled
 
 
 def catalogue(extra: Path | None = None) -> dict[str, DeviceSpec]:
@@ -158,65 +156,32 @@ def _device(table: Any, where: str) -> DeviceSpec:
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         raise InputError(f'{where}: has no name; give name = "..."')
     where = f"{where} ({table['name']})"
-    missing = [key for key in REQUIRED if key not in table]
-    if missing:
+    if missing := [key for key in REQUIRED if key not in table]:
         raise InputError(f"{where}: lacks {', '.join(missing)}")
     for key in table:
-        if key not in REQUIRED + OPTIONAL:
-            near = difflib.get_close_matches(key, REQUIRED + OPTIONAL, n=1)
+        if key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, n=1)
             raise InputError(f"{where}: {key} is not known" + (f"; did you mean {near[0]}?" if near else ""))
-    flops = table["flops"]
+    flops, also = table["flops"], table.get("also", [])
     if not isinstance(flops, dict) or not flops or any(key not in PRECISIONS for key in flops):
         raise InputError(f"{where}: flops must be TFLOP/s by precision ({', '.join(PRECISIONS)})")
-    for key, value in flops.items():
-        _above_zero(value, f"{where}: flops.{key}")
-    for key in (
-        "memory",
-        "bandwidth",
-        "intra",
-        "inter",
-        "per_node",
-        "watts",
-        "matmul",
-        "matmul_fp8",
-        "sustained",
-        "price",
-    ):
-        if key in table:
-            _above_zero(table[key], f"{where}: {key}")
-    for key in ("matmul", "matmul_fp8", "sustained"):
+    shares, counts = ("matmul", "matmul_fp8", "sustained"), ("per_node", "domain", "units")
+    numbers = {f"flops.{key}": value for key, value in flops.items()}
+    numbers |= {key: table[key] for key in (*UNITS, "per_node", *shares, "price") if key in table}
+    for key, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise InputError(f"{where}: {key} = {value!r}, but it must be a number above zero")
+    for key in shares:
         if table.get(key, 0) > 1:
             raise InputError(f"{where}: {key} = {table[key]}, but it is a share of the peak, at most 1")
-    for key in ("per_node", "domain", "units"):
+    for key in counts:
         if not isinstance(table.get(key, 0), int) or table.get(key, 0) < 0:
             raise InputError(f"{where}: {key} = {table[key]!r}, but it must be a whole number, 0 or more")
-    also = table.get("also", [])
     if not isinstance(also, list) or not all(isinstance(each, str) for each in also):
         raise InputError(f"{where}: also must be a list of spellings")
-    return DeviceSpec(
-        name=table["name"],
-        flops=MappingProxyType({key: value * 1e12 for key, value in flops.items()}),
-        matmul=table.get("matmul", MATMUL_UNMEASURED),
-        memory=table["memory"] * 1e9,
-        bandwidth=table["bandwidth"] * 1e9,
-        intra=table["intra"] * 1e9,
-        inter=table["inter"] * 1e9,
-        per_node=table["per_node"],
-        watts=float(table.get("watts", 0.0)),
-        price=table.get("price"),
-        price_date=table.get("price_date"),
-        source=table["source"],
-        matmul_fp8=table.get("matmul_fp8"),
-        domain=table.get("domain", 0),
-        units=table.get("units", 0),
-        sustained=table.get("sustained", 1.0),
-        also=tuple(also),
-    )
-
-
-def _above_zero(value: Any, what: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise InputError(f"{what} = {value!r}, but it must be a number above zero")
+    scaled = {key: table[key] * unit for key, unit in UNITS.items() if key in table}
+    peaks = MappingProxyType({key: value * 1e12 for key, value in flops.items()})
+    return DeviceSpec(**{**table, **scaled, "flops": peaks, "also": tuple(also)})
 
 
 def peak_flops(device_name: str) -> float | None:

@@ -45,7 +45,12 @@ def plan(
     reads, beyond some 10^8 of which it needs a level in between (docs/scale.md); link_bytes: memory that linking duplicates on
     one machine takes; largest_linked_bytes: input up to which it fits. Raises InputError for numbers that make no sense.
     """
-    for name, value in {"SIZE": input_bytes, "--machines": machines, "--cores": cores, "--memory": memory_bytes}.items():
+    for name, value in {
+        "SIZE": input_bytes,
+        "--machines": machines,
+        "--cores": cores,
+        "--memory": memory_bytes,
+    }.items():
         if not value > 0:
             raise InputError(f"{name}: {value:g} is not a number above 0")
     if price < 0 or storage_price < 0:
