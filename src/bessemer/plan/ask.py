@@ -19,14 +19,11 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan import shapes
 from bessemer.recipe import Recipe, keys, parse
 
-# Short name: the recipe's key, and how its value is read.
+# Short names of recipe keys, by the form of their value: a whole number, a number, or a word.
 PLAIN = {
-    "layers": ("model.layers", "count"),
-    "width": ("model.width", "count"),
-    "heads": ("model.heads", "count"),
-    "kv_heads": ("model.kv_heads", "count"),
-    "mlp_width": ("model.mlp_width", "count"),
-    "vocabulary": ("model.vocabulary", "count"),
+    **{
+        name: (f"model.{name}", "count") for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary")
+    },
     "tokens": ("train.tokens", "count"),
     "seq": ("tokens.sequence_length", "count"),
     "batch": ("train.global_batch_tokens", "count"),
@@ -38,12 +35,10 @@ PLAIN = {
     "price": ("cluster.price", "number"),
     "framework": ("cluster.framework", "word"),
     "catalogue": ("cluster.catalogue", "word"),
-    "replicate": ("parallel.replicate", "count"),
-    "shard": ("parallel.shard", "count"),
-    "tensor": ("parallel.tensor", "count"),
-    "pipeline": ("parallel.pipeline", "count"),
-    "context": ("parallel.context", "count"),
-    "virtual": ("parallel.virtual", "count"),
+    **{
+        name: (f"parallel.{name}", "count")
+        for name in ("replicate", "shard", "tensor", "pipeline", "context", "virtual")
+    },
     "schedule": ("parallel.schedule", "word"),
     "zero": ("parallel.zero", "count"),
 }
@@ -58,12 +53,9 @@ DEFAULT_SEQUENCE, DEFAULT_VOCABULARY = 4096, 128_256
 def number(text: str, name: str) -> float:
     """A number above 0 as people write it: 70e9, 70B, 1.4T, 16k. Raises InputError that names the setting."""
     try:
-        value = shapes.count_of(text)
+        return shapes.count_of(text)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
-    if value <= 0:
-        raise InputError(f"{name}: {text} must be above 0")
-    return value
 
 
 def count(text: str, name: str) -> int:
@@ -114,8 +106,8 @@ def with_changes(of: Asked, asked: Mapping[str, str], overrides: tuple[str, ...]
 
 
 def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overrides: tuple[str, ...]) -> Asked:
-    written = {ALIASES.get(name.replace("-", "_"), name.replace("-", "_")): name for name in asked}
-    asked = {ALIASES.get(name.replace("-", "_"), name.replace("-", "_")): value for name, value in asked.items()}
+    written = {_plain_name(name): name for name in asked}
+    asked = {_plain_name(name): value for name, value in asked.items()}
     texts = dict(asked)
     if shape := {"model", "params"} & set(asked):
         name = shape.pop()
@@ -139,6 +131,11 @@ def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overri
         sizes = {key: getattr(recipe.model, key) for key in SIZES if getattr(recipe.model, key) is not None}
         model = model.with_changes(**sizes, sequence_length=recipe.tokens.sequence_length)
     return Asked(filled(recipe, set(asked)), model)
+
+
+def _plain_name(name: str) -> str:
+    name = name.replace("-", "_")
+    return ALIASES.get(name, name)
 
 
 def _length(text: str, model: ModelConfig | None, asked: Mapping[str, str]) -> int:
@@ -173,14 +170,8 @@ def overrides_of(asked: Mapping[str, str], model: ModelConfig | None = None) -> 
     for name, text in asked.items():
         if name in PLAIN:
             key, kind = PLAIN[name]
-            value = (
-                f'"{text}"'
-                if kind == "word"
-                else f"{number(text, name)!r}"
-                if kind == "number"
-                else str(count(text, name))
-            )
-            found[key] = value
+            value = count(text, name) if kind == "count" else number(text, name) if kind == "number" else f'"{text}"'
+            found[key] = str(value)
         elif name == "gpus":
             found |= _gpus(text)
         elif name in OWN:

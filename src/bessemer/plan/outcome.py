@@ -205,37 +205,17 @@ def to_dict(out: Outcome, searched: bool = False) -> dict[str, Any]:
 
 
 STEP_PARTS = (
-    "products",
-    "attention",
-    "elementwise",
-    "host",
-    "tensor",
-    "context",
-    "shard",
-    "data",
-    "pipeline",
-    "bubble",
-    "stragglers",
+    "products", "attention", "elementwise", "host", "tensor", "context", "shard", "data", "pipeline", "bubble", "stragglers",
     "optimizer",
-)
+)  # fmt: skip
+LAYOUT_KEYS = (
+    "replicate", "shard", "tensor", "pipeline", "virtual", "context", "micro_batch", "recompute", "zero", "schedule",
+)  # fmt: skip
 
 
 def layout_dict(job: Job) -> dict[str, Any]:
     """A layout's ways, with what goes with them."""
-    layout = job.layout
-    names = (
-        "replicate",
-        "shard",
-        "tensor",
-        "pipeline",
-        "virtual",
-        "context",
-        "micro_batch",
-        "recompute",
-        "zero",
-        "schedule",
-    )
-    return {name: getattr(layout, name) for name in names} | {"micro_batches": job.micro_batches}
+    return {name: getattr(job.layout, name) for name in LAYOUT_KEYS} | {"micro_batches": job.micro_batches}
 
 
 def search_dict(of: Found) -> dict[str, Any]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from bessemer.layout.devices import DeviceSpec
 from bessemer.plan import failures, laws, money
-from bessemer.plan.estimate.job import PHYSICS, Job
+from bessemer.plan.estimate.job import PHYSICS, Job, Layout
 from bessemer.plan.estimate.memory import ROOM
 from bessemer.plan.laws import REPLICATION, RULE
 from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, TIME_ERROR, Outcome
@@ -38,6 +37,8 @@ def plan_rows(of: Outcome) -> dict[str, str]:
     chosen = f"; the fastest of {len(of.found.ranked):,} that fit" if of.found and goal.chooses_layout else ""
     split = ", ".join(f"{PART_NAMES.get(name, name)} {parts[name]:.2g}" for name in shown)
     per_token = step.model_flops / job.tokens
+    by_law = laws.optimal_tokens(config.parameters).values()
+    rates = [each.value for each in batch.learning_rates.values()]
     rows = {
         "model": f"{amount(config.parameters)} parameters ({amount(config.parameters - config.embedding_parameters)} without "
         f"embeddings): {config.layers} layers, width {config.width:,}, {config.heads} heads ({config.kv_heads} key/value), "
@@ -62,9 +63,9 @@ def plan_rows(of: Outcome) -> dict[str, str]:
         f"{duration(run.mtbf)}, and a checkpoint every {run.every:,} steps ({duration(run.interval)}): "
         f"{run.effective:.1%} effective",
         "money": _money(of) + f"{amount(bill.device_hours)} device-hours, {bill.megawatt_hours:,.0f} MWh with cooling",
-        "scaling": of.standing.sentence + f"; the laws ask for {_tokens_by_law(of)} tokens",
+        "scaling": of.standing.sentence + f"; the laws ask for {amount(min(by_law))} to {amount(max(by_law))} tokens",
         "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical about {amount(batch.middle_critical)}; learning rate "
-        + _range([each.value for each in batch.learning_rates.values()]),
+        f"{min(rates):.2g} to {max(rates):.2g} by the published laws",
         "storage": f"tokens at {size(of.loading.rate)}/s, checkpoints of {size(of.save.bytes)} in {duration(of.save.write)}",
         "framework": job.framework.name,
     }
@@ -76,11 +77,6 @@ def plan_rows(of: Outcome) -> dict[str, str]:
     return rows
 
 
-def _tokens_by_law(of: Outcome) -> str:
-    asked = laws.optimal_tokens(of.job.model.parameters).values()
-    return f"{amount(min(asked))} to {amount(max(asked))}"
-
-
 def _money(of: Outcome) -> str:
     if of.bill.cost is None:
         return "no price known (cluster.price); "
@@ -88,17 +84,10 @@ def _money(of: Outcome) -> str:
     return f"${amount(of.bill.cost)} at ${of.bill.price:.2f} a device-hour{asked}; "
 
 
-def _range(values: Sequence[float]) -> str:
-    return f"{min(values):.2g} to {max(values):.2g} by the published laws"
-
-
 def layout_line(job: Job) -> str:
     """A layout in a line: the ways that divide something, and what goes with them."""
     layout = job.layout
-    ways = " x ".join(
-        f"{way} {getattr(layout, way)}" for way in WAYS if getattr(layout, way) > 1
-    )  # fmt: skip
-    more = [ways or "one device"]
+    more = [_ways(layout)]
     if layout.pipeline > 1:
         more.append(layout.schedule + (f" with {layout.virtual} stages each" if layout.virtual > 1 else ""))
     if layout.zero:
@@ -106,6 +95,10 @@ def layout_line(job: Job) -> str:
     more.append(f"{job.micro_batches} micro-batch{'es' if job.micro_batches > 1 else ''} of {layout.micro_batch}")
     more.append(f"recompute {layout.recompute}")
     return ", ".join(more)
+
+
+def _ways(layout: Layout) -> str:
+    return " x ".join(f"{way} {getattr(layout, way)}" for way in WAYS if getattr(layout, way) > 1) or "one device"
 
 
 def search_table(of: Found, devices: int) -> str:
@@ -119,20 +112,15 @@ def search_table(of: Found, devices: int) -> str:
         lines += ["", *_layouts("least memory for its speed", of.pareto[:LISTED], devices)]
     if of.rejected:
         lines += ["", "nearest misses"]
-        lines += [f"  {layout_line_of(miss)}: {'; '.join(miss.reasons)}" for miss in of.rejected[:3]]
+        for miss in of.rejected[:3]:
+            named = f"{_ways(miss.layout)}, micro-batch {miss.layout.micro_batch}, recompute {miss.layout.recompute}"
+            lines.append(f"  {named}: {'; '.join(miss.reasons)}")
     if of.impossible:
         lines += ["", "not possible"]
         lines += [
             f"  {count:>6,} {reason}" for reason, count in sorted(of.impossible.items(), key=lambda item: -item[1])
         ]
     return "\n".join(lines)
-
-
-def layout_line_of(miss: object) -> str:
-    """The ways of a layout that did not fit."""
-    layout = miss.layout  # type: ignore[attr-defined]
-    named = " x ".join(f"{way} {getattr(layout, way)}" for way in WAYS if getattr(layout, way) > 1)
-    return f"{named or 'one device'}, micro-batch {layout.micro_batch}, recompute {layout.recompute}"
 
 
 def _layouts(title: str, rows: Sequence[Candidate], devices: int) -> list[str]:
@@ -205,82 +193,46 @@ def devices_table(devices: Sequence[DeviceSpec]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Assumption:
-    """what: for whom it is read; value: with its unit; source: where it is from, with a date where it ages."""
-
-    what: str
-    value: str
-    source: str
-
-
-def assumptions(of: Outcome) -> list[Assumption]:
-    """All of a plan, in the order in which they enter."""
-    return [*_machine(of), *_program(of), *_running(of), *_laws()]
-
-
-def _machine(of: Outcome) -> list[Assumption]:
-    job, asked = of.job, of.goal.recipe.cluster
-    cluster, device = job.cluster, job.cluster.device
+def assumptions(of: Outcome) -> list[tuple[str, str, str]]:
+    """What a plan takes for granted, in the order in which it enters: what, its value with the unit, and the source, with a date
+    where it ages."""
+    job, asked, bill = of.job, of.goal.recipe.cluster, of.bill
+    cluster, device, framework = job.cluster, job.cluster.device, job.framework
     entry = f"the catalogue's entry for {device.name}"
-    peak = device.peak(job.precision)
-    links = f"{size(cluster.intra)}/s in a node of {cluster.per_node}, {size(cluster.inter)}/s out of it, one way"
-    reached = (
-        f"{PHYSICS.products:.0%} of the best product, {PHYSICS.bandwidth:.0%} of the memory's bandwidth, "
-        f"{PHYSICS.intra:.0%} and {PHYSICS.inter:.0%} of the links"
-    )
-    best = f"{device.best(job.precision) / peak:.0%} of the peak; {device.sustained:.0%} of that over whole steps"
-    return [
-        Assumption("Peak of a device", f"{rate(peak)} in {job.precision}, dense", f"{entry}: {device.source}"),
-        Assumption("Best large product", best, entry),
-        Assumption(
-            "Memory of a device",
-            f"{size(device.memory)} at {size(device.bandwidth)}/s; {size(device.memory * ROOM)} of it taken to be usable",
-            entry,
-        ),
-        Assumption("Links", links, "the recipe" if asked.intra_bandwidth or asked.inter_bandwidth else entry),
-        Assumption("Reached in a step", reached, "plan/estimate/job.py"),
-    ]
-
-
-def _program(of: Outcome) -> list[Assumption]:
-    framework = of.job.framework
+    peak, rated = device.peak(job.precision), asked.failures_per_node_year
     state = [f"{framework.weight_bytes:g} bytes a weight", f"{framework.gradient_bytes:g} a gradient"]
     state += [f"{framework.master_bytes:g} for its wider copy"] if framework.master_bytes else []
     state += [f"{framework.moment_bytes:g} for both moments", f"attention {framework.attention}"]
-    flops = "every product, and the causal half of attention; MFU without what is recomputed, HFU with it"
-    return [
-        Assumption("Training program", f"{framework.name}: {', '.join(state)}", "plan/estimate/frameworks.py"),
-        Assumption("FLOPs", flops, "Chowdhery et al. 2022, appendix B"),
-    ]
-
-
-def _running(of: Outcome) -> list[Assumption]:
-    device, asked, bill = of.job.cluster.device, of.goal.recipe.cluster, of.bill
-    entry = f"the catalogue's entry for {device.name}"
-    rated = asked.failures_per_node_year
-    price = "none" if bill.price is None else f"${bill.price:.2f} a device-hour"
     priced = f"the catalogue, asked on {bill.price_date}" if bill.price_date else "the recipe"
-    wait = f"{failures.DETECTION / 60:.0f} min until it is found, {failures.RESTART / 60:.0f} min to restart"
-    storage = f"{asked.storage_bandwidth:g} GB/s from a node; training waits for the copy to its host only"
-    energy = f"{device.watts:,.0f} W a device, {money.POWER_SHARE:.0%} of it drawn, PUE {money.PUE:g}"
     return [
-        Assumption(
-            "Failures",
-            f"{rated or DAYS_A_YEAR * failures.DEFAULT_RATE:.3g} of a node in a year",
-            "the recipe" if rated else failures.RATE_SOURCE,
-        ),
-        Assumption("After a failure", wait, "Jiang et al. 2024 (MegaScale), section 4; the restart is assumed"),
-        Assumption("Storage of checkpoints", storage, "the recipe's cluster.storage_bandwidth, or its default"),
-        Assumption("Price", price, "cluster.price sets one" if bill.price is None else priced),
-        Assumption("Energy", energy, f"{entry}; Morrison et al. 2025; OLMo 2's report, table 19"),
-    ]
-
-
-def _laws() -> list[Assumption]:
-    optimal = f"{RULE.name}; optimal from {UNDERTRAINED_BELOW:g} to {OVERTRAINED_ABOVE:g} times that"
-    carried = "on other text, and with another tokenizer, only differences carry over"
-    return [
-        Assumption("Verdict on the tokens", optimal, RULE.source),
-        Assumption("Predicted loss", REPLICATION.name, f"{REPLICATION.source}; {carried}"),
-    ]
+        ("Peak of a device", f"{rate(peak)} in {job.precision}, dense", f"{entry}: {device.source}"),
+        ("Best large product",
+         f"{device.best(job.precision) / peak:.0%} of the peak; {device.sustained:.0%} of that over whole steps", entry),
+        ("Memory of a device",
+         f"{size(device.memory)} at {size(device.bandwidth)}/s; {size(device.memory * ROOM)} of it taken to be usable", entry),
+        ("Links",
+         f"{size(cluster.intra)}/s in a node of {cluster.per_node}, {size(cluster.inter)}/s out of it, one way",
+         "the recipe" if asked.intra_bandwidth or asked.inter_bandwidth else entry),
+        ("Reached in a step",
+         f"{PHYSICS.products:.0%} of the best product, {PHYSICS.bandwidth:.0%} of the memory's bandwidth, "
+         f"{PHYSICS.intra:.0%} and {PHYSICS.inter:.0%} of the links", "plan/estimate/job.py"),
+        ("Training program", f"{framework.name}: {', '.join(state)}", "plan/estimate/frameworks.py"),
+        ("FLOPs", "every product, and the causal half of attention; MFU without what is recomputed, HFU with it",
+         "Chowdhery et al. 2022, appendix B"),
+        ("Failures", f"{rated or DAYS_A_YEAR * failures.DEFAULT_RATE:.3g} of a node in a year",
+         "the recipe" if rated else failures.RATE_SOURCE),
+        ("After a failure",
+         f"{failures.DETECTION / 60:.0f} min until it is found, {failures.RESTART / 60:.0f} min to restart",
+         "Jiang et al. 2024 (MegaScale), section 4; the restart is assumed"),
+        ("Storage of checkpoints",
+         f"{asked.storage_bandwidth:g} GB/s from a node; training waits for the copy to its host only",
+         "the recipe's cluster.storage_bandwidth, or its default"),
+        ("Price", "none" if bill.price is None else f"${bill.price:.2f} a device-hour",
+         "cluster.price sets one" if bill.price is None else priced),
+        ("Energy", f"{device.watts:,.0f} W a device, {money.POWER_SHARE:.0%} of it drawn, PUE {money.PUE:g}",
+         f"{entry}; Morrison et al. 2025; OLMo 2's report, table 19"),
+        ("Verdict on the tokens",
+         f"{RULE.name}; optimal from {UNDERTRAINED_BELOW:g} to {OVERTRAINED_ABOVE:g} times that", RULE.source),
+        ("Predicted loss", REPLICATION.name,
+         f"{REPLICATION.source}; on other text, and with another tokenizer, only differences carry over"),
+    ]  # fmt: skip

@@ -6,7 +6,6 @@ Its tables and bars are there without JavaScript; only its figures need it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ def render(of: Outcome, *, name: str, beside: Sequence[Outcome] = (), titles: Se
     return compose(
         name, pictures.pictures(of), headline=_headline(of), notes=notes, tiles=_tiles(of), rows=plan_rows(of),
         origin=f"{layout_line(of.job)}; framework profile {of.job.framework.name}", verdict=of.standing.sentence,
-        assumed=[asdict(one) for one in assumptions(of)], columns=columns,
+        assumed=assumptions(of), columns=columns,
     )  # fmt: skip
 
 
@@ -94,7 +93,7 @@ def write_here(path: Path, plan: Json, rows: dict[str, str], *, name: str) -> Pa
 
 def compose(
     name: str, drawn: Json, *, headline: str = "", origin: str = "", notes: Sequence[str] = (), tiles: Sequence[Block] = (),
-    rows: dict[str, str] | None = None, verdict: str = "", assumed: Sequence[Json] = (), columns: Sequence[Json] = (),
+    rows: dict[str, str] | None = None, verdict: str = "", assumed: Sequence[Sequence[str]] = (), columns: Sequence[Json] = (),
 ) -> str:  # fmt: skip
     """The page from plain values; what is missing or empty leaves its section out. drawn: the series of plan/pictures.py."""
     series = {key: as_object(drawn.get(key)) for key in
@@ -104,7 +103,7 @@ def compose(
     cells = [[name, *(column[name] for column in columns)] for name in names]
     what_if = parts.table(["", *(f"n|{column['']}" for column in columns)], cells)
     said = "What was not counted from the model and the layout, and where it is from."
-    listed = parts.table(["What", "Value", "soft|Source"], [[one[key] for key in ("what", "value", "source")] for one in assumed],
+    listed = parts.table(["What", "Value", "soft|Source"], assumed,
                          css="named")  # fmt: skip
     sections = [
         parts.section("facts", "The plan", plain), parts.section("what-if", "What if", what_if), _memory(series["memory"]),

@@ -101,12 +101,7 @@ def _unmatched(parts: tuple[PipelinePart, ...]) -> tuple[PipelinePart, ...]:
 
 def _of(job: Job, part: PipelinePart) -> DeviceMemory:
     if job.framework.name == "bessemer":
-        ours = own_parts(job, part)
-        slack = round(job.framework.slack * (ours.activations + ours.logits + ours.buffers))
-        return DeviceMemory(
-            part.pipeline_rank, ours.weights, 0, ours.gradients, ours.moments, ours.activations, ours.logits, ours.buffers, slack,
-            round(job.framework.base_bytes),
-        )  # fmt: skip
+        return _own(job, part)
     model, layout, framework = job.model, job.layout, job.framework
     width = 4 if job.precision in ("fp32", "tf32") else 2
     split = Split(layout.tensor, layout.sequence_parallel, layout.context)
@@ -188,20 +183,8 @@ def fits(job: Job, found: DeviceMemory) -> MemoryFit:
     return MemoryFit(False, free, tuple(reasons))
 
 
-@dataclass(frozen=True)
-class OwnParts:
-    """Bytes; all weights, gradients and moments are fp32."""
-
-    weights: int
-    gradients: int
-    moments: int
-    activations: int
-    logits: int
-    buffers: int
-
-
-def own_parts(job: Job, part: PipelinePart) -> OwnParts:
-    """What a place holds, on a device of its own: without the allowance for a CPU's heap."""
+def _own(job: Job, part: PipelinePart) -> DeviceMemory:
+    """What a place holds of a run of this program, on a device of its own: without the allowance for a CPU's heap."""
     layout = parallel(job.layout)
     model, framework = job.model, job.framework
     width = 4 if job.precision in ("fp32", "tf32") else 2
@@ -225,7 +208,19 @@ def own_parts(job: Job, part: PipelinePart) -> OwnParts:
     if not layout.uses_fsdp:
         copies = max(part.blocks - recomputed, 0) * model.block_matrix_parameters // layout.tensor * narrow
     moments = round(round(framework.moment_bytes * model.parameters) * share)
-    return OwnParts(weights, gradients, moments, activations, logits, copies)
+    slack = round(framework.slack * (activations + logits + copies))
+    return DeviceMemory(
+        part.pipeline_rank,
+        weights,
+        0,
+        gradients,
+        moments,
+        activations,
+        logits,
+        copies,
+        slack,
+        round(framework.base_bytes),
+    )
 
 
 @lru_cache(maxsize=16384)
