@@ -24,10 +24,9 @@ def plan_of(recipe: Recipe, config: ModelConfig, device: Device) -> dict[str, An
     train, layout = recipe.train, recipe.parallel
     recomputed = blocks_recomputed(train, layout, config, device)
     memory = memory_of(train, layout, config, device, recomputed, base_bytes(device))
-    planned = here.plan(
+    return here.plan(
         recipe, config, device=device.name, peak=devices.peak_rate(device), memory=memory, step_seconds=None
     )
-    return planned.to_dict()
 
 
 def beside(plan: dict[str, Any], seconds: Sequence[float], peak_bytes: float | None) -> dict[str, Any]:

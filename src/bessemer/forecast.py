@@ -16,7 +16,6 @@ from bessemer.terminal import counted, say
 if TYPE_CHECKING:
     from bessemer.layout.memory import Memory
     from bessemer.model.config import ModelConfig
-    from bessemer.plan import here
     from bessemer.train.device import Device
     from bessemer.train.measure import RunTiming
 
@@ -89,7 +88,7 @@ def planned_run(
         preflight.require_warmup(resolved)
     final, devices = planner.plan(resolved, timing), planner.devices(resolved)
     common = here.keys(resolved, planner.config, final, devices=devices, recomputed=planner.recomputed)
-    plan = {**final.to_dict(), "fits": fits, **common}
+    plan = {**final, "fits": fits, **common}
     if resolved.parallel.world > 1:
         precision = planner.device.precision
         plan["communicated_bytes"] = planned_bytes(
@@ -130,15 +129,8 @@ class Planner:
         check_budget(resolved.train, resolved.parallel, config, device)
         base, peak = base_bytes(device), devices.peak_rate(device)
         free = FREE_SHARE * devices.available_bytes(device)
-        return cls(
-            config,
-            device,
-            base,
-            free,
-            peak,
-            blocks_recomputed(resolved.train, resolved.parallel, config, device),
-            held_out_tokens,
-        )
+        recomputed = blocks_recomputed(resolved.train, resolved.parallel, config, device)
+        return cls(config, device, base, free, peak, recomputed, held_out_tokens)
 
     def memory(self, recipe: Recipe, config: ModelConfig | None = None, recomputed: int | None = None) -> Memory:
         from bessemer.train.recompute import memory_of
@@ -176,7 +168,7 @@ class Planner:
         )
         return hardware_flops(recipe.train, config, recomputed) / micro_batches / (ASSUMED_MFU * self.peak)
 
-    def plan(self, recipe: Recipe, timing: RunTiming | None) -> here.Plan:
+    def plan(self, recipe: Recipe, timing: RunTiming | None) -> dict[str, Any]:
         from bessemer.plan import here
 
         source, interval, saving = "", None, 0.0
@@ -204,10 +196,10 @@ class Planner:
         from bessemer.layout import derived_keys
 
         planned, batches = self.plan(recipe, timing), recipe.batches
-        saving = 60 * minutes * derived_keys.SAVING_SHARE if timing is None else planned.saving_seconds
+        saving = 60 * minutes * derived_keys.SAVING_SHARE if timing is None else planned["saving_seconds"]
         budget = max(60 * minutes - saving, 30 * minutes)
         share = self._validation_share(recipe, timing)
-        full_steps = budget / (planned.step_seconds * (1.0 + share))
+        full_steps = budget / (planned["step_seconds"] * (1.0 + share))
         return max(batches.step_of(int(full_steps * batches.full)), 1)
 
     def _validation_share(self, recipe: Recipe, timing: RunTiming | None) -> float:

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from bessemer.layout.pipeline_schedules import generate
-from bessemer.plan.timetable import Durations, bubble, passage, simulate
+from bessemer.plan.timetable import Durations, passage, simulate
+from tests.plan.schedule_formulas import bubble
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 4), (4, 16), (8, 8), (8, 40), (3, 7), (1, 5)])

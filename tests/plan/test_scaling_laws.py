@@ -156,7 +156,9 @@ def test_verdicts() -> None:
     for ratio in (UNDERTRAINED_BELOW, OVERTRAINED_ABOVE):
         assert verdict(ratio) == "optimal"
         law = REPLICATION.frontier
-        assert standing(1e9, ratio * law.optimal_tokens(1e9), law).overhead == pytest.approx(0.046, abs=0.001)
+        tokens = ratio * law.optimal_tokens(1e9)
+        cheapest = REPLICATION.cheapest(REPLICATION.loss(1e9, tokens))
+        assert 6e9 * tokens / cheapest.flops - 1 == pytest.approx(0.046, abs=0.001)
 
 
 def test_what_repetition_is_worth() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from bessemer.errors import InputError
-from bessemer.layout.pipeline_schedules import NAMES, Action, ScheduleActions, check, generate, to_csv_rows
-from bessemer.plan.timetable import Durations, Timetable, bubble, simulate
+from bessemer.layout.pipeline_schedules import NAMES, Action, ScheduleActions, generate, to_csv_rows
+from bessemer.plan.timetable import Durations, Timetable, simulate
+from tests.plan.schedule_formulas import bubble, check
 
 SHARDING = re.compile("SHARD|REDUCE_GRAD")
 TEXTBOOK, WORK = Durations(1, 1), Durations(1, 2)

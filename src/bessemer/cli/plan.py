@@ -33,7 +33,7 @@ MOVED_OPTIONS = {
     "schedule": f"{_SCHEDULE}; that of a plan is given as --set parallel.schedule=NAME",
     "stack": "the framework to model is given as --framework NAME",
     "per-node": "give it as --set cluster.devices_per_node=N",
-    **{f"{name}": f"give it as --set model.{name.replace('-', '_')}=N"
+    **{name: f"give it as --set model.{name.replace('-', '_')}=N"
        for name in ("layers", "width", "heads", "kv-heads", "mlp-width", "vocabulary")},
     **{name: f"give it as --set parallel.{name}=N" for name in ("replicate", "virtual")},
 }  # fmt: skip
@@ -42,10 +42,8 @@ MOVED_OPTIONS = {
 def add(commands: Any) -> None:
     """Values stay text: plan/ask.py reads 70B and 2048xH100."""
     plan_ = commands.add("plan", "what a training run takes: layout, memory, time, money", plan)
-    plan_.formatter_class, plan_.usage = (
-        partial(HelpFormatter, max_help_position=28),
-        "bessemer plan [RECIPE] [options]",
-    )
+    plan_.formatter_class = partial(HelpFormatter, max_help_position=28)
+    plan_.usage = "bessemer plan [RECIPE] [options]"
     options.add_recipe(plan_, "a recipe file or a shipped one, a run folder, or a folder of text", nargs="?")
     plan_.add_argument("--search", action="store_true", help="list the layouts that fit, and why others do not")
     plan_.add_argument("--what-if", action="append", default=[], metavar="NAME=VALUE,...",
@@ -188,10 +186,8 @@ def _scaled_by_run(args: argparse.Namespace) -> dict[str, Any]:
     basis = scaled["calibrated_on"] = {**scaled["calibrated_on"], "run": run.path}
     if not args.json:
         _print_rows(plan_rows(scaled, recipe))
-        ratio = (
-            f"{measured.steps:,} steps, {basis['step_ratio']:.3f} of their plan's time, spread {measured.spread:.0%}"
-        )
-        print(f"{'calibration':<14} {run.path}: {ratio}")
+        ratio = f"{basis['step_ratio']:.3f} of their plan's time, spread {measured.spread:.0%}"
+        print(f"{'calibration':<14} {run.path}: {measured.steps:,} steps, {ratio}")
         if basis["memory_ratio"] is not None:
             print(f"{'':<14} memory {basis['memory_ratio']:.3f} of its plan's")
     return scaled

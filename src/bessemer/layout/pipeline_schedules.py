@@ -5,26 +5,16 @@ schedule splits it, I (gradient of the input, which the stage before waits for) 
 waits for). `0F3` is stage 0's forward of micro-batch 3, as in torch.distributed.pipelining.
 
 `parallel/pipeline.py` runs torch's own classes; a test holds their `pipeline_order` (and what ScheduleGPipe and Schedule1F1B do)
-equal to these lists, from which stages are placed, memory is counted and pictures are drawn. torch's runtime takes such a list
-for any schedule and puts the sends and receives in by itself; `to_csv_rows` writes it in torch's notation::
-
-    from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
-
-    runtime = _PipelineScheduleRuntime(stages, m, loss_fn=..., scale_grads=False)  # this rank's stages, a list
-    runtime.pipeline_order = {
-        rank: [_Action.from_str(name) for name in row] for rank, row in enumerate(schedules.to_csv_rows(schedule))
-    }
-    runtime._prepare_schedule_with_comms(runtime.pipeline_order)
-
-`_load_csv(file, format="compute_only")` does the same from a file of these rows. The runtime takes from the list which rank
-holds which stage (`schedule.stages_of(rank)`). Its lists of torch 2.11 and 2.13 are the same.
+equal to these lists, from which stages are placed, memory is counted and pictures are drawn. torch's _PipelineScheduleRuntime
+runs such a list for any schedule and puts the sends and receives in by itself: `to_csv_rows` gives the rows that its
+`_load_csv(file, format="compute_only")` and `_Action.from_str` read. Its lists of torch 2.11 and 2.13 are the same.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -161,49 +151,20 @@ def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = No
             f"schedule dualpipev: needs as many micro-batches as stages, {2 * ranks} on {ranks} processes, not "
             f"{micro_batches}; zbv takes any number"
         )
-    steps = []
-    for rank in range(ranks):
-        if name == "gpipe":
-            steps.append(_gpipe(rank, micro_batches))
-        elif name == "1f1b":
-            steps.append(_one_forward_one_backward(rank, ranks, micro_batches))
-        elif name == "interleaved":
-            steps.append(_interleaved(rank, ranks, each, micro_batches))
-        elif name == "zbv":
-            steps.append(_zbv(rank, ranks, micro_batches))
-        else:
-            steps.append(_dualpipev(rank, ranks, micro_batches))
+    lists: dict[str, Callable[[int], list[Step]]] = {
+        "gpipe": lambda rank: _gpipe(rank, micro_batches),
+        "1f1b": lambda rank: _one_forward_one_backward(rank, ranks, micro_batches),
+        "interleaved": lambda rank: _interleaved(rank, ranks, each, micro_batches),
+        "zbv": lambda rank: _zbv(rank, ranks, micro_batches),
+        "dualpipev": lambda rank: _dualpipev(rank, ranks, micro_batches),
+    }
+    steps = [lists[name](rank) for rank in range(ranks)]
     return ScheduleActions(name, ranks, each, micro_batches, tuple(tuple(of) for of in steps))
 
 
 def to_csv_rows(schedule: ScheduleActions) -> list[list[str]]:
     """The lists in torch's notation, a row a rank: what `_Action.from_str` and `_load_csv(format="compute_only")` read."""
     return [[str(step) for step in steps] for steps in schedule.steps]
-
-
-def check(schedule: ScheduleActions) -> None:
-    """Raises ValueError unless the lists are complete and every stage lies where `rank_of` says.
-
-    Complete: each stage has each micro-batch's forward once, and its backward once, whole or as I and then W. Whether
-    the ranks can wait for each other in this order, the simulation finds out (timetable.simulate).
-    """
-    seen: Counter[Action] = Counter()
-    for rank, steps in enumerate(schedule.steps):
-        for action in actions(steps):
-            if schedule.rank_of(action.stage) != rank:
-                raise ValueError(f"rank {rank}: {action} is of a stage of rank {schedule.rank_of(action.stage)}")
-            before = {"B": "F", "I": "F", "W": "I"}.get(action.kind)
-            if before and not seen[Action(action.stage, before, action.micro_batch)]:  # type: ignore[arg-type]
-                raise ValueError(f"rank {rank}: {action} comes before its {before}")
-            seen[action] += 1
-    for stage in range(schedule.stages):
-        for number in range(schedule.micro_batches):
-            times = {kind: seen.pop(Action(stage, kind, number), 0) for kind in get_args(Kind)}
-            whole, split = {"F": 1, "B": 1, "I": 0, "W": 0}, {"F": 1, "B": 0, "I": 1, "W": 1}
-            if times not in (whole, split):
-                raise ValueError(f"stage {stage}, micro-batch {number}: {times}, not one forward and one backward")
-    if seen:
-        raise ValueError(f"actions of stages or micro-batches that there are not: {', '.join(map(str, seen))}")
 
 
 class _Writer:

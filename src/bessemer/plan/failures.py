@@ -94,17 +94,16 @@ class CheckpointCost:
     bytes: float
 
 
-def checkpoint(
-    state_bytes: float, devices: int, storage_bandwidth: float, copy_bandwidth: float = 10e9, asynchronous: bool = True
-) -> CheckpointCost:
-    """What a save takes.
+COPY_BANDWIDTH = 10e9
+"""Bytes/s from one device to its host: half of what PCIe 4.0 x16 carries, shared by two devices."""
 
-    state_bytes: of the whole state, each part written once; storage_bandwidth: bytes/s of the storage, all writers together;
-    copy_bandwidth: bytes/s from one device to its host (10e9: half of what PCIe 4.0 x16 carries, shared by two devices);
-    asynchronous: training goes on once the copy lies in the host's memory, and only the copy stalls it.
+
+def checkpoint(state_bytes: float, devices: int, storage_bandwidth: float) -> CheckpointCost:
+    """What an asynchronous save takes: training goes on once the copy lies in the host's memory.
+
+    state_bytes: of the whole state, each part written once; storage_bandwidth: bytes/s of the storage, all writers together.
     """
-    copy, write = state_bytes / devices / copy_bandwidth, state_bytes / storage_bandwidth
-    return CheckpointCost(stall=copy if asynchronous else max(copy, write), write=write, bytes=state_bytes)
+    return CheckpointCost(state_bytes / devices / COPY_BANDWIDTH, state_bytes / storage_bandwidth, state_bytes)
 
 
 @dataclass(frozen=True)
@@ -129,28 +128,20 @@ class Outlook:
     checkpoints: int
 
 
-def outlook(
-    training_seconds: float,
-    step_seconds: float,
-    between: float,
-    save: CheckpointCost,
-    *,
-    detection: float = DETECTION,
-    restart: float = RESTART,
-    every: int | None = None,
-) -> Outlook:
+def downtime(save: CheckpointCost) -> float:
+    """Seconds that a failure costs until it is found, with the work done while the last save was not durable yet."""
+    return DETECTION + max(save.write - save.stall, 0.0)
+
+
+def outlook(training_seconds: float, step_seconds: float, between: float, save: CheckpointCost) -> Outlook:
     """A run of `training_seconds` of steps with a failure every `between` seconds.
 
-    every: steps between checkpoints; None: the interval of least waste, in whole steps, and no shorter than a write takes (two
-    saves would queue). A failure costs its detection, the restart, half an interval of work, and the work done while the last
-    save was not durable yet.
+    Checkpoints come at the interval of least waste, in whole steps, and no shorter than a write takes (two saves would queue).
     """
-    behind = max(save.write - save.stall, 0.0)
-    down, recovery = detection + behind, restart
     best = max(optimal(between, save.stall) - save.stall, save.write)
-    steps = every or max(round(best / step_seconds), 1)
+    steps = max(round(best / step_seconds), 1)
     interval = steps * step_seconds + save.stall
-    taken = training_seconds * exact_time(interval, between, save.stall, down, recovery)
+    taken = training_seconds * exact_time(interval, between, save.stall, downtime(save), RESTART)
     saves = training_seconds / (steps * step_seconds)
     return Outlook(
         mtbf=between,

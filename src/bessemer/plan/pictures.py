@@ -6,8 +6,9 @@ Bytes, seconds, FLOPs, dollars. Nothing is drawn, except that a pipeline's diagr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 from bessemer.errors import InputError
@@ -29,13 +30,9 @@ ROWS = 16
 
 def rank_of_slowest(step: Step, layout: Layout) -> tuple[int, ...]:
     """The stages of the rank whose passes take longest."""
-    return max(
-        (
-            stages_of(layout.schedule, rank, layout.pipeline, len(step.stages) // layout.pipeline)
-            for rank in range(layout.pipeline)
-        ),
-        key=lambda mine: sum(step.stages[one].forward + step.stages[one].backward for one in mine),
-    )
+    ranks, virtual = layout.pipeline, len(step.stages) // layout.pipeline
+    each = (stages_of(layout.schedule, rank, ranks, virtual) for rank in range(ranks))
+    return max(each, key=lambda mine: sum(step.stages[one].forward + step.stages[one].backward for one in mine))
 
 
 def pipeline_picture(job: Job, step: Step) -> dict[str, Any] | None:
@@ -49,9 +46,8 @@ def pipeline_picture(job: Job, step: Step) -> dict[str, Any] | None:
         return None
     rows = list(range(ranks)) if ranks <= ROWS else [*range(ROWS - 1), ranks - 1]
     kinds = 3 if layout.schedule in V_SHAPED else 2
-    most = max(
-        CELLS // (len(rows) * virtual * kinds) // ranks * ranks, ranks
-    )  # interleaving wants a multiple of the ranks
+    # Interleaving wants a multiple of the ranks.
+    most = max(CELLS // (len(rows) * virtual * kinds) // ranks * ranks, ranks)
     if layout.schedule == "dualpipev":
         most = max(most, 2 * ranks)
     shown = min(job.micro_batches, most)
@@ -69,19 +65,15 @@ def pipeline_picture(job: Job, step: Step) -> dict[str, Any] | None:
         "shown_ranks": rows,
         "time_step": forward / len(step.stages),
         "utilisation": table.utilisation,
-        "stages": [
-            {"stage": number, "layers": one.layers, "forward": one.forward, "backward": one.backward}
-            for number, one in enumerate(step.stages)
-        ],
+        "stages": [{"stage": number, **asdict(one)} for number, one in enumerate(step.stages)],
         "svg": pipeline.svg(table, rows),
     }
 
 
 DRAWN_PASSES = 12  # micro-batches whose passes a timeline shows one by one
 DRAWN_LAYOUTS = 300  # of a search, the fastest; those of the Pareto list always
-# Fields of Step that are no seconds of a part.
-NO_PARTS = ("seconds", "model_flops", "hardware_flops", "mfu", "hfu", "tokens_per_second", "micro_batches", "stages")
 ONCE = ("bubble", "stragglers", "data", "optimizer")  # parts of a step that are not of a pass
+PARTS = (*(part for part in outcome.STEP_PARTS if part not in ONCE), *ONCE)
 
 
 def pictures(of: outcome.Outcome) -> dict[str, Any]:
@@ -134,26 +126,16 @@ def _bar(name: str, job: Job, held: DeviceMemory, own: bool) -> dict[str, Any]:
     return {"name": name, "parts": parts, "total": held.total, "fits": fits(job, held).fits, "own": own}
 
 
-def parts_of(step: Step) -> dict[str, float]:
-    """Seconds of a step by part, those of a pass first; they add up to its seconds."""
-    names = [each.name for each in fields(step) if each.name not in NO_PARTS]
-    names.sort(key=lambda name: ONCE.index(name) + 1 if name in ONCE else 0)
-    return {name: getattr(step, name) for name in names}
-
-
 def timeline(step: Step, layout: Layout) -> dict[str, Any]:
     """A step of the device whose stage is the slowest, as two lanes that end together: its passes one after the other, and what
     their time goes into. Each bar is (what, start, end) in seconds; what is waited for in the pipeline is drawn in one piece.
     """
-    parts = parts_of(step)
+    parts = {name: getattr(step, name) for name in PARTS}  # of a pass first; they add up to the step's seconds
     mine = rank_of_slowest(step, layout)
     forward, backward = (sum(getattr(step.stages[one], way) for one in mine) for way in ("forward", "backward"))
     m = step.micro_batches
-    passes = (
-        [("forward", forward), ("backward", backward)] * m
-        if m <= DRAWN_PASSES
-        else [("forward", m * forward), ("backward", m * backward)]
-    )
+    drawn = m if m <= DRAWN_PASSES else 1  # else all of a kind in one piece
+    passes = [("forward", m // drawn * forward), ("backward", m // drawn * backward)] * drawn
     once = [(name, parts[name]) for name in ONCE if parts.get(name)]
     return {
         "seconds": step.seconds,
@@ -163,18 +145,14 @@ def timeline(step: Step, layout: Layout) -> dict[str, Any]:
         "forward": forward,
         "backward": backward,
         "parts": parts,
-        "lanes": {
-            "passes": list(_laid([*passes, *once])),
-            "parts": list(_laid([item for item in parts.items() if item[1]])),
-        },
+        "lanes": {"passes": _laid([*passes, *once]), "parts": _laid([item for item in parts.items() if item[1]])},
     }
 
 
-def _laid(lengths: Sequence[tuple[str, float]]) -> Iterator[tuple[str, float, float]]:
+def _laid(lengths: Sequence[tuple[str, float]]) -> list[tuple[str, float, float]]:
     """One behind the other."""
-    at = 0.0
-    for name, length in lengths:
-        yield name, at, (at := at + length)
+    ends = list(accumulate((length for _, length in lengths), initial=0.0))
+    return [(name, start, end) for (name, _), (start, end) in zip(lengths, pairwise(ends), strict=True)]
 
 
 def loss_surface(parameters: float, tokens: float, points: int = 41, decades: float = 1.5) -> dict[str, Any]:
@@ -185,19 +163,17 @@ def loss_surface(parameters: float, tokens: float, points: int = 41, decades: fl
         for centre in (parameters, tokens)
     )
     flops = laws.FLOPS_PER_PARAMETER_TOKEN * parameters * tokens
-    budgets = {}
+    budgets = []
     for budget in (flops * 10.0**power for power in range(-3, 4)):
         line = [(size, budget / (laws.FLOPS_PER_PARAMETER_TOKEN * size)) for size in across]
         if inside := [(size, count) for size, count in line if up[0] * 0.999 <= count <= up[-1] * 1.001]:
-            budgets[budget] = inside
+            sizes, counts = zip(*inside, strict=True)
+            budgets.append({"flops": budget, "parameters": _short(sizes), "tokens": _short(counts)})
     return {
         "parameters": _short(across),
         "tokens": _short(up),
         "loss": [_short([laws.REPLICATION.loss(size, count) for size in across]) for count in up],
-        "budgets": [
-            {"flops": budget, "parameters": _short([n for n, _ in line]), "tokens": _short([d for _, d in line])}
-            for budget, line in budgets.items()
-        ],
+        "budgets": budgets,
         "optima": {
             key: {
                 "name": law.name, "parameters": _short(across),
@@ -222,22 +198,22 @@ def _short(values: Sequence[float]) -> list[float]:
 
 def law_opinions(parameters: float, tokens: float) -> list[dict[str, Any]]:
     """What each law says: the best tokens for this size, and the best division of this plan's FLOPs."""
-    best = {key: law.optimum(laws.training_flops(parameters, tokens)) for key, law in laws.FRONTIERS.items()}
+    flops = laws.training_flops(parameters, tokens)
     return [
         {
             "law": law.name,
             "source": law.source,
             "optimal_tokens": law.optimal_tokens(parameters),
-            "best_parameters": best[key].parameters,
-            "best_tokens": best[key].tokens,
+            "best_parameters": law.optimum(flops).parameters,
+            "best_tokens": law.optimum(flops).tokens,
         }
-        for key, law in laws.FRONTIERS.items()
+        for law in laws.FRONTIERS.values()
     ]
 
 
 def checkpoints(running: failures.Outlook, save: failures.CheckpointCost) -> dict[str, Any] | None:
     """Share of the time that is lost against the interval between checkpoints, and the chosen interval; None: nothing to save."""
-    down = failures.DETECTION + max(save.write - save.stall, 0.0)
+    down = failures.downtime(save)
     try:
         curve = failures.waste_curve(running.mtbf, save.stall, down, failures.RESTART)
     except InputError:

@@ -13,7 +13,6 @@ from bessemer.errors import InputError
 from bessemer.layout.pipeline_schedules import Action, generate, stages_each
 from bessemer.layout.pipeline_stages import Costs, balanced, stage_costs
 from bessemer.model.config import ModelConfig
-from bessemer.plan import pipeline
 from bessemer.plan.timetable import Durations, Slot, Timetable, simulate
 
 WORDS = {"F": "forward", "B": "backward", "I": "gradient of the input", "W": "gradient of the weights"}
@@ -73,9 +72,7 @@ def lines(of: Timetable, width: int, colour: bool = False) -> list[str]:
         start, end = round(first * scale), round(last * scale)
         found.append(" " * margin + _axis(first, last, scale, room))
         for name, row in zip(names, of.slots, strict=True):
-            cells = "".join(
-                _cell(of, slot, begin, stop, start, end, colour) for slot, begin, stop in _cells(row, scale, end)
-            )
+            cells = "".join(_cell(of, *cell, start, end, colour) for cell in _cells(row, scale, end))
             found.append(f"{name:<{margin}}{cells}".rstrip())
         found.append("")
     return found[:-1]
@@ -269,15 +266,9 @@ class PipelinePlan:
 
 
 def plan(
-    name: str,
-    ranks: int,
-    micro_batches: int,
-    virtual: int | None = None,
-    *,
-    backward: float = 2.0,
-    send: float = 0.0,
+    name: str, ranks: int, micro_batches: int, virtual: int | None = None, *, backward: float = 2.0, send: float = 0.0,
     model: ModelConfig | None = None,
-) -> PipelinePlan:
+) -> PipelinePlan:  # fmt: skip
     """Plan a schedule. backward and send: in forwards of a stage; model: its stages then take what
     they cost, and a time-step is the forward of their mean. Raises InputError for numbers that make no sense."""
     stages_each(name, virtual)  # a name that is none is said before a duration that is none
@@ -320,9 +311,9 @@ def table(of: PipelinePlan, width: int, colour: bool = False) -> str:
         "schedule": f"{schedule.name}, {schedule.ranks} ranks, {schedule.stages} stages, {schedule.micro_batches} micro-batches",
         "time-step": f"{step}; backward {time.durations.backward:g}"
         + (f", send {time.durations.send:g}" if time.durations.send else ""),
-        "timesteps": pipeline.number(time.timesteps),
-        "active": f"{pipeline.number(time.active)} of {pipeline.number(whole)}, all ranks together",
-        "idle": pipeline.number(time.idle),
+        "timesteps": number(time.timesteps),
+        "active": f"{number(time.active)} of {number(whole)}, all ranks together",
+        "idle": number(time.idle),
         "utilisation": f"{time.utilisation:.1%}"
         + (f", by rank {_several(per_rank, '.1%')}" if max(per_rank) - min(per_rank) > 5e-4 else ""),
         "held": f"activations of {_several(held, 'g')} micro-batches at most"
@@ -331,14 +322,14 @@ def table(of: PipelinePlan, width: int, colour: bool = False) -> str:
     if schedule.name in ("gpipe", "1f1b") and of.cut is None and not time.durations.send:
         p, m = schedule.ranks, schedule.micro_batches
         rows["utilisation"] += f" = m / (p + m - 1) = {m} / {p + m - 1}"
-    lines = [*pipeline.lines(time, width, colour), "", *(f"{name:<12} {value}" for name, value in rows.items())]
+    shown = [*lines(time, width, colour), "", *(f"{name:<12} {value}" for name, value in rows.items())]
     if of.cut is not None and of.shares is not None:
-        lines.append("")
+        shown.append("")
         for stage, (blocks, share) in enumerate(zip(of.cut, of.shares, strict=True)):
             extra = " and the embedding" if stage == 0 else " and the head" if stage == schedule.stages - 1 else ""
             named = f"blocks {blocks.start} to {blocks.stop - 1}" if len(blocks) > 1 else f"block {blocks.start}"
-            lines.append(f"stage {stage:<6} {share:6.1%} of the work on rank {schedule.rank_of(stage)}: {named}{extra}")
-    return "\n".join(lines)
+            shown.append(f"stage {stage:<6} {share:6.1%} of the work on rank {schedule.rank_of(stage)}: {named}{extra}")
+    return "\n".join(shown)
 
 
 def _several(values: Sequence[float], format: str) -> str:

@@ -9,6 +9,7 @@ Also the same plan with changes (`--what-if`).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -124,13 +125,12 @@ def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
 
 def tensor_refusal(model: ModelConfig, tensor: int) -> str | None:
     """Why a model cannot be divided over so many devices of a tensor group; None: it can."""
-    if model.heads % tensor or model.kv_heads % tensor:
-        return "heads or key/value heads do not divide over tensor"
-    if model.mlp_width % tensor:
-        return "the MLP's width does not divide over tensor"
-    if model.sequence_length % tensor:
-        return "the sequence does not divide over tensor"
-    return None
+    divided = {
+        "heads or key/value heads do not divide over tensor": math.gcd(model.heads, model.kv_heads),
+        "the MLP's width does not divide over tensor": model.mlp_width,
+        "the sequence does not divide over tensor": model.sequence_length,
+    }
+    return next((reason for reason, number in divided.items() if number % tensor), None)
 
 
 def _shards(job: Job, data: int, inner: int) -> list[int]:

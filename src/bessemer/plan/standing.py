@@ -6,16 +6,9 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
-from bessemer.plan.laws import (
-    REPLICATION,
-    RULE,
-    Allocation,
-    Frontier,
-    LossLaw,
-    training_flops,
-)
+from bessemer.plan.laws import REPLICATION, RULE, Allocation, optimal_tokens, training_flops
 
 Verdict = Literal["undertrained", "optimal", "overtrained"]
 
@@ -37,6 +30,7 @@ class Standing:
     of the two.
     """
 
+    parameters: float
     tokens_per_parameter: float
     optimal_tokens: float
     ratio: float
@@ -46,6 +40,17 @@ class Standing:
     cheapest: Allocation
     overhead: float
     break_even: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for the JSON of every plan."""
+        return {
+            "optimal_tokens": self.optimal_tokens,
+            "ratio": self.ratio,
+            "verdict": self.verdict,
+            "loss": self.loss,
+            "break_even_inference_tokens": self.break_even,
+            "optimal_tokens_by_law": optimal_tokens(self.parameters),
+        }
 
     @property
     def sentence(self) -> str:
@@ -60,14 +65,15 @@ class Standing:
         return f"overtrained on purpose: {much}; {cost}{after}"
 
 
-def standing(parameters: float, tokens: float, frontier: Frontier = RULE, law: LossLaw = REPLICATION) -> Standing:
-    """Judge a plan: tokens against `frontier`, losses by `law`. Raises InputError unless both sizes are positive."""
+def standing(parameters: float, tokens: float) -> Standing:
+    """Judge a plan: tokens by the rule, losses by the replication. Raises InputError unless both sizes are positive."""
     flops = training_flops(parameters, tokens)
-    optimal = frontier.optimal_tokens(parameters)
+    optimal = RULE.optimal_tokens(parameters)
     ratio = tokens / optimal
-    loss = law.loss(parameters, tokens)
-    cheapest = law.cheapest(loss)
+    loss = REPLICATION.loss(parameters, tokens)
+    cheapest = REPLICATION.cheapest(loss)
     return Standing(
+        parameters=parameters,
         tokens_per_parameter=tokens / parameters,
         optimal_tokens=optimal,
         ratio=ratio,

@@ -169,30 +169,6 @@ def _needs(action: Action, stages: int) -> Iterator[tuple[int, str]]:
             yield action.stage + 1, "B"
 
 
-def bubble(schedule: ScheduleActions, durations: Durations | None = None) -> float | None:
-    """The published time-steps that a step takes beyond its work, all stages alike and sends free. None: no such formula.
-
-    gpipe and 1f1b: (p - 1)(F + B), so that utilisation is m / (m + p - 1); interleaved, m a multiple of p: the same of
-    stages 1/v as deep, so that the idle share is (p - 1) / (v m + p - 1) (Narayanan et al. 2021, section 2.2). zbv, where
-    forward, I and W take the same time and m >= 2p - 1: nothing within a rank's span (Qi et al. 2023, section 6), and
-    p - 1 forwards over all, until the last rank has its first input. dualpipev, likewise where they take the same
-    time: (p - 1)(F&B + B - 3W), F&B an overlapped pair, here as long as both (table of the authors' DualPipe
-    repository, whose PP is 2p).
-    """
-    asked, p, m = durations or Durations(), schedule.ranks, schedule.micro_batches
-    if asked.send or asked.stages is not None:
-        return None
-    forward, backward = asked.forward, asked.backward
-    alike = backward == 2 * forward
-    if schedule.name in ("gpipe", "1f1b") or (schedule.name == "interleaved" and m % p == 0):
-        return (p - 1) * (forward + backward)
-    if schedule.name == "zbv" and alike and m >= 2 * p - 1:
-        return (p - 1) * forward
-    if schedule.name == "dualpipev" and alike:
-        return (p - 1) * (forward + backward + backward - 3 * backward / 2)
-    return None
-
-
 def passage(
     name: str, ranks: int, virtual: int, micro_batches: int, forward: tuple[float, ...], backward: tuple[float, ...], send: float
 ) -> float:  # fmt: skip

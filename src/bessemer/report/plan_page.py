@@ -34,11 +34,7 @@ STEP_PARTS = {
     "host": ("rule", "waiting for launches", "the device waits for the host to launch kernels"),
     "tensor": ("source-2", "tensor, exposed", "activations between tensor ranks that nothing hides"),
     "context": ("source-6", "context, exposed", "keys and values between context ranks"),
-    "shard": (
-        "source-4",
-        "sharded weights, exposed",
-        "weights gathered, gradients scattered, beyond what the passes hide",
-    ),
+    "shard": ("source-4", "sharded weights, exposed", "weights gathered, gradients scattered, beyond what passes hide"),
     "pipeline": ("lost", "sends, exposed", "results sent between stages"),
     "bubble": ("line", "bubble", "waiting for other stages of the pipeline"),
     "stragglers": ("soft", "stragglers", "waiting for the slowest device"),
@@ -137,23 +133,12 @@ def beyond(surface: Json) -> str:
 def _laws(name: str, surface: Json, laws: Any, verdict: str, beside_laws: bool = True) -> Block:
     """The verdict, the loss surface, and what each scaling law makes of this size and of these FLOPs."""
     figure = plan_figures.loss_surface(surface)
-    rows = [
-        [
-            law["law"],
-            amount(law["optimal_tokens"]),
-            amount(law["best_parameters"]),
-            amount(law["best_tokens"]),
-            law["source"],
-        ]
-        for law in as_objects(laws)
-    ]
-    columns = [
-        "Law",
-        "n|Best tokens for this size",
-        "n|Best size for these FLOPs",
-        "n|and its tokens",
-        "wide-only what soft|Source",
-    ]
+    numbers = {
+        "optimal_tokens": "n|Best tokens for this size", "best_parameters": "n|Best size for these FLOPs",
+        "best_tokens": "n|and its tokens",
+    }  # fmt: skip
+    rows = [[law["law"], *(amount(law[key]) for key in numbers), law["source"]] for law in as_objects(laws)]
+    columns = ["Law", *numbers.values(), "wide-only what soft|Source"]
     if beside_laws and not (figure or rows):
         return {}
     return parts.section(
