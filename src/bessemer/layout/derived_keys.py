@@ -141,10 +141,6 @@ def validation_share(resolved: Recipe, held_out_tokens: int | None) -> float:
     return FORWARD_SHARE * tokens / (train.validate_every * (train.global_batch_tokens or 1))
 
 
-def _with(recipe: Recipe, **changes: Any) -> Recipe:
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
-
-
 def dimensions(model: Model) -> Model:
     """The table with every dimension filled in: of its depth, or of the model that it starts from."""
     if model.from_ is not None:

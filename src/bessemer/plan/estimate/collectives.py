@@ -37,22 +37,17 @@ class CommunicationGroup:
 
 
 @lru_cache(maxsize=65_536)
-def group(size: int, stride: int, per_node: int, intra: float, inter: float, physics: Physics) -> CommunicationGroup:
-    """A group of `size` ranks, `stride` apart.
+def of(cluster: ClusterSpec, size: int, stride: int, physics: Physics) -> CommunicationGroup:
+    """A group of `size` ranks of a cluster, `stride` apart.
 
     Within a node: the device's own links. Across: the members of a node share the NICs of the devices that the group has
     there, so that the ring over nodes is `local` NICs wide (NCCL opens a ring for each NIC), but no faster than the links
     inside.
     """
-    local = max(min(size, per_node // stride), 1)
-    inside = intra * physics.intra
-    rate = inside if local >= size else min(inside, local * inter * physics.inter)
+    local = max(min(size, cluster.per_node // stride), 1)
+    inside = cluster.intra * physics.intra
+    rate = inside if local >= size else min(inside, local * cluster.inter * physics.inter)
     return CommunicationGroup(size, local, rate, physics.call, physics.far, physics.near)
-
-
-def of(cluster: ClusterSpec, size: int, stride: int, physics: Physics) -> CommunicationGroup:
-    """The group on a cluster."""
-    return group(size, stride, cluster.per_node, cluster.intra, cluster.inter, physics)
 
 
 def gather(group: CommunicationGroup, whole: float, calls: float = 1.0) -> float:

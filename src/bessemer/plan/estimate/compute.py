@@ -16,13 +16,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import Physics
 
-BYTES = {
-    "fp32": 4,
-    "tf32": 4,
-    "bf16": 2,
-    "fp16": 2,
-    "fp8": 2,
-}  # of an activation; fp8 products still keep 16-bit activations
+BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # of an activation; of 16 bits beside fp8 products too
 # Tiles that cuBLAS and CUTLASS make of a product, rows x columns, and what the inner loop reaches of the best: a tile of half
 # the size reads its operands twice as often from shared memory (CUTLASS's "Efficient GEMM" notes).
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
@@ -53,18 +47,13 @@ class WorkSeconds:
         return self.products + self.attention + self.elementwise
 
     def __add__(self, other: WorkSeconds) -> WorkSeconds:
-        return WorkSeconds(
-            self.products + other.products,
-            self.attention + other.attention,
-            self.elementwise + other.elementwise,
-            self.kernels + other.kernels,
-        )
+        products, attention = self.products + other.products, self.attention + other.attention
+        return WorkSeconds(products, attention, self.elementwise + other.elementwise, self.kernels + other.kernels)
 
     def times(self, factor: float) -> WorkSeconds:
         """So many times the work."""
-        return WorkSeconds(
-            self.products * factor, self.attention * factor, self.elementwise * factor, self.kernels * factor
-        )
+        products, attention = self.products * factor, self.attention * factor
+        return WorkSeconds(products, attention, self.elementwise * factor, self.kernels * factor)
 
 
 # A side that is no multiple of 16 bytes keeps a product off the matrix units or makes them load number by number (NVIDIA, "Matrix
@@ -132,7 +121,7 @@ def block(
     up = mlp * (2 if model.gated else 1)
     shapes = ((width, wide + 2 * kv_heads * model.head_dim), (wide, width), (width, up), (mlp, width))
     forward = sum(product(tokens, columns, inner, precision, device, physics) for inner, columns in shapes)
-    last = product(tokens, width, mlp, precision, device, physics)
+    last = product(tokens, width, mlp, precision, device, physics) if model.norm_position == "input" else 0.0
     backward = sum(
         product(tokens, inner, columns, precision, device, physics)
         + product(inner, columns, tokens, precision, device, physics)
@@ -141,30 +130,18 @@ def block(
     if precision == "fp8" and framework.fp8 == "row":
         forward, backward = forward / ROWS, backward / ROWS
     scores = attention(model, heads, kv_heads, tokens, context, precision, device, framework, physics)
-    kept = elementwise(
-        model,
-        tokens,
-        wide + 2 * kv_heads * model.head_dim,
-        up,
-        mlp,
-        tensor if sequence_parallel else 1,
-        precision,
-        framework,
-    )
+    split = tensor if sequence_parallel else 1
+    kept = elementwise(model, tokens, wide + 2 * kv_heads * model.head_dim, up, mlp, split, precision, framework)
     if context > 1 and framework.context == "ring":
         kept += MERGE * context * tokens * wide
     passes = kept / (device.bandwidth * physics.bandwidth)
     kernels = framework.kernels + (2 if tensor > 1 else 0)
-    cast = (0.0, 0.0)
-    if precision == "fp8":
-        cast = casts(tokens, shapes, width, tensor if sequence_parallel else 1, framework.fp8)
+    cast = casts(tokens, shapes, width, split, framework.fp8) if precision == "fp8" else (0.0, 0.0)
     cast_forward, cast_backward = (each / (device.bandwidth * physics.bandwidth) for each in cast)
     return BlockWork(
         WorkSeconds(forward, scores[0], passes + cast_forward, kernels),
-        WorkSeconds(backward, scores[1], passes * BACKWARD_PASSES + cast_backward, kernels * BACKWARD_KERNELS),
-        WorkSeconds(
-            forward - (last if model.norm_position == "input" else 0.0), scores[0], passes + cast_forward, kernels
-        ),
+        WorkSeconds(backward, scores[1], passes * BACKWARD_PASSES + cast_backward, kernels),
+        WorkSeconds(forward - last, scores[0], passes + cast_forward, kernels),
         WorkSeconds(0.0, scores[0], 0.0, 6.0 if framework.attention == "unfused" else 1.0),
         WorkSeconds(forward / 2, 0.0, passes + cast_forward / 2, kernels / 2),
     )
@@ -193,8 +170,8 @@ def casts(
 
 # Element-wise passes of a backward read the gradient besides what was kept: 3 movements for 2 (norms, activations).
 BACKWARD_PASSES = 1.6
-# Kernels of a backward pass are launched by autograd's C++ threads: twice as many at less than half the cost each.
-BACKWARD_KERNELS = 1.0
+# Kernels of a backward pass are launched by autograd's C++ threads: twice as many at less than half the cost each, counted as
+# those of the forward pass.
 
 
 def elementwise(

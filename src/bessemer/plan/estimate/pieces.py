@@ -114,6 +114,7 @@ def _pieces(
         ways.append((busy, host, tensors, turns, shards))
     head_forward, head_backward = compute.head(model, tensor, context, micro_batch, precision, device, framework, how)
     one, two = ways
+    _, host, tensors, turns, shards = (sum(both) for both in zip(one, two, strict=True))
     head_whole = head_forward.seconds + head_backward.seconds + 2 * joined
     return Pieces(
         forward=sum(one),
@@ -123,10 +124,10 @@ def _pieces(
         head_backward=head_backward.seconds + joined,
         block_work=block.forward + backward,
         head_work=head_forward + head_backward,
-        host=one[1] + two[1],
-        tensor=one[2] + two[2],
-        context=one[3] + two[3],
-        shard=one[4] + two[4],
+        host=host,
+        tensor=tensors,
+        context=turns,
+        shard=shards,
         head_tensor=2 * joined,
         head_in_blocks=round(head_whole / (sum(one) + sum(two)), 1),
     )
@@ -189,12 +190,9 @@ def _shard(
     parts = spread.size * framework.listed
     gathered = scattered = 0.0
     if zero == 3:
-        gathered = (
-            collectives.gather(spread, weights * framework.gather_bytes, framework.gathers) + framework.gathers * parts
-        )
+        gathered = collectives.gather(spread, weights * framework.gather_bytes, framework.gathers)
+        gathered += framework.gathers * parts
     if framework.scatter == "micro-batch":
-        scattered = (
-            collectives.summed(spread, weights * framework.reduce_bytes, framework.scatters, framework.sums)
-            + framework.scatters * parts
-        )
+        scattered = collectives.summed(spread, weights * framework.reduce_bytes, framework.scatters, framework.sums)
+        scattered += framework.scatters * parts
     return gathered, scattered

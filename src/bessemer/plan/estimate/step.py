@@ -120,11 +120,8 @@ def step(job: Job, physics: Physics | None = None) -> Step:
 def refuse(job: Job) -> str | None:
     """Why a job cannot be split as its layout says; None: it can."""
     layout, model = job.layout, job.model
-    sizes = {
-        "replicate": layout.replicate, "shard": layout.shard, "tensor": layout.tensor, "pipeline": layout.pipeline,
-        "virtual": layout.virtual, "context": layout.context, "micro_batch": layout.micro_batch, "batch": job.batch,
-    }  # fmt: skip
-    for name, size in sizes.items():
+    names = ("replicate", "shard", "tensor", "pipeline", "virtual", "context", "micro_batch")
+    for name, size in {**{name: getattr(layout, name) for name in names}, "batch": job.batch}.items():
         if size < 1:
             return f"{name} = {size}: give 1 or more"
     if layout.devices != job.cluster.devices:
@@ -186,10 +183,7 @@ def _send(job: Job, how: Physics) -> float:
     return collectives.send(job.cluster, layout.tensor * layout.context * layout.data, whole, how)
 
 
-@lru_cache(maxsize=256)
-def _flops(model: ModelConfig) -> float:
-    """FLOPs of a token."""
-    return flops_per_token(model)
+_flops = lru_cache(maxsize=256)(flops_per_token)
 
 
 @lru_cache(maxsize=1024)
@@ -205,14 +199,9 @@ def _recomputed(model: ModelConfig, recompute: str, framework: Framework) -> flo
     return scores if framework.selective == "attention" else matrices / 2
 
 
-def fullest(job: Job, cut: tuple[int, ...]) -> float:
-    """Parameters on the device that holds most, before ZeRO divides them. cut: blocks of each stage."""
-    layout = job.layout
-    return _fullest(job.model, layout.tensor, layout.schedule, layout.pipeline, layout.virtual, cut)
-
-
 @lru_cache(maxsize=16_384)
-def _fullest(model: ModelConfig, tensor: int, schedule: str, ranks: int, virtual: int, cut: tuple[int, ...]) -> float:
+def fullest(model: ModelConfig, tensor: int, schedule: str, ranks: int, virtual: int, cut: tuple[int, ...]) -> float:
+    """Parameters on the device that holds most, before ZeRO divides them. cut: blocks of each stage."""
     most, table = 0.0, model.vocabulary * model.width
     for rank in range(ranks):
         mine = stages_of(schedule, rank, ranks, virtual)
@@ -230,7 +219,7 @@ def exchange_seconds(job: Job, cut: tuple[int, ...], last: float, how: Physics) 
     framework's habit, an all-reduce) and a gather (ZeRO-1, 2), of all gradients.
     """
     layout, framework = job.layout, job.framework
-    parameters = fullest(job, cut)
+    parameters = fullest(job.model, layout.tensor, layout.schedule, layout.pipeline, layout.virtual, cut)
     calls = max(parameters / framework.bucket, 1.0) if framework.bucket else 1.0
     inside, sharded = layout.tensor * layout.context, layout.zero >= 1 and layout.shard > 1
     # Context ranks hold the same weights: their gradients are summed with those of the data ranks.
@@ -264,12 +253,9 @@ def optimizer_seconds(job: Job, cut: tuple[int, ...], how: Physics) -> float:
     """
     layout, framework = job.layout, job.framework
     share = layout.shard if layout.zero >= 1 else 1
-    held = fullest(job, cut)
+    held = fullest(job.model, layout.tensor, layout.schedule, layout.pipeline, layout.virtual, cut)
     wide = framework.master_bytes or framework.weight_bytes
-    state = (
-        2 * (framework.moment_bytes + wide)
-        + framework.gradient_bytes
-        + (framework.weight_bytes if framework.master_bytes else 0.0)
-    )
+    narrow = framework.weight_bytes if framework.master_bytes else 0.0
+    state = 2 * (framework.moment_bytes + wide) + framework.gradient_bytes + narrow
     gradients = held / (share if layout.zero >= 2 else 1) * framework.gradient_bytes * 4
     return (held / share * state + gradients) / (job.cluster.device.bandwidth * how.bandwidth) + how.step
