@@ -38,7 +38,8 @@ def with_chosen_layout(recipe: Recipe, run: RunFolder) -> Recipe:
         recipe = recipe.model_copy(update={"cluster": recipe.cluster.model_copy(update=local)})
     goal = planning_goal(recipe)
     refusal: InputError | None = None
-    for candidate in outcome.of(goal).found_layouts:
+    found = outcome.of(goal).found
+    for candidate in found.ranked if found is not None else ():
         chosen = _with_layout(recipe, goal, candidate)
         try:
             _require_fit(chosen, goal)

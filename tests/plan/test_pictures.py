@@ -167,14 +167,14 @@ def test_the_front_is_what_no_other_beats() -> None:
     out = searched()
     assert out.found is not None
     found = pictures.layouts(out.found, out.job)
-    every = [(one.tokens_per_second / 16, one.memory.total) for one in out.found.ranked]
+    every = [(one.step.tokens_per_second / 16, one.memory.total) for one in out.found.ranked]
     assert found["fitting"] == len(every) >= len(found["rows"]) >= 300
     for row in found["rows"]:
         speed, held = row["tokens_per_second_per_device"], row["memory"]
         beaten = any(fast >= speed and less <= held and (fast, less) != (speed, held) for fast, less in every)
         assert beaten != row["front"] or every.count((speed, held)) > 1
     assert [row["tokens_per_second_per_device"] for row in found["rows"] if row["own"]] == [
-        pytest.approx(out.tokens_per_second / 16)
+        pytest.approx(out.step.tokens_per_second / 16)
     ]
 
 

@@ -9,6 +9,7 @@ from typing import get_args
 
 from bessemer.errors import InputError
 from bessemer.layout import derived_keys, devices
+from bessemer.layout.devices import PRECISIONS
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.plan.estimate import frameworks
@@ -30,17 +31,14 @@ class Goal:
     free: frozenset[str]
 
 
-def goal_of(
-    recipe: Recipe,
-    vocabulary: int,
-    labels: int = 0,
-    *,
-    here: devices.DeviceSpec | None = None,
-    model: ModelConfig | None = None,
-) -> Goal:
-    """What a recipe asks for. here: this machine's device, for a recipe that names none; model: in the place of the recipe's.
-    Raises InputError where the recipe names a device or a framework that is unknown, or sizes that do not go together."""
-    device = device_of(recipe, here)
+def goal_of(recipe: Recipe, vocabulary: int, labels: int = 0, *, model: ModelConfig | None = None) -> Goal:
+    """What a recipe asks for. model: in the place of the recipe's. Raises InputError where the recipe names no device, or a
+    device or a framework that is unknown, or sizes that do not go together."""
+    if recipe.cluster.device is None:
+        raise InputError(
+            "cluster.device: which device to plan for? name one, as H100; `bessemer plan --devices` lists them"
+        )
+    device = devices.find(recipe.cluster.device, Path(recipe.cluster.catalogue) if recipe.cluster.catalogue else None)
     resolved = derived_keys.resolve(recipe, vocabulary, labels=labels)
     classes = labels if resolved.train.objective == "classify" else 0
     config = model or model_config(resolved, vocabulary, labels=classes)
@@ -48,32 +46,15 @@ def goal_of(
     framework = frameworks.find(recipe.cluster.framework)
     batch = resolved.batches.full
     tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
-    job = Job(
-        config,
-        _layout(recipe, batch, framework.sequence_parallel),
-        cluster,
-        batch,
-        _precision(recipe, device),
-        framework,
-    )
+    layout = _layout(recipe, batch, framework.sequence_parallel)
+    job = Job(config, layout, cluster, batch, _precision(recipe, device), framework)
     chosen = recipe.parallel.auto
     if not chosen and job.layout.devices != cluster.devices:
         raise InputError(_mismatch(recipe, cluster, job.layout.devices))
-    free = {name for name, value in (("micro_batch", recipe.train.micro_batch),) if value is None}
+    free = {"micro_batch"} if recipe.train.micro_batch is None else set()
     if "recompute" not in recipe.train.model_fields_set or recipe.train.recompute == "budget":
         free.add("recompute")
     return Goal(resolved, job, tokens, chosen, frozenset(free))
-
-
-def device_of(recipe: Recipe, here: devices.DeviceSpec | None) -> devices.DeviceSpec:
-    """The device that a recipe names, or the one at hand."""
-    if recipe.cluster.device is None:
-        if here is None:
-            raise InputError(
-                "cluster.device: which device to plan for? name one, as H100; `bessemer plan --devices` lists them"
-            )
-        return here
-    return devices.find(recipe.cluster.device, Path(recipe.cluster.catalogue) if recipe.cluster.catalogue else None)
 
 
 def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
@@ -124,14 +105,9 @@ def _precision(recipe: Recipe, device: devices.DeviceSpec) -> Precision:
     precision = "fp8" if asked == "fp8-rowwise" else asked
     if precision == "auto":
         return "bf16" if "bf16" in device.flops else "fp32"
-    if precision not in get_args(Precision):
-        raise InputError(
-            f"train.precision = {asked}: the planner has no rates for it; possible: {', '.join(device.flops)}"
-        )
     if precision not in device.flops:
-        raise InputError(
-            f"train.precision = {asked}: {device.name} does not have it; possible: {', '.join(device.flops)}"
-        )
+        lacks = f"{device.name} does not have it" if precision in PRECISIONS else "the planner has no rates for it"
+        raise InputError(f"train.precision = {asked}: {lacks}; possible: {', '.join(device.flops)}")
     return precision  # type: ignore[return-value]
 
 

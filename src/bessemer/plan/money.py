@@ -29,19 +29,12 @@ class Bill:
     price_date: str | None
     device_megawatt_hours: float
     megawatt_hours: float
-    pue: float
 
 
 def bill(
-    seconds: float,
-    devices: int,
-    watts: float,
-    *,
-    price: float | None = None,
-    price_date: str | None = None,
-    share: float = POWER_SHARE,
-    pue: float = PUE,
-) -> Bill:
+    seconds: float, devices: int, watts: float, *, price: float | None = None, price_date: str | None = None,
+    share: float = POWER_SHARE, pue: float = PUE,
+) -> Bill:  # fmt: skip
     """What `seconds` of `devices` devices come to.
 
     watts: a device's power limit, or what one takes with its part of the host; price: dollars a device-hour; share: of the watts
@@ -50,15 +43,9 @@ def bill(
     hours = seconds / HOUR * devices
     at_devices = hours * watts * share / 1e6
     return Bill(
-        days=seconds / DAY,
-        device_hours=hours,
-        cost=None if price is None else hours * price,
-        price=price,
-        price_date=price_date,
-        device_megawatt_hours=at_devices,
-        megawatt_hours=at_devices * pue,
-        pue=pue,
-    )
+        days=seconds / DAY, device_hours=hours, cost=None if price is None else hours * price, price=price, price_date=price_date,
+        device_megawatt_hours=at_devices, megawatt_hours=at_devices * pue,
+    )  # fmt: skip
 
 
 def token_bytes(vocabulary: int) -> int:
@@ -79,29 +66,18 @@ class Loading:
 
 
 def loading(
-    tokens_per_second: float,
-    vocabulary: int,
-    *,
-    tokens: float = 0.0,
-    readers: int = 1,
-    packed: float = 1.0,
-    storage: float | None = None,
+    tokens_per_second: float, vocabulary: int, *, tokens: float = 0.0, readers: int = 1, storage: float | None = None
 ) -> Loading:
     """The rate at which tokens must come from storage.
 
     tokens_per_second: of the whole run; tokens: of the whole run; readers: data-parallel ranks, each of which reads its own part
-    (the ranks of a tensor, pipeline or context group would read the same); packed: share of a sequence that is not padding;
-    storage: bytes/s it gives to all readers together.
+    (the ranks of a tensor, pipeline or context group would read the same); storage: bytes/s it gives to all readers together.
     """
     size = token_bytes(vocabulary)
-    rate = tokens_per_second * packed * size
-    return Loading(
-        rate=rate,
-        per_reader=rate / readers,
-        bytes=tokens * packed * size,
-        share=None if storage is None else rate / storage,
-        enough=None if storage is None else rate <= storage,
-    )
+    rate = tokens_per_second * size
+    share = None if storage is None else rate / storage
+    enough = None if storage is None else rate <= storage
+    return Loading(rate=rate, per_reader=rate / readers, bytes=tokens * size, share=share, enough=enough)
 
 
 # Bytes a parameter of weights, gradients, two moments and a working copy (Rajbhandari et al. 2020, section 3.1; Micikevicius et

@@ -8,7 +8,7 @@ from typing import Any
 from bessemer.errors import InputError
 from bessemer.plan import failures, laws, money
 from bessemer.plan.batch import BatchOutlook, batch_outlook
-from bessemer.plan.estimate.job import ClusterSpec, Job
+from bessemer.plan.estimate.job import Job
 from bessemer.plan.estimate.memory import DeviceMemory, MemoryFit, fits, memory, stages
 from bessemer.plan.estimate.step import Step, step
 from bessemer.plan.jobs import GB, Goal
@@ -47,16 +47,6 @@ class Outcome:
         """Of all steps, without failures."""
         return self.goal.tokens / self.job.tokens * self.step.seconds
 
-    @property
-    def found_layouts(self) -> tuple[Candidate, ...]:
-        """Those that the search found to fit, the fastest first."""
-        return () if self.found is None else self.found.ranked
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of all devices together."""
-        return self.job.tokens / self.step.seconds
-
 
 def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Outcome:
     """Work a goal out. searched: look for the best layout even where the recipe gives one; unique: tokens that differ, where
@@ -75,19 +65,25 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Ou
     best = found.ranked[0] if found is not None and goal.chooses_layout else _given(goal)
     job = best.job
     config, cluster = job.model, job.cluster
-    save, running, bill = run_of(goal, best)
+    asked, device, storage = (
+        goal.recipe.cluster,
+        cluster.device,
+        goal.recipe.cluster.storage_bandwidth * GB * cluster.nodes,
+    )
+    rate = asked.failures_per_node_year
+    between = failures.mtbf(cluster.devices, rate / DAYS_A_YEAR if rate else failures.DEFAULT_RATE)
+    save = failures.checkpoint(state_bytes(job), cluster.devices, storage)
+    running = failures.outlook(goal.tokens / job.tokens * best.step.seconds, best.step.seconds, between, save)
+    bill = money.bill(
+        running.seconds, cluster.devices, device.watts, price=asked.price if asked.price is not None else device.price,
+        price_date=None if asked.price is not None else device.price_date,
+    )  # fmt: skip
     return Outcome(
-        goal=goal,
-        job=job,
-        memory=best.memory,
-        verdict=fits(job, best.memory),
-        step=best.step,
-        bill=bill,
-        running=running,
+        goal=goal, job=job, memory=best.memory, verdict=fits(job, best.memory), step=best.step, bill=bill, running=running,
         save=save,
         loading=money.loading(
             job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, readers=job.layout.data,
-            storage=storage_bandwidth(goal, cluster),
+            storage=storage,
         ),
         standing=standing(config.parameters, goal.tokens),
         batch=batch_outlook(config.parameters, goal.tokens, min(job.tokens, goal.tokens)),
@@ -95,26 +91,6 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Ou
         repeated=None if unique is None else repetition(goal.tokens, unique),
         found=found,
     )  # fmt: skip
-
-
-def run_of(goal: Goal, best: Candidate) -> tuple[failures.CheckpointCost, failures.Outlook, money.Bill]:
-    """A goal's tokens with a layout: what a checkpoint takes, what failures take, and what it all comes to."""
-    job, asked = best.job, goal.recipe.cluster
-    cluster, device = job.cluster, job.cluster.device
-    rate = asked.failures_per_node_year
-    between = failures.mtbf(cluster.devices, rate / DAYS_A_YEAR if rate else failures.DEFAULT_RATE)
-    save = failures.checkpoint(state_bytes(job), cluster.devices, storage_bandwidth(goal, cluster))
-    running = failures.outlook(goal.tokens / job.tokens * best.step.seconds, best.step.seconds, between, save)
-    bill = money.bill(
-        running.seconds, cluster.devices, device.watts, price=asked.price if asked.price is not None else device.price,
-        price_date=None if asked.price is not None else device.price_date,
-    )  # fmt: skip
-    return save, running, bill
-
-
-def storage_bandwidth(goal: Goal, cluster: ClusterSpec) -> float:
-    """Bytes/s of the storage to all nodes together."""
-    return goal.recipe.cluster.storage_bandwidth * GB * cluster.nodes
 
 
 def state_bytes(job: Job) -> float:
@@ -161,8 +137,8 @@ def to_dict(out: Outcome, searched: bool = False) -> dict[str, Any]:
         "step_seconds": time.seconds,
         "step_seconds_error": TIME_ERROR,
         "step_seconds_by_part": {name: getattr(time, name) for name in STEP_PARTS},
-        "tokens_per_second": out.tokens_per_second,
-        "tokens_per_second_per_device": out.tokens_per_second / devices,
+        "tokens_per_second": time.tokens_per_second,
+        "tokens_per_second_per_device": time.tokens_per_second / devices,
         "model_tflops_per_device": time.model_flops / time.seconds / devices / 1e12,
         "hardware_tflops_per_device": time.hardware_flops / time.seconds / devices / 1e12,
         "mfu": time.mfu,
@@ -231,7 +207,7 @@ def candidate_dict(one: Candidate) -> dict[str, Any]:
     return {
         **layout_dict(one.job),
         "step_seconds": one.step.seconds,
-        "tokens_per_second": one.tokens_per_second,
+        "tokens_per_second": one.step.tokens_per_second,
         "mfu": one.step.mfu,
         "memory_bytes": one.memory.total,
     }

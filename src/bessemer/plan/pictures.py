@@ -247,7 +247,7 @@ def layouts(found: Found, job: Job) -> dict[str, Any]:
             {
                 "layout": layout_line(one.job),
                 "memory": one.memory.total,
-                "tokens_per_second_per_device": one.tokens_per_second / one.job.cluster.devices,
+                "tokens_per_second_per_device": one.step.tokens_per_second / one.job.cluster.devices,
                 "step_seconds": one.step.seconds,
                 "mfu": one.step.mfu,
                 "front": id(one) in front,

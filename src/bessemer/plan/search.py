@@ -39,11 +39,6 @@ class Candidate:
     memory: DeviceMemory
     step: Step
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Of all devices together."""
-        return self.job.tokens / self.step.seconds
-
 
 @dataclass(frozen=True)
 class RejectedLayout:

@@ -49,8 +49,8 @@ def plan_rows(of: Outcome) -> dict[str, str]:
         f"{size(cluster.inter)}/s out of it",
         "layout": layout_line(job) + chosen,
         "step": f"{step.seconds:.3g} s (within {TIME_ERROR:.0%}): {split}",
-        "speed": f"{amount(of.tokens_per_second / cluster.devices)} tokens/s a device, {amount(of.tokens_per_second)} in all; "
-        f"{rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
+        "speed": f"{amount(step.tokens_per_second / cluster.devices)} tokens/s a device, {amount(step.tokens_per_second)} in "
+        f"all; {rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
         "memory": f"{size(memory['total'])} of {size(device.memory * ROOM)} usable{where}: {held}",
         "state": "; ".join(
             f"{size(each.bytes)} ({each.devices:,} device{'s' * (each.devices > 1)}) with {each.assumes}"
@@ -126,7 +126,7 @@ def search_table(of: Found, devices: int) -> str:
 def _layouts(title: str, rows: Sequence[Candidate], devices: int) -> list[str]:
     head = f"{title:<28}{'s a step':>9}{'a device':>10}{'MFU':>7}{'GB':>7}"
     return [head] + [
-        f"  {_short(one.job):<26}{one.step.seconds:>9.3g}{amount(one.tokens_per_second / devices):>10}{one.step.mfu:>7.1%}"
+        f"  {_short(one.job):<26}{one.step.seconds:>9.3g}{amount(one.step.tokens_per_second / devices):>10}{one.step.mfu:>7.1%}"
         f"{one.memory.total / 1e9:>7.1f}  {layout_line(one.job)}"
         for one in rows
     ]  # fmt: skip
@@ -149,7 +149,7 @@ def what_if_columns(several: Sequence[Outcome], titles: Sequence[str]) -> list[d
             "zero, micro-batch": f"{one.job.layout.zero}, {one.job.layout.micro_batch}",
             "recompute": one.job.layout.recompute,
             "step": f"{one.step.seconds:.3g} s",
-            "tokens/s a device": amount(one.tokens_per_second / one.job.cluster.devices),
+            "tokens/s a device": amount(one.step.tokens_per_second / one.job.cluster.devices),
             "MFU": f"{one.step.mfu:.1%}",
             "memory": f"{size(one.memory.total)}{'' if one.verdict.fits else ' too much'}",
             "time": duration(one.seconds),

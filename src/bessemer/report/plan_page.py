@@ -165,7 +165,7 @@ def _tiles(of: Outcome) -> list[Block]:
         tile("Cost", f"${amount(bill.cost or 0.0)}", f"${bill.price:.2f} a device-hour") if priced
         else tile("Device-hours", amount(bill.device_hours), "no price known"),
         tile("One step", short_time(step.seconds), f"{amount(job.tokens)} tokens"),
-        tile("Tokens/s a device", amount(of.tokens_per_second / count), f"MFU {step.mfu:.1%}, {flops}"),
+        tile("Tokens/s a device", amount(step.tokens_per_second / count), f"MFU {step.mfu:.1%}, {flops}"),
         tile("Memory", size(of.memory.total),
              f"of {size(job.cluster.device.memory)}" + ("" if of.verdict.fits else ": too much")),
         tile("Tokens a parameter", f"{of.standing.tokens_per_parameter:,.3g}", of.standing.sentence.partition(":")[0]),

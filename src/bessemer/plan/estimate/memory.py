@@ -129,18 +129,11 @@ def _of(job: Job, part: PipelinePart) -> DeviceMemory:
         buffers += (sent + received + 1) * tokens * stream
     activations = sum(kinds.values())
     return DeviceMemory(
-        place=part.pipeline_rank,
-        weights=round(found.weights),
-        master=round(found.master),
-        gradients=round(found.gradients),
-        moments=round(found.moments),
-        activations=round(activations),
-        logits=round(logits),
-        buffers=round(buffers),
-        slack=round(framework.slack * (activations + logits + buffers)),
-        base=round(framework.base_bytes),
+        place=part.pipeline_rank, weights=round(found.weights), master=round(found.master), gradients=round(found.gradients),
+        moments=round(found.moments), activations=round(activations), logits=round(logits), buffers=round(buffers),
+        slack=round(framework.slack * (activations + logits + buffers)), base=round(framework.base_bytes),
         kinds={kind: round(each) for kind, each in kinds.items()},
-    )
+    )  # fmt: skip
 
 
 def _loss(job: Job, part: PipelinePart, tokens: float) -> tuple[float, float]:
