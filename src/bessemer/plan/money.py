@@ -77,7 +77,7 @@ def loading(
     rate = tokens_per_second * size
     share = None if storage is None else rate / storage
     enough = None if storage is None else rate <= storage
-    return Loading(rate=rate, per_reader=rate / readers, bytes=tokens * size, share=share, enough=enough)
+    return Loading(rate=rate, per_reader=rate / readers, bytes=float(tokens * size), share=share, enough=enough)
 
 
 # Bytes a parameter of weights, gradients, two moments and a working copy (Rajbhandari et al. 2020, section 3.1; Micikevicius et
