@@ -97,10 +97,8 @@ def _local_devices(recipe: Recipe) -> tuple[DeviceSpec | None, int]:
 
     if recipe.train.device == "cpu" or not torch.cuda.is_available():
         return None, 0
-    name = torch.cuda.get_device_name()
-    device = devices.match(
-        name, devices.catalogue(Path(recipe.cluster.catalogue) if recipe.cluster.catalogue else None)
-    )
+    name, catalogue = torch.cuda.get_device_name(), recipe.cluster.catalogue
+    device = devices.match(name, devices.catalogue(Path(catalogue) if catalogue else None))
     if device is None and recipe.cluster.device is None:
         raise InputError(
             f"parallel.auto: {name!r} is not in the catalogue of devices; name one with cluster.device, or add it "

@@ -53,13 +53,9 @@ def plan_only(
 
 
 def planned_run(
-    recipe: Recipe,
-    resolved: Recipe,
-    vocabulary: int,
-    labels: int,
-    known: dict[str, int],
+    recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int, known: dict[str, int],
     measure_seconds: float = MEASURE_SECONDS,
-) -> tuple[dict[str, Any], Recipe]:
+) -> tuple[dict[str, Any], Recipe]:  # fmt: skip
     """Time the run for `measure_seconds` (0: not at all), plan it, and turn train.minutes into steps. known: numbers of
     tokens, as outlook.num_tokens gives them."""
     from bessemer.layout import derived_keys
@@ -73,9 +69,8 @@ def planned_run(
     if measure_seconds > 0:
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
         if load > BUSY_LOAD * cores:
-            say(
-                f"  [yellow]other work runs on this machine (load {load:.1f} on {counted(cores, 'core')}): times are of now[/]"
-            )
+            busy = f"load {load:.1f} on {counted(cores, 'core')}"
+            say(f"  [yellow]other work runs on this machine ({busy}): times are of now[/]")
         timing = planner.timing(resolved, measure_seconds)
     if timing is not None and not planner.device.is_cuda:  # the peak's measurement may have met a busy moment
         rate = hardware_flops(resolved.train, planner.config, planner.recomputed) / timing.step
@@ -163,9 +158,8 @@ class Planner:
         from bessemer.layout.flops import hardware_flops
         from bessemer.plan.here import ASSUMED_MFU
 
-        micro_batches = (
-            (recipe.train.global_batch_tokens or 1) // config.sequence_length // (recipe.train.micro_batch or 1)
-        )
+        sequences = (recipe.train.global_batch_tokens or 1) // config.sequence_length
+        micro_batches = sequences // (recipe.train.micro_batch or 1)
         return hardware_flops(recipe.train, config, recomputed) / micro_batches / (ASSUMED_MFU * self.peak)
 
     def plan(self, recipe: Recipe, timing: RunTiming | None) -> dict[str, Any]:
@@ -178,18 +172,10 @@ class Planner:
                 source += f" with {timing.layers} of its {self.config.layers} layers and scaled up"
                 interval = timing.step * (1.0 - SCALED_ERROR), timing.step * (1.0 + SCALED_ERROR)
         return here.plan(
-            recipe,
-            self.config,
-            device=self.device.name,
-            peak=self.peak,
-            memory=self.memory(recipe),
-            step_seconds=None if timing is None else timing.step,
-            devices=self.devices(recipe),
-            source=source,
-            interval=interval,
-            validation_share=self._validation_share(recipe, timing),
-            saving_seconds=saving,
-        )
+            recipe, self.config, device=self.device.name, peak=self.peak, memory=self.memory(recipe),
+            step_seconds=None if timing is None else timing.step, devices=self.devices(recipe), source=source,
+            interval=interval, validation_share=self._validation_share(recipe, timing), saving_seconds=saving,
+        )  # fmt: skip
 
     def steps_of_minutes(self, recipe: Recipe, minutes: float, timing: RunTiming | None) -> int:
         """Steps whose time, with that of validation and saving, comes to so many minutes."""
@@ -231,6 +217,5 @@ def micro_batch_tokens(recipe: Recipe) -> int:
     from bessemer.layout import derived_keys
     from bessemer.train import device as devices
 
-    return (
-        derived_keys.MICRO_BATCH_TOKENS if devices.choose(recipe.train).is_cuda else derived_keys.CPU_MICRO_BATCH_TOKENS
-    )
+    is_cuda = devices.choose(recipe.train).is_cuda
+    return derived_keys.MICRO_BATCH_TOKENS if is_cuda else derived_keys.CPU_MICRO_BATCH_TOKENS

@@ -43,14 +43,9 @@ SAVING_SHARE = 0.02  # of train.minutes that checkpoints take, until one was tim
 
 
 def resolve(
-    recipe: Recipe,
-    vocabulary: int,
-    measured_steps: int | None = None,
-    micro_batch_tokens: int = MICRO_BATCH_TOKENS,
-    labels: int = 0,
-    unique_tokens: int | None = None,
-    held_out_tokens: int | None = None,
-) -> Recipe:
+    recipe: Recipe, vocabulary: int, measured_steps: int | None = None, micro_batch_tokens: int = MICRO_BATCH_TOKENS,
+    labels: int = 0, unique_tokens: int | None = None, held_out_tokens: int | None = None,
+) -> Recipe:  # fmt: skip
     """The recipe with every derived value filled in.
 
     vocabulary: ids of the tokenizer; measured_steps: steps that `train.minutes` comes to on this machine;
@@ -156,12 +151,8 @@ def dimensions(model: Model) -> Model:
             "corpus first with `bessemer corpus RECIPE`"
         )
     width = model.width or 64 * depth
-    if model.heads is not None:
-        heads = model.heads
-        head_dim = model.head_dim or width // heads
-    else:
-        head_dim = model.head_dim or (64 if width <= 1024 else 128)
-        heads = max(width // head_dim, 1)
+    head_dim = model.head_dim or (width // model.heads if model.heads else 64 if width <= 1024 else 128)
+    heads = model.heads or max(width // head_dim, 1)
     return model.model_copy(
         update={
             "layers": model.layers or depth,

@@ -60,18 +60,10 @@ class Memory:
 
 
 def memory(
-    train: Train,
-    layout: Parallel,
-    config: ModelConfig,
-    bytes_per_activation: int,
-    base: int,
-    *,
-    parts: Sequence[PipelinePart] = (),
-    recomputed: int | None = None,
-    bytes_per_cast: int = 0,
-    is_cuda: bool = False,
+    train: Train, layout: Parallel, config: ModelConfig, bytes_per_activation: int, base: int, *,
+    parts: Sequence[PipelinePart] = (), recomputed: int | None = None, bytes_per_cast: int = 0, is_cuda: bool = False,
     together: int = 1,
-) -> Memory:
+) -> Memory:  # fmt: skip
     """The fullest process of a layout, at the peak of a step.
 
     parts: of each place of the pipeline; empty: one process holds the whole model, whatever the layout. Weights and gradients
@@ -119,9 +111,8 @@ def _of_part(
                 2 * width * rows * config.width
             )  # the head's narrow copy, and its gradient before it is added in fp32
     scores = score_bytes(train, config, layout)
-    activations += max(
-        working + (0 if is_alone else scores) - logits, 0
-    )  # the blocks' way back begins where the logits were
+    # The blocks' backward pass begins where the logits were.
+    activations += max(working + (0 if is_alone else scores) - logits, 0)
     if is_alone:
         trained = config.parameters
         if is_frozen(train):  # nothing is kept for a way back: what one block works on, and the stream through all
@@ -133,17 +124,15 @@ def _of_part(
         gradients = 4 * trained * (1 if together == 1 else min(micro_batches, 1 + together))
         weights = 4 * config.parameters
     transient = gradients + activations + logits
-    slack = (
-        heap_slack(transient, micro_batches, together)
-        if is_alone
-        else HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * transient)
-    )
+    slack = HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * transient)
+    if is_alone:
+        slack = heap_slack(transient, micro_batches, together)
     whole = max(part.blocks - recomputed, 0) * config.block_matrix_parameters // layout.tensor
     return Memory(
         weights=weights,
         gradients=gradients,
         optimizer=0 if is_cuda and train.optimizer.offload else round(optimizer_bytes(train, config) * share),
-        average=round(average_bytes(train, config) * share),
+        average=round((4 * config.parameters if train.ema else 0) * share),  # in fp32
         activations=activations,
         logits=logits,
         base=base,
@@ -222,11 +211,6 @@ def optimizer_bytes(train: Train, config: ModelConfig) -> int:
     rest = len(UPDATE_RULES[train.optimizer.rest_kind].moments)
     moved = len(UPDATE_RULES[train.optimizer.kind].moments) * matrices + rest * config.embedding_parameters
     return round(each * moved + MOMENT_BYTES["fp32"] * rest * vectors)
-
-
-def average_bytes(train: Train, config: ModelConfig) -> int:
-    """Bytes of the weights' moving average, in fp32."""
-    return 4 * config.parameters if train.ema else 0
 
 
 @dataclass(frozen=True)

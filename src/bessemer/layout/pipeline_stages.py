@@ -172,10 +172,14 @@ def recomputed_in_all(config: ModelConfig, layout: Parallel, each: int) -> int:
 
 def parts_of(config: ModelConfig, layout: Parallel) -> list[PipelinePart]:
     """What each place of the pipeline axis holds, all of its stages together."""
-    every = spans(config, layout)
-    found = []
-    for place in range(layout.pipeline):
-        held = [every[number] for number in stages_at(layout, place)]
-        blocks = sum(span.end - span.first for span in held)
-        found.append(PipelinePart(place, blocks, any(s.has_embedding for s in held), any(s.has_head for s in held)))
-    return found
+    blocks = [span.end - span.first for span in spans(config, layout)]
+    return parts_of_stages(blocks, layout.schedule, layout.pipeline, layout.stages_each)
+
+
+def parts_of_stages(blocks: Sequence[int], schedule: str, ranks: int, virtual: int) -> list[PipelinePart]:
+    """The same of stages with so many blocks each."""
+    held = [stages_of(schedule, rank, ranks, virtual) for rank in range(ranks)]
+    return [
+        PipelinePart(rank, sum(blocks[stage] for stage in mine), 0 in mine, len(blocks) - 1 in mine)
+        for rank, mine in enumerate(held)
+    ]

@@ -135,25 +135,18 @@ def by_parameters(parameters: float, vocabulary: int, sequence_length: int, fami
 
 def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: int, family: str) -> list[ModelConfig]:
     """The widths of a depth within the flat valley that come near a count, their MLPs adjusted to meet it."""
-    found = []
+    found, options = [], FAMILIES[family].options
     for width in _widths(layers):
         head_dim = 32 if width < 256 else 64 if width <= 1024 else 128
         heads = max(width // head_dim, 1)
         shared = parameters >= SHARED_HEADS_FROM and heads % 8 == 0
-        plain = ModelConfig(
-            **{
-                **FAMILIES[family].options,
-                "vocabulary": vocabulary,
-                "sequence_length": sequence_length,
-                "layers": layers,
-                "width": width,
-                "heads": heads,
-                "kv_heads": 8 if shared else heads,
-                "head_dim": head_dim,
-                "mlp_width": default_mlp_width(width, FAMILIES[family].options.get("gated", True)),
-                "tie_embeddings": FAMILIES[family].options.get("tie_embeddings", False) or parameters < 4e9,
-            }
-        )
+        sizes = {
+            "vocabulary": vocabulary, "sequence_length": sequence_length, "layers": layers, "width": width, "heads": heads,
+            "kv_heads": 8 if shared else heads, "head_dim": head_dim,
+            "mlp_width": default_mlp_width(width, options.get("gated", True)),
+            "tie_embeddings": options.get("tie_embeddings", False) or parameters < 4e9,
+        }  # fmt: skip
+        plain = ModelConfig(**{**options, **sizes})
         a_unit = plain.with_changes(mlp_width=plain.mlp_width + 1).parameters - plain.parameters
         step = 16 if width < 512 else 64  # where 64 would be several percent of the model
         over = round((parameters - plain.parameters) / a_unit / step) * step

@@ -79,11 +79,9 @@ def _equal_compute(
     return traces, labels
 
 
-def checkpoints(of: dict[str, Any]) -> Figure | None:
+def checkpoints(of: dict[str, Any]) -> Figure:
     """The share of the time that is lost, against the interval between checkpoints."""
-    chosen, intervals, waste = as_object(of.get("chosen")), of.get("intervals"), of.get("waste")
-    if not chosen or not isinstance(intervals, list) or not isinstance(waste, list) or len(intervals) < 2:
-        return None
+    chosen, intervals, waste = of["chosen"], of["intervals"], of["waste"]
     ticks = [one for one in SPANS if intervals[0] <= one <= intervals[-1]]
     ticks = ticks[:: max(-(-len(ticks) // 8), 1)]
     x = log_axis("interval between checkpoints", intervals[0], intervals[-1], _span, ticks or None)
@@ -109,11 +107,9 @@ def layouts(of: dict[str, Any]) -> Figure | None:
         return parts.trace(name, x, y, ink, hover=hover, text=[row["layout"] for row in chosen], **style)
 
     front = sorted((row for row in rows if row["front"]), key=lambda row: row["memory"])
+    others = points([row for row in rows if not row["front"]], "others that fit", "raw", lines=False, marks=5)
     best = points(front, "fastest for their memory", "source-1", marks=7)
-    traces = [
-        points([row for row in rows if not row["front"]], "others that fit", "raw", lines=False, marks=5),
-        {**best, "line": {"width": 1.5, "shape": "hv"}},
-    ]
+    traces = [others, {**best, "line": {"width": 1.5, "shape": "hv"}}]
     own = [row for row in rows if row["own"]][:1]
     if own:
         traces.append(points(own, "this plan", "accent", lines=False, marks=12, symbol="diamond"))

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from bessemer.errors import InputError
 from bessemer.layout.memory import PartParameters
-from bessemer.layout.pipeline_stages import Costs, PipelinePart, balanced, stages_of
+from bessemer.layout.pipeline_stages import Costs, PipelinePart, balanced, parts_of_stages
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import Cut, Framework
 from bessemer.plan.estimate.job import Job, Layout, Recompute
@@ -43,12 +43,7 @@ def _places(config: ModelConfig, pipeline: int, each: int, schedule: str, cut: C
             f"layout.pipeline: {pipeline} devices with {each} stages each are {count} stages, but the model has "
             f"{config.layers} blocks; take at most {max(config.layers // each, 1)}"
         )
-    blocks = blocks_of_stages(config, count, cut)
-    found = []
-    for place in range(pipeline):
-        held = stages_of(schedule, place, pipeline, each)
-        found.append(PipelinePart(place, sum(blocks[stage] for stage in held), 0 in held, count - 1 in held))
-    return tuple(found)
+    return tuple(parts_of_stages(blocks_of_stages(config, count, cut), schedule, pipeline, each))
 
 
 def blocks_of_stages(config: ModelConfig, count: int, cut: Cut) -> tuple[int, ...]:
@@ -210,9 +205,8 @@ def backward(config: ModelConfig, framework: Framework, split: Split, width: int
     """
     inside = width / split.tensor
     hidden = inside * config.mlp_width * (3 if config.gated else 2)
-    written = (
-        0.0 if framework.attention == "flash" else 2 * width * config.sequence_length * config.heads / split.tensor
-    )
+    is_written = framework.attention != "flash"
+    written = 2 * width * config.sequence_length * config.heads / split.tensor if is_written else 0.0
     return max(hidden, written) + (6 if copies else 2) * width * config.width
 
 
