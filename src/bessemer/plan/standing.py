@@ -1,4 +1,4 @@
-"""Where a plan stands among the scaling laws and the known models, and the loss around it for a picture."""
+"""Where a plan stands among the scaling laws and the known models."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class KnownModel:
 
 @cache
 def known() -> tuple[KnownModel, ...]:
-    """The table (known.toml), by date."""
+    """The table (known_models.toml), by date."""
     text = resources.files(__package__).joinpath("known_models.toml").read_text(encoding="utf-8")
     rows = (KnownModel(**{"active": row["parameters"], **row}) for row in tomllib.loads(text)["model"])
     return tuple(sorted(rows, key=lambda model: (model.date, model.parameters)))

@@ -47,7 +47,7 @@ def _places(config: ModelConfig, pipeline: int, each: int, schedule: str, cut: C
 
 
 def blocks_of_stages(config: ModelConfig, count: int, cut: Cut) -> tuple[int, ...]:
-    """Blocks of each of `count` stages, as a program cuts them (see `frameworks.Cut`)."""
+    """Blocks of each of `count` stages, as a program cuts them (see frameworks.toml)."""
     layers, (least, extra) = config.layers, divmod(config.layers, count)
     if cut == "even":  # what is left over goes to the first stages
         return tuple(least + (stage < extra) for stage in range(count))
@@ -68,7 +68,7 @@ def blocks_of_stages(config: ModelConfig, count: int, cut: Cut) -> tuple[int, ..
 
 
 def _balanced_alike(layers: int, block: float, embedding: float, head: float, count: int) -> tuple[int, ...]:
-    """`stage_cut.balanced` for blocks that all cost the same, in time of the number of blocks.
+    """`pipeline_stages.balanced` for blocks that all cost the same, in time of the number of blocks.
 
     Once the last stage's number is chosen the others are as even as can be; the extra ones lie late.
     """

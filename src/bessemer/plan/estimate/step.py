@@ -3,7 +3,7 @@
 A block's computation is bound by the device or by the host, whichever is slower; what is sent beside it hides behind it as
 far as the framework lets it; the pipeline's schedule puts micro-batches together; gradients, the optimizer and what a step does
 once come last. Sources stand where the formulas are: compute.py, pieces.py, collectives.py, plan/timetable.py; constants
-in physics.py and frameworks.py.
+in job.py and frameworks.toml.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ def refuse(job: Job) -> str | None:
 @lru_cache(maxsize=4096)
 def _cut(layers: int, stages: int, head: float) -> tuple[int, ...]:
     """Blocks of each stage: alike, or, where the framework cuts by cost, the last stage with fewer for the head's sake (head:
-    what it weighs in blocks), so that the slowest stage is as fast as can be. What stage_cut.balanced finds, for blocks alike."""
+    what it weighs in blocks), so that the slowest stage is as fast as can be. What pipeline_stages.balanced
+    finds, for blocks alike."""
     if head <= 0 or stages == 1:
         return _even(layers, stages)
 
