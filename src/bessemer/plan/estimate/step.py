@@ -200,9 +200,14 @@ def _recomputed(model: ModelConfig, recompute: str, framework: Framework) -> flo
     return scores if framework.selective == "attention" else matrices / 2
 
 
-@lru_cache(maxsize=16_384)
-def fullest(model: ModelConfig, tensor: int, schedule: str, ranks: int, virtual: int, cut: tuple[int, ...]) -> float:
+def fullest(job: Job, cut: tuple[int, ...]) -> float:
     """Parameters on the device that holds most, before ZeRO divides them. cut: blocks of each stage."""
+    layout = job.layout
+    return _fullest(job.model, layout.tensor, layout.schedule, layout.pipeline, layout.virtual, cut)
+
+
+@lru_cache(maxsize=16_384)
+def _fullest(model: ModelConfig, tensor: int, schedule: str, ranks: int, virtual: int, cut: tuple[int, ...]) -> float:
     most, table = 0.0, model.vocabulary * model.width
     for rank in range(ranks):
         mine = stages_of(schedule, rank, ranks, virtual)
@@ -220,7 +225,7 @@ def exchange_seconds(job: Job, cut: tuple[int, ...], last: float, how: Physics) 
     framework's habit, an all-reduce) and a gather (ZeRO-1, 2), of all gradients.
     """
     layout, framework = job.layout, job.framework
-    parameters = fullest(job.model, layout.tensor, layout.schedule, layout.pipeline, layout.virtual, cut)
+    parameters = fullest(job, cut)
     calls = max(parameters / framework.bucket, 1.0) if framework.bucket else 1.0
     inside, sharded = layout.tensor * layout.context, layout.zero >= 1 and layout.shard > 1
     # Context ranks hold the same weights: their gradients are summed with those of the data ranks.
@@ -254,7 +259,7 @@ def optimizer_seconds(job: Job, cut: tuple[int, ...], how: Physics) -> float:
     """
     layout, framework = job.layout, job.framework
     share = layout.shard if layout.zero >= 1 else 1
-    held = fullest(job.model, layout.tensor, layout.schedule, layout.pipeline, layout.virtual, cut)
+    held = fullest(job, cut)
     wide = framework.master_bytes or framework.weight_bytes
     narrow = framework.weight_bytes if framework.master_bytes else 0.0
     state = 2 * (framework.moment_bytes + wide) + framework.gradient_bytes + narrow
