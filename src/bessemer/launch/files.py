@@ -95,119 +95,41 @@ def require_nodes(recipe: Recipe) -> None:
 
 def batch_script(recipe: Recipe, folder: Path) -> str:
     """The Slurm script of a recipe that is recipe.toml in `folder`, an absolute path that all nodes see."""
-    cluster, min_nodes = recipe.cluster, recipe.cluster.min_nodes or recipe.cluster.nodes
-    several = min_nodes != cluster.nodes
-    # With fewer nodes allowed, the end of one is not the end of the others.
-    options = ["--label", "--no-kill --kill-on-bad-exit=0 --wait=0" if several else "--kill-on-bad-exit=1"]
-    if cluster.image is not None:
-        options.append(f"--container-image={shlex.quote(cluster.image)}")
-    if cluster.mounts:
-        options.append(f"--container-mounts={shlex.quote(','.join(cluster.mounts))}")
-    return _filled(
-        "train.sbatch",
-        run=recipe.run.name,
-        processes=recipe.parallel.world,
-        nodes=cluster.nodes,
-        script=shlex.quote(str(folder / "train.sbatch")),
-        options=_sbatch_options(recipe, folder, min_nodes),
-        setup="\n".join(cluster.setup) + "\n" if cluster.setup else "",
-        run_folder=shlex.quote(str(recipe.run.folder)),
-        port=cluster.port,
-        srun_options=" ".join(options),
-        program="bessemer" if cluster.image is not None else f"{shlex.quote(sys.executable)} -m bessemer",
-        recipe=shlex.quote(str(folder / "recipe.toml")),
-        node_range=f'"{min_nodes}:$SLURM_JOB_NUM_NODES"' if several else cluster.nodes,
-        processes_per_node=recipe.parallel.world // cluster.nodes,
-    )
-
-
-def _sbatch_options(recipe: Recipe, folder: Path, min_nodes: int) -> str:
-    cluster, each = recipe.cluster, recipe.parallel.world // recipe.cluster.nodes
-    options: dict[str, object] = {
-        "job-name": recipe.run.name,
-        "nodes": cluster.nodes if min_nodes == cluster.nodes else f"{min_nodes}-{cluster.nodes}",
-        "ntasks-per-node": 1,
-    }
-    if recipe.train.device != "cpu":
-        options["gpus-per-node"] = each
-    options["cpus-per-task"] = cluster.cpus_per_process * each  # Slurm's own default is one for all of them
-    options["mem"] = (cluster.memory or "0").removesuffix("i")  # 0: all of a node's; Slurm's G are GiB
-    options["time"] = cluster.time
-    for name in ("partition", "account", "qos", "constraint"):
-        if (value := getattr(cluster, name)) is not None:
-            options[name] = value
     output = f"{folder}/logs/%x-%j.out"
     if shlex.quote(output) != output and any(letter.isspace() for letter in output):
         output = f'"{output}"'  # in an #SBATCH line only double quotes hold words together
-    options |= {
-        "signal": f"B:USR1@{cluster.save_seconds}",
-        "requeue": None,
-        "open-mode": "append",
-        "output": output,
-    }
-    if min_nodes != cluster.nodes:
-        options["no-kill"] = None  # a lost node does not end the job
-    return "\n".join(f"#SBATCH --{name}" + ("" if value is None else f"={value}") for name, value in options.items())
+    return _rendered("train.sbatch", recipe, folder=str(folder), output=output, python=sys.executable)
 
 
 def job_set(recipe: Recipe) -> str:
     """The ConfigMap with the recipe and the JobSet. Raises InputError when [cluster] lacks the image or the claim."""
-    cluster, layout = recipe.cluster, recipe.parallel
     for key, what in (("image", "the container image with bessemer in it"), ("claim", "the volume of the run folder")):
-        if getattr(cluster, key) is None:
+        if getattr(recipe.cluster, key) is None:
             raise InputError(
                 f"cluster.{key}: missing; kubernetes needs {what}, for example cluster.{key} = {EXAMPLE[key]}"
             )
     # A DNS label; with the suffixes of pods it must stay under 63 characters.
     name = re.sub(r"[^a-z0-9]+", "-", recipe.run.name.lower()).strip("-")[:40].strip("-") or "run"
-    each, min_nodes = layout.world // cluster.nodes, cluster.min_nodes or cluster.nodes
-    is_elastic = min_nodes != cluster.nodes
-    command = [
-        "bessemer", "train", "/etc/bessemer/recipe.toml",
-        "--nnodes", f"{min_nodes}:{cluster.nodes}" if is_elastic else str(cluster.nodes), "--nproc-per-node", str(each),
-        "--rdzv-endpoint", f"{name}-node-0-0.{name}:{cluster.port}", "--rdzv-id", f"{name}.$(RESTART_ATTEMPT)",
-    ]  # fmt: skip
-    return _filled(
-        "jobset.yaml",
-        run=recipe.run.name,
-        processes=layout.world,
-        nodes=cluster.nodes,
-        name=name,
-        namespace=f"\n  namespace: {cluster.namespace}" if cluster.namespace else "",
-        recipe="\n".join("    " + line if line else "" for line in dump(recipe).rstrip().splitlines()),
-        restarts=layout.restarts,
-        # Without elastic, a lost pod ends this Job, and the JobSet creates all of them again.
-        pod_restarts=layout.restarts * cluster.nodes if is_elastic else 0,
-        save_seconds=cluster.save_seconds,
-        image=json.dumps(cluster.image),
-        command=json.dumps(command),
-        mount=json.dumps(cluster.mount),
-        port=cluster.port,
-        resources=_resources(recipe, each),
-        claim=cluster.claim,
-        shared_memory=cluster.shared_memory,
+    toml = dump(recipe).rstrip()
+    return _rendered("jobset.yaml", recipe, name=name, recipe_toml=toml, memory_per_process=MEMORY_PER_PROCESS)
+
+
+def _rendered(template: str, recipe: Recipe, **more: Any) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    cluster = recipe.cluster
+    min_nodes = cluster.min_nodes or cluster.nodes
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False
     )
-
-
-def _resources(recipe: Recipe, each: int) -> str:
-    """Limits are requests too; a pod may exceed what is only requested. Without requests it is the first to be evicted."""
-    cluster, limits = recipe.cluster, {}
-    requests = {"cpu": str(each * cluster.cpus_per_process)}
-    if recipe.train.device != "cpu":
-        limits["nvidia.com/gpu"] = str(each)
-    if cluster.memory is not None:
-        limits["memory"] = cluster.memory
-    else:
-        requests["memory"] = f"{each * MEMORY_PER_PROCESS}Gi"
-    lines = [" " * 18 + "resources:"]
-    for name, values in (("requests", requests), ("limits", limits)):
-        if values:
-            lines.append(f"{' ' * 20}{name}:")
-            lines += [f"{' ' * 22}{key}: {json.dumps(value)}" for key, value in values.items()]
-    return "\n".join(lines)
-
-
-def _filled(template: str, **values: Any) -> str:
-    """A template of this folder with its {{name}} replaced."""
-    text = (Path(__file__).parent / template).read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match[1]]), text)
+    environment.filters |= {"quote": lambda value: shlex.quote(str(value)), "json": json.dumps}
+    text = (Path(__file__).parent / f"{template}.jinja").read_text(encoding="utf-8")
+    return environment.from_string(text).render(
+        recipe=recipe,
+        cluster=cluster,
+        per_node=recipe.parallel.world // cluster.nodes,
+        min_nodes=min_nodes,
+        is_elastic=min_nodes != cluster.nodes,  # then the end of one node is not the end of the others
+        has_gpus=recipe.train.device != "cpu",
+        **more,
+    )
