@@ -17,6 +17,7 @@ from bessemer.errors import InputError
 from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, attention
 from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.parallel import context
+from bessemer.parallel.collectives import RankGroup
 from bessemer.parallel.context import LocalDocuments, SequenceShard
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join
 from bessemer.recipe import Parallel
@@ -241,7 +242,7 @@ def counted(mesh: ProcessMesh) -> dict[str, Any]:
         k = torch.arange(8.0).view(1, 1, 8, 1).expand(2, 2, 8, 4)
         cut = SequenceShard.of(mesh, 8)
         own = at(cut, k).to(dtype).requires_grad_()
-        keys, values = context.gather_keys_values(own, own, cut, mesh.group("context"))
+        keys, values = context.gather_keys_values(own, own, RankGroup.of(mesh, "context"))
         assert keys.dtype == dtype and torch.equal(keys, k.to(dtype)) and torch.equal(values, keys)
         (keys * (1 + mesh.rank)).sum().backward()
         assert own.grad is not None

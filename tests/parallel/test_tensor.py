@@ -16,7 +16,7 @@ from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer, meta_model
-from bessemer.parallel.collectives import TensorGroup, VocabularyShard, scatter_tokens
+from bessemer.parallel.collectives import RankGroup, VocabularyShard, scatter_tokens
 from bessemer.parallel.mesh import ProcessMesh, join
 from bessemer.parallel.tensor import check, reduce_partial_gradients, sharded_dimension, split
 from bessemer.recipe import Parallel, parse
@@ -248,7 +248,7 @@ def test_what_does_not_divide_is_refused_with_what_does(changes: dict[str, Any],
 
 def test_a_vocabulary_need_not_divide() -> None:
     check(config(vocabulary=97), Parallel(tensor=2))
-    shards = [VocabularyShard.of(97, TensorGroup(place, 4, GroupName(""))) for place in range(4)]
+    shards = [VocabularyShard.of(97, RankGroup(place, 4, GroupName(""))) for place in range(4)]
     assert [(shard.first, shard.size) for shard in shards] == [(0, 25), (25, 25), (50, 25), (75, 22)]
     rows, here = shards[3].local(torch.tensor([74, 75, 96, -1]))
     assert (rows.tolist(), here.tolist()) == ([0, 0, 21, 0], [False, True, True, False])
@@ -257,9 +257,9 @@ def test_a_vocabulary_need_not_divide() -> None:
 @pytest.mark.parametrize(("tokens", "says"), [(25, "25 tokens .* are 24 and 28"), (3, "3 tokens .* are 4")])
 def test_sequences_that_do_not_divide_are_refused(tokens: int, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        TensorGroup(0, 4, GroupName("")).token_shard(torch.arange(tokens))
+        RankGroup(0, 4, GroupName("")).token_shard(torch.arange(tokens))
     with pytest.raises(InputError, match=says):
-        scatter_tokens(torch.zeros(1, tokens, 2), TensorGroup(0, 4, GroupName("")))
+        scatter_tokens(torch.zeros(1, tokens, 2), RankGroup(0, 4, GroupName("")))
 
 
 def test_matrices_are_cut_and_vectors_are_not() -> None:

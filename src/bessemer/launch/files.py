@@ -119,9 +119,7 @@ def _rendered(template: str, recipe: Recipe, **more: Any) -> str:
 
     cluster = recipe.cluster
     min_nodes = cluster.min_nodes or cluster.nodes
-    environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False
-    )
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False)
     environment.filters |= {"quote": lambda value: shlex.quote(str(value)), "json": json.dumps}
     text = (Path(__file__).parent / f"{template}.jinja").read_text(encoding="utf-8")
     return environment.from_string(text).render(

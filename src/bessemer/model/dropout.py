@@ -39,7 +39,11 @@ _GAMMA_32, _C1, _C2 = _signed(0x9E3779B9, 32), _signed(0x7FEB352D, 32), _signed(
 def splitmix64(keys: Tensor, number: Tensor | int = 0) -> Tensor:
     """The `number`-th output, from 0, of SplitMix64 generators with the states `keys` (int64)."""
     step = (number + 1) * _GAMMA
-    x = keys + (step if isinstance(step, Tensor) else _signed(step % (1 << 64), 64))
+    return splitmix64_finaliser(keys + (step if isinstance(step, Tensor) else _signed(step % (1 << 64), 64)))
+
+
+def splitmix64_finaliser(x: Tensor) -> Tensor:
+    """SplitMix64's output function, on wrapping int64."""
     x = (x ^ _shift_right(x, 30, 64)) * _M1
     x = (x ^ _shift_right(x, 27, 64)) * _M2
     return x ^ _shift_right(x, 31, 64)

@@ -1,4 +1,4 @@
-"""Collectives of a tensor-parallel group, each with its own backward, and the vocabulary shard built on them.
+"""Collectives of a tensor or context group, each with its own backward, and the vocabulary shard built on them.
 
 Sequence parallelism (Korthikanti et al. 2022, section 4.2.2): between matmuls each rank holds T / t of the tokens. The
 all-gather before a matmul has a reduce-scatter as its backward; the reduce-scatter after a matmul has an all-gather.
@@ -11,24 +11,31 @@ Shapes: B sequences, T tokens, t ranks of the group, D any last dimension, C tok
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import GroupName
 
 from bessemer.errors import InputError
+from bessemer.parallel.mesh import ProcessMesh
 
 functional = torch.ops._c10d_functional
+Operation = Literal["all_gather", "reduce_scatter", "slice", "sum"]
 
 
 @dataclass(frozen=True)
-class TensorGroup:
-    """This process's rank in a tensor-parallel group, the group's size and its name."""
+class RankGroup:
+    """This process's rank in a group along an axis of the mesh, the group's size and its name."""
 
     rank: int
     size: int
     name: GroupName
+
+    @classmethod
+    def of(cls, mesh: ProcessMesh, axis: str) -> RankGroup:
+        """The group of this process along an axis."""
+        return cls(mesh.coordinate(axis), mesh.size(axis), mesh.group(axis).group_name)
 
     def token_shard(self, x_BT: Tensor) -> Tensor:
         """This rank's shard of the last dimension, (..., T / t). Raises InputError when t does not divide T."""
@@ -56,7 +63,7 @@ class VocabularyShard:
     group: GroupName
 
     @classmethod
-    def of(cls, total: int, group: TensorGroup) -> VocabularyShard:
+    def of(cls, total: int, group: RankGroup) -> VocabularyShard:
         """This rank's shard."""
         return cls(*group.row_range(total), total, -(-total // group.size), group.name)
 
@@ -88,98 +95,71 @@ def require_divisible_tokens(tokens: int, size: int) -> None:
 
 def all_reduce(x: Tensor, operator: str, group: GroupName) -> Tensor:
     """The sum or max over a group; not differentiable."""
-    return _wait(functional.all_reduce(x, operator, group))
+    return wait(functional.all_reduce(x, operator, group))
 
 
-def gather_tokens(x_BTD: Tensor, group: TensorGroup, *, replicated: bool = False) -> Tensor:
+def wait(x: Tensor) -> Tensor:
+    """The finished result of a functional collective."""
+    result: Tensor = functional.wait_tensor(x)
+    return result
+
+
+def all_gather(x: Tensor, group: RankGroup, dim: int) -> Tensor:
+    """The ranks' tensors, concatenated along a dimension (the operator knows the first only); not differentiable."""
+    whole = wait(functional.all_gather_into_tensor(x.contiguous(), group.size, group.name))
+    return torch.cat(whole.chunk(group.size), dim) if dim else whole
+
+
+def gather_tokens(x_BTD: Tensor, group: RankGroup, *, replicated: bool = False) -> Tensor:
     """All-gather each rank's (B, T / t, D) to (B, T, D).
 
     The backward sums the ranks' gradients (reduce-scatter). replicated: all ranks compute the same from here on and hold the
     same gradient, so that the backward only slices it.
     """
-    gathered: Tensor = _GatherTokens.apply(x_BTD, group, replicated)  # type: ignore[no-untyped-call]
-    return gathered
+    return exchange(x_BTD, group, 1, "all_gather", "slice" if replicated else "reduce_scatter")
 
 
-def scatter_tokens(x_BTD: Tensor, group: TensorGroup) -> Tensor:
+def scatter_tokens(x_BTD: Tensor, group: RankGroup) -> Tensor:
     """Reduce-scatter the ranks' (B, T, D) to each rank's (B, T / t, D); the backward is an all-gather."""
-    scattered: Tensor = _ScatterTokens.apply(x_BTD, group)  # type: ignore[no-untyped-call]
-    return scattered
+    require_divisible_tokens(x_BTD.shape[1], group.size)
+    return exchange(x_BTD, group, 1, "reduce_scatter", "all_gather")
 
 
-def gather_columns(x: Tensor, group: TensorGroup, num_columns: int) -> Tensor:
+def gather_columns(x: Tensor, group: RankGroup, num_columns: int) -> Tensor:
     """All-gather column shards (see `row_range`) to (..., num_columns); the backward slices a replicated gradient."""
-    gathered: Tensor = _GatherColumns.apply(x, group, num_columns)  # type: ignore[no-untyped-call]
-    return gathered
+    padded = torch.nn.functional.pad(x, (0, -(-num_columns // group.size) - x.shape[-1]))
+    # Only the last ranks have fewer columns than the others, so padding is at the end.
+    return exchange(padded, group, -1, "all_gather", "slice")[..., :num_columns].contiguous()
 
 
-def sum_over(x: Tensor, group: TensorGroup) -> Tensor:
+def sum_over(x: Tensor, group: RankGroup) -> Tensor:
     """All-reduce sum whose backward sums the gradients too, because each rank uses the result for its own shard."""
-    total: Tensor = _SumOver.apply(x, group)  # type: ignore[no-untyped-call]
-    return total
+    return exchange(x, group, 0, "sum", "sum")
 
 
-class _GatherTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_BTD: Tensor, group: TensorGroup, replicated: bool) -> Tensor:
-        ctx.group, ctx.replicated = group, replicated
-        return _all_gather(x_BTD, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        group = ctx.group
-        if ctx.replicated:
-            return gradients[0].chunk(group.size, dim=1)[group.rank].contiguous(), None, None
-        return _reduce_scatter(gradients[0], group), None, None
-
-
-class _ScatterTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_BTD: Tensor, group: TensorGroup) -> Tensor:
-        ctx.group = group
-        require_divisible_tokens(x_BTD.shape[1], group.size)
-        return _reduce_scatter(x_BTD, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _all_gather(gradients[0], ctx.group), None
-
-
-class _GatherColumns(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: TensorGroup, num_columns: int) -> Tensor:
-        ctx.columns = group.row_range(num_columns)
-        padded = torch.nn.functional.pad(x, (0, -(-num_columns // group.size) - x.shape[-1]))
-        flat = functional.all_gather_into_tensor(padded.unsqueeze(0).contiguous(), group.size, group.name)
-        # Only the last rank has fewer columns than the others, so padding is at the end.
-        return _wait(flat).movedim(0, -2).flatten(-2)[..., :num_columns].contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0].narrow(-1, *ctx.columns), None, None
-
-
-class _SumOver(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: TensorGroup) -> Tensor:
-        ctx.group = group.name
-        return all_reduce(x, "sum", group.name)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(gradients[0].contiguous(), "sum", ctx.group), None
-
-
-def _all_gather(x_BTD: Tensor, group: TensorGroup) -> Tensor:
-    parts = _wait(functional.all_gather_into_tensor(x_BTD.contiguous(), group.size, group.name))
-    return parts.unflatten(0, (group.size, -1)).transpose(0, 1).flatten(1, 2)  # type: ignore[no-untyped-call,no-any-return]
-
-
-def _reduce_scatter(x_BTD: Tensor, group: TensorGroup) -> Tensor:
-    parts = x_BTD.unflatten(1, (group.size, -1)).transpose(0, 1).flatten(0, 1)  # type: ignore[no-untyped-call]
-    return _wait(functional.reduce_scatter_tensor(parts.contiguous(), "sum", group.size, group.name))
-
-
-def _wait(x: Tensor) -> Tensor:
-    result: Tensor = functional.wait_tensor(x)
+def exchange(x: Tensor, group: RankGroup, dim: int, forward: Operation, backward: Operation) -> Tensor:
+    """A collective along `dim`, and the one that its backward pass runs on the gradient."""
+    result: Tensor = _Exchange.apply(x, group, dim, forward, backward)  # type: ignore[no-untyped-call]
     return result
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: RankGroup, dim: int, forward: Operation, backward: Operation) -> Tensor:
+        ctx.group, ctx.dim, ctx.operation = group, dim, backward
+        return _run(forward, x, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return _run(ctx.operation, gradients[0], ctx.group, ctx.dim), None, None, None, None
+
+
+def _run(operation: Operation, x: Tensor, group: RankGroup, dim: int) -> Tensor:
+    if operation == "sum":
+        return all_reduce(x.contiguous(), "sum", group.name)
+    if operation == "slice":
+        return x.chunk(group.size, dim)[group.rank].contiguous()
+    if operation == "all_gather":
+        return all_gather(x, group, dim)
+    parts = torch.cat(x.chunk(group.size, dim)) if dim else x.contiguous()
+    return wait(functional.reduce_scatter_tensor(parts, "sum", group.size, group.name))

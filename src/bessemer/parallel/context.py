@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from bessemer.errors import InputError
@@ -29,7 +28,7 @@ from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, Q
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer
-from bessemer.parallel.collectives import functional, require_divisible_tokens
+from bessemer.parallel.collectives import RankGroup, all_gather, exchange, require_divisible_tokens
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Parallel
 
@@ -113,14 +112,12 @@ class LocalDocuments(Documents):
         document_BT, index_S = self.document_BT, self.shard.positions(self.document_BT.device)
         one_document_each = self.position_BT.dim() == 1
 
-        def allowed(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-            return spec.allows(index_S[q], kv)
-
         def within(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-            return allowed(b, h, q, kv) & (document_BT[b, index_S[q]] == document_BT[b, kv])
+            allowed = spec.allows(index_S[q], kv)
+            return allowed if one_document_each else allowed & (document_BT[b, index_S[q]] == document_BT[b, kv])
 
-        batch, mask = (None, allowed) if one_document_each else (self.batch, within)
-        return create_block_mask(mask, batch, None, len(index_S), self.shard.length, device=document_BT.device)
+        batch = None if one_document_each else self.batch
+        return create_block_mask(within, batch, None, len(index_S), self.shard.length, device=document_BT.device)
 
 
 def _pieces(rows: slice, spans: list[tuple[int, int]], shard: SequenceShard) -> Iterator[QueryBlock]:
@@ -146,12 +143,9 @@ class LocalBatch:
 
 
 def local_batch(
-    mesh: ProcessMesh,
-    inputs_BT: Tensor,
-    targets_BT: Tensor,
-    documents: Documents | None,
+    mesh: ProcessMesh, inputs_BT: Tensor, targets_BT: Tensor, documents: Documents | None,
     masks: DropoutMasks | None = None,
-) -> LocalBatch:
+) -> LocalBatch:  # fmt: skip
     """This rank's tokens of a micro-batch of whole sequences; all of them without context parallelism.
 
     documents, masks: of the whole sequences. Raises InputError when the length does not divide.
@@ -182,63 +176,42 @@ def apply(model: Transformer, mesh: ProcessMesh) -> None:
     if mesh.size("context") == 1:
         return
     require_config(model.config, mesh.layout)
-    model.use_attention(functools.partial(attend, group=mesh.group("context")))
+    model.use_attention(functools.partial(attend, group=RankGroup.of(mesh, "context")))
 
 
 def attend(
     q_BHSK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scope: AttentionScope, masks: DropoutMasks | None = None, *,
-    group: dist.ProcessGroup,
+    group: RankGroup,
 ) -> Tensor:  # fmt: skip
     """Attention of local queries over the whole sequences, (B, H, S, K), from local keys and values."""
     documents = scope.documents
     assert isinstance(documents, LocalDocuments), "context parallelism needs batches from `local_batch`"
-    k_BGTK, v_BGTK = gather_keys_values(k_BGSK, v_BGSK, documents.shard, group)
+    k_BGTK, v_BGTK = gather_keys_values(k_BGSK, v_BGSK, group)
     return attention(q_BHSK, k_BGTK, v_BGTK, scope, masks)
 
 
-def gather_keys_values(
-    k_BGSK: Tensor, v_BGSK: Tensor, shard: SequenceShard, group: dist.ProcessGroup
-) -> tuple[Tensor, Tensor]:
+def gather_keys_values(k_BGSK: Tensor, v_BGSK: Tensor, group: RankGroup) -> tuple[Tensor, Tensor]:
     """All-gather keys and values of the whole sequences, (B, G, T, K) each, in one collective.
 
     The backward is one reduce-scatter, which sums gradients in their own dtype.
     """
     # The chunk dimension leads, so that the gathered tensor has the 2c chunks in the order 0, 2c - 1, 1, 2c - 2, ...
     chunked = [x.unflatten(2, (2, -1)).movedim(2, 0) for x in (k_BGSK, v_BGSK)]  # type: ignore[no-untyped-call]
-    stacked = torch.stack(chunked, dim=1)
-    all_chunks: Tensor = _Gather.apply(stacked, group.group_name, shard.num_ranks)  # type: ignore[no-untyped-call]
-    chunks, ranks = all_chunks.unbind(0), shard.num_ranks
+    chunks = exchange(torch.stack(chunked, dim=1), group, 0, "all_gather", "reduce_scatter").unbind(0)
+    ranks = group.size
     in_order = [chunks[2 * n] if n < ranks else chunks[2 * (2 * ranks - 1 - n) + 1] for n in range(2 * ranks)]
     k_BGTK, v_BGTK = torch.cat(in_order, dim=3).unbind(0)
     return k_BGTK, v_BGTK
-
-
-class _Gather(torch.autograd.Function):
-    """All-gather along the first dimension, with a reduce-scatter as its backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: str, size: int) -> Tensor:
-        ctx.group, ctx.size = group, size
-        gathered: Tensor = functional.wait_tensor(functional.all_gather_into_tensor(x.contiguous(), size, group))
-        return gathered
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        scattered = functional.reduce_scatter_tensor(gradients[0].contiguous(), "sum", ctx.size, ctx.group)
-        return functional.wait_tensor(scattered), None, None
 
 
 def gather_sequences(mesh: ProcessMesh, x_BS: Tensor) -> Tensor:
     """All-gather per-token values (B, S, ...) to whole sequences (B, T, ...); not differentiable, for validation."""
     if mesh.size("context") == 1:
         return x_BS
-    size, group = mesh.size("context"), mesh.group("context").group_name
-    length = x_BS.shape[1] * size
-    gathered = functional.all_gather_into_tensor(x_BS.detach().contiguous(), size, group)
-    index = torch.cat([SequenceShard(size, rank, length).positions(x_BS.device) for rank in range(size)])
-    x_BT = torch.empty(len(x_BS), length, *x_BS.shape[2:], dtype=x_BS.dtype, device=x_BS.device)
-    x_BT[:, index] = torch.cat(functional.wait_tensor(gathered).chunk(size), dim=1)
-    return x_BT
+    group = RankGroup.of(mesh, "context")
+    gathered_BT, length = all_gather(x_BS.detach(), group, 1), x_BS.shape[1] * group.size
+    index = [SequenceShard(group.size, rank, length).positions(x_BS.device) for rank in range(group.size)]
+    return gathered_BT[:, torch.cat(index).argsort()]
 
 
 def require_length(num_ranks: int, length: int) -> None:

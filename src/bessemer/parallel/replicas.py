@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bessemer.parallel.sharded import Box, local_shard
+from bessemer.parallel.sharded import Box, bits_of, local_shard
 
 Key = tuple[str, Box, Box]  # name, offset and size of a shard
 Sums = dict[Key, int]
-
-_WIDTHS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,7 @@ def bit_sums(named: Iterable[tuple[str, Tensor]]) -> Sums:
         _, offset, shard = local_shard(tensor)
         if shard.numel():
             keys.append((name, offset, tuple(shard.shape)))
-            bits = shard.contiguous().view(_WIDTHS[shard.element_size()])
-            sums.append(bits.sum(dtype=torch.int64))
+            sums.append(bits_of(shard).sum(dtype=torch.int64))
     return dict(zip(keys, torch.stack(sums).tolist(), strict=True)) if sums else {}  # one transfer from the device
 
 

@@ -16,6 +16,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
 from bessemer.errors import BessemerError
+from bessemer.model.dropout import splitmix64_finaliser
 from bessemer.parallel.mesh import ProcessMesh
 
 Box = tuple[int, ...]  # an offset or a shape
@@ -74,13 +75,9 @@ def as_shard_of(parameter: Tensor, values: Tensor) -> Tensor:
     """
     if not isinstance(parameter, DTensor) or isinstance(values, DTensor) or local(parameter).shape != values.shape:
         return values
+    device_mesh, placements = parameter.device_mesh, parameter.placements
     return DTensor.from_local(
-        values.detach(),
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
+        values.detach(), device_mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
     )
 
 
@@ -134,6 +131,12 @@ def clip_gradients(parameters: Iterable[nn.Parameter], clip_norm: float, norm: f
         torch._foreach_mul_(gradients, factor.clamp(max=1.0))
 
 
+def bits_of(tensor: Tensor) -> Tensor:
+    """The bits of each element, as integers of its width."""
+    widths = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+    return tensor.contiguous().view(widths[tensor.element_size()])
+
+
 @torch.no_grad()
 def fingerprint(named: Iterable[tuple[str, Tensor]], mesh: ProcessMesh) -> str:
     """A 128-bit hexadecimal hash of all tensors that changes with any bit and not with the layout.
@@ -167,32 +170,14 @@ def _is_first_replica(parameter: Tensor, mesh: ProcessMesh) -> bool:
 def _hash_sums(name: str, shape: Box, offset: Box, shard: Tensor) -> Tensor:
     """The hash of a shard with each of the two seeds, (2,) int64, wrapping."""
     seeds = [int.from_bytes(hashlib.blake2b(f"{n}{name}".encode(), digest_size=7).digest(), "little") for n in (0, 1)]
-    widths = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-    bits = shard.contiguous().view(widths[shard.element_size()]).reshape(-1)
+    bits, strides = bits_of(shard).reshape(-1), [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     total = torch.zeros(2, dtype=torch.int64)
     for start in range(0, bits.numel(), HASH_CHUNK):
         chunk = bits[start : start + HASH_CHUNK].to(torch.int64)
-        index = _global_index(start, len(chunk), shape, offset, shard)
+        index = torch.arange(start, start + len(chunk), device=shard.device)
+        if shape != tuple(shard.shape):  # row-major in the whole tensor
+            places = zip(torch.unravel_index(index, shard.shape), offset, strides, strict=True)
+            index = torch.stack([(place + first) * stride for place, first, stride in places]).sum(dim=0)
         for number, seed in enumerate(seeds):
-            total[number] += _mix(chunk ^ _mix(index + seed)).sum().cpu()
+            total[number] += splitmix64_finaliser(chunk ^ splitmix64_finaliser(index + seed)).sum().cpu()
     return total
-
-
-def _global_index(start: int, count: int, shape: Box, offset: Box, shard: Tensor) -> Tensor:
-    """Row-major index in the whole tensor of a shard's elements [start, start + count)."""
-    index = torch.arange(start, start + count, device=shard.device)
-    if shape == tuple(shard.shape):
-        return index
-    result, stride = torch.zeros_like(index), 1
-    for dim in reversed(range(len(shape))):
-        result += (index % shard.shape[dim] + offset[dim]) * stride
-        index //= shard.shape[dim]
-        stride *= shape[dim]
-    return result
-
-
-def _mix(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014), on wrapping int64."""
-    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687  # 0xbf58476d1ce4e5b9
-    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685  # 0x94d049bb133111eb
-    return x ^ ((x >> 31) & 0x1FFFFFFFF)

@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from bessemer.errors import InputError
@@ -30,38 +29,30 @@ from bessemer.model.dropout import DropoutMasks
 from bessemer.model.kernels import upcast
 from bessemer.model.transformer import Transformer
 from bessemer.parallel.collectives import (
-    TensorGroup,
+    RankGroup,
     VocabularyShard,
     all_reduce,
     gather_columns,
     gather_tokens,
     scatter_tokens,
     sum_over,
-)
+)  # fmt: skip
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Parallel
 
 # Sharded parameters of every block, with their dimension. The biases of qkv and gate_up are sharded with them. Those of `up`
 # and of the head are vectors, in which FSDP would have no other dimension to shard, so they are replicated.
 _SHARDED = {
-    "attention.qkv": 0,
-    "attention.qkv_bias": 0,
-    "attention.out.weight": 1,
-    "mlp.gate_up": 1,
-    "mlp.gate_up_bias": 1,
-    "mlp.up.weight": 0,
-    "mlp.down.weight": 1,
-}
+    "attention.qkv": 0, "attention.qkv_bias": 0, "attention.out.weight": 1, "mlp.gate_up": 1, "mlp.gate_up_bias": 1,
+    "mlp.up.weight": 0, "mlp.down.weight": 1,
+}  # fmt: skip
 # How a module's code reads a parameter. shard: the local shard; partial: the whole, with a partial gradient; slice: this
 # rank's rows of the whole, with a partial gradient; replicated: the whole, with the same gradient on all ranks; deferred: not
 # at all, because it is added after the reduction.
 Access = Literal["shard", "partial", "slice", "replicated", "deferred"]
 _SPECIAL_ACCESS: dict[str, Access] = {
-    "attention.out.bias": "deferred",
-    "mlp.down.bias": "deferred",
-    "mlp.up.bias": "slice",
-    "head.bias": "slice",
-}
+    "attention.out.bias": "deferred", "mlp.down.bias": "deferred", "mlp.up.bias": "slice", "head.bias": "slice",
+}  # fmt: skip
 
 
 def sharded_dimension(name: str) -> int | None:
@@ -79,18 +70,13 @@ def check(config: ModelConfig, layout: Parallel) -> None:
     if layout.tensor == 1:
         return
 
-    def last_rank_has_ids(size: int) -> bool:
-        return TensorGroup(size - 1, size, GroupName("")).row_range(config.vocabulary)[1] > 0
-
     heads = "model.kv_heads" if config.kv_heads != config.heads else "model.heads"
+    vocabulary, length = config.vocabulary, config.sequence_length
     wanted: dict[str, tuple[int, Callable[[int], bool]]] = {
         heads: (config.kv_heads, lambda size: config.kv_heads % size == 0),
         "model.mlp_width": (config.mlp_width, lambda size: config.mlp_width % size == 0),
-        "model.vocabulary": (config.vocabulary, last_rank_has_ids),
-        "tokens.sequence_length": (
-            config.sequence_length,
-            lambda size: config.sequence_length % (layout.context * size) == 0,
-        ),
+        "model.vocabulary": (vocabulary, lambda size: -(-vocabulary // size) * (size - 1) < vocabulary),
+        "tokens.sequence_length": (length, lambda size: length % (layout.context * size) == 0),
     }
     for key, (value, fits) in wanted.items():
         if not fits(layout.tensor):
@@ -113,7 +99,7 @@ def split(model: Transformer, mesh: ProcessMesh) -> None:
         return
     check(model.config, mesh.layout)
     assert mesh.device_mesh is not None
-    group = TensorGroup(mesh.coordinate("tensor"), mesh.size("tensor"), mesh.group("tensor").group_name)
+    group = RankGroup.of(mesh, "tensor")
     _distribute(model, mesh.device_mesh["tensor"])
     config = model.config
     vocabulary = VocabularyShard.of(config.vocabulary, group)
@@ -195,16 +181,16 @@ def _property(name: str, access: Access) -> property:
     return property(get)
 
 
-def _local(parameter: DTensor, access: Access, group: TensorGroup) -> Tensor:
+def _local(parameter: DTensor, access: Access, group: RankGroup) -> Tensor:
     if access in ("shard", "replicated"):
         return parameter.to_local()
     whole = parameter.to_local(grad_placements=[Partial()])
     return whole.narrow(0, *group.row_range(len(whole))) if access == "slice" else whole
 
 
-def _add_bias(x_BTD: Tensor, linear: nn.Module, group: TensorGroup) -> Tensor:
-    """x + bias, once, after the partial products were reduced; each rank adds it to its own tokens."""
-    bias = linear._parameters["bias"]
+def _reduced(partial_BTD: Tensor, linear: nn.Module, group: RankGroup) -> Tensor:
+    """The sum of the ranks' partial products, (B, T / t, D), plus the bias, which each rank adds to its own tokens."""
+    x_BTD, bias = scatter_tokens(partial_BTD, group), linear._parameters["bias"]
     if bias is None:
         return x_BTD
     assert isinstance(bias, DTensor)
@@ -214,7 +200,7 @@ def _add_bias(x_BTD: Tensor, linear: nn.Module, group: TensorGroup) -> Tensor:
 class ShardedAttention(nn.Module):
     """This rank's heads over all tokens. (B, T / t, D) to (B, T / t, D)."""
 
-    tensor_group: TensorGroup
+    tensor_group: RankGroup
     out: nn.Linear
 
     def forward(
@@ -222,25 +208,25 @@ class ShardedAttention(nn.Module):
     ) -> Tensor:
         if cache is not None:
             raise InputError("parallel.tensor: tokens are generated by one process; export the run, or load it on one")
-        partial_BTD = super().forward(gather_tokens(x_BTD, self.tensor_group), rotation, scope, None, masks)
-        return _add_bias(scatter_tokens(partial_BTD, self.tensor_group), self.out, self.tensor_group)
+        whole_BTD = gather_tokens(x_BTD, self.tensor_group)
+        return _reduced(super().forward(whole_BTD, rotation, scope, None, masks), self.out, self.tensor_group)
 
 
 class ShardedMLP(nn.Module):
     """This rank's hidden units over all tokens. (B, T / t, D) to (B, T / t, D)."""
 
-    tensor_group: TensorGroup
+    tensor_group: RankGroup
     down: nn.Linear
 
     def forward(self, x_BTD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
-        partial_BTD = super().forward(gather_tokens(x_BTD, self.tensor_group), masks)
-        return _add_bias(scatter_tokens(partial_BTD, self.tensor_group), self.down, self.tensor_group)
+        whole_BTD = gather_tokens(x_BTD, self.tensor_group)
+        return _reduced(super().forward(whole_BTD, masks), self.down, self.tensor_group)
 
 
 class NormOverHeads(nn.Module):
     """RMSNorm over the heads of all ranks; each has its own heads' elements of the input."""
 
-    tensor_group: TensorGroup
+    tensor_group: RankGroup
     scale: Tensor
     eps: float
 
@@ -254,7 +240,7 @@ class NormOverHeads(nn.Module):
 class ShardedEmbedding(nn.Module):
     """Each rank looks up its own ids; the reduce-scatter has one summand for every token."""
 
-    tensor_group: TensorGroup
+    tensor_group: RankGroup
     weight: Tensor
     vocabulary: VocabularyShard
 
@@ -269,7 +255,7 @@ class ShardedEmbedding(nn.Module):
 class ShardedPositions(nn.Module):
     """Position embeddings of this rank's tokens."""
 
-    tensor_group: TensorGroup
+    tensor_group: RankGroup
 
     def forward(self, positions: Tensor) -> Tensor:
         embedded: Tensor = super().forward(self.tensor_group.token_shard(positions))
@@ -282,7 +268,7 @@ class GatheringNorm(nn.Module):
     replicated: whether all ranks compute the same from there on (a classifier) or each its vocabulary shard.
     """
 
-    tensor_group: TensorGroup
+    tensor_group: RankGroup
     replicated: bool
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -294,7 +280,7 @@ class GatheringNorm(nn.Module):
 class ShardedHead(nn.Module):
     """A language head with the output rows of this rank's ids."""
 
-    tensor_group: TensorGroup
+    tensor_group: RankGroup
     vocabulary: VocabularyShard
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
@@ -302,15 +288,17 @@ class ShardedHead(nn.Module):
         return gather_columns(super().logits(hidden_BTD), self.tensor_group, self.vocabulary.total)  # type: ignore[misc]
 
 
+_MIXINS = {
+    "embedding": ShardedEmbedding,
+    "position_embedding": ShardedPositions,
+    "norm": GatheringNorm,
+    "head": ShardedHead,
+}
+
+
 def _mixin(path: str, config: ModelConfig) -> type[nn.Module] | None:
     """The mixin of the module at a path; None: only its parameters are sharded."""
-    by_path = {
-        "embedding": ShardedEmbedding,
-        "position_embedding": ShardedPositions,
-        "norm": GatheringNorm,
-        "head": ShardedHead,
-    }
     by_ending = {".attention": ShardedAttention, ".mlp": ShardedMLP}
     if config.qk_norm == "full":
         by_ending |= {".q_norm": NormOverHeads, ".k_norm": NormOverHeads}
-    return by_path.get(path) or next((mixin for ending, mixin in by_ending.items() if path.endswith(ending)), None)
+    return _MIXINS.get(path) or next((mixin for ending, mixin in by_ending.items() if path.endswith(ending)), None)
