@@ -107,12 +107,3 @@ def test_a_configuration_survives_json(options: dict[str, Any]) -> None:
 
     made = config(**options)
     assert ModelConfig.from_dict(json.loads(json.dumps(made.to_dict()))) == made
-
-
-def test_configurations_of_older_versions_are_read() -> None:
-    values = config(activation="gelu", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True).to_dict()
-    for key in ("activation", "gated", "qkv_bias", "out_bias", "mlp_bias", "unrotated_layers", "query_scalar"):
-        del values[key]
-    older = ModelConfig.from_dict(values | {"mlp": "gelu", "bias": True})
-    assert older == config(activation="gelu", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True)
-    assert ModelConfig.from_dict(values | {"mlp": "geglu", "bias": False}) == config(activation="gelu")

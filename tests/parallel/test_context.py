@@ -125,7 +125,7 @@ def deviations(
             mine = context.local_batch(mesh, inputs, targets, documents)
             logits, *sums = results(split, mine.inputs_BS, mine.targets_BS, mine.documents, valid)
             for value in sums:
-                dist.all_reduce(value, group=mesh.group("context"))
+                dist.all_reduce(value, group=RankGroup.of(mesh, "context"))
             found[f"{name}, {kind}"] = (
                 relative(context.gather_sequences(mesh, logits), wanted[0]),
                 relative(sums[0], wanted[1]),
@@ -169,10 +169,12 @@ def long_ones(mesh: ProcessMesh, length: int) -> dict[str, float]:
             if length == 64:  # the kernel is for CUDA; its reference, which runs here, has no backward
                 with torch.no_grad():
                     scope = AttentionScope(spec, local, local.block_mask(spec))
-                    out = context.attend(*(x.detach() for x in mine), scope, group=mesh.group("context"))
+                    out = context.attend(*(x.detach() for x in mine), scope, group=RankGroup.of(mesh, "context"))
                 found["flex " + name] = relative(out, at(cut, wanted))
                 continue
-            out = context.attend(*mine, AttentionScope.of(spec, local, 0, q.device), group=mesh.group("context"))
+            out = context.attend(
+                *mine, AttentionScope.of(spec, local, 0, q.device), group=RankGroup.of(mesh, "context")
+            )
             found[name] = relative(out, at(cut, wanted))
             own = torch.autograd.grad((out * at(cut, weight)).sum(), mine)
             for left, right in zip(own, gradients, strict=True):

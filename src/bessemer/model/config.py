@@ -190,14 +190,8 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """What to_dict gave, also in earlier versions. Raises InputError on a field this version does not know."""
+        """What to_dict gave. Raises InputError on a field this version does not know."""
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-        if "mlp" in values:  # of versions that had one option for gate and activation and one for all biases
-            kind, bias = values.pop("mlp"), values.pop("bias", False)
-            older = {"swiglu": "silu", "geglu": "gelu"}
-            values |= {"gated": kind in older, "activation": older.get(kind, kind)}
-            values |= {"qkv_bias": bias or values.get("qkv_bias", False), "out_bias": bias, "mlp_bias": bias}
-            values["transform_bias"] = bias and values.get("head_transform", False)
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
             raise InputError(f"model configuration: {unknown[0]!r} is unknown to this version")

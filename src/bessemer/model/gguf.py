@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,28 @@ def architecture_of(config: ModelConfig) -> str:
     return architecture
 
 
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor under llama.cpp's name. array: its values in float32, made anew at each call; kind: of TYPES' values."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    array: Callable[[], Array]
+
+    @property
+    def stored(self) -> Array:
+        """The values as the file has them."""
+        import gguf
+
+        if self.kind == "F32":
+            return self.array()
+        if self.kind == "F16":
+            return self.array().astype(np.float16)
+        stored: Array = gguf.quantize(self.array(), gguf.GGMLQuantizationType[self.kind])
+        return stored
+
+
 def write_gguf(
     model: Transformer, value: Value, vocabulary: Vocabulary, ids: GgufIds, name: str, path: Path, dtype: str = "float32",
     licence: str | None = None, chat_template: str | None = None,
@@ -115,116 +138,106 @@ def write_gguf(
     """
     import gguf
 
-    config, kind = model.config, TYPES[dtype]
-    architecture = architecture_of(config)
+    kind, architecture = TYPES[dtype], architecture_of(model.config)
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_type("model")
-    writer.add_name(name)
-    if licence:
-        writer.add_license(licence)
-    if chat_template:
-        writer.add_chat_template(chat_template)
-    _add_config(writer, config, architecture)
-    writer.add_file_type(FILE_TYPES[kind])
-    _add_tokenizer(writer, vocabulary, ids)
-    planned = [(tensor, shape, _type_of(tensor, shape, kind)) for tensor, shape in _shapes(model, architecture)]
-    for tensor, shape, stored in planned:
-        stored_type = gguf.GGMLQuantizationType[stored]
-        raw = np.dtype({"F32": np.float32, "F16": np.float16}.get(stored, np.uint8))
-        raw_shape = gguf.quant_shape_to_byte_shape(shape, stored_type) if raw == np.uint8 else shape
-        writer.add_tensor_info(tensor, raw_shape, raw, math.prod(raw_shape) * raw.itemsize, stored_type)
+    keys: dict[str, Any] = {"type": "model", "name": name, "license": licence, "chat_template": chat_template}
+    keys |= (
+        _config_keys(model.config, architecture) | {"file_type": FILE_TYPES[kind]} | _tokenizer_keys(vocabulary, ids)
+    )
+    for key, setting in keys.items():
+        if setting is not None:
+            getattr(writer, f"add_{key}")(setting)
+    planned = list(_tensors(model, architecture, lambda parameter: parameter.detach(), kind))
+    for tensor in planned:
+        stored_type = gguf.GGMLQuantizationType[tensor.kind]
+        raw = np.dtype({"F32": np.float32, "F16": np.float16}.get(tensor.kind, np.uint8))
+        raw_shape = gguf.quant_shape_to_byte_shape(tensor.shape, stored_type) if raw == np.uint8 else tensor.shape
+        writer.add_tensor_info(tensor.name, raw_shape, raw, math.prod(raw_shape) * raw.itemsize, stored_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for (_, _, stored), (_, array) in zip(planned, _arrays(model, architecture, value), strict=True):
-        writer.write_tensor_data(_to_stored(array, stored))
+    for tensor in _tensors(model, architecture, value, kind):
+        writer.write_tensor_data(tensor.stored)
     writer.close()
-    _require_written(path, planned, _arrays(model, architecture, value))
+    _require_written(path, _tensors(model, architecture, value, kind))
     return len(planned)
 
 
-def _add_config(writer: Any, config: ModelConfig, architecture: str) -> None:
+def _config_keys(config: ModelConfig, architecture: str) -> dict[str, Any]:
+    """Settings of a model, by the names of the writer's methods."""
     import gguf
 
-    writer.add_vocab_size(config.vocabulary)
-    writer.add_context_length(config.positions_length)
-    writer.add_embedding_length(config.width)
-    writer.add_block_count(config.layers)
-    writer.add_feed_forward_length(config.mlp_width)
-    writer.add_head_count(config.heads)
-    writer.add_head_count_kv(config.kv_heads)
+    keys = {
+        "vocab_size": config.vocabulary, "context_length": config.positions_length, "embedding_length": config.width,
+        "block_count": config.layers, "feed_forward_length": config.mlp_width, "head_count": config.heads,
+        "head_count_kv": config.kv_heads,
+    }  # fmt: skip
     if architecture == "gpt2":
-        writer.add_layer_norm_eps(config.norm_eps)
-        return
-    writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_theta)
+        return keys | {"layer_norm_eps": config.norm_eps}
+    keys |= {
+        "layer_norm_rms_eps": config.norm_eps, "key_length": config.head_dim, "value_length": config.head_dim,
+        "rope_dimension_count": config.head_dim, "rope_freq_base": config.rope_theta,
+    }  # fmt: skip
     if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(config.rope_scaling.factor)
+        keys |= {"rope_scaling_type": gguf.RopeScalingType.LINEAR, "rope_scaling_factor": config.rope_scaling.factor}
+    return keys
 
 
-def _add_tokenizer(writer: Any, vocabulary: Vocabulary, ids: GgufIds) -> None:
-    writer.add_tokenizer_model("gpt2")  # byte-level BPE, whatever the architecture
-    writer.add_tokenizer_pre(vocabulary.pre)
-    writer.add_token_list(vocabulary.tokens)
-    writer.add_token_types(vocabulary.kinds)
-    writer.add_token_merges(vocabulary.merges)
+def _tokenizer_keys(vocabulary: Vocabulary, ids: GgufIds) -> dict[str, Any]:
+    """Settings of a tokenizer, by the names of the writer's methods."""
     before, after = ids.framing.before, ids.framing.after
     if len(before) > 1 or len(after) > 1 or (after and after[0] != ids.ends[0]):
         raise InputError(
             f"export --to gguf: the tokenizer puts the ids {list(before)} before and {list(after)} after a text; llama.cpp puts "
             "at most one before it, and the one that ends a text after it"
         )
-    writer.add_bos_token_id(before[0] if before else ids.ends[0])
-    writer.add_eos_token_id(ids.ends[0])
-    if len(ids.ends) > 1:
-        writer.add_eot_token_id(ids.ends[1])
-    if ids.pad is not None:
-        writer.add_pad_token_id(ids.pad)
-    writer.add_add_bos_token(bool(before))
-    writer.add_add_eos_token(bool(after))
-    writer.add_add_space_prefix(False)
+    return {
+        "tokenizer_model": "gpt2",  # byte-level BPE, whatever the architecture
+        "tokenizer_pre": vocabulary.pre,
+        "token_list": vocabulary.tokens,
+        "token_types": vocabulary.kinds,
+        "token_merges": vocabulary.merges,
+        "bos_token_id": before[0] if before else ids.ends[0],
+        "eos_token_id": ids.ends[0],
+        "eot_token_id": ids.ends[1] if len(ids.ends) > 1 else None,
+        "pad_token_id": ids.pad,
+        "add_bos_token": bool(before),
+        "add_eos_token": bool(after),
+        "add_space_prefix": False,
+    }
 
 
-def _shapes(model: Transformer, architecture: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for name, tensor in _named(model, architecture, lambda parameter: parameter.detach()):
-        yield name, tensor.shape[::-1] if tensor.transposed else tensor.shape
-    if model.config.rope_scaling is not None and model.config.rope_scaling.kind == "llama3":
-        yield "rope_freqs.weight", (model.config.head_dim // 2,)
-
-
-def _arrays(model: Transformer, architecture: str, value: Value) -> Iterator[tuple[str, Array]]:
-    """The tensors in float32, in the order of `_shapes`."""
-    config = model.config
-    for name, tensor in _named(model, architecture, value):
-        values = tensor.gather().float()
-        array: Array = (values.T.contiguous() if tensor.transposed else values).numpy()
-        if architecture in PERMUTED and name.rpartition(".")[0].endswith(("attn_q", "attn_k")):
-            array = _interleaved(array, config.heads if "attn_q" in name else config.kv_heads)
-        yield name, array
-    if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":
-        # What llama.cpp divides each rotary frequency by (layers.py has the same, multiplied out).
-        plain = Rope(config.rope_theta, config.head_dim)
-        scaled = rotary_frequencies(replace(plain, scaling=config.rope_scaling), config.positions_length)
-        yield "rope_freqs.weight", (rotary_frequencies(plain, config.positions_length) / scaled).float().numpy()
-
-
-def _named(model: Transformer, architecture: str, value: Value) -> Iterator[tuple[str, HubTensor]]:
-    """The tensors under llama.cpp's names."""
+def _tensors(model: Transformer, architecture: str, value: Value, kind: str) -> Iterator[GgufTensor]:
+    """The tensors in the order of the file. value: of each parameter; kind: of matrices."""
     import gguf
 
-    kind = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(kind, model.config.layers)
+    config = model.config
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config.layers)
+
+    def array(name: str, tensor: HubTensor) -> Array:
+        values = tensor.gather().float()
+        made: Array = (values.T.contiguous() if tensor.transposed else values).numpy()
+        if architecture in PERMUTED and name.rpartition(".")[0].endswith(("attn_q", "attn_k")):
+            return _interleaved(made, config.heads if "attn_q" in name else config.kv_heads)
+        return made
+
     for tensor in hub_tensors(model, value):
         name = names.get_name(tensor.name, try_suffixes=(".weight", ".bias"))
         if name is None:
             raise BessemerError(f"export --to gguf: llama.cpp's {architecture} has no tensor {tensor.name}")
-        yield name, tensor
-        if architecture in UNTIED and model.config.tie_embeddings and name == "token_embd.weight":
-            yield "output.weight", tensor
+        shape = tensor.shape[::-1] if tensor.transposed else tensor.shape
+        own = GgufTensor(name, shape, _type_of(name, shape, kind), partial(array, name, tensor))
+        yield own
+        if architecture in UNTIED and config.tie_embeddings and name == "token_embd.weight":
+            yield replace(own, name="output.weight")
+    if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":
+        # What llama.cpp divides each rotary frequency by (layers.py has the same, multiplied out).
+        plain = Rope(config.rope_theta, config.head_dim)
+        frequencies = rotary_frequencies(plain, config.positions_length)
+        scaled = rotary_frequencies(replace(plain, scaling=config.rope_scaling), config.positions_length)
+        divisors = (frequencies / scaled).float().numpy()
+        yield GgufTensor("rope_freqs.weight", divisors.shape, "F32", lambda: divisors)
 
 
 def _interleaved(array: Array, heads: int) -> Array:
@@ -240,33 +253,20 @@ def _type_of(name: str, shape: tuple[int, ...], kind: str) -> str:
     return "F16" if kind == "Q8_0" and shape[-1] % Q8_0_BLOCK else kind
 
 
-def _to_stored(array: Array, kind: str) -> Array:
-    import gguf
-
-    if kind == "F32":
-        return array
-    if kind == "F16":
-        return array.astype(np.float16)
-    stored: Array = gguf.quantize(array, gguf.GGMLQuantizationType[kind])
-    return stored
-
-
-def _require_written(
-    path: Path, planned: list[tuple[str, tuple[int, ...], str]], arrays: Iterator[tuple[str, Array]]
-) -> None:
+def _require_written(path: Path, tensors: Iterator[GgufTensor]) -> None:
     """Compare the file's tensors, byte by byte, with what was to be written."""
     import gguf
 
     written = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
-    for (name, shape, kind), (_, array) in zip(planned, arrays, strict=True):
-        tensor, wanted = written.pop(name, None), _to_stored(array, kind).view(np.uint8).ravel()
+    for tensor in tensors:
+        found = written.pop(tensor.name, None)
         is_equal = (
-            tensor is not None
-            and tuple(int(size) for size in tensor.shape[::-1]) == shape
-            and np.array_equal(np.asarray(tensor.data).view(np.uint8).ravel(), wanted)
+            found is not None
+            and tuple(int(size) for size in found.shape[::-1]) == tensor.shape
+            and np.array_equal(np.asarray(found.data).view(np.uint8).ravel(), tensor.stored.view(np.uint8).ravel())
         )
         if not is_equal:
-            raise BessemerError(f"export --to gguf: tensor {name} is not the same after reading it back")
+            raise BessemerError(f"export --to gguf: tensor {tensor.name} is not the same after reading it back")
     if written:
         raise BessemerError(f"export --to gguf: the file has a tensor that was not written: {next(iter(written))}")
 

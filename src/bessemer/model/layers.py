@@ -6,6 +6,7 @@ Shapes: B sequences, T tokens, D width, V vocabulary, L labels.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def norm(config: ModelConfig) -> nn.Module:
 
 
 def activate(name: str, x: Tensor) -> Tensor:
-    """An activation of `config.Activation`.
+    """An activation of `config.Activation`, or tanh.
 
     gelu: exact, by the error function; gelu_tanh, gelu_quick: its approximations by tanh and by x * sigmoid(1.702 x)
     (Hendrycks and Gimpel 2016, section 2); relu2: the square of relu (So et al. 2021, "Primer", section 3).
@@ -68,7 +69,8 @@ def activate(name: str, x: Tensor) -> Tensor:
         return x * torch.sigmoid(1.702 * x)
     if name == "relu2":
         return F.relu(x).square()
-    return F.relu(x) if name == "relu" else F.silu(x)
+    simple: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "silu": F.silu, "tanh": torch.tanh}
+    return simple[name](x)
 
 
 def rotary_cos_sin(
@@ -137,28 +139,17 @@ def _yarn_ramp(rope: Rope, scaling: RotaryScaling, device: torch.device) -> Tens
 
 
 class Transform(nn.Module):
-    """norm(act(dense(x))): BERT's and ModernBERT's layer before the output matrix."""
+    """norm(act(dense(x))), BERT's and ModernBERT's layer before the output matrix; before BERT's classifier tanh(dense(x))."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.activation = config.activation
+        self.activation = "tanh" if config.pooler else config.activation
         self.dense = nn.Linear(config.width, config.width, bias=config.transform_bias)
-        self.norm = norm(config)
+        self.norm = nn.Identity() if config.pooler else norm(config)
 
     def forward(self, x: Tensor) -> Tensor:
         transformed: Tensor = self.norm(activate(self.activation, self.dense(x)))
         return transformed
-
-
-class Pooler(nn.Module):
-    """tanh(dense(x)): BERT's layer before a classifier."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.width, config.width, bias=config.transform_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.dense(x))
 
 
 class LanguageHead(nn.Module):
@@ -192,9 +183,7 @@ class ClassificationHead(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.pooling = config.pooling
-        self.transform: nn.Module = nn.Identity()
-        if config.head_transform:
-            self.transform = Pooler(config) if config.pooler else Transform(config)
+        self.transform = Transform(config) if config.head_transform else nn.Identity()
         self.weight = nn.Parameter(torch.empty(config.labels, config.width))
         self.bias = nn.Parameter(torch.empty(config.labels)) if config.head_bias else None
 

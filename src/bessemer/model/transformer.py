@@ -89,50 +89,37 @@ class Attention(nn.Module):
         return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), by_head(v_BTGK)
 
 
-class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)) (Shazeer 2020). `gate_up` is (2, F, D)."""
+class MLP(nn.Module):
+    """down(act(up(x))), or gated, down(act(gate(x)) * up(x)) (Shazeer 2020), where `gate_up` is (2, F, D)."""
 
     project: LinearFunction = staticmethod(linear)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.activation = config.activation
-        self.gate_up = nn.Parameter(torch.empty(2, config.mlp_width, config.width))
-        self.gate_up_bias = nn.Parameter(torch.empty(2, config.mlp_width)) if config.mlp_bias else None
+        self.activation, self.gated = config.activation, config.gated
+        if config.gated:
+            self.gate_up = nn.Parameter(torch.empty(2, config.mlp_width, config.width))
+            self.gate_up_bias = nn.Parameter(torch.empty(2, config.mlp_width)) if config.mlp_bias else None
+        else:
+            self.up = nn.Linear(config.width, config.mlp_width, bias=config.mlp_bias)
         self.down = nn.Linear(config.mlp_width, config.width, bias=config.mlp_bias)
 
     def forward(self, x_BTD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
         """masks: given where hidden units are dropped."""
-        bias = None if self.gate_up_bias is None else self.gate_up_bias.flatten()
-        hidden_BTF = self._gated(self.project(x_BTD, self.gate_up.flatten(0, 1), bias))
+        if self.gated:
+            bias = None if self.gate_up_bias is None else self.gate_up_bias.flatten()
+            hidden_BTF = self._gate(self.project(x_BTD, self.gate_up.flatten(0, 1), bias))
+        else:
+            hidden_BTF = activate(self.activation, self.project(x_BTD, self.up.weight, self.up.bias))
         if masks is not None:
             hidden_BTF = masks.hidden_units(hidden_BTF)
         return self.project(hidden_BTF, self.down.weight, self.down.bias)
 
-    def _gated(self, gate_up_BTF: Tensor) -> Tensor:
+    def _gate(self, gate_up_BTF: Tensor) -> Tensor:
         if self.activation == "silu":
             return swiglu(gate_up_BTF)
         gate_BTF, up_BTF = gate_up_BTF.chunk(2, dim=-1)
         return activate(self.activation, gate_BTF) * up_BTF
-
-
-class MLP(nn.Module):
-    """down(act(up(x)))."""
-
-    project: LinearFunction = staticmethod(linear)
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.activation = config.activation
-        self.up = nn.Linear(config.width, config.mlp_width, bias=config.mlp_bias)
-        self.down = nn.Linear(config.mlp_width, config.width, bias=config.mlp_bias)
-
-    def forward(self, x_BTD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
-        """masks: given where hidden units are dropped."""
-        hidden_BTF = activate(self.activation, self.project(x_BTD, self.up.weight, self.up.bias))
-        if masks is not None:
-            hidden_BTF = masks.hidden_units(hidden_BTF)
-        return self.project(hidden_BTF, self.down.weight, self.down.bias)
 
 
 class Block(nn.Module):
@@ -145,7 +132,7 @@ class Block(nn.Module):
         self.attention_norm = norm(config) if has_norm else nn.Identity()
         self.attention = Attention(config)
         self.mlp_norm = norm(config)
-        self.mlp = GatedMLP(config) if config.gated else MLP(config)
+        self.mlp = MLP(config)
         self.norm_position, self.inner_dropout = config.norm_position, config.inner_dropout
         if config.norm_position == "both":
             self.attention_output_norm, self.mlp_output_norm = norm(config), norm(config)
@@ -154,31 +141,20 @@ class Block(nn.Module):
         self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: AttentionScope, cache: LayerCache | None = None,
         masks: DropoutMasks | None = None,
     ) -> Tensor:  # fmt: skip
-        def attend(x_BTD: Tensor) -> Tensor:
-            y_BTD: Tensor = self.attention(x_BTD, rotation, scope, cache, masks)
-            return y_BTD
+        def add(x_BTD: Tensor, site: Literal["attention", "mlp"], sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+            sublayer_norm: nn.Module = getattr(self, f"{site}_norm")
+            y_BTD = sublayer(sublayer_norm(x_BTD) if self.norm_position in ("input", "both") else x_BTD)
+            if self.norm_position == "output":
+                y_BTD = sublayer_norm(y_BTD)
+            elif self.norm_position == "both":
+                y_BTD = getattr(self, f"{site}_output_norm")(y_BTD)
+            if masks is not None and not (self.inner_dropout and site == "mlp"):
+                y_BTD = masks.stream(y_BTD, site, masks.rates.attention if self.inner_dropout else masks.rates.hidden)
+            x_BTD = x_BTD + y_BTD
+            return sublayer_norm(x_BTD) if self.norm_position == "residual" else x_BTD
 
-        def mlp(x_BTD: Tensor) -> Tensor:
-            y_BTD: Tensor = self.mlp(x_BTD, masks if self.inner_dropout else None)
-            return y_BTD
-
-        def drop(x_BTD: Tensor, site: Literal["attention", "mlp"]) -> Tensor:
-            if masks is None or (self.inner_dropout and site == "mlp"):
-                return x_BTD
-            return masks.stream(x_BTD, site, masks.rates.attention if self.inner_dropout else masks.rates.hidden)
-
-        if self.norm_position == "input":
-            x_BTD = x_BTD + drop(attend(self.attention_norm(x_BTD)), "attention")
-            return x_BTD + drop(mlp(self.mlp_norm(x_BTD)), "mlp")
-        if self.norm_position == "both":
-            x_BTD = x_BTD + drop(self.attention_output_norm(attend(self.attention_norm(x_BTD))), "attention")
-            return x_BTD + drop(self.mlp_output_norm(mlp(self.mlp_norm(x_BTD))), "mlp")
-        if self.norm_position == "output":
-            x_BTD = x_BTD + drop(self.attention_norm(attend(x_BTD)), "attention")
-            return x_BTD + drop(self.mlp_norm(mlp(x_BTD)), "mlp")
-        x_BTD = self.attention_norm(x_BTD + drop(attend(x_BTD), "attention"))
-        normed_BTD: Tensor = self.mlp_norm(x_BTD + drop(mlp(x_BTD), "mlp"))
-        return normed_BTD
+        x_BTD = add(x_BTD, "attention", lambda x_BTD: self.attention(x_BTD, rotation, scope, cache, masks))
+        return add(x_BTD, "mlp", lambda x_BTD: self.mlp(x_BTD, masks if self.inner_dropout else None))
 
 
 class Transformer(nn.Module):
