@@ -163,12 +163,9 @@ class AttentionScope:
         cls, specs: Collection[AttentionSpec], documents: Documents | None, length: int, device: torch.device
     ) -> dict[AttentionSpec, AttentionScope]:
         """The scopes of a batch, see `of`. Specs that differ in their scale share a mask."""
-        unscaled: dict[AttentionSpec, AttentionScope] = {}
-        for spec in specs:
-            plain = replace(spec, scale=None)
-            if plain not in unscaled:
-                unscaled[plain] = cls.of(plain, documents, length, device)
-        return {spec: replace(unscaled[replace(spec, scale=None)], spec=spec) for spec in specs}
+        unscaled = {spec: replace(spec, scale=None) for spec in specs}
+        scopes = {plain: cls.of(plain, documents, length, device) for plain in dict.fromkeys(unscaled.values())}
+        return {spec: replace(scopes[plain], spec=spec) for spec, plain in unscaled.items()}
 
     @classmethod
     def of(cls, spec: AttentionSpec, documents: Documents | None, length: int, device: torch.device) -> AttentionScope:

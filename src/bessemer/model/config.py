@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from bessemer.errors import InputError
@@ -95,27 +95,15 @@ class Rope:
 class ModelConfig:
     """Dimensions, in elements, and options of a transformer. What is off by default is off in most families.
 
+    `recipe.Model` says what the options are that a recipe may set; the others belong to families.
+
     max_positions: positions the model was made for, when more than sequence_length; 0: as that;
     causal: each token sees the earlier ones, else all.
-
-    Norms: norm_position: before a sublayer (input), after it (output), both, or after its sum with the residual
-    (residual); zero_centred_norm: RMSNorm multiplies by 1 + weight; first_norm: whether the first block normalises what
-    its attention reads; qk_norm: none, over each head, or over all heads at once (full).
-    Attention: qkv_bias, out_bias: biases of its projections; query_scalar: scores are divided by the root of it; 0: of
-    head_dim; inverse_layer_scale: layer n divides them by n as well, counted from 1; soft caps: c tanh(x/c) of the
-    scores and of the logits; 0: off.
-    Windows: window: tokens a windowed layer sees, itself included (causal), or in all to both sides (bidirectional);
-    0: all; global_every: every so many layers, from the first (global_last: from the last of the first so many), one
-    has no window; 0: all layers have it; global_layers: further layers without one, counted from 0.
-    Positions: rotary_fraction: share of a head's dimensions that are rotated; window_rope_theta: base in windowed
-    layers, which then have window_rope_scaling instead of rope_scaling; unrotated_every: the last of every so many layers
-    has no rotary positions; unrotated_layers: further layers without them; position_padding: the token that RoBERTa's
-    learned positions do not count, after whose own row they begin.
-    MLP: gated: act(gate) * up instead of act(up); activation: see `parts.activate`.
-    Embedding: scale_embedding: multiplied by the root of the width.
-    Head: head_transform: a dense layer (with a bias: transform_bias), activation and norm between the blocks and the
-    output matrix; labels: classes of a classifier in the output matrix's stead; 0: a language model; pooling: the token
-    a classifier reads, or the mean.
+    norm_position: before a sublayer (input), after it (output), both, or after its sum with the residual (residual);
+    zero_centred_norm: RMSNorm multiplies by 1 + weight; first_norm: whether the first block normalises what its
+    attention reads; gated: act(gate) * up instead of act(up); scale_embedding: by the root of the width.
+    head_transform: a dense layer, activation and norm between the blocks and the output matrix; labels: classes of a
+    classifier in the output matrix's stead; 0: a language model; pooling: the token a classifier reads, or the mean.
     family: the one it came from, which an export prefers where several have these options.
     """
 
@@ -178,11 +166,9 @@ class ModelConfig:
             )
         for key in SCALINGS:
             scaling: RotaryScaling | None = getattr(self, key)
-            if (
-                scaling is not None
-                and scaling.kind == "longrope"
-                and not (len(scaling.short_factor) == len(scaling.long_factor) == width // 2)
-            ):
+            if scaling is None or scaling.kind != "longrope":
+                continue
+            if not len(scaling.short_factor) == len(scaling.long_factor) == width // 2:
                 raise InputError(
                     f"model.{key}: {len(scaling.short_factor)} short and {len(scaling.long_factor)} long factors, but "
                     f"{width} rotated dimensions of a head have {width // 2} frequencies"
@@ -190,7 +176,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """What to_dict gave. Raises InputError on a field this version does not know."""
+        """The inverse of `to_dict`. Raises InputError on a field this version does not know."""
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
@@ -204,7 +190,7 @@ class ModelConfig:
 
     def with_changes(self, **changes: Any) -> ModelConfig:
         """The same model but for `changes`."""
-        return ModelConfig(**{field.name: getattr(self, field.name) for field in fields(self)} | changes)
+        return replace(self, **changes)
 
     @property
     def positions_length(self) -> int:
@@ -277,12 +263,6 @@ class ModelConfig:
         return queries_keys_values + (2 * self.mlp_width if self.mlp_bias and self.gated else 0)
 
     @property
-    def block_bias_parameters(self) -> int:
-        """Biases of one block's projections."""
-        mlp = self.width + (0 if self.gated else self.mlp_width) if self.mlp_bias else 0
-        return self.joint_bias_parameters + (self.width if self.out_bias else 0) + mlp
-
-    @property
     def embedding_parameters(self) -> int:
         """Parameters of the embeddings of tokens, positions and types, and of the output matrix unless it is tied."""
         matrices = 1 if self.tie_embeddings or self.labels else 2
@@ -298,13 +278,14 @@ class ModelConfig:
     @property
     def parameters(self) -> int:
         """All parameters; a tied matrix counts once."""
-        norm = self.width * (2 if self.norm == "layer" and self.norm_bias else 1)
+        norm = self._norm_parameters
         qk = {"none": 0, "head": 2 * self.head_dim, "full": (self.heads + self.kv_heads) * self.head_dim}[self.qk_norm]
-        block = self.block_matrix_parameters + self.norms_each * norm + qk + self.block_bias_parameters
+        block = self.block_matrix_parameters + self.norms_each * norm + qk + self.joint_bias_parameters
+        block += self.width * self.out_bias + (self.width + self.mlp_width * (not self.gated)) * self.mlp_bias
         norms = -norm * (not self.first_norm) + norm * (self.norm_position != "residual") + norm * self.embedding_norm
         head = self.classifier_parameters
         if not self.labels:
-            head += self._transform_parameters + (self.vocabulary if self.head_bias else 0)
+            head = self._transform_parameters + (self.vocabulary if self.head_bias else 0)
         return self.embedding_parameters + self.layers * block + norms + head
 
     @property
@@ -315,12 +296,16 @@ class ModelConfig:
         return self._transform_parameters + self.labels * self.width + (self.labels if self.head_bias else 0)
 
     @property
+    def _norm_parameters(self) -> int:
+        return self.width * (2 if self.norm == "layer" and self.norm_bias else 1)
+
+    @property
     def _transform_parameters(self) -> int:
         """Parameters of the transform between the blocks and the output matrix."""
         if not self.head_transform:
             return 0
-        norm = self.width * (2 if self.norm == "layer" and self.norm_bias else 1)
-        return self.width**2 + (self.width if self.transform_bias else 0) + (0 if self.pooler else norm)
+        norm = 0 if self.pooler else self._norm_parameters
+        return self.width**2 + (self.width if self.transform_bias else 0) + norm
 
     @property
     def matrix_parameters(self) -> int:

@@ -90,11 +90,8 @@ class DropoutMasks:
     def for_layer(self, layer: int) -> DropoutMasks:
         """Those of a block. Outside of compiled code, which would be compiled anew for each number."""
         token_BT = splitmix64(self.token_BT, layer)
-        return replace(
-            self,
-            token_BT=token_BT,
-            stream_BS=token_BT if self.stream_BS is self.token_BT else splitmix64(self.stream_BS, layer),
-        )
+        stream_BS = token_BT if self.stream_BS is self.token_BT else splitmix64(self.stream_BS, layer)
+        return replace(self, token_BT=token_BT, stream_BS=stream_BS)
 
     def stream(self, x_BSD: Tensor, site: Site, rate: float) -> Tensor:
         """Drop elements of what is added to the residual stream."""

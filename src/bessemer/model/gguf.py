@@ -167,7 +167,7 @@ def _config_keys(config: ModelConfig, architecture: str) -> dict[str, Any]:
     """Settings of a model, by the names of the writer's methods."""
     import gguf
 
-    keys = {
+    keys: dict[str, Any] = {
         "vocab_size": config.vocabulary, "context_length": config.positions_length, "embedding_length": config.width,
         "block_count": config.layers, "feed_forward_length": config.mlp_width, "head_count": config.heads,
         "head_count_kv": config.kv_heads,

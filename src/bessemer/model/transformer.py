@@ -183,13 +183,9 @@ class Transformer(nn.Module):
             self.head = LanguageHead(config)
             if config.tie_embeddings:
                 self.head.tie(self.embedding)
-        self.specs = [
-            AttentionSpec(
-                config.causal, config.window_of(layer), config.attention_soft_cap, config.query_scale_of(layer)
-            )
-            for layer in range(config.layers)
-        ]
-        self.ropes = [config.rope_of(layer) for layer in range(config.layers)]
+        layers, causal, cap = range(config.layers), config.causal, config.attention_soft_cap
+        self.specs = [AttentionSpec(causal, config.window_of(n), cap, config.query_scale_of(n)) for n in layers]
+        self.ropes = [config.rope_of(layer) for layer in layers]
 
     def forward(
         self, tokens_BT: Tensor, documents: Documents | None = None, cache: Cache | None = None,
