@@ -125,7 +125,7 @@ def deviations(
             mine = context.local_batch(mesh, inputs, targets, documents)
             logits, *sums = results(split, mine.inputs_BS, mine.targets_BS, mine.documents, valid)
             for value in sums:
-                dist.all_reduce(value, group=RankGroup.of(mesh, "context"))
+                dist.all_reduce(value, group=mesh.group("context"))
             found[f"{name}, {kind}"] = (
                 relative(context.gather_sequences(mesh, logits), wanted[0]),
                 relative(sums[0], wanted[1]),
@@ -173,7 +173,7 @@ def long_ones(mesh: ProcessMesh, length: int) -> dict[str, float]:
                 found["flex " + name] = relative(out, at(cut, wanted))
                 continue
             out = context.attend(
-                *mine, AttentionScope.of(spec, local, 0, q.device), group=RankGroup.of(mesh, "context")
+                *mine, AttentionScope.of(spec, local, 0, q.device), group=mesh.group("context")
             )
             found[name] = relative(out, at(cut, wanted))
             own = torch.autograd.grad((out * at(cut, weight)).sum(), mine)
