@@ -173,7 +173,7 @@ def long_ones(mesh: ProcessMesh, length: int) -> dict[str, float]:
                 found["flex " + name] = relative(out, at(cut, wanted))
                 continue
             out = context.attend(
-                *mine, AttentionScope.of(spec, local, 0, q.device), group=mesh.group("context")
+                *mine, AttentionScope.of(spec, local, 0, q.device), group=RankGroup.of(mesh, "context")
             )
             found[name] = relative(out, at(cut, wanted))
             own = torch.autograd.grad((out * at(cut, weight)).sum(), mine)
