@@ -6,6 +6,7 @@ of them has (program, recipe, run folder, tokens), and all exit with the same me
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -24,9 +25,7 @@ from bessemer.recipe import Parallel, Recipe, digest, load
 from bessemer.run import RunFolder, read_json
 
 TIMEOUT = timedelta(minutes=30)  # for the slowest process to start, and for rank 0 to prepare the run
-LEAVE_TIMEOUT = timedelta(
-    seconds=3
-)  # that rank 0, which hosts the store, waits for the others to read its last message
+LEAVE_TIMEOUT = timedelta(seconds=3)  # for the others to read the last message of rank 0, which hosts the store
 SHARED_SECONDS, POLL_SECONDS = 4.0, 0.1  # until other processes must see a file of one process
 PORT_IN_USE = "EADDRINUSE"
 
@@ -55,43 +54,38 @@ class Rendezvous:
         value = _caught(own)
         if self.rank:
             self.store.set(f"{name}/{self.rank}", json.dumps(value))
-            return self._receive(name)
+        return self.broadcast(name, lambda: compare(self._collect(name, value)))
+
+    def _collect(self, name: str, own: dict[str, Any]) -> list[Any]:
+        """On rank 0, every process's value by rank. Raises the error of the first process that could not contribute."""
         others = [f"{name}/{rank}" for rank in range(1, self.world)]
         if others:
             self.store.wait(others, TIMEOUT)
-        values = [value, *(json.loads(text) for text in (self.store.multi_get(others) if others else []))]
-
-        def compared() -> Any:
-            for one in values:
-                if "status" in one:
-                    raise status.as_error(one)
-            return compare([one["value"] for one in values])
-
-        return self.broadcast(name, compared)
+        values = [own, *(json.loads(text) for text in (self.store.multi_get(others) if others else []))]
+        return [_value_of(value) for value in values]
 
     def broadcast(self, name: str, work: Callable[[], Any]) -> Any:
         """The result of `work` on rank 0 (a plain value), on every process; CommonError when it fails."""
-        if self.rank:
-            return self._receive(name)
-        result = _caught(work)
-        self.store.set(f"{name}/verdict", json.dumps(result))
-        if "status" not in result:
-            return result["value"]
-        others = [f"left/{rank}" for rank in range(1, self.world)]
+        key = f"{name}/verdict"
+        if self.rank == 0:
+            self.store.set(key, json.dumps(_caught(work)))
+        self.store.wait([key], TIMEOUT)
         try:
-            if others:
-                self.store.wait(others, LEAVE_TIMEOUT)
-        except dist.DistError:
-            pass
-        raise CommonError(status.as_error(result))
+            return _value_of(json.loads(self.store.get(key)))
+        except BessemerError as error:
+            if self.rank:
+                self.store.set(f"left/{self.rank}", "")
+            elif self.world > 1:
+                with contextlib.suppress(dist.DistError):
+                    self.store.wait([f"left/{rank}" for rank in range(1, self.world)], LEAVE_TIMEOUT)
+            raise CommonError(error) from None
 
-    def _receive(self, name: str) -> Any:
-        self.store.wait([f"{name}/verdict"], TIMEOUT)
-        result = json.loads(self.store.get(f"{name}/verdict"))
-        if "status" in result:
-            self.store.set(f"left/{self.rank}", "")
-            raise CommonError(status.as_error(result))
-        return result["value"]
+
+def _value_of(result: dict[str, Any]) -> Any:
+    """What `_caught` returned, or raised."""
+    if "status" in result:
+        raise status.as_error(result)
+    return result["value"]
 
 
 def _caught(work: Callable[[], Any]) -> dict[str, Any]:
@@ -146,9 +140,8 @@ def agree_on_recipe(rendezvous: Rendezvous, opened: Callable[[], tuple[Recipe, R
         return {"program": __version__, "recipe": digest(recipe), "folder": str(run.path)}
 
     def compare(values: list[dict[str, Any]]) -> None:
-        _require_same(values, "program", "versions of bessemer")
-        _require_same(values, "folder", "run folders")
-        _require_same(values, "recipe", "recipes")
+        for key, what in (("program", "versions of bessemer"), ("folder", "run folders"), ("recipe", "recipes")):
+            _require_same(values, key, what)
 
     rendezvous.agree("recipe", own, compare)
     return runs[0]

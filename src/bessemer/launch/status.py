@@ -138,7 +138,7 @@ def note_crash(place: Path, rank: int, local_rank: int, error: BaseException) ->
 
 def root_crash(place: Path) -> dict[str, Any] | None:
     """The first crash that was not caused by a neighbour's."""
-    crashes = [json.loads(path.read_text()) for path in place.glob("*.error")]
+    crashes = [read(place, path.name) for path in place.glob("*.error")]
     roots = [crash for crash in crashes if not _is_from_neighbour(crash)] or crashes
     return min(roots, key=lambda crash: float(crash["time"]), default=None)
 
