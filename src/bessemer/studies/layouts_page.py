@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from math import log10
+from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 COUNTED = "fp32"  # the precision whose bytes are shown
 INK, PALE, RULE = "#15191d", "#56616b", "#dde2e6"
@@ -38,39 +38,29 @@ def table(results: dict[str, Any]) -> str:
 
 def page(results: dict[str, Any]) -> str:
     """Markdown, with all that is needed to judge and to repeat it."""
-    made = results["made"]
-    lines = [
-        "# The certificate of layouts",
-        "",
-        "Written by `bessemer study layouts`; not by hand.",
-        "",
-        f"{made['day']}, Bessemer {made['bessemer']}, torch {made['torch']}, Python {made['python']}, {made['machine']}.",
-        "",
-        _about(results),
-        "",
-        _verdict(results),
-        "",
-        "![Largest difference of the losses from one process, for each layout and precision](layouts.svg)",
-    ]
-    precisions = list(dict.fromkeys(row["precision"] for row in results["rows"]))
+    rows, cases = results["rows"], []
     for case in results["cases"]:
-        rows = [row for row in results["rows"] if row["case"] == case]
-        columns = "".join(f" {p}: loss | weights |" for p in precisions)
-        lines += ["", f"## {case.capitalize()}", "", CASE_MEANINGS[case] + ".", ""]
-        lines.append(f"| layout | processes |{columns} bytes a step | formula |")
-        lines.append("|---|---|" + "---|" * (2 * len(precisions) + 2))
-        for name in dict.fromkeys(row["layout"] for row in rows):
-            lines.append(_line([row for row in rows if row["layout"] == name]))
-    lines += [
-        "",
-        "loss: largest difference over the steps, nats a token. weights: largest difference of any weight at the end, both "
-        f"read from checkpoints. bytes: what all processes together send in a step in {COUNTED}, as a ring would move it, "
-        "counted at the collectives; formula: what the planner says (`layout/communication.py`), - where it has none: how "
-        "often a sharded stage of a pipeline gathers its weights depends on the schedule.",
-    ]
-    if results["missed"]:
-        lines += ["", "Missed or not run:", "", *(f"- {sentence}" for sentence in results["missed"])]
-    return "\n".join(lines) + "\n"
+        of_case = [row for row in rows if row["case"] == case]
+        names = dict.fromkeys(row["layout"] for row in of_case)
+        lines = [_line([row for row in of_case if row["layout"] == name]) for name in names]
+        cases.append((case.capitalize(), CASE_MEANINGS[case], lines))
+    return _rendered(
+        "layouts.md.jinja", made=results["made"], about=_about(results), verdict=_verdict(results), cases=cases,
+        precisions=_precisions(results), counted=COUNTED, missed=results["missed"],
+    )  # fmt: skip
+
+
+def _rendered(name: str, **values: Any) -> str:
+    from jinja2 import Environment
+
+    environment = Environment(
+        autoescape=name.endswith(".svg.jinja"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return environment.from_string(Path(__file__).with_name(name).read_text(encoding="utf-8")).render(**values)
+
+
+def _precisions(results: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(row["precision"] for row in results["rows"]))
 
 
 def _about(results: dict[str, Any]) -> str:
@@ -84,7 +74,7 @@ def _about(results: dict[str, Any]) -> str:
 
 def _verdict(results: dict[str, Any]) -> str:
     parts = []
-    for precision in dict.fromkeys(row["precision"] for row in results["rows"]):
+    for precision in _precisions(results):
         done = [row for row in results["rows"] if row["precision"] == precision and "why" not in row]
         worst = max(done, key=lambda row: float(row["loss"]), default=None)
         if worst is None:
@@ -97,7 +87,7 @@ def _verdict(results: dict[str, Any]) -> str:
     return f"Largest difference of losses: {', '.join(parts)}: {end}."
 
 
-def _line(rows: list[dict[str, Any]]) -> str:
+def _line(rows: list[dict[str, Any]]) -> list[str]:
     why = next((row["why"] for row in rows if "why" in row), None)
     cells = [rows[0]["layout"], str(rows[0]["processes"])]
     for row in rows:
@@ -108,7 +98,7 @@ def _line(rows: list[dict[str, Any]]) -> str:
     else:
         planned = counted["planned"]
         cells += [f"{sum(counted['sent'].values()):,}", "-" if planned is None else f"{sum(planned.values()):,}"]
-    return f"| {' | '.join(cells)} |"
+    return cells
 
 
 def _bytes(row: dict[str, Any]) -> str:
@@ -120,56 +110,31 @@ def _bytes(row: dict[str, Any]) -> str:
 def picture(results: dict[str, Any]) -> str:
     """SVG. Each point is the larger of the two cases; bit-for-bit equal losses stand at the left edge."""
     names = list(dict.fromkeys(row["layout"] for row in results["rows"]))
-    precisions = list(dict.fromkeys(row["precision"] for row in results["rows"]))
-    floor, settings = TOP + ROW * len(names), results["settings"]
-    width, height = LEFT + WIDTH + 30, floor + 62
-    title = f"The same losses however a run is split: {settings['steps']} steps on {len(names)} layouts"
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        'role="img" font-family="system-ui, sans-serif" font-size="12">',
-        f"<title>{escape(title)}</title>",
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'<text x="20" y="26" font-size="15" font-weight="600" fill="{INK}">{escape(title)}</text>',
-        f'<text x="20" y="46" fill="{PALE}">largest difference of a step\'s loss from one process, nats a token; dashed: the '
-        "target of each precision</text>",
-    ]
-    for power in range(FIRST + 1, LAST + 1, 2):
-        x = _x(10.0**power)
-        out.append(f'<path d="M{x:.1f} {TOP}V{floor}" stroke="{RULE}"/>')
-        out.append(f'<text x="{x:.1f}" y="{floor + 17}" text-anchor="middle" fill="{PALE}">1e{power}</text>')
-    out.append(f'<text x="{LEFT}" y="{floor + 17}" text-anchor="middle" fill="{PALE}">0</text>')
-    for precision, target in results["targets"].items():
-        if precision in precisions:
-            colour = COLOURS.get(precision, INK)
-            out.append(
-                f'<path d="M{_x(target):.1f} {TOP - 8}V{floor}" stroke="{colour}" stroke-width="1.5" '
-                'stroke-dasharray="5 4"/>'
-            )
-    for number, name in enumerate(names):
-        y = TOP + ROW * number + ROW / 2
-        out.append(f'<text x="{LEFT - 12}" y="{y + 4:g}" text-anchor="end" fill="{INK}">{escape(name)}</text>')
-        out.append(f'<path d="M{LEFT} {y:g}H{LEFT + WIDTH}" stroke="{RULE}" stroke-width="0.5"/>')
-        for precision in precisions:
-            out += _point(results, name, precision, y)
-    x = LEFT
-    for precision in precisions:
-        out.append(f'<circle cx="{x + 5}" cy="{floor + 40}" r="5" fill="{COLOURS.get(precision, INK)}"/>')
-        out.append(f'<text x="{x + 16}" y="{floor + 44}" fill="{PALE}">{precision}</text>')
-        x += 80
-    return "\n".join([*out, "</svg>", ""])
+    precisions, floor = _precisions(results), TOP + ROW * len(names)
+    colours = {precision: COLOURS.get(precision, INK) for precision in precisions}
+    return _rendered(
+        "layouts.svg.jinja", width=LEFT + WIDTH + 30, height=floor + 62, left=LEFT, right=LEFT + WIDTH, top=TOP, floor=floor,
+        ink=INK, pale=PALE, rule=RULE,
+        title=f"The same losses however a run is split: {results['settings']['steps']} steps on {len(names)} layouts",
+        ticks=[(f"1e{power}", _x(10.0**power)) for power in range(FIRST + 1, LAST + 1, 2)],
+        targets=[(colours[name], _x(target)) for name, target in results["targets"].items() if name in precisions],
+        rows=[(name, TOP + ROW * (number + 0.5), _points(results, name, colours)) for number, name in enumerate(names)],
+        legend=colours.items(),
+    )  # fmt: skip
 
 
-def _point(results: dict[str, Any], name: str, precision: str, y: float) -> list[str]:
-    rows = (row for row in results["rows"] if row["layout"] == name and row["precision"] == precision)
-    losses = [float(row["loss"]) for row in rows if "why" not in row]
-    if not losses:
-        return []
-    worst = max(losses)
-    told = f"{name}, {precision}: {f'{worst:.1e}' if worst else 'equal bit for bit'}"
-    colour = COLOURS.get(precision, INK)
-    return [f'<circle cx="{_x(worst):.1f}" cy="{y:g}" r="5" fill="{colour}"><title>{escape(told)}</title></circle>']
+def _points(results: dict[str, Any], name: str, colours: dict[str, str]) -> list[tuple[str, str, str]]:
+    """Colour, place and tooltip of a layout's worst difference in each precision."""
+    points = []
+    for precision, colour in colours.items():
+        rows = (row for row in results["rows"] if row["layout"] == name and row["precision"] == precision)
+        losses = [float(row["loss"]) for row in rows if "why" not in row]
+        if losses:
+            worst = f"{max(losses):.1e}" if max(losses) else "equal bit for bit"
+            points.append((colour, _x(max(losses)), f"{name}, {precision}: {worst}"))
+    return points
 
 
-def _x(difference: float) -> float:
+def _x(difference: float) -> str:
     power = log10(difference) if difference > 0 else FIRST
-    return LEFT + WIDTH * (min(max(power, FIRST), LAST) - FIRST) / (LAST - FIRST)
+    return f"{LEFT + WIDTH * (min(max(power, FIRST), LAST) - FIRST) / (LAST - FIRST):.1f}"

@@ -20,13 +20,12 @@ import numpy as np
 import torch
 
 from bessemer.checkpoint import save
-from bessemer.layout.derived_keys import resolve
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model, meta_model
 from bessemer.parallel import traffic
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, in_group, join, leave
 from bessemer.parallel.tied import owned_parameters
-from bessemer.recipe import Parallel, Recipe, parse
+from bessemer.recipe import Parallel, Recipe
 from bessemer.run import read_json, write_json
 from bessemer.studies import text
 from bessemer.tokens.loader import Batch
@@ -78,35 +77,15 @@ def recipe_of(sizes: CertificateRun, layout: Parallel, case: Case, precision: st
     """What a process trains."""
     each = sizes.sequences // layout.data
     micro = (1 if case.accumulated else 2) if layout.pipeline > 1 else each // (2 if case.accumulated else 1)
-    recipe = resolve(
-        parse(
-            f"""
-            run.name = "study-layouts"
-            tokens.sequence_length = {sizes.length}
-            [model]
-            layers = {sizes.layers}
-            width = {sizes.width}
-            heads = {sizes.heads}
-            kv_heads = {sizes.kv_heads}
-            mlp_width = {sizes.mlp_width}
-            tie_embeddings = {str(case.tied).lower()}
-            [train]
-            steps = {sizes.steps}
-            global_batch_tokens = {sizes.sequences * sizes.length}
-            micro_batch = {micro}
-            precision = "{precision}"
-            compile = "off"
-            dropout.hidden = {case.dropout}
-            dropout.attention = {case.dropout}
-            [train.optimizer]
-            learning_rate = {sizes.learning_rate}
-            [train.schedule]
-            warmup_steps = {max(sizes.steps // 10, 1)}
-            """,
-            "study layouts",
-        ),
-        text.VOCABULARY,
-    )
+    recipe = text.study_recipe("study layouts", {
+        "tokens.sequence_length": sizes.length, "model.layers": sizes.layers, "model.width": sizes.width,
+        "model.heads": sizes.heads, "model.kv_heads": sizes.kv_heads, "model.mlp_width": sizes.mlp_width,
+        "model.tie_embeddings": case.tied, "train.steps": sizes.steps,
+        "train.global_batch_tokens": sizes.sequences * sizes.length, "train.micro_batch": micro,
+        "train.precision": precision, "train.compile": "off", "train.dropout.hidden": case.dropout,
+        "train.dropout.attention": case.dropout, "train.optimizer.learning_rate": sizes.learning_rate,
+        "train.schedule.warmup_steps": max(sizes.steps // 10, 1),
+    })  # fmt: skip
     return recipe.model_copy(update={"parallel": layout})
 
 

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.corpus import pipeline
-from bessemer.layout.derived_keys import resolve
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
-from bessemer.recipe import Recipe, parse
+from bessemer.recipe import Recipe
 from bessemer.run import RunFolder
+from bessemer.studies.text import study_recipe
 from bessemer.terminal import progress
 from bessemer.tokens import build as tokens_build
 from bessemer.tokens.held_out import HeldOut
@@ -31,46 +31,13 @@ from bessemer.train.step import TrainStep
 
 PACKAGES = ("asyncio", "email", "importlib", "multiprocessing", "unittest", "xml")  # of a dozen files or more each
 
+# What no study changes.
 RECIPE = """
-[run]
-name = "library"
-dir = '{folder}'
-seed = {seed}
-
-{sources}
-
-[corpus.dedup]
-minhash = false
-
-[tokenizer]
-vocabulary = {vocabulary}
-sample_bytes = 2_000_000
-
-[tokens]
-sequence_length = {length}
-held_out = 0.2
-pack_short_documents = true
-
-[model]
-family = "{family}"
-layers = {layers}
-width = {width}
-heads = {heads}
-
-[train]
-objective = "{objective}"
-steps = {steps}
-global_batch_tokens = {batch}
-micro_batch = {micro}
-device = "cpu"
-
-[train.optimizer]
-learning_rate = {rate}
-
-[train.schedule]
-kind = "wsd"
-decay_share = 0.5
-final_share = 0.0
+corpus.dedup.minhash = false
+tokenizer.sample_bytes = 2_000_000
+tokens = { held_out = 0.2, pack_short_documents = true }
+train.device = "cpu"
+train.schedule = { kind = "wsd", decay_share = 0.5, final_share = 0.0 }
 """
 
 
@@ -98,16 +65,18 @@ class ClassifierStudy:
 
     def recipe(self, objective: str, family: str, folder: Path = Path("."), frozen: bool = False) -> Recipe:
         """The recipe of one training of the study, resolved."""
-        classify = objective == "classify"
-        text = RECIPE.format(
-            folder=folder, seed=self.seed, sources=self._sources(), vocabulary=self.vocabulary, family=family,
-            length=self.snippet if classify else self.length, layers=self.layers, width=self.width, heads=self.heads,
-            objective=objective, steps=self.class_steps if classify else self.steps,
-            batch=self.class_batch * self.snippet if classify else self.sequences * self.length,
-            micro=self.class_batch if classify else self.sequences,
-            rate=(self.head_rate if frozen else self.class_rate) if classify else self.rate,
-        )  # fmt: skip
-        return resolve(parse(text + f"\n[train.classify]\nfrozen = {str(frozen).lower()}\n", "study"), self.vocabulary)
+        if objective == "classify":
+            length, steps, sequences, rate = self.snippet, self.class_steps, self.class_batch, self.class_rate
+        else:
+            length, steps, sequences, rate = self.length, self.steps, self.sequences, self.rate
+        values = {
+            "run.dir": folder, "run.seed": self.seed, "tokenizer.vocabulary": self.vocabulary, "tokens.sequence_length": length,
+            "model.family": family, "model.layers": self.layers, "model.width": self.width, "model.heads": self.heads,
+            "train.objective": objective, "train.steps": steps, "train.global_batch_tokens": sequences * length,
+            "train.micro_batch": sequences, "train.optimizer.learning_rate": self.head_rate if frozen else rate,
+            "train.classify.frozen": frozen, "run.name": "library",
+        }  # fmt: skip
+        return study_recipe("study", values, RECIPE + self._sources(), self.vocabulary)
 
     def config(self, vocabulary: int, causal: bool, labels: int = 0) -> ModelConfig:
         """The model: one block for both kinds, Qwen3's, which differ in which side attention sees and in nothing else.

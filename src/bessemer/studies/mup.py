@@ -12,10 +12,8 @@ from math import inf, isfinite, log2
 from time import perf_counter
 from typing import Any
 
-from bessemer.layout.derived_keys import resolve
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
-from bessemer.recipe import parse
 from bessemer.studies import text
 from bessemer.terminal import progress
 from bessemer.train import device as devices
@@ -129,35 +127,14 @@ def _lowest(by_rate: dict[float, float]) -> float:
 
 def _trained(sizes: Grid, width: int, rate: float, base_width: int | None) -> float:
     """Held-out loss of one model after its steps; infinite when it diverged."""
-    overrides = [] if base_width is None else [f"train.optimizer.base_width={base_width}"]
-    recipe = resolve(
-        parse(
-            f"""
-            run.name = "study-mup"
-            tokens.sequence_length = {sizes.length}
-            [model]
-            layers = {sizes.layers}
-            width = {width}
-            heads = {width // sizes.head_dim}
-            head_dim = {sizes.head_dim}
-            mlp_width = {3 * width}
-            [train]
-            steps = {sizes.steps}
-            global_batch_tokens = {sizes.sequences * sizes.length}
-            micro_batch = {sizes.sequences}
-            compile = "off"
-            [train.optimizer]
-            learning_rate = {rate}
-            [train.schedule]
-            kind = "linear"
-            warmup_steps = {sizes.steps // 10}
-            final_share = 0.0
-            """,
-            "study mup",
-            overrides,
-        ),
-        text.VOCABULARY,
-    )
+    recipe = text.study_recipe("study mup", {
+        "tokens.sequence_length": sizes.length, "model.layers": sizes.layers, "model.width": width,
+        "model.heads": width // sizes.head_dim, "model.head_dim": sizes.head_dim, "model.mlp_width": 3 * width,
+        "train.steps": sizes.steps, "train.global_batch_tokens": sizes.sequences * sizes.length,
+        "train.micro_batch": sizes.sequences, "train.compile": "off", "train.optimizer.learning_rate": rate,
+        "train.schedule.kind": "linear", "train.schedule.warmup_steps": sizes.steps // 10, "train.schedule.final_share": 0.0,
+        **({} if base_width is None else {"train.optimizer.base_width": base_width}),
+    })  # fmt: skip
     config = model_config(recipe, text.VOCABULARY)
     step = TrainStep(recipe, build_model(config, 0), devices.choose(recipe.train), text.END_OF_TEXT, 1)
     for number in range(sizes.steps):

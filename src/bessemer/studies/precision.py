@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bessemer.layout.derived_keys import resolve
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
-from bessemer.recipe import parse
+from bessemer.studies.text import study_recipe
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import choose
 from bessemer.train.precision import PRECISIONS, LossScale
@@ -31,23 +30,11 @@ from bessemer.train.step import TrainStep
 BATCH_TOKENS = 524_288  # a global batch of 0.5M tokens, as GPT-3's smallest models had (Brown et al. 2020, table 2.1)
 SEQUENCES, LENGTH, STEPS = 8, 64, 50
 SHARE = SEQUENCES * LENGTH / BATCH_TOKENS
-RECIPE = f"""
-run.name = "study"
-tokens.sequence_length = {LENGTH}
-[model]
-layers = 2
-width = 64
-heads = 2
-mlp_width = 128
-[train]
-device = "cpu"
-precision = "fp32"
-compile = "off"
-steps = {STEPS}
-global_batch_tokens = {SEQUENCES * LENGTH}
-micro_batch = {SEQUENCES}
-optimizer.learning_rate = 0.01
-"""
+RECIPE = {
+    "tokens.sequence_length": LENGTH, "model.layers": 2, "model.width": 64, "model.heads": 2, "model.mlp_width": 128,
+    "train.device": "cpu", "train.precision": "fp32", "train.compile": "off", "train.steps": STEPS,
+    "train.global_batch_tokens": SEQUENCES * LENGTH, "train.micro_batch": SEQUENCES, "train.optimizer.learning_rate": 0.01,
+}  # fmt: skip
 
 
 def run() -> dict[str, Any]:
@@ -137,7 +124,7 @@ def _shares(values: Tensor, dtype: torch.dtype) -> dict[str, float]:
 
 def _train(name: str, dynamic: bool) -> tuple[dict[str, Any], TrainStep]:
     """A short run in a precision, from the same weights over the same batches. Returns its losses and its last state."""
-    recipe = resolve(parse(RECIPE, "study"), 256)
+    recipe = study_recipe("study", RECIPE)
     # Every precision takes the batch's share as its loss scale; only fp16 with a dynamic one has a factor on top.
     arithmetic = replace(PRECISIONS[name], scaled=True)
     device = replace(choose(recipe.train), arithmetic=arithmetic)

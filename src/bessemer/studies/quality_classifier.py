@@ -8,7 +8,9 @@ own classifier (`bessemer.corpus.quality`); its L-BFGS gives the optimum that th
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -24,25 +26,8 @@ Vector = npt.NDArray[np.float64]
 
 FEATURES = ("mean_word_length", "letter_share", "stop_word_share", "unique_word_share", "closed_line_share")
 
-SUBJECTS = ("The river", "A careful reader", "Most historians", "Her second book", "This enzyme", "An old map")
-VERBS = ("was widely known as", "explains", "will soon follow", "can be compared with", "led to", "slowly became")
-OBJECTS = ("a short report of war", "one theory few believed", "the shape of that valley", "its towns and fields")
-CLAUSES = ("though nobody found out why", "since all records are lost", "with surprising results", "in 1874")
-KEYWORDS = ("cheap", "deals", "login", "best", "price", "free", "casino", "download", "shop", "click", "cookie", "now")
-MARKUP = ("|", "{", "}", "#", "&nbsp;", ">>", "***", "_", "=", "[x]", "%20", "\\")
-
-SNIPPETS = (
-    "Photosynthesis turns the energy of light into that of chemical bonds. It takes place in the chloroplasts of plants.",
-    "The treaty was signed in 1648 and ended the war. Most historians see in it the beginning of the modern state.",
-    "To sort a list in place, call its sort method. It keeps the order of elements that compare as equal.",
-    "She opened the letter with care, and read it twice before she said a word to anybody in the room.",
-    "Rain is expected in the north. In the south it will be dry, with a light wind that turns to the west.",
-    "Home | About | Contact | Login | Register",
-    "BUY NOW!!! BEST PRICE cheap cheap cheap watches shop shop deals click here",
-    "{ color: #fff; margin: 0 } .nav > li { float: left } #top { width: 100% }",
-    "error error error retry retry error timeout retry error error timeout",
-    "0x3f 0x11 0x00 0x9c 0x2b 0x77 0x10 0x00 0x00 0xff",
-)
+TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+SNIPPETS: tuple[str, ...] = tuple(TEXTS["snippets"])
 
 
 @dataclass(frozen=True)
@@ -94,20 +79,16 @@ def run(settings: ClassifierSizes | None = None) -> dict[str, Any]:
     return {
         "settings": asdict(sizes),
         "epochs": epochs,
-        "held_out": {
-            "texts": int(held.sum()),
-            "accuracy": _accuracy(weights, *test),
-            "roc_auc": roc_auc(test[0] @ weights, test[1]),
-        },
+        "held_out": {"texts": int(held.sum()), "accuracy": _accuracy(weights, *test),
+                     "roc_auc": roc_auc(test[0] @ weights, test[1])},
         "optimum": {"loss": best.fun, "distance": float(np.linalg.norm(best.x - weights))},
         "weights": {name: float(weight) for name, weight in zip(FEATURES, weights[1:], strict=True)},
         "bias": float(weights[0]),
         "snippets": [
-            {"text": text, "score": float(score)}
-            for text, score in zip(SNIPPETS, expit(snippets @ weights), strict=True)
+            {"text": text, "score": float(score)} for text, score in zip(SNIPPETS, expit(snippets @ weights), strict=True)
         ],
         "seconds": perf_counter() - started,
-    }
+    }  # fmt: skip
 
 
 def table(results: dict[str, Any]) -> str:
@@ -167,16 +148,16 @@ def _text(draw: np.random.Generator, goodness: float, lines: int) -> str:
 
 
 def _good(draw: np.random.Generator) -> str:
-    words = [str(draw.choice(part)) for part in (SUBJECTS, VERBS, OBJECTS)]
-    ending = f", {draw.choice(CLAUSES)}" if draw.random() < 0.5 else ""
+    words = [str(draw.choice(TEXTS[part])) for part in ("subjects", "verbs", "objects")]
+    ending = f", {draw.choice(TEXTS['clauses'])}" if draw.random() < 0.5 else ""
     return " ".join(words) + ending + "."
 
 
 def _bad(draw: np.random.Generator) -> str:
-    words = [str(word) for word in draw.choice(KEYWORDS, draw.integers(3, 12))]
+    words = [str(word) for word in draw.choice(TEXTS["keywords"], draw.integers(3, 12))]
     kind = draw.random()
     if kind < 0.3:
         return " ".join(words).upper() + "!!!"
     if kind < 0.6:
-        return f" {draw.choice(MARKUP)} ".join(words)
+        return f" {draw.choice(TEXTS['markup'])} ".join(words)
     return " ".join(words)

@@ -1,20 +1,30 @@
-"""Real text that is on every machine, for studies: the sources of Python's standard library, byte by byte."""
+"""What the studies of small byte models share: the sources of Python's standard library as text, and recipes from few keys."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import sysconfig
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.layout.derived_keys import resolve
+from bessemer.recipe import Recipe, parse
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch
 
 VOCABULARY = 256
 END_OF_TEXT = 0  # a byte that no source file has
+
+
+def study_recipe(name: str, values: dict[str, Any], base: str = "", vocabulary: int = VOCABULARY) -> Recipe:
+    """The resolved recipe of these keys; base: what stands in its file."""
+    overrides = [f"{key}={json.dumps(value, default=str)}" for key, value in values.items()]
+    return resolve(parse(base, name, ["run.name=study", *overrides]), vocabulary)
 
 
 @lru_cache(maxsize=2)
@@ -38,18 +48,21 @@ def _cut(max_bytes: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     return text[:border], text[border:]
 
 
+def _windows(text: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+    """(starts, length + 1) tokens."""
+    return np.stack([text[start : start + length + 1] for start in starts]).astype(np.int64)
+
+
 def batch(step: int, sequences: int, length: int, max_bytes: int) -> Batch:
     """The batch of a step: windows of the training text, a function of the step alone."""
     text, _ = _cut(max_bytes)
     starts = np.random.default_rng(step).integers(0, len(text) - length, sequences)
-    tokens = np.stack([text[start : start + length + 1] for start in starts]).astype(np.int64)
-    return Batch(step * sequences, tokens, np.zeros(sequences, dtype=np.int64))
+    return Batch(step * sequences, _windows(text, starts, length), np.zeros(sequences, dtype=np.int64))
 
 
 def held_out(sequences: int, length: int, max_bytes: int) -> HeldOut:
     """Windows spread evenly over the held-out text; every byte counts but the one that ends a file."""
     _, text = _cut(max_bytes)
-    starts = np.linspace(0, len(text) - length - 1, sequences).astype(np.int64)
-    tokens = np.stack([text[start : start + length + 1] for start in starts]).astype(np.int64)
+    tokens = _windows(text, np.linspace(0, len(text) - length - 1, sequences).astype(np.int64), length)
     valid = tokens[:, 1:] != END_OF_TEXT
     return HeldOut("python", tokens, valid, valid.sum(axis=1))
