@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import numpy as np
 
 from bessemer.errors import InputError
 from bessemer.ladder import law, page, runs
-from bessemer.ladder.design import DESIGNS, RUNGS, Design, Rung, parse_budget, refuse_few, rungs_within
+from bessemer.ladder.design import DESIGNS, RUNGS, Design, Rung, did_you_mean, parse_budget, refuse_few, rungs_within
 from bessemer.ladder.law import FittedLaw, Interval, Point
 from bessemer.ladder.runs import Ground
 from bessemer.ladder.sizes import RATE_RULES, rate_rule
@@ -49,22 +47,15 @@ def ladder(session: Session, options: LadderOptions) -> dict[str, Any]:
     if options.ratio is not None and (design != "ratio" or not options.ratio > 0):
         raise InputError(f"--ratio {options.ratio:g}: tokens a parameter, above 0, of a ladder of --design ratio")
     folder = options.folder or session.run.path / "ladder"
-    with ExitStack() as locks:
-        locks.enter_context(session.run.writing())
-        if options.restart:
-            runs.set_aside(folder)
-        locks.enter_context(RunFolder(folder).writing())
-        ground = runs.ground(session, folder)
+    with runs.opened(session, folder, options.restart) as ground:
         ratio = options.ratio or ground.planned.ratio
         rungs, earlier, rates = _design(ground, design, options, ratio)
         seconds = sum(map(runs.seconds_by(ground, rates), rungs))
         _announce(ground, design, rungs, seconds)
         recipes = {rung.name: runs.recipe_of(ground.planned.recipe, rung, folder) for rung in [*rungs, *earlier]}
         scores = runs.train_all([(rung.name, recipes[rung.name]) for rung in rungs], ground.run.tokens)
-        for rung in earlier:
-            done = runs.score(RunFolder(recipes[rung.name].run.folder), rung.steps)
-            if done is not None:
-                scores[rung.name] = done
+        before = {rung.name: runs.score(RunFolder(recipes[rung.name].run.folder), rung.steps) for rung in earlier}
+        scores |= {name: done for name, done in before.items() if done is not None}
         found = result(ground, design, ratio, [rung for rung in [*rungs, *earlier] if rung.name in scores], scores)
         found |= {"folder": str(folder), "predicted_seconds": seconds}
         write_json(folder / "ladder.json", found)
@@ -77,8 +68,7 @@ def _known_design(name: str) -> Design:
     for known in DESIGNS:
         if name == known:
             return known  # type: ignore[return-value]
-    near = "".join(f"; did you mean {one}?" for one in difflib.get_close_matches(name, DESIGNS, 1))
-    raise InputError(f"--design {name}: no such design; there are {' and '.join(DESIGNS)}{near}")
+    raise InputError(f"--design {name}: no such design; there are {' and '.join(DESIGNS)}{did_you_mean(name, DESIGNS)}")
 
 
 def _design(
@@ -95,8 +85,8 @@ def _design(
         made = rungs_within(design, ground.planned, ground.sizes, count, budget, ratio, seconds)
         kept = runs.keep_design(ground.folder, key, protocol, [rung.to_dict() for rung in made], rates=rates)
     recipe = ground.planned.recipe
-    rungs, earlier = ([Rung.of(row, recipe) for row in rows] for rows in (kept.rungs, kept.earlier))
-    return rungs, earlier, [(int(size), float(rate)) for size, rate in kept.more["rates"]]
+    rungs, earlier = ([Rung.of(row, recipe) for row in kept[key]] for key in ("rungs", "earlier"))
+    return rungs, earlier, [(int(size), float(rate)) for size, rate in kept["more"]["rates"]]
 
 
 def _announce(ground: Ground, design: Design, rungs: list[Rung], seconds: float) -> None:
@@ -152,12 +142,11 @@ def result(
     }  # fmt: skip
     if on_the_line:
         beyond = planned.flops / max(point.flops for point in points)
-        values["prediction"] = {**found.loss(*at).to_dict(), "beyond": beyond}
+        values["prediction"] = {**asdict(found.loss(*at)), "beyond": beyond}
     if design == "isoflop":
         values["optimum"] = law.optimum(found, planned.flops, planned.flops / planned.tokens / planned.size.parameters)
         values["isoflop"] = {"profiles": law.profiles(points), "best": law.best_size(found, planned.flops)}
-    plain: dict[str, Any] = runs.plain(values)
-    return plain
+    return dict(runs.plain(values))
 
 
 def _rung(found: FittedLaw, rung: Rung, point: Point, score: runs.Score) -> dict[str, Any]:
@@ -172,13 +161,14 @@ def _law(found: FittedLaw) -> dict[str, Any]:
     is_surface, value, rows = found.design == "isoflop", found.law, found.draws.parameters
     names = ("A", "alpha", "B", "beta") if is_surface else ("K", "gamma")
     powers = len(names) // 2
-    numbers = {"E": Interval.of(value.constant, np.exp(rows[:, 0])).to_dict()}
+    numbers = {"E": Interval.of(value.constant, np.exp(rows[:, 0]))}
     for power in range(powers):
         exponents = rows[:, 1 + powers + power]
         drawn = np.exp(rows[:, 1 + power] + exponents * found.draws.centre[power])
-        numbers[names[2 * power]] = Interval.of(value.coefficients[power], drawn).to_dict()
-        numbers[names[2 * power + 1]] = Interval.of(value.exponents[power], exponents).to_dict()
-    return {"law": "E + A / N^alpha + B / D^beta" if is_surface else "E + K / C^gamma", "numbers": numbers}
+        numbers[names[2 * power]] = Interval.of(value.coefficients[power], drawn)
+        numbers[names[2 * power + 1]] = Interval.of(value.exponents[power], exponents)
+    law_text = "E + A / N^alpha + B / D^beta" if is_surface else "E + K / C^gamma"
+    return {"law": law_text, "numbers": {name: asdict(interval) for name, interval in numbers.items()}}
 
 
 def _curves(found: FittedLaw, flops: float) -> list[dict[str, Any]]:
@@ -187,11 +177,6 @@ def _curves(found: FittedLaw, flops: float) -> list[dict[str, Any]]:
     rows, low = [], min(point.flops for point in found.points)
     each = float(np.median([point.flops / point.parameters / point.tokens for point in found.points]))
     for compute in np.geomspace(low / 1.3, flops * 1.5, 41):
-        is_line = found.design == "ratio"
-        loss = (
-            found.loss(0, 0, compute, of_a_run=False).to_dict()
-            if is_line
-            else law.optimum(found, compute, each)["loss"]
-        )
-        rows.append({"flops": compute, **loss})
+        on_line = asdict(found.loss(0, 0, compute, of_a_run=False)) if found.design == "ratio" else None
+        rows.append({"flops": compute, **(on_line or law.optimum(found, compute, each)["loss"])})
     return rows

@@ -18,7 +18,7 @@ Letters: F fits, n runs, T powers (2 on a surface, 1 on a line), P = 1 + 2T para
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from math import sqrt
 from typing import Any
@@ -139,12 +139,8 @@ def _minimum(starts: Array, x_nT: Array, y_n: Array, tolerance: float) -> tuple[
         return float(huber(residual, 1.0).sum()), slope * width * share * (1.0 - share)
 
     options = {"gtol": tolerance, "maxiter": 1000}
-    made = [
-        minimize(
-            objective, logit(np.clip((start - low) / width, 1e-6, 1 - 1e-6)), jac=True, method="BFGS", options=options
-        )
-        for start in starts
-    ]
+    free_starts = logit(np.clip((starts - low) / width, 1e-6, 1 - 1e-6))
+    made = [minimize(objective, start, jac=True, method="BFGS", options=options) for start in free_starts]
     best = min(made, key=lambda one: one.fun)
     return place(best.x), float(best.fun) * HUBER_DELTA**2
 
@@ -189,9 +185,6 @@ class Interval:
         edge = 100 * (1 - WITHIN) / 2
         low, high = np.percentile(drawn, [edge, 100 - edge])
         return cls(float(value), float(low), float(high))
-
-    def to_dict(self) -> dict[str, float]:
-        return {"value": self.value, "low": self.low, "high": self.high}
 
     def covers(self, value: float) -> bool:
         return self.low <= value <= self.high
@@ -277,14 +270,10 @@ def left_out(design: Design, points: tuple[Point, ...], seed: int = 0, draws: in
         return None
     said = fitted(design, rest, seed, draws).loss(largest.parameters, largest.tokens, largest.flops)
     return {
-        "name": largest.name,
-        "from_rungs": len(rest),
-        "beyond": largest.flops / max(point.flops for point in rest),
-        "predicted": said.to_dict(),
-        "measured": largest.loss,
-        "error": said.value / largest.loss - 1,
+        "name": largest.name, "from_rungs": len(rest), "beyond": largest.flops / max(point.flops for point in rest),
+        "predicted": asdict(said), "measured": largest.loss, "error": said.value / largest.loss - 1,
         "covered": said.covers(largest.loss),
-    }
+    }  # fmt: skip
 
 
 def optimum(found: FittedLaw, flops: float, flops_per_parameter: float) -> dict[str, Any]:
@@ -300,8 +289,8 @@ def optimum(found: FittedLaw, flops: float, flops_per_parameter: float) -> dict[
     size = np.exp(np.clip(log_n, -50, 200))
     tokens = flops / flops_per_parameter / size
     values = {"parameters": size, "tokens": tokens, "tokens_per_parameter": tokens / size, "exponent": share}
-    best = {name: Interval.of(value[0], value[1:]).to_dict() for name, value in values.items()}
-    return {**best, "loss": found.loss(size[0], tokens[0], flops, of_a_run=False).to_dict()}
+    best = {name: asdict(Interval.of(value[0], value[1:])) for name, value in values.items()}
+    return {**best, "loss": asdict(found.loss(size[0], tokens[0], flops, of_a_run=False))}
 
 
 def more_runs(found: FittedLaw, parameters: float, tokens: float, flops: float) -> dict[str, Any]:
@@ -330,13 +319,10 @@ def more_runs(found: FittedLaw, parameters: float, tokens: float, flops: float) 
         candidates += [(one.parameters * scale**0.5, one.tokens * scale**0.5, one.flops * scale) for one in largest]
         scale *= factor
     result: dict[str, Any] = {
-        "error_now": found.spread * now,
-        "of_the_same_kind": 3 * len(points),
-        "same_kind_flops": 3 * sum(point.flops for point in points),
-        "going_upwards": None,
-        "upwards_flops": None,
+        "error_now": found.spread * now, "of_the_same_kind": 3 * len(points),
+        "same_kind_flops": 3 * sum(point.flops for point in points), "going_upwards": None, "upwards_flops": None,
         "method": "delta method on the fitted law",
-    }
+    }  # fmt: skip
     rows = found.slopes(arguments(design, candidates)) if candidates else ()
     spent = 0.0
     for number in range(1, MOST_MORE * len(points) + 1 if candidates else 0):
@@ -385,18 +371,13 @@ def best_size(found: FittedLaw, flops: float) -> dict[str, Any] | None:
     chance, drawn = np.random.default_rng([found.seed, 2]), []
     for noise in found.noise[:200]:
         factors = np.exp(noise * chance.standard_normal(len(found.points)))
-        shaken = tuple(
-            replace(point, loss=point.loss * float(by)) for point, by in zip(found.points, factors, strict=True)
-        )
-        again = _through(shaken, flops)
+        pairs = zip(found.points, factors, strict=True)
+        again = _through(tuple(replace(point, loss=point.loss * float(by)) for point, by in pairs), flops)
         if again is not None:
             drawn.append(again)
-    every: Array = np.array(drawn or [value])
-    return {
-        "parameters": Interval.of(value[0], every[:, 0]).to_dict() if drawn else None,
-        "exponent": Interval.of(value[1], every[:, 1]).to_dict() if drawn else None,
-        "draws": len(drawn),
-    }
+    every: Array = np.array(drawn).reshape(-1, 2)
+    intervals = [asdict(Interval.of(value[at], every[:, at])) if drawn else None for at in (0, 1)]
+    return {"parameters": intervals[0], "exponent": intervals[1], "draws": len(drawn)}
 
 
 def _through(points: tuple[Point, ...], flops: float) -> tuple[float, float] | None:

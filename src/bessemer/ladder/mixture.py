@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,12 @@ import numpy as np
 
 from bessemer.errors import InputError
 from bessemer.ladder import page, runs, shares
-from bessemer.ladder.design import FEWEST_STEPS, LARGEST_SHARE, Budget, Rung, parse_budget
+from bessemer.ladder.design import FEWEST_STEPS, LARGEST_SHARE, Budget, Rung, did_you_mean, parse_budget
 from bessemer.ladder.law import Array, Interval
 from bessemer.ladder.runs import Ground
 from bessemer.ladder.sizes import batch_tokens, learning_rate
 from bessemer.recipe import MixturePhase, Recipe, digest
-from bessemer.run import RunFolder, write_json
+from bessemer.run import write_json
 from bessemer.stages import Session
 from bessemer.terminal import amount, say
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING, average_shares
@@ -56,12 +54,7 @@ def mixture(session: Session, options: MixtureOptions) -> dict[str, Any]:
     if count < fewest:
         raise InputError(f"--rungs {count}: {len(names)} sources need {fewest} proxies or more")
     folder = options.folder or session.run.path / "mixture"
-    with ExitStack() as locks:
-        locks.enter_context(session.run.writing())
-        if options.restart:
-            runs.set_aside(folder)
-        locks.enter_context(RunFolder(folder).writing())
-        ground = runs.ground(session, folder)
+    with runs.opened(session, folder, options.restart) as ground:
         targets = _targets(options.target, ground)
         proxy, points = _design(ground, names, count, budget)
         say(
@@ -94,9 +87,10 @@ def _targets(name: str, ground: Ground) -> list[str]:
     with_text = [name for name in ground.store.sources if ground.store.split(name, "heldout").num_tokens > 1]
     if name == MEAN or name in with_text:
         return with_text if name == MEAN else [name]
-    near = "".join(f"; did you mean {one}?" for one in difflib.get_close_matches(name, [*with_text, MEAN], 1))
-    known = ", ".join([*with_text, MEAN])
-    raise InputError(f"--target {name}: no source of that name with held-out text; there are {known}{near}")
+    known = [*with_text, MEAN]
+    raise InputError(
+        f"--target {name}: no source of that name with held-out text; there are {', '.join(known)}{did_you_mean(name, known)}"
+    )
 
 
 def _design(ground: Ground, names: list[str], count: int, budget: Budget) -> tuple[Rung, Array]:
@@ -107,16 +101,14 @@ def _design(ground: Ground, names: list[str], count: int, budget: Budget) -> tup
     if kept is None:
         proxy, given = _proxy(ground, count, budget), dict.fromkeys(names, 0.0)
         # The recipe's own shares of the tokens, on average over its run.
-        for name, share in average_shares(
-            recipe, {n: store.split(n, "train").num_tokens for n in store.sources}
-        ).items():
+        available = {name: store.split(name, "train").num_tokens for name in store.sources}
+        for name, share in average_shares(recipe, available).items():
             given[recipe.parts[name].source] += share
         most = largest_shares(ground, names, proxy.tokens)
         points = shares.spread_out(np.array([given[name] for name in names]), count, most, recipe.run.seed)
-        kept = runs.keep_design(
-            ground.folder, protocol, protocol, [proxy.to_dict()], points=points.round(6).tolist()
-        )  # fmt: skip
-    return Rung.of(kept.rungs[0], recipe), np.array(kept.more["points"])
+        rows = points.round(6).tolist()
+        kept = runs.keep_design(ground.folder, protocol, protocol, [proxy.to_dict()], points=rows)
+    return Rung.of(kept["rungs"][0], recipe), np.array(kept["more"]["points"])
 
 
 def _proxy(ground: Ground, count: int, budget: Budget) -> Rung:
@@ -185,48 +177,35 @@ def result(
     gain = Interval.of(won.value, won.drawn)
     error = float(np.sqrt(np.mean((measured - unseen) ** 2)))
     noise = error * chance.standard_normal(DRAWS)
-    by_name = dict(zip(names, proposed, strict=True))
-    told = {
-        "kind": "mixture",
-        "sources": names,
-        "keys": _keys(ground.planned.recipe, names),
-        "targets": targets,
-        "given": dict(zip(names, given, strict=True)),
+
+    def named(values: Array) -> dict[str, float]:
+        return dict(zip(names, values.tolist(), strict=True))
+
+    proxies = [
+        {"shares": named(point), "loss_by_source": score.by_source, "loss": score.loss, "target": target,
+         "predicted_unseen": predicted, "seconds": score.seconds}
+        for point, score, target, predicted in zip(points, scores, measured, unseen, strict=True)
+    ]  # fmt: skip
+    at_bound = np.minimum(proposed - least, most - proposed) < 1e-3
+    found: dict[str, Any] = runs.plain({
+        "kind": "mixture", "sources": names, "keys": _keys(ground.planned.recipe, names), "targets": targets,
+        "given": named(given),
         "proxy": {key: value for key, value in proxy.to_dict().items() if key not in ("group", "name")},
-        "proxies": [
-            {
-                "shares": dict(zip(names, point, strict=True)),
-                "loss_by_source": score.by_source,
-                "loss": score.loss,
-                "target": measured[number],
-                "predicted_unseen": unseen[number],
-                "seconds": score.seconds,
-            }
-            for number, (point, score) in enumerate(zip(points, scores, strict=True))
-        ],
+        "proxies": proxies,
         "regressions": {
             name: {"form": one.form, "ridge": one.ridge, "floor": one.floor, "left_out_error": one.error}
             for name, one in models.items()
         },
-        "left_out_error": error,
-        "spread_of_targets": float(measured.std()),
+        "left_out_error": error, "spread_of_targets": measured.std(),
         "proposed": {
-            "shares": by_name,
-            "target": Interval.of(said[1], said_draws[:, 1] + noise).to_dict(),
-            "given_target": Interval.of(said[0], said_draws[:, 0] + noise).to_dict(),
-            "at_bound": [
-                name
-                for name, share, low, high in zip(names, proposed, least, most, strict=True)
-                if min(share - low, high - share) < 1e-3
-            ],
-            "most": dict(zip(names, most, strict=True)),
-            "least": dict(zip(names, least, strict=True)),
+            "shares": named(proposed), "target": asdict(Interval.of(said[1], said_draws[:, 1] + noise)),
+            "given_target": asdict(Interval.of(said[0], said_draws[:, 0] + noise)),
+            "at_bound": [name for name, is_at in zip(names, at_bound, strict=True) if is_at],
+            "most": named(most), "least": named(least),
         },
-        "gain": {**gain.to_dict(), "optimism": won.optimism, "inside_noise": gain.low <= 0.0},
-        "verify": None,
-    }
-    plain: dict[str, Any] = runs.plain(told)
-    return plain
+        "gain": {**asdict(gain), "optimism": won.optimism, "inside_noise": gain.low <= 0.0}, "verify": None,
+    })  # fmt: skip
+    return found
 
 
 def _keys(recipe: Recipe, names: list[str]) -> dict[str, str]:
@@ -246,11 +225,6 @@ def _verified(
     measured = float(np.mean([score.by_source[target] for target in targets]))
     base = float(np.mean([given.by_source[target] for target in targets]))
     said = Interval(**found["proposed"]["target"])
-    return {
-        "predicted": said.value,
-        "measured": measured,
-        "error": said.value / measured - 1,
-        "covered": said.covers(measured),
-        "measured_gain": base - measured,
-        "loss_by_source": score.by_source,
-    }
+    return {"predicted": said.value, "measured": measured, "error": said.value / measured - 1,
+            "covered": said.covers(measured), "measured_gain": base - measured,
+            "loss_by_source": score.by_source}  # fmt: skip

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from math import exp, isfinite, log
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.measure import step_seconds
 from bessemer.train.task import config_of
+
+Json = dict[str, Any]
 
 DESIGN_FILE = "design.json"
 PROBE_SECONDS = 1.0  # of steps of each size that is timed
@@ -108,12 +111,11 @@ def _resolved(session: Session, store: TokenStore) -> Recipe:
 
 
 def _micro_batch(recipe: Recipe) -> int:
-    return (
-        derived_keys.MICRO_BATCH_TOKENS if devices.choose(recipe.train).is_cuda else derived_keys.CPU_MICRO_BATCH_TOKENS
-    )
+    is_cuda = devices.choose(recipe.train).is_cuda
+    return derived_keys.MICRO_BATCH_TOKENS if is_cuda else derived_keys.CPU_MICRO_BATCH_TOKENS
 
 
-def measured(ground: Ground) -> dict[str, Any] | None:
+def measured(ground: Ground) -> Json | None:
     """The planned run's own loss, where it has been trained to its last step already: the same model, as long, as fast, and
     scored on the same text."""
 
@@ -161,44 +163,44 @@ def seconds_by(ground: Ground, rates: list[tuple[int, float]]) -> Callable[[Rung
 # --- The design that the folder keeps ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class KeptDesign:
-    """What design.json holds. key: the options; protocol: what all runs of the folder share; rungs: of these options; earlier:
-    those of designs before; more: what else was worked out with them."""
-
-    key: str
-    protocol: str
-    rungs: list[dict[str, Any]]
-    earlier: list[dict[str, Any]]
-    more: dict[str, Any]
-
-
-def kept_design(folder: Path, key: str, protocol: str) -> KeptDesign | None:
-    """The design that the folder holds, if it is that of these options; None with other options.
+def kept_design(folder: Path, key: str, protocol: str) -> Json | None:
+    """What design.json holds, if it was kept under this key: `rungs`, `earlier` (those of designs before), and what else was
+    worked out with them.
 
     Raises BessemerError when its runs were made from other tokens or trained otherwise.
     """
     path = folder / DESIGN_FILE
     if not path.exists():
         return None
-    found = KeptDesign(**read_json(path))
-    if found.protocol != protocol:
+    found: Json = read_json(path)
+    if found["protocol"] != protocol:
         raise BessemerError(
             f"{folder}: its runs were made from other tokens, for another planned run, or of another kind, and cannot be "
             "compared with new ones; give this ladder a folder of its own with --folder DIR, or start over with "
             "--restart (what is there is set aside)"
         )
-    return found if found.key == key else None
+    return found if found["key"] == key else None
 
 
-def keep_design(folder: Path, key: str, protocol: str, rungs: list[dict[str, Any]], **more: Any) -> KeptDesign:
-    """Write design.json; rungs of designs before stay as `earlier`."""
+def keep_design(folder: Path, key: str, protocol: str, rungs: list[Json], **more: Any) -> Json:
+    """Write design.json. key: the options; protocol: what all runs of the folder share; more: what else it is to hold."""
     path, names = folder / DESIGN_FILE, {rung["name"] for rung in rungs}
-    before = KeptDesign(**read_json(path)) if path.exists() else None
-    earlier = [rung for rung in [*before.earlier, *before.rungs] if rung["name"] not in names] if before else []
-    made = KeptDesign(key, protocol, rungs, earlier, more)
-    write_json(path, asdict(made))
+    before = read_json(path) if path.exists() else {"earlier": [], "rungs": []}
+    earlier = [rung for rung in [*before["earlier"], *before["rungs"]] if rung["name"] not in names]
+    made = {"key": key, "protocol": protocol, "rungs": rungs, "earlier": earlier, "more": more}
+    write_json(path, made)
     return made
+
+
+@contextmanager
+def opened(session: Session, folder: Path, restart: bool) -> Iterator[Ground]:
+    """The ground of the runs in `folder`, while nobody else writes the run or the folder; restart: what is there is set aside."""
+    with ExitStack() as locks:
+        locks.enter_context(session.run.writing())
+        if restart:
+            set_aside(folder)
+        locks.enter_context(RunFolder(folder).writing())
+        yield ground(session, folder)
 
 
 def set_aside(folder: Path) -> None:
@@ -250,7 +252,7 @@ def score(run: RunFolder, steps: int) -> Score | None:
     return Score(last["loss"], last["loss_by_source"], seconds)
 
 
-def _validation(rows: list[dict[str, Any]], steps: int | None) -> dict[str, Any] | None:
+def _validation(rows: list[Json], steps: int | None) -> Json | None:
     """The last validation after so many steps."""
     found = (row for row in reversed(rows) if row.get("kind") == "validation" and row["step"] == steps)
     return next(found, None)
