@@ -30,14 +30,9 @@ class Chat:
     """A conversation: the messages so far, and how the next reply is made."""
 
     def __init__(
-        self,
-        model: Transformer,
-        tokenizer: Tokenizer,
-        template: Template,
-        sampling: Sampling,
-        system: str | None = None,
+        self, model: Transformer, tokenizer: Tokenizer, template: Template, sampling: Sampling, system: str | None = None,
         ends: Collection[int] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """ends: ids at which a reply ends beside the template's stops; left out: end-of-text."""
         self.ends = ends or (tokenizer.end_of_text,)
         self.model, self.tokenizer, self.template, self.sampling = model, tokenizer, template, sampling
@@ -94,16 +89,17 @@ class Template:
         names = {key: _content(settings.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
         # Any special token of the vocabulary ends a reply: that is what they are for.
         marks = tuple(dict.fromkeys((tokenizer.end_of_text_token, *tokenizer.special.values())))
-        if wanted in TEMPLATES:
-            return cls(TEMPLATES[wanted], (*STOPS[wanted], *marks), names)
+        own = chat_template(folder) if wanted is None else None
+        if own is None and (wanted is None or wanted in TEMPLATES):
+            name = wanted or "plain"
+            return cls(TEMPLATES[name], (*STOPS[name], *marks), names)
         if wanted is not None:
             path = Path(wanted)
             if not path.exists():
                 raise InputError(f"--template: {wanted} is neither a file nor one of {', '.join(TEMPLATES)}")
-            return cls(path.read_text(encoding="utf-8"), marks, names)
-        if (own := chat_template(folder)) is not None:
-            return cls(own, marks, names)
-        return cls(TEMPLATES["plain"], (*STOPS["plain"], *marks), names)
+            own = path.read_text(encoding="utf-8")
+        assert own is not None
+        return cls(own, marks, names)
 
     def render(self, messages: list[Message]) -> str:
         """The conversation as text, ending where the reply begins."""
@@ -122,8 +118,5 @@ def _content(token: Any) -> str:
 def _without_beginning_of(text: str, stops: tuple[str, ...]) -> str:
     """The text without what could be the beginning of a stop string, or half a character, at its end."""
     text = text.rstrip("\ufffd")
-    longest = max(
-        (size for stop in stops for size in range(1, min(len(stop), len(text)) + 1) if text.endswith(stop[:size])),
-        default=0,
-    )
-    return text[: len(text) - longest] if longest else text
+    begun = [size for stop in stops for size in range(1, len(stop) + 1) if text.endswith(stop[:size])]
+    return text[: len(text) - max(begun, default=0)]

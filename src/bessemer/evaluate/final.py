@@ -55,15 +55,11 @@ def evaluate(recipe: Recipe, run: RunFolder, store: TokenStore, restored: Restor
 def _examples(recipe: Recipe, store: TokenStore, restored: Restored, scored: Validation) -> dict[str, Any]:
     """By objective: samples, hidden words filled in, or scores of each class."""
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
+    none = {"ngram": None, "samples": []}
     if scored.confusion is not None:
-        classes = scores_by_class(store.labels, scored.confusion)
-        return {"ngram": None, "samples": [], "classes": classes, "confusion": scored.confusion}
+        return {**none, "classes": scores_by_class(store.labels, scored.confusion), "confusion": scored.confusion}
     if recipe.train.objective == "masked":
-        return {
-            "ngram": None,
-            "samples": [],
-            "fill_ins": fill_ins(recipe.tokens.sequence_length, store, restored, tokenizer),
-        }
+        return {**none, "fill_ins": fill_ins(recipe.tokens.sequence_length, store, restored, tokenizer)}
     compares = recipe.evaluate.ngram and scored.bits_per_byte is not None
     baseline = ngram_baseline(recipe.evaluate.ngram_max_bytes, store, tokenizer) if compares else None
     return {"ngram": baseline, "samples": samples(recipe.evaluate, recipe.run.seed, store, restored, tokenizer)}
@@ -124,14 +120,9 @@ def samples(
 
 
 def complete(
-    model: Transformer,
-    tokenizer: Tokenizer,
-    prompt: str,
-    max_tokens: int,
-    sampling: Sampling,
-    framing: Framing | None = None,
-    ends: Collection[int] = (),
-) -> str:
+    model: Transformer, tokenizer: Tokenizer, prompt: str, max_tokens: int, sampling: Sampling,
+    framing: Framing | None = None, ends: Collection[int] = (),
+) -> str:  # fmt: skip
     """The continuation of a prompt, in which special tokens stand for themselves.
 
     framing: ids before it, left out: end-of-text, after which a document begins; ends: ids to stop at, left out: end-of-text.
@@ -187,15 +178,13 @@ def fill_ins(length: int, store: TokenStore, restored: Restored, tokenizer: Toke
                 logits_V = step.model.head.logits(hidden_BTD[0, position]).float()
             best = logits_V.softmax(dim=0).topk(GUESSES)
             pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            examples.append(
-                {
-                    "source": part.source,
-                    "before": tokenizer.decode(ids_T[max(position - CONTEXT_TOKENS, 0) : position].tolist()),
-                    "word": tokenizer.decode([int(ids_T[position])]),
-                    "after": tokenizer.decode(ids_T[position + 1 : position + 1 + CONTEXT_TOKENS].tolist()),
-                    "guesses": [{"word": tokenizer.decode([token]), "probability": share} for token, share in pairs],
-                }
-            )
+            examples.append({
+                "source": part.source,
+                "before": tokenizer.decode(ids_T[max(position - CONTEXT_TOKENS, 0) : position].tolist()),
+                "word": tokenizer.decode([int(ids_T[position])]),
+                "after": tokenizer.decode(ids_T[position + 1 : position + 1 + CONTEXT_TOKENS].tolist()),
+                "guesses": [{"word": tokenizer.decode([token]), "probability": share} for token, share in pairs],
+            })  # fmt: skip
     return examples[:FILL_INS]
 
 

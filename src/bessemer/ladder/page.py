@@ -13,14 +13,14 @@ from bessemer.report.parts import Block, Figure, tile
 from bessemer.terminal import amount, duration
 
 Json = dict[str, Any]
-LADDER_COLUMNS = ("rung", "N", "D", "D/N", "C, FLOPs", "rate", "batch", "loss", "law")
+LADDER_COLUMNS: tuple[str, ...] = ("rung", "N", "D", "D/N", "C, FLOPs", "rate", "batch", "loss", "law")
 
 
 def table(found: Json) -> str:
     """For a terminal: the runs, the law or the regressions, and what follows."""
-    titles, rows = (
-        (_mixture_titles(found), _mixture_rows(found)) if _is_mixture(found) else (LADDER_COLUMNS, _rungs(found))
-    )
+    titles, rows = LADDER_COLUMNS, _rungs(found)
+    if _is_mixture(found):
+        titles, rows = ("proxy", *found["sources"], "target", "unseen"), _mixture_rows(found)
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in (titles, *rows)]
     return "\n".join([*lines, "", *(f"{name:<12} {sentence}" for name, sentence in sentences(found).items())])
@@ -39,17 +39,17 @@ def sentences(found: Json) -> dict[str, str]:
 
 def write(path: Path, found: Json) -> Path:
     """Write the page of what ladder.json or mixture.json holds, and return where it lies."""
-    name = Path(found["folder"]).parent.name
     said = sentences(found)
-    words = parts.section("answers", "All of it in words", *(
-        parts.titled(parts.capitalised(key), parts.finding(sentence)) for key, sentence in said.items()))  # fmt: skip
     if _is_mixture(found):
-        html = parts.render_page(name, "mixture search", f"Proposed: {said['proposed']}.",
-                                 [*_mixture_sections(found, said), words], tiles=_mixture_tiles(found))  # fmt: skip
+        kind, headline = "mixture search", f"Proposed: {said['proposed']}."
+        sections, tiles = _mixture_sections(found, said), _mixture_tiles(found)
     else:
-        html = parts.render_page(name, "ladder", _headline(found), [*_ladder_sections(found, said), words],
-                                 tiles=_ladder_tiles(found))  # fmt: skip
-    return parts.write_page(path, html)
+        kind, headline = "ladder", _headline(found)
+        sections, tiles = _ladder_sections(found, said), _ladder_tiles(found)
+    answers = (parts.titled(parts.capitalised(key), parts.finding(sentence)) for key, sentence in said.items())
+    sections.append(parts.section("answers", "All of it in words", *answers))
+    name = Path(found["folder"]).parent.name
+    return parts.write_page(path, parts.render_page(name, kind, headline, sections, tiles=tiles))
 
 
 def _is_mixture(found: Json) -> bool:
@@ -79,7 +79,7 @@ def _ladder_sentences(found: Json) -> dict[str, str]:
             f"{amount(planned['tokens'])} tokens, {prediction['beyond']:.1f} times beyond the largest rung"
         )
     if measured is not None and prediction is not None:
-        inside = "inside" if prediction["low"] <= measured["loss"] <= prediction["high"] else "outside"
+        inside = _inside(prediction["low"] <= measured["loss"] <= prediction["high"], "outside")
         error = prediction["value"] / measured["loss"] - 1
         said["the run"] = (
             f"trained already: {measured['loss']:.4f}, the prediction is off by {error:+.2%}, it lies {inside} its interval"
@@ -124,7 +124,7 @@ def _left_out(found: Json) -> str:
     return (
         f"{left['name']}, {left['beyond']:.1f} times beyond the {left['from_rungs']} it is predicted from: predicted "
         f"{_between(left['predicted'], '.4f')}, measured {left['measured']:.4f}, error {left['error']:+.2%}, "
-        f"{'inside' if left['covered'] else 'OUTSIDE'} the interval"
+        f"{_inside(left['covered'])} the interval"
     )
 
 
@@ -140,27 +140,29 @@ def _best_size(found: Json) -> dict[str, str]:
     best, planned = found["optimum"], found["planned"]
     if best is None:
         return {"best size": "a ladder of one ratio cannot tell; --design isoflop does"}
-    size, tokens = (f"{amount(of['value'])} [{amount(of['low'])}, {amount(of['high'])}]"
-                    for of in (best["parameters"], best["tokens"]))  # fmt: skip
     said = (
-        f"for {planned['flops']:.2e} FLOPs {size} parameters on {tokens} tokens ({best['tokens_per_parameter']['value']:.1f} a "
-        f"parameter; planned {planned['tokens_per_parameter']:.1f}), loss {best['loss']['value']:.4f}; N_opt ~ "
-        f"C^{_between(best['exponent'], '.2f')}"
+        f"for {planned['flops']:.2e} FLOPs {_amounts(best['parameters'])} parameters on {_amounts(best['tokens'])} tokens "
+        f"({best['tokens_per_parameter']['value']:.1f} a parameter; planned {planned['tokens_per_parameter']:.1f}), loss "
+        f"{best['loss']['value']:.4f}; N_opt ~ C^{_between(best['exponent'], '.2f')}"
     )
     profile = (found["isoflop"] or {}).get("best")
-    if profile is None or profile["parameters"] is None:
-        second = "no second opinion: of fewer than two amounts of compute the best size lies between the smallest and the largest"
-        return {"best size": said, "isoFLOP": second}
-    of = profile["parameters"]
-    sizes = f"{amount(of['value'])} [{amount(of['low'])}, {amount(of['high'])}]"
-    return {
-        "best size": said,
-        "isoFLOP": f"by parabolas {sizes} parameters, N_opt ~ C^{profile['exponent']['value']:.2f}",
-    }
+    second = "no second opinion: of fewer than two amounts of compute the best size lies between the smallest and the largest"
+    if profile is not None and profile["parameters"] is not None:
+        exponent = profile["exponent"]["value"]
+        second = f"by parabolas {_amounts(profile['parameters'])} parameters, N_opt ~ C^{exponent:.2f}"
+    return {"best size": said, "isoFLOP": second}
 
 
 def _between(of: dict[str, float], form: str) -> str:
     return f"{of['value']:{form}} [{of['low']:{form}}, {of['high']:{form}}]"
+
+
+def _amounts(of: dict[str, float]) -> str:
+    return f"{amount(of['value'])} [{amount(of['low'])}, {amount(of['high'])}]"
+
+
+def _inside(is_inside: bool, otherwise: str = "OUTSIDE") -> str:
+    return "inside" if is_inside else otherwise
 
 
 def _ladder_tiles(found: Json) -> list[Block]:
@@ -168,7 +170,7 @@ def _ladder_tiles(found: Json) -> list[Block]:
     shown = [
         said and tile("Predicted loss", f"{said['value']:.3f}", f"{said['low']:.3f} to {said['high']:.3f}, nats a token"),
         left and tile("Largest rung, left out", f"{left['error']:+.2%}",
-                      f"{'inside' if left['covered'] else 'outside'} its interval"),
+                      f"{_inside(left['covered'], 'outside')} its interval"),
         tile("E", f"{e['value']:.3f}", f"{e['low']:.2f} to {e['high']:.2f}"),
         tile("Rungs", str(len(found["rungs"])), f"{found['compute_share']:.0%} of the run's compute"),
     ]  # fmt: skip
@@ -177,28 +179,29 @@ def _ladder_tiles(found: Json) -> list[Block]:
 
 def _ladder_sections(found: Json, said: dict[str, str]) -> list[Block]:
     rungs = found["rungs"]
-    flops, off = [rung["flops"] for rung in rungs], [100 * rung["residual"] for rung in rungs]
+    off = [100 * rung["residual"] for rung in rungs]
     y = parts.axis("difference", ticksuffix="%", zeroline=True)
-    residuals = _figure("residuals", "Measured and fitted", [_points("rungs", flops, off, "train", _names(rungs))],
-                        _log("compute, FLOPs"), y)  # fmt: skip
+    points = _points("rungs", _column(rungs, "flops"), off, "train", _column(rungs, "name"))
+    residuals = _figure("residuals", "Measured and fitted", [points], _log("compute, FLOPs"), y)
     sections = [
         parts.section("loss", "Loss over compute", parts.finding(f"{said['law']}."), parts.plots(_loss(found), wide=True)),
         parts.section("rungs", "Rungs", parts.finding(f"{said['left out']}."), parts.plots(residuals, wide=True),
                       parts.table(_columns(LADDER_COLUMNS), _rungs(found))),
     ]  # fmt: skip
     if found["isoflop"] is not None and found["isoflop"]["profiles"]:
-        words = parts.finding(f"{said['best size']}.", f"{said['isoFLOP']}.")
-        sections.insert(
-            1, parts.section("isoflop", "IsoFLOP profiles", words, parts.plots(_profiles(found), wide=True))
+        words, plots = (
+            parts.finding(f"{said['best size']}.", f"{said['isoFLOP']}."),
+            parts.plots(_profiles(found), wide=True),
         )
+        sections.insert(1, parts.section("isoflop", "IsoFLOP profiles", words, plots))
     return sections
 
 
 def _loss(found: Json) -> Figure:
     """Loss over compute: the rungs, the law with its band, the rung that was left out, the planned run."""
     curve, planned, rungs = found["curves"], found["planned"], found["rungs"]
-    x, is_ratio = [row["flops"] for row in curve], found["design"] == "ratio"
-    low, high, middle = ([row[key] for row in curve] for key in ("low", "high", "value"))
+    is_ratio = found["design"] == "ratio"
+    x, low, high, middle = (_column(curve, key) for key in ("flops", "low", "high", "value"))
     traces = [
         parts.trace("", x, low, "raw", width=0, hoverinfo="skip", showlegend=False),
         parts.trace("90% of the draws", x, high, "raw", width=0, fill="tonexty", hoverinfo="skip"),
@@ -206,9 +209,9 @@ def _loss(found: Json) -> Figure:
     ]
     for number, group in enumerate([None] if is_ratio else sorted({rung["group"] for rung in rungs})):
         mine = [rung for rung in rungs if group is None or rung["group"] == group]
-        flops, losses = [rung["flops"] for rung in mine], [rung["loss"] for rung in mine]
+        flops = _column(mine, "flops")
         name = "rungs" if group is None else f"{np.mean(flops):.1e} FLOPs"
-        traces.append(_points(name, flops, losses, parts.series_ink(number), _names(mine)))
+        traces.append(_points(name, flops, _column(mine, "loss"), parts.series_ink(number), _column(mine, "name")))
     if (left := found["left_out"]) is not None:
         at = next(rung["flops"] for rung in rungs if rung["name"] == left["name"])
         traces.append(_interval("largest, from the others", at, left["predicted"], "reference", "x"))
@@ -225,9 +228,10 @@ def _profiles(found: Json) -> Figure:
     traces = []
     for number, profile in enumerate(found["isoflop"]["profiles"]):
         mine = [rung for rung in found["rungs"] if rung["group"] == profile["group"]]
-        ink, sizes = parts.series_ink(number), [rung["parameters"] for rung in mine]
-        losses = [rung["loss"] for rung in mine]
-        traces.append(_points(f"{profile['flops']:.1e} FLOPs", sizes, losses, ink, _names(mine)))
+        ink, sizes = parts.series_ink(number), _column(mine, "parameters")
+        traces.append(
+            _points(f"{profile['flops']:.1e} FLOPs", sizes, _column(mine, "loss"), ink, _column(mine, "name"))
+        )
         x = np.geomspace(min(sizes) / 1.15, max(sizes) * 1.15, 31)
         y = np.polyval(profile["curve"], np.log(x))
         traces.append(parts.trace("parabola", x, y, ink, width=1.25, showlegend=False, hoverinfo="skip"))
@@ -235,10 +239,6 @@ def _profiles(found: Json) -> Figure:
 
 
 # --- A mixture search -------------------------------------------------------------------------------------------------
-
-
-def _mixture_titles(found: Json) -> list[str]:
-    return ["proxy", *found["sources"], "target", "unseen"]
 
 
 def _mixture_rows(found: Json) -> list[list[str]]:
@@ -278,7 +278,7 @@ def _mixture_sentences(found: Json) -> dict[str, str]:
     if (checked := found["verify"]) is not None:
         said["verified"] = (
             f"predicted {checked['predicted']:.4f}, measured {checked['measured']:.4f} ({checked['error']:+.2%}, "
-            f"{'inside' if checked['covered'] else 'OUTSIDE'} its interval); the gain over the given mixture, measured: "
+            f"{_inside(checked['covered'])} its interval); the gain over the given mixture, measured: "
             f"{checked['measured_gain']:+.4f}"
         )
     said["to use it"] = " ".join(
@@ -314,7 +314,7 @@ def _mixture_sections(found: Json, said: dict[str, str]) -> list[Block]:
 
 def _unseen(found: Json) -> Figure:
     """Each proxy's target as predicted from the others, and as measured."""
-    measured, said = ([row[key] for row in found["proxies"]] for key in ("target", "predicted_unseen"))
+    measured, said = (_column(found["proxies"], key) for key in ("target", "predicted_unseen"))
     ends = [min(measured), max(measured)]
     traces = [
         parts.trace("equal", ends, ends, "reference", width=1.5, dash="dash"),
@@ -329,17 +329,12 @@ def _unseen(found: Json) -> Figure:
 def _by_share(found: Json) -> list[Figure]:
     """The losses of all sources over each source's share."""
     made, proxies = [], found["proxies"]
+    losses = _column(proxies, "loss_by_source")
     for number, source in enumerate(found["sources"]):
         x = [100 * row["shares"][source] for row in proxies]
         traces = [
-            _points(
-                target,
-                x,
-                [row["loss_by_source"][target] for row in proxies],
-                parts.series_ink(place),
-                [target] * len(x),
-            )
-            for place, target in enumerate(proxies[0]["loss_by_source"])
+            _points(target, x, _column(losses, target), parts.series_ink(place), [target] * len(x))
+            for place, target in enumerate(losses[0])
         ]
         title, axis = f"Held-out losses by the share of {source}", parts.axis(f"share of {source}", ticksuffix="%")
         made.append(_figure(f"share-{number}", title, traces, axis, "nats a token"))
@@ -357,8 +352,8 @@ def _log(title: str) -> Block:
     return parts.axis(title, type="log", exponentformat="power")
 
 
-def _names(rungs: Iterable[Json]) -> list[str]:
-    return [rung["name"] for rung in rungs]
+def _column(rows: Iterable[Json], key: str) -> list[Any]:
+    return [row[key] for row in rows]
 
 
 def _points(
