@@ -55,7 +55,7 @@ def evaluate(recipe: Recipe, run: RunFolder, store: TokenStore, restored: Restor
 def _examples(recipe: Recipe, store: TokenStore, restored: Restored, scored: Validation) -> dict[str, Any]:
     """By objective: samples, hidden words filled in, or scores of each class."""
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
-    none = {"ngram": None, "samples": []}
+    none: dict[str, Any] = {"ngram": None, "samples": []}
     if scored.confusion is not None:
         return {**none, "classes": scores_by_class(store.labels, scored.confusion), "confusion": scored.confusion}
     if recipe.train.objective == "masked":
