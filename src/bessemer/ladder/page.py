@@ -18,9 +18,10 @@ LADDER_COLUMNS: tuple[str, ...] = ("rung", "N", "D", "D/N", "C, FLOPs", "rate", 
 
 def table(found: Json) -> str:
     """For a terminal: the runs, the law or the regressions, and what follows."""
-    titles, rows = LADDER_COLUMNS, _rungs(found)
     if _is_mixture(found):
         titles, rows = ("proxy", *found["sources"], "target", "unseen"), _mixture_rows(found)
+    else:
+        titles, rows = LADDER_COLUMNS, _rungs(found)
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in (titles, *rows)]
     return "\n".join([*lines, "", *(f"{name:<12} {sentence}" for name, sentence in sentences(found).items())])
