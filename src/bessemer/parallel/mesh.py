@@ -166,9 +166,8 @@ def join(
     device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
     for axis in AXES:  # a mesh gives its groups torch's default
         _set_pg_timeout(timeout, device_mesh.get_group(axis))
-    control = dist.new_group(
-        backend="gloo", timeout=CONTROL_TIMEOUT
-    )  # a group of its own, even where an axis is the whole world
+    # A group of its own, even where an axis is the whole world.
+    control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
     traffic.count(control)
     return ProcessMesh(layout, rank, device_mesh, control)
 

@@ -214,17 +214,9 @@ class Pipeline:
         self.schedules: dict[BatchShape, Any] = {}
 
     def accumulate(
-        self,
-        inputs_BT: Tensor,
-        targets_BS: Tensor,
-        starts_BT: Tensor | None = None,
-        dropout_B: Tensor | None = None,
-        *,
-        micro_batches: int,
-        divisor: int,
-        factor: float = 1.0,
-        tokens: int | None = None,
-    ) -> list[MicroBatchLoss]:
+        self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None = None, dropout_B: Tensor | None = None, *,
+        micro_batches: int, divisor: int, factor: float = 1.0, tokens: int | None = None,
+    ) -> list[MicroBatchLoss]:  # fmt: skip
         """Add the gradients of sum(losses) / divisor * factor to the `.grad` of this process's parameters.
 
         All processes of a pipeline pass the same batch, on the device; its rows are divided evenly. tokens: of a sequence in
@@ -243,10 +235,9 @@ class Pipeline:
             self.schedules[shape] = self._schedule(shape)
         for stage in self.stages:
             stage.divisor, stage.factor, stage.losses = divisor, factor, []
-        batch = {"inputs_BT": inputs_BT, "targets_BS": targets_BS}
-        batch |= {} if starts_BT is None else {"starts_BT": starts_BT}
-        batch |= {} if dropout_B is None else {"dropout_B": dropout_B}
-        self.schedules[shape].step(inputs_BT, target=targets_BS, return_outputs=False, **batch)
+        batch = {"inputs_BT": inputs_BT, "targets_BS": targets_BS, "starts_BT": starts_BT, "dropout_B": dropout_B}
+        tensors = {name: tensor for name, tensor in batch.items() if tensor is not None}
+        self.schedules[shape].step(inputs_BT, target=targets_BS, return_outputs=False, **tensors)
         sum_tied_gradients(self.model, self.tie)
         return [loss for stage in self.stages for loss in stage.losses]
 

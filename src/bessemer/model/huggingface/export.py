@@ -140,12 +140,9 @@ def stream(
 
 
 def write_weights(
-    model: Transformer,
-    folder: Path,
-    value: Value = lambda parameter: parameter.detach(),
-    shard_bytes: int | None = None,
+    model: Transformer, folder: Path, value: Value = lambda parameter: parameter.detach(), shard_bytes: int | None = None,
     dtype_of: Callable[[str], torch.dtype] = lambda tensor: torch.float32,
-) -> None:
+) -> None:  # fmt: skip
     """safetensors, in files of at most SHARD_BYTES with an index, as the hub lays them out.
 
     value: gives each parameter's values when they are written, so that a model on the meta device can be written while

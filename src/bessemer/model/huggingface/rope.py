@@ -9,7 +9,7 @@ from bessemer.model.huggingface.rules import GLOBAL, WINDOWED, ConfigRule, Value
 from bessemer.model.huggingface.settings import ForeignConfig
 
 ROPE_BASE = 10_000.0  # of transformers, where config.json gives none
-# Our names of a scaling's values where theirs are others.
+# Our names of a scaling's values where theirs differ.
 _SCALING_KEYS = {
     "original_length": "original_max_position_embeddings", "low_frequency": "low_freq_factor",
     "high_frequency": "high_freq_factor",
