@@ -311,6 +311,7 @@ def _outcome(job: Asked, **how: Any) -> Outcome:
 def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> Asked:
     """A recipe with the options' changes, or what the options say alone."""
     from bessemer.plan import ask
+    from bessemer.plan.jobs import WAYS
     from bessemer.recipe import load
     from bessemer.tokens.pretrained import followed
 
@@ -321,7 +322,7 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> Asked
         raise InputError(f"plan: --{next(iter(budget))} proposes a model, and the recipe has one; give one of the two")
     recipe = followed(load(args.recipe, args.overrides, may_be_unnamed=True))
     has_devices = "gpus" in requested or {"devices", "nodes"} & recipe.cluster.model_fields_set
-    layout_options = {ask.ALIASES.get(name, name) for name in requested} & set(ask.WAYS)
+    layout_options = {ask.ALIASES.get(name, name) for name in requested} & set(WAYS)
     if "parallel" not in recipe.model_fields_set and has_devices and not layout_options:
         requested = {**requested, "parallel.auto": "true"}  # devices and no layout: the planner's
     return ask.with_changes(ask.Asked(recipe), requested) if requested else ask.Asked(recipe)

@@ -153,16 +153,9 @@ def dimensions(model: Model) -> Model:
     width = model.width or 64 * depth
     head_dim = model.head_dim or (width // model.heads if model.heads else 64 if width <= 1024 else 128)
     heads = model.heads or max(width // head_dim, 1)
-    return model.model_copy(
-        update={
-            "layers": model.layers or depth,
-            "width": width,
-            "heads": heads,
-            "kv_heads": model.kv_heads or heads,
-            "head_dim": head_dim,
-            "mlp_width": model.mlp_width or default_mlp_width(width, FAMILIES[model.family].options.get("gated", True)),
-        }
-    )
+    hidden = model.mlp_width or default_mlp_width(width, FAMILIES[model.family].options.get("gated", True))
+    sizes = {"layers": model.layers or depth, "width": width, "heads": heads, "kv_heads": model.kv_heads or heads}
+    return model.model_copy(update={**sizes, "head_dim": head_dim, "mlp_width": hidden})
 
 
 def _imported(model: Model, folder: Path) -> Model:
@@ -201,9 +194,5 @@ def _micro_batch(sequences: int, length: int, tokens: int, layout: Parallel) -> 
     """The largest divisor of a part's sequences of the batch that holds at most `tokens` tokens and leaves the pipeline its
     micro-batches."""
     each = max(sequences // layout.data, 1)
-    fitting = [
-        size
-        for size in range(1, each + 1)
-        if each % size == 0 and size * length <= tokens and layout.fits_micro_batches(each // size)
-    ]
-    return max(fitting, default=1)
+    divisors = (size for size in range(1, each + 1) if each % size == 0 and size * length <= tokens)
+    return max((size for size in divisors if layout.fits_micro_batches(each // size)), default=1)

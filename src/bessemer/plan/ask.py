@@ -17,6 +17,7 @@ import tomli_w
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.plan import shapes
+from bessemer.plan.jobs import WAYS
 from bessemer.recipe import Recipe, keys, parse
 
 # Short names of recipe keys, by the form of their value: a whole number, a number, or a word.
@@ -35,16 +36,12 @@ PLAIN = {
     "price": ("cluster.price", "number"),
     "framework": ("cluster.framework", "word"),
     "catalogue": ("cluster.catalogue", "word"),
-    **{
-        name: (f"parallel.{name}", "count")
-        for name in ("replicate", "shard", "tensor", "pipeline", "context", "virtual")
-    },
+    **{name: (f"parallel.{name}", "count") for name in (*WAYS, "virtual")},
     "schedule": ("parallel.schedule", "word"),
     "zero": ("parallel.zero", "count"),
 }
 ALIASES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "dp": "shard", "sequence": "seq", "devices": "gpus"}
 OWN = ("model", "params", "gpus")  # stand for several keys
-WAYS = ("replicate", "shard", "tensor", "pipeline", "context")
 SIZES = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "vocabulary")
 EMPTY_RECIPE = '[run]\nname = "plan"\n'
 DEFAULT_SEQUENCE, DEFAULT_VOCABULARY = 4096, 128_256

@@ -144,15 +144,7 @@ def outlook(training_seconds: float, step_seconds: float, between: float, save: 
     taken = training_seconds * exact_time(interval, between, save.stall, downtime(save), RESTART)
     saves = training_seconds / (steps * step_seconds)
     return Outlook(
-        mtbf=between,
-        interval=interval,
-        every=steps,
-        young=young(between, save.stall),
-        failures=taken / between,
-        waste=1 - training_seconds / taken,
-        effective=training_seconds / taken,
-        seconds=taken,
-        lost=taken - training_seconds - saves * save.stall,
-        saves=saves * save.stall,
-        checkpoints=int(saves),
-    )
+        mtbf=between, interval=interval, every=steps, young=young(between, save.stall), failures=taken / between,
+        waste=1 - training_seconds / taken, effective=training_seconds / taken, seconds=taken,
+        lost=taken - training_seconds - saves * save.stall, saves=saves * save.stall, checkpoints=int(saves),
+    )  # fmt: skip

@@ -17,6 +17,7 @@ from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Reco
 from bessemer.recipe import Recipe
 
 GB = 1e9
+WAYS = ("replicate", "shard", "tensor", "pipeline", "context")  # in which [parallel] divides the work
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,8 @@ def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
 def _layout(recipe: Recipe, batch: int, sequence_parallel: bool) -> Layout:
     given = recipe.parallel
     return Layout(
-        replicate=given.replicate,
-        shard=given.shard,
-        tensor=given.tensor,
-        pipeline=given.pipeline,
+        **{way: getattr(given, way) for way in WAYS},
         virtual=given.stages_each,
-        context=given.context,
         zero=given.zero if given.shard * given.context > 1 else 0,
         schedule=given.schedule,
         micro_batch=recipe.train.micro_batch or _micro_batch(recipe, batch),
@@ -113,7 +110,7 @@ def _precision(recipe: Recipe, device: devices.DeviceSpec) -> Precision:
 
 def _mismatch(recipe: Recipe, cluster: ClusterSpec, world: int) -> str:
     layout = recipe.parallel
-    product = " x ".join(f"{getattr(layout, way)}" for way in ("replicate", "shard", "tensor", "pipeline", "context"))
+    product = " x ".join(f"{getattr(layout, way)}" for way in WAYS)
     rest = layout.tensor * layout.pipeline * layout.context
     advice = (
         f"shard = {cluster.devices // rest} would fill them"

@@ -94,12 +94,7 @@ class LossLaw:
         """The optimum in closed form: N = G (C/6)^a, G = (alpha A / beta B)^(1 / (alpha + beta)) (the same)."""
         ratio = self.alpha * self.parameter_term / (self.beta * self.token_term)
         scale = ratio ** (1.0 / (self.alpha + self.beta))
-        return Frontier(
-            name=self.name,
-            exponent=self.exponent,
-            coefficient=scale * FLOPS_PER_PARAMETER_TOKEN**-self.exponent,
-            source=self.source,
-        )
+        return Frontier(self.name, self.exponent, scale * FLOPS_PER_PARAMETER_TOKEN**-self.exponent, self.source)
 
     def tokens_for(self, parameters: float, loss: float) -> float:
         """Tokens a model of this size needs for a loss; infinite when it never reaches it."""
@@ -116,8 +111,7 @@ class LossLaw:
             raise InputError(
                 f"a loss of {loss:g} is not above {self.irreducible:g}, which no size or data goes below ({self.name})"
             )
-        share = self.beta / (self.alpha + self.beta)
-        parameters = (self.parameter_term / (share * above)) ** (1.0 / self.alpha)
+        parameters = (self.parameter_term / (self.exponent * above)) ** (1.0 / self.alpha)
         return Allocation(parameters, self.tokens_for(parameters, loss))
 
 

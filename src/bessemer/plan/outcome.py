@@ -204,10 +204,5 @@ def search_dict(of: Found) -> dict[str, Any]:
 
 def candidate_dict(one: Candidate) -> dict[str, Any]:
     """A row of a search."""
-    return {
-        **layout_dict(one.job),
-        "step_seconds": one.step.seconds,
-        "tokens_per_second": one.step.tokens_per_second,
-        "mfu": one.step.mfu,
-        "memory_bytes": one.memory.total,
-    }
+    figures = {name: getattr(one.step, name) for name in ("tokens_per_second", "mfu")}
+    return {**layout_dict(one.job), "step_seconds": one.step.seconds, **figures, "memory_bytes": one.memory.total}

@@ -8,6 +8,7 @@ from bessemer.layout.devices import DeviceSpec
 from bessemer.plan import failures, laws, money
 from bessemer.plan.estimate.job import PHYSICS, Job, Layout
 from bessemer.plan.estimate.memory import ROOM
+from bessemer.plan.jobs import WAYS
 from bessemer.plan.laws import REPLICATION, RULE
 from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, TIME_ERROR, Outcome
 from bessemer.plan.search import Candidate, Found
@@ -15,7 +16,6 @@ from bessemer.plan.standing import OVERTRAINED_ABOVE, UNDERTRAINED_BELOW
 from bessemer.terminal import amount, counted, duration, rate, size
 
 LISTED = 10
-WAYS = ("replicate", "shard", "tensor", "pipeline", "context")
 PART_NAMES = {"host": "waiting for launches", "shard": "sharded weights", "data": "gradients"}
 
 

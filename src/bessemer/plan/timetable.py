@@ -97,18 +97,14 @@ class Timetable:
             "utilisation": self.utilisation,
             "by_rank": [
                 {
-                    "rank": rank,
-                    "stages": of.stages_of(rank),
-                    "active": self.active_of[rank],
-                    "idle": self.timesteps - self.active_of[rank],
-                    "utilisation": self.active_of[rank] / self.timesteps,
-                    "held": of.held(rank),
+                    "rank": rank, "stages": of.stages_of(rank), "active": active, "idle": self.timesteps - active,
+                    "utilisation": active / self.timesteps, "held": of.held(rank),
                 }
-                for rank in range(of.ranks)
+                for rank, active in enumerate(self.active_of)
             ],
             "rows": to_csv_rows(of),
             "slots": [[(str(slot.action), slot.start, slot.end) for slot in row] for row in self.slots],
-        }
+        }  # fmt: skip
 
 
 def simulate(schedule: ScheduleActions, durations: Durations | None = None) -> Timetable:
