@@ -1,4 +1,4 @@
-"""What the processes of a run agree on before they form a process group, through the store at MASTER_ADDR:MASTER_PORT alone.
+"""The checks before a process group is formed, through the store at MASTER_ADDR:MASTER_PORT alone.
 
 A group of a backend (NCCL, gloo) can hang or abort when its processes do not fit together. So rank 0 first compares what each
 of them has (program, recipe, run folder, tokens), and all exit with the same message when they do not fit.

@@ -1,8 +1,8 @@
-"""How the processes of a training report to each other and to the command that started them: in files.
+"""Files in which the processes of a training report to each other and to the command that started them.
 
 In the run folder, for all processes; the first to report wins:
 .training/outcome.json   how it ended: done, stopped, or failed with a message
-.training/rank-N.pid     its process, for whoever looks
+.training/rank-N.pid     its process id
 
 In a folder of the node, created by the command that started its processes ($BESSEMER_NODE):
 outcome.json   how it ended, with the summary of a completed training
@@ -107,7 +107,7 @@ def read(place: Path, name: str) -> Any:
 
 
 def note_pid(place: Path, name: str) -> None:
-    """Write this process's number into NAME.pid."""
+    """Write this process's id into NAME.pid."""
     (place / f"{name}.pid").write_text(str(os.getpid()))
 
 
@@ -118,7 +118,7 @@ def pids(place: Path) -> list[int]:
 
 
 def _is_ours(pid: int) -> bool:
-    """False where another program got the number of a process that ended."""
+    """False where another program got the id of a process that ended."""
     if not Path("/proc/self").exists():
         return True
     try:

@@ -76,8 +76,8 @@ def activate(name: str, x: Tensor) -> Tensor:
 def rotary_cos_sin(
     positions: Tensor, rope: Rope, length: int, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary embedding (section 3.4.2), each (..., T, 1, rope.width / 2), in fp32, or fp64 for an
-    fp64 model.
+    """Cosines and sines of the rotary embedding (Su et al. 2021, section 3.4.2), each (..., T, 1, rope.width / 2), in fp32,
+    or fp64 for an fp64 model.
 
     length: of the whole sequences, which dynamic and longrope scaling depend on. The angles are computed in fp64: in
     fp32 the angle at position 100,000 is off by 0.004.
@@ -92,7 +92,7 @@ def rotary_cos_sin(
 
 
 def rotary_frequencies(rope: Rope, length: int, device: torch.device | None = None) -> Tensor:
-    """Radians a position by which each pair of dimensions turns, (rope.width / 2,) in fp64. length: see `rotations`."""
+    """Radians a position by which each pair of dimensions turns, (rope.width / 2,) in fp64. length: see `rotary_cos_sin`."""
     exponents = torch.arange(0, rope.width, 2, device=device, dtype=torch.float64) / rope.width
     plain: Tensor = rope.theta**-exponents
     return plain if rope.scaling is None else _stretched(plain, rope, rope.scaling, length)

@@ -1,4 +1,4 @@
-"""What a training objective gives for a micro-batch, and what whoever runs the model asks of it.
+"""The loss of a micro-batch, and the interface of a training objective.
 
 Shapes: B sequences of a micro-batch, T tokens, D width, S targets of a sequence.
 """

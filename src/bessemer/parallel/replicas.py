@@ -1,4 +1,4 @@
-"""Replicas compared: processes that hold the same weights must hold the same bits."""
+"""Compare replicas: processes that hold the same weights must hold the same bits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The check of a folder that is read, for `bessemer import` and `model.from`: what `transformers` computes from it, and what
-it declares beside the computation (special tokens, classes, dtype, chat template)."""
+"""Check of a folder that is read, for `bessemer import` and `model.from`: the logits of `transformers`, and what the folder
+declares besides (special tokens, classes, dtype, chat template)."""
 
 from __future__ import annotations
 

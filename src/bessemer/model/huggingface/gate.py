@@ -107,7 +107,7 @@ GATE_TEXTS = (
 
 @contextmanager
 def errors_about(subject: str) -> Iterator[None]:
-    """Begin the errors of a check with its subject: an export, or the folder that is imported."""
+    """Prefix the errors of a check with its subject: an export, or the folder that is imported."""
     try:
         yield
     except BessemerError as error:

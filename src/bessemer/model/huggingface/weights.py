@@ -82,8 +82,8 @@ def hub_tensors(
 ) -> Iterator[HubTensor]:
     """Every tensor of `transformers`' model of this family as views of ours; a tied matrix stands once.
 
-    value: what of each parameter is meant: itself, its gradient, or its values read from a checkpoint; family: whose names,
-    left out: those of the one that has the model's options.
+    value: a parameter to what is written of it: itself, its gradient, or values read from a checkpoint; family: whose
+    names; None: that of the family with the model's options.
     """
     names = FAMILIES[family or family_of(model.config)]
     parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
