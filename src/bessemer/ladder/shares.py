@@ -12,7 +12,7 @@ Letters: n runs, m sources, f features, D draws.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -86,19 +86,17 @@ def regression(form: Form, ridge: float, floor: float, shares_nm: Array, losses_
     unseen = _back(form, target - (target - fitted_values) / (1 - leverage), floor)
     error = float(np.sqrt(np.mean((losses_n - unseen) ** 2)))
     freedom = max(len(losses_n) - float(leverage.sum()), 1.0)
-    return Regression(
-        form, ridge, floor, centre, scale, np.asarray(target.mean()), smoother @ held, error, freedom
-    )  # fmt: skip
+    return Regression(form, ridge, floor, centre, scale, np.asarray(target.mean()), smoother @ held, error, freedom)
 
 
 def left_out(found: Regression, shares_nm: Array, losses_n: Array) -> Array:
     """(n,) each run's loss as predicted from all the others, by fitting anew without it."""
-    told = []
+    predicted = []
     for number in range(len(losses_n)):
         rest = np.arange(len(losses_n)) != number
         again = regression(found.form, found.ridge, found.floor, shares_nm[rest], losses_n[rest])
-        told.append(again.predict(shares_nm[number : number + 1])[0])
-    return np.array(told)
+        predicted.append(again.predict(shares_nm[number : number + 1])[0])
+    return np.array(predicted)
 
 
 def drawn(found: Regression, shares_nm: Array, draws: int, chance: np.random.Generator) -> Regression:
@@ -114,9 +112,7 @@ def drawn(found: Regression, shares_nm: Array, draws: int, chance: np.random.Gen
     target = _forth(found.form, losses, found.floor)
     level = target.mean(axis=1)
     weights = (target - level[:, None]) @ _smoother(design, found.ridge).T
-    return Regression(
-        found.form, found.ridge, found.floor, found.centre, found.scale, level, weights, found.error, found.freedom
-    )  # fmt: skip
+    return replace(found, level=level, weights=weights)
 
 
 def _smoother(design: Array, ridge: float) -> Array:

@@ -112,28 +112,26 @@ def train(
 ) -> dict[str, Any]:
     """Train, and save the weights in `folder`.
 
-    Returns losses of each step, targets (of the batches' mean), seconds a step (of the whole run's mean), bytes that all
-    processes together send in a step, by kind (of the last step), and the name of the saved checkpoint's folder.
+    Returns `losses` and `targets` of each step, `seconds` a step (mean over the run) and `sent`, bytes that all processes
+    together send in the last step, by kind.
     """
     recipe = recipe_of(sizes, layout, case, precision)
     config = model_config(recipe, text.VOCABULARY)
     model = build_model(config, SEED) if mesh.is_single else meta_model(config)
     device = devices.choose(recipe.train)
     step = TrainStep(recipe, model, device, text.END_OF_TEXT, 1, mesh, initial_weights(config, SEED))
-    losses, targets, norms, before, started = [], [], [], traffic.sent(), perf_counter()
+    losses, targets, before, started = [], [], traffic.sent(), perf_counter()
     for number in range(sizes.steps):
         before = traffic.sent()
         results = step.gradients(batch_of(sizes, case, number, mesh))
         step.update(number, results.grad_norm)
         losses.append(results.loss)
-        norms.append(results.grad_norm)
         targets.append(sum(results.targets))
     seconds = (perf_counter() - started) / sizes.steps
     everyone = traffic.sent_by_all(mesh.sum, before)
     named = {name: parameter.detach() for name, parameter in owned_parameters(step.model)}
-    kept = save(folder, sizes.steps, {"model": named}, {}, 1, mesh)
-    return {"losses": losses, "norms": norms, "targets": targets, "seconds": seconds, "sent": everyone,
-            "checkpoint": kept.folder.name}  # fmt: skip
+    save(folder, sizes.steps, {"model": named}, {}, 1, mesh)
+    return {"losses": losses, "targets": targets, "seconds": seconds, "sent": everyone}
 
 
 def main() -> None:
