@@ -41,12 +41,11 @@ import pyarrow as pa
 from dedup_truth import ALIKE, LEAST, Outcome, Pair, alike_pairs, jaccard, precision, recall
 from machine import describe
 
-from bessemer.corpus.dedup import KEPT, NEAR, Verdicts
 from bessemer.corpus.dedup.judging import judge
 from bessemer.corpus.dedup.paragraphs import paragraph_filter, remove_paragraphs
 from bessemer.corpus.dedup.signatures import longest, shingle_set, signatures, utf8
 from bessemer.corpus.dedup.substrings import remove_substrings
-from bessemer.corpus.dedup.verdicts import identity_of
+from bessemer.corpus.dedup.verdicts import KEPT, NEAR, Verdicts, identity_of
 from bessemer.corpus.document import identity
 from bessemer.corpus.extract import NotText, description, fold, normalise
 from bessemer.recipe import Dedup, Paragraphs, Substrings

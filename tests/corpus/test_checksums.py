@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("stdnum", reason="the corpus extra is not installed")
 
 from bessemer.corpus import personal
-from bessemer.corpus.personal import NATIONAL, cards, iban_length, ibans, national
+from bessemer.corpus.personal import FACTS, cards, iban_length, ibans, national
 from bessemer.errors import InputError
 
 
@@ -33,7 +33,7 @@ def test_random_long_numbers_are_rarely_cards() -> None:
     assert 0.015 < hits / 20_000 < 0.028
 
 
-@pytest.mark.parametrize("country", sorted(NATIONAL))
+@pytest.mark.parametrize("country", sorted(FACTS["national"]))
 def test_a_word_of_another_language_is_no_number(country: str) -> None:
     assert not list(national("A text of words and 2024 numbers, 12.5% of it.", country))
 

@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("stdnum", reason="the corpus extra is not installed")
 
-from bessemer.corpus.personal import NATIONAL, addresses, emails, replace
+from bessemer.corpus.personal import FACTS, addresses, emails, replace
 from bessemer.errors import InputError
 from bessemer.recipe import PersonalData, parse
 from tests.corpus.personal_lines import LINES
 
-ALL = PersonalData(kinds=["email", "phone", "ip", "card", "iban"], national=list(NATIONAL))
+ALL = PersonalData(kinds=["email", "phone", "ip", "card", "iban"], national=list(FACTS["national"]))
 LABELLED = [(kind, line) for kind, block in LINES.items() for line in block.strip().split("\n")]
 
 

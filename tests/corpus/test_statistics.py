@@ -1,6 +1,6 @@
 import pytest
 
-from bessemer.corpus.statistics import Funnel, reasons, totals
+from bessemer.corpus.statistics import Funnel, totals
 from bessemer.errors import BessemerError
 
 
@@ -36,7 +36,7 @@ def test_json() -> None:
 
 def test_totals_and_top_reasons() -> None:
     assert totals([funnel(), funnel()])["documents_in"] == 10
-    assert reasons([funnel(), funnel()]) == {"empty": 2, "too_short": 6}
+    assert totals([funnel(), funnel()])["rejected"] == {"empty": 2, "too_short": 6}
     assert funnel().top_reasons() == "too_short 3 (p1: 7 characters), empty 1 (p0: 7 characters)"
 
 

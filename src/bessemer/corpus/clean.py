@@ -29,13 +29,11 @@ class Settings:
     corpus: Corpus
     sources: dict[str, Source]
     evaluation_sets: GramIndex | None = None
-    rules: dict[str | None, Rules] = field(default_factory=dict)
-    """By language, filled on demand."""
+    rules: dict[str | None, Rules] = field(default_factory=dict)  # by language, filled on demand
 
     @classmethod
     def of(cls, corpus: Corpus) -> Settings:
-        """Prepare the steps for a recipe. A step that loads a list or a model does it here; InputError for one that
-        cannot be used."""
+        """Load the lists and models of a recipe. Raises InputError for one that cannot be used."""
         language.check(corpus.language)
         sets = None
         if corpus.contamination.sets:
@@ -47,9 +45,9 @@ class Settings:
     def rules_for(self, code: str | None) -> Rules:
         """The rules for a document in a language (None: not looked for): without the sets that are for others only."""
         if code not in self.rules:
-            of = self.corpus
-            other = [name for name in of.language.only_for if not language.applies(name, code, of.language)]
-            self.rules[code] = of.rules.model_copy(update=dict.fromkeys(other)) if other else of.rules
+            only_for = self.corpus.language.only_for
+            others = [name for name, codes in only_for.items() if code is not None and code not in codes]
+            self.rules[code] = self.corpus.rules.model_copy(update=dict.fromkeys(others))
         return self.rules[code]
 
 
@@ -75,14 +73,11 @@ class Tally:
 
 Step = Callable[[Record, Settings, Tally], None]
 
+# Tables that the chain itself keeps: documents that came to each step, and those that it rejected
 ENTERED, LEFT = "entered", "rejected_in"
-"""Tables that the chain itself keeps: documents that came to each step, and those that it rejected."""
-
+# Tables of the step that looks for evaluation sets: documents by set, and documents by item of a set
 CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS = "contaminated_documents", "contaminated_items"
-"""Tables of the step that looks for evaluation sets: documents by set, and documents by item of a set."""
-
-READ = "read"
-"""Name of the reader among the steps: it may reject a record as well."""
+READ = "read"  # name of the reader among the steps: it may reject a record as well
 
 
 def check_text(record: Record, settings: Settings, tally: Tally) -> None:
@@ -137,15 +132,15 @@ def look_for_evaluation_sets(record: Record, settings: Settings, tally: Tally) -
     from bessemer.corpus.dedup.verdicts import without
 
     overlap = check(record.text, index)
-    if not overlap:
+    if not overlap.items:
         return
-    record.metadata |= overlap.metadata()
+    record.metadata["contamination"] = {name: list(numbers) for name, numbers in overlap.items.items()}
     for name, items in overlap.items.items():
         tally.count(CONTAMINATED_DOCUMENTS, name)
         for item in items:
             tally.count(CONTAMINATED_ITEMS, f"{name}/{item}")
     if of.action == "drop":
-        record.reject("contaminated", overlap.detail())
+        record.reject("contaminated", ", ".join(f"{name}: {len(items)} items" for name, items in overlap.items.items()))
     elif of.action == "mask":
         record.text = without(record.text, overlap.spans, of.mask)
 
@@ -184,8 +179,7 @@ STEPS: tuple[tuple[str, Step], ...] = (
 
 
 def clean_record(record: Record, settings: Settings, tally: Tally) -> None:
-    """Take one record through the steps, in place. Never raises for what is in the text: a step that fails costs the
-    document, under a reason of its own."""
+    """Take one record through the steps, in place. A step that fails on its text costs the document (step_failed)."""
     tally.count(ENTERED, READ)
     if record.reason is not None:
         tally.count(LEFT, READ)
@@ -204,21 +198,16 @@ def clean_record(record: Record, settings: Settings, tally: Tally) -> None:
 
 
 def check_tally(tally: Tally, documents_in: int, rejected: int, where: str) -> list[dict[str, Any]]:
-    """The counts at every step, as rows {step, documents_in, rejected}. Raises BessemerError where they do not add up:
-    what enters a step has entered the one before and was not rejected there."""
+    """Rows {step, documents_in, rejected} of all steps. Raises BessemerError where the counts do not add up."""
     entered, left = tally.tables.get(ENTERED, Counter()), tally.tables.get(LEFT, Counter())
     rows, expected = [], documents_in
     for name in (READ, *(name for name, _ in STEPS)):
         if entered[name] != expected:
-            raise BessemerError(
-                f"corpus: {where}: {expected} documents should have come to the step {name!r} but {entered[name]} did; "
-                "nothing was written; please report this"
-            )
+            wrong = f"{expected} documents should have come to the step {name!r} but {entered[name]} did"
+            raise BessemerError(f"corpus: {where}: {wrong}; nothing was written; please report this")
         rows.append({"step": name, "documents_in": entered[name], "rejected": left[name]})
         expected -= left[name]
     if documents_in - expected != rejected:
-        raise BessemerError(
-            f"corpus: {where}: the steps rejected {documents_in - expected} documents but {rejected} were counted; "
-            "nothing was written; please report this"
-        )
+        wrong = f"the steps rejected {documents_in - expected} documents but {rejected} were counted"
+        raise BessemerError(f"corpus: {where}: {wrong}; nothing was written; please report this")
     return rows

@@ -6,24 +6,22 @@ texts are matched as a whole. Words: bessemer.corpus.text.ngrams.
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
-import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from bessemer.corpus.text.ngrams import find, gram_hashes, num_words, table
+from bessemer.corpus.text.hashing import hash_ngrams
+from bessemer.corpus.text.ngrams import find, folded_words, table
 from bessemer.errors import InputError
 from bessemer.recipe import Contamination as Settings
 from bessemer.recipe import EvaluationSet
@@ -31,27 +29,12 @@ from bessemer.recipe import EvaluationSet
 Span = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationOverlap:
-    """The items of evaluation sets that a document matches; false when there are none.
-
-    items: by set, numbers of the items (from 0, in the order of the set's file), ascending;
-    spans: of the matching text, in characters, ascending and disjoint.
-    """
+class EvaluationOverlap(NamedTuple):
+    """What a document holds of evaluation sets."""
 
     items: dict[str, tuple[int, ...]]
-    spans: tuple[Span, ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.items)
-
-    def metadata(self) -> dict[str, object]:
-        """The field for the document's metadata."""
-        return {"contamination": {name: list(numbers) for name, numbers in self.items.items()}} if self.items else {}
-
-    def detail(self) -> str:
-        """The sets and how many items of each, for a rejected document."""
-        return ", ".join(f"{name}: {len(numbers)} items" for name, numbers in self.items.items())
+    """By set, numbers of the items (from 0, in the order of the set's file), ascending; none: no overlap."""
+    spans: tuple[Span, ...]  # of the matching text, in characters, ascending and disjoint
 
 
 NO_OVERLAP = EvaluationOverlap({}, ())
@@ -59,25 +42,18 @@ NO_OVERLAP = EvaluationOverlap({}, ())
 
 @dataclass(frozen=True, eq=False)
 class GramIndex:
-    """The n-grams of all sets; built once per process, thread-safe.
+    """The n-grams of all sets; built once per process, thread-safe."""
 
-    names, sizes: the sets and their items; unsearched: items per set whose texts are all too short to search for.
-    lengths: of the n-grams, in words, ascending. slots, numbers: hash table from n-gram to its number.
-    firsts, owners: n-gram g occurs in the items owners[firsts[g]:firsts[g + 1]], numbered over all sets.
-    grams: distinct n-grams per item; starts: number of each set's first item.
-    """
-
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    unsearched: tuple[int, ...]
+    names: tuple[str, ...]  # of the sets
+    sizes: tuple[int, ...]  # items of each set
+    unsearched: tuple[int, ...]  # items of each set whose texts are all too short to search for
     min_share: float
-    lengths: NDArray[np.int64]
-    slots: NDArray[np.uint64]
+    lengths: NDArray[np.int64]  # of the n-grams, in words, ascending
+    slots: NDArray[np.uint64]  # with `numbers` the hash table from n-gram to its number
     numbers: NDArray[np.int32]
-    firsts: NDArray[np.int64]
+    firsts: NDArray[np.int64]  # n-gram g occurs in the items owners[firsts[g]:firsts[g + 1]], numbered over all sets
     owners: NDArray[np.int32]
-    grams: NDArray[np.int64]
-    starts: NDArray[np.int64]
+    grams: NDArray[np.int64]  # distinct n-grams of each item
 
 
 def build(settings: Settings) -> GramIndex:
@@ -88,10 +64,8 @@ def build(settings: Settings) -> GramIndex:
     for evaluation_set in settings.sets:
         size = silent = 0
         for texts in items(evaluation_set):
-            of_item, used = _grams(texts, settings)
-            hashes.append(of_item)
-            lengths |= used
-            size, silent = size + 1, silent + (not used)
+            hashes.append(_grams(texts, settings, lengths))
+            size, silent = size + 1, silent + (not len(hashes[-1]))
         if size == silent:
             raise InputError(
                 f"corpus.contamination.sets.{evaluation_set.name}: none of its {size} items has a text of "
@@ -114,25 +88,23 @@ def build(settings: Settings) -> GramIndex:
         firsts=np.concatenate([[0], np.cumsum(np.bincount(which, minlength=len(distinct)))]).astype(np.int64),
         owners=owner[np.argsort(which, kind="stable")],
         grams=grams,
-        starts=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
     )
 
 
-def _grams(texts: list[str], settings: Settings) -> tuple[NDArray[np.uint64], set[int]]:
-    """The distinct n-grams of an item, and their lengths."""
-    parts, used = [np.empty(0, dtype=np.uint64)], set()
+def _grams(texts: list[str], settings: Settings, lengths: set[int]) -> NDArray[np.uint64]:
+    """The distinct n-grams of an item; their lengths are added to `lengths`."""
+    parts = [np.empty(0, dtype=np.uint64)]
     for text in texts:
-        length = min(num_words(text), settings.ngram)
+        hashes, _ = folded_words(text)
+        length = min(len(hashes), settings.ngram)
         if length >= settings.min_words:
-            parts.append(gram_hashes(text, length)[0])
-            used.add(length)
-    return np.unique(np.concatenate(parts)), used
+            parts.append(hashes[: hash_ngrams(hashes, len(hashes), length, hashes)])
+            lengths.add(length)
+    return np.unique(np.concatenate(parts))
 
 
 def check(text: str, index: GramIndex) -> EvaluationOverlap:
     """What a text holds of the sets, in one pass over it. A pure function of text and index."""
-    if not len(index.lengths):
-        return NO_OVERLAP
     found, places = find(text, index.lengths, index.slots, index.numbers)
     if not len(found):
         return NO_OVERLAP
@@ -147,7 +119,7 @@ def check(text: str, index: GramIndex) -> EvaluationOverlap:
     guilty = np.bincount(np.repeat(np.arange(len(distinct)), per_gram), weights=touched[owners]) > 0
     by_set = {
         name: tuple(np.flatnonzero(touched[first:last]).tolist())
-        for name, (first, last) in zip(index.names, pairwise(index.starts), strict=True)
+        for name, (first, last) in zip(index.names, pairwise(np.cumsum([0, *index.sizes])), strict=True)
     }
     spans = _merged(places[guilty[np.searchsorted(distinct, found)]])
     return EvaluationOverlap({name: numbers for name, numbers in by_set.items() if numbers}, spans)
@@ -179,8 +151,7 @@ def statistics(index: GramIndex, documents: Mapping[str, int], items_: Collectio
 
 
 def items(evaluation_set: EvaluationSet) -> Iterator[list[str]]:
-    """The texts of each item in file order. Raises InputError (file, line, field) for anything that cannot be read,
-    since an item that is skipped is trained on."""
+    """The texts of each item in file order. Raises InputError: an item that were skipped would be trained on."""
     path = Path(evaluation_set.path).expanduser()
     where = f"corpus.contamination.sets.{evaluation_set.name}: {path}"
     is_empty = True
@@ -193,15 +164,16 @@ def items(evaluation_set: EvaluationSet) -> Iterator[list[str]]:
         raise InputError(f"{where}: no such file") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: not UTF-8: {error}") from None
-    except (OSError, EOFError, ValueError, zlib.error) as error:  # gzip, zstd and Parquet report damage with these
+    except (OSError, ValueError) as error:
         raise InputError(f"{where}: cannot be read: {error}") from None
     if is_empty:
         raise InputError(f"{where}: holds no item; remove the set, or give its path")
 
 
 def _lines(path: Path, evaluation_set: EvaluationSet, where: str) -> Iterator[list[str]]:
-    with _opened(path) as file:
-        for number, raw in enumerate(file, 1):
+    compression = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix.lower())
+    with pa.input_stream(str(path), compression=compression) as stream:
+        for number, raw in enumerate(io.BufferedReader(stream), 1):
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             if not line.strip():
                 continue
@@ -215,17 +187,6 @@ def _lines(path: Path, evaluation_set: EvaluationSet, where: str) -> Iterator[li
             if not isinstance(value, dict):
                 raise InputError(f"{where}: line {number} is not an object but {type(value).__name__}")
             yield _texts(value, evaluation_set, f"{where}: line {number}")
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Iterable[bytes]]:
-    suffix = path.suffix.lower()
-    if suffix == ".zst":
-        with pa.input_stream(str(path), compression="zstd") as stream:
-            yield io.BufferedReader(stream)
-    else:
-        with gzip.open(path) if suffix == ".gz" else path.open("rb") as file:
-            yield file
 
 
 def _parquet(path: Path, evaluation_set: EvaluationSet, where: str) -> Iterator[list[str]]:
@@ -249,8 +210,7 @@ def _check_fields(fields: tuple[str, ...], present: list[str], where: str) -> No
 
 
 def _strings(value: object, where: str) -> list[str]:
-    """A field's texts: itself, or those in a list or an object (choices, answers), however deep; numbers count for
-    nothing."""
+    """A field's texts: itself, or those in a list or an object (choices, answers), however deep; no numbers."""
     if isinstance(value, str):
         return [value]
     if value is None or isinstance(value, int | float):

@@ -1,5 +1,4 @@
-"""Encodings and formats by the bytes of a file, whatever its name says: Unicode with or without a byte order mark,
-charsets of the web, binary formats."""
+"""Encodings and binary formats by the bytes of a file, whatever its name says."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ def decode_text(raw: bytes, encoding: str = "") -> str:
 
 
 def decode(raw: bytes, encoding: str = "") -> str:
-    """Decode UTF-8, else `encoding` ("": none). Bytes of another encoding practically never form UTF-8, so a source may
-    hold both. Raises UnicodeDecodeError."""
+    """Decode UTF-8, which bytes of another encoding practically never form, else `encoding`. Raises UnicodeDecodeError."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -100,25 +98,21 @@ def decode(raw: bytes, encoding: str = "") -> str:
 
 # --- Web pages
 
-META_BYTES = 2048
-"""Where a page's own charset is looked for; browsers look at 1024 bytes."""
+META_BYTES = 2048  # where a page's own charset is looked for; browsers look at 1024 bytes
 
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s{0,9}=\s{0,9}[\"']?\s{0,9}([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
 _WEB_CHARSETS = re.compile(
     r"utf-8|utf-16(-[lb]e)?|iso8859-\d+|cp\d+|koi8-[ru]|mac-\w+|gb2312|gbk|gb18030|big5\w*|euc_\w+|shift_jis\w*|iso2022_\w+"
 )
-"""Charsets of the web by their Python names. Python's other codecs are not for pages, and some take quadratic
-time."""
+"""Charsets of the web by their Python names. Some of Python's other codecs take quadratic time."""
 _SUPERSETS = {"iso8859-1": "cp1252", "iso8859-9": "cp1254", "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932",
               "euc_kr": "cp949", "iso8859-11": "cp874"}  # fmt: skip
 """What browsers take instead (WHATWG Encoding Standard, section 4.2)."""
-_LEADS = bytes(range(0xC2, 0xF5))
-"""Bytes with which a character of more than one byte begins in UTF-8."""
+_LEADS = bytes(range(0xC2, 0xF5))  # bytes with which a character of more than one byte begins in UTF-8
 
 
 def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: float = 0.0) -> str:
-    """Decode a page: by byte order mark; UTF-8 if valid; the charset of the HTTP header, then of the page; then
-    uchardet.
+    """Decode a page: by byte order mark; UTF-8 if valid; charset of the HTTP header, then of the page; then uchardet.
 
     Valid UTF-8 precedes a declared charset: other charsets practically never form it, and headers often name a server's
     default. Up to `max_undecodable` of the characters may be lost. Raises UnicodeDecodeError.
@@ -127,12 +121,9 @@ def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: fl
     if name:
         return raw[mark:].decode(name, "replace")
     found = _CHARSET.search(raw[:META_BYTES])
-    named = [http_charset, found[1].decode("ascii") if found else None]
-    declared = list(dict.fromkeys(name for name in map(_codec, named) if name))
-    if any(name.startswith("iso2022") for name in declared):  # these bytes are ASCII, and so UTF-8
-        declared.append("utf-8")
-    else:
-        declared.insert(0, "utf-8")
+    named = [codec for codec in map(_codec, (http_charset, found[1].decode("ascii") if found else None)) if codec]
+    is_ascii = any(codec.startswith("iso2022") for codec in named)  # these bytes are ASCII, and so UTF-8
+    declared = [*dict.fromkeys(named), "utf-8"] if is_ascii else ["utf-8", *dict.fromkeys(named)]
     failure: UnicodeDecodeError | None = None
     for name in declared:
         if name.startswith("utf-16") and not raw.count(0):
@@ -141,7 +132,7 @@ def decode_html(raw: bytes, http_charset: str | None = None, max_undecodable: fl
             return raw.decode(name)
         except UnicodeDecodeError as error:
             failure = failure or error
-    meant = "utf-8" in map(_codec, named)
+    meant = "utf-8" in named
     if meant or len(declared) == 1:
         text = raw.decode("utf-8", "replace")
         lost = text.count("\ufffd")

@@ -14,17 +14,9 @@ if TYPE_CHECKING:
 MAX_COMBINING_RUN = 30
 """Longest run of combining marks in text (Unicode Annex 15, Stream-Safe Text Format); normalisation sorts
 such a run in quadratic time."""
-
-FIRST_MARK = 0x300
-"""The first combining mark of Unicode: text below it has none."""
-
-LOOKED_AT = 1 << 20
-"""Characters in which combining marks are looked for at one time."""
-
-OVERLAP = 4096
-
-ASSIGNED = (range(0x40000), range(0xE0000, 0xE1000))
-"""Where Unicode has assigned characters, those for private use aside."""
+FIRST_MARK = 0x300  # the first combining mark of Unicode: text below it has none
+LOOKED_AT, OVERLAP = 1 << 20, 4096  # characters in which combining marks are looked for at one time
+ASSIGNED = (range(0x40000), range(0xE0000, 0xE1000))  # where Unicode has characters, those for private use aside
 
 _ASCII_CONTROL = bytes([*range(9), *range(11, 32), 127])
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
@@ -57,8 +49,7 @@ def fold(text: str) -> str:
 
 
 def description(text: str) -> str:
-    """The long description of a package METADATA file (core metadata: the body, or a folded Description
-    header)."""
+    """The long description of a package METADATA file: the body, or a folded Description header."""
     text = text.replace("\r\n", "\n")
     header, _, body = text.partition("\n\n")
     if body.strip():
@@ -88,6 +79,13 @@ def topics(code: str) -> dict[str, str]:
     raise NotText("no dictionary of texts")
 
 
+def code_points(text: str) -> np.ndarray:
+    """The characters of a text as numbers (uint32). A lone surrogate stays what it is."""
+    import numpy as np
+
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
 def longest_combining_run(text: str) -> int:
     """Longest run of combining marks; a lower bound above a few thousand."""
     import numpy as np
@@ -95,8 +93,7 @@ def longest_combining_run(text: str) -> int:
     longest = 0
     for start in range(0, len(text), LOOKED_AT):
         # A run at the seam of two parts is whole in the second, up to OVERLAP marks.
-        part = text[max(start - OVERLAP, 0) : start + LOOKED_AT]
-        codes = np.frombuffer(part.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        codes = code_points(text[max(start - OVERLAP, 0) : start + LOOKED_AT])
         if codes.max(initial=0) < FIRST_MARK:
             continue
         places = np.flatnonzero(_combining()[codes])

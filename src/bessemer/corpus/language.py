@@ -6,11 +6,11 @@ The package's own interface reads 80 characters only, so the fastText module loa
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bessemer.corpus.fasttext_model import load_model
 from bessemer.corpus.rules.table import against
 from bessemer.errors import InputError
 from bessemer.recipe.corpus import language_part
@@ -21,16 +21,12 @@ if TYPE_CHECKING:
 LABEL = "__label__"
 
 
-@dataclass(frozen=True, slots=True)
-class DetectedLanguage:
+class DetectedLanguage(NamedTuple):
     """The language of a document."""
 
-    code: str
-    """As the model names it; "" when there was no word to judge."""
-    score: float
-    """The model's probability, 0 to 1."""
-    switches: int = 0
-    """How often the language changes from one sure window to the next."""
+    code: str  # as the model names it; "" when there was no word to judge
+    score: float  # the model's probability, 0 to 1
+    switches: int = 0  # how often the language changes from one sure window to the next
 
     def metadata(self) -> dict[str, object]:
         """The fields that go into the document's metadata."""
@@ -39,8 +35,7 @@ class DetectedLanguage:
 
 
 def identify(text: str, settings: Settings) -> DetectedLanguage:
-    """The language of a text by its first `characters`, and its changes over `windows` places. Thread-safe. Raises
-    InputError when there is no model."""
+    """The language of a text by its first `characters`, and its changes over `windows` places. Raises InputError."""
     code, score = _predict(text[: settings.characters], settings.model)
     return DetectedLanguage(code, score, _switches(text, settings) if settings.windows else 0)
 
@@ -62,12 +57,6 @@ def wanted(format_: str, settings: Settings) -> bool:
     return settings.identify and format_ not in settings.skip_formats
 
 
-def applies(rule_set: str, code: str | None, settings: Settings) -> bool:
-    """Whether a rule set applies to a document in this language; None: it was not identified, nothing is excused."""
-    codes = settings.only_for.get(rule_set)
-    return codes is None or code is None or code in codes
-
-
 def routed(source: str, code: str | None, settings: Settings) -> str:
     """The source that a document of `source` counts for: its own, or the one of its language."""
     return language_part(source, code) if code is not None and code in settings.split else source
@@ -78,9 +67,8 @@ def check(settings: Settings) -> None:
     if not settings.identify:
         return
     known = labels(settings.model)
-    named = [("allowed", settings.allowed), ("split", settings.split)]
-    named += [(f"only_for.{rules}", codes) for rules, codes in settings.only_for.items()]
-    for key, codes in named:
+    named = {f"only_for.{rules}": codes for rules, codes in settings.only_for.items()}
+    for key, codes in {"allowed": settings.allowed, "split": settings.split, **named}.items():
         for code in codes:
             if code not in known:
                 near = ", ".join(sorted(name for name in known if name[:1] == code[:1])[:12])
@@ -111,10 +99,8 @@ def _switches(text: str, settings: Settings) -> int:
     """Changes of language between neighbouring windows that are sure; windows never overlap."""
     length = settings.window_characters
     number = min(settings.windows, len(text) // length)
-    if number < 2:
-        return 0
     changes, last = 0, ""
-    for window in range(number):
+    for window in range(number if number > 1 else 0):
         start = (len(text) - length) * window // (number - 1)
         code, score = _predict(text[start : start + length], settings.model)
         if code and score >= settings.window_score:
@@ -137,16 +123,5 @@ def _predict(text: str, model: str | None) -> tuple[str, float]:
 
 @cache
 def _model(model: str | None) -> Any:
-    path = model_path(model)
-    try:
-        import fasttext
-    except ImportError:
-        raise InputError(
-            "corpus.language: the package fasttext-predict is not installed; pip install 'bessemer[corpus]'"
-        ) from None
-    if not path.is_file():
-        raise InputError(f"corpus.language.model: {path}: no such file")
-    try:
-        return fasttext.load_model(str(path)).f
-    except (ValueError, MemoryError, RuntimeError) as error:
-        raise InputError(f"corpus.language.model: {path}: not a fastText model: {error}") from None
+    """fastText's own object below its Python interface."""
+    return load_model(str(model_path(model)), "corpus.language.model").f

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.corpus import engine, language, worker
 from bessemer.corpus.clean import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, ENTERED, LEFT, check_tally
-from bessemer.corpus.dedup import earlier_files
+from bessemer.corpus.dedup.verdicts import earlier_files
 from bessemer.corpus.document import printable
 from bessemer.corpus.files import File, Listing, find, listing
 from bessemer.corpus.partition import Counts, Partition, cut, num_buckets, partition_receipt, write_context

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +20,16 @@ from bessemer.recipe.endings import ending
 from bessemer.recipe.load import MIN_TEXT_BYTES
 from bessemer.terminal import counted, size
 
-EXAMPLES = 4
-"""Examples kept for each reason: the first of each file by identity, so that they are the same in every build."""
-
-KEPT_EXAMPLES = 8
-"""Examples kept of the documents that stay, likewise."""
-
-BY_ENDING = "by ending"
-"""Stands for the format of a source that has none of its own."""
-
-MAX_LINES = 5
-"""Lines of the funnel shown at the most: the last of them sums up the rest."""
-
+EXAMPLES = 4  # for each reason: the first of each file by identity, so that they are the same in every build
+KEPT_EXAMPLES = 8  # of the documents that stay, likewise
+BY_ENDING = "by ending"  # stands for the format of a source that has none of its own
+MAX_LINES = 5  # of the funnel that are shown: the last of them sums up the rest
 EXAMPLE_CHARACTERS = 100
-FIXABLE = ("wrong_format", "no_text_key", "no_label")
-"""Reasons that are a file's and that its user mends: each file may need something else."""
-
-MAX_COUNTED_BYTES = 1 << 30
-"""Line ends are counted in the beginning of a file, as far as this: less than a second."""
-
+FIXABLE = ("wrong_format", "no_text_key", "no_label")  # reasons of a file: each file may need something else
+MAX_COUNTED_BYTES = 1 << 30  # of a file, in which line ends are counted: less than a second
 READ_BYTES = 1 << 20
+SUMS = ("documents_in", "bytes_in", "documents_kept", "bytes_kept")
 TEXT_KEY = re.compile(r'; set text_key = "([^"]*)"$')
-
-
-def _of_many_files(examples: list[dict[str, str]]) -> list[dict[str, str]]:
-    """EXAMPLES of them: one of each file before a second of one."""
-    seen: Counter[str] = Counter()
-    turns = []
-    for example in examples:
-        turns.append(seen[example["path"]])
-        seen[example["path"]] += 1
-    kept = sorted(range(len(examples)), key=lambda place: turns[place])[:EXAMPLES]
-    return [examples[place] for place in kept]
 
 
 @dataclass
@@ -58,10 +37,17 @@ class RejectionCount:
     """The documents of a source rejected for one reason."""
 
     documents: int = 0
-    bytes: int = 0
-    """Bytes of the input."""
+    bytes: int = 0  # bytes of the input
     examples: list[dict[str, str]] = field(default_factory=list)
     """Each {identity, path, place, excerpt, detail}, and `line` where that could be counted."""
+
+    def add(self, other: RejectionCount) -> None:
+        """Add other counts, and their examples: EXAMPLES in all, one of each file before a second of one."""
+        self.documents += other.documents
+        self.bytes += other.bytes
+        every = self.examples + other.examples
+        turns = [sum(before["path"] == example["path"] for before in every[:at]) for at, example in enumerate(every)]
+        self.examples = [every[at] for at in sorted(range(len(every)), key=turns.__getitem__)[:EXAMPLES]]
 
 
 @dataclass
@@ -72,22 +58,18 @@ class Funnel:
     format: str
     files: int
     documents_in: int = 0
-    bytes_in: int = 0
-    """Bytes of the input that the documents took: file sizes, JSONL lines, Parquet cells."""
+    bytes_in: int = 0  # bytes of the input that the documents took: file sizes, JSONL lines, Parquet cells
     documents_kept: int = 0
-    bytes_kept: int = 0
-    """Bytes of clean text in UTF-8."""
+    bytes_kept: int = 0  # bytes of clean text in UTF-8
     steps: list[dict[str, Any]] = field(default_factory=list)
     """{step, documents_in, rejected} of each step of the cleaning."""
     rejected: dict[str, RejectionCount] = field(default_factory=dict)
-    kept_examples: list[dict[str, str]] = field(default_factory=list)
-    """Each {identity, path, excerpt}."""
+    kept_examples: list[dict[str, str]] = field(default_factory=list)  # each {identity, path, excerpt}
     lengths: Counter[int] = field(default_factory=Counter)
     """Kept documents by the power of two (rounded down) of their length in characters."""
     lengths_rejected: Counter[int] = field(default_factory=Counter)
     """Rejected documents likewise; of those that a reader could not read, the length of what it could show."""
-    languages: Counter[str] = field(default_factory=Counter)
-    """Kept documents by language; "" where none was identified."""
+    languages: Counter[str] = field(default_factory=Counter)  # kept documents by language; "" where none was identified
     tables: dict[str, dict[str, int]] = field(default_factory=dict)
     """What the steps counted besides: personal data by type, characters edited by rule."""
     not_read: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -97,25 +79,18 @@ class Funnel:
         self, reason: str, num_bytes: int, path: str, excerpt: str, detail: str, identity: str = "", place: str = ""
     ) -> None:
         """Count one rejected document."""
-        entry = self.rejected.setdefault(reason, RejectionCount())
-        entry.documents += 1
-        entry.bytes += num_bytes
-        if len(entry.examples) < EXAMPLES or all(example["path"] != path for example in entry.examples):
-            example = {"identity": identity, "path": path, "place": place, "excerpt": excerpt, "detail": detail}
-            entry.examples = _of_many_files([*entry.examples, example])
+        example = {"identity": identity, "path": path, "place": place, "excerpt": excerpt, "detail": detail}
+        self.rejected.setdefault(reason, RejectionCount()).add(RejectionCount(1, num_bytes, [example]))
 
     def add(self, other: Funnel) -> None:
         """Add a bucket with larger identities: its counts, and its examples where there is room."""
-        for name in ("documents_in", "bytes_in", "documents_kept", "bytes_kept"):
+        for name in SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("lengths", "lengths_rejected", "languages"):
             getattr(self, name).update(getattr(other, name))
         self.kept_examples = (self.kept_examples + other.kept_examples)[:KEPT_EXAMPLES]
         for reason, theirs in other.rejected.items():
-            entry = self.rejected.setdefault(reason, RejectionCount())
-            entry.documents += theirs.documents
-            entry.bytes += theirs.bytes
-            entry.examples = _of_many_files(entry.examples + theirs.examples)
+            self.rejected.setdefault(reason, RejectionCount()).add(theirs)
 
     def count_not_read(self, name: str, num_bytes: int) -> None:
         """Count a file that no source reads."""
@@ -138,31 +113,32 @@ class Funnel:
 
     def top_reasons(self) -> str:
         """The commonest reasons with their counts and an example's detail, for an error message."""
-        common = sorted(self.rejected.items(), key=lambda item: (-item[1].documents, item[0]))[:3]
         shown = []
-        for reason, entry in common:
-            example = entry.examples[0]
+        for reason in self._commonest_reasons()[:3]:
+            example = self.rejected[reason].examples[0]
             colon = ": " if example["detail"] else ""
-            shown.append(f"{reason} {entry.documents} ({where(example)}{colon}{example['detail']})")
+            shown.append(f"{reason} {self.rejected[reason].documents} ({where(example)}{colon}{example['detail']})")
         return ", ".join(shown)
 
+    def _commonest_reasons(self) -> list[str]:
+        return commonest({reason: entry.documents for reason, entry in self.rejected.items()})
+
     def advice(self, total_bytes: int) -> str:
-        """What to do about the commonest reason. total_bytes: of all sources, which may be too little however it is
-        cleaned."""
-        reason = min(self.rejected, key=lambda name: (-self.rejected[name].documents, name), default="empty")
+        """What to do about the commonest reason; `total_bytes` of all sources may be too little however cleaned."""
+        reason = next(iter(self._commonest_reasons()), "empty")
         if reason == "too_short" and total_bytes < MIN_TEXT_BYTES:
             return f"and {size(total_bytes)} are too little to learn from: add text, {size(MIN_TEXT_BYTES)} or more"
         return ADVICE.get(reason, "see corpus.rules").format(source=self.source)
 
     def to_json(self) -> dict[str, Any]:
         """For statistics.json; reasons in the order of REASONS."""
-        plain = ("source", "format", "files", "documents_in", "bytes_in", "documents_kept", "bytes_kept", "steps")
-        return {name: getattr(self, name) for name in plain} | {
+        plain = {name: getattr(self, name) for name in ("source", "format", "files", *SUMS, "steps")}
+        return plain | {
             "rejected": {reason: vars(self.rejected[reason]) for reason in ordered(self.rejected)},
             "kept_examples": self.kept_examples,
             "length_histogram": _histogram(self.lengths),
             "length_histogram_rejected": _histogram(self.lengths_rejected),
-            "languages": {language: self.languages[language] for language in _commonest(self.languages) if language},
+            "languages": {language: self.languages[language] for language in commonest(self.languages) if language},
             "tables": self.tables,
             "not_read": dict(sorted(self.not_read.items(), key=lambda item: (-item[1]["files"], item[0]))),
         }
@@ -171,11 +147,11 @@ class Funnel:
     def from_json(value: dict[str, Any]) -> Funnel:
         """The inverse of `to_json`."""
         funnel = Funnel(value["source"], value["format"], value["files"])
-        for name in ("documents_in", "bytes_in", "documents_kept", "bytes_kept", "steps", "kept_examples", "tables"):
+        for name in (*SUMS, "steps", "kept_examples", "tables"):
             setattr(funnel, name, value[name])
         funnel.rejected = {reason: RejectionCount(**entry) for reason, entry in value["rejected"].items()}
-        for lengths, name in ((funnel.lengths, ""), (funnel.lengths_rejected, "_rejected")):
-            rows = value[f"length_histogram{name}"]
+        for lengths, kind in ((funnel.lengths, ""), (funnel.lengths_rejected, "_rejected")):
+            rows = value[f"length_histogram{kind}"]
             lengths.update({row["from_characters"].bit_length() - 1: row["documents"] for row in rows})
         funnel.languages.update(value["languages"])
         return funnel
@@ -200,7 +176,8 @@ def ordered(reasons_: Iterable[str]) -> list[str]:
     return [reason for reason in REASONS if reason in present] + sorted(present - set(REASONS))
 
 
-def _commonest(counts: Counter[str]) -> list[str]:
+def commonest(counts: Mapping[str, int]) -> list[str]:
+    """Names by their counts, largest first; equal ones by the alphabet."""
     return sorted(counts, key=lambda name: (-counts[name], name))
 
 
@@ -212,26 +189,19 @@ def totals(funnels: Iterable[Funnel]) -> dict[str, Any]:
     """The sums over all sources."""
     every = list(funnels)
     languages: Counter[str] = Counter()
+    rejected: Counter[str] = Counter()
     tables: dict[str, Counter[str]] = {}
     for funnel in every:
         languages.update({name: count for name, count in funnel.languages.items() if name})
         for table, counts in funnel.tables.items():
             tables.setdefault(table, Counter()).update(counts)
-    sums = ("files", "documents_in", "bytes_in", "documents_kept", "bytes_kept")
-    return {name: sum(getattr(funnel, name) for funnel in every) for name in sums} | {
-        "rejected": reasons(every),
-        "languages": {name: languages[name] for name in _commonest(languages)},
+        rejected.update({reason: entry.documents for reason, entry in funnel.rejected.items()})
+    return {name: sum(getattr(funnel, name) for funnel in every) for name in ("files", *SUMS)} | {
+        "rejected": {reason: rejected[reason] for reason in ordered(rejected)},
+        "languages": {name: languages[name] for name in commonest(languages)},
         "tables": {table: dict(sorted(tables[table].items())) for table in sorted(tables)},
         "files_not_read": sum(entry["files"] for funnel in every for entry in funnel.not_read.values()),
     }
-
-
-def reasons(funnels: Iterable[Funnel]) -> dict[str, int]:
-    """Rejected documents by reason, over all sources."""
-    counts: Counter[str] = Counter()
-    for funnel in funnels:
-        counts.update({reason: entry.documents for reason, entry in funnel.rejected.items()})
-    return {reason: counts[reason] for reason in ordered(counts)}
 
 
 # --- Line numbers of examples
@@ -241,43 +211,28 @@ def add_lines(funnels: dict[str, Funnel], units: Iterable[Unit]) -> None:
     """Give each example of a rejected JSONL line its line number, from 1, where the file lies on this machine."""
     wanted: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for funnel in funnels.values():
-        for entry in funnel.rejected.values():
-            for example in entry.examples:
-                if example["place"].isdecimal():
-                    wanted.setdefault((funnel.source, example["path"]), []).append(example)
+        for example in chain(*(entry.examples for entry in funnel.rejected.values())):
+            if example["place"].isdecimal():
+                wanted.setdefault((funnel.source, example["path"]), []).append(example)
     paths: dict[tuple[str, str], str] = {}
     for unit in units if wanted else ():
         for piece in unit.pieces if unit.format == "jsonl" else ():
             if not storage.is_remote(piece.path) and not piece.damage:
                 paths.setdefault((unit.source.name, piece.name), piece.path)
     for key in wanted.keys() & paths.keys():
-        _count_lines(wanted[key], [paths[key]])
+        _count_lines(wanted[key], paths[key])
 
 
-def _count_lines(examples: list[dict[str, Any]], paths: list[str]) -> None:
-    """Number the lines of one file, which may have been decompressed into several."""
-    line, position, blocks = 1, 0, _blocks(paths)
-    with suppress(OSError):
-        block = b""
-        for example in sorted(examples, key=lambda example: int(example["place"])):
-            left = int(example["place"]) - position
-            while left > len(block):
-                line, left = line + block.count(b"\n"), left - len(block)
-                block = next(blocks, b"")
-                if not block:
-                    return
-            line, position, block = line + block.count(b"\n", 0, left), int(example["place"]), block[left:]
-            example["line"] = line
-
-
-def _blocks(paths: list[str]) -> Iterator[bytes]:
-    """The first MAX_COUNTED_BYTES of the files, concatenated."""
-    room = MAX_COUNTED_BYTES
-    for path in paths:
-        with open(path, "rb") as file:
-            while block := file.read(min(READ_BYTES, room)):
-                room -= len(block)
-                yield block
+def _count_lines(examples: list[dict[str, Any]], path: str) -> None:
+    """Number the lines of one file, as far as MAX_COUNTED_BYTES."""
+    line, position = 1, 0
+    left = sorted(examples, key=lambda example: int(example["place"]))
+    with suppress(OSError), open(path, "rb") as file:
+        while left and position < MAX_COUNTED_BYTES and (block := file.read(READ_BYTES)):
+            while left and int(left[0]["place"]) < position + len(block):
+                example = left.pop(0)
+                example["line"] = line + block.count(b"\n", 0, int(example["place"]) - position)
+            line, position = line + block.count(b"\n"), position + len(block)
 
 
 # --- The funnel in the terminal, from statistics.json
@@ -339,27 +294,24 @@ def _example(statistics: dict[str, Any], reason: str) -> str:
 
 def _not_read_line(statistics: dict[str, Any]) -> list[str]:
     """One line for the files that no source reads; none without such files."""
-    total: dict[str, list[Any]] = {}
-    for source in statistics["sources"]:
-        for name, entry in source["not_read"].items():
-            counts = total.setdefault(name, [0, 0, entry["example"]])
-            counts[0] += entry["files"]
-            counts[1] += entry["bytes"]
-    if not total:
+    files: Counter[str] = Counter()
+    entries = [(name, entry) for source in statistics["sources"] for name, entry in source["not_read"].items()]
+    for name, entry in entries:
+        files[name] += entry["files"]
+    if not entries:
         return []
-    common = sorted(total.items(), key=lambda item: (-item[1][0], item[0]))
-    files = sum(counts[0] for counts in total.values())
-    shown = ", ".join(f"{counts[0]:,} {name}" for name, counts in common[:4]) + (", ..." if len(common) > 4 else "")
-    num_bytes = size(sum(counts[1] for counts in total.values()))
-    return [f"{'files not read':<16} {files:>9,}  {'':>6}  {shown}; {num_bytes}; e.g. {common[0][1][2]}"]
+    common = commonest(files)
+    shown = ", ".join(f"{files[name]:,} {name}" for name in common[:4]) + (", ..." if len(common) > 4 else "")
+    num_bytes = size(sum(entry["bytes"] for _, entry in entries))
+    example = next(entry["example"] for name, entry in entries if name == common[0])
+    return [f"{'files not read':<16} {files.total():>9,}  {'':>6}  {shown}; {num_bytes}; e.g. {example}"]
 
 
 # --- Sources of their own for files with another text_key
 
 
 def separate_sources(sources: Sequence[Source], statistics: dict[str, Any]) -> list[str]:
-    """Lines of a recipe that reads each file by its own text_key; none where one key is enough. The examples of
-    `statistics` name the files and the keys that they have instead."""
+    """Lines of a recipe that reads each file by the text_key that its example names; none where one key is enough."""
     import tomli_w
 
     tables: list[dict[str, Any]] = []

@@ -28,15 +28,10 @@ MAX_REOPENED = 1 << 24
 """Unclosed formatting elements times the tags of a page: the parser opens the former again in each block (HTML
 standard, 13.2.4.3), which could fill the memory."""
 
-MAX_LISTS = 2000
-MAX_LINKS = 1000
-"""Lists of a page that are looked at, and links in one; what has more is not prose, and would take seconds."""
-
-SHALLOW = 4
-"""Lists with fewer elements between them and <body> than this are dropped by resiliparse (2.0, its rule for <ul>)."""
-
-SAFE_LINK_SHARE = 0.15
-"""resiliparse drops a list above 0.2, counted with its white space."""
+# Lists of a page that are looked at, and links in one; what has more is not prose, and would take seconds
+MAX_LISTS, MAX_LINKS = 2000, 1000
+SHALLOW = 4  # elements between a list and <body>, below which resiliparse drops it (2.0, its rule for <ul>)
+SAFE_LINK_SHARE = 0.15  # of a list; resiliparse drops one above 0.2, counted with its white space
 
 LINE_NUMBERS = ("td.linenos", "td.gutter", ".lineno", ".linenos", ".line-numbers-rows")
 """Line numbers of listings in the markup of Pygments, Rouge and Prism, which are not code."""
@@ -46,8 +41,8 @@ _FRAMES = frozenset({"nav", "header", "footer", "aside"})
 
 
 def page_text(html: str, settings: Extract) -> str:
-    """The text of a page, as [corpus.extract] wants it. Raises NotText for pages that nest too deeply to be parsed
-    safely."""
+    """The text of a page, as [corpus.extract] wants it. Raises NotText for pages that nest too deeply."""
+    from resiliparse.extract.html2text import extract_plain_text
     from resiliparse.parse.html import HTMLTree
 
     limit = MAX_DEPTH[settings.engine]
@@ -57,8 +52,19 @@ def page_text(html: str, settings: Extract) -> str:
     if tree.document is not None and tree.document.query_selector("*" + " > *" * limit) is not None:
         raise NotText(f"HTML nested deeper than {limit} elements")
     if settings.engine == "trafilatura":
-        return _by_trafilatura(html, settings.main_content)
-    return _by_resiliparse(tree, settings.main_content, settings.max_list_link_share)
+        import trafilatura
+
+        if not settings.main_content:
+            return str(trafilatura.html2txt(html) or "")
+        return str(trafilatura.extract(html, include_comments=False, include_tables=True) or "")
+    if settings.main_content and tree.body is not None:
+        _keep_lists(tree, settings.max_list_link_share)
+    return str(
+        extract_plain_text(
+            tree, preserve_formatting=True, main_content=settings.main_content, alt_texts=False,
+            skip_elements=list(LINE_NUMBERS),
+        )
+    )  # fmt: skip
 
 
 def _check_formatting(html: str, limit: int) -> None:
@@ -88,18 +94,6 @@ def check_engine(settings: Extract) -> None:
             ) from None
 
 
-def _by_resiliparse(tree: Any, main_content: bool, max_link_share: float) -> str:
-    from resiliparse.extract.html2text import extract_plain_text
-
-    if main_content and tree.body is not None:
-        _keep_lists(tree, max_link_share)
-    return str(
-        extract_plain_text(
-            tree, preserve_formatting=True, main_content=main_content, alt_texts=False, skip_elements=list(LINE_NUMBERS)
-        )
-    )
-
-
 def _keep_lists(tree: Any, max_link_share: float) -> None:
     """Put bulleted lists that are content where the extraction keeps them."""
     # values(), as stepping through a collection takes quadratic time.
@@ -127,8 +121,7 @@ def _keep_lists(tree: Any, max_link_share: float) -> None:
 
 
 def _depth_of_list(element: Any) -> int | None:
-    """Elements from <body> down to an outermost list, SHALLOW at the most; None for a list within a list or in a
-    page's frame."""
+    """Elements from <body> to an outermost list, SHALLOW at the most; None for an inner list or one in a frame."""
     depth, above = 1, element.parent
     if above is not None and above.tag in ("ul", "ol", "li"):
         return None
@@ -137,11 +130,3 @@ def _depth_of_list(element: Any) -> int | None:
             return None
         depth, above = depth + 1, above.parent
     return depth
-
-
-def _by_trafilatura(html: str, main_content: bool) -> str:
-    import trafilatura
-
-    if not main_content:
-        return str(trafilatura.html2txt(html) or "")
-    return str(trafilatura.extract(html, include_comments=False, include_tables=True) or "")

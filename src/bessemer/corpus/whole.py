@@ -22,17 +22,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bessemer.corpus import engine
-from bessemer.corpus.dedup import (
+from bessemer.corpus.dedup.verdicts import (
     EXACT,
     KEPT,
-    DedupStatistics,
     Edit,
     EditStatistics,
     Verdicts,
     earlier_files,
+    identity_of,
     parquet_tables,
-)
-from bessemer.corpus.dedup.verdicts import identity_of, with_texts
+    with_texts,
+)  # fmt: skip
 from bessemer.corpus.language import routed
 from bessemer.corpus.work import made_once, partition_folder
 from bessemer.errors import BessemerError
@@ -202,7 +202,7 @@ def judge_all(
     keepers = _keepers(documents, verdicts)
     with pa.OSFile(str(staged / "keepers.arrow"), "wb") as sink, pa.ipc.new_file(sink, keepers.schema) as writer:
         writer.write_table(keepers)
-    return {"documents": expected, "statistics": verdicts.statistics.to_json()}
+    return {"documents": expected, "statistics": verdicts.statistics}
 
 
 def load_verdicts(work: Path) -> Verdicts:
@@ -212,9 +212,7 @@ def load_verdicts(work: Path) -> Verdicts:
         np.load(folder / f"{name}.npy", mmap_mode="r") for name in DUPLICATE_ARRAYS
     )
     facts = read_json(folder / STAGE_FILE)
-    known = facts["statistics"]
-    statistics = DedupStatistics(jaccard_is=known["jaccard_is"], min_jaccard=known["min_jaccard"])
-    return Verdicts(identities, verdict, keeper, similarity, facts["documents"], {}, statistics)
+    return Verdicts(identities, verdict, keeper, similarity, facts["documents"], {}, facts["statistics"])
 
 
 def _keepers(documents: KeptDocuments, verdicts: Verdicts) -> pa.Table:
@@ -259,7 +257,7 @@ def _cut_repeats(documents: KeptDocuments, settings: Dedup, staged: Path) -> dic
     if settings.paragraphs.mode != "off":
         statistics = EditStatistics()
         groups = _write_edited(documents, _without_paragraphs(documents, settings), staged / EDITED_TEXTS, statistics)
-        counts["paragraphs"] = statistics.to_json()
+        counts["paragraphs"] = vars(statistics)
         texts = _EditedDocuments(documents, EditedTexts.of(staged / EDITED_TEXTS, groups))
     if settings.substrings.unit != "off":
         from bessemer.corpus.dedup.substrings import remove_substrings
@@ -270,7 +268,7 @@ def _cut_repeats(documents: KeptDocuments, settings: Dedup, staged: Path) -> dic
         before = texts.edited if texts is not documents else None
         groups = _write_edited(documents, edited, second, statistics, before)
         second.replace(staged / EDITED_TEXTS)
-        counts["substrings"] = statistics.to_json()
+        counts["substrings"] = vars(statistics)
     return {"groups": groups, "counts": counts}
 
 
@@ -409,5 +407,5 @@ class WholeResults:
             return "exact_duplicate", detail
         similarity = self.verdicts.similarity[row]
         found = self.verdicts.statistics
-        through = ", linked through others" if similarity < found.min_jaccard - 1e-6 else ""
-        return "near_duplicate", f"{detail} ({found.jaccard_is} Jaccard {similarity:.2f}{through})"
+        through = ", linked through others" if similarity < found["min_jaccard"] - 1e-6 else ""
+        return "near_duplicate", f"{detail} ({found['jaccard_is']} Jaccard {similarity:.2f}{through})"

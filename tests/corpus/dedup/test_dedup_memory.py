@@ -10,7 +10,7 @@ CODE = """
 import sys, tempfile
 from pathlib import Path
 import numpy as np, pyarrow as pa
-from bessemer.corpus.dedup import KEPT
+from bessemer.corpus.dedup.verdicts import KEPT
 from bessemer.corpus.dedup.judging import judge
 from bessemer.recipe import Dedup
 

@@ -8,7 +8,8 @@ import pytest
 from corpus_samples import prose, recipe
 from dedup_samples import all_pairs_components, edited, jaccard
 
-from bessemer.corpus import dedup, partition, units, whole
+from bessemer.corpus import partition, units, whole
+from bessemer.corpus.dedup import verdicts
 from bessemer.corpus.document import identity
 
 
@@ -116,8 +117,8 @@ def test_duplicates_are_found_across_sources(data: Path, build) -> None:
 
 def test_packed_keeps_order_and_zero_bytes() -> None:
     names = ["00" * 16, "01" + "00" * 15, "0100" + "01" * 14, "ff" * 16]
-    assert dedup.packed(names).argsort().tolist() == [0, 1, 2, 3]
-    assert len(set(dedup.packed(names).tolist())) == 4
+    assert verdicts.packed(names).argsort().tolist() == [0, 1, 2, 3]
+    assert len(set(verdicts.packed(names).tolist())) == 4
 
 
 def test_what_stands_in_an_earlier_run_is_dropped_and_named(data: Path, build, run, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from corpus_samples import prose
 from dedup_samples import edited, jaccard
 
-from bessemer.corpus.dedup.kernels import NOTHING, band_keys
-from bessemer.corpus.dedup.signatures import _permutations, compared, shingle_set, signatures
+from bessemer.corpus.dedup.kernels import band_keys
+from bessemer.corpus.dedup.signatures import _permutations, shingle_set, signatures
 from bessemer.corpus.extract import fold
 from bessemer.recipe import Dedup
 
@@ -57,8 +57,6 @@ def test_as_defined(settings: Dedup) -> None:
     assert signatures(texts, settings).tolist() == expected
     for kind in (pa.string(), pa.large_string(), pa.string_view()):
         assert signatures(pa.array(["x", *texts], kind)[1:], settings).tolist() == expected
-    signed = signatures(texts, settings)
-    assert compared(signed).tolist() == [set(row) != {int(NOTHING)} for row in expected]
 
 
 def test_shingle_sets_have_the_true_jaccard() -> None:

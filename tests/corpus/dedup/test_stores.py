@@ -1,11 +1,12 @@
 """What is written to disk comes back, by number and in any order."""
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bessemer.corpus.dedup.judging import _order, first_of_equal
+from bessemer.corpus.dedup.judging import first_of_equal
 from bessemer.corpus.dedup.signatures import Records, ShingleSets, Signatures
 from bessemer.corpus.dedup.verdicts import packed
 
@@ -14,7 +15,7 @@ from bessemer.corpus.dedup.verdicts import packed
 def test_ranges_are_gathered(gap: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bessemer.corpus.dedup.signatures.JOINED_GAP", gap)
     values = np.random.default_rng(0).integers(0, 1 << 60, 1000, dtype=np.uint64)
-    with Records(tmp_path / "r", np.dtype(np.uint64)) as records:
+    with closing(Records(tmp_path / "r", np.uint64)) as records:
         for part in np.array_split(values, 7):
             records.append(part)
         starts, counts = np.array([0, 3, 3, 17, 500, 503, 999]), np.array([2, 0, 5, 1, 3, 100, 1])
@@ -51,16 +52,15 @@ def test_signatures_and_sets_by_number(tmp_path: Path) -> None:
 def test_first_of_equal() -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
-        high, low = (rng.integers(0, 5, 40, dtype=np.uint64) for _ in range(2))
-        seen: dict[tuple[int, int], int] = {}
-        pairs = list(zip(high.tolist(), low.tolist(), strict=True))
-        assert first_of_equal(high, low).tolist() == [seen.setdefault(pair, i) for i, pair in enumerate(pairs)]
-    none = np.zeros(0, dtype=np.uint64)
-    assert first_of_equal(none, none).tolist() == []
+        values = rng.integers(0, 5, (40, 2), dtype=np.uint64)
+        seen: dict[tuple[int, ...], int] = {}
+        pairs = list(map(tuple, values.tolist()))
+        assert first_of_equal(values.view("S16")[:, 0]).tolist() == [
+            seen.setdefault(pair, i) for i, pair in enumerate(pairs)
+        ]
+    assert first_of_equal(np.zeros(0, dtype="S16")).tolist() == []
 
 
 def test_order_of_identities_is_that_of_their_names() -> None:
     names = ["00" * 16, "ff" * 16, "01" + "00" * 15, "0100" + "01" * 14, "00" * 15 + "01", "80" + "00" * 15]
-    halves = np.frombuffer(bytes.fromhex("".join(names)), dtype=">u8").reshape(-1, 2)
-    assert [names[i] for i in _order(halves)] == sorted(names)
-    assert packed(names).argsort().tolist() == _order(halves).tolist()
+    assert [names[i] for i in packed(names).argsort()] == sorted(names)

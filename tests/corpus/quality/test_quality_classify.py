@@ -98,7 +98,7 @@ def test_the_parts_of_the_sample_are_apart_and_each_text_stands_once(documents, 
     assert len(set(found.texts)) == len(found.texts)
     assert found.duplicates == 5 + 2 and documents[10][2] not in found.texts
     assert int(found.high.sum()) * 2 == len(found.high) == 2 * 299
-    sizes = [len(found.rows(part)) for part in (TRAIN, CALIBRATE, TEST)]
+    sizes = [len(found.of(part)[0]) for part in (TRAIN, CALIBRATE, TEST)]
     assert sum(sizes) == len(found.high) and sizes[0] > 3 * sizes[1] and min(sizes) > 30
     fewer = draw(SETTINGS.model_copy(update={"documents": 100}), SOURCES, tables(documents))
     assert len(fewer.texts) == 200 and set(fewer.texts) < set(draw(SETTINGS, SOURCES, tables(documents)).texts)

@@ -141,7 +141,7 @@ def test_a_fasttext_model_without_the_label_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no label '__label__hq'"):
         FastTextModel.load(fasttext_file(), "__label__hq", 1000)
     (tmp_path / "bad.bin").write_bytes(b"no model" * 100)
-    with pytest.raises(InputError, match="not a supervised fastText model"):
+    with pytest.raises(InputError, match="not a fastText model"):
         FastTextModel.load(tmp_path / "bad.bin", "x", 1000)
     with pytest.raises(InputError, match="no such file"):
         FastTextModel.load(tmp_path / "none.bin", "x", 1000)

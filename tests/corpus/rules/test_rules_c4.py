@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from bessemer.corpus.rules import statistics
 from bessemer.corpus.rules.edits import edit_c4
+from bessemer.corpus.text.statistics import Statistics
 from bessemer.recipe.rules import C4
 
 FIVE = "\n".join(f"This is a good sentence number {number}." for number in range(5))
 
 
 def edited(text: str, **settings: object) -> tuple[str, str | None]:
-    found, finding = edit_c4(statistics(text), C4(**settings))
+    found, finding = edit_c4(Statistics(text), C4(**settings))
     return found.text, finding and finding.reason
 
 

@@ -4,16 +4,16 @@ import base64
 
 import pytest
 
-from bessemer.corpus.rules import statistics
 from bessemer.corpus.rules.edits import strip_licence
 from bessemer.corpus.rules.table import check
+from bessemer.corpus.text.statistics import Statistics
 from bessemer.recipe.rules import Code
 
 PROGRAM = "import os\n\n\ndef main():\n    return os.getcwd()\n"
 
 
 def reason(text: str, **settings: object) -> str | None:
-    finding = check("code", statistics(text), Code(**settings))
+    finding = check("code", Statistics(text), Code(**settings))
     return finding and finding.reason
 
 

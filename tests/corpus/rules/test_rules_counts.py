@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bessemer.corpus.text import characters
+from bessemer.corpus.text.characters import points, spacy
 from bessemer.corpus.text.statistics import STOP_WORDS, Statistics
 
 WORDS = st.sampled_from(
@@ -51,8 +51,8 @@ TEXTS = st.one_of(
         st.tuples(st.sampled_from(["a b", "c. d!", "", "- e", "f..."]), st.sampled_from(["\n", "\n\n"])), max_size=30
     ).map(lambda pairs: "".join(a + b for a, b in pairs)),
 )
-TERMINAL = {chr(point) for point in characters._points(characters.TERMINAL_PUNCTUATION)}
-SYMBOLS = TERMINAL | {chr(point) for point in characters._points(characters.OTHER_SYMBOLS)}
+TERMINAL = {chr(point) for point in points(spacy()["ranges"]["terminal"])}
+SYMBOLS = TERMINAL | {chr(point) for point in points(spacy()["ranges"]["other_symbols"])}
 
 
 def duplicates(elements: list[str]) -> tuple[int, int, int]:
@@ -87,10 +87,11 @@ def test_characters(text: str) -> None:
 @given(TEXTS)
 def test_lines(text: str) -> None:
     lines = [line for line in text.split("\n") if line.strip()]
-    found = Statistics(text).lines_up_to(5)
+    statistics = Statistics(text)
+    found = statistics.lines
     assert found.total == len(lines)
     assert found.terminal == sum(line[-1] in TERMINAL for line in lines)
-    assert found.short == sum(len(line) <= 5 for line in lines)
+    assert statistics.num_short_lines(5) == sum(len(line) <= 5 for line in lines)
     assert found.marked == sum(line.strip().endswith((".", "?", "!", '"', "'")) for line in lines)
     assert found.longest == max(map(len, lines), default=0)
     assert found.characters == sum(map(len, lines))
@@ -124,11 +125,9 @@ def test_words(text: str) -> None:
     found = Statistics(text)
     words = words_of(found)
     proper = [word for word in words if any(character not in SYMBOLS for character in word)]
-    assert found.words.total == len(words)
     assert (found.words.proper, found.words.proper_characters) == (len(proper), sum(map(len, proper)))
     assert found.words.alphabetic == sum(any(map(str.isalpha, word)) for word in words)
-    assert found.words.stop_words == len(set(STOP_WORDS) & set(words))
-    assert (found.words.longest, found.words.distinct) == (max(map(len, words), default=0), len(set(words)))
+    assert found.num_stop_words(STOP_WORDS) == len(set(STOP_WORDS) & set(words))
 
 
 @settings(max_examples=300, deadline=None)

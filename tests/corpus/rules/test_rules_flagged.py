@@ -80,7 +80,7 @@ class Model:
 
 
 def test_classifier_at_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists_module, "_model", lambda path, name: Model())
+    monkeypatch.setattr(lists_module, "load_model", lambda path, key: Model())
     for label in ("adult", "__label__adult"):
         assert reason("nasty\nfine", "en", classifier="m", label=label, threshold=0.5) is None
         assert reason("nasty\nfine", "en", classifier="m", label=label, threshold=0.49) == "adult.classifier"

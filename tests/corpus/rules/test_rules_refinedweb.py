@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.corpus.rules import judge_url, statistics
+from bessemer.corpus.rules import judge_url
 from bessemer.corpus.rules.edits import edit_refinedweb
+from bessemer.corpus.text.statistics import Statistics
 from bessemer.errors import InputError
 from bessemer.recipe.rules import RefinedWeb
 
@@ -13,7 +14,7 @@ BODY = "\n".join(f"A line of prose that stays where it is, number {number}" for 
 
 
 def edited(text: str, **settings: object) -> tuple[str, str | None]:
-    found, finding = edit_refinedweb(statistics(text), RefinedWeb(**settings))
+    found, finding = edit_refinedweb(Statistics(text), RefinedWeb(**settings))
     return found.text, finding and finding.reason
 
 

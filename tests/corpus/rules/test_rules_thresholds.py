@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bessemer.corpus.rules import statistics
 from bessemer.corpus.rules.table import RULES, Finding, check
+from bessemer.corpus.text.statistics import Statistics
 from bessemer.recipe.rules import Code, FineWeb, GopherQuality, GopherRepetition, Nemo, Textbook
 
 SETS = {
@@ -21,7 +21,7 @@ def checked(name: str, text: str, **keys: object) -> Finding | None:
         for key in {rule.limit for rule in RULES[name]}
         if key.startswith(("min", "max"))
     }
-    return check(name, statistics(text), SETS[name](**anything | keys))
+    return check(name, Statistics(text), SETS[name](**anything | keys))
 
 
 @pytest.mark.parametrize(
@@ -121,15 +121,15 @@ def test_other_stop_words() -> None:
 
 
 def test_an_empty_text_breaks_nothing_but_what_asks_for_words_or_lines() -> None:
-    broken = {name: check(name, statistics(""), keys()) for name, keys in SETS.items()}
+    broken = {name: check(name, Statistics(""), keys()) for name, keys in SETS.items()}
     assert {name for name, finding in broken.items() if finding is None} == {"gopher_repetition"}
     assert broken["fineweb"] == ("fineweb.terminal_lines", "no line that is not blank")
     assert broken["nemo"] == ("nemo.lines", "no line that is not blank")
 
 
 def test_marks_may_be_left_out_of_the_share_of_words_with_a_letter() -> None:
-    found = statistics("Well, well; the house (of straw) and that - be with us, to have. " * 8)
-    assert found.words.total == 8 * (13 + 7) and found.words.proper == found.words.alphabetic == 8 * 13
+    found = Statistics("Well, well; the house (of straw) and that - be with us, to have. " * 8)
+    assert len(found.word_spans[0]) == 8 * (13 + 7) and found.words.proper == found.words.alphabetic == 8 * 13
     finding = check("gopher_quality", found, GopherQuality())
     assert finding is not None and finding.reason == "gopher_quality.alphabetic_words"
     assert check("gopher_quality", found, GopherQuality(marks_are_words=False)) is None

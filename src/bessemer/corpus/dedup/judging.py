@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,29 +20,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bessemer.corpus.dedup import buckets
+from bessemer.corpus.dedup.buckets import inverse_of, min_equal_places, runs
 from bessemer.corpus.dedup.signatures import (
     Records,
     ShingleSets,
     Signatures,
-    compared,
     longest,
     num_hashes,
     shingle_set,
     signatures,
     utf8,
-)
+)  # fmt: skip
 from bessemer.corpus.dedup.verdicts import (
     EXACT,
     KEPT,
     NEAR,
     Tables,
     Verdicts,
+    count_verdicts,
     earlier_files,
     identity_of,
     packed,
     parquet_tables,
-    statistics,
-)
+)  # fmt: skip
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.extract import fold
 from bessemer.errors import InputError
@@ -52,8 +53,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("identity", "exact", "characters", "signature", "source", "quality")
 
-PAIRS_AT_ONCE = 1 << 12
-"""Pairs whose similarity is computed at one time."""
+PAIRS_AT_ONCE = 1 << 12  # whose similarity is computed at one time
 
 
 def judge(tables: Tables, settings: Dedup, scratch: Path, sources: Sequence[str] = ()) -> Verdicts:
@@ -63,64 +63,54 @@ def judge(tables: Tables, settings: Dedup, scratch: Path, sources: Sequence[str]
     `scratch`: temporary folder for signatures; `sources`: in recipe order (keep = "first-source"). Raises InputError
     for a missing earlier corpus, a repeated identity, and keep = "quality" without scores.
     """
-    earlier = [(folder, parquet_tables(earlier_files(folder))) for folder in settings.against]
+    earlier = {folder: parquet_tables(earlier_files(folder)) for folder in settings.against}
+    readers = [tables, *earlier.values()]
     scratch.mkdir(parents=True)
-    stores = Signatures(scratch, settings.bands, settings.rows) if settings.minhash else None
     try:
-        index = scan(tables, [read for _, read in earlier], settings, stores, scratch)
-        verdicts = _judge(index, stores, [tables, *(read for _, read in earlier)], settings, scratch, sources)
+        with ExitStack() as stack:
+            stores = None
+            if settings.minhash:
+                stores = stack.enter_context(closing(Signatures(scratch, settings.bands, settings.rows)))
+            index = scan(readers, settings, stores, scratch)
+            rank = _rank(index, settings, sources)
+            num_rows = len(index.identities)
+            verdict, similarity = np.zeros(num_rows, dtype=np.uint8), np.ones(num_rows, dtype=np.float32)
+            keeper = np.arange(num_rows, dtype=np.int32)
+            if index.equal is not None:
+                keeper = _best(index.equal, [rank] if settings.keep != "longest" else [], index.num_documents)
+                verdict[keeper != np.arange(num_rows)] = EXACT
+                index.equal = None
+            if stores is not None and num_rows:
+                compared = index.compared & (verdict == KEPT)
+                sets, group = _near(index, stores, readers, compared, settings, stack, scratch)
+                stays = _best(group, [rank, -index.characters], index.num_documents)
+                near = np.flatnonzero(stays != np.arange(num_rows))
+                verdict[near] = NEAR
+                keeper = stays[keeper]  # an exact duplicate of a near duplicate points to what stays in the end
+                similarity[near] = _similarity(near, keeper[near], stores, index.row_of_place, sets)
     finally:
-        if stores is not None:
-            stores.close()
         shutil.rmtree(scratch, ignore_errors=True)
-    verdicts.earlier.update(_places(verdicts, index, earlier))
-    return verdicts
-
-
-def _judge(
-    index: Index,
-    stores: Signatures | None,
-    readers: Sequence[Tables],
-    settings: Dedup,
-    scratch: Path,
-    sources: Sequence[str],
-) -> Verdicts:
-    num_rows = len(index.identities)
-    verdict = np.zeros(num_rows, dtype=np.uint8)
-    keeper = np.arange(num_rows, dtype=np.int32)
-    similarity = np.ones(num_rows, dtype=np.float32)
-    rank = _rank(index, settings, sources)
-    if settings.exact:
-        same = index.equal_texts()
-        stays = _best(same, [rank] if settings.keep != "longest" else [], index.num_documents)
-        keeper = stays
-        verdict[keeper != np.arange(num_rows)] = EXACT
-    index.exact = None
-    if settings.minhash and stores is not None and num_rows:
-        memory = settings.memory_mib << 20
-        compared = index.compared & (verdict == KEPT)
-        sets = None
-        alike = buckets.Alike(settings.min_jaccard, lenient=settings.verify)
-        group = buckets.components(stores, index.row_of_place, compared, alike, memory)
-        try:
-            if settings.verify:
-                compared &= _grouped(group)
-                sets = ShingleSets(scratch / "shingles", num_rows)
-                _fill(sets, readers, index.row_of_place, compared, settings)
-                alike = buckets.Alike(settings.min_jaccard, sets)
-                group = buckets.components(stores, index.row_of_place, compared, alike, memory)
-            stays = _best(group, [rank, -index.characters], index.num_documents)
-            near = np.flatnonzero(stays != np.arange(num_rows))
-            verdict[near] = NEAR
-            keeper = stays[keeper]  # an exact duplicate of a near duplicate points to what stays in the end
-            similarity[near] = _similarity(near, keeper[near], stores, index.row_of_place, sets)
-        finally:
-            if sets is not None:
-                sets.close()
     verdict[index.num_documents :] = KEPT
     keeper[index.num_documents :] = np.arange(index.num_documents, num_rows)
-    counts = statistics(verdict, keeper, similarity, index.characters, index.num_documents, settings)
-    return Verdicts(index.identities, verdict, keeper, similarity, index.num_documents, {}, counts)
+    counts = count_verdicts(verdict, keeper, similarity, index.characters, index.num_documents, settings)
+    paths = _earlier_keepers(keeper, index, earlier)
+    return Verdicts(index.identities, verdict, keeper, similarity, index.num_documents, paths, counts)
+
+
+def _near(
+    index: Index, stores: Signatures, readers: Sequence[Tables], compared: np.ndarray, settings: Dedup,
+    stack: ExitStack, scratch: Path,
+) -> tuple[ShingleSets | None, np.ndarray]:  # fmt: skip
+    """The smallest row of the near duplicates of each row, and the shingle sets by which they were verified."""
+    least, memory, sets = settings.min_jaccard, settings.memory_mib << 20, None
+    min_equal = min_equal_places(least, stores.num_hashes, settings.verify)
+    group = buckets.components(stores, None, least, min_equal, index.row_of_place, compared, memory)
+    if settings.verify:  # only those that might be alike
+        compared &= _grouped(group)
+        sets = stack.enter_context(closing(ShingleSets(scratch / "shingles", len(compared))))
+        _fill(sets, readers, index.row_of_place, compared, settings)
+        group = buckets.components(stores, sets, least, min_equal, index.row_of_place, compared, memory)
+    return sets, group
 
 
 def _rank(index: Index, settings: Dedup, sources: Sequence[str]) -> np.ndarray:
@@ -133,8 +123,8 @@ def _rank(index: Index, settings: Dedup, sources: Sequence[str]) -> np.ndarray:
             )
         return -index.quality
     if settings.keep == "first-source":
-        order = {name: number for number, name in enumerate([*sources, *sorted(set(index.sources) - set(sources))])}
-        ranks = np.array([order[name] for name in index.sources] or [0], dtype=np.int16)
+        order = [*sources, *sorted(set(index.sources) - set(sources))]
+        ranks = np.array([order.index(name) for name in index.sources] or [0], dtype=np.int16)
         rank: np.ndarray = ranks[index.source]
         return rank
     return np.zeros(len(index.identities), dtype=np.int8)
@@ -144,13 +134,9 @@ def _best(group: np.ndarray, keys: list[np.ndarray], num_documents: int) -> np.n
     """For each row the one of its group that stays: one of an earlier corpus, else by the keys, then the first."""
     rows = np.flatnonzero(_grouped(group)).astype(np.int32)
     best = np.arange(len(group), dtype=np.int32)
-    if not len(rows):
-        return best
-    order = np.lexsort((rows, *[key[rows] for key in reversed(keys)], rows < num_documents, group[rows]))
-    rows = rows[order]
-    groups = group[rows]
-    starts = np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]]))
-    best[rows] = np.repeat(rows[starts], np.diff(np.append(starts, len(rows))))
+    rows = rows[np.lexsort((rows, *[key[rows] for key in reversed(keys)], rows < num_documents, group[rows]))]
+    starts, sizes = runs(group[rows])
+    best[rows] = np.repeat(rows[starts], sizes)
     return best
 
 
@@ -167,192 +153,150 @@ def _fill(
 ) -> None:
     """Read the texts of the wanted rows again and keep their shingle sets."""
     place = 0
-    for read in readers:
-        for table in read(["text"]):
-            rows = row_of_place[place : place + table.num_rows]
-            place += table.num_rows
-            chosen = wanted[rows]
-            if chosen.any():
-                _fill_table(sets, table.filter(chosen)["text"], rows[chosen], settings)
-            check_stop()
-
-
-def _fill_table(sets: ShingleSets, texts: pa.ChunkedArray, rows: np.ndarray, settings: Dedup) -> None:
-    data, offsets = utf8([fold(text) for text in texts.to_pylist()])
-    buffer = np.empty(longest(offsets), dtype=np.uint64)
-    for number, row in enumerate(rows.tolist()):
-        sets.put(row, shingle_set(data[offsets[number] : offsets[number + 1]], settings, buffer))
+    for table in (table for read in readers for table in read(["text"])):
+        rows = row_of_place[place : place + table.num_rows]
+        place += table.num_rows
+        chosen = wanted[rows]
+        data, offsets = utf8([fold(text) for text in table.filter(chosen)["text"].to_pylist()])
+        buffer = np.empty(longest(offsets), dtype=np.uint64)
+        for number, row in enumerate(rows[chosen].tolist()):
+            sets.put(row, shingle_set(data[offsets[number] : offsets[number + 1]], settings, buffer))
+        check_stop()
 
 
 def _similarity(
     left: np.ndarray, right: np.ndarray, stores: Signatures, row_of_place: np.ndarray, sets: ShingleSets | None
 ) -> np.ndarray:
     """Jaccard of pairs of rows, in batches."""
-    from bessemer.corpus.dedup.kernels import estimates, jaccards
+    from bessemer.corpus.dedup.kernels import jaccards
 
     shares = np.empty(len(left), dtype=np.float32)
-    place_of_row = np.empty(len(row_of_place), dtype=np.int32)
-    place_of_row[row_of_place] = np.arange(len(row_of_place), dtype=np.int32)
+    place_of_row = inverse_of(row_of_place)
     for start in range(0, len(left), PAIRS_AT_ONCE):
         part = slice(start, start + PAIRS_AT_ONCE)
         rows, pairs = np.unique(np.concatenate([left[part], right[part]]), return_inverse=True)
         half = len(pairs) // 2
         if sets is None:
-            estimates(stores.of(place_of_row[rows]), pairs[:half], pairs[half:], shares[part])
+            signed = stores.of(place_of_row[rows])
+            shares[part] = (signed[pairs[:half]] == signed[pairs[half:]]).mean(axis=1)
         else:
             jaccards(*sets.of(rows), pairs[:half], pairs[half:], shares[part])
         check_stop()
     return shares
 
 
-def _places(verdicts: Verdicts, index: Index, earlier: Sequence[tuple[str, Tables]]) -> dict[int, str]:
+def _earlier_keepers(keeper: np.ndarray, index: Index, earlier: dict[str, Tables]) -> dict[int, str]:
     """Corpus and path of the keepers of earlier corpora, by row."""
-    wanted = np.unique(verdicts.keeper[verdicts.keeper >= verdicts.num_documents])
-    keepers = wanted[np.isin(wanted, verdicts.keeper[: verdicts.num_documents])]
-    places: dict[int, str] = {}
+    keepers = np.unique(keeper[: index.num_documents])
+    paths: dict[int, str] = {}
     place = index.num_documents
-    for folder, read in earlier:
+    for folder, read in earlier.items():
         for table in read(["identity", "path"]):
             rows = index.row_of_place[place : place + table.num_rows]
             place += table.num_rows
-            found = np.isin(rows, keepers)
-            if found.any():
-                part = table.filter(found)
-                paths = part["path"].to_pylist() if "path" in part.column_names else [""] * part.num_rows
-                places.update({row: f"{folder}: {path}" for row, path in zip(rows[found].tolist(), paths, strict=True)})
-    return places
+            names = table["path"].to_pylist() if "path" in table.column_names else [""] * table.num_rows
+            found = np.flatnonzero(np.isin(rows, keepers)).tolist()
+            paths |= {int(rows[number]): f"{folder}: {names[number]}" for number in found}
+    return paths
 
 
 @dataclass
 class Index:
     """Columns by row. Rows are sorted by identity; those of earlier corpora come after those of this one."""
 
-    identities: np.ndarray
-    """16-byte strings."""
-    num_documents: int
-    """Rows of this corpus."""
-    exact: np.ndarray | None
-    """Digest of the folded text, two uint64 a row; dropped when it has been used."""
+    identities: np.ndarray  # 16-byte strings
+    num_documents: int  # rows of this corpus
+    equal: np.ndarray | None  # the smallest row of equal text, where that is wanted; dropped when it has been used
     characters: np.ndarray
-    source: np.ndarray
-    """Number of the source in `sources`."""
+    source: np.ndarray  # number of the source in `sources`
     sources: list[str]
     quality: np.ndarray | None
-    compared: np.ndarray
-    """Has a whole shingle."""
-    row_of_place: np.ndarray
-    """Row of each document in the order in which it arrived."""
-
-    def equal_texts(self) -> np.ndarray:
-        """For each row the smallest row of equal text."""
-        assert self.exact is not None
-        return first_of_equal(self.exact[:, 0], self.exact[:, 1])
+    compared: np.ndarray  # has a whole shingle
+    row_of_place: np.ndarray  # row of each document in the order in which it arrived
 
 
-def scan(tables: Tables, earlier: Sequence[Tables], settings: Dedup, stores: Signatures | None, scratch: Path) -> Index:
-    """Read all documents once: columns into memory, signatures (taken over, or made from the text) into the stores."""
-    columns = _Columns(settings, stores, scratch)
-    for table in _with_text(tables, settings):
-        columns.add(table, trusted=True)
-    num_documents = columns.num_documents
-    for read in earlier:
-        for table in read(["identity", "text", "source", "quality"]):
-            columns.add(table, trusted=False)
-    return columns.finish(num_documents)
+TYPES = {"identity": "S16", "exact": "S16", "characters": "i4", "source": "i2", "quality": "f4", "compared": "?"}
+
+
+def scan(readers: Sequence[Tables], settings: Dedup, stores: Signatures | None, scratch: Path) -> Index:
+    """Read all documents once: columns, and signatures (taken over, or made from the text) into the stores. Raises
+    InputError when an identity of this corpus occurs twice.
+
+    Columns grow on disk, since lists of small arrays leave holes in memory.
+    """
+    numbers: dict[str, int] = {}
+    places, is_scored = [0], False
+    with ExitStack() as stack:
+        files = {name: stack.enter_context(closing(Records(scratch / name, kind))) for name, kind in TYPES.items()}
+        for read in readers:
+            is_trusted = read is readers[0]
+            for table in _with_text(read, settings) if is_trusted else read(["identity", "text", "source", "quality"]):
+                is_scored |= "quality" in table.column_names
+                for name, values in _columns(table, is_trusted, settings, numbers, stores).items():
+                    files[name].append(values)
+                check_stop()
+            places.append(files["identity"].num_values)
+
+        def column(name: str) -> np.ndarray:
+            return files[name].range(0, places[-1])
+
+        names, num_documents = column("identity"), places[1]
+        own = np.argsort(names[:num_documents], kind="stable")
+        order = np.append(own, num_documents + np.argsort(names[num_documents:], kind="stable")).astype(np.int32)
+        names = names[order]
+        twice = names[1:num_documents][names[1:num_documents] == names[: max(num_documents - 1, 0)]]
+        if len(twice):
+            raise InputError(
+                f"corpus: identity {identity_of(twice[0])} occurs twice in the corpus ({len(twice)} such); give "
+                "each document an identity of its own, and no file to two sources of one name"
+            )
+        return Index(
+            names, num_documents, first_of_equal(column("exact")[order]) if settings.exact else None,
+            column("characters")[order], column("source")[order], list(numbers),
+            column("quality")[order] if is_scored else None, column("compared")[order], inverse_of(order),
+        )  # fmt: skip
 
 
 def _with_text(tables: Tables, settings: Dedup) -> Iterator[pa.Table]:
     """The tables with the text as well, where their columns are not enough; it is costly to read."""
     for table in tables(COLUMNS):
-        there = set(table.column_names)
-        enough = "exact" in there and "characters" in there and ("signature" in there or not settings.minhash)
-        return tables(COLUMNS if enough else (*COLUMNS, "text"))
+        needed = {"exact", "characters", *(["signature"] if settings.minhash else [])}
+        return tables(COLUMNS if needed <= set(table.column_names) else (*COLUMNS, "text"))
     return tables(COLUMNS)
 
 
-TYPES = {"identity": "S16", "exact": "u8", "characters": "i4", "source": "i2", "quality": "f4", "compared": "?"}
+def _columns(
+    table: pa.Table, is_trusted: bool, settings: Dedup, numbers: dict[str, int], stores: Signatures | None
+) -> dict[str, np.ndarray]:
+    """The columns of one table; hashes and signatures that an earlier version may have made otherwise are not trusted."""
+    count, there = table.num_rows, table.column_names
+    texts = table["text"].to_pylist() if "text" in there else []
+    folded = [fold(text) for text in texts]
+    exact = table["exact"].to_pylist() if is_trusted and "exact" in there else [digest(text) for text in folded]
+    halves = np.frombuffer(b"".join(exact), dtype="<u8").reshape(-1, 2).copy()
+    names = table["source"].to_pylist() if "source" in there else [""] * count
+    source = np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int16)
+    salts = (source.astype(np.uint64) + np.uint64(1)) * np.uint64(settings.within_source)
+    halves[:, 1] ^= salts * np.uint64(0x9E3779B97F4A7C15)  # texts of two sources are then never equal
+    compared = np.zeros(count, dtype=bool)
+    if stores is not None:
+        signed = _signatures(table, settings) if is_trusted and "signature" in there else signatures(folded, settings)
+        compared = (signed != np.uint32(0xFFFFFFFF)).any(axis=1)
+        stores.append(signed, salts << np.uint64(32))
+    quality = table["quality"].to_numpy().astype(np.float32) if "quality" in there else np.full(count, np.nan)
+    return {
+        "identity": packed(table["identity"].to_pylist()),
+        "exact": halves.view("S16"),
+        "characters": table["characters"].to_numpy() if "characters" in there else np.array(list(map(len, texts))),
+        "source": source,
+        "quality": np.nan_to_num(quality, nan=-np.inf),
+        "compared": compared,
+    }
 
 
-class _Columns:
-    """Columns in the order of arrival, as they grow: on disk, since lists of small arrays leave holes in memory."""
-
-    def __init__(self, settings: Dedup, stores: Signatures | None, scratch: Path) -> None:
-        self.settings, self.stores = settings, stores
-        self.numbers: dict[str, int] = {}
-        self.num_documents = 0
-        self.scored = False
-        self.columns = {name: Records(scratch / name, np.dtype(kind)) for name, kind in TYPES.items()}
-
-    def add(self, table: pa.Table, trusted: bool) -> None:
-        """One table; hashes and signatures that an earlier version may have made otherwise are not trusted."""
-        count, there = table.num_rows, table.column_names
-        self.num_documents += count
-        folded = [fold(text) for text in table["text"].to_pylist()] if "text" in there else None
-        self.columns["identity"].append(packed(table["identity"].to_pylist()))
-        exact = table["exact"].to_pylist() if trusted and "exact" in there else [digest(text) for text in folded or ()]
-        self.columns["exact"].append(np.frombuffer(b"".join(exact), dtype=">u8").astype(np.uint64).reshape(-1, 2))
-        if "characters" in there:
-            lengths = table["characters"].to_numpy().astype(np.int32)
-        else:
-            lengths = np.array([len(text) for text in table["text"].to_pylist()], dtype=np.int32)
-        self.columns["characters"].append(lengths)
-        names = table["source"].to_pylist() if "source" in there else [""] * count
-        source = np.array([self.numbers.setdefault(name, len(self.numbers)) for name in names], dtype=np.int16)
-        self.columns["source"].append(source)
-        quality = np.full(count, -np.inf, dtype=np.float32)
-        if "quality" in there:
-            self.scored = True
-            quality = np.nan_to_num(table["quality"].to_numpy().astype(np.float32), nan=-np.inf)
-        self.columns["quality"].append(quality)
-        takes_part = np.zeros(count, dtype=bool)
-        if self.stores is not None:
-            signed = (
-                self._signed(table) if trusted and "signature" in there else signatures(folded or (), self.settings)
-            )
-            takes_part = compared(signed)
-            salts = (source.astype(np.uint64) + np.uint64(1)) << np.uint64(32) if self.settings.within_source else None
-            self.stores.append(signed, np.zeros(count, dtype=np.uint64) if salts is None else salts)
-        self.columns["compared"].append(takes_part)
-        check_stop()
-
-    def _signed(self, table: pa.Table) -> np.ndarray:
-        flat: np.ndarray = table["signature"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-        return flat.astype(np.uint32).reshape(table.num_rows, num_hashes(self.settings))
-
-    def finish(self, num_documents: int) -> Index:
-        """Sort the rows. Raises InputError when an identity of this corpus occurs twice."""
-        if not self.num_documents:
-            for records in self.columns.values():
-                records.close()
-            none = np.zeros(0, dtype=np.int32)
-            return Index(np.zeros(0, "S16"), 0, np.zeros((0, 2), np.uint64), none, none, [], None, none > 0, none)
-        names = self._column("identity")
-        halves = names.view(">u8").reshape(-1, 2)
-        order = _order(halves[:num_documents])
-        if len(halves) > num_documents:
-            order = np.concatenate([order, num_documents + _order(halves[num_documents:])])
-        del halves
-        names = names[order]
-        twice = np.flatnonzero(names[1:num_documents] == names[: max(num_documents - 1, 0)])
-        if len(twice):
-            raise InputError(
-                f"corpus: identity {identity_of(names[twice[0]])} occurs twice in the corpus ({len(twice)} such); give "
-                "each document an identity of its own, and no file to two sources of one name"
-            )
-        exact = self._column("exact").reshape(-1, 2)[order]
-        source = self._column("source")[order]
-        if self.settings.within_source:  # texts of two sources are then never equal
-            exact[:, 1] ^= (source.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        row_of_place = np.empty(len(order), dtype=np.int32)
-        row_of_place[order] = np.arange(len(order), dtype=np.int32)
-        characters, takes_part = self._column("characters")[order], self._column("compared")[order]
-        quality = self._column("quality")[order] if self.scored else None
-        sources = list(self.numbers)
-        return Index(names, num_documents, exact, characters, source, sources, quality, takes_part, row_of_place)
-
-    def _column(self, name: str) -> np.ndarray:
-        with self.columns[name] as records:
-            return records.range(0, records.num_values)
+def _signatures(table: pa.Table, settings: Dedup) -> np.ndarray:
+    flat: np.ndarray = table["signature"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return flat.astype(np.uint32).reshape(table.num_rows, num_hashes(settings))
 
 
 def digest(folded: str) -> bytes:
@@ -360,26 +304,10 @@ def digest(folded: str) -> bytes:
     return hashlib.blake2b(folded.encode(), digest_size=16).digest()
 
 
-def first_of_equal(high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """For each row the smallest row with the same value of 128 bits (int32)."""
-    first = np.arange(len(high), dtype=np.int32)
-    order = np.argsort(high).astype(np.int32)
-    ordered = high[order]
-    same = np.concatenate([[False], ordered[1:] == ordered[:-1]]) if len(order) else np.zeros(0, dtype=bool)
-    rows = order[same | np.append(same[1:], False)]  # only what shares its upper half needs a closer look
-    rows = rows[np.lexsort((rows, low[rows], high[rows]))]
-    if len(rows):
-        new = np.concatenate([[True], (high[rows[1:]] != high[rows[:-1]]) | (low[rows[1:]] != low[rows[:-1]])])
-        starts = np.flatnonzero(new)
-        first[rows] = np.repeat(rows[starts], np.diff(np.append(starts, len(rows))))
+def first_of_equal(values: np.ndarray) -> np.ndarray:
+    """For each row the smallest row with the same value (int32)."""
+    order = np.argsort(values, kind="stable").astype(np.int32)
+    starts, sizes = runs(values[order])
+    first = np.empty_like(order)
+    first[order] = np.repeat(order[starts], sizes)
     return first
-
-
-def _order(halves: np.ndarray) -> np.ndarray:
-    """The order of values of 128 bits; equal ones in the order in which they arrived."""
-    high = halves[:, 0].astype(np.uint64)
-    order = np.argsort(high).astype(np.int32)
-    high = high[order]
-    if (high[1:] == high[:-1]).any():
-        order = np.lexsort((halves[:, 1], halves[:, 0])).astype(np.int32)
-    return order

@@ -20,15 +20,12 @@ from bessemer.corpus.text.hashing import (
     hash_ngrams,
     hash_words,
     mix,
-)
+)  # fmt: skip
 
-NOTHING = np.uint32(0xFFFFFFFF)
-"""Each value of the signature of a text without a shingle."""
-
+NOTHING = np.uint32(0xFFFFFFFF)  # each value of the signature of a text without a shingle
 SALT = np.uint64(0xD6E8FEB86659FD93)
 OTHER_BASE = np.uint64(0xC2B2AE3D27D4EB4F)
-OFFSET = np.uint64(0x9FB21C651E98DF25)
-"""Added to each token of a window, so that zeros count."""
+OFFSET = np.uint64(0x9FB21C651E98DF25)  # added to each token of a window, so that zeros count
 
 
 @compiled
@@ -40,15 +37,9 @@ def shingles_of(text: Array, by_words: bool, length: int, buffer: Array) -> int:
 
 @compiled
 def sign(
-    data: Array,
-    offsets: Array,
-    by_words: bool,
-    length: int,
-    factors: Array,
-    addends: Array,
-    buffer: Array,
+    data: Array, offsets: Array, by_words: bool, length: int, factors: Array, addends: Array, buffer: Array,
     signatures: Array,
-) -> None:
+) -> None:  # fmt: skip
     """The MinHash signature of each text data[offsets[i]:offsets[i + 1]], into the rows of `signatures`."""
     num_hashes = len(factors)
     for document in range(len(offsets) - 1):
@@ -96,14 +87,16 @@ def root_of(parents: Array, row: int) -> int:
 
 
 @compiled
-def roots(parents: Array, out: Array) -> None:
-    """The root of every row, into `out`."""
+def roots(parents: Array) -> Array:
+    """The root of every row."""
+    out = np.empty_like(parents)
     for row in range(len(parents)):
         out[row] = root_of(parents, row)
+    return out
 
 
 @compiled
-def equal_places(left: Array, right: Array) -> np.int32:
+def _equal_places(left: Array, right: Array) -> np.int32:
     """Places in which two signatures agree."""
     count = np.int32(0)
     for k in range(len(left)):
@@ -125,21 +118,14 @@ def jaccard(left: Array, right: Array) -> float:
 
 @compiled
 def link(
-    rows: Array,
-    keys: Array,
-    signatures: Array,
-    sets: Array,
-    starts: Array,
-    fewest: int,
-    least: float,
-    reach: int,
-    parents: Array,
-) -> None:
+    rows: Array, keys: Array, signatures: Array, sets: Array, starts: Array, min_equal: int, min_jaccard: float,
+    reach: int, parents: Array,
+) -> None:  # fmt: skip
     """Link similar members of buckets, sorted by (key, row).
 
     A member is compared with the first of its bucket and the `reach` members before it. Two are similar when their
-    signatures agree in `fewest` places and, with `least` above 0, the Jaccard of sets[starts[i]:starts[i + 1]] is at
-    least `least`.
+    signatures agree in `min_equal` places and, with `min_jaccard` above 0, the sets[starts[i]:starts[i + 1]] have that
+    Jaccard.
     """
     first = 0
     for i in range(len(rows)):
@@ -150,23 +136,16 @@ def link(
             if j < first or j >= i or (step and j == first):
                 continue
             mine, other = root_of(parents, rows[i]), root_of(parents, rows[j])
-            if mine == other or equal_places(signatures[i], signatures[j]) < fewest:
+            if mine == other or _equal_places(signatures[i], signatures[j]) < min_equal:
                 continue
-            if least > 0.0:
+            if min_jaccard > 0.0:
                 left, right = sets[starts[i] : starts[i + 1]], sets[starts[j] : starts[j + 1]]
-                if jaccard(left, right) < least:
+                if jaccard(left, right) < min_jaccard:
                     continue
             if mine < other:
                 parents[other] = mine
             else:
                 parents[mine] = other
-
-
-@compiled
-def estimates(signatures: Array, left: Array, right: Array, out: Array) -> None:
-    """Share of equal places of the pairs (left[i], right[i]): an unbiased estimate of the Jaccard similarity."""
-    for i in range(len(left)):
-        out[i] = equal_places(signatures[left[i]], signatures[right[i]]) / signatures.shape[1]
 
 
 @compiled
@@ -178,42 +157,24 @@ def jaccards(sets: Array, starts: Array, left: Array, right: Array, out: Array) 
 
 
 @compiled
-def _first_word(filter_words: Array, item: np.uint64) -> np.int64:
-    """Where the item's block begins: by the upper 32 bits."""
-    num_blocks = np.uint64(len(filter_words) // 8)
-    return np.int64(((item >> np.uint64(32)) * num_blocks) >> np.uint64(32)) * 8
+def visit(filter_words: Array, num_bits: int, item: np.uint64, inserts: bool) -> bool:
+    """Set the bits of an item (64 bits, mixed), or return whether all of them are set.
 
-
-@compiled
-def contains(filter_words: Array, num_bits: int, item: np.uint64) -> bool:
-    """Whether all `num_bits` bits of an item (64 bits, mixed) are set."""
-    start = _first_word(filter_words, item)
+    The upper 32 bits choose the block of 8 words.
+    """
+    start = ((item >> np.uint64(32)) * np.uint64(len(filter_words) // 8) >> np.uint64(32)) * np.uint64(8)
     state = item
     for number in range(num_bits):
         if number % 7 == 0:  # 7 places of 9 bits from each 64
             state = mix(state ^ SALT)
             places = state
-        if not (
-            filter_words[start + np.int64(places >> np.uint64(6) & np.uint64(7))] >> (places & np.uint64(63))
-        ) & np.uint64(1):
+        word, bit = start + (places >> np.uint64(6) & np.uint64(7)), np.uint64(1) << (places & np.uint64(63))
+        if inserts:
+            filter_words[word] |= bit
+        elif not filter_words[word] & bit:
             return False
         places >>= np.uint64(9)
     return True
-
-
-@compiled
-def insert(filter_words: Array, num_bits: int, item: np.uint64) -> None:
-    """Set the bits of an item."""
-    start = _first_word(filter_words, item)
-    state = item
-    for number in range(num_bits):
-        if number % 7 == 0:
-            state = mix(state ^ SALT)
-            places = state
-        filter_words[start + np.int64(places >> np.uint64(6) & np.uint64(7))] |= np.uint64(1) << (
-            places & np.uint64(63)
-        )
-        places >>= np.uint64(9)
 
 
 @compiled
@@ -229,30 +190,12 @@ def _items(tokens: Array, number: int, ngram: int) -> int:
 
 
 @compiled
-def _num_contained(filter_words: Array, num_bits: int, items: Array) -> int:
-    seen = 0
-    for item in items:
-        seen += contains(filter_words, num_bits, item)
-    return seen
-
-
-@compiled
-def _insert_all(filter_words: Array, num_bits: int, items: Array) -> int:
-    for item in items:
-        insert(filter_words, num_bits, item)
-    return len(items)
-
-
-@compiled
 def judge_paragraphs(
     data: Array, offsets: Array, filter_words: Array, num_bits: int, ngram: int, threshold: float, min_words: int,
     buffer: Array, only_insert: bool, repeated: Array,
-) -> int:  # fmt: skip
-    """Mark repeated lines of folded texts in `repeated` and insert the others; returns the number of insertions.
-
-    With `only_insert` no line is marked and all are inserted.
-    """
-    line = inserted = 0
+) -> None:  # fmt: skip
+    """Mark repeated lines of folded texts in `repeated` and insert the others; with `only_insert` all of them."""
+    line = 0
     for document in range(len(offsets) - 1):
         end = offsets[document + 1]
         start = offsets[document]
@@ -263,22 +206,17 @@ def judge_paragraphs(
             number = hash_words(data[start:stop], buffer)
             if number >= min_words:
                 items = buffer[: _items(buffer, number, ngram)]
-                seen = 0 if only_insert else _num_contained(filter_words, num_bits, items)
+                seen = 0
+                if not only_insert:
+                    for item in items:
+                        seen += visit(filter_words, num_bits, item, False)
                 if seen > 0 and seen >= threshold * len(items):
                     repeated[line] = True
-                else:
-                    inserted += _insert_all(filter_words, num_bits, items)
+                    items = items[:0]
+                for item in items:
+                    visit(filter_words, num_bits, item, True)
             line += 1
             start = stop + 1
-    return inserted
-
-
-@compiled
-def _power(base: np.uint64, exponent: int) -> np.uint64:
-    value = np.uint64(1)
-    for _ in range(exponent):
-        value *= base
-    return value
 
 
 @compiled
@@ -287,9 +225,11 @@ def _windows(tokens: Array, length: int, one: Array, other: Array) -> int:
     number = len(tokens) - length + 1
     if number <= 0:
         return 0
-    drop, other_drop = _power(BASE, length - 1), _power(OTHER_BASE, length - 1)
+    drop = other_drop = np.uint64(1)
     value = other_value = np.uint64(0)
     for i in range(length - 1):
+        drop *= BASE
+        other_drop *= OTHER_BASE
         token = mix(np.uint64(tokens[i]) + OFFSET)
         value = value * BASE + token
         other_value = other_value * OTHER_BASE + token
@@ -305,35 +245,24 @@ def _windows(tokens: Array, length: int, one: Array, other: Array) -> int:
 
 
 @compiled
-def _cell(sketch: Array, key: np.uint64) -> np.uint64:
-    """Cell of a window in the sketch of 2-bit counters, four a byte."""
-    return ((key >> np.uint64(32)) * np.uint64(len(sketch) * 4)) >> np.uint64(32)
+def _counter(sketch: Array, key: np.uint64) -> tuple[int, np.uint8]:
+    """Byte and bit of a window's counter in the sketch of 2-bit counters, four a byte."""
+    cell = ((key >> np.uint64(32)) * np.uint64(len(sketch) * 4)) >> np.uint64(32)
+    return int(cell >> np.uint64(2)), np.uint8((cell & np.uint64(3)) << np.uint64(1))
 
 
 @compiled
-def count_windows(tokens: Array, offsets: Array, length: int, sketch: Array, one: Array, other: Array) -> None:
-    """Count each window's cell up to 2."""
-    for document in range(len(offsets) - 1):
-        number = _windows(tokens[offsets[document] : offsets[document + 1]], length, one, other)
-        for i in range(number):
-            cell = _cell(sketch, one[i])
-            shift = np.uint8((cell & np.uint64(3)) << np.uint64(1))
-            byte = sketch[np.int64(cell >> np.uint64(2))]
-            if (byte >> shift) & np.uint8(3) < 2:
-                sketch[np.int64(cell >> np.uint64(2))] = byte + np.uint8(np.uint8(1) << shift)
-
-
-@compiled
-def count_candidates(tokens: Array, offsets: Array, length: int, sketch: Array, one: Array, other: Array) -> int:
-    """How many windows are not alone in their cell; every repeated one is among them."""
+def count_windows(tokens: Array, offsets: Array, length: int, sketch: Array, one: Array, other: Array) -> int:
+    """Count each window up to 2; returns how many more of all windows so far are not alone in their counter."""
     candidates = 0
     for document in range(len(offsets) - 1):
         number = _windows(tokens[offsets[document] : offsets[document + 1]], length, one, other)
         for i in range(number):
-            cell = _cell(sketch, one[i])
-            candidates += (
-                sketch[np.int64(cell >> np.uint64(2))] >> np.uint8((cell & np.uint64(3)) << np.uint64(1))
-            ) & 2 != 0
+            byte, shift = _counter(sketch, one[i])
+            count = (sketch[byte] >> shift) & np.uint8(3)
+            if count < 2:
+                sketch[byte] += np.uint8(1) << shift
+            candidates += 2 if count == 1 else count >> 1
     return candidates
 
 
@@ -353,10 +282,9 @@ def mark_repeated(
         number = _windows(tokens[begin : offsets[document + 1]], length, one, other)
         for i in range(number):
             key = one[i]
-            if num_parts > 1 and key % np.uint64(num_parts) != np.uint64(part):
-                continue
-            cell = _cell(sketch, key)
-            if not (sketch[np.int64(cell >> np.uint64(2))] >> np.uint8((cell & np.uint64(3)) << np.uint64(1))) & 2:
+            byte, shift = _counter(sketch, key)
+            is_alone = (sketch[byte] >> shift) & np.uint8(3) < 2
+            if is_alone or (num_parts > 1 and key % np.uint64(num_parts) != np.uint64(part)):
                 continue
             here = start + begin + i
             slot = np.int64(((key >> np.uint64(32)) * capacity) >> np.uint64(32))

@@ -8,9 +8,10 @@ word n-grams at least the share `threshold` is repeated (DCLM, Li et al. 2024: n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from itertools import groupby
 from math import ceil, exp, lgamma, log
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,25 +25,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BLOCK_BITS = 512
-MOST_BITS = 21
-"""Bits of an item at the most; beyond 21 blocks of 512 bits gain nothing."""
+MOST_BITS = 21  # of an item; beyond, blocks of 512 bits gain nothing
 
 
-@dataclass
-class BloomFilter:
+class BloomFilter(NamedTuple):
     """A blocked Bloom filter of 64-bit hashes."""
 
-    words: np.ndarray
-    """uint64, 8 a block."""
-    num_bits: int
-    """Bits set for an item."""
-    num_items: int = 0
-    """Insertions so far, repetitions included."""
+    words: np.ndarray  # uint64, 8 a block
+    num_bits: int  # set for an item
 
 
 def false_positive_rate(items_per_block: float, num_bits: int) -> float:
-    """Of a blocked filter (Putze et al. 2007, equation 3): a block holds a Poisson number of items, and its own rate is
-    that of a small Bloom filter."""
+    """Of a blocked filter: a block is a small Bloom filter with a Poisson number of items (Putze 2007, equation 3)."""
     rate = 0.0
     most = int(items_per_block + 12 * items_per_block**0.5 + 20)
     for number in range(most + 1):
@@ -64,8 +58,7 @@ def filter_size(expected_items: int, false_positive: float) -> tuple[int, int]:
 
 
 def paragraph_filter(num_words: int, settings: Paragraphs) -> BloomFilter:
-    """An empty filter for a corpus of `num_words` words, earlier corpora included. Raises InputError when it takes more
-    memory than the recipe allows."""
+    """An empty filter for `num_words` words, earlier corpora included. Raises InputError above the recipe's memory."""
     max_items = num_words if settings.mode == "ngram" else num_words // settings.min_words
     num_blocks, num_bits = filter_size(max_items, settings.false_positive)
     needed = num_blocks * (BLOCK_BITS // 8)
@@ -116,26 +109,17 @@ def _judge(folded: list[str], bloom: BloomFilter, settings: Paragraphs, only_ins
     data, offsets = utf8(folded)
     repeated = np.zeros(sum(text.count("\n") + 1 for text in folded), dtype=bool)
     buffer = np.empty(longest(offsets), dtype=np.uint64)
-    ngram = settings.ngram if settings.mode == "ngram" else 0
-    threshold = settings.threshold if settings.mode == "ngram" else 1.0
-    bloom.num_items += judge_paragraphs(
-        data, offsets, bloom.words, bloom.num_bits, ngram, threshold, settings.min_words, buffer, only_insert, repeated
-    )
+    ngram, threshold = (settings.ngram, settings.threshold) if settings.mode == "ngram" else (0, 1.0)
+    judge_paragraphs(data, offsets, *bloom, ngram, threshold, settings.min_words, buffer, only_insert, repeated)
     return repeated
 
 
 def _spans(lines: list[str], marks: list[bool]) -> Iterator[tuple[int, int]]:
-    """Characters of the marked lines, joined where they follow each other; the last line takes the break before it."""
-    start = end = place = 0
-    for line, marked in zip(lines, marks, strict=True):
-        after = place + len(line) + 1
+    """Characters of the marked lines, joined where they follow each other, with the break after each; the last line of
+    the text takes the break before it."""
+    place, whole = 0, sum(map(len, lines)) + len(lines) - 1
+    for marked, run in groupby(zip(marks, lines, strict=True), key=itemgetter(0)):
+        after = place + sum(len(line) + 1 for _, line in run)
         if marked:
-            if end != place:
-                if end:
-                    yield start, end
-                start = place
-            end = after
+            yield (place if after <= whole else max(place - 1, 0)), min(after, whole)
         place = after
-    if end:
-        whole = place - 1
-        yield (start if end <= whole else max(start - 1, 0)), min(end, whole)

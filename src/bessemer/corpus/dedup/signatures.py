@@ -5,19 +5,18 @@ the 32-bit numbers (Broder 1997; multiply-shift of Dietzfelbinger 1997). Two tex
 their shingles' Jaccard similarity. Arithmetic modulo 2^32 vectorises to 8 or 16 lanes; the usual prime 2^61 - 1 does
 not.
 
-Files are read with pread into bounded buffers and never mapped, so that resident memory is what docs/dedup.md says.
+Files are read into bounded buffers and never mapped, so that resident memory is what docs/dedup.md says.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bessemer.recipe import Dedup
 
@@ -25,9 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SEED = 0x5EED
-
-JOINED_GAP = 1 << 14
-"""Bytes that are read and thrown away rather than beginning another read."""
+JOINED_GAP = 1 << 14  # bytes that are read and thrown away rather than beginning another read
 
 
 def num_hashes(settings: Dedup) -> int:
@@ -64,28 +61,18 @@ def shingle_set(text: np.ndarray, settings: Dedup, buffer: np.ndarray) -> np.nda
     return np.unique(buffer[:number])
 
 
-def compared(signed: np.ndarray) -> np.ndarray:
-    """Which rows of signatures belong to texts with a whole shingle."""
-    found: np.ndarray = (signed != np.uint32(0xFFFFFFFF)).any(axis=1)
-    return found
-
-
 def utf8(texts: Sequence[str] | pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Texts as one array of bytes and the places where each begins (int64, one more than texts)."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     array: Any = texts if isinstance(texts, pa.Array) else pa.array(texts, pa.large_string())
-    if array.type != pa.large_string():
-        array = array.cast(pa.large_string())
-    if array.null_count:
-        array = pc.fill_null(array, "")
+    array = pc.fill_null(array.cast(pa.large_string()), "")
+    if not len(array):
+        return np.zeros(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
     _, places, values = array.buffers()
     offsets = np.frombuffer(places, dtype=np.int64)[array.offset : array.offset + len(array) + 1]
-    if not len(offsets):
-        offsets = np.zeros(1, dtype=np.int64)
-    data = np.frombuffer(values, dtype=np.uint8) if values is not None and len(values) else np.zeros(0, dtype=np.uint8)
-    return data, offsets
+    return np.frombuffer(values or b"", dtype=np.uint8), offsets
 
 
 def longest(offsets: np.ndarray) -> int:
@@ -97,8 +84,7 @@ def longest(offsets: np.ndarray) -> int:
 def _permutations(number: int) -> tuple[np.ndarray, np.ndarray]:
     from bessemer.corpus.text.hashing import splitmix
 
-    values = np.empty(number, dtype=np.uint64)
-    splitmix(SEED, values)
+    values = splitmix(SEED, number)
     return (values >> np.uint64(32)).astype(np.uint32) | np.uint32(1), values.astype(np.uint32)
 
 
@@ -106,74 +92,49 @@ def _permutations(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Records:
-    """Arrays of one type, appended one after the other, read again by their number."""
+    """Arrays of one type in a file, appended one after the other, read again by their number. `close` leaves the file."""
 
-    def __init__(self, path: Path, dtype: np.dtype) -> None:
-        self.dtype = dtype
-        self._file = path.open("wb+", buffering=0)
+    def __init__(self, path: Path, dtype: npt.DTypeLike) -> None:
+        self.dtype = np.dtype(dtype)
+        self._file = path.open("wb+")
         self.num_values = 0
-
-    def __enter__(self) -> Records:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file; it stays."""
-        self._file.close()
+        self.close = self._file.close
 
     def append(self, values: np.ndarray) -> None:
         """Write values at the end."""
-        raw = np.ascontiguousarray(values, dtype=self.dtype).reshape(-1).view(np.uint8).data
-        while raw:
-            raw = raw[self._file.write(raw) :]
+        self.write(self.num_values, values)
         self.num_values += values.size
 
     def write(self, start: int, values: np.ndarray) -> None:
-        """Overwrite values from number `start` on."""
-        raw, offset = values.view(np.uint8).data, start * self.dtype.itemsize
-        while raw:
-            written = os.pwrite(self._file.fileno(), raw, offset)
-            raw, offset = raw[written:], offset + written
+        """Write values from number `start` on."""
+        self._file.seek(start * self.dtype.itemsize)
+        self._file.write(np.ascontiguousarray(values, dtype=self.dtype).reshape(-1).view(np.uint8).data)
 
     def range(self, start: int, count: int) -> np.ndarray:
         """`count` values from number `start` on."""
         values = np.empty(count, dtype=self.dtype)
-        self._read(values.view(np.uint8).data, start * self.dtype.itemsize)
+        self._file.seek(start * self.dtype.itemsize)
+        if self._file.readinto(values.view(np.uint8).data) < values.nbytes:
+            raise OSError(f"{self._file.name}: ends before value {start + count}; was it cut?")
         return values
 
     def gather(self, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Several ranges (starts ascending), one after the other; those that lie close are read together."""
-        size = self.dtype.itemsize
-        gathered = np.empty(int(counts.sum()), dtype=self.dtype)
-        gaps = (starts[1:] - starts[:-1] - counts[:-1]) * size
+        if not len(starts):
+            return np.empty(0, dtype=self.dtype)
+        parts = []
+        gaps = (starts[1:] - starts[:-1] - counts[:-1]) * self.dtype.itemsize
         breaks = np.concatenate([[0], np.flatnonzero(gaps > JOINED_GAP) + 1, [len(starts)]])
-        written = 0
         for first, last in zip(breaks[:-1].tolist(), breaks[1:].tolist(), strict=True):
-            if first == last:
-                continue
-            begin, end = int(starts[first]), int((starts[first:last] + counts[first:last]).max())
-            chosen = int(counts[first:last].sum())
-            if chosen == end - begin:
-                gathered[written : written + chosen] = self.range(begin, chosen)
-            else:
-                block = self.range(begin, end - begin)
-                gathered[written : written + chosen] = block[_places(starts[first:last] - begin, counts[first:last])]
-            written += chosen
-        return gathered
+            begin, sizes = int(starts[first]), counts[first:last]
+            block = self.range(begin, int((starts[first:last] + sizes).max()) - begin)
+            parts.append(block if len(block) == sizes.sum() else block[_places(starts[first:last] - begin, sizes)])
+        return np.concatenate(parts)
 
     def chunks(self, count: int) -> Iterator[np.ndarray]:
         """All values in order, at most `count` at one time."""
         for start in range(0, self.num_values, count):
             yield self.range(start, min(count, self.num_values - start))
-
-    def _read(self, into: memoryview, offset: int) -> None:
-        while into:
-            read = os.preadv(self._file.fileno(), [into], offset)
-            if not read:
-                raise OSError(f"{self._file.name}: ends before byte {offset + len(into)}; was it cut?")
-            into, offset = into[read:], offset + read
 
 
 def _places(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -188,8 +149,8 @@ class Signatures:
 
     def __init__(self, folder: Path, bands: int, rows: int) -> None:
         self.bands, self.rows, self.num_hashes = bands, rows, bands * rows
-        self.values = Records(folder / "signatures", np.dtype(np.uint32))
-        self.keys = [Records(folder / f"keys-{band:03d}", np.dtype(np.uint64)) for band in range(bands)]
+        self.values = Records(folder / "signatures", np.uint32)
+        self.keys = [Records(folder / f"keys-{band:03d}", np.uint64) for band in range(bands)]
 
     def append(self, signed: np.ndarray, salts: np.ndarray) -> None:
         """Documents' signatures; documents of different `salts` never share a bucket."""
@@ -204,9 +165,9 @@ class Signatures:
     def of(self, places: np.ndarray) -> np.ndarray:
         """Signatures of documents (any order, any number of times)."""
         unique, inverse = np.unique(places, return_inverse=True)
-        counts = np.full(len(unique), self.num_hashes)
-        found: np.ndarray = self.values.gather(unique.astype(np.int64) * self.num_hashes, counts)
-        return found.reshape(-1, self.num_hashes)[inverse]
+        found = self.values.gather(unique.astype(np.int64) * self.num_hashes, np.full(len(unique), self.num_hashes))
+        signed: np.ndarray = found.reshape(-1, self.num_hashes)[inverse]
+        return signed
 
     def close(self) -> None:
         """Close the files; the caller removes the folder."""
@@ -218,9 +179,10 @@ class ShingleSets:
     """The shingle sets of some documents, by row."""
 
     def __init__(self, path: Path, num_rows: int) -> None:
-        self.values = Records(path, np.dtype(np.uint64))
+        self.values = Records(path, np.uint64)
         self.starts = np.zeros(num_rows, dtype=np.int64)
         self.counts = np.zeros(num_rows, dtype=np.int32)
+        self.close = self.values.close
 
     def put(self, row: int, shingles: np.ndarray) -> None:
         """Keep the set of a row."""
@@ -238,7 +200,3 @@ class ShingleSets:
         wanted = self.counts[rows].astype(np.int64)
         starts = np.concatenate([[0], np.cumsum(wanted)])
         return (found[_places(begins[inverse], wanted)] if len(found) else found), starts
-
-    def close(self) -> None:
-        """Close the file; the caller removes the folder."""
-        self.values.close()

@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -29,25 +29,17 @@ from bessemer.recipe import Substrings
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CHUNK_TOKENS = 1 << 20
-"""Tokens read at one time; a longer document is read as a whole."""
-
-SLOT_BYTES = 24
-"""Bytes of a place in the table of first occurrences: two hashes and a position."""
-
-LOAD = 0.6
-"""Share of the table that is filled at the most."""
+CHUNK_TOKENS = 1 << 20  # read at one time; a longer document is read as a whole
+SLOT_BYTES = 24  # of a place in the table of first occurrences: two hashes and a position
+LOAD = 0.6  # share of the table that is filled at the most
 
 
-@dataclass
-class _Tokens:
+class _Tokens(NamedTuple):
     """All documents as tokens, on disk."""
 
     values: Records
-    marks: Records
-    """One byte a token: whether the window that begins there is repeated."""
-    ends: np.ndarray
-    """Number of tokens up to the end of each document."""
+    marks: Records  # one byte a token: whether the window that begins there is repeated
+    ends: np.ndarray  # number of tokens up to the end of each document
 
     def chunks(self) -> Iterator[tuple[int, int, np.ndarray]]:
         """Stretches of documents: the first and last token, and the documents' offsets within."""
@@ -71,8 +63,8 @@ def remove_substrings(
     scratch.mkdir(parents=True)
     try:
         with (
-            Records(scratch / "tokens", np.dtype(np.uint64 if settings.unit == "words" else np.uint8)) as values,
-            Records(scratch / "marks", np.dtype(np.uint8)) as marks,
+            closing(Records(scratch / "tokens", np.uint64 if settings.unit == "words" else np.uint8)) as values,
+            closing(Records(scratch / "marks", np.uint8)) as marks,
         ):
             tokens = _write(tables, settings, values, marks)
             _mark(tokens, settings)
@@ -104,19 +96,16 @@ def _write(tables: Tables, settings: Substrings, values: Records, marks: Records
 
 def _mark(tokens: _Tokens, settings: Substrings) -> None:
     """Mark every repeated window, in as many passes as the table of first occurrences needs."""
-    from bessemer.corpus.dedup.kernels import count_candidates, count_windows, mark_repeated
+    from bessemer.corpus.dedup.kernels import count_windows, mark_repeated
 
     memory, length = settings.max_memory_mib << 20, settings.min_tokens
     # A byte has four counters; sixteen for a window keep collisions to 6%, and half of the memory is the limit.
     sketch = np.zeros(min(max(tokens.values.num_values * 4, 1 << 10), memory // 2, 1 << 30), dtype=np.uint8)
     longest_chunk = max((end - start for start, end, _ in tokens.chunks()), default=0)
     one, other = np.empty(longest_chunk, dtype=np.uint64), np.empty(longest_chunk, dtype=np.uint64)
-    for start, end, offsets in tokens.chunks():
-        count_windows(tokens.values.range(start, end - start), offsets, length, sketch, one, other)
-        check_stop()
     candidates = 0
     for start, end, offsets in tokens.chunks():
-        candidates += count_candidates(tokens.values.range(start, end - start), offsets, length, sketch, one, other)
+        candidates += count_windows(tokens.values.range(start, end - start), offsets, length, sketch, one, other)
         check_stop()
     most = max(int(memory // 2 / SLOT_BYTES * LOAD), 1)
     num_parts = -(-candidates // most)
@@ -128,9 +117,8 @@ def _mark(tokens: _Tokens, settings: Substrings) -> None:
         used = 0
         for start, end, offsets in tokens.chunks():
             values, marks = tokens.values.range(start, end - start), tokens.marks.range(start, end - start)
-            table = (keys, others, places)
             used = mark_repeated(
-                values, offsets, start, length, sketch, part, num_parts, *table, used, one, other, marks
+                values, offsets, start, length, sketch, part, num_parts, keys, others, places, used, one, other, marks
             )
             tokens.marks.write(start, marks)
             check_stop()
@@ -180,12 +168,9 @@ def _characters(text: str, spans: list[tuple[int, int]]) -> tuple[tuple[int, int
     if text.isascii():
         return tuple(spans)
     raw = np.frombuffer(text.encode(), dtype=np.uint8)
-    begins = np.flatnonzero((raw & 0xC0) != 0x80)
-    found = []
-    for first, last in spans:
-        start, end = int(np.searchsorted(begins, first)), int(np.searchsorted(begins, last, side="right")) - 1
-        if last == len(raw):
-            end = len(begins)
-        if end > start:
-            found.append((start, end))
-    return tuple(found)
+    begins = np.append(np.flatnonzero((raw & 0xC0) != 0x80), len(raw))
+    starts, ends = np.array(spans).T
+    found = zip(
+        np.searchsorted(begins, starts).tolist(), (np.searchsorted(begins, ends, "right") - 1).tolist(), strict=True
+    )
+    return tuple((start, end) for start, end in found if end > start)

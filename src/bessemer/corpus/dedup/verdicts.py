@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from bessemer.errors import InputError
 from bessemer.recipe import Dedup
@@ -20,47 +20,7 @@ Tables: TypeAlias = "Callable[[Sequence[str]], Iterator[pa.Table]]"
 
 KEPT, EXACT, NEAR = 0, 1, 2
 
-HISTOGRAM_BINS = 40
-"""Bins of the Jaccard histogram: 0.025 each, so that the usual thresholds lie between two."""
-
-
-@dataclass(frozen=True)
-class DedupStatistics:
-    """Counts over all documents that were compared; those of earlier corpora are counted apart."""
-
-    documents: int = 0
-    earlier_documents: int = 0
-    removed: dict[str, int] = field(default_factory=dict)
-    """Documents removed, by method (exact, near)."""
-    removed_characters: dict[str, int] = field(default_factory=dict)
-    """Characters in them."""
-    removed_against: int = 0
-    """Of these, duplicates of an earlier corpus."""
-    clusters: dict[int, int] = field(default_factory=dict)
-    """How many groups of so many documents (the one that stays included) share one text, exactly or nearly."""
-    jaccard: list[int] = field(default_factory=lambda: [0] * HISTOGRAM_BINS)
-    """Near duplicates by their similarity to what stays: bin i holds 0.025 i to 0.025 (i + 1)."""
-    jaccard_is: str = "estimated"
-    """estimated (from signatures) or verified (from the texts' shingles)."""
-    min_jaccard: float = 0.0
-    """From which Jaccard on documents were linked; a removed one may be linked to what stays through others."""
-
-    def to_json(self) -> dict[str, Any]:
-        """For statistics.json."""
-        return {
-            "documents": self.documents,
-            "earlier_documents": self.earlier_documents,
-            "removed": self.removed,
-            "removed_characters": self.removed_characters,
-            "removed_against_earlier": self.removed_against,
-            "clusters": [{"documents": size, "clusters": self.clusters[size]} for size in sorted(self.clusters)],
-            "jaccard": [
-                {"from": round(number / HISTOGRAM_BINS, 3), "documents": count}
-                for number, count in enumerate(self.jaccard)
-            ],
-            "jaccard_is": self.jaccard_is,
-            "min_jaccard": self.min_jaccard,
-        }
+HISTOGRAM_BINS = 40  # of the Jaccard: 0.025 each, so that the usual thresholds lie between two
 
 
 @dataclass(frozen=True)
@@ -69,24 +29,17 @@ class Verdicts:
 
     identities: np.ndarray
     """16-byte strings (dtype S16): first those of this corpus, sorted; behind them, sorted, those of earlier ones."""
-    verdict: np.ndarray
-    """KEPT, EXACT or NEAR."""
-    keeper: np.ndarray
-    """Row of the document that stays instead; its own row for one that is kept."""
+    verdict: np.ndarray  # KEPT, EXACT or NEAR
+    keeper: np.ndarray  # row of the document that stays instead; its own row for one that is kept
     similarity: np.ndarray
     """Jaccard to the keeper (near duplicates; else 1), estimated, or the true one where it was verified."""
-    num_documents: int
-    """Rows of this corpus; keepers from this row on are of an earlier one."""
-    earlier: dict[int, str] = field(default_factory=dict)
-    """Corpus and path of the keepers of earlier corpora, by row."""
-    statistics: DedupStatistics = field(default_factory=DedupStatistics)
+    num_documents: int  # rows of this corpus; keepers from this row on are of an earlier one
+    earlier: dict[int, str] = field(default_factory=dict)  # corpus and path of the keepers of earlier corpora, by row
+    statistics: dict[str, Any] = field(default_factory=dict)  # for statistics.json, as `count_verdicts` gives them
 
     def rows(self, identities: Sequence[str]) -> np.ndarray:
         """Rows of documents of this corpus by their identity in hexadecimal."""
-        import numpy as np
-
-        rows: np.ndarray = np.searchsorted(self.identities[: self.num_documents], packed(identities))
-        return rows
+        return rows_of(self.identities[: self.num_documents], identities)
 
 
 def packed(identities: Sequence[str]) -> np.ndarray:
@@ -101,41 +54,50 @@ def identity_of(name: bytes) -> str:
     return name.ljust(16, b"\0").hex()
 
 
-def statistics(
-    verdict: np.ndarray,
-    keeper: np.ndarray,
-    similarity: np.ndarray,
-    characters: np.ndarray,
-    num_documents: int,
-    settings: Dedup,
-) -> DedupStatistics:
-    """Count; the first four by row, earlier corpora's documents included."""
+def rows_of(names: np.ndarray, identities: Sequence[str]) -> np.ndarray:
+    """Places of hexadecimal identities, all of which occur, among sorted 16-byte strings."""
     import numpy as np
 
-    removed = np.flatnonzero(verdict != KEPT)
-    near = np.flatnonzero(verdict == NEAR)
+    rows: np.ndarray = np.searchsorted(names, packed(identities))
+    return rows
+
+
+def count_verdicts(
+    verdict: np.ndarray, keeper: np.ndarray, similarity: np.ndarray, characters: np.ndarray, num_documents: int,
+    settings: Dedup,
+) -> dict[str, Any]:  # fmt: skip
+    """The counts for statistics.json; arrays by row, earlier corpora's documents included.
+
+    clusters: how many groups of so many documents (the kept one included) share one text, exactly or nearly. jaccard:
+    near duplicates by their similarity to the kept one, `estimated` from signatures or `verified` by shingles.
+    min_jaccard: from which documents were linked; a removed one may be linked to the kept one through others.
+    """
+    import numpy as np
+
+    removed = keeper[verdict != KEPT]
     of_each = {"exact": verdict == EXACT, "near": verdict == NEAR}
-    bins = np.minimum((similarity[near] * HISTOGRAM_BINS + 1e-6).astype(np.int64), HISTOGRAM_BINS - 1)
-    _, others = np.unique(keeper[removed], return_counts=True)
-    return DedupStatistics(
-        documents=num_documents,
-        earlier_documents=len(verdict) - num_documents,
-        removed={name: int(chosen.sum()) for name, chosen in of_each.items()},
-        removed_characters={name: int(characters[chosen].sum(dtype=np.int64)) for name, chosen in of_each.items()},
-        removed_against=int((keeper[removed] >= num_documents).sum()),
-        clusters=dict(Counter((others + 1).tolist())),
-        jaccard=np.bincount(bins, minlength=HISTOGRAM_BINS).tolist(),
-        jaccard_is="verified" if settings.verify else "estimated",
-        min_jaccard=settings.min_jaccard,
-    )
+    bins = np.minimum((similarity[of_each["near"]] * HISTOGRAM_BINS + 1e-6).astype(np.int64), HISTOGRAM_BINS - 1)
+    clusters = Counter((np.unique(removed, return_counts=True)[1] + 1).tolist())
+    return {
+        "documents": num_documents,
+        "earlier_documents": len(verdict) - num_documents,
+        "removed": {name: int(chosen.sum()) for name, chosen in of_each.items()},
+        "removed_characters": {name: int(characters[chosen].sum(dtype=np.int64)) for name, chosen in of_each.items()},
+        "removed_against_earlier": int((removed >= num_documents).sum()),
+        "clusters": [{"documents": size, "clusters": clusters[size]} for size in sorted(clusters)],
+        "jaccard": [
+            {"from": round(number / HISTOGRAM_BINS, 3), "documents": count}
+            for number, count in enumerate(np.bincount(bins, minlength=HISTOGRAM_BINS).tolist())
+        ],
+        "jaccard_is": "verified" if settings.verify else "estimated",
+        "min_jaccard": settings.min_jaccard,
+    }
 
 
-@dataclass(frozen=True)
-class Edit:
+class Edit(NamedTuple):
     """One document that lost something."""
 
-    row: int
-    """Its row in the table that comes with it."""
+    row: int  # in the table that comes with it
     removed: tuple[tuple[int, int], ...]
     """Characters [start, end) of the text as it was, ascending, apart from each other."""
 
@@ -147,12 +109,11 @@ class Edit:
 
 @dataclass
 class EditStatistics:
-    """Counts over the documents that went through."""
+    """Counts over the documents that went through, for statistics.json."""
 
     documents: int = 0
     edited: int = 0
-    emptied: int = 0
-    """Edited documents of which nothing but white space is left."""
+    emptied: int = 0  # edited, and nothing but white space is left
     spans: int = 0
     removed_characters: int = 0
 
@@ -164,10 +125,6 @@ class EditStatistics:
             self.spans += len(edit.removed)
             self.removed_characters += edit.removed_characters
             self.emptied += not table["text"][edit.row].as_py().strip()
-
-    def to_json(self) -> dict[str, Any]:
-        """For statistics.json."""
-        return dict(vars(self))
 
 
 def without(text: str, spans: Sequence[tuple[int, int]], mask: str = "") -> str:
@@ -183,44 +140,31 @@ def with_texts(table: pa.Table, texts: list[str]) -> pa.Table:
     """The table with other texts, and their lengths where it has a column of them."""
     import pyarrow as pa
 
-    columns: dict[str, Any] = {"text": pa.array(texts, table.schema.field("text").type)}
-    if "characters" in table.column_names:
-        columns["characters"] = pa.array([len(text) for text in texts], table.schema.field("characters").type)
-    for name, values in columns.items():
-        table = table.set_column(table.column_names.index(name), table.schema.field(name), values)
+    for name, values in {"text": texts, "characters": list(map(len, texts))}.items():
+        place = table.schema.get_field_index(name)
+        if place >= 0:
+            of = table.schema.field(place)
+            table = table.set_column(place, of, pa.array(values, of.type))
     return table
 
 
 def parquet_tables(paths: Sequence[Path]) -> Tables:
-    """The documents of Parquet files by row group, without rows that have a `reason` (rejected) or `counted`
-    (receipts). A missing `source` column is taken from a folder named source=NAME."""
+    """The documents of Parquet files by row group."""
 
     def read(columns: Sequence[str]) -> Iterator[pa.Table]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
         for path in paths:
-            named = next((part.removeprefix("source=") for part in path.parts if part.startswith("source=")), None)
             with pq.ParquetFile(path) as file:
-                there = set(file.schema_arrow.names)
-                marks = [name for name in ("reason", "counted") if name in there]
-                wanted = [name for name in columns if name in there]
+                wanted = [name for name in columns if name in file.schema_arrow.names]
                 for number in range(file.num_row_groups):
-                    table = file.read_row_group(number, columns=[*wanted, *(set(marks) - set(wanted))])
-                    for name in marks:
-                        table = table.filter(pc.is_null(table[name]))
-                    if "source" in columns and "source" not in there and named is not None:
-                        table = table.append_column("source", pa.array([named] * table.num_rows, pa.string()))
-                    if table.num_rows:
-                        yield table
+                    yield file.read_row_group(number, columns=wanted)
 
     return read
 
 
 def earlier_files(folder: str | Path) -> list[Path]:
-    """The Parquet files of an earlier corpus: a run folder, its corpus folder, or a folder of documents. Raises
-    InputError."""
+    """The Parquet files of a run folder, its corpus folder, or a folder of documents. Raises InputError."""
     root = Path(folder)
     for place in (root / "corpus" / "documents", root / "documents", root):
         found = sorted(place.glob("*.parquet"))

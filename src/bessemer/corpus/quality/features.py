@@ -14,28 +14,14 @@ from bessemer.corpus.text.hashing import BASE, Array, compiled, mix
 from bessemer.corpus.text.ngrams import folded_words
 from bessemer.corpus.text.statistics import STOP_WORDS, Statistics
 
-STATISTICS = {
-    "log_length": "logarithm of the characters that are read",
-    "mean_word_length": "characters in a word, on the average",
-    "letter_share": "letters among the characters other than white space",
-    "digit_share": "digits among them",
-    "punctuation_share": "punctuation marks among them",
-    "symbol_share": "other signs among them, such as $ + < |",
-    "uppercase_share": "capitals among the letters",
-    "space_share": "white space among all characters",
-    "stop_word_share": "Gopher's eight stop words among the words",
-    "unique_word_share": "distinct words among the first 256",
-    "log_line_length": "logarithm of the mean length of a line in characters",
-    "closed_line_share": "lines that end with an end mark",
-    "short_line_share": "lines of at most 30 characters",
-    "bullet_line_share": "lines that begin with a bullet",
-    "repeated_line_share": "lines that are repeated in the document",
-    "log_sentence_length": "logarithm of the words to a sentence's end mark",
-}
+STATISTICS = (
+    "log_length", "mean_word_length", "letter_share", "digit_share", "punctuation_share", "symbol_share",
+    "uppercase_share", "space_share", "stop_word_share", "unique_word_share", "log_line_length", "closed_line_share",
+    "short_line_share", "bullet_line_share", "repeated_line_share", "log_sentence_length",
+)  # fmt: skip
 """In their order in a row of `Features.statistics`. Stop words are English: for other languages the bag decides."""
 
-UNIQUE_WORDS = 256
-"""Distinct words are counted among so many from the beginning: over whole texts the share falls with the length."""
+UNIQUE_WORDS = 256  # among which distinct ones are counted: over whole texts the share falls with the length
 
 
 @dataclass(frozen=True)
@@ -78,6 +64,7 @@ def standardised(statistics: Array, centre: Array, spread: Array) -> Array:
 
 
 def _statistics(text: str, words: Array, spans: Array) -> tuple[float, ...]:
+    """The values of STATISTICS: logarithms of characters, and shares of visible characters, words and lines."""
     counts = Statistics(text)
     characters, lines, (num_lines, bullets, _) = counts.characters, counts.lines, counts.bullets_and_ellipses
     visible, num_words = max(characters.total - characters.white_space, 1), max(len(words), 1)
@@ -95,7 +82,7 @@ def _statistics(text: str, words: Array, spans: Array) -> tuple[float, ...]:
         len(set(first)) / max(len(first), 1),
         np.log1p(lines.characters / max(lines.total, 1)),
         lines.terminal / max(lines.total, 1),
-        lines.short / max(lines.total, 1),
+        counts.num_short_lines(30) / max(lines.total, 1),
         bullets / max(num_lines, 1),
         lines.duplicates / max(lines.total, 1),
         np.log1p(len(words) / (1 + characters.sentence_ends)),

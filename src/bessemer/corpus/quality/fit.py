@@ -19,14 +19,9 @@ from bessemer.corpus.text.ngrams import folded_words
 Vector = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-SHOWN = 30
-"""Words and pairs of words listed for each side."""
-
-MIN_SHARE = 0.005
-"""Buckets in fewer of the training documents are chance, however large their weight."""
-
-SEARCHED = 4000
-"""Documents searched for the words behind the buckets."""
+SHOWN = 30  # words and pairs of words listed for each side
+MIN_SHARE = 0.005  # buckets in fewer of the training documents are chance, however large their weight
+SEARCHED = 4000  # documents searched for the words behind the buckets
 
 
 @dataclass(frozen=True)
@@ -38,8 +33,7 @@ class Fit:
     bias: float
     statistic_weights: Vector
     bucket_weights: Vector
-    loss: float
-    """Mean logistic loss of the training documents in nats, without the penalty."""
+    loss: float  # mean logistic loss of the training documents in nats, without the penalty
     steps: int
     largest_gradient: float
 
@@ -47,8 +41,7 @@ class Fit:
 def minimise(
     objective: Callable[[Vector], tuple[float, Vector]], start: Vector, steps: int, tolerance: float = 1e-6
 ) -> OptimizeResult:
-    """The minimum of a smooth function, given as value and gradient, until no entry of the gradient is larger than
-    `tolerance`, or after `steps` steps."""
+    """The minimum of a function that returns value and gradient, to a largest entry of the gradient of `tolerance`."""
     options = {"maxiter": steps, "maxfun": 20 * steps, "gtol": tolerance, "ftol": 0.0, "maxls": 60}
     return minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
 
@@ -77,15 +70,9 @@ def fit(features: Features, high: Bools, l2: float, steps: int, statistics_scale
     bucket_weights = np.zeros(features.bag.shape[1])
     bucket_weights[used] = found.x[head:]
     return Fit(
-        centre,
-        spread,
-        float(found.x[0]),
-        statistics_scale * found.x[1:head],
-        bucket_weights,
-        _logistic_loss(matrix @ found.x, high)[0],
-        int(found.nit),
-        float(np.abs(found.jac).max()),
-    )
+        centre, spread, float(found.x[0]), statistics_scale * found.x[1:head], bucket_weights,
+        _logistic_loss(matrix @ found.x, high)[0], int(found.nit), float(np.abs(found.jac).max()),
+    )  # fmt: skip
 
 
 def platt(logits: Vector, high: Bools) -> tuple[float, float]:

@@ -9,38 +9,26 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
+from bessemer.corpus.fasttext_model import load_model
 from bessemer.corpus.quality.features import STATISTICS, extract, prefix, standardised
 from bessemer.errors import InputError
 from bessemer.recipe import Quality
 from bessemer.run import write_atomic, write_json
 
-FORMAT = 2
-"""Goes up when the same weights would give another score: with the words, the hash or the statistics."""
-
+FORMAT = 2  # goes up when the same weights would give another score: with the words, the hash or the statistics
 ARRAYS, DESCRIPTION = "model.npz", "model.json"
 ARRAY_NAMES = ("centre", "spread", "statistic_weights", "bucket_weights")
-
-MAX_BYTES = 1 << 28
-"""A model.npz that unpacks to more is refused: 2^24 buckets take 64 MiB."""
-
+MAX_BYTES = 1 << 28  # a model.npz that unpacks to more is refused: 2^24 buckets take 64 MiB
 TEXTS_AT_ONCE = 1000
+DIGITS = 6  # decimals of a score: what is beyond differs between processors, and no decision is to hang on it
 
-DIGITS = 6
-"""Decimals of a score: what is beyond differs between processors, and no decision is to hang on it."""
-
-
-class Classifier(Protocol):
-    """What scoring needs: a probability of being high for each text."""
-
-    def score(self, texts: Sequence[str]) -> npt.NDArray[np.float64]: ...
-
-    def describe(self) -> dict[str, Any]: ...
+Vector = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -49,16 +37,15 @@ class LinearModel:
 
     read_bytes: int
     hash_bits: int
-    centre: npt.NDArray[np.float64]
-    spread: npt.NDArray[np.float64]
+    centre: Vector
+    spread: Vector
     bias: float
-    statistic_weights: npt.NDArray[np.float64]
+    statistic_weights: Vector
     bucket_weights: npt.NDArray[np.float32]
     slope: float = 1.0
-    offset: float = 0.0
-    """Platt's: the score is expit(slope x logit + offset)."""
+    offset: float = 0.0  # Platt's: the score is expit(slope x logit + offset)
 
-    def logits(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
+    def logits(self, texts: Sequence[str]) -> Vector:
         """Logits before calibration, each summed in a fixed order, independent of the batch."""
         found, weights = [np.zeros(0)], self.bucket_weights.astype(np.float64)
         for first in range(0, len(texts), TEXTS_AT_ONCE):
@@ -67,7 +54,7 @@ class LinearModel:
             found.append(self.bias + statistics.sum(axis=1) + features.bag @ weights)
         return np.concatenate(found)
 
-    def score(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> Vector:
         """The probability that each text is high, were there as many high ones as low ones; DIGITS decimals."""
         return np.asarray(np.round(expit(self.slope * self.logits(texts) + self.offset), DIGITS), dtype=np.float64)
 
@@ -82,70 +69,58 @@ class LinearModel:
         raw = buffer.getvalue()
         write_atomic(folder / ARRAYS, raw)
         numbers = {name: value for name, value in values.items() if name not in ARRAY_NAMES}
-        digest = hashlib.sha256(raw).hexdigest()
-        statistics = {"statistics": list(STATISTICS)}
-        write_json(
-            folder / DESCRIPTION, {"format": FORMAT, "kind": "linear", **numbers, **statistics, "sha256": digest}
-        )
+        facts = {"statistics": list(STATISTICS), "sha256": hashlib.sha256(raw).hexdigest()}
+        write_json(folder / DESCRIPTION, {"format": FORMAT, "kind": "linear", **numbers, **facts})
 
     @classmethod
     def load(cls, folder: Path) -> LinearModel:
         """Read a saved model; `folder` may be a run folder. Nothing in the files is executed. Raises InputError."""
-        inner = folder / "corpus" / "quality"
-        folder = inner if (inner / DESCRIPTION).exists() else folder
-        what, arrays_file = f"corpus.quality.model: {folder / DESCRIPTION}", f"corpus.quality.model: {folder / ARRAYS}"
+        described_in = description_file(folder)
+        what = f"corpus.quality.model: {described_in}"
         try:
-            described: Any = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-            raw = (folder / ARRAYS).read_bytes()
+            described: Any = json.loads(described_in.read_text(encoding="utf-8"))
+            raw = described_in.with_name(ARRAYS).read_bytes()
         except ValueError as error:
             raise InputError(f"{what} is damaged: {error}") from None
         except OSError:
             raise InputError(
-                f"corpus.quality.model: {folder}: no {DESCRIPTION} with {ARRAYS} there; name a run folder whose "
+                f"corpus.quality.model: {described_in.parent}: no {DESCRIPTION} with {ARRAYS} there; name a run folder whose "
                 "corpus trained a classifier, or the folder of a saved one"
             ) from None
-        same = isinstance(described, dict) and described.get("format") == FORMAT
-        if not same or described.get("statistics") != list(STATISTICS):
+        is_known = isinstance(described, dict) and described.get("format") == FORMAT
+        if not is_known or described.get("statistics") != list(STATISTICS):
             raise InputError(f"{what} is not a linear model of format {FORMAT}; train it again with this version")
         if hashlib.sha256(raw).hexdigest() != described.get("sha256"):
-            raise InputError(f"{arrays_file} is damaged: its hash is not the one in {DESCRIPTION}")
+            raise InputError(f"{what}: {ARRAYS} is damaged: its hash is not the one in {DESCRIPTION}")
         try:
             with zipfile.ZipFile(io.BytesIO(raw)) as archive:
                 if sum(entry.file_size for entry in archive.infolist()) > MAX_BYTES:
-                    raise InputError(f"{arrays_file} unpacks to over {MAX_BYTES} bytes")
+                    raise InputError(f"{what}: {ARRAYS} unpacks to over {MAX_BYTES} bytes")
             with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
-                centre, spread, statistic_weights = (arrays[name].astype(np.float64) for name in ARRAY_NAMES[:3])
-                read_bytes, hash_bits = (int(described[name]) for name in ("read_bytes", "hash_bits"))
-                bias, slope, offset = (float(described[name]) for name in ("bias", "slope", "offset"))
-                bucket_weights = arrays["bucket_weights"].astype(np.float32)
-            model = cls(read_bytes, hash_bits, centre, spread, bias, statistic_weights, bucket_weights, slope, offset)
+                values: dict[str, Any] = {name: arrays[name].astype(np.float64) for name in ARRAY_NAMES}
+            values["bucket_weights"] = values["bucket_weights"].astype(np.float32)
+            values |= {name: int(described[name]) for name in ("read_bytes", "hash_bits")}
+            values |= {name: float(described[name]) for name in ("bias", "slope", "offset")}
         except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
             raise InputError(f"{what}: cannot be read as a model: {error}; train it again") from None
-        model._check(what)
-        return model
-
-    def _check(self, what: str) -> None:
-        values = vars(self)
         shapes = [values[name].shape for name in ARRAY_NAMES]
-        if shapes != [(len(STATISTICS),)] * 3 + [(1 << self.hash_bits,)] or not 8 <= self.hash_bits <= 24:
+        if shapes != [(len(STATISTICS),)] * 3 + [(1 << values["hash_bits"],)]:
             raise InputError(f"{what}: the arrays have the wrong shapes; train it again")
-        if not all(np.isfinite(value).all() for value in values.values()) or not (self.spread > 0).all():
+        if not all(np.isfinite(value).all() for value in values.values()) or not (values["spread"] > 0).all():
             raise InputError(f"{what}: a weight is not a finite number; train it again")
-        if self.read_bytes < 1:
-            raise InputError(f"{what}: read_bytes is {self.read_bytes}; train it again")
+        return cls(**values)
 
 
 @dataclass(frozen=True)
 class FastTextModel:
-    """A supervised fastText model, such as DCLM's; the score is the probability of one label. fastText parses the file
-    in C++: use only trusted files."""
+    """A supervised fastText model, such as DCLM's; the score is the probability of one label."""
 
     path: Path
     label: str
     read_bytes: int
     model: Any
 
-    def score(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
+    def score(self, texts: Sequence[str]) -> Vector:
         """The label's probability for each text, its line breaks read as spaces."""
         out = np.zeros(len(texts))
         for number, text in enumerate(texts):
@@ -162,24 +137,15 @@ class FastTextModel:
     @classmethod
     def load(cls, path: Path, label: str, read_bytes: int) -> FastTextModel:
         """Open a .bin or .ftz file. Raises InputError for what is none, or has not the label."""
-        try:
-            import fasttext
-        except ImportError:
-            raise InputError(
-                "corpus.quality.kind: a fastText model needs fasttext-predict; install it with: "
-                "pip install 'bessemer[corpus]'"
-            ) from None
-        if not path.is_file():
-            raise InputError(f"corpus.quality.model: {path}: no such file; name a fastText .bin or .ftz file")
-        try:
-            model = fasttext.load_model(str(path))
-            labels, _ = model.predict("the", k=-1, threshold=0.0)
-        except (ValueError, RuntimeError, MemoryError) as error:
-            raise InputError(f"corpus.quality.model: {path}: not a supervised fastText model: {error}") from None
+        model = load_model(str(path), "corpus.quality.model")
+        labels, _ = model.predict("the", k=-1, threshold=0.0)
         if label not in labels:
             shown = ", ".join(sorted(labels)[:8])
             raise InputError(f"corpus.quality.label: {path.name} has no label {label!r}; it has: {shown}")
         return cls(path, label, read_bytes, model)
+
+
+Classifier: TypeAlias = LinearModel | FastTextModel
 
 
 def open_model(settings: Quality) -> Classifier:
@@ -190,14 +156,18 @@ def open_model(settings: Quality) -> Classifier:
     return LinearModel.load(path)
 
 
+def description_file(folder: Path) -> Path:
+    """model.json of a run folder, or of the folder of a saved model."""
+    inner = folder / "corpus" / "quality" / DESCRIPTION
+    return inner if inner.exists() else folder / DESCRIPTION
+
+
 def fingerprint(settings: Quality) -> str:
     """The SHA-256 of the classifier that a recipe names, so that another one makes another corpus; "" for none."""
     if settings.model is None:
         return ""
     path = Path(settings.model).expanduser()
-    if settings.kind == "linear":
-        inner = path / "corpus" / "quality" / DESCRIPTION
-        path = inner if inner.exists() else path / DESCRIPTION
+    path = description_file(path) if settings.kind == "linear" else path
     if not path.is_file():
         return json.dumps(str(path))
     with open(path, "rb") as file:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.corpus.dedup import packed
+from bessemer.corpus.dedup.verdicts import packed, parquet_tables
 from bessemer.corpus.document import identity
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.files import File, find
@@ -34,11 +34,8 @@ if TYPE_CHECKING:
 Tables = Callable[[tuple[str, ...]], "Iterable[pa.Table]"]
 """Yields the clean documents as tables with these columns (of identity, source, text), in any order; called repeatedly."""
 
-MIN_DOCUMENTS = 50
-"""Documents required per side after deduplication: a tenth of fewer is too small a test set."""
-
+MIN_DOCUMENTS = 50  # required per side after deduplication: a tenth of fewer is too small a test set
 TRAIN, CALIBRATE, TEST = 0, 1, 2
-
 ROWS_AT_ONCE = 1000
 
 
@@ -46,23 +43,16 @@ ROWS_AT_ONCE = 1000
 class Labelled:
     """The sample, sorted by identity within each side, low documents first."""
 
-    texts: list[str]
-    """Of each what the classifier reads."""
+    texts: list[str]  # of each what the classifier reads
     high: npt.NDArray[np.bool_]
-    part: npt.NDArray[np.int8]
-    """TRAIN, CALIBRATE or TEST."""
-    there: dict[str, int]
-    """Documents that each entry of high and low has."""
-    duplicates: int
-    """Documents left out because their text is repeated in the sample or on the other side."""
+    part: npt.NDArray[np.int8]  # TRAIN, CALIBRATE or TEST
+    there: dict[str, int]  # documents that each entry of high and low has
+    duplicates: int  # documents left out because their text is repeated in the sample or on the other side
 
-    def rows(self, part: int) -> npt.NDArray[np.int64]:
-        """The documents of a part."""
-        return np.flatnonzero(self.part == part)
-
-    def part_texts(self, part: int) -> list[str]:
-        """Their texts."""
-        return [self.texts[row] for row in self.rows(part).tolist()]
+    def of(self, part: int) -> tuple[list[str], npt.NDArray[np.bool_]]:
+        """The texts of a part, and which of them are high."""
+        rows = np.flatnonzero(self.part == part)
+        return [self.texts[row] for row in rows.tolist()], self.high[rows]
 
 
 def uniforms(identities: npt.NDArray[np.bytes_], purpose: str, seed: int) -> npt.NDArray[np.float64]:
@@ -71,8 +61,7 @@ def uniforms(identities: npt.NDArray[np.bytes_], purpose: str, seed: int) -> npt
 
 
 def keys(identities: npt.NDArray[np.bytes_], purpose: str, seed: int) -> npt.NDArray[np.uint64]:
-    """64 random bits for each identity: SplitMix64's finaliser over its two halves and the purpose (Steele et al.
-    2014)."""
+    """64 random bits for each identity: SplitMix64's finaliser over its halves and the purpose (Steele 2014)."""
     salt = int.from_bytes(hashlib.blake2b(f"quality {purpose} {seed}".encode(), digest_size=8).digest(), "little")
     halves = np.frombuffer(np.ascontiguousarray(identities).tobytes(), dtype="<u8").reshape(-1, 2)
     return _mixed(halves[:, 0] ^ _mixed(halves[:, 1] + np.uint64(salt)))
@@ -85,8 +74,7 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def draw(settings: Quality, sources: tuple[str, ...], tables: Tables) -> Labelled:
-    """Draw equally many documents of each side, at most `settings.documents`. Raises InputError for an entry that is
-    neither source nor path, and for too few documents."""
+    """Draw equally many documents of each side. Raises InputError for an unknown entry, and too few documents."""
     sides = {**dict.fromkeys(settings.low, False), **dict.fromkeys(settings.high, True)}
     outside = [entry for entry in sides if entry not in sources]
     chosen = {high: np.zeros(0, dtype="S16") for high in (False, True)}
@@ -185,32 +173,26 @@ def _documents(entry: str) -> Path:
 
 
 def _examples(entry: str) -> Iterator[pa.Table]:
-    """The examples of an entry that is no source, as tables with identity, source (the entry) and text. What cannot be
-    read as a text is left out: an example that is missing costs one."""
+    """The examples of an entry that is no source (identity, text, source), without what cannot be read as a text."""
     import pyarrow as pa
 
-    rows = _of_run(entry) if _documents(entry).is_dir() else _of_files(entry)
-    while some := list(islice(rows, ROWS_AT_ONCE)):
-        identities, texts = zip(*some, strict=True)
-        yield pa.table({"identity": identities, "source": [entry] * len(identities), "text": texts})
+    for table in _of_run(entry) if _documents(entry).is_dir() else _of_files(entry):
+        yield table.append_column("source", pa.array([entry] * table.num_rows, pa.string()))
 
 
-def _of_run(entry: str) -> Iterator[tuple[str, str]]:
-    """The documents of a run, by their identities."""
+def _of_run(entry: str) -> Iterator[pa.Table]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    for path in example_files(entry):
-        try:
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(ROWS_AT_ONCE, columns=["identity", "text"]):
-                    yield from zip(batch["identity"].to_pylist(), batch["text"].to_pylist(), strict=True)
-        except pa.ArrowInvalid as error:
-            raise InputError(f"corpus.quality: {path}: not readable as documents of a run: {error}") from None
+    try:
+        yield from parquet_tables(example_files(entry))(("identity", "text"))
+    except pa.ArrowInvalid as error:
+        raise InputError(f"corpus.quality: {entry}: not readable as documents of a run: {error}") from None
 
 
-def _of_files(entry: str) -> Iterator[tuple[str, str]]:
+def _of_files(entry: str) -> Iterator[pa.Table]:
     """The texts of files, with identities by path and place."""
+    import pyarrow as pa
+
     (source, found), root = _find(entry), Path(entry).expanduser().name
     with tempfile.TemporaryDirectory() as spool:
         try:
@@ -218,8 +200,12 @@ def _of_files(entry: str) -> Iterator[tuple[str, str]]:
         except InputError as error:
             reason = str(error).removeprefix(f"corpus.sources.{source.name}: ").partition("; set text_key")[0]
             raise InputError(f"corpus.quality: {entry}: {reason}") from None
-        for unit in units:
-            for piece, record in read(unit, Rules()):
-                text = record.text.encode("utf-8", "replace").decode()  # half of a surrogate pair, written as an escape
-                if record.reason is None and text:
-                    yield identity(root, piece.name, record.key), text
+        records = ((piece, record) for unit in units for piece, record in read(unit, Rules()))
+        rows = (
+            # Half of a surrogate pair, written as an escape, is replaced.
+            (identity(root, piece.name, record.key), record.text.encode("utf-8", "replace").decode())
+            for piece, record in records
+            if record.reason is None and record.text
+        )
+        while some := list(islice(rows, ROWS_AT_ONCE)):
+            yield pa.table(dict(zip(("identity", "text"), zip(*some, strict=True), strict=True)))

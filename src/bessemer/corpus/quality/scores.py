@@ -13,6 +13,7 @@ from bessemer.recipe import Quality
 Scores = npt.NDArray[np.float32]
 Names = npt.NDArray[np.bytes_]
 Bools = npt.NDArray[np.bool_]
+Vector = npt.NDArray[np.float64]
 
 
 def stays(settings: Quality, scores: Scores, identities: Names, judged: Bools) -> tuple[Bools, str]:
@@ -32,21 +33,17 @@ def stays(settings: Quality, scores: Scores, identities: Names, judged: Bools) -
         threshold = 0.5 if settings.threshold is None else settings.threshold
         return keep | (scores.astype(np.float64) >= np.float32(threshold)), f"threshold {threshold:g}"
     if settings.use == "pareto":
-        by_chance = pareto(uniforms(identities, "pareto", settings.seed), settings.alpha) > 1.0 - scores
+        # Lomax draws, as of numpy.random.pareto: GPT-3 keeps a document when one exceeds 1 - its score (Brown et al. 2020,
+        # appendix A).
+        drawn = uniforms(identities, "pareto", settings.seed) ** (-1.0 / settings.alpha) - 1.0
+        by_chance = drawn > 1.0 - scores
         return keep | by_chance, f"Pareto draw, alpha {settings.alpha:g}"
     return np.ones(len(scores), dtype=np.bool_), ""
 
 
-def pareto(chance: npt.NDArray[np.float64], alpha: float) -> npt.NDArray[np.float64]:
-    """Lomax draws, as of numpy.random.pareto(alpha), from uniform numbers in (0, 1). GPT-3 keeps a document when a draw
-    with alpha 9 exceeds 1 - its score (Brown et al. 2020, appendix A)."""
-    drawn: npt.NDArray[np.float64] = chance ** (-1.0 / alpha) - 1.0
-    return drawn
-
-
-def pareto_share(scores: npt.NDArray[np.float64], alpha: float) -> npt.NDArray[np.float64]:
+def pareto_share(scores: Vector, alpha: float) -> Vector:
     """The probability that a document with this score is kept: P(X > 1 - s) = (2 - s)^-alpha."""
-    share: npt.NDArray[np.float64] = (2.0 - scores) ** -alpha
+    share: Vector = (2.0 - scores) ** -alpha
     return share
 
 
@@ -64,13 +61,11 @@ def bands(
 
 # --- Metrics
 
-BINS = 10
-"""Equally wide, for the reliability table and the calibration error (Guo et al. 2017, section 2)."""
-
+BINS = 10  # for the reliability table and the calibration error (Guo et al. 2017, section 2)
 HISTOGRAM_BINS = 20
 
 
-def held_out(scores: npt.NDArray[np.float64], high: npt.NDArray[np.bool_]) -> dict[str, Any]:
+def held_out(scores: Vector, high: Bools) -> dict[str, Any]:
     """The figures of quality.json: at the limit 0.5 accuracy, precision, recall and F1 of `high`; ROC AUC, log loss
     in nats, Brier score, expected calibration error (Naeini et al. 2015), and the reliability table."""
     claimed = scores >= 0.5
@@ -93,7 +88,7 @@ def held_out(scores: npt.NDArray[np.float64], high: npt.NDArray[np.bool_]) -> di
     }
 
 
-def roc_auc(scores: npt.NDArray[np.float64], high: npt.NDArray[np.bool_]) -> float:
+def roc_auc(scores: Vector, high: Bools) -> float:
     """Area under the ROC curve (Mann and Whitney 1947); NaN with one class only."""
     num_high, num_low = int(high.sum()), int((~high).sum())
     if not num_high or not num_low:
@@ -103,7 +98,7 @@ def roc_auc(scores: npt.NDArray[np.float64], high: npt.NDArray[np.bool_]) -> flo
     return float((ranks[place][high].sum() - num_high * (num_high + 1) / 2) / (num_high * num_low))
 
 
-def reliability(scores: npt.NDArray[np.float64], high: npt.NDArray[np.bool_]) -> list[dict[str, float]]:
+def reliability(scores: Vector, high: Bools) -> list[dict[str, float]]:
     """For each tenth of the scores: how many documents, their mean score, and the share of them that is high."""
     bins = bin_of(scores, BINS)
     counts = np.bincount(bins, minlength=BINS)

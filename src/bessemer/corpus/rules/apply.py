@@ -7,8 +7,10 @@ fineweb, on the remaining lines; adult; toxic; and, when lines were removed, the
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from bessemer.corpus.extract import code_points
+from bessemer.corpus.rules.lists import judge_flagged
 from bessemer.corpus.rules.table import Finding, RulesVerdict, against, check
 from bessemer.errors import InputError
 from bessemer.recipe import Rules
@@ -31,8 +33,6 @@ def apply(text: str, rules: Rules, language: str = "en") -> RulesVerdict:
     edited, finding = (text, None) if all(getattr(rules, name) is None for name in COUNTING) else _count(text, rules)
     for name in ("adult", "toxic"):
         if finding is None and getattr(rules, name) is not None:
-            from bessemer.corpus.rules.lists import judge_flagged
-
             finding = judge_flagged(edited, name, getattr(rules, name), language)
     if finding is None and edited != text:
         if not edited or edited.isspace():
@@ -49,18 +49,16 @@ def _count(text: str, rules: Rules) -> tuple[str, Finding | None]:
         from bessemer.corpus.text.statistics import Statistics
     except ImportError as error:
         raise InputError(
-            f"corpus.rules: the sets of rules are compiled with Numba, which cannot be used here ({error}); "
-            "pip install 'bessemer[corpus]', or leave the sets out"
+            f"corpus.rules: the sets of rules need Numba ({error}); pip install 'bessemer[corpus]'"
         ) from None
+    edits: dict[str, Any] = {"refinedweb": edit_refinedweb, "c4": edit_c4}
     statistics, finding = Statistics(text), None
     for name in COUNTING:
         settings = getattr(rules, name)
         if settings is None:
             continue
-        if name == "refinedweb":
-            statistics, finding = edit_refinedweb(statistics, settings)
-        elif name == "c4":
-            statistics, finding = edit_c4(statistics, settings)
+        if name in edits:
+            statistics, finding = edits[name](statistics, settings)
         else:
             finding = check(name, statistics, settings)
         if finding is not None:
@@ -75,12 +73,8 @@ def _count(text: str, rules: Rules) -> tuple[str, Finding | None]:
 LONG_LINE = 1000.0
 """Mean line in characters from which a document could be minified code or a dump of data: prose seldom has such
 paragraphs, but JSONL often has whole documents on one line."""
-
+LONG_WORD = 40  # ASCII characters: longer than words, shorter than base64, hashes and minified statements
 CODE_SIGNS = '{}[]()<>=;:_$|\\&#*+/^~@%"`0123456789'
-
-LONG_WORD = 40
-"""ASCII characters without white space: longer than words, shorter than base64, hashes and minified statements."""
-
 MAX_DATA_SHARE = 0.3
 """Above this `data_share` long lines are code or data. docs/rules.md has the measurement: prose of 100 languages has
 less (99.4% of the pages), minified code and dumps have more (99% of the files); few lie between 0.25 and 0.3."""
@@ -136,7 +130,7 @@ def alphanumeric_share(text: str) -> float:
         return (len(raw) - others) / max(visible, 1)
     import numpy as np
 
-    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    codes = code_points(text)
     _, alphanumeric, space = np.bincount(_classes()[codes], minlength=3)
     return float(alphanumeric / max(len(codes) - space, 1))
 

@@ -20,11 +20,9 @@ COUNTED = (
 )  # fmt: skip
 COUNTER = re.compile(rf"\W{{0,20}}\d[\d,.]{{0,20}}[kmb]?\s{{1,20}}(?:{'|'.join(COUNTED)})\W{{0,20}}")
 MAX_COUNTER_CHARACTERS = 100
-SHORT_LINE_WORDS, SHORT_LINE_CHARACTERS = 10, 1000
-"""Phrases are removed from lines of at most so many words and characters."""
+SHORT_LINE_WORDS, SHORT_LINE_CHARACTERS = 10, 1000  # of lines from which phrases are removed
 
-HEADER_LINES = 200
-"""Lines of a comment at the top that are looked at."""
+HEADER_LINES = 200  # of a comment at the top are looked at
 LINE_COMMENTS = ("#", "//", "--", ";", "%", "!", "dnl ")
 BLOCK_COMMENTS = (("/*", "*/"), ("<!--", "-->"), ("(*", "*)"), ("{-", "-}"))
 LICENCE = re.compile(r"copyright|licen[sc]e|spdx-|\(c\)|all rights reserved")
@@ -133,9 +131,7 @@ def strip_licence(text: str) -> str:
     """
     every = text.split("\n", HEADER_LINES)
     head = every[:HEADER_LINES]
-    first = 0
-    while first < len(head) and (not head[first].strip() or KEPT.match(head[first])):
-        first += 1
+    first = next((at for at, line in enumerate(head) if line.strip() and not KEPT.match(line)), len(head))
     end = _comment_end(head, first)
     if end <= first or not LICENCE.search("\n".join(head[first:end]).lower()):
         return text

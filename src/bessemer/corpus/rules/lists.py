@@ -10,29 +10,24 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
+from bessemer.corpus.fasttext_model import load_model
 from bessemer.corpus.rules.table import Finding, against
 from bessemer.errors import InputError
 from bessemer.recipe.rules import Flagged, RefinedWeb
 
-MAX_URL_CHARACTERS = 8192
-"""Characters of a URL that are looked at."""
+MAX_URL_CHARACTERS = 8192  # of a URL are looked at
 OTHERS = re.compile(r"[^a-z0-9]+")
 WORD = re.compile(r"\w+")
-UNSPACED = ("ja", "th", "zh")
-"""Languages without spaces between words: entries are looked for anywhere."""
-NOT_ALONE = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}
-"""Entries that are part of common words; datatrove leaves out the same (c4_filters.py)."""
-MAX_CLASSIFIED_CHARACTERS = 100_000
-"""Characters of a text that a classifier reads: a model of bags of words has seen enough."""
+UNSPACED = ("ja", "th", "zh")  # languages without spaces between words: entries are looked for anywhere
+NOT_ALONE = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}  # parts of common words, as datatrove (c4_filters.py)
+MAX_CLASSIFIED_CHARACTERS = 100_000  # are read by a classifier: a model of bags of words has seen enough
 
 
 @cache
 def entries(path: str, key: str) -> frozenset[str]:
-    """Entries of a file (lines, or one JSON list), trimmed, in lower case; # begins a comment line. Raises InputError
-    with `key`."""
+    """Entries of a file (lines but # comments, or a JSON list), trimmed, in lower case. Raises InputError with `key`."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
         found = json.loads(text) if path.endswith(".json") else [line for line in text.splitlines() if line[:1] != "#"]
@@ -62,31 +57,26 @@ def judge_url(url: str, settings: RefinedWeb) -> Finding | None:
     those removed, so that c-a-s-i-n-o matches. Case is ignored. Raises InputError for an unreadable list.
     """
     small = url[:MAX_URL_CHARACTERS].lower()
-    key = "corpus.rules.refinedweb"
-    if settings.domains is not None:
-        listed = entries(settings.domains, f"{key}.domains")
-        labels = _host(small).split(".")
-        for first in range(len(labels) - 1):
-            if ".".join(labels[first:]) in listed:
-                return Finding("refinedweb.domain", ".".join(labels[first:]))
-    if settings.urls is not None:
-        listed = entries(settings.urls, f"{key}.urls")
-        if small in listed or small.rstrip("/") in listed or small.partition("://")[2].rstrip("/") in listed:
-            return Finding("refinedweb.url", small)
     words = set(OTHERS.split(small))
-    if settings.url_words is not None:
-        hard = words & entries(settings.url_words, f"{key}.url_words")
-        if hard:
-            return Finding("refinedweb.url_word", min(hard))
-    if settings.url_soft_words is not None:
-        soft = words & entries(settings.url_soft_words, f"{key}.url_soft_words")
-        if len(soft) >= settings.min_url_soft_words:
-            return Finding("refinedweb.url_soft_words", ", ".join(sorted(soft)))
-    if settings.url_substrings is not None:
-        joined = OTHERS.sub("", small)
-        found = next((part for part in _substrings(settings.url_substrings) if part in joined), None)
-        if found:
-            return Finding("refinedweb.url_substring", found)
+
+    def listed(key: str) -> frozenset[str]:
+        path = getattr(settings, key)
+        return frozenset() if path is None else entries(path, f"corpus.rules.refinedweb.{key}")
+
+    if domains := listed("domains"):
+        labels = _host(small).split(".")
+        above = (".".join(labels[first:]) for first in range(len(labels) - 1))
+        if found := next((domain for domain in above if domain in domains), None):
+            return Finding("refinedweb.domain", found)
+    if listed("urls") & {small, small.rstrip("/"), small.partition("://")[2].rstrip("/")}:
+        return Finding("refinedweb.url", small)
+    if hard := words & listed("url_words"):
+        return Finding("refinedweb.url_word", min(hard))
+    if len(soft := words & listed("url_soft_words")) >= settings.min_url_soft_words:
+        return Finding("refinedweb.url_soft_words", ", ".join(sorted(soft)))
+    joined = OTHERS.sub("", small)
+    if found := next((part for part in _substrings(listed("url_substrings")) if part in joined), None):
+        return Finding("refinedweb.url_substring", found)
     return None
 
 
@@ -98,41 +88,35 @@ def _host(url: str) -> str:
 
 
 @cache
-def _substrings(path: str) -> tuple[str, ...]:
+def _substrings(listed: frozenset[str]) -> tuple[str, ...]:
     """The listed strings as they are looked for; sorted, so that the reason is the same in every run."""
-    listed = entries(path, "corpus.rules.refinedweb.url_substrings")
     return tuple(sorted({OTHERS.sub("", entry) for entry in listed} - {""}))
 
 
 def judge_flagged(text: str, name: str, settings: Flagged, language: str) -> Finding | None:
     """`name` is the set, adult or toxic; a language without a list is judged by the classifier alone."""
-    if settings.path is not None:
-        finding = _judge_words(text, name, settings, settings.path, language)
-        if finding is not None:
-            return finding
+    key = f"corpus.rules.{name}"
+    file = None if settings.path is None else language_file(settings.path, language, f"{key}.path")
+    if file is not None:
+        number, total = _count_flagged(text, file, f"{key}.path", language)
+        if number > settings.max_words and number / total > settings.max_share:
+            share = against(number / total, settings.max_share, 4)
+            return Finding(f"{name}.words", f"{number} flagged words, {share} of the text")
     if settings.classifier is not None:
-        score = _score(settings.classifier, settings.label or "", name, text)
+        score = _score(settings.classifier, settings.label or "", f"{key}.classifier", text)
         if score > settings.threshold:
             return Finding(f"{name}.classifier", f"score {against(score, settings.threshold)}")
     return None
 
 
-def _judge_words(text: str, name: str, settings: Flagged, path: str, language: str) -> Finding | None:
-    key = f"corpus.rules.{name}.path"
-    file = language_file(path, language, key)
-    if file is None:
-        return None
+def _count_flagged(text: str, file: str, key: str, language: str) -> tuple[int, int]:
+    """Flagged words and all words; characters in languages without spaces."""
     small = text.lower()
     if language in UNSPACED:
         listed = entries(file, key) - NOT_ALONE.get(language, set())
-        number, total = sum(small.count(entry) for entry in listed), max(len(text), 1)
-    else:
-        words = WORD.findall(small)
-        number, total = _count(words, _phrases(file, key)), max(len(words), 1)
-    if number > settings.max_words and number / total > settings.max_share:
-        share = against(number / total, settings.max_share, 4)
-        return Finding(f"{name}.words", f"{number} flagged words, {share} of the text")
-    return None
+        return sum(small.count(entry) for entry in listed), max(len(text), 1)
+    words = WORD.findall(small)
+    return _count(words, _phrases(file, key)), max(len(words), 1)
 
 
 @cache
@@ -160,22 +144,9 @@ def _count(words: list[str], phrases: dict[str, set[tuple[str, ...]]]) -> int:
     return number
 
 
-@cache
-def _model(path: str, name: str) -> Any:
-    key = f"corpus.rules.{name}.classifier"
-    try:
-        import fasttext
-    except ImportError:
-        raise InputError(f"{key}: fastText is not installed; pip install 'bessemer[corpus]'") from None
-    try:
-        return fasttext.load_model(path)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"{key}: {path} cannot be loaded as a fastText model: {error}") from None
-
-
-def _score(path: str, label: str, name: str, text: str) -> float:
+def _score(path: str, label: str, key: str, text: str) -> float:
     """The model's probability of the label; 0 when it does not give one."""
     line = " ".join(text[:MAX_CLASSIFIED_CHARACTERS].split())
-    labels, scores = _model(path, name).predict(line, k=-1)
+    labels, scores = load_model(path, key).predict(line, k=-1)
     wanted = {label, f"__label__{label}"}
     return float(sum(score for found, score in zip(labels, scores, strict=True) if found in wanted))

@@ -14,12 +14,10 @@ from numba import njit
 Array = npt.NDArray[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-FNV_OFFSET, FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
-"""FNV-1a with 64 bits (RFC 9923)."""
+FNV_OFFSET, FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a with 64 bits (RFC 9923)
 
+# Base of the polynomial over words and of SplitMix64: odd, so that no bit of a word's hash is shifted out
 BASE = np.uint64(0x9E3779B97F4A7C15)
-"""Base of the polynomial over words and of SplitMix64: odd, so that no bit of a word's hash is shifted out."""
-
 MULTIPLIER, SHIFT, ONE = np.uint64(0xFF51AFD7ED558CCD), np.uint64(32), np.uint64(1)
 SPACE, NEWLINE = np.uint8(32), np.uint8(10)
 
@@ -49,13 +47,10 @@ def mix(value: np.uint64) -> np.uint64:
     return value ^ (value >> np.uint64(33))
 
 
-@compiled
-def splitmix(seed: int, values: Array) -> None:
-    """Fill `values` with pseudo-random 64-bit numbers that no version of a library can change (Steele 2014)."""
-    state = np.uint64(seed)
-    for i in range(len(values)):
-        state += BASE
-        values[i] = mix(state)
+def splitmix(seed: int, count: int) -> Array:
+    """Pseudo-random 64-bit numbers that no version of a library can change (Steele 2014)."""
+    states = [(seed + int(BASE) * number) % (1 << 64) for number in range(1, count + 1)]
+    return np.array([mix(np.uint64(state)) for state in states], np.uint64)
 
 
 @compiled
@@ -105,8 +100,7 @@ def hash_characters(text: Array, tokens: Array) -> int:
 
 @compiled
 def hash_ngrams(tokens: Array, number: int, length: int, ngrams: Array) -> int:
-    """Hash every run of `length` of the first `number` tokens (Karp and Rabin 1987, modulo 2^64, then mixed); returns
-    how many there are. `ngrams` may be `tokens`."""
+    """Hash every run of `length` tokens (Karp and Rabin 1987, modulo 2^64, then mixed); `ngrams` may be `tokens`."""
     if number < length:
         return 0
     drop, value = ONE, np.uint64(0)

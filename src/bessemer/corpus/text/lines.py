@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from bessemer.corpus.text.characters import (
-    ALPHANUMERIC,
-    BASE64,
-    HEXADECIMAL,
-    LINE_END,
-    NUMERIC,
-    SPACE,
-    TERMINAL,
-    UPPER,
-)  # fmt: skip
+from bessemer.corpus.text import characters as kinds
 from bessemer.corpus.text.hashing import Array, compiled, find_slot, hash_span, hash_table
 
 ESCAPE = 6  # characters of a \uXXXX
-MIN_DATA_LINE = 40
-"""Characters of a line of base64: PEM has 64, MIME 76. Shorter lines are lists of words."""
+MIN_DATA_LINE = 40  # characters of a line of base64: PEM has 64, MIME 76; shorter lines are lists of words
 
 
 @compiled
@@ -41,7 +31,7 @@ def find_lines(codes: Array, bits: Array, every_end: bool) -> tuple[Array, Array
     starts, ends = np.empty(len(codes) + 1, np.int32), np.empty(len(codes) + 1, np.int32)
     count, start, i = 0, 0, 0
     while i < len(codes):
-        if codes[i] == 10 or (every_end and bits[codes[i]] & LINE_END):
+        if codes[i] == 10 or (every_end and bits[codes[i]] & kinds.LINE_END):
             starts[count], ends[count] = start, i
             count += 1
             if every_end and codes[i] == 13 and i + 1 < len(codes) and codes[i + 1] == 10:
@@ -75,9 +65,9 @@ def find_blocks(codes: Array, min_line_feeds: int, first: int, last: int) -> tup
 @compiled
 def trim(codes: Array, bits: Array, first: int, last: int) -> tuple[int, int]:
     """The span without white space at both ends."""
-    while first < last and bits[codes[first]] & SPACE:
+    while first < last and bits[codes[first]] & kinds.SPACE:
         first += 1
-    while last > first and bits[codes[last - 1]] & SPACE:
+    while last > first and bits[codes[last - 1]] & kinds.SPACE:
         last -= 1
     return first, last
 
@@ -110,19 +100,18 @@ def count_duplicates(codes: Array, starts: Array, ends: Array) -> tuple[int, int
 
 
 @compiled
-def line_ends(codes: Array, bits: Array, starts: Array, ends: Array, short: int) -> Array:
-    """Of non-blank lines, how many: end in terminal punctuation as they stand; have at most `short` characters; end in
-    . ? ! \" or ' once trimmed; and the longest line's characters and the characters of all."""
-    found = np.zeros(5, np.int64)
+def measure_lines(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[int, int, int, int]:
+    """Of non-blank lines: characters of the longest and of all; how many end in terminal punctuation as they stand, and
+    in . ? ! \" or ' once trimmed."""
+    longest, characters, terminal, marked = 0, 0, 0, 0
     for i in range(len(starts)):
-        found[0] += bits[codes[ends[i] - 1]] & TERMINAL != 0
-        found[1] += ends[i] - starts[i] <= short
+        longest = max(longest, ends[i] - starts[i])
+        characters += ends[i] - starts[i]
+        terminal += bits[codes[ends[i] - 1]] & kinds.TERMINAL != 0
         _, last = trim(codes, bits, starts[i], ends[i])
         code = codes[last - 1]
-        found[2] += code == 46 or code == 63 or code == 33 or code == 34 or code == 39
-        found[3] = max(found[3], ends[i] - starts[i])
-        found[4] += ends[i] - starts[i]
-    return found
+        marked += code == 46 or code == 63 or code == 33 or code == 34 or code == 39
+    return longest, characters, terminal, marked
 
 
 @compiled
@@ -146,8 +135,8 @@ def count_in_lines(codes: Array, bits: Array, starts: Array, ends: Array) -> tup
     upper, digits = np.zeros(len(starts), np.int32), np.zeros(len(starts), np.int32)
     for i in range(len(starts)):
         for at in range(starts[i], ends[i]):
-            upper[i] += bits[codes[at]] & UPPER != 0
-            digits[i] += bits[codes[at]] & NUMERIC != 0
+            upper[i] += bits[codes[at]] & kinds.UPPER != 0
+            digits[i] += bits[codes[at]] & kinds.NUMERIC != 0
     return upper, digits
 
 
@@ -158,20 +147,18 @@ def encoded_runs(codes: Array, bits: Array, min_base64: int) -> tuple[int, int]:
     commas and blanks; or at least 8 \\uXXXX escapes in a row."""
     longest, total, at = 0, 0, 0
     while at < len(codes):
-        escapes = _escapes(codes, bits, at)
-        end, line = at, at
-        if escapes - at >= 8 * ESCAPE:
-            end = escapes
-        else:
+        end, line = _escapes(codes, bits, at), at
+        if end - at < 8 * ESCAPE:
+            end = at
             while end < len(codes) and (
-                bits[codes[end]] & BASE64 or (codes[end] == 10 and end - line >= MIN_DATA_LINE)
+                bits[codes[end]] & kinds.BASE64 or (codes[end] == 10 and end - line >= MIN_DATA_LINE)
             ):
                 end += 1
                 if codes[end - 1] == 10:
                     line = end
             if end - at < min_base64:
                 hexadecimal, num_bytes = at, 0
-                if not at or not bits[codes[at - 1]] & ALPHANUMERIC:
+                if not at or not bits[codes[at - 1]] & kinds.ALPHANUMERIC:
                     hexadecimal, num_bytes = _hexadecimal(codes, bits, at)
                 if num_bytes < 8:
                     at = max(end, at + 1)
@@ -187,7 +174,7 @@ def _escapes(codes: Array, bits: Array, at: int) -> int:
     """Where a run of escaped characters, \\u and four hexadecimal digits each, ends."""
     while at + ESCAPE <= len(codes) and codes[at] == 92 and codes[at + 1] == 117:
         for digit in range(at + 2, at + ESCAPE):
-            if not bits[codes[digit]] & HEXADECIMAL:
+            if not bits[codes[digit]] & kinds.HEXADECIMAL:
                 return at
         at += ESCAPE
     return at
@@ -200,13 +187,13 @@ def _hexadecimal(codes: Array, bits: Array, at: int) -> tuple[int, int]:
     while at < len(codes):
         if at + 1 < len(codes) and codes[at + 1] == 120 and (codes[at] == 48 or codes[at] == 92):  # 0x \x
             at += 2
-        if at + 1 >= len(codes) or not bits[codes[at]] & bits[codes[at + 1]] & HEXADECIMAL:
+        if at + 1 >= len(codes) or not bits[codes[at]] & bits[codes[at + 1]] & kinds.HEXADECIMAL:
             break
         at += 2
-        if at < len(codes) and bits[codes[at]] & ALPHANUMERIC:
+        if at < len(codes) and bits[codes[at]] & kinds.ALPHANUMERIC:
             break
         num_bytes += 1
         end = at
-        while at < len(codes) and at - end < 80 and (codes[at] == 44 or bits[codes[at]] & SPACE):
+        while at < len(codes) and at - end < 80 and (codes[at] == 44 or bits[codes[at]] & kinds.SPACE):
             at += 1
     return end, num_bytes

@@ -11,10 +11,19 @@ from functools import cache
 
 import numpy as np
 
-from bessemer.corpus.text.hashing import BASE, FNV_OFFSET, FNV_PRIME, Array, compiled, find_slot, hash_ngrams, mix
+from bessemer.corpus.extract import code_points
+from bessemer.corpus.text.hashing import (
+    BASE,
+    FNV_OFFSET,
+    FNV_PRIME,
+    Array,
+    compiled,
+    find_slot,
+    hash_table,
+    mix,
+)  # fmt: skip
 
-ALONE = 1 << 31
-"""Marks a letter that is a word of its own."""
+ALONE = 1 << 31  # marks a letter that is a word of its own
 
 UNSPACED = (
     (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x2FDF), (0x3005, 0x3007), (0x3040, 0x30FF),
@@ -25,38 +34,25 @@ UNSPACED = (
 
 def folded_words(text: str) -> tuple[Array, Array]:
     """The hash of each word, and its first character and the one after its last: (words, 2)."""
-    if text.isascii():
-        codes = np.frombuffer(text.encode("ascii"), dtype=np.uint8)
-    else:
-        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    codes = np.frombuffer(text.encode("ascii"), dtype=np.uint8) if text.isascii() else code_points(text)
     hashes, spans = np.empty(len(codes), dtype=np.uint64), np.empty((len(codes), 2), dtype=np.int64)
     count = _write_words(codes, folding(), hashes, spans)
     return hashes[:count], spans[:count]
 
 
-def num_words(text: str) -> int:
-    """Words of a text."""
-    return len(folded_words(text)[0])
-
-
-def gram_hashes(text: str, length: int) -> tuple[Array, Array]:
-    """The hash of each n-gram of `length` words, and its first character and the one after its last: (n-grams, 2)."""
-    hashes, spans = folded_words(text)
-    count = hash_ngrams(hashes, len(hashes), length, hashes)
-    return hashes[:count], np.stack([spans[:count, 0], spans[len(spans) - count :, 1]], axis=1)
-
-
+@compiled
 def table(hashes: Array) -> tuple[Array, Array]:
     """A hash table of distinct n-gram hashes: slots with the hash (0: empty) and slots with its number."""
-    size = 1 << max(4 * len(hashes) - 1, 1023).bit_length()
-    slots, numbers = np.zeros(size, dtype=np.uint64), np.zeros(size, dtype=np.int32)
-    _fill(hashes, slots, numbers)
+    slots = hash_table(2 * len(hashes))
+    numbers = np.zeros(len(slots), np.int32)
+    for number in range(len(hashes)):
+        slot = find_slot(slots, hashes[number])
+        slots[slot], numbers[slot] = hashes[number], number
     return slots, numbers
 
 
 def find(text: str, lengths: Array, slots: Array, numbers: Array) -> tuple[Array, Array]:
-    """The n-grams of a text that are in the table: their numbers, and spans in characters: (n-grams, 2). `lengths`: of
-    the table's n-grams, in words, ascending."""
+    """Numbers and spans in characters (n-grams, 2) of a text's n-grams that are in the table; `lengths`: in words."""
     hashes, spans = folded_words(text)
     places = np.empty((16, 3), dtype=np.int64)
     count = _find(hashes, lengths, slots, numbers, places)
@@ -71,9 +67,7 @@ def find(text: str, lengths: Array, slots: Array, numbers: Array) -> tuple[Array
 def folding() -> Array:
     """For each code point: its lower case, 0 where it is in no word; ALONE added where it is a word by itself."""
     fold = np.zeros(0x110000, dtype=np.uint32)
-    for point in range(0x110000):
-        if 0xD800 <= point < 0xF900 or point >= 0x40000:
-            continue  # surrogates and private use; beyond plane 3 there are no letters
+    for point in (*range(0xD800), *range(0xF900, 0x40000)):  # no surrogates, no private use; the rest has no letters
         character = chr(point)
         if unicodedata.category(character)[0] in "LNM":
             fold[point] = ord(character.lower()[0])
@@ -106,16 +100,8 @@ def _write_words(codes: Array, fold: Array, hashes: Array, spans: Array) -> int:
 
 
 @compiled
-def _fill(hashes: Array, slots: Array, numbers: Array) -> None:
-    for number in range(len(hashes)):
-        slot = find_slot(slots, hashes[number])
-        slots[slot], numbers[slot] = hashes[number], number
-
-
-@compiled
 def _find(words: Array, lengths: Array, slots: Array, numbers: Array, places: Array) -> int:
-    """Write number, first and last word of every n-gram that is in the table, by the last word; returns how many there
-    are, of which `places` may have room for fewer."""
+    """Write number, first and last word of every n-gram in the table, as far as `places` has room; returns how many."""
     grams, drops = np.zeros(len(lengths), np.uint64), np.ones(len(lengths), np.uint64)
     for which in range(len(lengths)):
         for _ in range(lengths[which]):

@@ -7,26 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bessemer.corpus.extract import code_points
+from bessemer.corpus.text import characters as kinds
 from bessemer.corpus.text import lines as passes
-from bessemer.corpus.text.characters import (
-    ALPHABETIC,
-    ALPHANUMERIC,
-    BLANK,
-    BRACKET,
-    COMMON,
-    DECIMAL,
-    ELLIPSIS,
-    HASH,
-    LINE_FEED,
-    PUNCTUATION,
-    SENTENCE_END,
-    SPACE,
-    SYMBOL,
-    UPPER,
-    classes,
-    code_points,
-    table,
-)  # fmt: skip
+from bessemer.corpus.text.characters import classes, table
 from bessemer.corpus.text.hashing import (
     BASE,
     MULTIPLIER,
@@ -37,20 +21,16 @@ from bessemer.corpus.text.hashing import (
     find_slot,
     hash_span,
     hash_table,
-)
+)  # fmt: skip
 from bessemer.corpus.text.words import split
 
 INVERSE = np.uint64(pow(int(BASE), -1, 1 << 64))
-STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
-"""Gopher's (Rae et al. 2021, appendix A); compared in lower case."""
-SHORT_LINE = 30
-"""Characters; FineWeb's limit for a short line (Penedo et al. 2024, section 3.6)."""
+STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")  # Gopher's (Rae et al. 2021, appendix A)
 
 
 class Characters(NamedTuple):
     """Characters of each kind; kinds overlap."""
 
-    total: int
     alphabetic: int
     alphanumeric: int
     white_space: int
@@ -64,24 +44,17 @@ class Characters(NamedTuple):
     upper: int
     punctuation: int
     sentence_ends: int
-
-
-FLAGS = (
-    ALPHABETIC, ALPHANUMERIC, SPACE, DECIMAL, BRACKET, COMMON, LINE_FEED, HASH, ELLIPSIS, BLANK, UPPER, PUNCTUATION,
-    SENTENCE_END,
-)  # fmt: skip
-"""Of the fields of Characters after the first."""
+    total: int
 
 
 class Lines(NamedTuple):
     """The lines of a text that are not blank, split at line feeds."""
 
     total: int
-    terminal: int  # end in terminal punctuation of any script
-    short: int  # have at most SHORT_LINE characters, or the requested number
-    marked: int  # end in . ? ! " or ' once trimmed
     longest: int
     characters: int
+    terminal: int  # end in terminal punctuation of any script
+    marked: int  # end in . ? ! " or ' once trimmed
     duplicates: int
     duplicate_characters: int
     distinct_characters: int
@@ -99,48 +72,41 @@ class Repeats(NamedTuple):
 class Words(NamedTuple):
     """Words as `words.split` gives them."""
 
-    total: int
     proper: int  # not punctuation alone
     proper_characters: int
     alphabetic: int  # with a letter
-    stop_words: int  # different ones that occur
-    longest: int
-    distinct: int
 
 
 class Statistics:
-    """The counts over one text; each group is computed on first use."""
+    """The counts over one text; each group is computed on first use. A lone surrogate counts as a character."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.codes = code_points(text)
-        self._lines: dict[int, Lines] = {}
-        self._words: dict[tuple[str, ...], Words] = {}
         self._encoded: dict[int, tuple[int, int]] = {}
 
     @cached_property
     def characters(self) -> Characters:
         of_class = passes.count_classes(self.codes, classes()[0])
         counts = (_flags_of_classes() @ of_class[:255]).tolist()
-        counts[FLAGS.index(ELLIPSIS)] += int(of_class[255])
-        return Characters._make([len(self.codes), *counts])
+        counts[Characters._fields.index("ellipses")] += int(of_class[255])
+        return Characters._make([*counts, len(self.codes)])
 
     @cached_property
     def line_spans(self) -> tuple[Array, Array]:
         """Lines that are not blank."""
         return passes.drop_blank(self.codes, table(), *passes.find_lines(self.codes, table(), False))
 
-    @property
+    @cached_property
     def lines(self) -> Lines:
-        return self.lines_up_to(SHORT_LINE)
+        spans = self.line_spans
+        counts = passes.measure_lines(self.codes, table(), *spans)
+        return Lines(len(spans[0]), *counts, *passes.count_duplicates(self.codes, *spans))
 
-    def lines_up_to(self, short: int) -> Lines:
-        """The lines, with those counted as short that have at most so many characters."""
-        if short not in self._lines:
-            spans = self.line_spans
-            counts = [len(spans[0]), *passes.line_ends(self.codes, table(), *spans, short).tolist()]
-            self._lines[short] = Lines._make([*counts, *passes.count_duplicates(self.codes, *spans)])
-        return self._lines[short]
+    def num_short_lines(self, max_characters: int) -> int:
+        """Lines that are not blank and have at most so many characters."""
+        starts, ends = self.line_spans
+        return int(np.count_nonzero(ends - starts <= max_characters))
 
     @cached_property
     def bullets_and_ellipses(self) -> tuple[int, int, int]:
@@ -165,8 +131,8 @@ class Statistics:
     def paragraphs(self) -> Repeats:
         """What exactly two line feeds separate."""
         every = self.text.split("\n\n")
-        characters, distinct = sum(map(len, every)), set(every)
-        of_distinct = sum(map(len, distinct))
+        distinct = set(every)
+        characters, of_distinct = sum(map(len, every)), sum(map(len, distinct))
         return Repeats(len(every), len(every) - len(distinct), characters - of_distinct, of_distinct)
 
     def encoded_runs(self, min_base64: int) -> tuple[int, int]:
@@ -180,25 +146,22 @@ class Statistics:
         """First character of each word, and the one after its last."""
         return split(self.codes)
 
-    @property
+    @cached_property
     def words(self) -> Words:
-        return self.words_with(STOP_WORDS)
-
-    def words_with(self, stop_words: tuple[str, ...]) -> Words:
-        """The words, with these stop words (62 at most) looked for."""
-        if stop_words not in self._words:
-            wanted = np.array([hash_span(code_points(word), 0, len(word)) for word in stop_words], np.uint64)
-            *counts, seen, longest, distinct = _count_words(self.codes, table(), *self.word_spans, wanted).tolist()
-            self._words[stop_words] = Words._make([*counts, seen.bit_count(), longest, distinct])
-        return self._words[stop_words]
-
-    def top_ngram_characters(self, n: int) -> int:
-        """Characters that the most frequent run of n words takes in all, with single spaces between the words."""
-        return int(_top_ngram_characters(self._word_hashes, *self.word_spans, n))
+        return Words(*_count_words(self.codes, table(), *self.word_spans))
 
     @cached_property
     def _word_hashes(self) -> Array:
         return _hash_words(self.codes, *self.word_spans)
+
+    def num_stop_words(self, stop_words: tuple[str, ...]) -> int:
+        """Different stop words that occur; case matters."""
+        wanted = np.array([hash_span(code_points(word), 0, len(word)) for word in stop_words], np.uint64)
+        return int((self._word_hashes == wanted[:, None]).any(axis=1).sum())
+
+    def top_ngram_characters(self, n: int) -> int:
+        """Characters that the most frequent run of n words takes in all, with single spaces between the words."""
+        return int(_top_ngram_characters(self._word_hashes, *self.word_spans, n))
 
     @cached_property
     def _places(self) -> tuple[Array, Array, Array]:
@@ -216,40 +179,33 @@ class Statistics:
 
 @cache
 def _flags_of_classes() -> Array:
-    """Whether each class (255 columns) has each of FLAGS (rows)."""
-    bits = classes()[1]
-    found = np.zeros((len(FLAGS), 255), np.int64)
-    found[:, : len(bits)] = (np.array(FLAGS, np.uint32)[:, None] & bits) != 0
+    """Whether each class (255 columns) is of each kind of Characters (rows)."""
+    flags = (
+        kinds.ALPHABETIC, kinds.ALPHANUMERIC, kinds.SPACE, kinds.DECIMAL, kinds.BRACKET, kinds.COMMON, kinds.LINE_FEED,
+        kinds.HASH, kinds.ELLIPSIS, kinds.BLANK, kinds.UPPER, kinds.PUNCTUATION, kinds.SENTENCE_END,
+    )  # fmt: skip
+    bits = np.zeros(255, np.uint32)
+    bits[: len(classes()[1])] = classes()[1]
+    found: Array = ((np.array(flags, np.uint32)[:, None] & bits) != 0).astype(np.int64)
     return found
 
 
 @compiled
-def _count_words(codes: Array, bits: Array, starts: Array, ends: Array, stop_words: Array) -> Array:
-    """The fields of Words in their order; of the stop words (as hashes) a bit for each that occurs."""
-    found = np.zeros(7, np.int64)
-    found[0] = len(starts)
-    slots = hash_table(len(starts))
+def _count_words(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[int, int, int]:
+    """The fields of Words in their order."""
+    num_proper, characters, alphabetic = 0, 0, 0
     for i in range(len(starts)):
         proper, letter = False, False
         for at in range(starts[i], ends[i]):
             kind = bits[codes[at]]
-            proper = proper or not kind & SYMBOL
-            letter = letter or kind & ALPHABETIC != 0
+            proper = proper or not kind & kinds.SYMBOL
+            letter = letter or kind & kinds.ALPHABETIC != 0
             if proper and letter:
                 break
-        found[1] += proper
-        found[2] += ends[i] - starts[i] if proper else 0
-        found[3] += letter
-        found[5] = max(found[5], ends[i] - starts[i])
-        key = hash_span(codes, starts[i], ends[i])
-        slot = find_slot(slots, key)
-        if slots[slot] == 0:
-            slots[slot] = key
-            found[6] += 1
-            for place in range(len(stop_words)):
-                if stop_words[place] == key:
-                    found[4] |= 1 << place
-    return found
+        num_proper += proper
+        characters += ends[i] - starts[i] if proper else 0
+        alphabetic += letter
+    return num_proper, characters, alphabetic
 
 
 @compiled
@@ -263,8 +219,7 @@ def _hash_words(codes: Array, starts: Array, ends: Array) -> Array:
 
 @compiled
 def _top_ngram_characters(words: Array, starts: Array, ends: Array, n: int) -> int:
-    """Occurrences of the most frequent n-gram (the first of equals) x its characters, with single spaces between words;
-    `words` are the words' hashes."""
+    """Occurrences x characters of the most frequent n-gram, the first of equals; `words` are the words' hashes."""
     total = len(starts) - n + 1
     if total < 1:
         return 0
@@ -343,12 +298,12 @@ def _count_sentences(codes: Array, bits: Array, starts: Array, ends: Array) -> i
         if new_line or (closed and gap):
             sentences += 1
             closed = False
-        if ends[i] - starts[i] == 1 and bits[codes[starts[i]]] & SENTENCE_END:
+        if ends[i] - starts[i] == 1 and bits[codes[starts[i]]] & kinds.SENTENCE_END:
             closed = True
         elif closed:
             mark = True
             for at in range(starts[i], ends[i]):
-                mark = mark and bits[codes[at]] & PUNCTUATION != 0
+                mark = mark and bits[codes[at]] & kinds.PUNCTUATION != 0
             if not mark:
                 sentences += 1
                 closed = False

@@ -12,36 +12,21 @@ from functools import cache
 
 import numpy as np
 
-from bessemer.corpus.text.characters import (
-    BEFORE_DOT,
-    CURRENCY,
-    ICON,
-    INFIX,
-    LETTER,
-    LOWER_LETTER,
-    PLAIN,
-    PREFIX,
-    QUOTE,
-    SPACE,
-    SUFFIX,
-    UPPER_LETTER,
-    table,
-)  # fmt: skip
+from bessemer.corpus.extract import code_points
+from bessemer.corpus.text import characters as kinds
+from bessemer.corpus.text.characters import spacy, table
 from bessemer.corpus.text.hashing import ONE, Array, compiled, hash_span
-from bessemer.corpus.text.specials import LONGEST, UNITS, specials
 
-SLOTS = 8192
-"""Slots of the table of special strings, a power of two; it holds about 1,500."""
-SLOT_MASK = np.uint64(SLOTS - 1)
-UNIT, MERGED = 1 << 30, 1 << 29
-"""Values: a unit of measurement; a special string that is merged again after it was split: most are emoticons."""
+LONGEST = 12  # characters of a special string
 LONGEST_UNIT = 5
-LONGEST_PLAIN = 24
-"""Words of more characters are searched for splits even when they are letters alone."""
-MAX_MERGED = 9
-"""Pieces that are merged into a special string, at most."""
-MAX_AT_SIGNS = 8
-"""Positions of @ in a word after which a host is looked for."""
+LONGEST_PLAIN = 24  # words of more characters are searched for splits even when they are letters alone
+MAX_MERGED = 9  # pieces that are merged into a special string
+MAX_AT_SIGNS = 8  # positions of @ in a word after which a host is looked for
+SLOTS = 8192  # of the table of special strings, a power of two; it holds about 1,500
+SLOT_MASK = np.uint64(SLOTS - 1)
+LENGTHS, MERGED, UNIT = 0xFFF, 1 << 29, 1 << 30
+"""Values: the lengths of a special string's words, 4 bits each; it is merged again after it was split (most are
+emoticons); it is a unit of measurement."""
 
 
 def split(codes: Array) -> tuple[Array, Array]:
@@ -55,6 +40,11 @@ def _split(codes: Array, keys: Array, values: Array) -> tuple[Array, Array]:
     return starts[:count].copy(), ends[:count].copy()
 
 
+def specials() -> dict[str, list[str]]:
+    """Each special string and the words it is; most are one word."""
+    return {text.replace("·", ""): text.split("·") for text in spacy()["words"]["exceptions"].split()}
+
+
 @cache
 def special_table() -> tuple[Array, Array]:
     """Special strings by hash (linear probing); a value holds the lengths of the words, 4 bits each, or a flag.
@@ -64,9 +54,9 @@ def special_table() -> tuple[Array, Array]:
     """
     keys, values = np.zeros(SLOTS + 128 * 128, np.uint64), np.zeros(SLOTS, np.uint32)
     empty = keys.copy(), values.copy()
-    entries = [(text, pieces, 0) for text, pieces in specials().items()] + [(unit, (), UNIT) for unit in UNITS.split()]
-    for text, pieces, value in entries:
-        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    entries = [(text, pieces, 0) for text, pieces in specials().items()]
+    for text, pieces, value in [*entries, *((unit, [], UNIT) for unit in spacy()["words"]["units"].split())]:
+        codes = code_points(text)
         for place, piece in enumerate(pieces):
             value |= len(piece) << 4 * place
         if len(pieces) == 1:
@@ -100,12 +90,6 @@ def _look_up(codes: Array, first: int, last: int, keys: Array, values: Array) ->
 
 
 @compiled
-def _special(codes: Array, first: int, last: int, keys: Array, values: Array) -> int:
-    """Lengths of the words of a special string, 4 bits each; 0 when it is none."""
-    return _look_up(codes, first, last, keys, values) & 0xFFF
-
-
-@compiled
 def _is_digit(code: int) -> bool:
     return 48 <= code <= 57
 
@@ -123,7 +107,7 @@ def _count_dots(codes: Array, at: int, last: int) -> int:
 def _prefix(codes: Array, first: int, last: int, bits: Array) -> int:
     """Characters to split off at the start."""
     code = codes[first]
-    if bits[code] & PREFIX:
+    if bits[code] & kinds.PREFIX:
         return 1
     if code == 43:  # + unless a digit follows
         return 0 if first + 1 < last and _is_digit(codes[first + 1]) else 1
@@ -144,7 +128,7 @@ def _suffix(codes: Array, first: int, last: int, bits: Array, keys: Array, value
         return 0
     code = codes[last - 1]
     kind = bits[code]
-    found = 1 if kind & SUFFIX else 0
+    found = 1 if kind & kinds.SUFFIX else 0
     before = codes[last - 2] if last - 2 >= first else codes[last - 1] * 0
     third = codes[last - 3] if last - 3 >= first else before * 0
     if code == 46:
@@ -153,12 +137,12 @@ def _suffix(codes: Array, first: int, last: int, bits: Array, keys: Array, value
             start -= 1
         if last - start > 1:
             return last - start
-        if (before and bits[before] & BEFORE_DOT) or (third and bits[before] & bits[third] & UPPER_LETTER):
+        if (before and bits[before] & kinds.BEFORE_DOT) or (third and bits[before] & bits[third] & kinds.UPPER_LETTER):
             return 1
         return 1 if third == 0xB0 and (before == 70 or before == 67 or before == 75) else 0  # °F. °C. °K.
     if (code == 115 or code == 83) and (before == 39 or before == 0x2019):  # 's
         found = 2
-    if _is_digit(before) and (code == 43 or kind & CURRENCY):
+    if _is_digit(before) and (code == 43 or kind & kinds.CURRENCY):
         found = max(found, 1)
     if code == 36:  # 5US$ 5C$
         if last - 4 >= first and third == 85 and before == 83 and _is_digit(codes[last - 4]):
@@ -181,7 +165,7 @@ def _infix(codes: Array, at: int, first: int, last: int, bits: Array) -> int:
     code = codes[at]
     if code == 46 and at + 1 < last and codes[at + 1] == 46:
         return _count_dots(codes, at, last)
-    if code == 0x2026 or bits[code] & ICON:
+    if code == 0x2026 or bits[code] & kinds.ICON:
         return 1
     if at == first or at + 1 >= last:
         return 0
@@ -194,20 +178,20 @@ def _infix(codes: Array, at: int, first: int, last: int, bits: Array) -> int:
     ):
         return 1  # + - * ^ between digits
     if code == 46:
-        return 1 if left & (LOWER_LETTER | QUOTE) and right & (UPPER_LETTER | QUOTE) else 0
+        return 1 if left & (kinds.LOWER_LETTER | kinds.QUOTE) and right & (kinds.UPPER_LETTER | kinds.QUOTE) else 0
     if code == 44:
-        return 1 if left & LETTER and right & LETTER else 0
-    if not left & LETTER and not _is_digit(before):
+        return 1 if left & kinds.LETTER and right & kinds.LETTER else 0
+    if not left & kinds.LETTER and not _is_digit(before):
         return 0
     if code == 58 or code == 60 or code == 61 or code == 62 or code == 47:  # : < = > /
-        return 1 if right & LETTER else 0
+        return 1 if right & kinds.LETTER else 0
     if code == 45 or code == 0x2013 or code == 0x2014 or code == 126:  # - – — ~
-        if right & LETTER:
+        if right & kinds.LETTER:
             return 1
         for length in range(2, (4 if code == 45 else 3 if code == 0x2014 else 2)):
             if at + length >= last or codes[at + length - 1] != code:
                 return 0
-            if bits[codes[at + length]] & LETTER:
+            if bits[codes[at + length]] & kinds.LETTER:
                 return length
     return 0
 
@@ -251,7 +235,7 @@ def _is_host(codes: Array, first: int, last: int, bits: Array) -> bool:
         private = (one == 169 and two == 254) or (one == 192 and two == 168) or (one == 172 and 16 <= two <= 31)
         return not (private or one == 10 or one == 127)
     for at in range(start, end):
-        if not bits[codes[at]] & LOWER_LETTER:
+        if not bits[codes[at]] & kinds.LOWER_LETTER:
             return False
     return 2 <= end - start <= 63
 
@@ -264,7 +248,7 @@ def _is_url(codes: Array, first: int, last: int, bits: Array) -> bool:
         if codes[at] == 58 and codes[at + 1] == 47 and codes[at + 2] == 47:  # ://
             start = at + 3 if at - first >= 2 else first
             break
-        if not (_is_digit(codes[at]) or bits[codes[at]] & LETTER or 43 <= codes[at] <= 46 or codes[at] == 95):
+        if not (_is_digit(codes[at]) or bits[codes[at]] & kinds.LETTER or 43 <= codes[at] <= 46 or codes[at] == 95):
             break
     if _is_host(codes, start, last, bits):
         return True
@@ -284,18 +268,18 @@ def _write_words(codes: Array, bits: Array, keys: Array, values: Array, starts: 
     """Write words into starts and ends, which have room for every character; returns their number."""
     count, at = 0, 0
     while at < len(codes):
-        while at < len(codes) and bits[codes[at]] & SPACE:
+        while at < len(codes) and bits[codes[at]] & kinds.SPACE:
             at += 1
         first, plain = at, True
         while at < len(codes):
             kind = bits[codes[at]]
-            if kind & SPACE:
+            if kind & kinds.SPACE:
                 break
-            plain = plain and kind & PLAIN != 0
+            plain = plain and kind & kinds.PLAIN != 0
             at += 1
         if first == at:
             break
-        if plain and not _special(codes, first, at, keys, values):
+        if plain and not _look_up(codes, first, at, keys, values) & LENGTHS:
             starts[count], ends[count] = first, at
             count += 1
         else:
@@ -310,7 +294,7 @@ def _split_run(
     """Split a run without white space; its words are written to starts and ends from `count` on."""
     begin, low, high, size = count, first, last, -1
     tail = count + last - first  # suffixes are stacked from here downwards; words never outnumber characters
-    lengths = _special(codes, first, last, keys, values)
+    lengths = _look_up(codes, first, last, keys, values) & LENGTHS
     plain = False
     while low < high and high - low != size and not lengths:
         size = high - low
@@ -321,7 +305,7 @@ def _split_run(
         if front:
             starts[count], ends[count] = low, low + front
             count += 1
-            lengths = _special(codes, low + front, high, keys, values)
+            lengths = _look_up(codes, low + front, high, keys, values) & LENGTHS
             if lengths:
                 low += front
                 break
@@ -329,14 +313,14 @@ def _split_run(
         if back:
             tail -= 1
             starts[tail], ends[tail] = high - back, high
-            lengths = _special(codes, low, high - back, keys, values)
+            lengths = _look_up(codes, low, high - back, keys, values) & LENGTHS
             if lengths:
                 count -= front > 0  # the prefix belongs to the special string
                 high -= back
                 break
         low, high = low + front, high - back
         if front or back:
-            lengths = _special(codes, low, high, keys, values)
+            lengths = _look_up(codes, low, high, keys, values) & LENGTHS
     while lengths:
         starts[count], ends[count] = low, low + (lengths & 15)
         low, lengths, count = ends[count], lengths >> 4, count + 1
@@ -358,7 +342,7 @@ def _is_plain(codes: Array, first: int, last: int, bits: Array) -> bool:
     if last - first > LONGEST_PLAIN:
         return False
     for at in range(first, last):  # noqa: SIM110 - Numba compiles no generator expression
-        if not bits[codes[at]] & PLAIN:
+        if not bits[codes[at]] & kinds.PLAIN:
             return False
     return True
 
@@ -368,7 +352,7 @@ def _split_inside(codes: Array, low: int, high: int, bits: Array, starts: Array,
     """Split a word at its infixes, unless it is a URL."""
     at, start, checked = low + 1, low, False
     while at < high:
-        length = _infix(codes, at, low, high, bits) if bits[codes[at]] & INFIX else 0
+        length = _infix(codes, at, low, high, bits) if bits[codes[at]] & kinds.INFIX else 0
         if not length:
             at += 1
             continue
