@@ -117,7 +117,7 @@ def test_the_plan_agrees_with_the_simulation(layout: Parallel) -> None:
     for part in parts_of(config, layout):
         found = simulate.simulate(recipe, config, part.pipeline_rank)
         planned = plan(recipe, config, [part])
-        assert planned.total == pytest.approx(found.total, rel=0.1), (planned, found)
+        assert planned.total == pytest.approx(total(found.moments.peak), rel=0.1), (planned, found)
         assert planned.weights == pytest.approx(found.moments.peak["weights"], rel=0.01)
         assert planned.optimizer == pytest.approx(found.moments.peak["optimizer"], rel=0.01)
 
@@ -168,7 +168,9 @@ def test_seven_billion_parameters_on_64_processes() -> None:
     assert found.moments.between["weights"] == pytest.approx(each, rel=1e-3)
     assert found.moments.between["optimizer"] == pytest.approx(2 * each, rel=1e-3)
     assert found.moments.after_backward["gradients"] == pytest.approx(each, rel=1e-3)
-    assert plan(recipe, config, parts_of(config, recipe.parallel)).total == pytest.approx(found.total, rel=0.1)
+    assert plan(recipe, config, parts_of(config, recipe.parallel)).total == pytest.approx(
+        total(found.moments.peak), rel=0.1
+    )
 
 
 @pytest.mark.parametrize(("train", "what"), [({"objective": "masked"}, "causal"), ({"precision": "fp8"}, "bf16")])

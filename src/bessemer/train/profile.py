@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -61,13 +62,12 @@ def plain_steps(steps: int, intervals: tuple[int, ...]) -> IsPlain:
 
 def window(start: int, steps: int, is_plain: IsPlain) -> range:
     """The steps after `start` to profile: COUNT plain ones from FIRST on, else the nearest such, else fewer."""
-    for count in range(COUNT, 0, -1):
-        firsts = sorted(
-            range(start + 1, min(steps, start + 1000) - count + 2), key=lambda f: (abs(f - start - FIRST), f)
-        )
-        for first in firsts:
-            if all(is_plain(number) for number in range(first, first + count)):
-                return range(first, first + count)
+    for num_steps in range(COUNT, 0, -1):
+        firsts = range(start + 1, min(steps, start + 1000) - num_steps + 2)
+        possible = [first for first in firsts if all(map(is_plain, range(first, first + num_steps)))]
+        if possible:
+            first = min(possible, key=lambda first: abs(first - start - FIRST))
+            return range(first, first + num_steps)
     return range(start + 1, start + 2)
 
 
@@ -100,11 +100,9 @@ class StepProfiler:
 
     def __call__(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.device.is_cuda else [])]
-        profiler = profile(activities=activities)
-        running, number = False, self.start
+        profiler, running = profile(activities=activities), False
         try:
-            while True:
-                number += 1
+            for number in count(self.start + 1):
                 if number == self.window.start:
                     synchronize(self.device)
                     profiler.start()
@@ -130,9 +128,8 @@ class StepProfiler:
     def _read(self, profiler: profile) -> None:
         self.trace.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self.trace))
-        events = profiler.events()  # type: ignore[no-untyped-call]
+        events, steps = profiler.events(), len(self.profiled)  # type: ignore[no-untyped-call]
         totals = by_category(events, self.device.is_cuda)
-        steps = len(self.profiled)
         self.seconds = {name: totals.get(name, 0.0) / steps for name in CATEGORIES}
         if self.seconds["communication"]:
             self.communication = communication(events, self.device.is_cuda, steps)
@@ -172,18 +169,16 @@ def communication(events: Iterable[Any], cuda: bool, steps: int) -> Communicatio
     collectives: list[Span] = []
     compute: list[Span] = []
     for event in events:
-        on_device = event.device_type != torch.autograd.DeviceType.CPU
-        if on_device != cuda:
+        if (event.device_type != torch.autograd.DeviceType.CPU) != cuda:
             continue
         span = (event.time_range.start, event.time_range.end)
         if (DEVICE_COLLECTIVE if cuda else HOST_COLLECTIVE).search(event.name):
             collectives.append(span)
         elif cuda or not (event.cpu_children or NO_COMPUTE.search(event.name)):
             compute.append(span)
-    collectives = union(collectives)
-    total = length(collectives)
-    overlapped = total + length(union(compute)) - length(union([*collectives, *compute]))
-    return Communication(total / 1e6 / steps, (total - overlapped) / 1e6 / steps)
+    running, computing = length(union(collectives)), length(union(compute))
+    exposed = length(union([*collectives, *compute])) - computing
+    return Communication(running / 1e6 / steps, exposed / 1e6 / steps)
 
 
 def union(spans: list[Span]) -> list[Span]:
@@ -217,9 +212,8 @@ def write(
 
     MFU and HFU are of the median step that was not profiled, where there is one: profiling takes time.
     """
-    batches, peak = Batches.of(train, config.sequence_length), plan["peak_flops"]
-    tokens = batches.tokens(profiler.window.start - 1)
-    model_flops = plan["flops_per_token"]
+    tokens = Batches.of(train, config.sequence_length).tokens(profiler.window.start - 1)
+    peak, flops = plan["peak_flops"], plan["flops_per_token"]
     recomputed_flops = recomputed_flops_per_token(train.recompute, config, recomputed)
     profiled = sum(profiler.profiled) / len(profiler.profiled)
     seconds = median(profiler.plain[1:] or profiler.plain or [profiled])
@@ -232,11 +226,11 @@ def write(
         "seconds": profiler.seconds,
         **({"communication": asdict(profiler.communication)} if profiler.communication else {}),
         "tokens": tokens,
-        "flops_per_token": model_flops,
+        "flops_per_token": flops,
         "recomputed_flops_per_token": recomputed_flops,
         "peak_flops": peak,
-        "mfu": model_flops * tokens / seconds / peak,
-        "hfu": (model_flops + recomputed_flops) * tokens / seconds / peak,
+        "mfu": flops * tokens / seconds / peak,
+        "hfu": (flops + recomputed_flops) * tokens / seconds / peak,
         "trace": str(profiler.trace),
     }
     write_json(profiler.trace.parent / "profile.json", result)
@@ -258,15 +252,13 @@ def show(result: dict[str, Any]) -> str:
         lines += [row("collectives running", collectives["total"])]
         lines += [row("  not overlapped", collectives["exposed"]) + "  (rank 0)"]
     recomputed = result["recomputed_flops_per_token"]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"  {result['flops_per_token']:.4g} FLOP a token by the model's formula"
-            + (f", {recomputed:.4g} recomputed" if recomputed else "")
-            + f"; {amount(result['tokens'] / result['step_seconds'])} tokens/s",
-            f"  MFU {result['mfu']:.1%}, HFU {result['hfu']:.1%} of {rate(result['peak_flops'])}",
-            "",
-            f"  trace: {result['trace']} (chrome://tracing or ui.perfetto.dev)",
-        ]
-    )
+    again = f", {recomputed:.4g} recomputed" if recomputed else ""
+    per_second = amount(result["tokens"] / result["step_seconds"])
+    lines += [
+        "",
+        f"  {result['flops_per_token']:.4g} FLOP a token by the model's formula{again}; {per_second} tokens/s",
+        f"  MFU {result['mfu']:.1%}, HFU {result['hfu']:.1%} of {rate(result['peak_flops'])}",
+        "",
+        f"  trace: {result['trace']} (chrome://tracing or ui.perfetto.dev)",
+    ]
+    return "\n".join(lines)

@@ -50,6 +50,8 @@ STATES = OWNERS[:-1]
 FSDP_GATHERS = ("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy")
 FSDP_REDUCES = ("fsdp::chunk_cat",)
 REDUCE_SCATTERS = ("c10d::_reduce_scatter_base_", "c10d::reduce_scatter_")
+CONCATENATION = "aten::cat"  # by which FSDP2 assembles shards along another dimension than the first
+FSDP_OPERATORS = {*FSDP_GATHERS, *FSDP_REDUCES, *REDUCE_SCATTERS, CONCATENATION}
 
 
 class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -57,9 +59,8 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     It counts bytes and allocates none, so it serves real and fake tensors alike. Owners are `weights`, `gathered` (FSDP2's
     unsharded weights and its buffers for them), `gradients` (whole and sharded, FSDP2's buffers included), `optimizer`,
-    `average` (of the weights), and `activations`: all else. An owner is often known only after the storage is freed, so
-    sums are taken at the end; the first owner of a storage stays. Buffers that C++ code allocates outside of the dispatcher
-    (gloo's own) are not counted.
+    `average` (of the weights), and `activations`: all else. An owner is often known only after the storage is freed, so sums are
+    taken at the end; the first owner of a storage stays. Buffers that C++ code allocates by itself (gloo's) are not counted.
 
     `torch.UntypedStorage.resize_` is replaced meanwhile: FSDP2 frees gathered weights by it, it is no operator that a dispatch
     mode could see, and comparing all sizes at each operator would take longer than the step.
@@ -85,24 +86,21 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        result = operator(*arguments, **(options or {}))
+        result, name = operator(*arguments, **(options or {})), operator._schema.name
         outputs = [self._number(x) for x in _local_tensors(result)]
-        name = operator._schema.name
+        if name not in FSDP_OPERATORS:
+            return result
+        inputs = [self._number(x) for x in _local_tensors((arguments, options))]
+        owners = {self._owner.get(number) for number in (*outputs, *inputs)}
         if name in FSDP_GATHERS:
-            self._assign([*outputs, *self._inputs(arguments, options)], "gathered")
+            self._assign([*outputs, *inputs], "gathered")
         elif name in FSDP_REDUCES:
-            numbers = [*outputs, *self._inputs(arguments, options)]
-            self._assign(
-                [*numbers, *(n for number in numbers for n in self._concatenated.get(number, ()))], "gradients"
-            )
-        elif name in REDUCE_SCATTERS:
-            numbers = [*outputs, *self._inputs(arguments, options)]
-            if any(self._owner.get(number) == "gradients" for number in numbers):
-                self._assign(numbers, "gradients")
-        elif name == "aten::cat":  # by which FSDP2 assembles shards along another dimension than the first
-            inputs = self._inputs(arguments, None)
-            for number in outputs:
-                self._concatenated[number] = inputs
+            parts = [part for number in (*outputs, *inputs) for part in self._concatenated.get(number, ())]
+            self._assign([*outputs, *inputs, *parts], "gradients")
+        elif name in REDUCE_SCATTERS and "gradients" in owners:
+            self._assign([*outputs, *inputs], "gradients")
+        elif name == CONCATENATION:
+            self._concatenated |= dict.fromkeys(outputs, inputs)
             if any(self._owner.get(number) == "gathered" for number in inputs):
                 self._assign(outputs, "gathered")
         return result
@@ -122,10 +120,9 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def peak(self, start: str, end: str, owners: Iterable[str] = OWNERS) -> dict[str, int]:
         """Bytes by owner at the moment between two named ones at which `owners` together hold the most."""
-        changes = np.array([change for _, change in self._events], dtype=np.int64)
         wanted = set(owners)
-        counts = np.array([self._owner.get(number, OWNERS[-1]) in wanted for number, _ in self._events], dtype=bool)
-        live = np.concatenate(([0], np.cumsum(np.where(counts, changes, 0))))
+        changes = [change if self._owner.get(number, OWNERS[-1]) in wanted else 0 for number, change in self._events]
+        live = np.concatenate(([0], np.cumsum(np.array(changes, dtype=np.int64))))
         first, last = self._marks[start], self._marks[end]
         return self._by_owner(first + int(np.argmax(live[first : last + 1])))
 
@@ -135,19 +132,15 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             totals[self._owner.get(number, OWNERS[-1])] += change
         return totals
 
-    def _inputs(self, arguments: Any, options: Any) -> list[int]:
-        return [self._number(x) for x in _local_tensors((arguments, options))]
-
     def _number(self, tensor: Tensor) -> int:
         """The number of a tensor's storage, recorded when it is new."""
         storage = tensor.untyped_storage()
         key = id(storage)
-        if key in self._numbers:
-            number = self._numbers[key][0]
-        else:
+        if key not in self._numbers:
             number = len(self._sizes)
             self._sizes.append(0)
             self._numbers[key] = number, weakref.ref(storage, functools.partial(self._freed, key, number))
+        number = self._numbers[key][0]
         self._resized(number, storage.nbytes())
         return number
 
@@ -207,11 +200,6 @@ class Simulated:
     moments: Moments
     seconds: float
 
-    @property
-    def total(self) -> int:
-        """Bytes at the peak."""
-        return total(self.moments.peak)
-
 
 def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
     """The memory of each pipeline stage's process, simulated and planned: for `bessemer plan --simulate`.
@@ -221,24 +209,16 @@ def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
     is_cuda = recipe.train.device != "cpu"
     tokens = derived_keys.MICRO_BATCH_TOKENS if is_cuda else derived_keys.CPU_MICRO_BATCH_TOKENS
     resolved = derived_keys.resolve(recipe, vocabulary, micro_batch_tokens=tokens)
-    config = config_of(resolved, vocabulary, 0)
-    widths = precisions.PRECISIONS[_precision(resolved.train, is_cuda)].widths
-    recomputed, rows = blocks_recomputed(resolved.train, config), []
-    for part in parts_of(config, resolved.parallel):
+    config, train, layout = config_of(resolved, vocabulary, 0), resolved.train, resolved.parallel
+    widths, recomputed, rows = _precision(train, is_cuda).widths, blocks_recomputed(train, config), []
+    for part in parts_of(config, layout):
         simulated = simulate(resolved, config, part.pipeline_rank, is_cuda=is_cuda)
         planned = layout_memory.memory(
-            resolved.train,
-            resolved.parallel,
-            config,
-            base=0,
-            parts=[part],
-            recomputed=recomputed,
-            is_cuda=is_cuda,
-            **widths,
+            train, layout, config, base=0, parts=[part], recomputed=recomputed, is_cuda=is_cuda, **widths
         )
-        more = {"total": simulated.total, "planned": planned.to_dict(), "blocks": part.blocks}
+        more = {"total": total(simulated.moments.peak), "planned": planned.to_dict(), "blocks": part.blocks}
         rows.append({**asdict(simulated), **more})
-    return {"processes": resolved.parallel.world, "parameters": config.parameters, "stages": rows}
+    return {"processes": layout.world, "parameters": config.parameters, "stages": rows}
 
 
 def simulate(recipe: Recipe, config: ModelConfig, place: int = 0, *, is_cuda: bool = True) -> Simulated:
@@ -248,22 +228,19 @@ def simulate(recipe: Recipe, config: ModelConfig, place: int = 0, *, is_cuda: bo
     many micro-batches as it takes to reach the peak, and optimizer state from an earlier step. Raises InputError where the
     recipe cannot be simulated or split.
     """
-    layout = recipe.parallel
+    layout, begun = recipe.parallel, perf_counter()
     require_simulable(recipe.train, layout)
-    begun = perf_counter()
-    arithmetic = precisions.PRECISIONS[_precision(recipe.train, is_cuda)]
-    device = Device(torch.device("cpu"), "simulated", arithmetic, compile=False)
+    device = Device(torch.device("cpu"), "simulated", _precision(recipe.train, is_cuda), compile=False)
     train = recipe.train.model_copy(update={"device": "cuda" if is_cuda else "cpu"})
     split.require_fit(recipe.train, layout, config, device.torch_device)
     task = task_of(train, False, config, 0)  # one document in each sequence
-    recomputed = blocks_recomputed(train, config)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
     rank = place * (layout.world // layout.pipeline)
+    fake, uses_ddp = FakeTensorMode(allow_non_fake_inputs=True), layout.uses_ddp
     with _fake_group(layout, rank) as mesh, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-        uses_ddp = layout.uses_ddp
         # DDP reads values; besides the model it holds only gradients, in buckets that exist from the start.
         built_mesh = ProcessMesh(Parallel(), 0, mesh.device_mesh, mesh.control) if uses_ddp else mesh
+        recomputed = blocks_recomputed(train, config)
         model, engine = split.build(recipe.train, config, built_mesh, task, device, recomputed, None, fake)
         with fake, AssumedValues():  # type: ignore[no-untyped-call]
             moments = watch_step(recipe.train, layout, config, model, engine, in_buckets=uses_ddp)
@@ -309,8 +286,9 @@ def watch_step(
     return Moments(tracker.at("start"), tracker.at("backward"), peak, states_peak)
 
 
-def _precision(train: Train, is_cuda: bool) -> str:
-    return train.precision if train.precision != "auto" else "bf16" if is_cuda else "fp32"
+def _precision(train: Train, is_cuda: bool) -> precisions.Precision:
+    automatic = "bf16" if is_cuda else "fp32"
+    return precisions.PRECISIONS[automatic if train.precision == "auto" else train.precision]
 
 
 def blocks_recomputed(train: Train, config: ModelConfig) -> int:

@@ -23,16 +23,18 @@ from bessemer.parallel.sharded import as_shard_of, local
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Optimizer as OptimizerConfig
 from bessemer.recipe.train import UPDATE_RULES
-from bessemer.train.optimizer.moments import BLOCK, CpuOffload, MomentFormat, noise, offload_batches, read, write
-from bessemer.train.optimizer.rules import (
-    ELEMENTWISE,
-    State,
-    UpdateGroup,
-    muon,
-    muon_sharded,
-    nesterov,
-    parameter_groups,
-)
+from bessemer.train.optimizer.moments import (
+    BLOCK,
+    CpuOffload,
+    Format,
+    format_of,
+    noise,
+    offload_batches,
+    read,
+    write,
+    zero_moment,
+)  # fmt: skip
+from bessemer.train.optimizer.rules import ELEMENTWISE, State, muon, muon_sharded, nesterov, parameter_groups
 
 SLICE = BLOCK << 16  # elements of a low-precision moment that are fp32 at a time: 16.8M, 64 MiB each
 
@@ -44,7 +46,7 @@ def build(model: nn.Module, config: OptimizerConfig) -> GroupOptimizer:
     """
     on_cuda = next(model.parameters()).device.type == "cuda"
     offload = CpuOffload(pinned=True) if config.offload and on_cuda else None
-    return GroupOptimizer(parameter_groups(model, config), config, offload)
+    return GroupOptimizer(parameter_groups(model, config), config.state, offload)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
@@ -56,29 +58,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 class GroupOptimizer(torch.optim.Optimizer):
     """Updates every group by its rule. offload: None where moments are on the device."""
 
-    def __init__(self, groups: list[UpdateGroup], config: OptimizerConfig, offload: CpuOffload | None) -> None:
-        assert config.learning_rate is not None and config.betas is not None, "the recipe is resolved"
-        self.format, self.offload = MomentFormat(config.state), offload
-        self._name_of = {parameter: name for group in groups for name, parameter in group.named}
+    def __init__(self, groups: list[dict[str, Any]], format: Format, offload: CpuOffload | None) -> None:
+        """groups: of `parameter_groups`; format: of the moments."""
+        self.format, self.offload = format, offload
+        self._name_of = {p: name for group in groups for name, p in zip(group["names"], group["params"], strict=True)}
         self._number_of = {parameter: number for number, parameter in enumerate(self._name_of)}
-        super().__init__(
-            [
-                {
-                    "params": [parameter for _, parameter in group.named],
-                    "kind": group.kind,
-                    "rule": group.rule,
-                    "weight_decay": group.weight_decay,
-                    "rate": group.rate,
-                    "lr": config.learning_rate * group.rate,
-                    "betas": tuple(config.betas),
-                    "eps": config.eps,
-                    "momentum": config.muon_momentum,
-                    "scale": config.muon_scale,
-                }
-                for group in groups
-            ],
-            {},
-        )
+        super().__init__(groups, {})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -107,9 +92,9 @@ class GroupOptimizer(torch.optim.Optimizer):
         fused kernel reads it, else on the CPU, where reading it needs no synchronisation.
         """
         state: State = {}
+        format = format_of(weight, self.format)
         for name in UPDATE_RULES[rule].moments:
-            state |= self.format.zeros(weight, name, weight.device)
-        format = self.format.of(weight)
+            state |= zero_moment(weight, name, format)
         if rule == "adamw" or format == "bf16":
             device = weight.device if format == "fp32" else torch.device("cpu")
             state["step"] = torch.zeros((), dtype=torch.float32, device=device)
@@ -130,7 +115,7 @@ class GroupOptimizer(torch.optim.Optimizer):
                 muon_sharded(self._name_of[weight], weight, direction, group)
             return
         update, shards = ELEMENTWISE[group["rule"]], [local(weight) for weight in weights]
-        is_fp32 = [self.format.of(weight) == "fp32" for weight in weights]
+        is_fp32 = [format_of(weight, self.format) == "fp32" for weight in weights]
         plain = [n for n, shard in enumerate(shards) if is_fp32[n] and shard.numel()]
         if plain:
             update([shards[n] for n in plain], [gradients[n] for n in plain], [states[n] for n in plain], group)
@@ -143,7 +128,7 @@ class GroupOptimizer(torch.optim.Optimizer):
 
     def _direction(self, weight: Tensor, gradient: Tensor, state: State, group: dict[str, Any]) -> Tensor:
         """Muon's direction before it is orthogonalised."""
-        if self.format.of(weight) == "fp32":
+        if format_of(weight, self.format) == "fp32":
             return nesterov(state["momentum"], gradient, group["momentum"])
         direction, gradient_N = torch.empty_like(gradient), gradient.reshape(-1)
         for part, moments in self._decoded(weight, state, "muon"):
@@ -161,7 +146,7 @@ class GroupOptimizer(torch.optim.Optimizer):
                 moments["step"] = torch.full((), steps, dtype=torch.float32, device=weight.device)
             yield part, moments
             drawn = (local(weight).new_empty(0),) * 2
-            if self.format.format == "bf16":
+            if self.format == "bf16":
                 seed = (steps, self._number_of[weight], start)
                 drawn = noise(part.stop - part.start, seed, weight.device)
             for (name, signed), noise_N in zip(moment_signs.items(), drawn, strict=False):

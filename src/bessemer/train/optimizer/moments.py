@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -35,30 +34,20 @@ Format = Literal["fp32", "bf16", "8bit"]
 State = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class MomentFormat:
-    """The format of moments of tensors with SMALL elements or more.
+def format_of(parameter: Tensor, format: Format) -> Format:
+    """The format of a parameter's moments; tensors of less than SMALL elements stay fp32."""
+    return "fp32" if parameter.numel() < SMALL else format
 
-    A moment NAME is one entry of the state, or with 8bit two: NAME (uint8 codes) and NAME_scale (fp32, one a block).
-    """
 
-    format: Format
-
-    def of(self, parameter: Tensor) -> Format:
-        """The format of one parameter's moments."""
-        return "fp32" if parameter.numel() < SMALL else self.format
-
-    def zeros(self, parameter: Tensor, name: str, device: torch.device) -> State:
-        """The entries of a zero moment, in the shape of the parameter's local shard."""
-        format, shape = self.of(parameter), local(parameter).shape
-        if format == "8bit":
-            blocks = -(-shape.numel() // BLOCK)
-            return {
-                name: torch.zeros(shape, dtype=torch.uint8, device=device),
-                f"{name}_scale": torch.zeros(blocks, dtype=torch.float32, device=device),
-            }
-        wide = torch.promote_types(parameter.dtype, torch.float32)
-        return {name: torch.zeros(shape, dtype=torch.bfloat16 if format == "bf16" else wide, device=device)}
+def zero_moment(parameter: Tensor, name: str, format: Format) -> State:
+    """The entries of a zero moment, in the shape of the parameter's local shard: NAME, and with 8bit (uint8 codes)
+    NAME_scale (fp32, one a block)."""
+    shape, device = local(parameter).shape, parameter.device
+    if format == "8bit":
+        codes = torch.zeros(shape, dtype=torch.uint8, device=device)
+        return {name: codes, f"{name}_scale": torch.zeros(-(-shape.numel() // BLOCK), device=device)}
+    dtype = torch.bfloat16 if format == "bf16" else torch.promote_types(parameter.dtype, torch.float32)
+    return {name: torch.zeros(shape, dtype=dtype, device=device)}
 
 
 def read(state: State, name: str, signed: bool, part: slice) -> Tensor:
@@ -193,24 +182,21 @@ class CpuOffload:
 
     def fetch(self, states: list[State], device: torch.device) -> list[State]:
         """Copies of states on the device; a step count that no kernel reads is not copied."""
+
+        def stays(state: State, name: str) -> bool:
+            return name == "step" and any(value.dtype != torch.float32 for value in state.values())
+
         return [
-            {
-                name: value
-                if name == "step" and not _is_fp32(state)
-                else value.to(device, non_blocking=True, copy=True)
-                for name, value in state.items()
-            }
+            {name: x if stays(state, name) else x.to(device, non_blocking=True, copy=True) for name, x in state.items()}
             for state in states
         ]
 
     def put_back(self, states: list[State], fetched: list[State], device: torch.device) -> None:
         """Copy updated states back to the CPU, overlapped with what follows."""
-        copies = [
-            (state[name], value)
-            for state, on_device in zip(states, fetched, strict=True)
-            for name, value in on_device.items()
-            if value is not state[name]
+        pairs = [
+            (state[name], x) for state, on_device in zip(states, fetched, strict=True) for name, x in on_device.items()
         ]
+        copies = [(target, value) for target, value in pairs if value is not target]
         if device.type != "cuda":
             for target, value in copies:
                 target.copy_(value)
@@ -232,10 +218,6 @@ class CpuOffload:
         """Wait on the host until every moment is in CPU memory."""
         if self._copy_back is not None:
             self._copy_back.synchronize()
-
-
-def _is_fp32(state: State) -> bool:
-    return all(value.dtype == torch.float32 for value in state.values())
 
 
 def offload_batches(states: list[State]) -> Iterator[slice]:

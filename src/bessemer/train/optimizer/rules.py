@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -32,21 +31,6 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 EPSILON = 1e-7
 STACK_ELEMENTS = 1 << 25  # elements orthogonalised together: batches small matmuls without a second model in memory
-
-
-@dataclass(frozen=True)
-class UpdateGroup:
-    """Parameters with the same update.
-
-    weight_decay: decoupled, multiplied with the group's learning rate; rate: the group's learning rate as a multiple
-    of the run's; named: the parameters by name.
-    """
-
-    kind: Kind
-    rule: str
-    weight_decay: float
-    rate: float
-    named: tuple[tuple[str, Tensor], ...]
 
 
 def kind_of(name: str, parameter: Tensor) -> Kind:
@@ -73,20 +57,20 @@ def matrices(name: str, tensor: Tensor) -> list[Tensor]:
     return [tensor]
 
 
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[UpdateGroup]:
-    """The groups of a model's trained parameters.
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """The groups of a model's trained parameters, as torch's optimizers take them.
 
-    Vectors (norms, biases) are not decayed, nor are the embedding and the head unless `decay_embeddings`. Muon takes
-    the hidden matrices and leaves the rest to AdamW.
+    Vectors (norms, biases) are not decayed, nor are the embedding and the head unless `decay_embeddings`. Muon takes the hidden
+    matrices and leaves the rest to AdamW. rate: the group's learning rate as a multiple of the run's; the decoupled weight decay
+    is multiplied with the group's learning rate.
     """
+    assert config.learning_rate is not None and config.betas is not None, "the recipe is resolved"
     named = dict(model.named_parameters())
-    tied = "head.weight" not in named and any(
-        name == "head.weight" for name, _ in model.named_parameters(remove_duplicate=False)
-    )
+    tied = "head.weight" not in named and "head.weight" in dict(model.named_parameters(remove_duplicate=False))
     if tied and config.base_width is not None:
         raise InputError("train.optimizer.base_width needs a head of its own; set model.tie_embeddings = false")
     width: int = model.config.width if hasattr(model, "config") else 0  # type: ignore[union-attr,assignment]
-    collected: dict[tuple[Kind, str, float, float], list[tuple[str, Tensor]]] = {}
+    collected: dict[tuple[Kind, str, float, float], list[str]] = {}
     for name, parameter in named.items():
         if not parameter.requires_grad:
             continue
@@ -98,21 +82,28 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[UpdateGr
             rate *= config.muon_rate
         transferred = _width_rate(kind, rule, config, width)
         decay = config.weight_decay / transferred if decayed else 0.0
-        collected.setdefault((kind, rule, decay, rate * transferred), []).append((name, parameter))
-    return [UpdateGroup(*key, tuple(members)) for key, members in collected.items()]
+        collected.setdefault((kind, rule, decay, rate * transferred), []).append(name)
+    shared = {
+        "betas": tuple(config.betas), "eps": config.eps, "momentum": config.muon_momentum, "scale": config.muon_scale,
+    }  # fmt: skip
+    return [
+        {"params": [named[name] for name in names], "names": names, "kind": kind, "rule": rule, "weight_decay": decay,
+         "rate": rate, "lr": config.learning_rate * rate, **shared}
+        for (kind, rule, decay, rate), names in collected.items()
+    ]  # fmt: skip
 
 
 def _width_rate(kind: Kind, rule: str, config: OptimizerConfig, width: int) -> float:
     """Factor on the learning rate at `width` when it was tuned at `base_width`.
 
-    The initial weights are those of the maximal update parametrisation already (hidden std 1/sqrt(fan-in), head
-    1/width, embedding 1), so only Adam's rule is left: hidden matrices and the head learn with 1/fan-in (Yang et al. 2022,
-    Tensor Programs V, table 3), every fan-in assumed to grow with the width. Lion's updates are as large as Adam's and
-    follow the same rule. An orthogonalised update with muon_scale "spectral" holds at every width (Yang, Simon and
-    Bernstein 2023, condition 1); that of "match_rms" grows with the root of the width.
+    The initial weights are those of the maximal update parametrisation already (hidden std 1/sqrt(fan-in), head 1/width,
+    embedding 1), so only Adam's rule is left: hidden matrices and the head learn with 1/fan-in (Yang et al. 2022, Tensor
+    Programs V, table 3), every fan-in assumed to grow with the width. Lion's updates are as large as Adam's and follow the same
+    rule. An orthogonalised update with muon_scale "spectral" holds at every width (Yang, Simon and Bernstein 2023, condition 1);
+    that of "match_rms" grows with the root of the width.
 
-    The decay per step, learning rate x weight_decay, is not scaled with it: the number of steps over which weights are
-    forgotten has to hold across widths (Wang and Aitchison 2024), so the caller divides the decay by this.
+    The caller divides the decay by this, because the number of steps over which weights are forgotten, 1 / (learning rate x
+    weight_decay), has to hold across widths (Wang and Aitchison 2024).
     """
     if config.base_width is None or kind not in ("matrix", "head"):
         return 1.0
@@ -128,21 +119,10 @@ def adamw(weights: list[Tensor], gradients: list[Tensor], states: list[State], g
     Each state has `exp_avg`, `exp_avg_sq` and `step`, the number of updates so far, which is incremented.
     """
     fused_adamw(
-        weights,
-        gradients,
-        [state["exp_avg"] for state in states],
-        [state["exp_avg_sq"] for state in states],
-        [],
-        [state["step"] for state in states],
-        fused=True,
-        amsgrad=False,
-        beta1=group["betas"][0],
-        beta2=group["betas"][1],
-        lr=group["lr"],
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        maximize=False,
-    )
+        weights, gradients, [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], [],
+        [state["step"] for state in states], fused=True, amsgrad=False, beta1=group["betas"][0], beta2=group["betas"][1],
+        lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+    )  # fmt: skip
 
 
 def lion(weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
@@ -188,31 +168,23 @@ def update_scale(rows: int, columns: int, kind: str) -> float:
     return math.sqrt(max(1.0, rows / columns))
 
 
-@dataclass
-class _Stack:
-    """Directions of one shape to orthogonalise together, and the weights that they update."""
-
-    directions: list[Tensor] = field(default_factory=list)
-    weights: list[Tensor] = field(default_factory=list)
-
-
 def muon(directed: Iterable[tuple[str, Tensor, Tensor]], group: dict[str, Any]) -> None:
     """Decay weights and move them along their orthogonalised directions, in place; matrices of a shape together.
 
     directed: name, weight and direction of each parameter, consumed one by one, so that not all directions are in memory
     at once.
     """
-    waiting: dict[tuple[int, int], _Stack] = {}
+    waiting: dict[
+        torch.Size, list[tuple[Tensor, Tensor]]
+    ] = {}  # by shape: directions, and the weights that they update
     for name, weight, direction in directed:
         weight.mul_(1.0 - group["lr"] * group["weight_decay"])
         for part, target in zip(matrices(name, direction), matrices(name, weight), strict=True):
             matrix_RC = part.reshape(-1, part.shape[-1])
-            shape = (matrix_RC.shape[0], matrix_RC.shape[1])
-            stack = waiting.setdefault(shape, _Stack())
-            stack.directions.append(matrix_RC)
-            stack.weights.append(target)
-            if matrix_RC.numel() * len(stack.directions) >= STACK_ELEMENTS:
-                _move(waiting.pop(shape), group)
+            stack = waiting.setdefault(matrix_RC.shape, [])
+            stack.append((matrix_RC, target))
+            if matrix_RC.numel() * len(stack) >= STACK_ELEMENTS:
+                _move(waiting.pop(matrix_RC.shape), group)
     for stack in waiting.values():
         _move(stack, group)
 
@@ -239,12 +211,13 @@ def nesterov(moment: Tensor, gradient: Tensor, momentum: float) -> Tensor:
     return gradient.lerp(moment, momentum)
 
 
-def _move(stack: _Stack, group: dict[str, Any]) -> None:
-    rows, columns = stack.directions[0].shape
+def _move(stack: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
+    directions = [direction for direction, _ in stack]
+    rows, columns = directions[0].shape
     size = group["lr"] * update_scale(rows, columns, group["scale"])
-    if stack.directions[0].is_cuda:
-        updates = list(orthogonalise(torch.stack(stack.directions)).unbind(0))
+    if directions[0].is_cuda:
+        updates = list(orthogonalise(torch.stack(directions)).unbind(0))
     else:  # some CPUs round a batched matmul by the number of matrices in it, which depends on offloading
-        updates = [orthogonalise(direction.unsqueeze(0)).squeeze(0) for direction in stack.directions]
-    for target, update in zip(stack.weights, updates, strict=True):
+        updates = [orthogonalise(direction.unsqueeze(0)).squeeze(0) for direction in directions]
+    for (_, target), update in zip(stack, updates, strict=True):
         target.add_(update.reshape(target.shape).to(target.dtype), alpha=-size)
