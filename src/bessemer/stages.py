@@ -240,8 +240,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     from bessemer.report import planned
     from bessemer.tokens.outlook import num_tokens
     from bessemer.train import device as devices
-    from bessemer.train.session import train_here
-    from bessemer.train.training import TrainSummary
+    from bessemer.train.loop import TrainSummary, train_here
 
     recipe, run = prepared.recipe, session.run
     steps = recipe.train.steps

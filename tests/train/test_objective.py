@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from bessemer.errors import InputError
 from bessemer.train.cross_entropy import chunked_cross_entropy
 
 
@@ -118,15 +117,6 @@ def test_the_pieces_add_up_whatever_the_cut() -> None:
         for x, y in zip(whole[1], other[1], strict=True):
             assert torch.isfinite(y).all()
             assert float((x - y).norm() / x.norm()) <= 1e-6
-
-
-@pytest.mark.parametrize(
-    ("terms", "said"), [({"label_smoothing": 1.0}, "label_smoothing"), ({"soft_cap": 0.0}, "soft_cap")]
-)
-def test_senseless_terms_are_refused(terms: dict[str, float], said: str) -> None:
-    hidden, head, _, targets = drawn()
-    with pytest.raises(InputError, match=said):
-        chunked_cross_entropy(hidden, head, targets, chunk=8, **terms)
 
 
 def test_an_uncounted_row_may_hold_anything() -> None:

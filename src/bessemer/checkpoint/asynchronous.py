@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, Self
@@ -20,8 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bessemer.checkpoint.format import Tensors
-from bessemer.checkpoint.protocol import LocalTensors, PreparedSave, prepare, publish
-from bessemer.checkpoint.retention import Retention
+from bessemer.checkpoint.protocol import LocalTensors, PreparedSave, Retention, prepare, publish
 from bessemer.environment import available_memory
 from bessemer.errors import BessemerError
 from bessemer.parallel import traffic
@@ -64,12 +64,11 @@ class AsyncSaver:
                 error.add_note(f"(and the save before failed: {before})")
             raise
         copied: Callable[[], LocalTensors] | None = None
-        in_background = self._fits(prepared.own)
-        if in_background:
+        if in_background := self._fits(prepared.own):
             try:
                 copied = self._copy(prepared.own)
             except (RuntimeError, MemoryError) as error:  # raised in the thread, where the other ranks wait
-                copied = _raiser(BessemerError(f"no memory for the copy: {error}"))
+                copied = partial(_fail, BessemerError(f"no memory for the copy: {error}"))
         arguments = prepared, copy.deepcopy(facts), copied, self.keep
         self._thread = Thread(target=self._publish, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
@@ -119,12 +118,8 @@ class AsyncSaver:
 
     def _fits(self, own: LocalTensors) -> bool:
         """Whether copies of all processes of this node fit into free memory."""
-        missing = sum(
-            tensor.nbytes
-            for part, named in own.items()
-            for name, tensor in named.items()
-            if not _matches(self._buffers.get((part, name)), tensor)
-        )
+        named = (((part, name), tensor) for part, tensors in own.items() for name, tensor in tensors.items())
+        missing = sum(tensor.nbytes for key, tensor in named if not _matches(self._buffers.get(key), tensor))
         return MEMORY_FACTOR * missing * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= available_memory()
 
     def _copy(self, own: LocalTensors) -> Callable[[], LocalTensors]:
@@ -156,8 +151,5 @@ def _matches(buffer: Tensor | None, tensor: Tensor) -> bool:
     return buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype
 
 
-def _raiser(error: BessemerError) -> Callable[[], LocalTensors]:
-    def fail() -> LocalTensors:
-        raise error
-
-    return fail
+def _fail(error: BessemerError) -> LocalTensors:
+    raise error

@@ -1,18 +1,15 @@
 """The checkpoint protocol: after a kill at any time, the last good checkpoint is complete and found.
 
     step-00001000/
-      model.safetensors, optimizer.safetensors, ...   tensors; nothing is pickled. With several processes each writes its
-      model-00001-of-00008.safetensors, ...           shards, and replicas divide the writing among them
-      manifest.json                                   written last: per file size and SHA-256, per tensor dtype, shape
-                                                      and shards, and the facts a resume needs
+      model.safetensors, optimizer.safetensors, ...   tensors; with several processes each writes its shards, and replicas
+      model-00001-of-00008.safetensors, ...           divide the writing among them
+      manifest.json                                   last: hashes, shards and facts (see format.py)
     latest                                            the name of the newest verified checkpoint
 
 Saving: the state must be finite and the disk must have 1.2 times its size free; files go into step-N.tmp/, each synced; the
 manifest last; then everything is reread and verified; only then is it published by a rename and a sync of the folder, then
-`latest` moves, and only then are older checkpoints removed. Loading verifies every byte before anything is used, and falls
-back to the next older checkpoint; when some exist and none is complete it refuses to start from scratch.
-
-With several processes, rank 0 prepares, publishes and removes, all write and verify; a failure of one raises on all.
+`latest` moves, and only then are older checkpoints removed. With several processes, rank 0 prepares, publishes and removes, all
+write and verify; a failure of one raises on all.
 """
 
 from __future__ import annotations
@@ -45,7 +42,6 @@ from bessemer.checkpoint.format import (
     local_shards,
 )
 from bessemer.checkpoint.reading import SavedCheckpoint
-from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.run import sync_folder, write_atomic
@@ -56,6 +52,31 @@ SPACE_FACTOR = 1.2
 LocalTensors = dict[str, dict[str, Tensor]]  # part -> name -> local tensor
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
+
+
+@dataclass(frozen=True)
+class Retention:
+    """newest: so many of the newest stay; decay_start: the newest at or before this step stays too, from which a longer run
+    of the same recipe goes on; healthy_until: and the newest at or before this one, the last before an alarm; distance: and one
+    that is at least about so many steps older than the newest, for a rollback; 0: none."""
+
+    newest: int
+    decay_start: int | None = None
+    healthy_until: int = 0
+    distance: int = 0
+
+    def kept(self, steps: list[int]) -> set[int]:
+        """Of the published steps, those that stay."""
+        ascending = sorted(steps)
+        kept = set(ascending[-self.newest :])
+        kept |= set([step for step in ascending if self.decay_start is not None and step <= self.decay_start][-1:])
+        kept |= set([step for step in ascending if step <= self.healthy_until][-1:])
+        if self.distance:
+            # The first of each of the last three spans: as the newest moves on, one of them is always old enough.
+            last = ascending[-1] // self.distance
+            for span in range(last - 2, last + 1):
+                kept |= set([step for step in ascending if step // self.distance == span][:1])
+        return kept
 
 
 @dataclass(frozen=True)
@@ -238,19 +259,18 @@ def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> SavedCheckpoint:
     manifests: list[Manifest] = []
 
     def examine() -> str:
-        manifest = load_manifest(folder)
-        manifests.append(manifest)
-        for name in _files_to_verify(manifest.files, mesh):
+        manifests.append(load_manifest(folder))
+        for name in _files_to_verify(manifests[0].files, mesh):
             path = folder / name
             if not path.is_file():
                 raise BessemerError(f"{path}: missing")
             try:
-                if _fingerprint(path) != manifest.files[name]:
+                if _fingerprint(path) != manifests[0].files[name]:
                     raise BessemerError(f"{path}: damaged: size or SHA-256 differ from the manifest")
                 _require_finite_file(path)
             except (OSError, SafetensorError) as error:
                 raise BessemerError(f"{path}: cannot be read: {error}") from None
-        return manifest.sha256
+        return manifests[0].sha256
 
     def compare(hashes: list[str]) -> list[None]:
         if len(set(hashes)) > 1:
@@ -316,10 +336,9 @@ def _attempt(act: Callable[[], Any]) -> tuple[Any, tuple[str, bool] | None, Exce
     """(result, None, None), or on failure (None, (message, whether a user can act on it), exception)."""
     try:
         return act(), None, None
-    except (BessemerError, OSError) as error:
-        return None, (str(error), True), error
     except Exception as error:
-        return None, (f"{type(error).__name__}: {error}", False), error
+        expected = isinstance(error, BessemerError | OSError)
+        return None, (str(error) if expected else f"{type(error).__name__}: {error}", expected), error
 
 
 def _name(step: int) -> str:
@@ -392,9 +411,8 @@ def _require_finite_file(path: Path) -> None:
 
 def _require_space(folder: Path, needed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder).free
-    if free < SPACE_FACTOR * needed:
+    free, wanted = shutil.disk_usage(folder).free, SPACE_FACTOR * needed
+    if free < wanted:
         raise BessemerError(
-            f"checkpoint: {folder} has {free / 1e6:.0f} MB free, but {SPACE_FACTOR * needed / 1e6:.0f} MB are needed; free "
-            "some space"
+            f"checkpoint: {folder} has {free / 1e6:.0f} MB free, but {wanted / 1e6:.0f} MB are needed; free some space"
         )

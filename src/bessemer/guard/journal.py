@@ -1,11 +1,10 @@
 """The journal of a run: what the guard decided and a repeated run could not find out again by itself.
 
-    {"kind": "skip", "step": 57, "rollbacks": 0}          the update of step 57 was skipped
+    {"kind": "skip", "step": 57, "rollbacks": 0}          the update of step 57 was skipped, with no rollback before it
     {"kind": "rollback", "number": 1, "at": 120, "to": 80, ...}
 
-Recipe, tokens and journal give the whole run: with a copy of its journal a new run takes the path that this one took in the end,
-bit for bit, also where the trouble was a fault of the machine. A step is 1-based; the rollbacks of a line are the number of
-rollbacks before it. An entry is durable before it is acted on, so that a kill at any time leaves either none of it or all.
+Recipe, tokens and journal give the whole run bit for bit, also where the trouble was a fault of the machine. Steps are 1-based.
+An entry is durable before it is acted on, so that a kill at any time leaves either none of it or all.
 """
 
 from __future__ import annotations

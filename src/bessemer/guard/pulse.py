@@ -1,8 +1,7 @@
-"""The pulse of a training process: what it does and since when, in a few bytes that another process can read.
+"""The pulse of a training process: what it does and since when, in shared memory that another process reads.
 
-A thread renews the time of the last beat each second, also while the main thread waits for other processes. So a process that no
-longer beats was stopped, or holds the interpreter and never gives it back, and one that beats without progress waits for
-something. Written to shared memory: a mark costs a microsecond and no system call.
+A thread renews the time of the last beat each second, also while the main thread waits. A process that no longer beats was
+stopped or never gives the interpreter back; one that beats without progress waits for something.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from bessemer.guard.incidents import ADVICE, record
@@ -106,9 +104,7 @@ class Pulse:
         threading.Thread(target=self._beat, name="pulse", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         faulthandler.unregister(signal.SIGUSR2)
         self._file.close()
@@ -144,9 +140,8 @@ class Pulse:
     def _write(self, beat: float) -> None:
         if self._memory is not None:
             phase = PHASES.index(self._phase)
-            _LAYOUT.pack_into(
-                self._memory, 0, os.getpid(), self._rank, phase, self._step, beat, self._since, self._limit
-            )
+            values = os.getpid(), self._rank, phase, self._step, beat, self._since, self._limit
+            _LAYOUT.pack_into(self._memory, 0, *values)
 
     def _beat(self) -> None:
         told = 0.0

@@ -113,7 +113,7 @@ class LaunchedProcess:
         from bessemer.recipe import load
         from bessemer.run import read_json
         from bessemer.train import device as devices
-        from bessemer.train.session import train_here
+        from bessemer.train.loop import train_here
 
         rendezvous = rendezvous_module.join()
         run = rendezvous_module.agree_on_recipe(rendezvous, self.task.opened)

@@ -78,24 +78,25 @@ def mixture_audit(mixture: Mixture, counts: MixtureCounts, samples: int, gaps: S
     gaps: what was passed over before that place. target_share is what the caps leave of asked_share.
     """
     tokens, sequences = np.array(counts.tokens), np.array(counts.sequences)
-    num_phases = len(tokens)
+    aims = [mixture.aims[number] for number in range(len(tokens))]
+    asked, planned = np.array([aim.asked for aim in aims]), np.array([aim.planned for aim in aims])
     weight = tokens.sum(axis=1) / max(int(tokens.sum()), 1)
-    asked, planned = (
-        np.array([getattr(mixture.aims[number], kind) for number in range(num_phases)]) for kind in ("asked", "planned")
-    )
-    weight = weight if weight.any() else np.eye(num_phases)[0]
+    if not weight.any():
+        weight = np.eye(len(tokens))[0]
     drawn = sequences.sum(axis=0)
     rows = _rows(mixture, weight @ asked, weight @ planned, drawn, tokens.sum(axis=0))
     for row, epochs in zip(rows.values(), (drawn / np.array(mixture.sequences)).tolist(), strict=True):
-        row["epochs"] = epochs
-        row["repeated_often"] = epochs > REPEATS_WORTH_A_WARNING
+        row |= {"epochs": epochs, "repeated_often": epochs > REPEATS_WORTH_A_WARNING}
     phases = []
-    starts = [next(phase.first for phase in mixture.phases if phase.asked == number) for number in range(num_phases)]
+    starts = [next(p.first for p in mixture.phases if p.asked == number) for number in range(len(tokens))]
     for number, (start, next_start) in enumerate(zip(starts, [*starts[1:], samples], strict=True)):
         end = min(next_start, samples)
-        of_phase = _rows(mixture, asked[number], planned[number], sequences[number], tokens[number])
         if end > start:
+            of_phase = _rows(mixture, asked[number], planned[number], sequences[number], tokens[number])
             phases.append({"from": start, "to": end, "sources": of_phase, "largest_deviation": _deviation(of_phase)})
+    in_order = np.array(mixture.drawn(samples))
+    for first, end in gaps:
+        in_order -= np.array(mixture.drawn(end)) - np.array(mixture.drawn(first))
     return {
         "samples": samples,
         "block": mixture.phases[0].block,
@@ -103,16 +104,8 @@ def mixture_audit(mixture: Mixture, counts: MixtureCounts, samples: int, gaps: S
         "largest_deviation": _deviation(rows),
         "phases": phases,
         "passed_over": sum(end - first for first, end in gaps),
-        "follows_the_order": bool((drawn == _of_order(mixture, samples, gaps)).all()),
+        "follows_the_order": bool((drawn == in_order).all()),
     }
-
-
-def _of_order(mixture: Mixture, samples: int, gaps: Sequence[Range]) -> Any:
-    """Sequences of each source up to a place of the order, without the gaps."""
-    drawn = np.array(mixture.drawn(samples))
-    for first, end in gaps:
-        drawn -= np.array(mixture.drawn(end)) - np.array(mixture.drawn(first))
-    return drawn
 
 
 def _rows(mixture: Mixture, asked: Any, planned: Any, sequences: Any, tokens: Any) -> dict[str, dict[str, Any]]:

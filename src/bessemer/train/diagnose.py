@@ -39,10 +39,9 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.healing import apply_step, judge_step
 from bessemer.train.recompute import blocks_recomputed
-from bessemer.train.session import set_up
+from bessemer.train.session import Training, set_up
 from bessemer.train.step import Gradients
 from bessemer.train.task import config_of
-from bessemer.train.training import Training
 
 NEIGHBOURS = 16  # batches around the step
 EARLIER_STEPS = 8  # the earlier weights are at least so many steps older

@@ -1,13 +1,12 @@
 """Linear layers in 8-bit floating point, on PyTorch's scaled matmul.
 
-Each matmul quantises its operands (dynamic scaling): an operand is divided by a scale that maps its largest magnitude to the
-largest value of the dtype, and the result is multiplied by both scales. Formats after
-Micikevicius et al. 2022 ("FP8 formats for deep learning", section 3): e4m3 has 3 bits of significand and reaches 448,
-e5m2 has 2 and reaches 57344.
+Each operand is divided by a scale that maps its largest magnitude to the largest value of the dtype (dynamic scaling), and the
+result is multiplied by both scales. Formats after Micikevicius et al. 2022 ("FP8 formats for deep learning", section 3): e4m3
+has 3 bits of significand and reaches 448, e5m2 has 2 and reaches 57344.
 
 tensorwise: one scale a tensor; e4m3 for activations and weights, e5m2 for gradients, whose range is wider.
-rowwise: one scale for each row that is summed over, a power of two so that scaling is exact; e4m3 throughout,
-since within one row e4m3's range is enough (the rowwise recipe of torchao's float8 training).
+rowwise: one scale for each row that is summed over, a power of two so that scaling is exact; e4m3 throughout (the rowwise recipe
+of torchao's float8 training).
 
 Shapes: N tokens, I inputs, O outputs.
 """

@@ -19,9 +19,9 @@ from bessemer.terminal import warn
 from bessemer.tokens.loader import Batch
 from bessemer.train.learning_rate import rewarm_share
 from bessemer.train.metrics import MetricsLog
+from bessemer.train.session import Training
 from bessemer.train.state import Position, restore
 from bessemer.train.step import Gradients
-from bessemer.train.training import Training
 
 # Batches from an alarm's onset, and samples, whose documents an incident names.
 DOCUMENT_STEPS, DOCUMENT_SAMPLES = 4, 256

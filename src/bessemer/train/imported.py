@@ -25,6 +25,7 @@ from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe, dump, parse
 from bessemer.run import RunFolder, staging, write_atomic, write_json
 from bessemer.tokens.pretrained import carry, end_ids, end_of_text, file_in, read_table, special_tokens
+from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.device import Device, choose
 from bessemer.train.state import Position, capture
@@ -98,8 +99,9 @@ def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: Read
         return Imported(architecture, parameters, read.max_difference, 0, len(texts), read.line)
     check = verify(model, source, sample, texts)
     worst = max(read.max_difference or 0.0, check.logits_max_difference)
-    documents = check.tokenizer_documents_equal
-    return Imported(architecture, parameters, worst, check.greedy_tokens_equal, documents, read.note)
+    return Imported(
+        architecture, parameters, worst, check.greedy_tokens_equal, check.tokenizer_documents_equal, read.note
+    )
 
 
 def _write(run: RunFolder, source: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
@@ -175,11 +177,8 @@ def _recipe(source: Path, run: RunFolder, name: str, directory: str, tokenizer: 
 
 
 def _save(recipe: Recipe, run: RunFolder, model: Transformer, tokenizer: Tokenizer) -> Device:
-    from bessemer.tokens.shards import TokenStore
-
     device = choose(recipe.train.model_copy(update={"device": "cpu", "precision": "fp32", "compile": "off"}))
     step = TrainStep(recipe, model, device, tokenizer.end_of_text, 0)
     tensors, facts = capture(step, Position(), recipe, TokenStore.open(run.tokens))
-    config: ModelConfig = model.config
-    save(run.checkpoints, 0, tensors, {**facts, "model": config.to_dict()}, recipe.checkpoint.keep)
+    save(run.checkpoints, 0, tensors, {**facts, "model": model.config.to_dict()}, recipe.checkpoint.keep)
     return device

@@ -10,14 +10,15 @@ from bessemer.recipe import Optimizer, Schedule
 def learning_rate_share(schedule: Schedule, step: int, steps: int) -> float:
     """Share of the peak learning rate for the update number `step` (0-based) of `steps`.
 
-    Warmup rises linearly and reaches 1 at update `warmup_steps`; where there is an end, the last update has
-    `final_share`. cosine: half a cosine between the two (Loshchilov and Hutter 2017). linear: a line. wsd:
-    constant, then linear over the last `decay_share` of the steps (Hu et al. 2024; linear decay after Hägele et al.
-    2024). inverse_sqrt: the root of warmup / step (Vaswani et al. 2017, section 5.3), not below `final_share`.
-    constant: 1. Where the schedule re-warms, its rate is multiplied with `rewarm_share`.
+    Warmup rises linearly and reaches 1 at update `warmup_steps`; where there is an end, the last update has `final_share`.
+    cosine: half a cosine between the two (Loshchilov and Hutter 2017). linear: a line. wsd: constant, then linear over the last
+    `decay_share` of the steps (Hu et al. 2024; linear decay after Hägele et al. 2024). inverse_sqrt: the root of warmup / step
+    (Vaswani et al. 2017, section 5.3), not below `final_share`. constant: 1. Where the schedule re-warms, its rate is multiplied
+    with `rewarm_share`.
     """
-    rewarmed = rewarm_share(step, schedule.rewarm_at, schedule.rewarm_steps, schedule.rewarm_from)
-    return _share(schedule, step, steps) * rewarmed
+    return _share(schedule, step, steps) * rewarm_share(
+        step, schedule.rewarm_at, schedule.rewarm_steps, schedule.rewarm_from
+    )
 
 
 def rewarm_share(step: int, at: int | None, steps: int, first: float) -> float:

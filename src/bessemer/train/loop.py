@@ -1,23 +1,105 @@
-"""The training loop. train/session.py builds its parts; here they work together."""
+"""The training loop, and the training of a run on one process. train/session.py builds the parts that work together here."""
 
 from __future__ import annotations
 
+import gc
+from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
+from bessemer.checkpoint.protocol import published
+from bessemer.environment import describe
 from bessemer.errors import Stopped
-from bessemer.run import write_json
-from bessemer.terminal import progress
+from bessemer.guard.pulse import Pulse
+from bessemer.layout.flops import devices_of
+from bessemer.parallel.mesh import ProcessMesh
+from bessemer.recipe import Recipe
+from bessemer.run import RunFolder, read_json, write_json
+from bessemer.terminal import progress, say
 from bessemer.tokens.loader import Batch
+from bessemer.tokens.shards import TokenStore
+from bessemer.train import device as devices
+from bessemer.train import profile as profiles
 from bessemer.train.audit import mixture_audit
-from bessemer.train.device import memory_in_use, release_unused
+from bessemer.train.device import Device, memory_in_use, release_unused
 from bessemer.train.healing import apply_step, compare_replicas, handle_judgement, judge_step
 from bessemer.train.metrics import MetricsLog
+from bessemer.train.precision import probe
+from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
+from bessemer.train.session import Training, run_checkpoint, run_journal, set_up
 from bessemer.train.state import Position, weights_digest
 from bessemer.train.step import Gradients
 from bessemer.train.stop import StopSignal
-from bessemer.train.training import Training, TrainSummary
+from bessemer.train.task import config_of
 from bessemer.train.validation import Validation, validate
 from bessemer.train.watch import Watch
+
+
+@dataclass(frozen=True)
+class TrainSummary:
+    """The result of a training. resumed_at: step of the checkpoint, 0 for a fresh start; skipped: by the guard; rescaled: steps
+    dropped because fp16's loss scale was too large; peak_memory: bytes; recomputed: blocks."""
+
+    step: int
+    resumed_at: int
+    bits_per_byte: float | None
+    accuracy: float | None
+    skipped: int
+    seconds: float
+    weights: str
+    rescaled: int
+    peak_memory: int
+    recomputed: int
+
+
+def train_here(
+    recipe: Recipe, run: RunFolder, plan: dict[str, Any], profile: bool, device: Device,
+    mesh: ProcessMesh, pulse: Pulse,
+) -> TrainSummary:  # fmt: skip
+    """Train a resolved recipe on this process of the mesh. plan: contents of plan.json; profile: a few steps, into profile/."""
+    done = published(run.checkpoints)
+    store = TokenStore.open(run.tokens)
+    if mesh.is_main:
+        store.verify()
+    devices.make_deterministic()
+    if mesh.is_main and not run.environment.exists():
+        write_json(run.environment, describe(device.name, device.precision))
+    say(f"  on {device.name}, {device.precision}{', compiled' if device.compile else ''}")
+    say(f"  {probe(device.arithmetic, device.torch_device)}")
+    if not device.is_cuda:
+        # Memory freed by measurements and earlier stages must not count as this training's base.
+        devices.release_unused(device)
+        devices.keep_freed_memory()
+        devices.reset_peak_resident()
+    config = config_of(recipe, store.vocabulary, len(store.labels))
+    # This process's own base and blocks: those of the process that planned differ, as after a resume.
+    # Where one process has too little memory, all recompute more: they wait for each other anyway.
+    recomputed = max(mesh.gather(blocks_recomputed(recipe.train, recipe.parallel, config, device)))
+    memory = memory_of(recipe.train, recipe.parallel, config, device, recomputed, base_bytes(device)).to_dict()
+    if mesh.is_main:
+        write_json(run.plan, {**read_json(run.plan), "memory_bytes": memory})
+    profiler = (
+        profiles.of(recipe.train, recipe.checkpoint.every, run.profile, device, done[-1] if done else 0)
+        if profile and mesh.is_main
+        else None
+    )
+    peak = plan["peak_flops"] * devices_of(recipe.parallel, recipe.cluster.nodes, device.is_cuda)
+    gc.collect()
+    gc.freeze()  # collections around a validation took 0.2 s more with the libraries' objects
+    try:
+        started, journal = perf_counter(), run_journal(run, mesh)
+        training = set_up(
+            recipe, config, run, store, device, mesh, pulse, journal, run_checkpoint(run, journal, mesh), recomputed, started,
+            peak=peak, planned_memory=memory["total"], observe=profiler or (lambda batches: batches),
+        )  # fmt: skip
+        if training.position.step:
+            say(f"  going on from step {training.position.step} of {recipe.train.steps}")
+        summary = train(training)
+    finally:
+        gc.unfreeze()
+    if profiler and profiler.seconds:
+        profiles.write(profiler, recipe.train, read_json(run.plan), config, summary.recomputed)
+    return summary
 
 
 def train(training: Training) -> TrainSummary:

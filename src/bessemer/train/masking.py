@@ -14,6 +14,7 @@ Shapes: B sequences, T tokens, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,16 +64,16 @@ class Masker:
         assert self.edges is not None, "whole words need the table of their edges"
         firsts = self.edges.starts(ids_T)
         words = np.split(candidates, np.flatnonzero(firsts[candidates])[1:])  # a word begins with a candidate
-        order = np.argsort(_uniform(draws, len(words)), kind="stable")
+        order = np.argsort(_uniform(draws, len(words)), kind="stable").tolist()
         chosen: list[Ids] = []
         left = count
-        for number in order.tolist():
+        for number in order:
             if len(words[number]) <= left:
                 chosen.append(words[number])
                 left -= len(words[number])
-                if not left:
-                    break
-        return np.concatenate(chosen) if chosen else words[int(order[0])][:count]
+            if not left:
+                break
+        return np.concatenate(chosen) if chosen else words[order[0]][:count]
 
     def _replacements(self, ids_N: Ids, draws: Any) -> Ids:
         """The inputs at hidden tokens."""
@@ -86,19 +87,19 @@ class Masker:
 
     def batch(self, batch: Batch, rank: int = 0, world: int = 1) -> Batch:
         """A batch of sequences as inputs and targets, (B, T)."""
-        samples = batch.samples(rank, world).tolist()
-        pairs = [self.hide(ids_T, sample) for ids_T, sample in zip(batch.inputs, samples, strict=True)]
-        return replace(
-            batch, tokens=np.stack([pair[0] for pair in pairs]), targets=np.stack([pair[1] for pair in pairs])
-        )
+        inputs, targets = self._hidden(batch.inputs, batch.samples(rank, world).tolist())
+        return replace(batch, tokens=inputs, targets=targets)
 
     def held_out(self, part: HeldOut, token_bytes: Ids) -> HeldOut:
         """Held-out sequences with masks that are the same at every validation."""
         fixed = replace(self, key=key_of("held-out masks", part.source))
-        pairs = [fixed.hide(ids_T, row) for row, ids_T in enumerate(part.inputs)]
-        inputs, targets = (np.stack([pair[side] for pair in pairs]) for side in (0, 1))
+        inputs, targets = fixed._hidden(part.inputs, range(len(part.inputs)))
         hidden_bytes = np.where(targets >= 0, token_bytes[targets], 0).sum(axis=1)
         return HeldOut(part.source, inputs, targets >= 0, hidden_bytes, targets, part.starts)
+
+    def _hidden(self, ids_BT: Ids, samples: Iterable[int]) -> tuple[Ids, Ids]:
+        inputs, targets = zip(*(self.hide(*pair) for pair in zip(ids_BT, samples, strict=True)), strict=True)
+        return np.stack(inputs), np.stack(targets)
 
 
 class MaskingLoader:

@@ -1,15 +1,13 @@
 """The number of steps of a run with train.minutes, which follows its measured step time.
 
-A step is timed once before the run, perhaps while other work runs. So the number of steps is decided again early on, when 8%
-of the time has passed, and reviewed each time that half of the rest is done: it changes where the step time has changed by
-more than REVIEW_CHANGE; at once, where the rest would take too long. With a wsd schedule the stable phase and the decay are
-reviewed separately, and the number is decided again where the stable phase ends, or when the time for it has passed: the
-learning rate there does not depend on the number of steps, and the decay keeps its share of the time. A decay that has begun
-keeps its first step.
+It is decided again when 8% of the time has passed, and reviewed each time that half of the rest is done: it changes where the
+step time has changed by more than REVIEW_CHANGE; at once, where the rest would take too long. With a wsd schedule the stable
+phase and the decay are reviewed separately, and the number is decided again where the stable phase ends, or when the time for it
+has passed. The decay keeps its share of the time; one that has begun keeps its first step.
 
-The minutes are those of the whole training: validations and checkpoints are timed apart from steps and included in the
-forecast. Each decision is recorded in the recipe (train.revised) before the next step, and the next one is due relative to
-it: a run that is killed and resumed uses the same learning rates and samples as one that is not.
+The minutes are those of the whole training: validations and checkpoints are timed apart from steps and included in the forecast.
+Each decision is recorded in the recipe (train.revised) before the next step, and the next one is due relative to it: a run that
+is killed and resumed uses the same learning rates and samples as one that is not.
 """
 
 from __future__ import annotations

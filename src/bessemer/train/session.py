@@ -1,101 +1,101 @@
-"""Set-up of a training on this process: the device, the model and its starting weights, and the other parts of the loop."""
+"""The parts of a training on this process and their set-up: model and starting weights, data, guard, logs."""
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from bessemer.checkpoint import SavedCheckpoint, latest
-from bessemer.checkpoint.protocol import drop_newer, exchange, published
-from bessemer.environment import describe
+from bessemer.checkpoint.protocol import drop_newer, exchange
 from bessemer.errors import BessemerError
 from bessemer.guard.detection import GuardReference
 from bessemer.guard.goodput import WallClock
 from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState
 from bessemer.guard.pulse import Pulse
-from bessemer.layout.flops import devices_of, recomputed_flops_per_token, step_flops_per_token
+from bessemer.layout.flops import recomputed_flops_per_token, step_flops_per_token
 from bessemer.layout.pipeline_stages import recomputed_in_all
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import meta_model
 from bessemer.parallel.mesh import ProcessMesh
-from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, read_json, write_json
+from bessemer.parallel.replicas import Difference
+from bessemer.recipe import Guard, Recipe
+from bessemer.run import RunFolder
 from bessemer.terminal import say, warn
-from bessemer.tokens.loader import Batch
+from bessemer.tokens.held_out import HeldOut
+from bessemer.tokens.loader import Batch, Reader
 from bessemer.tokens.shards import TokenStore
-from bessemer.train import device as devices
-from bessemer.train import loop
-from bessemer.train import profile as profiles
 from bessemer.train.audit import MixtureCounts
 from bessemer.train.device import Device
-from bessemer.train.metrics import Rates
+from bessemer.train.metrics import MetricsLog, Rates
 from bessemer.train.pace import Pace
-from bessemer.train.precision import probe
-from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
 from bessemer.train.split import initial_weights
 from bessemer.train.start import is_continued, no_dropout_line, start_from, starting_model
 from bessemer.train.state import Position, Saver, restore
 from bessemer.train.step import TrainStep
-from bessemer.train.task import config_of
-from bessemer.train.training import Replicas, Training, TrainSummary
 
 
-def train_here(
-    recipe: Recipe, run: RunFolder, plan: dict[str, Any], profile: bool, device: Device,
-    mesh: ProcessMesh, pulse: Pulse,
-) -> TrainSummary:  # fmt: skip
-    """Train a resolved recipe on this process of the mesh. plan: contents of plan.json; profile: a few steps, into profile/."""
-    done = published(run.checkpoints)
-    store = TokenStore.open(run.tokens)
-    if mesh.is_main:
-        store.verify()
-    devices.make_deterministic()
-    if mesh.is_main and not run.environment.exists():
-        write_json(run.environment, describe(device.name, device.precision))
-    say(f"  on {device.name}, {device.precision}{', compiled' if device.compile else ''}")
-    say(f"  {probe(device.arithmetic, device.torch_device)}")
-    if not device.is_cuda:
-        # Memory freed by measurements and earlier stages must not count as this training's base.
-        devices.release_unused(device)
-        devices.keep_freed_memory()
-        devices.reset_peak_resident()
-    config = config_of(recipe, store.vocabulary, len(store.labels))
-    # This process's own base and blocks: those of the process that planned differ, as after a resume.
-    # Where one process has too little memory, all recompute more: they wait for each other anyway.
-    recomputed = max(mesh.gather(blocks_recomputed(recipe.train, recipe.parallel, config, device)))
-    memory = memory_of(recipe.train, recipe.parallel, config, device, recomputed, base_bytes(device)).to_dict()
-    if mesh.is_main:
-        write_json(run.plan, {**read_json(run.plan), "memory_bytes": memory})
-    profiler = (
-        profiles.of(recipe.train, recipe.checkpoint.every, run.profile, device, done[-1] if done else 0)
-        if profile and mesh.is_main
-        else None
-    )
-    peak = plan["peak_flops"] * devices_of(recipe.parallel, recipe.cluster.nodes, device.is_cuda)
-    gc.collect()
-    gc.freeze()  # collections around a validation took 0.2 s more with the libraries' objects
-    try:
-        started, journal = perf_counter(), _journal(run, mesh)
-        training = set_up(
-            recipe, config, run, store, device, mesh, pulse, journal, _checkpoint(run, journal, mesh), recomputed, started,
-            peak=peak, planned_memory=memory["total"], observe=profiler or (lambda batches: batches),
-        )  # fmt: skip
-        if training.position.step:
-            say(f"  going on from step {training.position.step} of {recipe.train.steps}")
-        summary = loop.train(training)
-    finally:
-        gc.unfreeze()
-    if profiler and profiler.seconds:
-        profiles.write(profiler, recipe.train, read_json(run.plan), config, summary.recomputed)
-    return summary
+@dataclass
+class Replicas:
+    """What comparisons of replicas have found. equal_at: the last step at which all were equal; suspected: by the step of a
+    difference, one that does not say which rank is wrong."""
+
+    equal_at: int
+    suspected: dict[int, Difference] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Training:
+    """The parts of a training on this process, built by `session.set_up`.
+
+    journal: the guard's decisions so far; reference: what losses and gradients are compared with; position: where it starts;
+    has_checkpoint: whether it was read from one; scores_first: validate before the first step; planned_memory: bytes; started:
+    by perf_counter; observe: wraps the iterator of batches, for the profiler; pulse: for the watchdog; replicas: compared so far.
+    """
+
+    run: RunFolder
+    store: TokenStore
+    step: TrainStep
+    loader: Reader
+    held_out: list[HeldOut]
+    guard: Guard
+    journal: Journal
+    reference: GuardReference
+    pace: Pace
+    rates: Rates
+    saver: Saver
+    position: Position
+    has_checkpoint: bool
+    scores_first: bool
+    tensorboard: bool
+    planned_memory: int
+    started: float
+    observe: Callable[[Iterator[Batch]], Iterator[Batch]]
+    pulse: Pulse
+    clock: WallClock
+    replicas: Replicas
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches of the run from its position on, timed; after a rollback those from there on."""
+        return self.observe(self.rates.timed(self.pace.batches(self.loader, self.position.step)))
+
+    @contextmanager
+    def timing(self, what: str) -> Iterator[None]:
+        """Around a "validation" or the "saving" of a checkpoint."""
+        with self.pulse.during(what), self.clock.counting(what):
+            yield
+
+    def log(self) -> MetricsLog:
+        """The log, which only rank 0 writes."""
+        return MetricsLog(
+            self.run, self.position.step, self.tensorboard, self.journal.num_rollbacks, writes=self.step.mesh.is_main
+        )
 
 
 def set_up(
@@ -155,7 +155,7 @@ def set_up(
     )
 
 
-def _journal(run: RunFolder, mesh: ProcessMesh) -> Journal:
+def run_journal(run: RunFolder, mesh: ProcessMesh) -> Journal:
     """The journal of a run, which rank 0 reads and writes; collective."""
 
     def read(by_rank: list[None]) -> list[Journal]:
@@ -168,7 +168,7 @@ def _journal(run: RunFolder, mesh: ProcessMesh) -> Journal:
     return journal
 
 
-def _checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh) -> SavedCheckpoint | None:
+def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh) -> SavedCheckpoint | None:
     """The newest checkpoint on the path of the journal; those of a rollback that a kill interrupted are removed. Collective."""
     while (checkpoint := latest(run.checkpoints, on_damage=warn, mesh=mesh)) is not None:
         num_rollbacks = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks

@@ -1,11 +1,8 @@
 """The memory of a large run's step on a small machine: the real code, with fake tensors in a fake process group.
 
-Everything that a process of the run would do is done: the same splits in the same order, forward and backward passes, the
-update. The tensors are torch's FakeTensorMode's (shapes and dtypes, no values), the process group is torch's fake one, whose
-collectives return at once. A tracker of storages records what a device would hold, and when.
-
-Differences from a device: kernels are those that torch would choose on a CPU (attention keeps the same: its result and one
-number a query), blocks are not compiled, and every sequence is one document.
+The tensors are torch's FakeTensorMode's (shapes and dtypes, no values), the process group is torch's fake one, whose collectives
+return at once. A tracker of storages records what a device would hold, and when. Differences from a device: kernels are those
+that torch would choose on a CPU, blocks are not compiled, and every sequence is one document.
 """
 
 from __future__ import annotations

@@ -101,34 +101,30 @@ def start_from(step: TrainStep, folder: Path, store: TokenStore) -> str:
             f"train.start: {folder}: no checkpoint there; train that run first, or put its checkpoints back"
         )
     theirs, ours = ModelConfig.from_dict(checkpoint.facts["model"]).to_dict(), step.model.config.to_dict()
-    different = [
-        f"{key}: {theirs.get(key)} there, {value} here"
-        for key, value in ours.items()
-        if key not in FREE_OPTIONS and theirs[key] != value
-    ]
+    options = {key: (theirs[key], value) for key, value in ours.items() if key not in FREE_OPTIONS}
+    different = [f"{key}: {there} there, {here} here" for key, (there, here) in options.items() if there != here]
     if different:
         raise InputError(
             f"train.start: {folder} holds another model ({'; '.join(different[:4])}); give [model] the same options as there"
         )
-    saved, parameters = checkpoint.tensors("model"), dict(step.model.named_parameters())
-    for name, parameter in parameters.items():
-        fits = name in saved and saved[name].shape == parameter.shape
-        if not fits and not name.startswith(HEADS):
-            has = list(saved[name].shape) if name in saved else "nothing"
+    saved, new = checkpoint.tensors("model"), []
+    for name, parameter in step.model.named_parameters():
+        there = saved.pop(name, None)
+        if there is not None and there.shape == parameter.shape:
+            put(parameter, there)
+        elif not name.startswith(HEADS):
+            has = "nothing" if there is None else list(there.shape)
             raise InputError(
                 f"train.start: tensor {name} should be {list(parameter.shape)}, {checkpoint.folder} has {has}; give "
                 "[model] and tokens.sequence_length the same values as there"
             )
-        if fits:
-            put(parameter, saved[name])
-    unused = [name for name in saved if name not in parameters and not name.startswith(HEADS)]
-    if unused:
+        elif there is None:
+            new.append(name)
+    if unused := [name for name in saved if not name.startswith(HEADS)]:
         raise InputError(
             f"train.start: {checkpoint.folder} has a tensor {unused[0]} that this model lacks; see [model]"
         )
-    new = [name for name in parameters if name.startswith(HEADS) and name not in saved]
-    head = f"; new: {', '.join(new)}" if new else ""
-    return f"starting from step {checkpoint.step} of {folder}{head}"
+    return f"starting from step {checkpoint.step} of {folder}" + (f"; new: {', '.join(new)}" if new else "")
 
 
 def require_equal_tokenizers(run: RunFolder, ours: str) -> None:

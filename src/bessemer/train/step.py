@@ -107,8 +107,7 @@ class TrainStep:
             reduced = self.mesh.sum(torch.cat([square, float(self.mesh.is_loss_rank) * sums]))
             norm, sums = math.sqrt(reduced[0]), reduced[1:]
         total, correct, num_scored = float(sums[0]), float(sums[1]), int(sums[2])
-        loss = total / num_targets
-        overflow = False
+        loss, overflow = total / num_targets, False
         if scaled and math.isfinite(loss):
             overflow = scale.can_fall and not math.isfinite(norm)
             scale = scale.after(math.isfinite(norm))
@@ -148,11 +147,7 @@ class TrainStep:
         rate = config.learning_rate * learning_rate_share(self.settings.schedule, step, self.settings.steps_at(step))
         rate *= batch_factor(config, self.batches.tokens(step)) * rate_factor
         optimizers.set_learning_rate(self.optimizer, rate)
-        if self.mesh.is_single:
-            norm = torch.tensor(grad_norm, device=self.device.torch_device, dtype=self.device.arithmetic.weights)
-            nn.utils.clip_grads_with_norm_(self.model.parameters(), config.clip_norm, norm)
-        else:
-            clip_gradients(self.model.parameters(), config.clip_norm, grad_norm)
+        clip_gradients(self.model.parameters(), config.clip_norm, grad_norm)
         self.optimizer.step()
         self._zero_gradients()  # frees memory for a validation or a save
         if self.average is not None:

@@ -9,8 +9,9 @@ width of a head.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -37,22 +38,20 @@ class Watch:
     def __init__(self, step: TrainStep, log: MetricsLog, every: int) -> None:
         self.step, self.log, self.every = step, log, every
 
-    def __call__(self, number: int, batch: Batch, updates: bool = True) -> AbstractContextManager[None]:
-        """Around step `number` (1-based), whose gradients have been computed. updates: not where the update is skipped."""
-        is_watched = updates and self.every > 0 and number % self.every == 0
-        return self._watching(number, batch) if is_watched else nullcontext()
-
     @contextmanager
-    def _watching(self, number: int, batch: Batch) -> Iterator[None]:
-        started, mesh = perf_counter(), self.step.mesh
+    def __call__(self, number: int, batch: Batch, updates: bool = True) -> Iterator[None]:
+        """Around step `number` (1-based), whose gradients have been computed. updates: not where the update is skipped."""
+        if not updates or not self.every or number % self.every:
+            yield
+            return
+        started, model, mesh = perf_counter(), self.step.model, self.step.mesh
         # The extra forward pass needs whole blocks.
         statistics = activations(self.step, batch) if mesh.is_single else {}
-        norms = gradient_norms(self.step.model, mesh)
-        before = sample(self.step.model)
+        norms, before = gradient_norms(model, mesh), sample(model)
         seconds = perf_counter() - started
         yield
         started = perf_counter()
-        ratios = update_ratios(before, sample(self.step.model), mesh)
+        ratios = update_ratios(before, sample(model), mesh)
         seconds += perf_counter() - started
         self.log.write("inside", number, **statistics, grad_norm=norms, update_ratio=ratios, seconds=seconds)
 
@@ -68,20 +67,18 @@ def activations(step: TrainStep, batch: Batch) -> dict[str, Values]:
     model, place = step.model, step.device.torch_device
     tokens_BT = torch.from_numpy(batch.inputs[:1]).to(place)
     starts_BT = None if batch.starts is None else torch.from_numpy(batch.starts[:1]).to(place)
-    rms: list[Tensor] = []
-    largest: list[Tensor] = []
-    logits: list[Tensor] = []
+    found: dict[str, list[Tensor]] = {"activation_rms": [], "activation_max": [], "attention_logit_max": []}
 
     def record_output(out_BTD: Tensor) -> None:
         wide = out_BTD.float()
-        rms.append(wide.square().mean().sqrt())
-        largest.append(wide.abs().max())
+        found["activation_rms"].append(wide.square().mean().sqrt())
+        found["activation_max"].append(wide.abs().max())
 
     def record_logits(attention: nn.Module, arguments: tuple[Any, ...]) -> None:
         assert isinstance(attention, Attention)
         x_BTD, rotation, scope = arguments[:3]
         q_BHTK, k_BGTK, _ = attention.queries_keys_values(x_BTD, rotation)
-        logits.append(largest_logit(q_BHTK, k_BGTK, scope))
+        found["attention_logit_max"].append(largest_logit(q_BHTK, k_BGTK, scope))
 
     hooks = [block.attention.register_forward_pre_hook(record_logits) for block in model.blocks]  # type: ignore[union-attr,operator]
     blocks = model.blocks
@@ -93,8 +90,7 @@ def activations(step: TrainStep, batch: Batch) -> dict[str, Values]:
         model.blocks = blocks
         for hook in hooks:
             hook.remove()
-    by_kind = {"activation_rms": rms, "activation_max": largest, "attention_logit_max": logits}
-    return {kind: _to_host({str(n): value for n, value in enumerate(values)}) for kind, values in by_kind.items()}
+    return {kind: _to_host({str(n): value for n, value in enumerate(values)}) for kind, values in found.items()}
 
 
 class _Observed(nn.Module):
@@ -147,9 +143,8 @@ def gradient_norms(model: nn.Module, mesh: ProcessMesh = SINGLE_PROCESS) -> Valu
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             groups.setdefault(group_of(name), []).append((parameter, parameter.grad))
-    if mesh.is_single:
-        norm = nn.utils.get_total_norm
-        return _to_host({name: norm([gradient for _, gradient in pairs]) for name, pairs in groups.items()})
+    if mesh.is_single:  # in one transfer
+        return _to_host({name: nn.utils.get_total_norm([g for _, g in pairs]) for name, pairs in groups.items()})
     return _global_norms({name: sum_of_squares(pairs, mesh) for name, pairs in groups.items()}, mesh)
 
 
@@ -172,21 +167,17 @@ def update_ratios(before: dict[str, Tensor], after: dict[str, Tensor], mesh: Pro
         updates.setdefault(group_of(name), []).append(after[name] - old)
         weights.setdefault(group_of(name), []).append(old)
     norm = nn.utils.get_total_norm
-    if mesh.is_single:
-        return _to_host({name: norm(updates[name]) / norm(weights[name]).clamp(min=1e-12) for name in updates})
-    update_norms, weight_norms = (
-        _global_norms({name: float(norm(tensors)) ** 2 for name, tensors in groups.items()}, mesh)
-        for groups in (updates, weights)
-    )
+    norms = (_to_host({name: norm(tensors) for name, tensors in groups.items()}) for groups in (updates, weights))
+    squares = ({name: value**2 for name, value in by_group.items()} for by_group in norms)
+    update_norms, weight_norms = (_global_norms(by_group, mesh) for by_group in squares)
     return {name: value / max(weight_norms[name], 1e-12) for name, value in update_norms.items()}
 
 
 def _global_norms(squares: Values, mesh: ProcessMesh) -> Values:
     """Roots of the sums of squares over all processes, which may have different groups."""
-    total: Values = {}
+    total: Counter[str] = Counter()
     for of_rank in mesh.gather(squares):
-        for name, value in of_rank.items():
-            total[name] = total.get(name, 0.0) + value
+        total.update(of_rank)
     return {name: math.sqrt(value) for name, value in total.items()}
 
 

@@ -1,13 +1,11 @@
 """How moments are stored between steps: fp32, bf16 or 8 bits, on the device or in CPU memory. Updates compute in fp32.
 
-bf16 is rounded stochastically: up or down with the probability that keeps the mean. With beta2 = 0.999 a second moment should
-fall by a thousandth a step where the gradient is gone, which is less than half the distance of two bf16 numbers (1/512 to
-1/256 of them): rounded to the nearest, it would never fall.
+bf16 is rounded stochastically. With beta2 = 0.999 a second moment should fall by a thousandth a step where the gradient is gone,
+which is less than half the distance of two bf16 numbers: rounded to the nearest, it would never fall.
 
-8 bits are the dynamic code of Dettmers et al. (2022, "8-bit Optimizers via Block-wise Quantization", sections 1.3 and 2)
-in blocks of 256, each with its largest magnitude as scale in fp32, rounded to the nearest code. One difference: a second
-moment that is not zero never becomes zero, since the first moment, whose code reaches down seven decades, would then be
-divided by epsilon.
+8 bits are the dynamic code of Dettmers et al. (2022, "8-bit Optimizers via Block-wise Quantization", sections 1.3 and 2) in
+blocks of 256, each with its largest magnitude as scale in fp32. One difference: a second moment that is not zero never becomes
+zero, since the first moment, whose code reaches down seven decades, would then be divided by epsilon.
 
 Shapes: N elements, B blocks.
 """
