@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig, Rope
-from bessemer.model.huggingface.config import family_of, family_standard
+from bessemer.model.huggingface.config import FREE_OPTIONS, family_of, family_standard
 from bessemer.model.huggingface.weights import HubTensor, Value, hub_tensors
 from bessemer.model.layers import rotary_frequencies
 from bessemer.model.transformer import Transformer
@@ -32,12 +32,6 @@ from bessemer.tokens.pieces import Framing
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "olmo2": "olmo2", "gpt2": "gpt2",
 }  # fmt: skip
-# Options that may differ from the family's own: dimensions, and what is written or checked below.
-FREE = (
-    "vocabulary", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "sequence_length", "max_positions",
-    "norm_eps", "tie_embeddings", "rope_theta", "rope_scaling", "window", "global_every", "global_last", "global_layers",
-    "window_rope_theta", "window_rope_scaling", "labels", "pooling", "family",
-)  # fmt: skip
 PERMUTED = ("llama",)  # architectures whose rotary positions turn neighbours (2i, 2i + 1), not halves (i, i + K/2)
 UNTIED = ("olmo2",)  # architectures that need an output matrix of their own
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
@@ -93,7 +87,7 @@ def architecture_of(config: ModelConfig) -> str:
         raise refused(f"the family {family} has no architecture in llama.cpp that is known here")
     architecture, scaling = ARCHITECTURES[family], config.rope_scaling
     for option, standard in family_standard(family).items():
-        if option not in FREE and getattr(config, option) != standard:
+        if option not in FREE_OPTIONS | {"window_rope_scaling"} and getattr(config, option) != standard:
             raise refused(f"llama.cpp's {architecture} is not known here with {option} = {getattr(config, option)}")
     if any(0 < config.window_of(layer) < config.positions_length for layer in range(config.layers)):
         raise refused(f"llama.cpp's {architecture} has no sliding windows, this model has")

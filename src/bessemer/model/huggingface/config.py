@@ -19,7 +19,7 @@ from bessemer.model.huggingface.settings import ForeignConfig
 from bessemer.recipe import Dropout, Model, Recipe
 
 # Options that belong to no family: a family takes any value of them, or has an obstacle.
-_FREE = {
+FREE_OPTIONS = {
     "vocabulary", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "sequence_length", "max_positions",
     "norm_eps", "tie_embeddings", "rope_theta", "window_rope_theta", "rope_scaling", "window", "global_every",
     "global_last", "global_layers", "labels", "pooling", "family",
@@ -75,7 +75,7 @@ def family_of(config: ModelConfig) -> str:
         obstacles[name] = [
             f"{option} = {getattr(config, option)}"
             for option, standard in family_standard(name).items()
-            if option not in _FREE | family.free and getattr(config, option) != standard
+            if option not in FREE_OPTIONS | family.free and getattr(config, option) != standard
         ] + family.obstacles(config)
         if config.labels and config.pooling not in family.poolings:
             obstacles[name].append(f"pooling = {config.pooling}")
