@@ -1,12 +1,12 @@
 """Every command with its options, in the order in which `bessemer --help` lists them.
 
-`plan`, `schedule`, `crawl` and `calibrate` stand as modules, which add their own groups of options.
+`plan` stands as a module, which adds its own groups of options.
 """
 
 from __future__ import annotations
 
-from bessemer.cli import calibrate, crawl, experiments, inspection, model, plan, run, schedule, train
-from bessemer.cli.options import AVERAGE, CHANGES, OF_RECIPE, OF_RUN, OVERRIDES, SAMPLING, Command, flag, option
+from bessemer.cli import experiments, inspection, model, plan, planning, run, train
+from bessemer.cli.options import AVERAGE, CHANGES, OF_RECIPE, OF_RUN, OVERRIDES, RECIPE, SAMPLING, Command, flag, option
 
 COMMANDS = (
     Command("demo", "the whole way, end to end, on text already on this machine, in minutes", run.demo, (OVERRIDES, *CHANGES)),
@@ -14,9 +14,31 @@ COMMANDS = (
     Command("corpus", "raw sources to clean documents", run.corpus, OF_RECIPE),
     Command("tokens", "clean documents to a tokenizer and token shards", run.tokens, OF_RECIPE),
     plan,
-    schedule,
-    crawl,
-    calibrate,
+    Command("schedule", "a pipeline schedule drawn: bubble, utilisation, activations", planning.schedule, (
+        option("name", "gpipe, 1f1b, interleaved, zbv or dualpipev", metavar="NAME"),
+        option("recipe", f"cut the model of this recipe into stages: {RECIPE}", nargs="?"),
+        OVERRIDES,
+        option("--stages", "ranks of the pipeline", type=int, metavar="N", required=True),
+        option("--microbatches", "micro-batches of a step", type=int, metavar="M", required=True),
+        option("--virtual", "stages of each rank (interleaved; default 2)", type=int, metavar="V"),
+        option("--backward", "duration of a stage's backward, in its forwards (default 2)", type=float, default=2.0, metavar="B"),
+        option("--send", "delay from one rank to the next, in forwards (default 0)", type=float, default=0.0, metavar="S"),
+        option("--svg", "draw it in this file as well", metavar="FILE"),
+    )),
+    Command("crawl", "what a crawl takes to become tokens: core-hours, storage, money", planning.crawl, (
+        option("size", "of the compressed crawl, for example 100TB", metavar="SIZE"),
+        option("--cores", "cores of a machine (default 64)", type=int, default=64, metavar="N"),
+        option("--machines", "machines (default 16)", type=int, default=16, metavar="N"),
+        option("--memory", "memory of a machine (default 256GB)", default="256GB", metavar="SIZE"),
+        option("--price", "of a core for an hour (default 0.05)", type=float, default=0.05, metavar="P"),
+        option("--storage-price", "of a gigabyte for a month (default 0.023)", type=float, default=0.023, metavar="P"),
+        option("--rates", "measured rates, as benchmarks/corpus_rates.py writes them", metavar="FILE"),
+    )),
+    Command("calibrate", "measure this machine's matmuls, memory, all-reduce and disk", planning.calibrate, (
+        option("--out", "file to write (default machine.toml)", default="machine.toml", metavar="FILE"),
+        option("--disk", "folder of the disk to measure (default: this one)", default=".", metavar="DIR"),
+        option("--device", "default auto", choices=("auto", "cpu", "cuda"), default="auto"),
+    )),
     Command("train", "train on the token shards; continues from the newest checkpoint", train.train, (
         *OF_RECIPE, *CHANGES,
         flag("--profile", "profile a few steps: a trace, and a table of where their time goes"),

@@ -72,10 +72,6 @@ def add_recipe(command: Any, help: str = RECIPE, **how: Any) -> None:
     add_options(command, (option("recipe", help, **how), OVERRIDES))
 
 
-def add_overrides(command: Any) -> None:
-    add_options(command, (OVERRIDES,))
-
-
 def average(args: argparse.Namespace) -> int:
     """Number of checkpoints to average. Raises InputError."""
     count: int = args.average

@@ -45,7 +45,6 @@ class RejectedLayout:
     """A layout that does not fit even with everything recomputed. reasons: the miss, then the largest parts of memory."""
 
     layout: Layout
-    memory: DeviceMemory
     missing: int
     reasons: tuple[str, ...]
 
@@ -173,7 +172,7 @@ def _weigh(
                     fitting = Candidate(one, held, step(one))
                     break
                 if missed is None or -verdict.free < missed.missing:
-                    missed = RejectedLayout(layout, held, -verdict.free, verdict.reasons)
+                    missed = RejectedLayout(layout, -verdict.free, verdict.reasons)
             if fitting is not None:
                 ranked.append(fitting)
                 missed = None

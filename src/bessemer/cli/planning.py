@@ -1,0 +1,88 @@
+"""Commands without a run: `bessemer schedule` draws a pipeline, `crawl` prices a corpus, `calibrate` measures this machine."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bessemer.cli import runs
+from bessemer.errors import InputError
+from bessemer.terminal import coloured, rate, size
+
+if TYPE_CHECKING:
+    import argparse
+
+    from bessemer.model.config import ModelConfig
+    from bessemer.stages import Session
+
+
+def schedule(args: argparse.Namespace) -> dict[str, Any]:
+    from bessemer.plan import pipeline
+    from bessemer.run import write_atomic
+
+    if args.svg is not None and not Path(args.svg).parent.is_dir():
+        raise InputError(f"--svg: {Path(args.svg).parent}: no such folder to draw in; make it first")
+    model = None if args.recipe is None else _resolved_model(runs.open_recipe(args))
+    planned = pipeline.plan(
+        args.name, args.stages, args.microbatches, args.virtual, backward=args.backward, send=args.send, model=model
+    )
+    if args.svg is not None:
+        write_atomic(Path(args.svg), pipeline.svg(planned.timetable))
+    if not args.json:
+        print(pipeline.table(planned, shutil.get_terminal_size((100, 24)).columns, coloured()))
+        if args.svg is not None:
+            print(f"{'drawn in':<12} {args.svg}")
+    return pipeline.to_dict(planned)
+
+
+def _resolved_model(session: Session) -> ModelConfig:
+    """The dimensions of the resolved recipe's model, from the recipe alone: nothing is measured."""
+    from bessemer.layout import derived_keys
+    from bessemer.model.huggingface.config import model_config
+    from bessemer.tokens import outlook
+
+    vocabulary = outlook.vocabulary(session.recipe, session.run.tokens)
+    labels = outlook.labels(session.recipe, session.run.tokens)
+    resolved = derived_keys.resolve(session.recipe, vocabulary, labels=labels)
+    return model_config(resolved, vocabulary, labels=labels if resolved.train.objective == "classify" else 0)
+
+
+def crawl(args: argparse.Namespace) -> dict[str, Any]:
+    from bessemer.plan import corpus
+
+    planned = corpus.plan(
+        corpus.parse_bytes(args.size),
+        corpus.load_rates(Path(args.rates) if args.rates else None),
+        machines=args.machines,
+        cores=args.cores,
+        memory_bytes=corpus.parse_bytes(args.memory),
+        price=args.price,
+        storage_price=args.storage_price,
+    )
+    if not args.json:
+        print(corpus.table(planned))
+    return planned
+
+
+def calibrate(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, write the entry, and show it. Raises InputError where a folder or file cannot be written."""
+    from bessemer.calibrate import device_entry, disk_rates, write
+
+    disk = disk_rates(Path(args.disk))
+    entry = device_entry(args.device, disk)
+    write(Path(args.out), entry)
+    if not args.json:
+        shown = {
+            "device": f"{entry['name']}, {size(1e9 * entry['memory'])}",
+            "matmul": ", ".join(
+                f"{name} {rate(1e12 * entry['matmul'] * peak)}" for name, peak in entry["flops"].items()
+            ),
+            "memory": f"{size(1e9 * entry['bandwidth'])}/s",
+            "all-reduce": f"{size(1e9 * entry['intra'])}/s from each process",
+            "disk": ", ".join(f"{verb} {size(value)}/s" for verb, value in disk.items())
+            + f"; cluster.storage_bandwidth = {disk['writes'] / 1e9:.2g}",
+            "kept in": f"{args.out}: `bessemer plan --catalogue {args.out} --gpus '8x{entry['name']}'` plans with it",
+        }
+        print("\n".join(f"{name:<12} {value}" for name, value in shown.items()))
+    return {"file": args.out, "device": entry, "disk": disk}
