@@ -1,3 +1,4 @@
+# make install   the package and all it needs, into .venv
 # make demo   train a small model from raw text on this machine
 # make test   the test suite
 # make test-long   the tests that take minutes each
@@ -7,7 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 
-.PHONY: demo test test-long check clean
+.PHONY: install demo test test-long check clean
+
+install: $(INSTALLED)
 
 demo: $(INSTALLED)
 	$(BIN)/bessemer demo

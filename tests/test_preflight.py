@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from bessemer import preflight
 from bessemer.cli import run_command
 from bessemer.errors import InputError
 from bessemer.recipe import load
+from bessemer.run import read_json
 from bessemer.train import device
 
 
@@ -64,3 +66,67 @@ def test_a_training_that_would_be_killed_for_its_memory_is_refused_and_a_doubtfu
     )
     with pytest.raises(InputError, match=r"planned to take 20.0 GB, and 10.0 GB are free; take a smaller model.depth"):
         preflight.require_memory({"fits": False, "memory_bytes": {"total": 20_000_000_000}}, recipe)
+
+
+def test_a_classifier_that_no_export_can_hold_is_refused_by_run_before_the_corpus(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = recipe_file.read_text().replace("[train]\n", '[train]\nobjective = "classify"\nclassify.pooling = "mean"\n')
+    (tmp_path / "own.toml").write_text(text.replace("kv_heads = 1", 'family = "bert"'))
+    sets = [
+        "--set",
+        f"run.dir={tmp_path / 'runs'}",
+        "--set",
+        "corpus.sources.code.label=c",
+        "--set",
+        "corpus.sources.prose.label=p",
+    ]
+    assert run_command(["run", str(tmp_path / "own.toml"), *sets]) == 2
+    said = capsys.readouterr().err
+    assert "no pooling = mean, so the trained model could not be exported" in said and "--set export.hf=false" in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("train.optimizer.learning_rate=1000", "each step would move weights"),
+        ("train.schedule.warmup_steps=25", "is more than the 24 steps"),
+        ("train.minutes=2", "exclude each other"),
+    ],
+)
+def test_plan_refuses_what_run_refuses(
+    override: str, complaint: str, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(
+        recipe_file.read_text().replace(
+            "steps = 24", "steps = 24\nminutes = 2" if "minutes" in override else "steps = 24"
+        )
+    )
+    sets = [] if "minutes" in override else ["--set", override]
+    assert run_command(["plan", str(file), "--set", f"run.dir={tmp_path / 'runs'}", *sets]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_plan_and_run_derive_the_same_of_a_depth(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.toml").write_text(
+        f'[run]\nname = "own"\ndir = "{tmp_path}/runs"\n[[corpus.sources]]\nname = "prose"\nformat = "text"\n'
+        f'paths = ["{prepared}/text/prose"]\n[corpus.rules]\nmin_characters = 20\n[model]\ndepth = 1\n'
+        "[tokens]\nsequence_length = 32\n[train]\nsteps = 3\nglobal_batch_tokens = 256\n"
+    )
+    assert run_command(["plan", str(tmp_path / "own.toml"), "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert run_command(["run", str(tmp_path / "own.toml"), "--set", "export.hf=false"]) == 0
+    assert planned["parameters"] == read_json(tmp_path / "runs" / "own" / "plan.json")["parameters"]
+
+
+def test_a_run_folder_in_another_layout_says_that_its_values_were_derived(
+    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["train", str(recipe_file), "--set", f"run.dir={runs}", "--set", "train.steps=2"]) == 0
+    capsys.readouterr()
+    assert run_command(["train", str(runs / "small"), "--set", "parallel.replicate=3"]) == 2
+    assert f"({runs / 'small'} holds every value derived for it" in capsys.readouterr().err

@@ -48,7 +48,8 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False, show: bool =
         return _as_trained(recipe, old)
     start = None if recipe.model.from_ is None else derived_keys.dimensions(recipe.model)
     width, positions = (0, 0) if start is None else (start.width or 0, start.max_positions or 0)
-    if old is None and recipe.model.has_size and (not record or run.tokens.exists()):
+    is_known = not run.tokens.exists() and (record or (show and _is_here(recipe)))
+    if old is None and recipe.model.has_size and not is_known:
         # Nothing is known of its text.
         if positions and "sequence_length" not in recipe.tokens.model_fields_set:
             return recipe.changed(tokens={"sequence_length": min(recipe.tokens.sequence_length, positions)})
@@ -168,6 +169,14 @@ def _probed(device: Device) -> float:
     config = config_of(recipe, PROBE_VOCABULARY, 0)
     # The quickest: a size that follows from a busy moment would stay for the whole run.
     return flops_per_token(config) * 1024 / step_seconds(recipe, config, device, PROBE_SECONDS, typical=min)
+
+
+def _is_here(recipe: Recipe) -> bool:
+    """Whether the sources of a recipe lie on this machine; who plans for a cluster need not have them."""
+    try:
+        return bool(recipe.corpus.sources) and _raw(recipe)[0] > 0
+    except InputError:
+        return False
 
 
 def _raw(recipe: Recipe) -> tuple[int, int]:

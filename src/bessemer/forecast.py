@@ -45,6 +45,9 @@ def plan_only(
     stored, done = load(run.recipe) if run.recipe.exists() else None, published(run.checkpoints)
     held_out_tokens = known.get("held_out_tokens", 0)
     recipe, resolved = longer.resolved_for(recipe, stored, run, done, held_out_tokens, has_horizon, resolve)
+    preflight.require_rate(resolved)
+    if recipe.train.minutes is None or recipe.train.steps is not None:
+        preflight.require_warmup(resolved)
     if done:
         say(f"  {done[-1]:,} of its steps are done in {run.path}")
         recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": resolved.train.steps})})

@@ -8,7 +8,8 @@ from typing import Any
 from bessemer import derived, hub
 from bessemer.errors import BessemerError, InputError
 from bessemer.layout import derived_keys
-from bessemer.model.huggingface.config import model_config
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.config import family_of, model_config
 from bessemer.recipe import Model, Recipe
 from bessemer.recipe.load import start_recipe
 from bessemer.run import RunFolder
@@ -22,12 +23,13 @@ HOPELESS_MEMORY = 1.25  # of what is free: plans of this machine are within 10%
 HOPELESS_RATE, HIGH_RATE = 1.0, 0.1  # of a step: matrices start with a standard deviation near 0.02
 
 
-def check(recipe: Recipe, run: RunFolder, reference: str) -> None:
-    """Raise InputError for a recipe that cannot be trained as it is. reference: the file or name that it was loaded from."""
+def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False) -> None:
+    """Raise InputError for a recipe that cannot be trained as it is. reference: the file or name that it was loaded from;
+    exports: the model is exported at the end, and must be of a family that transformers knows."""
     from bessemer.train.start import require_source  # with torch, which the data half does without
     from bessemer.train.task import config_of, task_of
 
-    _one_horizon(recipe, run, reference)
+    require_one_horizon(recipe, run, reference)
     _tokenizer(recipe)
     has_begun = (run.checkpoints / "latest").exists()
     if has_begun and not recipe.corpus.sources:
@@ -40,8 +42,10 @@ def check(recipe: Recipe, run: RunFolder, reference: str) -> None:
     recipe = derived.filled(recipe, run)
     labels = outlook.labels(recipe, run.tokens)
     resolved = derived_keys.resolve(recipe, outlook.vocabulary(recipe, run.tokens), labels=labels)
-    _learning_rate(resolved)
+    require_rate(resolved)
     config = config_of(resolved, outlook.vocabulary(recipe, run.tokens), labels)
+    if exports:
+        _export(config)
     # The model is of the kind that the objective needs.
     task_of(resolved.train, resolved.tokens.document_mask, config, end_of_text=0)
     if not has_begun:
@@ -78,7 +82,16 @@ def require_memory(plan: dict[str, Any], recipe: Recipe) -> None:
         warn(f"{said}: it may be killed; {advice}")
 
 
-def _one_horizon(recipe: Recipe, run: RunFolder, reference: str) -> None:
+def _export(config: ModelConfig) -> None:
+    try:
+        family_of(config)
+    except InputError as error:
+        raise InputError(
+            f"{error}, so the trained model could not be exported; change it, or train without an export: --set export.hf=false"
+        ) from None
+
+
+def require_one_horizon(recipe: Recipe, run: RunFolder, reference: str) -> None:
     """The recipe that a run folder keeps has both: the minutes that were asked for and the steps that they came to."""
     kept = Path(reference).resolve() in (run.recipe.resolve(), run.path.resolve())
     if recipe.train.steps is not None and recipe.train.minutes is not None and not kept:
@@ -88,7 +101,7 @@ def _one_horizon(recipe: Recipe, run: RunFolder, reference: str) -> None:
         )
 
 
-def _learning_rate(resolved: Recipe) -> None:
+def require_rate(resolved: Recipe) -> None:
     """Raise InputError for a rate that moves every weight by more than it is worth; warn of one that is rarely right."""
     optimizer = resolved.train.optimizer
     matrices = optimizer.muon_rate if optimizer.kind == "muon" else 1.0

@@ -1,3 +1,4 @@
+import bz2
 import json
 import os
 import re
@@ -198,3 +199,14 @@ def test_what_is_not_read_is_listed(data: Path) -> None:
         f"data/{name}" for name in ("b.PDF", "c.tar.gz", "d", "pipe.txt", "x/e.pdf")
     ]
     assert [ending(file.name) for file in found.other] == [".pdf", ".tar.gz", "no ending", ".txt", ".pdf"]
+
+
+def test_xml_is_a_dump_where_it_begins_like_one(data: Path) -> None:
+    """Whatever its name; other XML is not read from a folder."""
+    (data / "tables.xml").write_text('<mediawiki version="0.10">\n  <page></page>\n</mediawiki>')
+    (data / "tables.xml.bz2").write_bytes(bz2.compress((data / "tables.xml").read_bytes()))
+    (data / "feed.xml").write_text("<rss></rss>")
+    of = Source.model_validate({"name": "s", "paths": [str(data)]})
+    kinds = {kind: [file.name for file in files] for kind, files in by_format(of, find(of)).items()}
+    assert [Path(name).name for name in kinds["mediawiki"]] == ["tables.xml", "tables.xml.bz2"]
+    assert not any("feed.xml" in name for names in kinds.values() for name in names)

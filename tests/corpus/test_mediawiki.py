@@ -168,3 +168,16 @@ def test_a_real_dump() -> None:
         if record.reason is None:
             for mark in ("{{", "}}", "[[", "{|", "<ref", "'''", "&nbsp;"):
                 assert record.text.count(mark) <= 2, (record.metadata["title"], mark)
+
+
+def test_a_dump_that_is_not_utf8_and_other_xml_are_counted() -> None:
+    page = "<mediawiki>\n<page><title>A</title><ns>0</ns><id>1</id></page>\n</mediawiki>"
+    for raw, reason in (
+        (page.encode("utf-16"), "UTF-16-LE"),
+        (b"<rss><item>text</item></rss>", "not a MediaWiki dump"),
+    ):
+        (record,) = mediawiki.read(io.BytesIO(raw), 0, len(raw), "", 10_000)
+        assert record.reason == "wrong_format" and reason in record.detail, record
+        packed = bz2.compress(raw)
+        (record,) = mediawiki.read(io.BytesIO(packed), 0, len(packed), "bzip2", 10_000)
+        assert record.reason == "wrong_format" and reason in record.detail, record

@@ -304,6 +304,12 @@ def test_where_the_text_is_not_the_hint_can_be_followed(name: str, data: Path, b
     assert HINTS[name][1] in str(caught.value)
 
 
+def test_numbers_dates_and_names_are_not_proposed_as_text(data: Path, build) -> None:
+    (data / "airports.csv").write_text("iata,name,lat,since\n00M,Thigpen,31.95376472,2012-01-01T00:00:00Z\n" * 3)
+    with pytest.raises(InputError, match="none of them looks like text"):
+        build(recipe({"name": "s", "paths": [str(data)]}))
+
+
 def test_a_table_with_line_ends_of_old_macs_is_read(data: Path, build) -> None:
     (data / "a.csv").write_bytes(as_csv(",").replace("\r\n", "\r").encode())
     assert len(build(recipe({"name": "s", "paths": [str(data)]}))[0]) == 3

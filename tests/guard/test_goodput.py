@@ -57,3 +57,13 @@ def test_what_is_counted_otherwise_is_no_step(tmp_path: Path, monkeypatch: pytes
         "productive": 7.5, "data_wait": 2.5, "validation": 3.0, "start": 2.0,
     }  # fmt: skip
     assert found["total"] == 15.0 and found["effective"] == 0.5
+
+
+def test_the_time_until_a_finished_run_is_trained_longer_is_not_its(tmp_path: Path) -> None:
+    rows = [
+        {"began": 0.0, "at": 50.0, "from": 0, "step": 40, "redone_steps": 0, "steps": 50.0, "finished": True},
+        {"began": 1000.0, "at": 1030.0, "from": 40, "step": 60, "redone_steps": 0, "steps": 30.0},
+    ]
+    (tmp_path / "time.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = accounts(tmp_path / "time.jsonl")
+    assert found is not None and found["stopped"] == 0.0 and found["total"] == found["productive"] == 80.0

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from typing import Any, NoReturn
 
 from bessemer import __version__, interrupt
-from bessemer.errors import BessemerError, Stopped
+from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.terminal import QUIET, silence_libraries, working
 
 EPILOG = """\
@@ -139,11 +139,28 @@ def _parser() -> _Parser:
 
 
 def _failed(args: argparse.Namespace, error: BessemerError) -> int:
+    message = f"{error}{_of_a_run(args, error)}"
     if args.json:
-        print(json.dumps({"error": str(error), "exit": error.exit_code}))
-    elif str(error):  # else another node says it
-        print(f"bessemer: {error}", file=sys.stderr)
+        print(json.dumps({"error": message, "exit": error.exit_code}))
+    elif message:  # else another node says it
+        print(f"bessemer: {message}", file=sys.stderr)
     return error.exit_code
+
+
+def _of_a_run(args: argparse.Namespace, error: BessemerError) -> str:
+    """What to know of an error in changes to a run folder's recipe: it names keys that nobody wrote but the run itself."""
+    place = str(getattr(args, "recipe", None) or "")
+    is_run = bool(place) and os.path.isfile(os.path.join(place, "recipe.toml"))
+    if (
+        not is_run
+        or not getattr(args, "overrides", ())
+        or not isinstance(error, InputError)
+        or "unknown key" in str(error)
+    ):
+        return ""
+    return (
+        f" ({place} holds every value derived for it; for another size or layout begin from the recipe it was made of)"
+    )
 
 
 def _os_error(error: OSError) -> str:

@@ -74,6 +74,15 @@ def import_model(args: argparse.Namespace) -> Any:
         source, commit, name = fetched.folder, fetched.commit, args.name or fetched.name.rpartition("/")[2]
     run = RunFolder(Path(args.dir) / name)
     if not source.is_dir():
+        if source.is_file():
+            raise InputError(
+                f"{source}: a file; give the folder that it is in, with config.json, safetensors and tokenizer.json"
+            )
+        if args.folder.startswith("hf:"):
+            raise InputError(
+                f"{args.folder}: no such folder, and no name of the hub: these have the form hf:ORG/NAME "
+                "(hf:openai-community/gpt2) and need the network"
+            )
         raise InputError(
             f"{source}: no such folder; give one with config.json, safetensors and tokenizer.json, or hf:ORG/NAME of the hub"
         )
@@ -84,7 +93,7 @@ def import_model(args: argparse.Namespace) -> Any:
     )  # fmt: skip
     say(f"[green]✓[/] {result.architecture} of {amount(result.parameters)} parameters in {run.path}{compared}")
     if result.note:
-        say(f"  compared: {result.note}")
+        say(f"  note: {result.note}")
     return {"run": run.path, **result.__dict__}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import HelpFormatter
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,7 +133,7 @@ def _devices(args: argparse.Namespace) -> Any:
     catalogue = list(devices.catalogue(Path(args.catalogue) if args.catalogue else None).values())
     if not args.json:
         print(devices_table(catalogue))
-    return catalogue
+    return [asdict(device) for device in catalogue]
 
 
 def _page_path(args: argparse.Namespace) -> Path | None:
@@ -148,13 +149,11 @@ def _page_path(args: argparse.Namespace) -> Path | None:
 
 
 def _local_plan(args: argparse.Namespace) -> dict[str, Any]:
-    from bessemer import forecast
+    from bessemer import forecast, preflight
 
-    session, page = (
-        runs.open_recipe(args, False),
-        _page_path(args),
-    )  # plan_only fills in what is left open, and shows it
-    plan, recipe = forecast.plan_only(session.recipe, session.run)
+    session, page = runs.open_recipe(args, False), _page_path(args)
+    preflight.require_one_horizon(session.recipe, session.run, args.recipe)
+    plan, recipe = forecast.plan_only(session.recipe, session.run)  # fills in what is left open, and shows it
     rows = plan_rows(plan, recipe)
     if not args.json:
         _print_rows(rows)

@@ -95,7 +95,8 @@ def launch(args: argparse.Namespace) -> Any:
 
     session = runs.open_recipe(args)
     folder = Path(args.out) if args.out else session.run.path / "launch"
-    written = files.write(session.recipe, args.on, folder)
+    base = Path(args.recipe).parent if Path(args.recipe).is_file() else None
+    written = files.write(session.recipe, args.on, folder, base)
     if not args.json:
         for path in written:
             print(path)

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from bessemer.corpus import storage
 from bessemer.corpus.encodings import SAMPLE_BYTES, foreign_format, unicode_of
+from bessemer.corpus.inflate import beginning
 from bessemer.errors import InputError
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import Format
-from bessemer.recipe.endings import GUESSED, SUFFIXES, TOPICS, ending, guessed_format, has_format
+from bessemer.recipe.endings import GUESSED, SUFFIXES, TOPICS, compression_of, ending, guessed_format, has_format
 
 PLACEHOLDER = "python://"
 
@@ -53,7 +54,7 @@ def by_format(source: Source, files: list[File]) -> dict[Format, list[File]]:
         return {source.format: files}
     found: dict[Format, list[File]] = {}
     for file in files:
-        found.setdefault(guessed_format(file.path) or "text", []).append(file)
+        found.setdefault(_format_told(file.path) or "text", []).append(file)
     return {kind: found[kind] for kind in sorted(found)}
 
 
@@ -84,7 +85,7 @@ def listing(source: Source) -> Listing:
         for file, exact in _candidates(source, pattern, base):
             if not exact and _is_excluded(file.name, source.exclude):
                 continue
-            if file.is_regular and (exact or _is_wanted(source, file.name)):
+            if file.is_regular and (exact or _is_wanted(source, file)):
                 matched = True
                 _add(found, file)
             elif not pattern.startswith(PLACEHOLDER):
@@ -169,11 +170,21 @@ def _is_excluded(path: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(part, pattern) for part in path.split("/") for pattern in patterns)
 
 
-def _is_wanted(source: Source, name: str) -> bool:
+def _is_wanted(source: Source, file: File) -> bool:
     """Whether a file found below one of the paths is of the source's format."""
     if source.suffixes is not None:
-        return name.lower().endswith(tuple(suffix.lower() for suffix in source.suffixes))
-    return guessed_format(name) is not None if source.format is None else has_format(name, source.format)
+        return file.name.lower().endswith(tuple(suffix.lower() for suffix in source.suffixes))
+    return _format_told(file.path) is not None if source.format is None else has_format(file.name, source.format)
+
+
+def _format_told(path: str) -> Format | None:
+    """The format that a file's name tells, or the beginning of an .xml file: other XML than dumps of wikis is not read."""
+    told = guessed_format(path)
+    if told is not None or storage.is_remote(path) or not has_format(path, "mediawiki"):
+        return told
+    with suppress(OSError), open(path, "rb") as file:
+        return "mediawiki" if b"<mediawiki" in beginning(file, compression_of(path)) else None
+    return None
 
 
 def _add(found: dict[str, File], file: File) -> None:

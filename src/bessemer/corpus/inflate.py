@@ -122,6 +122,12 @@ def start_of(blocks: Iterator[bytes], limit: int, despite_damage: bool = False) 
     return bytes(head[:limit])
 
 
+def beginning(file: BinaryIO, compression: str, limit: int = 8000) -> bytes:
+    """The first decompressed bytes of a file, at most `limit`; fewer where it is damaged."""
+    file.seek(0)
+    return start_of(inflate(file, compression), limit, despite_damage=True) if compression else file.read(limit)
+
+
 def inflate(file: BinaryIO, compression: str, start: int = 0) -> Iterator[bytes]:
     """All members from `start` to the end of the file, one after the other. Raises Damaged, after everything
     before the damage."""

@@ -14,8 +14,9 @@ from xml.etree import ElementTree
 
 from bessemer.corpus import wikitext
 from bessemer.corpus.document import Record
+from bessemer.corpus.encodings import unicode_of
 from bessemer.corpus.extract import NotText
-from bessemer.corpus.inflate import CompressedMember, Damaged, find_member, next_member
+from bessemer.corpus.inflate import CompressedMember, Damaged, beginning, find_member, next_member
 
 MAX_PAGE_BYTES = 64 << 20
 READ_BYTES = 1 << 20
@@ -39,6 +40,9 @@ def read(
     """The pages that begin in [start, end), as articles or with the reason why they are none; wikitext of more than
     `max_characters` is not read, and `prefix` goes before the offsets in keys. Reading resumes at the member after a
     damaged one. OSError when the file cannot be read."""
+    if start == 0 and (problem := _no_dump(file, compression)):
+        yield Record("0!", 0, reason="wrong_format", detail=problem)
+        return
     position: int | None = start
     while position is not None and (position < end or position == start):
         dump = _DumpBytes(file, position, end, compression, prefix)
@@ -51,6 +55,19 @@ def read(
             position = None
             if dump.damaged is not None:
                 position = find_member(file, compression, at + 1, file.seek(0, 2), b"", b"")
+
+
+def _no_dump(file: BinaryIO, compression: str) -> str:
+    """Why a file is no dump in UTF-8, by its first bytes; "" where it may be one, or cannot be decompressed."""
+    head = beginning(file, compression)
+    file.seek(0)
+    if not head:
+        return ""
+    if unicode_of(head)[0] not in ("", "utf-8"):
+        return f"the dump is {unicode_of(head)[0].upper()}; write it as UTF-8: iconv -f UTF-16 -t UTF-8 FILE > NEW.xml"
+    if b"<mediawiki" not in head and _OPEN not in head:
+        return "not a MediaWiki dump: neither <mediawiki> nor <page> is near its beginning; exclude the file"
+    return ""
 
 
 @dataclass

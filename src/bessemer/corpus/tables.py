@@ -27,6 +27,12 @@ TEXT_KEYS = (
 )  # fmt: skip
 """Names under which data sets often keep their text, the likeliest first."""
 
+SHORT_FIELD_CHARACTERS = 16
+"""A shorter value of an unknown name is a word or a name, and nothing to train on."""
+
+ANY_TEXT = "*"
+"""Stands for the values of a column that are not read."""
+
 LONG_FIELD_CHARACTERS = 80
 """A longer field counts as text in spite of an unknown name and other fields that are lists."""
 
@@ -145,8 +151,10 @@ def no_text(kind: str, text_key: str, fields: Mapping[str, object]) -> str:
     """That a field or column (`kind`) is missing, which there are (names and values), and what to do."""
     fields = _named(fields)
     names = ", ".join(list(fields)[:20]) or "none"
-    texts = {name: value for name, value in fields.items() if isinstance(value, str)}
-    likely = _known_name(texts) or max(texts, key=lambda name: len(texts[name]), default=None)
+    texts = {name: value for name, value in fields.items() if isinstance(value, str) and not _is_figure(value)}
+    longest = max(texts, key=lambda name: len(texts[name]), default=None)
+    is_short = longest is not None and texts[longest] != ANY_TEXT and len(texts[longest]) < SHORT_FIELD_CHARACTERS
+    likely = _known_name(texts) or (None if is_short else longest)
     lists = [name for name, value in fields.items() if isinstance(value, list) and value]
     if likely and (likely == _known_name([likely]) or len(texts[likely]) > LONG_FIELD_CHARACTERS or not lists):
         fix = f'; set text_key = "{likely}"'
@@ -155,8 +163,13 @@ def no_text(kind: str, text_key: str, fields: Mapping[str, object]) -> str:
         fix = f"; {lists[0]} is a list of {'records: write these' if rows else 'values: join them'} as JSON lines"
         fix += f", e.g. jq -c '.{lists[0]}[]' FILE > NEW.jsonl" if rows else ""
     else:
-        fix = f"; none of them is text: no {kind} of this file can be trained on"
+        fix = "; none of them looks like text: leave the file out (exclude), or name its text by text_key"
     return f"no {kind} {text_key!r}; there are: {names}"[: 280 - len(fix)] + fix
+
+
+def _is_figure(value: str) -> bool:
+    """Whether a value is a number, a date or a time, which nobody trains on."""
+    return bool(value) and value != ANY_TEXT and not any(c.isalpha() for c in value.replace("T", "").replace("Z", ""))
 
 
 def _set_label(record: Record, where: str, value: object, there: str = "") -> None:
@@ -204,7 +217,7 @@ def parquet_layout(place: Any, head: bytes, source: Source) -> tuple[list[int], 
         fields = {field.name: strings.get(field.name) for field in _leaves(schema)}
         sizes = {name: _column_bytes(groups, name) for name in strings}
         largest = max(sizes, key=lambda name: sizes[name], default="")
-        return [], "no_text_key", no_text("column", text_key, {**fields, **({largest: "*"} if largest else {})})
+        return [], "no_text_key", no_text("column", text_key, {**fields, **({largest: ANY_TEXT} if largest else {})})
     if text_key not in strings:
         fix = f"set text_key to a column of strings ({', '.join(strings) or 'there is none'})"
         return [], "no_text_key", f"column {text_key!r} holds {types[text_key]}, not text; {fix}"[:300]

@@ -74,11 +74,12 @@ class WallClock:
         """The steps after `to` will be done again."""
         self._redone += at - to
 
-    def note(self, step: int) -> None:
-        """Write the totals."""
+    def note(self, step: int, is_finished: bool = False) -> None:
+        """Write the totals. is_finished: the run is at its last step, and the time until somebody trains it longer is not its."""
         self._noted = perf_counter()
         if self._log is not None:
             row = {"began": self._began, "at": time(), "from": self._from, "step": step, "redone_steps": self._redone}
+            row |= {"finished": True} if is_finished else {}
             self._log.append(json_line(row | {kind: round(seconds, 3) for kind, seconds in self._seconds.items()}))
 
 
@@ -96,13 +97,13 @@ def accounts(path: Path) -> dict[str, Any] | None:
         done, in_steps = row["step"] - row["from"] + redone, row.get("steps", 0.0)
         if following is not None:
             redone += max(row["step"] - following["from"], 0)
-            seconds["stopped"] += max(following["began"] - row["at"], 0.0)
+            seconds["stopped"] += 0.0 if row.get("finished") else max(following["began"] - row["at"], 0.0)
         for kind in ("data_wait", "validation", "saving", "start", "recovery"):
             seconds[kind] += row.get(kind, 0.0)
         redone_seconds = min(redone * in_steps / done, in_steps) if done > 0 else 0.0
         seconds["redone"] += redone_seconds
         seconds["productive"] += max(in_steps - row.get("data_wait", 0.0) - redone_seconds, 0.0)
-    total = sessions[-1]["at"] - sessions[0]["began"]
+    total = sum(row["at"] - row["began"] for row in sessions) + seconds["stopped"]
     seconds["other"] = max(total - sum(seconds.values()), 0.0)
     effective = seconds["productive"] / total if total else 0.0
     return {**seconds, "total": total, "effective": effective, "sessions": len(sessions)}

@@ -29,13 +29,14 @@ MEMORY_PER_PROCESS = 32  # GiB: torch and CUDA take 4, and an asynchronous check
 EXAMPLE = {"image": '"registry.example.org/bessemer:1"', "claim": '"runs"'}
 
 
-def write(recipe: Recipe, on: str, folder: Path) -> list[Path]:
-    """Write them into a folder, and return their paths. Raises InputError when the recipe does not fit the cluster."""
+def write(recipe: Recipe, on: str, folder: Path, base: Path | None = None) -> list[Path]:
+    """Write them into a folder, and return their paths. base: the folder of the recipe's file, from which its relative paths
+    were taken; on Kubernetes they are taken from the mount. Raises InputError when the recipe does not fit the cluster."""
     recipe = with_nodes(recipe)
     require_nodes(recipe)
     folder = folder.absolute()
     if on == "kubernetes":
-        texts = {"jobset.yaml": job_set(recipe)}
+        texts = {"jobset.yaml": job_set(recipe, base)}
     else:
         here = recipe.run.model_copy(update={"dir": str(Path(recipe.run.dir).expanduser().absolute())})
         recipe = recipe.model_copy(update={"run": here})
@@ -101,7 +102,7 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
     return _rendered("train.sbatch", recipe, folder=str(folder), output=output, python=sys.executable)
 
 
-def job_set(recipe: Recipe) -> str:
+def job_set(recipe: Recipe, base: Path | None = None) -> str:
     """The ConfigMap with the recipe and the JobSet. Raises InputError when [cluster] lacks the image or the claim."""
     for key, what in (("image", "the container image with bessemer in it"), ("claim", "the volume of the run folder")):
         if getattr(recipe.cluster, key) is None:
@@ -111,6 +112,8 @@ def job_set(recipe: Recipe) -> str:
     # A DNS label; with the suffixes of pods it must stay under 63 characters.
     name = re.sub(r"[^a-z0-9]+", "-", recipe.run.name.lower()).strip("-")[:40].strip("-") or "run"
     toml = dump(recipe).rstrip()
+    if base is not None:
+        toml = re.sub(rf'"(hf:)?{re.escape(str(base.resolve()))}/', r'"\1', toml)
     return _rendered("jobset.yaml", recipe, name=name, recipe_toml=toml, memory_per_process=MEMORY_PER_PROCESS)
 
 

@@ -55,10 +55,13 @@ class Standing:
     @property
     def sentence(self) -> str:
         """The verdict for a person."""
-        much = f"{self.tokens_per_parameter:,.1f} tokens a parameter, {self.ratio:.2g}x the compute-optimal"
+        ratio = self.tokens_per_parameter
+        much = f"{ratio:,.1f}" if ratio >= 1 else f"{ratio:.1g}"
+        much += f" tokens a parameter, {self.ratio:.2g}x the compute-optimal"
         if self.verdict == "optimal":
             return f"compute-optimal: {much}"
-        cost = f"{self.overhead:.0%} more training FLOPs than the cheapest way to its loss"
+        more = f"{self.overhead:.0%} more" if self.overhead < 10 else "over ten times the"
+        cost = f"{more} training FLOPs {'than' if self.overhead < 10 else 'of'} the cheapest way to its loss"
         if self.verdict == "undertrained":
             return f"undertrained: {much}; {cost}"
         after = f"; pays from {self.break_even:.2g} tokens of inference on" if self.break_even is not None else ""

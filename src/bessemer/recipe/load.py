@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from bessemer import hub
 from bessemer.errors import InputError
-from bessemer.recipe.endings import guessed_format
+from bessemer.recipe.endings import guessed_format, has_format
 from bessemer.recipe.keys import complaints
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.section import Section
@@ -109,7 +109,7 @@ def is_text(path: Path) -> bool:
         return not is_run and next(path.glob("*/recipe.toml"), None) is None
     if not path.is_file() or path.suffix == ".toml":
         return False
-    return guessed_format(path.name) is not None or _holds_text(path)
+    return guessed_format(path.name) is not None or has_format(path.name, "mediawiki") or _holds_text(path)
 
 
 def _head(path: Path) -> bytes:

@@ -124,7 +124,7 @@ def build(recipe: Recipe, run: RunFolder) -> TokenStore:
         np.save(staged / "token_bytes.npy", tokenizer.token_bytes())
         manifest = _manifest(recipe, tokenizer, writers, labels)
         manifest["seconds"] = {"tokenizer": round(trained, 3), "total": round(perf_counter() - started, 3)}
-        manifest["tokenizer"] |= _bytes_of_tokens(tokenizer, done, sample)
+        manifest["tokenizer"] |= _bytes_of_tokens(tokenizer, done, sample, warns=recipe.train.objective != "classify")
         names = ["this run", *(_short(path) for path in recipe.tokenizer.compare)]
         sizes = [tokenizer.vocabulary, *(other.vocabulary for other in others)]
         manifest["fertility"] = fertility_table(done.tally, names, sizes)
@@ -254,7 +254,7 @@ def _record(work: Path, writers: Writers, done: Progress) -> None:
     write_json(work / "progress.json", {"progress": done.__dict__, "writers": states})
 
 
-def _bytes_of_tokens(tokenizer: Tokenizer, done: Progress, sample: list[str]) -> dict[str, Any]:
+def _bytes_of_tokens(tokenizer: Tokenizer, done: Progress, sample: list[str], warns: bool) -> dict[str, Any]:
     """Whether the tokens account for the text: then, and only then, bits per byte are given.
 
     A tokenizer that changes the text, or has no token for some of it, predicts less than the text: its bits per byte
@@ -265,7 +265,7 @@ def _bytes_of_tokens(tokenizer: Tokenizer, done: Progress, sample: list[str]) ->
     came_back = sum(same) / len(same) if same else float(tokenizer.kind == "byte-level" and not tokenizer.changes)
     close = abs(done.counted - done.text) <= BYTES_TOLERANCE * done.text
     counts = close and done.unknown == 0 and came_back >= CAME_BACK
-    if not counts:
+    if not counts and warns:  # a classifier has no bits per byte
         warn(
             f"the tokenizer's tokens stand for {done.counted:,} bytes of {done.text:,}, {done.unknown:,} of them unknown, and "
             f"{came_back:.0%} of the text comes back from them: bits per byte are not given"

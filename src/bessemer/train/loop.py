@@ -211,7 +211,7 @@ def _validate(training: Training, log: MetricsLog, position: Position) -> Valida
 def _save_now(training: Training, position: Position) -> None:
     with training.timing("saving"):
         training.saver.save_now(position)
-    training.clock.note(position.step)
+    training.clock.note(position.step, is_finished=position.step == training.pace.steps)
 
 
 def _finish(training: Training, log: MetricsLog, position: Position, scores: Validation | None) -> TrainSummary:

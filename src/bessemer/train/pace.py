@@ -30,6 +30,7 @@ REVIEW_CHANGE = 0.05  # smallest change of the remaining steps that a review mak
 RESERVE = 0.01  # of the minutes: the last steps are not always as fast as the mean
 LATE_CHANGE = 0.15  # of the remaining time: delay that triggers a review at once
 SHOWN_CHANGE = 0.1  # of the number of steps last shown: a larger change is shown
+SHOWN_SECONDS = 30.0  # between two lines about it, as the rate of a busy machine goes up and down
 MIN_STEPS, FEW_STEPS, SLOW_START = 24, 3, 2  # timed steps of the first decision; at least; first steps, not timed
 CLOCK_EVERY = 8  # steps between readings of the clock, which need a collective
 
@@ -47,7 +48,7 @@ class Pace:
         assert recipe.train.steps is not None, "the recipe is resolved"
         self.recipe, self._run, self._mesh, self._clock = recipe, run, mesh, clock
         self.steps, self.sizes = recipe.train.steps, batches
-        self._shown_steps = self.steps
+        self._shown_steps, self._shown_at = self.steps, -math.inf  # the number of steps last shown, and when
         self._first = self._marked_step = first
         self._scored_tokens, self._started, self._mark = scored_tokens, started, perf_counter()
         self._between_at_mark = 0.0
@@ -205,9 +206,10 @@ class Pace:
             lines = self._run.recipe.read_text(encoding="utf-8").splitlines()
             comments = [line.removeprefix("# ") for line in lines if line.startswith("#")]
             write_atomic(self._run.recipe, dump(self.recipe, comments))
-        if abs(self.steps - self._shown_steps) > SHOWN_CHANGE * self._shown_steps:
+        is_new = abs(self.steps - self._shown_steps) > SHOWN_CHANGE * self._shown_steps
+        if is_new and perf_counter() - self._shown_at > SHOWN_SECONDS:
             say(
                 f"  after step {step:,}: {step_time(seconds)} a step, so {self._shown_steps:,} planned steps become "
                 f"{self.steps:,} to keep to {self.recipe.train.minutes:g} minutes"
             )
-            self._shown_steps = self.steps
+            self._shown_steps, self._shown_at = self.steps, perf_counter()

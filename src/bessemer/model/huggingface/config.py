@@ -57,7 +57,8 @@ def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfi
             **settings,
         }
     )
-    return config if labels == 0 or config.causal else config.with_changes(pooling="first")
+    # The classifiers of every family of encoders have a bias, whatever the head for masked tokens has.
+    return config if labels == 0 or config.causal else config.with_changes(pooling="first", head_bias=True)
 
 
 def family_standard(family: str) -> Values:
