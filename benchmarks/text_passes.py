@@ -17,12 +17,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import process_time
+from typing import get_args
 
 from machine import describe
 
 from bessemer.corpus import contamination, language, personal
-from bessemer.corpus.personal import NATIONAL
 from bessemer.recipe import Contamination, EvaluationSet, Language, PersonalData
+from bessemer.recipe.corpus import Country
 
 PAIRS = (
     ("language, first 2,000 characters", "py3langid, first 2,000 characters"),
@@ -72,7 +73,7 @@ def passes(settings: Contamination) -> dict[str, Callable[[str], object]]:
     windows = Language(identify=True, windows=5)
     whole = Language(identify=True, characters=1 << 40)
     five = PersonalData(kinds=KINDS)
-    every = PersonalData(kinds=KINDS, national=tuple(NATIONAL))
+    every = PersonalData(kinds=KINDS, national=get_args(Country))
     index = contamination.build(settings)
     return {
         "language, first 2,000 characters": lambda text: language.identify(text, first),

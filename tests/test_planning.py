@@ -120,6 +120,12 @@ def test_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
     assert "H100 SXM" in capsys.readouterr().out
 
 
+def test_the_catalogue_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["plan", "--devices", "--json"]) == 0
+    (h100,) = [device for device in json.loads(capsys.readouterr().out) if device["name"] == "H100 SXM"]
+    assert h100["flops"]["bf16"] == pytest.approx(989e12, rel=0.01) and h100["per_node"] == 8
+
+
 def test_a_recipe_of_dimensions_needs_no_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "my run.toml"
     path.write_text(

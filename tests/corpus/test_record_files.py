@@ -71,7 +71,7 @@ WRONG = {
     "a.jsonl": (b"PK\x03\x04" + bytes(90), "wrong_format", "the file is a zip archive"),
     "b.jsonl": (bytes(5000), "wrong_format", "binary data, not JSON"),
     "c.json": (b"Dear all,\n\nhere is the text.\n", "wrong_format", "not JSON: it begins with 'Dear all,"),
-    "d.json": (b"id,title\n1,x\n2,y\n", "no_text_key", "a table with no column 'text'; there are: id, title; set text_key"),
+    "d.json": (b"id,title\n1,a title of words\n2,y\n", "no_text_key", "a table with no column 'text'; there are: id, title; set text_key"),
     "e.jsonl.gz": (gzip.compress(b"%PDF-1.7 ..."), "wrong_format", "the file is a PDF"),
     "f.json.xz": (b"not xz at all", "bad_record", "are no xz data"),
     "g.json": (b'{"license": "MIT",\n "body": "x"}', "no_text_key", "no field 'text'; there are: license, body; set text_key = \"body\""),

@@ -351,7 +351,7 @@ def test_train_explains_its_options_for_nodes(capsys: pytest.CaptureFixture[str]
 
 def test_paths_of_a_recipe_stay_relative_to_the_mount_on_kubernetes(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
-    own = recipe(tmp_path, FULL)
+    own = recipe(tmp_path, FULL, "elastic = true")
     sources = (own.corpus.sources[0].model_copy(update={"paths": (str(tmp_path / "texts"), "/data/all")}),)
     own = own.model_copy(update={"corpus": own.corpus.model_copy(update={"sources": sources})})
     (path,) = files.write(own, "kubernetes", tmp_path / "launch", tmp_path)

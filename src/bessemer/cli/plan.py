@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import HelpFormatter
-from dataclasses import asdict
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,7 +133,8 @@ def _devices(args: argparse.Namespace) -> Any:
     catalogue = list(devices.catalogue(Path(args.catalogue) if args.catalogue else None).values())
     if not args.json:
         print(devices_table(catalogue))
-    return [asdict(device) for device in catalogue]
+    tables = [{field.name: getattr(device, field.name) for field in fields(device)} for device in catalogue]
+    return [{**table, "flops": dict(table["flops"])} for table in tables]
 
 
 def _page_path(args: argparse.Namespace) -> Path | None:
