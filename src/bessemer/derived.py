@@ -7,14 +7,13 @@ from dataclasses import asdict, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from bessemer.checkpoint.protocol import published
 from bessemer.errors import InputError
 from bessemer.layout import derived_keys
 from bessemer.plan import sizing
 from bessemer.plan.sizing import Basis, Choice
 from bessemer.recipe import Recipe, parse
 from bessemer.recipe.load import MIN_TEXT_BYTES
-from bessemer.run import STAGE_FILE, RunFolder, read_json, write_json
+from bessemer.run import STAGE_FILE, RunFolder, published, read_json, write_json
 from bessemer.terminal import counted, rate, say, size
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bessemer import derived, preflight
-from bessemer.checkpoint.protocol import published
 from bessemer.recipe import Parallel, Recipe, load
-from bessemer.run import RunFolder
+from bessemer.run import RunFolder, published
 from bessemer.terminal import counted, say
 
 if TYPE_CHECKING:

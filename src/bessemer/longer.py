@@ -18,12 +18,12 @@ from statistics import median
 import numpy as np
 
 from bessemer import previous
-from bessemer.checkpoint.protocol import published, verify
+from bessemer.checkpoint.protocol import verify
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import record
 from bessemer.layout.derived_keys import SAVING_SHARE, validation_share
 from bessemer.recipe import Recipe, Schedule, Train, differences, load
-from bessemer.run import RunFolder, read_json_lines
+from bessemer.run import RunFolder, published, read_json_lines
 from bessemer.terminal import say
 from bessemer.tokens.mixture import Mixture
 from bessemer.train.learning_rate import learning_rate_share

@@ -26,9 +26,6 @@ HOPELESS_RATE, HIGH_RATE = 1.0, 0.1  # of a step: matrices start with a standard
 def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False) -> None:
     """Raise InputError for a recipe that cannot be trained as it is. reference: the file or name that it was loaded from;
     exports: the model is exported at the end, and must be of a family that transformers knows."""
-    from bessemer.train.start import require_source  # with torch, which the data half does without
-    from bessemer.train.task import config_of, task_of
-
     require_one_horizon(recipe, run, reference)
     _tokenizer(recipe)
     has_begun = (run.checkpoints / "latest").exists()
@@ -43,6 +40,13 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     labels = outlook.labels(recipe, run.tokens)
     resolved = derived_keys.resolve(recipe, outlook.vocabulary(recipe, run.tokens), labels=labels)
     require_rate(resolved)
+    if not has_begun and (recipe.train.minutes is None or recipe.train.steps is not None):
+        require_warmup(resolved)
+
+    # With torch, which takes seconds to load: what can be said without it was said.
+    from bessemer.train.start import require_source
+    from bessemer.train.task import config_of, task_of
+
     config = config_of(resolved, outlook.vocabulary(recipe, run.tokens), labels)
     if exports:
         _export(config)
@@ -51,8 +55,6 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     if not has_begun:
         require_source(resolved.model.from_, config)
         _model_tokenizer(recipe)
-    if not has_begun and (recipe.train.minutes is None or recipe.train.steps is not None):
-        require_warmup(resolved)
 
 
 def require_warmup(resolved: Recipe) -> None:
@@ -149,13 +151,13 @@ def _model_tokenizer(recipe: Recipe) -> None:
 
 def _start(recipe: Recipe, start: RunFolder) -> None:
     """The run that this one starts from is there, has been trained, and is of this model and tokenizer."""
-    from bessemer.train.start import require_equal_tokenizers
-
     if not start.path.is_dir():
         raise InputError(f"train.start: {start.path}: no such run folder; name the folder of a trained run")
     if not (start.checkpoints / "latest").exists():
         raise InputError(f"train.start: {start.path}: no checkpoint there; name the folder of a trained run")
     if recipe.tokenizer.path is not None and start.tokens.exists():
+        from bessemer.train.start import require_equal_tokenizers
+
         tokenizer = Tokenizer.load(tokenizer_file(recipe.tokenizer.path), recipe.tokenizer.end_of_text)
         require_equal_tokenizers(start, tokenizer.sha256)
     found = start_recipe(start.path)

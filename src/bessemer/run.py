@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,6 +102,14 @@ def write_atomic(path: Path, data: str | bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def published(folder: Path) -> list[int]:
+    """Steps of the published checkpoints in a folder of them, ascending."""
+    if not folder.is_dir():
+        return []
+    names = (re.fullmatch(r"step-(\d+)", path.name) for path in folder.iterdir() if path.is_dir())
+    return sorted(int(name[1]) for name in names if name)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -15,10 +15,18 @@ from typing import Any, NamedTuple
 from rich.markup import escape
 
 from bessemer import derived, forecast, interrupt, preflight
-from bessemer.checkpoint.protocol import published
 from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.recipe import Recipe, digest, dump, load
-from bessemer.run import STAGE_FILE, RunFolder, read_json, read_json_lines, stage_is_current, write_atomic, write_json
+from bessemer.run import (
+    STAGE_FILE,
+    RunFolder,
+    published,
+    read_json,
+    read_json_lines,
+    stage_is_current,
+    write_atomic,
+    write_json,
+)
 from bessemer.sharing import built_once
 from bessemer.terminal import amount, duration, say, size, warn, working
 

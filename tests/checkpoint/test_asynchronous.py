@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from bessemer.checkpoint import AsyncSaver, asynchronous, format, latest, protocol, save
-from bessemer.checkpoint.protocol import published
 from bessemer.errors import BessemerError
 from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel
+from bessemer.run import published
 from tests.parallel.processes import run_on
 
 WRITE = protocol.save_file

@@ -18,10 +18,11 @@ import pytest
 import torch
 
 from bessemer.checkpoint import SavedCheckpoint, latest, protocol, save
-from bessemer.checkpoint.protocol import exchange, published
+from bessemer.checkpoint.protocol import exchange
 from bessemer.errors import BessemerError
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join, leave
 from bessemer.recipe import Parallel
+from bessemer.run import published
 from tests.parallel.processes import run_on
 from tests.ports import free_port
 

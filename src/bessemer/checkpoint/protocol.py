@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -44,7 +43,7 @@ from bessemer.checkpoint.format import (
 from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.errors import BessemerError, InputError
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
-from bessemer.run import sync_folder, write_atomic
+from bessemer.run import published, sync_folder, write_atomic
 
 LATEST = "latest"
 SPACE_FACTOR = 1.2
@@ -279,14 +278,6 @@ def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> SavedCheckpoint:
 
     exchange(mesh, examine, compare)
     return SavedCheckpoint(folder, manifests[0].step, manifests[0].facts, manifests[0].contents)
-
-
-def published(folder: Path) -> list[int]:
-    """Steps of the published checkpoints, ascending."""
-    if not folder.is_dir():
-        return []
-    names = (re.fullmatch(r"step-(\d+)", path.name) for path in folder.iterdir() if path.is_dir())
-    return sorted(int(name[1]) for name in names if name)
 
 
 def drop_newer(folder: Path, step: int) -> None:

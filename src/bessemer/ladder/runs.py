@@ -239,7 +239,7 @@ def recipe_of(planned: Recipe, rung: Rung, folder: Path) -> Recipe:
 
 def score(run: RunFolder, steps: int) -> Score | None:
     """What a run's last validation found; None while it is not done."""
-    from bessemer.checkpoint.protocol import published
+    from bessemer.run import published
 
     if steps not in published(run.checkpoints):
         return None

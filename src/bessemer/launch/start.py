@@ -156,8 +156,8 @@ def _wait(place: Path, agent: subprocess.Popen[bytes], watchdog: Watchdog) -> No
 
 
 def _record_loss(run: RunFolder, lost: Sequence[int], layout: Parallel, ended: EndOfNode) -> None:
-    from bessemer.checkpoint.protocol import published
     from bessemer.guard.incidents import record
+    from bessemer.run import published
 
     steps = published(run.checkpoints)
     action, which = f"going on with {layout.world}: {described(layout)}", ", ".join(map(str, lost))

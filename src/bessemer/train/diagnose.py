@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from bessemer.checkpoint import SavedCheckpoint
-from bessemer.checkpoint.protocol import published, whole
+from bessemer.checkpoint.protocol import whole
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.detection import SPIKE_DEVIATIONS, SPIKE_MIN, centre
 from bessemer.guard.journal import Journal
@@ -32,7 +32,7 @@ from bessemer.guard.policy import GuardState, Verdict
 from bessemer.guard.pulse import Pulse
 from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.recipe import Parallel, Recipe
-from bessemer.run import RunFolder, read_json_lines
+from bessemer.run import RunFolder, published, read_json_lines
 from bessemer.terminal import Advance, progress, warn
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from bessemer.checkpoint import SavedCheckpoint
-from bessemer.checkpoint.protocol import drop_newer, exchange, published, whole
+from bessemer.checkpoint.protocol import drop_newer, exchange, whole
 from bessemer.errors import BessemerError
 from bessemer.guard.detection import Alarm
 from bessemer.guard.incidents import ADVICE, record
@@ -15,6 +15,7 @@ from bessemer.guard.journal import Journal, Rollback, within
 from bessemer.guard.policy import Judgement, Verdict, judge
 from bessemer.parallel.replicas import Sums, bit_sums, differences
 from bessemer.parallel.tied import owned_parameters
+from bessemer.run import published
 from bessemer.terminal import warn
 from bessemer.tokens.loader import Batch
 from bessemer.train.learning_rate import rewarm_share

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from bessemer.checkpoint.protocol import published
 from bessemer.environment import describe
 from bessemer.errors import Stopped
 from bessemer.guard.pulse import Pulse
 from bessemer.layout.flops import devices_of
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, read_json, write_json
+from bessemer.run import RunFolder, published, read_json, write_json
 from bessemer.terminal import progress, say
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from bessemer.checkpoint import latest
-from bessemer.checkpoint.protocol import published
 from bessemer.errors import BessemerError, InputError
 from bessemer.hub import local_folder
 from bessemer.model.config import ModelConfig
@@ -17,7 +16,7 @@ from bessemer.model.huggingface.weights import read_model, require_weights
 from bessemer.model.transformer import Transformer, build_model
 from bessemer.parallel.sharded import put
 from bessemer.recipe import Model, Train
-from bessemer.run import RunFolder
+from bessemer.run import RunFolder, published
 from bessemer.terminal import say, warn
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.step import TrainStep
