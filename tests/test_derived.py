@@ -69,7 +69,7 @@ def test_a_folder_of_text_is_trained_on_and_gone_on_with(here: Path, capsys: pyt
 def test_a_run_that_is_trained_longer_keeps_what_was_derived(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sizing, "default_minutes", lambda num_bytes: 0.03)
+    monkeypatch.setattr(sizing, "default_minutes", lambda num_bytes: 0.001)
     command = ["run", "text", "--set", "evaluate.sample_tokens=4", "--set", "export.hf=false", "--set"]
     assert run_command([*command, "train.minutes=0.02"]) == 0
     run = RunFolder(here / "runs" / "text")
