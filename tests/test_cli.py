@@ -477,6 +477,17 @@ def test_a_run_folder_stands_for_its_recipe(
     assert "neither a recipe nor a run folder" in capsys.readouterr().err
 
 
+def test_a_run_folder_under_another_name_is_the_beginning_of_another_run(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = trained(whole / "small")
+    sets = ["--set", "run.name=other", "--set", f"run.dir={tmp_path}", "--set", "train.steps=2"]
+    assert command("run", whole / "small", *sets) == 0
+    assert len(trained(tmp_path / "other")[1]) == 2 and trained(whole / "small") == before
+    assert command("evaluate", whole / "small", "--set", "run.name=other") == 2
+    assert "a run folder keeps its name" in capsys.readouterr().err
+
+
 def test_missing_things_are_named(tmp_path: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, complaint in [
         (("run", tmp_path / "none.toml"), "no such recipe file"),

@@ -200,3 +200,19 @@ def test_what_cannot_start_is_refused_before_the_corpus_is_read(
     assert run_command(["run", str(tmp_path / "my.toml"), *sets]) == 2
     assert complaint in capsys.readouterr().err
     assert not (tmp_path / "runs").exists(), "nothing is begun"
+
+
+@pytest.mark.parametrize("pooling", [None, "first"])
+def test_a_classifier_is_pooled_as_it_was_unless_asked_otherwise(place: Path, pooling: str | None) -> None:
+    """A ModernBERT with the mean pooled; what was read is compared as the folder says it, whatever is trained then."""
+    configuration = transformers.ModernBertConfig(
+        **SIZES, classifier_pooling="mean", num_labels=2, pad_token_id=2, bos_token_id=1, eos_token_id=0, cls_token_id=1,
+        sep_token_id=0, max_position_embeddings=64, local_attention=16,
+    )  # fmt: skip
+    transformers.ModernBertForSequenceClassification(configuration).save_pretrained(place / "modernbert")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(place / "roberta" / file, place / "modernbert" / file)
+    asked = [f"train.classify.pooling={pooling}"] if pooling else []
+    folder = run(place, f"modernbert-{pooling}", "train.objective=classify", *asked, label="yes")
+    written = json.loads((folder / "export" / "config.json").read_text())
+    assert written["classifier_pooling"] == ("cls" if pooling else "mean")

@@ -31,6 +31,9 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True) -> Session:
     from bessemer.tokens.pretrained import followed
 
     if Path(args.recipe).is_dir() and not is_text(Path(args.recipe)):
+        if names_another_run(args):  # its recipe is the beginning of a new run
+            args.recipe = str(RunFolder(Path(args.recipe)).recipe)
+            return open_recipe(args, fill_derived)
         args.run = args.recipe
         session = open_run(args)
         session.accept_changes = getattr(args, "accept_changes", False)
@@ -44,6 +47,11 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True) -> Session:
 
         recipe = with_chosen_layout(recipe, folder)
     return Session(recipe, folder, getattr(args, "accept_changes", False), has_horizon)
+
+
+def names_another_run(args: argparse.Namespace) -> bool:
+    """Whether an override says how a run is called or where it lies."""
+    return any(override.startswith(("run.name=", "run.dir=")) for override in args.overrides)
 
 
 def open_run(args: argparse.Namespace) -> Session:
@@ -67,6 +75,10 @@ def open_run(args: argparse.Namespace) -> Session:
     run = RunFolder(folder)
     if not run.recipe.exists():
         raise InputError(f"{folder}: not a run folder (it has no recipe.toml){_nearby_runs(folder / 'x')}")
+    if names_another_run(args):
+        raise InputError(
+            f"{folder}: a run folder keeps its name; leave run.name and run.dir out, or name the other run's folder"
+        )
     return Session(load(folder, args.overrides), run)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from bessemer.cli import runs
 from bessemer.errors import InputError
+from bessemer.terminal import warn
 
 if TYPE_CHECKING:
     import argparse
@@ -95,6 +96,11 @@ def launch(args: argparse.Namespace) -> Any:
 
     session = runs.open_recipe(args)
     folder = Path(args.out) if args.out else session.run.path / "launch"
+    if session.recipe.corpus.sources and not session.run.tokens.exists() and not session.run.derived.exists():
+        warn(
+            f"{session.run.path} has no tokens yet: what the recipe leaves open is written with defaults, not as `bessemer "
+            f"tokens {args.recipe}` would derive it from the text; build corpus and tokens first, then launch"
+        )
     base = Path(args.recipe).parent if Path(args.recipe).is_file() else None
     written = files.write(session.recipe, args.on, folder, base)
     if not args.json:

@@ -50,6 +50,7 @@ KINDS = {
     "numerics": "with more precision the same step is fine: a number left the range, or the rounding, of its precision",
     "data": "the batch stands out among its neighbours",
     "state": "the neighbouring batches are as bad by these weights: the steps before it made them so",
+    "unlike": "taken again it is healthy, but not as the run took it: after longer training earlier steps have other rates",
     "none": "nothing is wrong with this step",
 }
 
@@ -270,7 +271,10 @@ class _Tested:
         else:
             found.append(f"it repeats: {step}" + ("" if self.recorded else " (the run recorded no figures)"))
         if bad < SPIKE_DEVIATIONS and (not was_bad or not repeats):
-            return "none", [*found, f"that is {max(bad, 0):.1f} deviations from the steps before it"]
+            return "none" if repeats else "unlike", [
+                *found,
+                f"that is {max(bad, 0):.1f} deviations from the steps before it",
+            ]
         if self.recorded is None and incident is not None and incident["what"] == "nonfinite" and math.isfinite(bad):
             return "transient", [*found, f"the run stopped at it: {incident['cause']}"]
         limit = min(SPIKE_DEVIATIONS, bad / 2) if math.isfinite(bad) else SPIKE_DEVIATIONS

@@ -7,22 +7,23 @@ Shapes: B sequences, T tokens, D width, N tokens that count, C of a chunk, S tar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bessemer import hub
 from bessemer.errors import InputError
 from bessemer.model.attention import Documents
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.huggingface.config import model_config
+from bessemer.model.huggingface.config import model_config, read_config
 from bessemer.model.kernels import upcast
 from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import Transformer
-from bessemer.recipe import Recipe, Train
+from bessemer.recipe import Model, Recipe, Train
 from bessemer.tokens.held_out import HeldOut, held_out_samples
 from bessemer.tokens.loader import Batch, Reader, loader_of
 from bessemer.tokens.order import key_of
@@ -121,8 +122,16 @@ def config_of(recipe: Recipe, vocabulary: int, labels: int) -> ModelConfig:
     if recipe.train.objective != "classify":
         return model_config(recipe, vocabulary)
     config = model_config(recipe, vocabulary, labels=labels)
-    pooling = recipe.train.classify.pooling
+    pooling = recipe.train.classify.pooling or _source_pooling(recipe.model)
     return config if pooling is None else config.with_changes(pooling=pooling)
+
+
+def _source_pooling(model: Model) -> Literal["first", "last", "mean"] | None:
+    """What the head of the classifier reads that the weights come from; None where they come from no classifier."""
+    if model.from_ is None:
+        return None
+    source = read_config(hub.local_folder(model.from_, weights=False))[1]
+    return source.pooling if source.labels else None
 
 
 class Causal(Task):

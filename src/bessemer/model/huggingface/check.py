@@ -75,8 +75,11 @@ def check_read(folder: Path, model: Transformer) -> ReadCheck:
     for line in check_claims(folder, own):
         warn(line)
     # What a recipe changes on purpose (a soft cap, say) is not part of what was read.
-    head = {name: getattr(model.config, name) for name in ("labels", "pooling", "sequence_length")}
-    config = own.with_changes(**head)
+    config = own.with_changes(
+        labels=model.config.labels,
+        pooling=own.pooling if own.labels else model.config.pooling,
+        sequence_length=model.config.sequence_length,
+    )
     # By the folder's own word: a window that was overlooked must be noticed too.
     window = read_settings(folder).raw(_window_key(folder))
     short = SHORT_WINDOW if isinstance(window, int) and 2 * window > LONGEST_SAMPLE else 0
