@@ -18,6 +18,8 @@ import pytest
 from tests.quick import measure_little
 from tests.warm import Warm
 
+pytest_plugins = ["tests.faults"]
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line sets it
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores

@@ -217,6 +217,7 @@ def wait_for_step(runs: Path, step: int, process: subprocess.Popen[str]) -> None
 
 
 @pytest.mark.parametrize("step", [3, 11, 20])
+@pytest.mark.fault(1)
 def test_a_killed_training_goes_on_bit_for_bit(whole: Path, runs: Path, recipe_file: Path, step: int) -> None:
     process = start(recipe_file, runs)
     wait_for_step(runs, step, process)
@@ -228,6 +229,7 @@ def test_a_killed_training_goes_on_bit_for_bit(whole: Path, runs: Path, recipe_f
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.fault(9)
 def test_a_stop_signal_finishes_the_step_saves_and_exits_75(
     whole: Path, runs: Path, recipe_file: Path, number: signal.Signals
 ) -> None:
@@ -248,6 +250,7 @@ def test_a_stop_signal_finishes_the_step_saves_and_exits_75(
     assert trained(runs / "small") == trained(whole / "small")
 
 
+@pytest.mark.fault(26)
 def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: Path) -> None:
     for step in (2, 7, 9, 15, 17):
         process = start(recipe_file, runs)
@@ -288,6 +291,7 @@ def command(*arguments: object) -> int:
     return run_command([str(argument) for argument in arguments])
 
 
+@pytest.mark.fault(29)
 def test_another_recipe_in_the_same_folder_is_refused(
     whole: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -381,6 +385,7 @@ def test_non_finite_steps_that_no_rollback_heals_stop_the_run_with_its_documents
 
 
 @pytest.mark.parametrize("beside", ["true", "false"])
+@pytest.mark.fault(7)
 def test_a_full_disk_costs_no_training(
     beside: str, runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -417,6 +422,7 @@ def test_a_full_disk_costs_no_training(
     assert [event.step for event in events.Scalars("train/loss")] == rows
 
 
+@pytest.mark.fault(25)
 def test_rebuilt_tokens_are_refused_by_a_resume(
     whole: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from bessemer.run import (
 )  # fmt: skip
 
 
+@pytest.mark.fault(31)
 def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     code = (

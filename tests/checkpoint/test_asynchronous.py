@@ -68,6 +68,7 @@ def test_what_changes_after_the_copy_is_not_saved(tmp_path: Path) -> None:
         assert all(torch.equal(found.tensors(part)[name], value) for name, value in named.items())
 
 
+@pytest.mark.fault(8)
 def test_a_failure_surfaces_at_the_next_save_which_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
@@ -130,6 +131,7 @@ def test_no_memory_for_the_copy_itself_is_a_failed_save(tmp_path: Path, monkeypa
 
 
 @pytest.mark.long
+@pytest.mark.fault(2)
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 10, {"model": {"a": torch.ones(3)}}, {}, keep=2)
     code = """

@@ -206,6 +206,7 @@ def changed(path: Path, data: bytes | None) -> Iterator[None]:
     path.write_bytes(before)
 
 
+@pytest.mark.fault(4)
 def test_damage_to_any_piece_falls_back(sharded: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     files = sorted((sharded / "step-00000004").iterdir())

@@ -50,6 +50,7 @@ def every_file(folder: Path) -> list[Path]:
     return sorted(path for path in (folder / "step-00000030").iterdir())
 
 
+@pytest.mark.fault(4)
 def test_truncation_of_any_file_falls_back(folder: Path) -> None:
     for path in every_file(folder):
         data = path.read_bytes()
@@ -64,6 +65,7 @@ def test_truncation_of_any_file_falls_back(folder: Path) -> None:
     assert latest(folder).step == 30  # type: ignore[union-attr]
 
 
+@pytest.mark.fault(5)
 def test_a_flipped_bit_anywhere_is_found(folder: Path) -> None:
     draw = random.Random(0)
     for path in every_file(folder):
@@ -78,6 +80,7 @@ def test_a_flipped_bit_anywhere_is_found(folder: Path) -> None:
         path.write_bytes(data)
 
 
+@pytest.mark.fault(4)
 def test_a_missing_file_is_found(folder: Path) -> None:
     for path in every_file(folder):
         data = path.read_bytes()
@@ -87,6 +90,7 @@ def test_a_missing_file_is_found(folder: Path) -> None:
         path.write_bytes(data)
 
 
+@pytest.mark.fault(6)
 def test_with_none_whole_it_refuses_and_never_starts_at_zero(folder: Path) -> None:
     for step in (10, 20, 30):
         (folder / f"step-{step:08d}" / "model.safetensors").write_bytes(b"x")
@@ -95,6 +99,7 @@ def test_with_none_whole_it_refuses_and_never_starts_at_zero(folder: Path) -> No
     assert latest(folder.parent / "nothing") is None
 
 
+@pytest.mark.fault(6)
 def test_checkpoints_that_are_gone_are_missed(folder: Path) -> None:
     said: list[str] = []
     shutil.rmtree(folder / "step-00000030")
@@ -106,6 +111,7 @@ def test_checkpoints_that_are_gone_are_missed(folder: Path) -> None:
         latest(folder)
 
 
+@pytest.mark.fault(15)
 def test_values_that_are_not_finite_are_not_saved(folder: Path) -> None:
     for bad in (float("nan"), float("inf")):
         state = tensors()
@@ -116,6 +122,7 @@ def test_values_that_are_not_finite_are_not_saved(folder: Path) -> None:
     assert not list(folder.glob("*.tmp"))
 
 
+@pytest.mark.fault(16)
 def test_a_checkpoint_with_valid_hashes_and_nan_weights_is_passed_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +135,7 @@ def test_a_checkpoint_with_valid_hashes_and_nan_weights_is_passed_over(
     assert latest(folder, on_damage=lambda line: None).step == 30  # type: ignore[union-attr]
 
 
+@pytest.mark.fault(7)
 def test_too_little_space_is_said_before_anything_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(folder)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
@@ -136,6 +144,7 @@ def test_too_little_space_is_said_before_anything_is_written(folder: Path, monke
     assert protocol.published(folder) == [10, 20, 30]
 
 
+@pytest.mark.fault(7)
 def test_a_write_that_fails_leaves_the_old_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
@@ -151,6 +160,7 @@ def test_a_write_that_fails_leaves_the_old_ones(folder: Path, monkeypatch: pytes
 
 
 @pytest.mark.long
+@pytest.mark.fault(3)
 def test_a_kill_at_any_file_operation_leaves_a_whole_checkpoint(folder: Path) -> None:
     """Die before each operation on the file system in turn; what is there afterwards verifies."""
     code = """
@@ -194,6 +204,7 @@ print(count)
     assert died >= 5
 
 
+@pytest.mark.fault(2)
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(folder: Path) -> None:
     code = """
 import sys

@@ -221,6 +221,7 @@ def kill_in_turn(folder: Path) -> dict[int, int]:
 
 
 @pytest.mark.long
+@pytest.mark.fault(3)
 def test_a_kill_at_any_file_operation_of_any_process_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     (died,) = run_on(1, kill_in_turn, tmp_path, timeout=300)
     assert died[0] >= 8 and died[1] >= 3, died

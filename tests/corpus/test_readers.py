@@ -29,6 +29,7 @@ def test_text_and_code_are_one_record(data: Path) -> None:
         assert (record.text, record.reason, record.num_bytes, record.key) == ("Grüße\n", None, 8, "")
 
 
+@pytest.mark.fault(24)
 def test_a_bad_byte_in_a_file_is_named(data: Path) -> None:
     path = data / "a.txt"
     path.write_bytes(b"good \xff bad")
@@ -98,6 +99,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: line[:20])
+@pytest.mark.fault(24)
 def test_a_bad_line_costs_one_record(data: Path, line: bytes) -> None:
     path = data / "a.jsonl"
     path.write_bytes(b'{"text": "before"}\n' + line + b'\n\n{"text": "after"}')

@@ -140,6 +140,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.fault(24)
 def test_damage_within_a_file_costs_what_it_touches(name: str, data: Path, build) -> None:
     content, kept, told = BROKEN[name]
     (data / "a.json").write_bytes(content)

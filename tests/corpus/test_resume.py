@@ -143,6 +143,7 @@ def test_the_number_of_workers_does_not_show(
     assert contents(other.corpus) == contents(whole.corpus)
 
 
+@pytest.mark.fault(13)
 def test_a_worker_that_dies_costs_nothing(
     of: Recipe, tmp_path: Path, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

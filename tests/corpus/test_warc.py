@@ -124,6 +124,7 @@ def test_a_body_cut_short_keeps_what_came() -> None:
     assert 100_000 < len(record.text) < 300_000
 
 
+@pytest.mark.fault(30)
 def test_a_bomb_within_a_page_is_cut_off() -> None:
     packed = gzip.compress(b"<p>" + b" " * 200_000_000)
     tracemalloc.start()
@@ -201,6 +202,7 @@ PACKED = {
 
 
 @pytest.mark.parametrize("damage", PACKED)
+@pytest.mark.fault(24)
 def test_damage_in_a_packed_archive_costs_no_good_record(damage: str) -> None:
     parts = [
         gzip.compress(INFO),

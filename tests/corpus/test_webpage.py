@@ -47,6 +47,7 @@ def test_main_content() -> None:
 
 
 @pytest.mark.parametrize("page", ["<div>" * 20_000 + "x" + "</div>" * 20_000, "</x><div>" * 20_000])
+@pytest.mark.fault(24)
 def test_deeply_nested_html_is_refused_quickly(page: str) -> None:
     with no_quadratic_pass(), pytest.raises(NotText, match="nested deeper"):
         webpage.page_text(page, PLAIN)

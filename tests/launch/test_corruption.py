@@ -37,6 +37,7 @@ if os.environ.get("LOCAL_RANK") == os.environ.get("FLIPS"):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.fault(21)
 def test_any_flipped_bit_changes_the_sum(dtype: torch.dtype) -> None:
     whole = torch.linspace(-2, 2, 48, dtype=dtype).view(6, 8)
     before = bit_sums([("a", whole)])
@@ -61,6 +62,7 @@ def test_the_one_that_differs_from_most_is_named() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("layout", "processes", "flips"), [("replicate", 2, 1), ("replicate", 4, 2)])
+@pytest.mark.fault(21)
 def test_a_flipped_bit_is_undone(made: Path, tmp_path: Path, layout: str, processes: int, flips: int) -> None:
     (tmp_path / "sitecustomize.py").write_text(FLIPS)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])

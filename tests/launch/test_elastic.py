@@ -45,6 +45,7 @@ def recipe(**parallel: object) -> Recipe:
         ({"pipeline": 2, "replicate": 2}, 3, (1, 1)),
     ],
 )
+@pytest.mark.fault(27)
 def test_the_layout_follows_the_number_of_processes(
     asked: dict[str, int], processes: int, expected: tuple[int, int] | None
 ) -> None:

@@ -70,6 +70,7 @@ def straight(made: Path) -> str:
     return "straight"
 
 
+@pytest.mark.fault(1)
 def test_a_killed_process_costs_nothing(made: Path, straight: str) -> None:
     killed = another(made, "killed")
     run = made.parent / "runs" / "killed"
@@ -83,6 +84,7 @@ def test_a_killed_process_costs_nothing(made: Path, straight: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.fault(9)
 def test_a_stop_saves_and_the_same_command_goes_on(made: Path, straight: str) -> None:
     stopped = another(made, "stopped")
     run = made.parent / "runs" / "stopped"

@@ -125,6 +125,7 @@ def test_a_configuration_we_cannot_compute_is_refused(folder: Path, changes: dic
         read_model(folder)
 
 
+@pytest.mark.fault(30)
 def test_a_pickle_is_not_opened(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(InputError, match="only pytorch_model.bin, a pickle, which could run code"):

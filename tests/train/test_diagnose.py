@@ -68,6 +68,7 @@ def test_the_worst_sequence_comes_first(runs: Path, recipe_file: Path, monkeypat
     assert ranked[0].sample == 565 or losses[565] == min(x for x in losses.values() if x is not None)
 
 
+@pytest.mark.fault(22)
 def test_a_fault_of_the_machine_is_transient(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         faulty(patch, lambda call: call == 54)

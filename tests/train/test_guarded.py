@@ -47,6 +47,7 @@ def incidents(folder: Path) -> list[dict[str, Any]]:
     return read_json_lines(folder / "incidents.jsonl")
 
 
+@pytest.mark.fault(17)
 def test_a_damaged_batch_is_skipped_and_its_documents_are_named(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.fault(19)
 def test_a_poisoned_range_is_passed_over_and_its_documents_are_named(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], read: list[int]
 ) -> None:

@@ -36,6 +36,7 @@ def gradient(step: TrainStep) -> torch.Tensor:
 
 @pytest.mark.parametrize("micro", [1, 2, 4])
 @pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.fault(28)
 def test_the_gradient_does_not_depend_on_the_micro_batch(recipe_file: Path, micro: int, holes: bool) -> None:
     """Accumulation over unequal and even zero valid tokens gives the whole batch's gradient."""
     whole, cut = step_of(recipe_file, "train.micro_batch=8"), step_of(recipe_file, f"train.micro_batch={micro}")

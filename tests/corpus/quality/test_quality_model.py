@@ -82,6 +82,7 @@ class Evil:
         return setattr, (Evil, "ran", True)
 
 
+@pytest.mark.fault(30)
 def test_a_pickle_in_the_arrays_is_refused_and_not_run(tmp_path: Path) -> None:
     made().save(tmp_path)
     with np.load(tmp_path / ARRAYS) as arrays:

@@ -1,0 +1,162 @@
+"""Faults of one of two processes, injected for real: rows of the fault matrix (tests/fault_matrix.toml)."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from trainings import another, bessemer, command, differ, errors, facts, losses, metrics, wait_for_step
+
+from bessemer.run import read_json_lines
+
+# In one rank: at a step, raise, or make the gradient of this rank's part not a number.
+SICK = """
+import os, pathlib, sys, threading, time
+def patch():
+    while not hasattr(sys.modules.get("bessemer.train.step"), "TrainStep"):
+        time.sleep(0.001)
+    from bessemer.train.step import TrainStep
+    honest, calls = TrainStep.gradients, []
+    def gradients(self, batch, *scale):
+        if batch.first == 8 * 9:
+            if os.environ["FAULT"] == "raise":
+                pathlib.Path(os.environ["RAISED"]).write_text(str(time.time()))
+                raise RuntimeError("the fault of rank 1")
+            weight = next(self.model.parameters())
+            hook = weight.register_hook(lambda gradient: gradient * float("nan"))
+            try:
+                return honest(self, batch, *scale)
+            finally:
+                hook.remove()
+        return honest(self, batch, *scale)
+    TrainStep.gradients = gradients
+if os.environ.get("LOCAL_RANK") == "1":
+    threading.Thread(target=patch, daemon=True).start()
+"""
+
+
+@pytest.fixture
+def sick(made: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Train on two processes, of which rank 1 has a fault at step 10."""
+    (tmp_path / "sitecustomize.py").write_text(SICK)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def run(name: str, fault: str, *more: str) -> subprocess.CompletedProcess[str]:
+        environment = {"PYTHONPATH": path, "FAULT": fault, "RAISED": str(tmp_path / "raised")}
+        sets = [part for key in ("parallel.replicate=2", *more) for part in ("--set", key)]
+        return subprocess.run(
+            command("train", *another(made, name), *sets),
+            env=os.environ | environment, capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.mark.long
+@pytest.mark.fault(12)
+def test_a_rank_that_raises_ends_all_and_is_named_first(
+    sick: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, record_property: Callable[..., None]
+) -> None:
+    done = sick("raises", "raise", "parallel.restarts=0")
+    seconds = time.time() - float((tmp_path / "raised").read_text())
+    assert done.returncode not in (0, 75), done.stderr
+    assert "the fault of rank 1" in done.stderr
+    (first, *_) = errors(done.stderr)
+    assert "rank 1" in first, done.stderr
+    assert seconds <= 10
+    record_property("obtained", f"ended after {seconds:.1f} s, exit {done.returncode}")
+
+
+@pytest.mark.long
+@pytest.mark.fault(14)
+def test_a_nan_of_one_rank_is_skipped_by_all(
+    made: Path, sick: Callable[..., subprocess.CompletedProcess[str]], record_property: Callable[..., None]
+) -> None:
+    done = sick("not-finite", "nan")
+    assert done.returncode == 0, done.stderr
+    run = made.parent / "runs" / "not-finite"
+    (incident,) = read_json_lines(run / "incidents.jsonl")
+    assert (incident["what"], incident["step"], incident["action"]) == ("nonfinite", 10, "update skipped")
+    rows = {row["step"]: row for row in metrics(made, "not-finite")}
+    assert rows[10]["learning_rate"] == 0.0 and all(rows[step]["learning_rate"] > 0 for step in (9, 11))
+    assert "corruption" not in done.stderr, "the replicas are still equal"
+    record_property("obtained", "skipped on both, replicas equal")
+
+
+@pytest.mark.long
+@pytest.mark.fault(9)
+def test_a_stop_signal_to_one_rank_stops_all(made: Path, record_property: Callable[..., None]) -> None:
+    given = another(made, "one-stopped")
+    run = made.parent / "runs" / "one-stopped"
+    sets = "--set", "parallel.replicate=2", "--set", "train.steps=400"
+    with subprocess.Popen(command("train", *given, *sets), stderr=subprocess.PIPE, text=True) as process:
+        wait_for_step(run, 5)
+        started = time.monotonic()
+        os.kill(int((run / ".training" / "rank-1.pid").read_text()), signal.SIGTERM)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 75, said
+    seconds = time.monotonic() - started
+    assert seconds <= 30
+    saved = (run / "checkpoints" / "latest").read_text()
+    assert int(saved.removeprefix("step-")) == max(losses(made, "one-stopped")), "no finished step is lost"
+    record_property("obtained", f"one rank of two: {seconds:.1f} s, 0 steps lost")
+
+
+@pytest.mark.long
+@pytest.mark.fault(1)
+def test_ranks_killed_at_random_steps_cost_nothing(
+    made: Path, is_thorough: bool, record_property: Callable[..., None]
+) -> None:
+    kills = 20 if is_thorough else 2
+    steps, every = 60 * kills + 60, 20
+    sets = [
+        part
+        for key in ("parallel.replicate=2", f"train.steps={steps}", f"checkpoint.every={every}")
+        for part in ("--set", key)
+    ]
+    draw = random.Random(1)
+    given = another(made, "kills")
+    run = made.parent / "runs" / "kills"
+    restarts = "--set", f"parallel.restarts={kills}"
+    killed = []
+    with subprocess.Popen(command("train", *given, *sets, *restarts), stderr=subprocess.PIPE, text=True) as process:
+        for number in range(kills):
+            wait_for_step(run, 60 * number + draw.randrange(10, 60))
+            time.sleep(draw.uniform(0, 0.05))
+            killed.append(max(losses(made, "kills")))
+            os.kill(int((run / ".training" / f"rank-{draw.randrange(2)}.pid").read_text()), signal.SIGKILL)
+        _, said = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+    assert bessemer("train", *another(made, "kills-none"), *sets).returncode == 0
+    assert losses(made, "kills") == losses(made, "kills-none")
+    assert facts(made, "kills")["weights"] == facts(made, "kills-none")["weights"]
+    resumed = [row["step"] for row in metrics(made, "kills", "resumed")]
+    lost = [step - max([0, *(to for to in resumed if to <= step)]) for step in killed]
+    assert max(lost) <= every + 2
+    record_property("obtained", f"{kills} kills, at most {max(lost)} steps lost, bit for bit")
+
+
+@pytest.mark.long
+@pytest.mark.fault(27)
+def test_two_one_and_two_ranks_read_the_same_samples(made: Path, record_property: Callable[..., None]) -> None:
+    given, run = another(made, "resized"), made.parent / "runs" / "resized"
+    horizon = "--set", "train.steps=50"
+    for ranks, stop_at in ((2, 8), (1, 25), (2, None)):
+        line = command("train", *given, *horizon, "--set", f"parallel.replicate={ranks}")
+        with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
+            if stop_at is not None:
+                wait_for_step(run, stop_at)
+                process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=240)
+        assert process.returncode == (0 if stop_at is None else 75), said
+    assert bessemer("train", *another(made, "not-resized"), *horizon).returncode == 0
+    apart = differ(losses(made, "resized"), losses(made, "not-resized"))
+    assert apart <= 1e-5
+    assert facts(made, "resized")["given"] == facts(made, "not-resized")["given"]
+    record_property("obtained", f"largest difference of the losses {apart:.1e}")

@@ -1,0 +1,137 @@
+"""Faults within a training of one process: rows of the fault matrix (tests/fault_matrix.toml)."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.guard.journal import Journal
+from bessemer.run import read_json, read_json_lines
+from bessemer.tokens.loader import Batch
+from bessemer.train.measure import RunTiming
+from bessemer.train.step import Gradients, TrainStep
+from bessemer.train.stop import StopSignal
+from tests.train.test_diagnose import diagnosed
+from tests.train.test_rollback import copied, train, weights
+
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture(autouse=True)
+def _no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
+
+
+def validation_loss(folder: Path) -> float:
+    return [row["loss"] for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "validation"][-1]
+
+
+@pytest.mark.fault(18)
+def test_a_learning_rate_thirty_times_too_high_is_rolled_back(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
+) -> None:
+    """From step 71 on the rate is 30 times as high, until the run has gone back; without clipping, which would hide it."""
+    sets = "train.steps=260", "train.optimizer.clip_norm=1000.0", "guard.skip_batches=16", "train.optimizer.kind=lion"
+    sets = (*sets, "train.optimizer.learning_rate=0.003")
+    healthy = train(recipe_file, copied(runs, "healthy"), *sets)
+    honest, calls = TrainStep.update, list[int]()
+
+    def update(self: TrainStep, step: int, grad_norm: float, factor: float = 1.0) -> float:
+        calls.append(step)
+        sick = step >= 70 and calls == sorted(calls)
+        return honest(self, step, grad_norm, 30.0 * factor if sick else factor)
+
+    monkeypatch.setattr(TrainStep, "update", update)
+    folder = train(recipe_file, runs, *sets)
+    journal = Journal.read(folder / "journal.jsonl")
+    assert 1 <= journal.num_rollbacks <= 3
+    first = journal.rollbacks[0]
+    acted = next(row for row in read_json_lines(folder / "incidents.jsonl") if row.get("rollback") == 1)
+    assert acted["step"] <= 71 + 16 and first.to < 71
+    apart = validation_loss(folder) / validation_loss(healthy) - 1
+    assert apart < 0.01
+    record_property("obtained", f"noticed after {acted['step'] - 71} steps, ends at {apart:+.2%} of the run without it")
+
+
+@pytest.mark.long
+@pytest.mark.fault(22)
+def test_losses_perturbed_once_are_transient(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, is_thorough: bool, record_property: Record
+) -> None:
+    """Each of several steps of one run has its loss and gradient norm changed, as by a flipped bit; none when run again."""
+    number = 20 if is_thorough else 3
+    draw = random.Random(2)
+    steps = sorted(draw.sample(range(30, 125), number))
+    honest = TrainStep.gradients
+
+    def gradients(self: TrainStep, batch: Batch, scale: Any) -> Gradients:
+        found = honest(self, batch, scale)
+        if batch.first // 8 + 1 not in steps:
+            return found
+        return replace(found, loss=found.loss * draw.choice((0.5, 1.001, 1.5, 3.0)), grad_norm=found.grad_norm * 2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainStep, "gradients", gradients)
+        folder = train(recipe_file, runs, "guard.skip_spikes=false", "guard.roll_back=false", "checkpoint.keep=100")
+    kinds = [diagnosed(folder, step).kind for step in steps]
+    assert kinds == ["transient"] * number
+    record_property("obtained", f"{kinds.count('transient')} of {number}")
+
+
+@pytest.mark.fault(25)
+def test_an_edited_shard_is_refused_by_a_resume(
+    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = train(recipe_file, runs, "train.steps=30")
+    shutil.rmtree(folder / "checkpoints" / "step-00000030")
+    shard = folder / "tokens" / "prose-train-00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[100] ^= 1
+    shard.write_bytes(data)
+    train(recipe_file, runs, "train.steps=30", expected=1)
+    assert "prose-train-00000.bin" in capsys.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.fault(26)
+def test_ten_stops_over_the_edges_of_epochs_change_nothing(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
+) -> None:
+    """The text is read several times over; the run stops at ten random steps, after some of which its last save is lost."""
+    honest, read = TrainStep.gradients, list[int]()
+
+    def gradients(self: TrainStep, batch: Batch, scale: Any) -> Gradients:
+        read.append(batch.first)
+        return honest(self, batch, scale)
+
+    monkeypatch.setattr(TrainStep, "gradients", gradients)
+    sets = "train.steps=400", "checkpoint.every=25", "checkpoint.keep=3"
+    whole = train(recipe_file, copied(runs, "whole"), *sets)
+    audit = read_json(whole / "mixture.json")
+    assert min(source["epochs"] for source in audit["sources"].values()) > 2, "over epoch edges"
+    straight, draw = list(read), random.Random(3)
+    read.clear()
+    for stop in sorted(draw.sample(range(5, 395), 10)):
+        with monkeypatch.context() as patch:
+            patch.setattr(StopSignal, "asked", lambda self, at=8 * (stop - 1): "SIGTERM" if read[-1] >= at else None)
+            sets_here = [part for value in (f"run.dir={runs}", *sets, "report.tensorboard=false") for part in ("--set", value)]
+            assert run_command(["train", str(recipe_file), *sets_here]) == 75
+        if draw.random() < 0.3:  # as by a kill
+            newest = (runs / "small" / "checkpoints" / "latest").read_text()
+            if len(list((runs / "small" / "checkpoints").glob("step-*"))) > 1:
+                shutil.rmtree(runs / "small" / "checkpoints" / newest)
+    resumed = train(recipe_file, runs, *sets)
+    assert weights(resumed) == weights(whole)
+    assert sorted(set(read)) == straight, "0 missing, 0 of another order"
+    ours, theirs = (
+        [row["loss"] for row in read_json_lines(run / "metrics.jsonl") if row["kind"] == "train"] for run in (resumed, whole)
+    )
+    assert ours == theirs
+    record_property("obtained", "10 stops, bit for bit")
