@@ -2,13 +2,14 @@
 # make demo   train a small model from raw text on this machine
 # make test   the test suite
 # make test-long   the tests that take minutes each
+# make faults   every fault of tests/fault_matrix.toml, injected; the table goes to docs/fault-matrix.md
 # make check  lint and types
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 
-.PHONY: install demo test test-long check clean
+.PHONY: install demo test test-long faults check clean
 
 install: $(INSTALLED)
 
@@ -20,6 +21,9 @@ test: $(INSTALLED)
 
 test-long: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
+
+faults: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --faults docs/fault-matrix.md
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -26,15 +26,21 @@ def is_thorough(pytestconfig: pytest.Config) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give every test's report the rows it holds; with --faults, run only those tests, also the long ones."""
+    """Give every test's report the rows it holds; with --faults, run only those tests, also the long ones.
+
+    Tests in files of the name test_faults_*.py inject what takes minutes: they run with --faults alone.
+    """
     for item in items:
         rows = [number for mark in item.iter_markers(FAULT) for number in mark.args]
         assert all(number in ROWS for number in rows), f"{item.nodeid}: no such row in fault_matrix.toml"
         item.user_properties += [(FAULT, number) for number in rows]
     if config.getoption("--faults"):
-        left = [item for item in items if item.get_closest_marker(FAULT) is None]
-        items[:] = [item for item in items if item.get_closest_marker(FAULT) is not None]
-        config.hook.pytest_deselected(items=left)
+        kept = [item for item in items if item.get_closest_marker(FAULT) is not None]
+    else:
+        kept = [item for item in items if not item.path.name.startswith("test_faults_")]
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
 
 
 def table(reports: list[pytest.TestReport]) -> tuple[list[str], list[int]]:
