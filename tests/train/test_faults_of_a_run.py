@@ -36,7 +36,7 @@ def test_losses_perturbed_once_are_transient(
     """Each of several steps of one run has its loss and gradient norm changed, as by a flipped bit; none when run again."""
     number = 20 if is_thorough else 3
     draw = random.Random(2)
-    steps = sorted(draw.sample(range(30, 125), number))
+    steps = [5 * place + draw.randint(1, 5) for place in range(5, 5 + number)]  # one between two checkpoints
     honest = TrainStep.gradients
 
     def gradients(self: TrainStep, batch: Batch, scale: Any) -> Gradients:
@@ -47,7 +47,14 @@ def test_losses_perturbed_once_are_transient(
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainStep, "gradients", gradients)
-        folder = train(recipe_file, runs, "guard.skip_spikes=false", "guard.roll_back=false", "checkpoint.keep=100")
+        folder = train(
+            recipe_file,
+            runs,
+            "guard.skip_spikes=false",
+            "guard.roll_back=false",
+            "checkpoint.keep=100",
+            "checkpoint.every=5",
+        )
     kinds = [diagnosed(folder, step).kind for step in steps]
     assert kinds == ["transient"] * number
     record_property("obtained", f"{kinds.count('transient')} of {number}")

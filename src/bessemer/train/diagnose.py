@@ -167,10 +167,11 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
     if recipe.parallel.world > 1:
         tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(device.dtype, 0.03)
     tested = _Tested(recorded.get(step), current, again, wide, earlier, history, tolerance, device.precision)
-    kind, findings = tested.verdict(incident)
     repeated = replay.repeated.items()
     differ = (number for number, figures in repeated if not figures.agrees(recorded.get(number, figures), tolerance))
-    return Diagnosis(step, kind, findings, tested.figures(), start, next(differ, None), sequences, incident)
+    first_difference = next((number for number in differ if number < step), None)
+    kind, findings = tested.verdict(incident, first_difference is None)
+    return Diagnosis(step, kind, findings, tested.figures(), start, first_difference, sequences, incident)
 
 
 @dataclass(frozen=True)
@@ -256,8 +257,8 @@ class _Tested:
         }  # fmt: skip
         return {test: figures for test, figures in by_test.items() if figures is not None}
 
-    def verdict(self, incident: dict[str, Any] | None) -> tuple[str, list[str]]:
-        """The kind, and a sentence for each test up to the one that decides."""
+    def verdict(self, incident: dict[str, Any] | None, came_alike: bool) -> tuple[str, list[str]]:
+        """The kind, and a sentence for each test up to the one that decides. came_alike: the steps before it repeated."""
         step, found = self.current.step, list[str]()
         bad = step.badness(self.history)
         was_bad = incident is not None or (self.recorded or step).badness(self.history) >= SPIKE_DEVIATIONS
@@ -266,7 +267,7 @@ class _Tested:
             return "transient", [f"taken twice in this process, the step gave two results: {step}; {self.again}"]
         if not repeats:
             found.append(f"the run recorded {self.recorded}; taken again, it is {step}")
-            if was_bad and bad < SPIKE_DEVIATIONS:
+            if (was_bad or came_alike) and bad < SPIKE_DEVIATIONS:
                 return "transient", found
         else:
             found.append(f"it repeats: {step}" + ("" if self.recorded else " (the run recorded no figures)"))
