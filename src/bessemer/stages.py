@@ -323,10 +323,12 @@ def _scores(found: dict[str, Any]) -> str:
     """The line of the evaluation stage."""
     loss = f"loss {found['loss']:.3f}"
     if found["bits_per_byte"] is not None:
-        beside = ""
+        ngram_score = ""
         if (ngram := found["ngram"]) is not None:
-            beside = f"; a byte {ngram['order']}-gram on the same text: {ngram['bits_per_byte']:.3f}"
-        return f"{found['bits_per_byte']:.3f} bits per byte on all {size(found['held_out_bytes'])} held out{beside}"
+            ngram_score = f"; a byte {ngram['order']}-gram on the same text: {ngram['bits_per_byte']:.3f}"
+        return (
+            f"{found['bits_per_byte']:.3f} bits per byte on all {size(found['held_out_bytes'])} held out{ngram_score}"
+        )
     if found.get("accuracy") is None:
         return f"{loss} on {found['tokens']:,} held-out tokens"
     right = f"{found['accuracy']:.1%} of {found['tokens']:,} held-out"

@@ -54,7 +54,7 @@ def by_format(source: Source, files: list[File]) -> dict[Format, list[File]]:
         return {source.format: files}
     found: dict[Format, list[File]] = {}
     for file in files:
-        found.setdefault(_format_told(file.path) or "text", []).append(file)
+        found.setdefault(_format_of(file.path) or "text", []).append(file)
     return {kind: found[kind] for kind in sorted(found)}
 
 
@@ -174,14 +174,14 @@ def _is_wanted(source: Source, file: File) -> bool:
     """Whether a file found below one of the paths is of the source's format."""
     if source.suffixes is not None:
         return file.name.lower().endswith(tuple(suffix.lower() for suffix in source.suffixes))
-    return _format_told(file.path) is not None if source.format is None else has_format(file.name, source.format)
+    return _format_of(file.path) is not None if source.format is None else has_format(file.name, source.format)
 
 
-def _format_told(path: str) -> Format | None:
-    """The format that a file's name tells, or the beginning of an .xml file: other XML than dumps of wikis is not read."""
-    told = guessed_format(path)
-    if told is not None or storage.is_remote(path) or not has_format(path, "mediawiki"):
-        return told
+def _format_of(path: str) -> Format | None:
+    """The format by the name of a file, or by the beginning of an .xml file: other XML than dumps of wikis is not read."""
+    by_name = guessed_format(path)
+    if by_name is not None or storage.is_remote(path) or not has_format(path, "mediawiki"):
+        return by_name
     with suppress(OSError), open(path, "rb") as file:
         return "mediawiki" if b"<mediawiki" in beginning(file, compression_of(path)) else None
     return None
