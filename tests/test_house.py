@@ -29,7 +29,7 @@ FLOORS = [
     ("report",),
     ("previous", "longer", "derived"),
     ("preflight", "forecast", "stages", "chosen_layout"),
-    ("studies",),
+    ("check", "studies"),
     ("ladder",),
     ("calibrate",),
     ("cli",),

@@ -93,6 +93,19 @@ def working(what: str) -> Iterator[None]:
 
 
 @contextmanager
+def silent() -> Iterator[None]:
+    """Around work whose lines are of no interest: nothing is shown, here and in processes that are started."""
+    before = os.environ.get(QUIET)
+    os.environ[QUIET] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(QUIET)
+        if before is not None:
+            os.environ[QUIET] = before
+
+
+@contextmanager
 def reported_elsewhere() -> Iterator[None]:
     """Around work of other processes, which report how far it is themselves."""
     silent = _Lines("", None, "")

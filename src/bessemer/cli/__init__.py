@@ -70,7 +70,7 @@ def run_command(arguments: Sequence[str]) -> int:
         return _failed(args, BessemerError(_os_error(error)))
     except MemoryError:
         return _failed(args, BessemerError("out of memory; lower train.micro_batch, or the model's size"))
-    return 0
+    return int(getattr(args, "exit_code", 0))  # of a verdict that was printed
 
 
 class _Parser(argparse.ArgumentParser):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from bessemer.cli import experiments, inspection, model, plan, planning, run, train
+from bessemer.cli import check, experiments, inspection, model, plan, planning, run, train
 from bessemer.cli.options import AVERAGE, CHANGES, OF_RECIPE, OF_RUN, OVERRIDES, RECIPE, SAMPLING, Command, flag, option
 
 COMMANDS = (
@@ -38,6 +38,10 @@ COMMANDS = (
         option("--out", "file to write (default machine.toml)", default="machine.toml", metavar="FILE"),
         option("--disk", "folder of the disk to measure (default: this one)", default=".", metavar="DIR"),
         option("--device", "default auto", choices=("auto", "cpu", "cuda"), default="auto"),
+    )),
+    Command("check", "the launch checklist of a recipe, executed on small trainings: go, or no-go", check.check, (
+        *OF_RECIPE,
+        flag("--resume", "prove instead that the recipe resumes exactly: stopped in every way that fits this machine"),
     )),
     Command("train", "train on the token shards; continues from the newest checkpoint", train.train, (
         *OF_RECIPE, *CHANGES,

@@ -12,18 +12,16 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import socket
-import subprocess
-import sys
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 from bessemer.checkpoint import latest
 from bessemer.errors import BessemerError
+from bessemer.launch import group
+from bessemer.launch.group import run_group
 from bessemer.recipe import Parallel
 from bessemer.run import read_json, write_json
 from bessemer.studies import layouts_page
@@ -139,46 +137,12 @@ def _place(folder: Path, name: str, one: str) -> Path:
 
 def _train(folder: Path, name: str, world: int, missing: list[str]) -> str | None:
     """Do the runs of a layout on a group of processes of their own. Returns what went wrong."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    logs = folder / "logs"
-    logs.mkdir(exist_ok=True)
-    started = []
-    command = [sys.executable, "-m", "bessemer.studies.layouts_training", str(folder), name, *missing]
-    common = {
-        **os.environ, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000", "CUDA_VISIBLE_DEVICES": "",
-        "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }  # fmt: skip
-    for rank in range(world):
-        group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-                 "MASTER_PORT": str(port)}  # fmt: skip
-        given = common if name == ALONE else common | group
-        with (logs / f"{name}-{rank}.txt").open("wb") as log:
-            started.append(subprocess.Popen(command, env=given, stdout=log, stderr=subprocess.STDOUT))
-    try:
-        codes = _ended(started)
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    failed = [rank for rank, code in enumerate(codes) if code != 0]
-    if not failed:
-        return None
-    said = [(logs / f"{name}-{rank}.txt").read_text(errors="replace").strip().splitlines() for rank in failed]
-    last = [lines[-1] for lines in said if lines and "closed by peer" not in lines[-1].lower()]
-    return last[0] if last else f"rank {failed[0]} ended with {codes[failed[0]]}"
-
-
-def _ended(started: list[subprocess.Popen[bytes]]) -> list[int | None]:
-    """Exit codes, once all have ended, or one badly, or time is up (None: still running)."""
-    deadline = monotonic() + SECONDS
-    while monotonic() < deadline:
-        codes = [process.poll() for process in started]
-        if all(code == 0 for code in codes) or any(code not in (None, 0) for code in codes):
-            break
-        sleep(0.1)
-    return [0 if code is None and any(codes) else code for code in [process.poll() for process in started]]
+    (folder / "logs").mkdir(exist_ok=True)
+    arguments = ("-m", "bessemer.studies.layouts_training", str(folder), name, *missing)
+    variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return run_group(
+        arguments, group.ALONE if name == ALONE else world, folder / "logs" / name, seconds=SECONDS, variables=variables
+    )
 
 
 def _row(scope: Scope, folder: Path, name: str, case: str, precision: str, failure: str | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from bessemer.train.healing import apply_step, compare_replicas, handle_judgemen
 from bessemer.train.metrics import MetricsLog
 from bessemer.train.precision import probe
 from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
-from bessemer.train.session import Training, run_checkpoint, run_journal, set_up
+from bessemer.train.session import Observer, Training, run_checkpoint, run_journal, set_up
 from bessemer.train.state import Position, weights_digest
 from bessemer.train.step import Gradients
 from bessemer.train.stop import StopSignal
@@ -53,9 +53,10 @@ class TrainSummary:
 
 def train_here(
     recipe: Recipe, run: RunFolder, plan: dict[str, Any], profile: bool, device: Device,
-    mesh: ProcessMesh, pulse: Pulse,
+    mesh: ProcessMesh, pulse: Pulse, observe: Observer | None = None,
 ) -> TrainSummary:  # fmt: skip
-    """Train a resolved recipe on this process of the mesh. plan: contents of plan.json; profile: a few steps, into profile/."""
+    """Train a resolved recipe on this process of the mesh. plan: contents of plan.json; profile: a few steps, into profile/;
+    observe: wraps the batches instead."""
     done = published(run.checkpoints)
     store = TokenStore.open(run.tokens)
     if mesh.is_main:
@@ -89,7 +90,7 @@ def train_here(
         started, journal = perf_counter(), run_journal(run, mesh)
         training = set_up(
             recipe, config, run, store, device, mesh, pulse, journal, run_checkpoint(run, journal, mesh), recomputed, started,
-            peak=peak, planned_memory=memory["total"], observe=profiler or (lambda batches: batches),
+            peak=peak, planned_memory=memory["total"], observe=observe or profiler or (lambda batches: batches),
         )  # fmt: skip
         if training.position.step:
             say(f"  going on from step {training.position.step} of {recipe.train.steps}")

@@ -40,6 +40,8 @@ from bessemer.train.start import is_continued, no_dropout_line, start_from, star
 from bessemer.train.state import Position, Saver, restore
 from bessemer.train.step import TrainStep
 
+Observer = Callable[[Iterator[Batch]], Iterator[Batch]]
+
 
 @dataclass
 class Replicas:
@@ -76,7 +78,7 @@ class Training:
     tensorboard: bool
     planned_memory: int
     started: float
-    observe: Callable[[Iterator[Batch]], Iterator[Batch]]
+    observe: Observer
     pulse: Pulse
     clock: WallClock
     replicas: Replicas
@@ -102,7 +104,7 @@ def set_up(
     recipe: Recipe, config: ModelConfig, run: RunFolder, store: TokenStore, device: Device, mesh: ProcessMesh, pulse: Pulse,
     journal: Journal, checkpoint: SavedCheckpoint | None, recomputed: int, started: float, *, peak: float = 1.0,
     planned_memory: int = 0,
-    observe: Callable[[Iterator[Batch]], Iterator[Batch]] = lambda batches: batches,
+    observe: Observer = lambda batches: batches,
 ) -> Training:  # fmt: skip
     """The parts of the loop, at a checkpoint or, without one, at the start.
 

@@ -1,0 +1,158 @@
+"""The checklist in its order: what follows from the recipe, small trainings, masks, the machine."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bessemer import forecast, preflight
+from bessemer.check import learning, masks, planned, sample, trial
+from bessemer.check.machine import machine_rows
+from bessemer.check.planned import existing
+from bessemer.check.rows import CheckRow, collected
+from bessemer.checkpoint import latest
+from bessemer.errors import BessemerError, InputError
+from bessemer.model.config import ModelConfig
+from bessemer.recipe import Parallel, Recipe
+from bessemer.run import RunFolder, published
+from bessemer.terminal import progress, silent
+from bessemer.tokens.shards import TokenStore
+from bessemer.train import device as devices
+from bessemer.train.recompute import blocks_recomputed
+from bessemer.train.start import starting_model
+from bessemer.train.step import TrainStep
+from bessemer.train.task import config_of
+
+MEASURE_SECONDS = 2.0  # of training steps, for the plan
+
+
+class Subject:
+    """A recipe under examination: asked for, resolved and planned, with tokens and a trial of it. place: a scratch folder on the
+    run's disk."""
+
+    def __init__(self, asked: Recipe, run: RunFolder, reference: str, place: Path) -> None:
+        self.asked, self.run, self.place = asked, run, place
+        preflight.check(asked, run, reference, exports=asked.export.hf)
+        with silent():
+            self.plan, self.resolved = forecast.plan_only(asked, run, MEASURE_SECONDS)
+        self.built = sample.sampled(asked, self.resolved, run, place)
+        self.store = TokenStore.open(self.built.tokens)
+        self.device = devices.choose(self.resolved.train)
+        fits = trial.fits_here(self.resolved.parallel, self.device.is_cuda)
+        layout = self.resolved.parallel if fits else Parallel()
+        one = self.resolved.model_copy(update={"parallel": layout})
+        config = config_of(one, self.store.vocabulary, len(self.store.labels))
+        free = 0.5 * devices.available_bytes(self.device) / (1 if self.device.is_cuda else layout.world)
+        self.trial, self.smaller = trial.scaled(one, config, devices.peak_rate(self.device), free)
+        if not fits:
+            self.smaller.append(f"one process instead of {self.resolved.parallel.world}")
+        self.config = config_of(self.trial, self.store.vocabulary, len(self.store.labels))
+        self.scale = config.parameters / self.config.parameters
+
+    def trained(self, name: str, recipe: Recipe, *, stops: tuple[int, ...] = (), tokens: Path | None = None,
+                then: Recipe | None = None) -> trial.TrialResult:  # fmt: skip
+        """A trial in a new folder; then: the recipe after the first stop."""
+        run = trial.lay_out(self.place, name, recipe, tokens or self.built.tokens, self.plan)
+        return trial.train(run, recipe, stops, then)
+
+    def described(self) -> str:
+        """How a trial differs from the run."""
+        return f"{trial.STEPS} steps" + (
+            f", with {', '.join(self.smaller)}" if self.smaller else " of the run's own model"
+        )
+
+
+@contextmanager
+def scratch(run: RunFolder) -> Iterator[Path]:
+    """A hidden folder on the disk of the run, beside it, which is removed."""
+    there = existing(run.path if not run.path.exists() else run.path.parent)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".bessemer-check-", dir=there) as place:
+            yield Path(place)
+    except PermissionError as error:
+        raise InputError(
+            f"{there}: cannot be written ({error.strerror}); choose another folder with --set run.dir=PATH"
+        ) from None
+
+
+def checked(asked: Recipe, run: RunFolder, reference: str) -> list[CheckRow]:
+    """Every row of the checklist of a recipe. Raises InputError for a recipe that cannot be trained as it is."""
+    rows: list[CheckRow] = []
+    with scratch(run) as place, progress("check", 6, "parts") as advance:
+        advance(0, note="plan, sample of the text")
+        subject = Subject(asked, run, reference, place)
+        parts = {
+            "plan": lambda: _planned(subject),
+            "small training": lambda: _trained(subject, rows),
+            "masks": lambda: _examined(subject),
+            "machine": lambda: machine_rows(subject.resolved, place, place),
+        }
+        advance(1)
+        for name, part in parts.items():
+            advance(0, note=name)
+            rows += collected(name, name, part)
+            advance(1)
+    return rows
+
+
+def _planned(subject: Subject) -> Iterator[CheckRow]:
+    resolved, plan = subject.resolved, subject.plan
+    yield from planned.budget_rows(subject.asked, resolved, plan)
+    yield planned.layout_row(resolved)
+    yield planned.memory_fit(resolved, plan)
+    yield from planned.data_rows(resolved, subject.run, subject.built, plan)
+    if published(subject.run.checkpoints):
+        yield _standing(subject.run)
+
+
+def _standing(run: RunFolder) -> CheckRow:
+    """The newest checkpoint of a run that has begun."""
+    name, damages = "the run's newest checkpoint is whole", list[str]()
+    try:
+        found = latest(run.checkpoints, on_damage=damages.append)
+    except BessemerError as error:
+        return CheckRow(learning.SAVED, name, "FAIL", str(error))
+    steps = published(run.checkpoints)
+    if found is None or damages:
+        return CheckRow(learning.SAVED, name, "FAIL", "; ".join(damages) or f"{run.checkpoints}: none is whole")
+    return CheckRow(learning.SAVED, name, "ok", f"step {found.step}, every byte verified; there are {len(steps)}")
+
+
+def _trained(subject: Subject, rows: list[CheckRow]) -> Iterator[CheckRow]:
+    recipe, store = subject.trial, subject.store
+    straight = subject.trained("straight", recipe)
+    row = learning.learns(recipe, straight, len(store.labels) or store.vocabulary)
+    yield CheckRow(row.topic, row.name, row.status, f"{row.evidence} ({subject.described()})")
+    yield learning.logged(straight)
+    yield learning.memory_row(straight)
+    resolved, steps = subject.resolved, subject.resolved.train.steps or 0
+    saves = math.ceil(steps / (resolved.checkpoint.every or steps))
+    yield from learning.saved(recipe, straight, subject.scale, saves, float(subject.plan["seconds"]))
+    last = straight.run.checkpoints / f"step-{trial.STEPS:08d}"
+    stored = subject.scale * learning.checkpoint_bytes(last)
+    yield planned.disk_row(resolved, subject.run, stored, subject.built)
+    stop = trial.STEPS * 3 // 8
+    resumed = subject.trained("resumed", recipe, stops=(stop,))
+    yield learning.same("a new process continues bit for bit", straight, resumed, f"SIGTERM in step {stop}")
+
+
+def _examined(subject: Subject) -> Iterator[CheckRow]:
+    """Masks and overfitting, in this process on one device."""
+    recipe = subject.trial.model_copy(update={"parallel": Parallel()})
+    devices.make_deterministic()
+    step = model_step(recipe, subject.config, subject.store, subject.device)
+    reader = step.task.loader(recipe, subject.store)
+    yield from masks.mask_rows(recipe, step, reader, subject.store)
+    yield learning.overfits(step, learning.first_sequence(reader.batch(0, 1)))
+
+
+def model_step(recipe: Recipe, config: ModelConfig, store: TokenStore, device: Any) -> TrainStep:
+    """A step of the trial's model in this process, with its starting weights."""
+    with silent():
+        model = starting_model(recipe.model.from_, config, recipe.run.seed)
+    recomputed = blocks_recomputed(recipe.train, recipe.parallel, config, device)
+    return TrainStep(recipe, model, device, store.end_of_text, len(store.sources), recomputed=recomputed)

@@ -1,0 +1,165 @@
+"""What a token can see, examined on batches of the real loader and the model that is trained: a token is changed, and the hidden
+states that must not depend on it have to stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bessemer.check.rows import CheckRow, judged
+from bessemer.recipe import Recipe
+from bessemer.tokens.loader import Batch, Bools, Reader
+from bessemer.tokens.packing import Ints
+from bessemer.tokens.shards import TokenStore
+from bessemer.train.engine import MicroBatch
+from bessemer.train.step import TrainStep
+
+TOPIC = "labels and masks"
+SEARCHED = 256  # sequences in which a border of documents is looked for
+PLACES = 6  # tokens that are changed
+TOLERANCE = 1e-3  # relative, of a loss in the step's precision against one in fp32
+LEAK = 1e-6  # of a hidden state, beside what the change does elsewhere: kernels of other shapes round otherwise
+
+
+def mask_rows(recipe: Recipe, step: TrainStep, reader: Reader, store: TokenStore) -> Iterator[CheckRow]:
+    """Rows about targets, causality and documents."""
+    batch = reader.batch(0, min(SEARCHED, sum(reader.mixture.sequences)))
+    if recipe.train.objective == "classify":
+        yield CheckRow(TOPIC, "labels", "ok" if (batch.wanted >= 0).all() else "FAIL", _classes(batch, store))
+        return
+    yield _targets(recipe, batch)
+    with torch.no_grad(), _every_path_open(step):
+        if recipe.train.objective == "causal":
+            yield _loss(step, batch.row(0))
+            yield _future(step, batch.row(0))
+        yield _documents(recipe, step, batch, store.end_of_text)
+
+
+@contextmanager
+def _every_path_open(step: TrainStep) -> Iterator[None]:
+    """Matrices that begin at zero, as those behind attention often do, would hide what attention sees: noise in their place."""
+    closed = [p for p in step.model.parameters() if p.ndim > 1 and not p.any()]
+    for number, parameter in enumerate(closed):
+        generator = torch.Generator(parameter.device).manual_seed(number)
+        parameter.normal_(0.0, 0.02, generator=generator)
+    try:
+        yield
+    finally:
+        for parameter in closed:
+            parameter.zero_()
+
+
+def _classes(batch: Batch, store: TokenStore) -> str:
+    names, counts = np.unique(batch.wanted, return_counts=True)
+    return "of the first texts: " + ", ".join(f"{n} x {store.labels[k]}" for k, n in zip(names, counts, strict=True))
+
+
+def _targets(recipe: Recipe, batch: Batch) -> CheckRow:
+    """Targets are the next tokens; of a masked model the tokens that were hidden."""
+    inputs, wanted = batch.inputs, batch.wanted
+    if recipe.train.objective == "masked":
+        hidden, share = wanted >= 0, float((wanted >= 0).mean())
+        kept = float((inputs[hidden] == wanted[hidden]).mean())
+        holds = abs(share - recipe.train.masking.share) < 0.05 and kept < 0.5
+        return judged(TOPIC, "targets are the hidden tokens", holds,
+                      f"{share:.1%} of the tokens are targets, {kept:.0%} of these stay visible")  # fmt: skip
+    follows = wanted[:, :-1] == inputs[:, 1:]
+    counted = wanted[:, :-1] >= 0
+    if batch.starts is not None:
+        counted &= ~batch.starts[:, 1:]  # a piece begins with what stands before it
+    wrong = int((counted & ~follows).sum())
+    padding = int((wanted < 0).sum())
+    said = f"{int(counted.sum()):,} targets of {len(inputs)} sequences are the next input, {wrong} are not"
+    return judged(TOPIC, "targets are shifted by one", wrong == 0 and bool(counted.any()),
+                  said + (f"; {padding:,} positions are masked out of the loss" if padding else ""))  # fmt: skip
+
+
+def _loss(step: TrainStep, batch: Batch) -> CheckRow:
+    """The training loss against -log p of the next token, from whole logits in fp32."""
+    part, place = _micro_batch(batch), step.device.torch_device
+    nats_BS, _ = step.engine.score(part)
+    with step.autocast():
+        hidden_BTD = step.hidden(part.inputs_BT.to(place), _on(part.starts_BT, place))
+        logits_TV = step.model.head.logits(hidden_BTD[0]).float()
+    targets_T = part.targets_BS[0].to(place)
+    counts_T = targets_T >= 0
+    direct = float(torch.nn.functional.cross_entropy(logits_TV[counts_T], targets_T[counts_T], reduction="sum"))
+    ours = float(nats_BS.double().sum())
+    difference = abs(ours - direct) / max(abs(direct), 1e-9)
+    count = int(counts_T.sum())
+    return judged(TOPIC, "the loss is -log p(next token)", difference < TOLERANCE,
+                  f"{ours / count:.6f} nats a token, {direct / count:.6f} from the logits of {count} targets")  # fmt: skip
+
+
+def _future(step: TrainStep, batch: Batch) -> CheckRow:
+    """Tokens at several places are changed; no state before them may move."""
+    length = batch.inputs.shape[1]
+    ordinary = np.flatnonzero(batch.inputs[0] != step.end_of_text)[1:]  # a border of documents is left as it is
+    places = sorted({int(ordinary[np.argmin(abs(ordinary - at))]) for at in np.linspace(1, length - 1, PLACES)})
+    whole, leak, seen = _hidden(step, batch.inputs, batch.starts), 0.0, 0.0
+    for place in places:
+        moved = _moved(step, whole, batch, place)
+        leak = max(leak, float(moved[:place].max()))
+        seen = max([seen, *moved[place + 1 :].tolist()])
+    said = f"token changed at {len(places)} places: states before it move by {leak:.1e}, after it by up to {seen:.1e}"
+    return judged(TOPIC, "no token sees the future", leak <= LEAK * seen and seen > 0, said)
+
+
+def _documents(recipe: Recipe, step: TrainStep, batch: Batch, end_of_text: int) -> CheckRow:
+    """A token of an earlier document is changed; states of the next document may move only where the recipe lets them."""
+    name = "no token sees another document"
+    row, begin = _border(batch, end_of_text)
+    if row < 0:
+        said = f"no document ends within the first {len(batch.inputs)} sequences"
+        return CheckRow(TOPIC, name, "not here", said)
+    one = batch.row(row)
+    changed = max(begin - 2, 0) if one.starts is None else begin - 1  # the token before an end of text
+    moved = _moved(step, _hidden(step, one.inputs, one.starts), one, changed)
+    leak, effect = float(moved[begin:].max()), float(moved[changed + 1 : begin].max())
+    said = f"a token before the border at {begin} of sequence {row} changed: states after it move by {leak:.1e}"
+    if not recipe.tokens.document_mask:
+        return CheckRow(
+            TOPIC, name, "warn", said + "; attention crosses documents, as tokens.document_mask = false says"
+        )
+    return judged(TOPIC, name, leak <= LEAK * effect and effect > 0, f"{said}, those between by {effect:.1e}")
+
+
+def _border(batch: Batch, end_of_text: int) -> tuple[int, int]:
+    """A sequence and the place where its second document begins, with two tokens on each side; (-1, 0): there is none."""
+    for row, inputs in enumerate(batch.inputs):
+        if batch.starts is None:
+            begins = np.flatnonzero(inputs == end_of_text) + 1
+        else:
+            last = len(inputs) if batch.real is None else int(batch.real[row])
+            begins = np.flatnonzero(batch.starts[row][:last])
+        inside = begins[(begins >= 3) & (begins < len(inputs) - 1)]
+        if len(inside):
+            return row, int(inside[0])
+    return -1, 0
+
+
+def _moved(step: TrainStep, whole: Tensor, batch: Batch, place: int) -> Tensor:
+    """By how much each state of a sequence moves when the token at `place` is another, the largest element of each."""
+    other = batch.inputs.copy()
+    other[0, place] = (other[0, place] + 1) % step.end_of_text if step.end_of_text > 1 else other[0, place] + 1
+    return (_hidden(step, other, batch.starts) - whole).abs().amax(-1)[0]
+
+
+def _hidden(step: TrainStep, inputs: Ints, starts: Bools | None) -> Tensor:
+    place = step.device.torch_device
+    starts_BT = None if starts is None else torch.from_numpy(starts).to(place)
+    with step.autocast():
+        return step.hidden(torch.from_numpy(inputs.astype(np.int64)).to(place), starts_BT).float()
+
+
+def _micro_batch(batch: Batch) -> MicroBatch:
+    starts_BT = None if batch.starts is None else torch.from_numpy(batch.starts)
+    return MicroBatch(torch.from_numpy(batch.inputs.copy()), torch.from_numpy(batch.wanted.copy()), starts_BT)
+
+
+def _on(tensor: Tensor | None, place: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.to(place)

@@ -1,0 +1,152 @@
+"""What follows from the recipe and the machine: batch, tokens, layout, schedule, memory, disk and data."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bessemer import derived
+from bessemer.check.rows import CheckRow, judged
+from bessemer.check.trial import fits_here
+from bessemer.errors import BessemerError
+from bessemer.launch.start import described
+from bessemer.preflight import HOPELESS_MEMORY
+from bessemer.recipe import Recipe
+from bessemer.run import RunFolder
+from bessemer.terminal import amount, counted, size
+from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
+from bessemer.tokens.shards import TokenStore, token_dtype
+from bessemer.train import device as devices
+from bessemer.train.learning_rate import learning_rate_share
+
+BUDGET, LAYOUT, MEMORY, DISK, DATA = "batch and budget", "layout", "memory", "disk", "data"
+WARMUP_SHARE = 0.2  # of the run, above which a warm-up is warned of
+CORPUS_FACTOR = 2.0  # a corpus while it is built, against what it comes to
+EXTRA_CHECKPOINTS = 2  # besides checkpoint.keep: the one being written, and the one before an alarm
+
+
+def budget_rows(asked: Recipe, resolved: Recipe, plan: dict[str, Any]) -> Iterator[CheckRow]:
+    """Batch, tokens, schedule. asked: the recipe as it was written."""
+    train, batches = resolved.train, resolved.batches
+    steps, batch = train.steps or 0, train.global_batch_tokens or 0
+    ways = f"{batches.full} sequences of {batches.length}: {resolved.parallel.data} x {train.micro_batch} sequences a"
+    ways += f" micro-batch x {batches.full // resolved.parallel.data // (train.micro_batch or 1)}"
+    is_given = asked.train.global_batch_tokens is not None
+    yield judged(BUDGET, "global batch", is_given, f"{amount(batch)} tokens{'' if is_given else ', derived'}; {ways}",
+                 otherwise="warn")  # fmt: skip
+    tokens, horizon = batches.tokens_before(steps), _horizon(asked)
+    ratio = tokens / plan["parameters"] if plan.get("parameters") else 0.0
+    said = f"{steps:,} steps, {amount(tokens)} tokens, {ratio:.3g} a parameter; {horizon or 'derived'}"
+    yield judged(BUDGET, "token budget", bool(horizon), said, otherwise="warn")
+    schedule = train.schedule
+    share = learning_rate_share(schedule, steps - 1, steps)
+    ends = schedule.kind not in ("constant", "inverse_sqrt")
+    said = f"{schedule.kind}: {share:.3g} of the peak {train.optimizer.learning_rate:g} at the last step, {steps:,}"
+    holds = not ends or math.isclose(share, schedule.final_share, abs_tol=1e-6)
+    yield judged(BUDGET, "schedule ends with the tokens", holds,
+                 said + ("" if ends else "; this schedule has no end"))  # fmt: skip
+    warmup = schedule.warmup_steps or 0
+    yield CheckRow(
+        BUDGET, "warm-up is shorter than the run",
+        "FAIL" if warmup >= steps > 1 else "ok" if warmup <= WARMUP_SHARE * steps or warmup <= 1 else "warn",
+        f"{counted(warmup, 'step')} of {steps:,} ({warmup / max(steps, 1):.1%})",
+    )  # fmt: skip
+
+
+def _horizon(asked: Recipe) -> str:
+    given = {key: getattr(asked.train, key) for key in ("steps", "tokens", "minutes")}
+    return ", ".join(f"train.{key} = {value:,}" for key, value in given.items() if value is not None)
+
+
+def layout_row(resolved: Recipe) -> CheckRow:
+    """The parallel sizes, their product and the processes that there are."""
+    layout, nodes = resolved.parallel, resolved.cluster.nodes
+    is_cuda = devices.choose(resolved.train).is_cuda
+    said = f"{described(layout)} = {counted(layout.world, 'process').replace('processs', 'processes')}"
+    if layout.world % nodes:
+        return CheckRow(LAYOUT, "sizes multiply to the world", "FAIL", f"{said}, not a multiple of {nodes} nodes")
+    per_node = resolved.cluster.devices_per_node
+    if per_node is not None and layout.world // nodes > per_node:
+        return CheckRow(LAYOUT, "sizes multiply to the world", "FAIL",
+                        f"{said} on {nodes} nodes, more than the {per_node} devices of each")  # fmt: skip
+    if nodes > 1:
+        said += f": {nodes} nodes x {layout.world // nodes}"
+    fits = fits_here(layout, is_cuda)
+    return judged(LAYOUT, "sizes multiply to the world", True, said + ("" if fits else ", more than this machine runs"))
+
+
+def memory_fit(resolved: Recipe, plan: dict[str, Any]) -> CheckRow:
+    """The planned memory against what is free."""
+    device = devices.choose(resolved.train)
+    each, free = plan["memory_bytes"]["total"], devices.available_bytes(device)
+    if not fits_here(resolved.parallel, device.is_cuda):
+        said = f"{size(each)} a process are planned; its processes run on other machines (see `bessemer plan`)"
+        return CheckRow(MEMORY, "planned memory fits", "not here", said)
+    count = 1 if device.is_cuda else resolved.parallel.world
+    said = f"{f'{count} x ' if count > 1 else ''}{size(each)} planned, {size(free)} free"
+    needed = count * each
+    return CheckRow(MEMORY, "planned memory fits",
+                    "ok" if needed <= free else "warn" if needed <= HOPELESS_MEMORY * free else "FAIL", said)  # fmt: skip
+
+
+def disk_row(resolved: Recipe, run: RunFolder, checkpoint: float, built: RunFolder) -> CheckRow:
+    """Space for the whole run against what is free. checkpoint: bytes of one; built: where corpus and tokens of it, or of a
+    sample of it, are built."""
+    keep = resolved.checkpoint.keep + EXTRA_CHECKPOINTS + (resolved.train.schedule.kind == "wsd")
+    parts = {f"{keep} checkpoints": keep * checkpoint}
+    if not run.tokens.exists():
+        store, known = TokenStore.open(built.tokens), derived.expected_tokens(resolved, run)
+        tokens = known.get("unique_tokens", 0) + known.get("held_out_tokens", 0)
+        sample = max(store.train_tokens + store.held_out_tokens, 1)
+        parts["tokens"] = float(tokens * token_dtype(store.vocabulary).itemsize)
+        if not run.corpus.exists() and built.corpus.exists():
+            stored = sum(path.stat().st_size for path in built.corpus.rglob("*") if path.is_file())
+            parts["corpus"] = CORPUS_FACTOR * stored * tokens / sample
+    free = shutil.disk_usage(existing(run.path)).free
+    needed = sum(parts.values())
+    said = " + ".join(f"{name} {size(value)}" for name, value in parts.items())
+    return judged(DISK, "space for the whole run", needed < free, f"{said} = {size(needed)}, {size(free)} free")
+
+
+def existing(path: Path) -> Path:
+    """The path, or its nearest parent that is there."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.is_dir())
+
+
+def data_rows(resolved: Recipe, run: RunFolder, built: RunFolder, plan: dict[str, Any]) -> Iterator[CheckRow]:
+    """Hashes, repetition and contamination of the data."""
+    is_own = run.tokens.exists()
+    store = TokenStore.open(built.tokens)
+    try:
+        store.verify()
+        status, said = "ok", f"SHA-256 of {counted(len(store.manifest['files']), 'file')} equal the manifest's"
+        if not is_own:
+            status, said = "not here", f"the run has no tokens yet; of a sample of its text: {said}"
+        yield CheckRow(DATA, "hashes of the token shards", status, said)  # type: ignore[arg-type]
+    except BessemerError as error:
+        yield CheckRow(DATA, "hashes of the token shards", "FAIL", str(error))
+    steps = resolved.train.steps or 0
+    epochs = dict(plan.get("epochs", {}))
+    if not epochs:
+        unique = derived.expected_tokens(resolved, run).get("unique_tokens")
+        epochs = {"the text (estimated)": resolved.batches.tokens_before(steps) / unique} if unique else {}
+    often = {name: turns for name, turns in epochs.items() if turns > REPEATS_WORTH_A_WARNING}
+    said = (
+        ", ".join(f"{name} {turns:.2g} times" for name, turns in epochs.items()) or "the size of the text is not known"
+    )
+    if often:
+        said += f"; above {REPEATS_WORTH_A_WARNING} epochs repeated text helps less and less (Muennighoff et al. 2023)"
+    yield CheckRow(DATA, "repetition", "warn" if often else "ok" if epochs else "not here", said)
+    sets = resolved.corpus.contamination.sets
+    if resolved.tokens.sources and not resolved.corpus.sources:
+        said = "these tokens were made elsewhere; whether evaluation sets were removed there is not known"
+        yield CheckRow(DATA, "evaluation sets are removed", "warn", said)
+    else:
+        names = ", ".join(one.name for one in sets)
+        said = f"{names} ({resolved.corpus.contamination.action})" if sets else (
+            "corpus.contamination.sets names none: scores on benchmarks may be of text that it was trained on")  # fmt: skip
+        removed = bool(sets) and resolved.corpus.contamination.action != "report"
+        yield judged(DATA, "evaluation sets are removed", removed, said, otherwise="warn")

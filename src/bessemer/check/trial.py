@@ -1,0 +1,221 @@
+"""Small trainings of a run's own recipe, each in fresh processes and a folder of its own.
+
+`python -m bessemer.check.trial RUN [STOP]` is one process of such a training, in a group where the environment of torchrun says
+so; STOP: the step after which it gets a SIGTERM, as from a scheduler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bessemer.environment import num_cores
+from bessemer.errors import BessemerError, Stopped
+from bessemer.launch.group import ALONE, run_group
+from bessemer.layout.flops import hardware_flops
+from bessemer.model.config import ModelConfig
+from bessemer.recipe import Batches, BatchRamp, Parallel, Recipe, dump, load
+from bessemer.run import RunFolder, published, read_json, read_json_lines, write_atomic, write_json
+
+STEPS = 24  # of a trial
+STEP_SECONDS = 0.4  # of a trial's step, expected: of a longer one the batch and then the model are made smaller
+ASSUMED_SHARE = 0.25  # of the peak, in a step
+LOSS_SEQUENCES = 16  # of a validation
+RESULT, TIMES = "trial.json", 900.0  # seconds that a trial may take
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """losses: by step; weights: a hash of them at the end; order: by step, the samples of the global batch and a hash of each;
+    rows: of metrics.jsonl."""
+
+    run: RunFolder
+    losses: dict[int, float]
+    weights: str
+    order: dict[int, dict[int, str]]
+    rows: list[dict[str, Any]]
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """Lines of the metrics."""
+        return [row for row in self.rows if row["kind"] == kind]
+
+
+def scaled(recipe: Recipe, config: ModelConfig, peak: float, free: float) -> tuple[Recipe, list[str]]:
+    """A resolved recipe for STEPS steps on this machine, and what is smaller than in the run, in words.
+
+    peak: FLOP/s; free: bytes. Batch, then depth and then width are made smaller until a step is expected to take STEP_SECONDS.
+    """
+    said, train = [], recipe.train
+    layout, length = recipe.parallel, recipe.tokens.sequence_length
+    sequences, micro = (train.global_batch_tokens or length) // length, train.micro_batch or 1
+
+    def seconds(one: ModelConfig, rows: int) -> float:
+        small = train.model_copy(update={"global_batch_tokens": rows * length})
+        return hardware_flops(small, one, one.layers) / (ASSUMED_SHARE * peak)
+
+    unit = layout.data * layout.min_micro_batches
+    if seconds(config, sequences) > STEP_SECONDS and sequences > unit:
+        rows = unit * max(int(STEP_SECONDS / seconds(config, unit)), 1)
+        micro = max(size for size in range(1, micro + 1) if rows // layout.data % size == 0
+                    and layout.fits_micro_batches(rows // layout.data // size))  # fmt: skip
+        said.append(f"a batch of {rows} of {sequences} sequences")
+        sequences = rows
+    least = layout.pipeline * layout.stages_each
+    small = config
+    while (seconds(small, sequences) > STEP_SECONDS or 24 * small.parameters > free) and small.layers > least:
+        small = replace(small, layers=max(small.layers // 2, least))
+    while seconds(small, sequences) > 8 * STEP_SECONDS or 24 * small.parameters > free:
+        halves = {key: getattr(small, key) // 2 for key in ("heads", "kv_heads", "width", "mlp_width")}
+        if small.heads % 2 or small.kv_heads % 2 or small.width % 2 or halves["heads"] < layout.tensor:
+            break
+        small = replace(small, **halves)
+    model: dict[str, Any] = {key: getattr(small, key) for key in ("layers", "heads", "kv_heads", "width", "mlp_width")}
+    if small is not config:
+        model |= {"depth": None, "from_": None, **_fewer_layers(recipe, small.layers)}
+        said.append(f"{small.layers} of {config.layers} layers" + (
+            f" and width {small.width} of {config.width}" if small.width != config.width else ""))  # fmt: skip
+    ramp = train.batch_ramp
+    schedule = train.schedule.model_copy(update={"warmup_steps": STEPS // 8, "decay_at": None, "rewarm_at": None})
+    changes: dict[str, Any] = {
+        "steps": STEPS, "minutes": None, "tokens": None, "max_epochs": None, "revised": (), "log_every": 1,
+        "global_batch_tokens": sequences * length, "micro_batch": micro, "schedule": schedule,
+        "validate_every": STEPS // 2, "start": None if small is not config else train.start,
+        "batch_ramp": None if ramp is None else BatchRamp(
+            start_tokens=min(unit * micro * length, sequences * length), steps=STEPS // 2),
+    }  # fmt: skip
+    return recipe.model_copy(update={
+        "model": recipe.model.model_copy(update=model if small is not config else {}),
+        "train": train.model_copy(update=changes),
+        "guard": recipe.guard.model_copy(update={"hang_seconds": 0.0}),
+        "checkpoint": recipe.checkpoint.model_copy(update={"every": STEPS, "keep": 3}),
+        "evaluate": recipe.evaluate.model_copy(update={"max_tokens": LOSS_SEQUENCES * length}),
+        "report": recipe.report.model_copy(update={"tensorboard": False}),
+    }), said  # fmt: skip
+
+
+def _fewer_layers(recipe: Recipe, layers: int) -> dict[str, Any]:
+    """Lists of layers without those that a smaller model lacks."""
+    lists = {key: getattr(recipe.model, key) for key in ("global_layers", "unrotated_layers")}
+    return {key: tuple(n for n in numbers if n < layers) for key, numbers in lists.items() if numbers}
+
+
+def with_steps(recipe: Recipe, steps: int) -> Recipe:
+    """A trial of another length."""
+    train = recipe.train.model_copy(update={"steps": steps, "validate_every": max(steps // 2, 1)})
+    return recipe.model_copy(update={"train": train})
+
+
+def lay_out(place: Path, name: str, recipe: Recipe, tokens: Path, plan: dict[str, Any]) -> RunFolder:
+    """A new run folder that is ready to train, over the tokens of another one."""
+    run = RunFolder(place / name)
+    run.path.mkdir()
+    run.tokens.symlink_to(tokens.resolve(), target_is_directory=True)
+    write_atomic(run.recipe, dump(recipe.model_copy(update={"run": recipe.run.changed(name=name, dir=str(place))})))
+    write_json(run.plan, plan)
+    return run
+
+
+def train(run: RunFolder, recipe: Recipe, stops: Sequence[int] = (), then: Recipe | None = None) -> TrialResult:
+    """Train a laid-out run in fresh processes, stopped after each step of `stops` and continued by new ones; then: the recipe
+    after the first stop, where it is another. Raises BessemerError where a process fails."""
+    for number, stop in enumerate((*stops, None)):
+        if number == 1 and then is not None:
+            recipe = then
+            write_atomic(run.recipe, dump(recipe.model_copy(update={"run": load(run.recipe).run})))
+        world = recipe.parallel.world
+        variables = {} if world == 1 else {"OMP_NUM_THREADS": str(max(num_cores() // world, 1))}
+        arguments = ["-m", "bessemer.check.trial", str(run.path), *([] if stop is None else [str(stop)])]
+        good = (0,) if stop is None else (Stopped.exit_code,)
+        why = run_group(
+            arguments, ALONE if world == 1 else world, run.path / f"log-{stop or 'end'}", seconds=TIMES, good=good,
+            variables=variables,
+        )  # fmt: skip
+        if why is not None:
+            begun = f"continued from step {steps[-1]}" if (steps := published(run.checkpoints)) else "from its start"
+            raise BessemerError(f"the trial {run.path.name} failed, {begun}: {why.removeprefix('bessemer: ')}")
+    return result(run)
+
+
+def result(run: RunFolder) -> TrialResult:
+    """What a finished trial left."""
+    rows = read_json_lines(run.metrics)
+    order: dict[int, dict[int, str]] = {}
+    for path in sorted(run.path.glob("order-*.jsonl")):
+        for row in read_json_lines(path):
+            order.setdefault(row["step"], {}).update({int(key): value for key, value in row["samples"].items()})
+    losses = {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
+    return TrialResult(run, losses, read_json(run.path / RESULT)["weights"], order, rows)
+
+
+def fits_here(layout: Parallel, is_cuda: bool) -> bool:
+    """Whether this machine can run the processes of a layout: a GPU each, or half a core."""
+    import torch
+
+    return layout.world <= (torch.cuda.device_count() if is_cuda else max(2 * num_cores(), 2))
+
+
+def epoch_edge(recipe: Recipe, sequences: int) -> int:
+    """The number of steps after which a trial has read so many sequences."""
+    return Batches.of(recipe.train, recipe.tokens.sequence_length).steps_for(sequences)
+
+
+def main() -> None:
+    """One process, as the module says."""
+    from bessemer.guard.pulse import Pulse
+    from bessemer.parallel.mesh import SINGLE_PROCESS, in_group, join, leave
+    from bessemer.terminal import QUIET
+    from bessemer.train import device as devices
+    from bessemer.train.loop import train_here
+
+    os.environ[QUIET] = "1"
+    run, stop = RunFolder(Path(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    recipe, rank = load(run.recipe), int(os.environ.get("RANK", "0"))
+    device = devices.choose(recipe.train, local_rank=rank)
+    code = 0
+    try:
+        mesh = join(recipe.parallel, device.torch_device) if in_group() else SINGLE_PROCESS
+        observer = _Observer(run, stop, mesh.data_rank, mesh.layout.data)
+        with Pulse(None, rank, run.path / f"stacks-{rank}.txt", 0) as pulse:
+            summary = train_here(recipe, run, read_json(run.plan), False, device, mesh, pulse, observer)
+        if mesh.is_main:
+            write_json(run.path / RESULT, {"weights": summary.weights})
+        mesh.barrier()
+        leave()
+    except BessemerError as error:
+        print(f"bessemer: {error}")
+        code = error.exit_code
+    sys.stdout.flush()
+    os._exit(code)  # Python's teardown may wait for a thread of the group
+
+
+class _Observer:
+    """Notes which samples each step reads, and signals this process in step `stop`."""
+
+    def __init__(self, run: RunFolder, stop: int, rank: int, world: int) -> None:
+        self._run, self._stop, self._rank, self._world = run, stop, rank, world
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        from bessemer.logfile import LogFile, json_line
+
+        log = LogFile(self._run.path / f"order-{self._rank}.jsonl")
+        done = published(self._run.checkpoints)
+        for step, batch in enumerate(batches, (done[-1] if done else 0) + 1):
+            samples = batch.samples(self._rank, self._world).tolist()
+            digests = [
+                hashlib.sha256(row.tobytes() + wanted.tobytes()).hexdigest()[:16]
+                for row, wanted in zip(batch.inputs, batch.wanted, strict=True)
+            ]
+            log.append(json_line({"step": step, "samples": dict(zip(map(str, samples), digests, strict=True))}))
+            if step == self._stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+
+if __name__ == "__main__":
+    main()
