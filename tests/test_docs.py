@@ -30,6 +30,7 @@ PAGES = (
     "docs/objectives.md",
     "docs/tokenizer.md",
     "docs/reliability.md",
+    "docs/check.md",
     "docs/precision-and-memory.md",
     "docs/pipeline.md",
     "docs/language.md",

@@ -38,7 +38,8 @@ class Subject:
         self.asked, self.run, self.place = asked, run, place
         preflight.check(asked, run, reference, exports=asked.export.hf)
         with silent():
-            self.plan, self.resolved = forecast.plan_only(asked, run, MEASURE_SECONDS)
+            elsewhere = asked.changed(run={"dir": str(place)})  # where a checkpoint is written to time it
+            self.plan, self.resolved = forecast.plan_only(elsewhere, run, MEASURE_SECONDS)
         self.built = sample.sampled(asked, self.resolved, run, place)
         self.store = TokenStore.open(self.built.tokens)
         self.device = devices.choose(self.resolved.train)

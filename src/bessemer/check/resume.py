@@ -10,11 +10,9 @@ from bessemer.check import learning, sample, trial
 from bessemer.check.command import Subject, scratch
 from bessemer.check.rows import CheckRow, collected, judged
 from bessemer.check.trial import STEPS
-from bessemer.errors import InputError
 from bessemer.recipe import Parallel, Recipe
 from bessemer.run import RunFolder
 from bessemer.terminal import progress
-from bessemer.tokens.packing import is_packed_for
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.task import task_of
 
@@ -40,8 +38,6 @@ def _ways(subject: Subject) -> Iterator[CheckRow]:
     own, alone = subject.trial, _in_layout(subject.trial, Parallel())
     tokens = alone.batches.tokens_before(STEPS)
     store = sample.beginning_of(subject.store, own, subject.place / "beginning", int(tokens / EPOCHS))
-    if own.tokens.packing != "concatenate" and not is_packed_for(store, own):
-        raise InputError(f"{store.folder}: packed for another recipe; write the tokens again")
     features = _features(subject)
     yield CheckRow(learning.RESUME, "what is trained", "ok", f"{subject.described()}; {', '.join(features)}")
     sequences = sum(task_of(own.train, False, subject.config, store.end_of_text).loader(own, store).mixture.sequences)

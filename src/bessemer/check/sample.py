@@ -13,7 +13,7 @@ from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, stage_is_current, write_json
 from bessemer.terminal import silent
 from bessemer.tokens import build
-from bessemer.tokens.packing import write_packs
+from bessemer.tokens.packing import packed_for, write_packs
 from bessemer.tokens.shards import NO_LABEL, ShardWriter, TokenStore, token_dtype
 
 SAMPLE_BYTES, BYTES_PER_ID = 1_500_000, 60  # of text: in all, and for each id of a vocabulary that is trained on it
@@ -78,5 +78,6 @@ def beginning_of(store: TokenStore, recipe: Recipe, folder: Path, num_tokens: in
         manifest["sources"][name] = {"train": writer.facts(), "heldout": facts["heldout"]}
         manifest["files"] |= writer.files | held
     manifest["files"] |= write_packs(TokenStore(folder, manifest), recipe)
+    manifest["packing"] = packed_for(recipe)
     write_json(folder / "manifest.json", manifest)
     return TokenStore.open(folder)

@@ -1,0 +1,337 @@
+"""`bessemer check`: every row holds for a sound recipe, and fails for the fault that it is there for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import namedtuple
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bessemer.check import learning, masks, planned, trial
+from bessemer.check import machine as machines
+from bessemer.check.rows import CheckRow, collected, is_go, table, verdict
+from bessemer.check.trial import TrialResult
+from bessemer.cli import run_command
+from bessemer.errors import BessemerError
+from bessemer.layout import derived_keys
+from bessemer.model import attention
+from bessemer.model.attention import AttentionSpec, Documents
+from bessemer.recipe import Parallel, Recipe, load
+from bessemer.run import RunFolder
+from bessemer.tokens.loader import Batch, Loader
+from bessemer.tokens.shards import TokenStore
+from bessemer.train import device as devices
+from bessemer.train.step import TrainStep
+
+PACKED = "tokens.document_mask=true"
+
+
+def rows_of(found: str) -> dict[str, dict[str, str]]:
+    return {row["name"]: row for row in json.loads(found)["rows"]}
+
+
+def check(recipe_file: Path, runs: Path, *overrides: str, resume: bool = False, expected: int = 0) -> Any:
+    sets = [part for value in (f"run.dir={runs}", *overrides) for part in ("--set", value)]
+    code = run_command(["check", str(recipe_file), *sets, "--json", *(["--resume"] if resume else [])])
+    assert code == expected
+
+
+def test_a_sound_recipe_is_go_and_its_run_folder_is_untouched(
+    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted((path, path.stat().st_mtime_ns) for path in runs.rglob("*"))
+    check(recipe_file, runs, PACKED)
+    rows = rows_of(capsys.readouterr().out)
+    bad = {name: row for name, row in rows.items() if row["status"] == "FAIL"}
+    assert not bad
+    assert "24 losses, samples and weights" in rows["a new process continues bit for bit"]["evidence"]
+    held = ("falls below a uniform guess", "overfits a single sequence", "targets are shifted by one", "file system",
+            "the loss is -log p(next token)", "no token sees the future", "no token sees another document",
+            "holds all that a resume needs", "validation and throughput apart", "matmul has the known answer",
+            "hashes of the token shards", "space for the whole run")  # fmt: skip
+    assert {name: rows[name]["status"] for name in held} == dict.fromkeys(held, "ok")
+    assert rows["evaluation sets are removed"]["status"] == "warn"
+    assert rows["clocks agree"]["status"] == "not here"
+    assert sorted((path, path.stat().st_mtime_ns) for path in runs.rglob("*")) == before
+    assert not list(runs.glob(".bessemer-check-*"))
+
+
+def test_a_damaged_shard_is_no_go(runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shard = runs / "small" / "tokens" / "prose-train-00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[100] ^= 1
+    shard.write_bytes(data)
+    check(recipe_file, runs, expected=1)
+    found = json.loads(capsys.readouterr().out)
+    row = next(row for row in found["rows"] if row["name"] == "hashes of the token shards")
+    assert row["status"] == "FAIL"
+    assert "prose-train-00000.bin" in row["evidence"]
+    assert found["verdict"].startswith("no-go")
+
+
+@pytest.mark.parametrize(
+    ("folder", "overrides", "complaint"),
+    [
+        ("no/such.toml", (), "no/such.toml"),
+        (
+            "small",
+            ("guard.roll_back=false", "guard.skip_batches=3"),
+            "skip_batches has no effect with roll_back = false",
+        ),
+        ("runs/empty", (), "runs/empty: no file there"),
+        ("runs/damaged", (), "runs/damaged/recipe.toml"),
+    ],
+)
+def test_wrong_input_is_one_sentence(
+    folder: str, overrides: tuple[str, ...], complaint: str, runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    (runs / "empty" / "corpus").mkdir(parents=True)
+    (runs / "damaged").mkdir()
+    (runs / "damaged" / "recipe.toml").write_text("[run\nname = ")
+    place = str(recipe_file) if folder == "small" else str(runs.parent / folder)
+    sets = [part for value in overrides for part in ("--set", value)]
+    assert run_command(["check", place, *sets]) == 2
+    said = capsys.readouterr().err
+    assert complaint in said
+    assert said.count("\nbessemer:") + said.startswith("bessemer:") == 1
+    assert "Traceback" not in said
+
+
+@pytest.fixture
+def small(runs: Path, recipe_file: Path) -> tuple[Recipe, TokenStore]:
+    store = TokenStore.open(runs / "small" / "tokens")
+    return derived_keys.resolve(load(recipe_file, [PACKED]), store.vocabulary), store
+
+
+def step_of(recipe: Recipe, store: TokenStore) -> TrainStep:
+    from bessemer.model.transformer import build_model
+    from bessemer.train.task import config_of
+
+    config = config_of(recipe, store.vocabulary, 0)
+    return TrainStep(
+        recipe, build_model(config, 1), devices.choose(recipe.train), store.end_of_text, len(store.sources)
+    )
+
+
+def failed(recipe: Recipe, store: TokenStore, step: TrainStep, reader: Any = None) -> set[str]:
+    reader = reader or step.task.loader(recipe, store)
+    return {row.name for row in masks.mask_rows(recipe, step, reader, store) if row.status == "FAIL"}
+
+
+def test_targets_that_are_not_the_next_token_fail(
+    small: tuple[Recipe, TokenStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, store = small
+    assert failed(recipe, store, step_of(recipe, store)) == set()
+    honest = Loader.batch
+
+    def shifted(self: Loader, first: int, count: int) -> Batch:
+        batch = honest(self, first, count)
+        return replace(batch, tokens=batch.inputs, targets=np.ascontiguousarray(batch.tokens[:, :-1]))
+
+    monkeypatch.setattr(Loader, "batch", shifted)
+    assert failed(recipe, store, step_of(recipe, store)) == {"targets are shifted by one"}
+
+
+def test_attention_that_sees_the_future_fails(
+    small: tuple[Recipe, TokenStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, store = small
+    step, honest = step_of(recipe, store), attention._one_document
+
+    def sees(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec, first: int = 0) -> torch.Tensor:
+        return honest(q, k, v, replace(spec, causal=False), first)
+
+    monkeypatch.setattr(attention, "_one_document", sees)
+    assert failed(recipe, store, step) == {"no token sees the future"}
+
+
+def test_attention_that_crosses_documents_fails(
+    small: tuple[Recipe, TokenStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, store = small
+    step = step_of(recipe, store)
+
+    def one(cls: type[Documents], tokens_BT: torch.Tensor, end_of_text: int) -> Documents:
+        starts_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
+        starts_BT[:, 0] = True
+        return cls.from_starts(starts_BT)
+
+    monkeypatch.setattr(Documents, "from_tokens", classmethod(one))
+    assert failed(recipe, store, step) == {"no token sees another document"}
+
+
+def test_a_model_whose_gradient_does_not_arrive_does_not_overfit(small: tuple[Recipe, TokenStore]) -> None:
+    recipe, store = small
+    batch = learning.first_sequence(step_of(recipe, store).task.loader(recipe, store).batch(0, 1))
+    assert learning.overfits(step_of(recipe, store), batch).status == "ok"
+    frozen = step_of(recipe, store)
+    frozen.optimizer.step = lambda *_: None  # type: ignore[method-assign, assignment]
+    assert learning.overfits(frozen, batch).status == "FAIL"
+
+
+@pytest.fixture
+def trained(small: tuple[Recipe, TokenStore], tmp_path: Path) -> tuple[Recipe, TrialResult]:
+    """A recipe for a trial, and a trial of six steps."""
+    recipe, store = small
+    recipe = trial.with_steps(trial.scaled(recipe, step_of(recipe, store).model.config, 1e12, 1e10)[0], 6)
+    (tmp_path / "trials").mkdir()
+    plan = {"peak_flops": 1e10, "memory_bytes": {"total": 1}}
+    run = trial.lay_out(tmp_path / "trials", "straight", recipe, store.folder, plan)
+    return recipe, trial.train(run, recipe)
+
+
+def test_a_resume_that_goes_on_otherwise_fails(
+    trained: tuple[Recipe, TrialResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, straight = trained
+    place, tokens = straight.run.path.parent, straight.run.tokens.resolve()
+
+    def stopped(name: str) -> CheckRow:
+        run = trial.lay_out(place, name, recipe, tokens, {"peak_flops": 1e10, "memory_bytes": {"total": 1}})
+        return learning.same(name, straight, trial.train(run, recipe, (3,)), "stopped")
+
+    assert stopped("exact").status == "ok"
+    honest, calls = trial.run_group, list[str]()
+
+    def group(arguments: list[str], *more: Any, **others: Any) -> str | None:
+        if len(calls) == 1:  # between the stop and the new process
+            path = RunFolder(Path(arguments[2])).recipe
+            path.write_text(path.read_text().replace("learning_rate = 0.01", "learning_rate = 0.0101"))
+        calls.append(arguments[2])
+        return honest(arguments, *more, **others)
+
+    monkeypatch.setattr(trial, "run_group", group)
+    row = stopped("other-rate")
+    assert row.status == "FAIL"
+    assert "the loss of step 5 is" in row.evidence, "the first step whose weights differ"
+
+
+def test_a_trial_that_cannot_continue_is_a_row_that_fails(
+    trained: tuple[Recipe, TrialResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, straight = trained
+    run = trial.lay_out(straight.run.path.parent, "broken", recipe, straight.run.tokens.resolve(), {"peak_flops": 1e10})
+    run.plan.unlink()
+    rows = list(
+        collected("exact resume", "trial", lambda: [learning.same("x", straight, trial.train(run, recipe), "")])
+    )
+    assert [row.status for row in rows] == ["FAIL"]
+    assert "the trial broken failed, from its start" in rows[0].evidence
+
+
+def test_samples_in_another_order_and_other_weights_are_told(trained: tuple[Recipe, TrialResult]) -> None:
+    _, straight = trained
+    assert straight.losses.keys() == set(range(1, 7))
+    assert sum(map(len, straight.order.values())) == 6 * 8
+    order = {**straight.order, 3: straight.order[4]}
+    assert learning.compared(straight, replace(straight, order=order), "x") == (False, "x: step 3 reads other samples")
+    assert "weights" in learning.compared(straight, replace(straight, weights="0" * 32), "x")[1]
+
+
+def test_a_full_disk_and_too_little_memory_are_no_go(
+    small: tuple[Recipe, TokenStore], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, _ = small
+    run = RunFolder(runs / "small")
+    assert planned.disk_row(recipe, run, 1e6, run).status == "ok"
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 4_900_000))
+    row = planned.disk_row(recipe, run, 1e6, run)
+    assert row.status == "FAIL"
+    assert "5 checkpoints 5.0 MB" in row.evidence
+    plan = {"memory_bytes": {"total": 3 << 40}}
+    assert planned.memory_fit(recipe, plan).status == "FAIL"
+
+
+def test_a_run_without_batch_and_horizon_is_warned_of_and_repetition_too(
+    small: tuple[Recipe, TokenStore], runs: Path
+) -> None:
+    recipe, _ = small
+    bare = recipe.changed(train={"global_batch_tokens": None, "steps": None, "minutes": None})
+    rows = {row.name: row for row in planned.budget_rows(bare, recipe, {"parameters": 1000})}
+    assert [rows[name].status for name in ("global batch", "token budget")] == ["warn", "warn"]
+    assert rows["schedule ends with the tokens"].status == "ok"
+    run = RunFolder(runs / "small")
+    data = {row.name: row for row in planned.data_rows(recipe, run, run, {"epochs": {"prose": 4.5, "code": 1.0}})}
+    assert data["repetition"].status == "warn"
+    assert "Muennighoff" in data["repetition"].evidence
+    late = recipe.changed(train={"schedule": {"warmup_steps": 24}})
+    rows = {row.name: row for row in planned.budget_rows(recipe, late, {})}
+    assert rows["warm-up is shorter than the run"].status == "FAIL"
+
+
+def test_a_device_that_computes_wrong_or_slowly_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = {"host": "a", "device": "x", "wrong": 0, "rate": 1e12, "fsync": 0.001, "unseen": "", "torn": False}
+    facts = {
+        "ranks": [{**rank, "rank": number} for number in range(4)],
+        "axes": {"shard": {"bytes": 10, "processes": 4, "rate": 1e9, "right": True}},
+        "skew": 0.001,
+        "folder": "/data",
+    }
+    assert {row.status for row in machines.rows_of(facts, is_cuda=True)} == {"ok"}
+    facts["ranks"][2] |= {"host": "b", "wrong": 1, "rate": 0.5e12, "unseen": "the file of rank 0"}
+    facts["axes"]["shard"]["right"], facts["skew"] = False, 40.0
+    rows = {row.name: row for row in machines.rows_of(facts, is_cuda=True)}
+    assert {name: row.status for name, row in rows.items()} == {
+        "matmul has the known answer": "FAIL", "matmul rate": "warn", "links along shard": "FAIL", "clocks agree": "warn",
+        "file system": "FAIL",
+    }  # fmt: skip
+    assert all(
+        "rank 2 on b" in rows[name].evidence for name in ("matmul has the known answer", "matmul rate", "file system")
+    )
+    device = devices.choose(load("demo").train)
+    assert machines.known_matmul(device) == 0
+    monkeypatch.setitem(machines.EDGE, "cpu", 64)
+    honest = torch.Tensor.__matmul__
+
+    def flips(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        found = honest(self, other)
+        found[3, 5] += 1
+        return found
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", flips)
+    assert machines.known_matmul(device) == machines.REPEATS
+
+
+def test_what_cannot_be_examined_does_not_count_as_passed() -> None:
+    rows = [CheckRow("a", "b", "ok", "c " * 100), CheckRow("d", "e", "not here", "f"), CheckRow("a", "g", "warn", "h")]
+    assert is_go(rows)
+    assert verdict(rows) == "go: of 3 rows 1 hold, 1 are warnings, 1 could not be examined here"
+    assert table(rows).index("g") < table(rows).index("e"), "rows of a topic stand together"
+    assert max(map(len, table(rows).splitlines())) < 130
+
+    def raises() -> Iterator[CheckRow]:
+        yield rows[0]
+        raise BessemerError("it broke")
+
+    found = list(collected("a", "part", raises))
+    assert [row.status for row in found] == ["ok", "FAIL"]
+    assert not is_go(found)
+
+
+def test_a_large_model_is_tried_smaller_and_said_so(small: tuple[Recipe, TokenStore]) -> None:
+    recipe, store = small
+    recipe = derived_keys.resolve(
+        recipe.changed(
+            model={"layers": 32, "width": 4096, "heads": 32, "kv_heads": 32, "mlp_width": 11008, "head_dim": None},
+            train={"global_batch_tokens": 2**20, "micro_batch": 1}, parallel=Parallel().model_dump(),
+        ).model_copy(update={"parallel": Parallel(shard=2)}),
+        store.vocabulary,
+    )  # fmt: skip
+    from bessemer.train.task import config_of
+
+    few, said = trial.scaled(recipe, config_of(recipe, store.vocabulary, 0), 1e11, 4e9)
+    assert few.batches.full < recipe.batches.full
+    assert (few.model.layers or 99) < 32
+    assert few.batches.full % 2 == 0
+    assert any("of 32 layers" in one for one in said)
+    assert any("sequences" in one for one in said)
+    config_of(few, store.vocabulary, 0)
