@@ -6,7 +6,9 @@ import base64
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -480,20 +482,27 @@ class Reader(HTMLParser):
             assert base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in policy
 
 
-def blocks(block: Any, kind: str) -> list[dict[str, Any]]:
-    """All blocks of a kind in a section (or in a list of blocks), in their order."""
-    inner = block if isinstance(block, list) else block.get("blocks", [])
-    found = [] if isinstance(block, list) or block.get("kind") != kind else [block]
-    return found + [one for each in inner for one in blocks(each, kind)]
+def section_of(html: str, name: str) -> str:
+    """The HTML of a section of a page; empty where there is none."""
+    found = re.search(rf'<section id="{name}">.*?</section>', html, re.DOTALL)
+    return found[0] if found else ""
 
 
-def rows(block: Any) -> list[list[str]]:
-    """The rows of all tables, as text."""
-    return [
-        [str(cell["text"]) if isinstance(cell, dict) else str(cell) for cell in row["cells"]]
-        for table in blocks(block, "table")
-        for row in table["rows"]
-    ]
+def plain(html: str) -> str:
+    """The text of HTML, white space as a browser shows it."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", "", html)).split())
+
+
+def tables(html: str) -> dict[str, list[list[str]]]:
+    """The rows of each table, headings of columns apart, by the heading or the summary before it."""
+    found: dict[str, list[list[str]]] = {}
+    for before, body in re.findall(r"(.*?)<tbody>(.*?)</tbody>", html, re.DOTALL):
+        titles = re.findall(r"<h3>(.*?)</h3>|<summary>(.*?)</summary>", before)
+        title = plain("".join(titles[-1])) if titles else next(reversed(found), "")
+        rows = re.findall(r"<tr.*?</tr>", body, re.DOTALL)
+        cells = [[plain(cell) for cell in re.findall(r"<t[hd][ >].*?</t[hd]>", row, re.DOTALL)] for row in rows]
+        found[title] = found.get(title, []) + cells
+    return found
 
 
 def valid_plotly(figure: dict[str, Any]) -> None:

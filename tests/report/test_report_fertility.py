@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,10 +11,10 @@ pytest.importorskip("plotly")
 
 from bessemer.report import data as run_data
 from bessemer.report import page
-from bessemer.report.tokens import SHOWN_FERTILITY, fertility
+from bessemer.report.tokens import MAX_FERTILITY_ROWS, fertility
 from bessemer.run import RunFolder, read_json, write_json
 from bessemer.tokens.encode import SEPARATOR, fertility_table
-from tests.report.conftest import blocks, rows
+from tests.report.conftest import plain, section_of, tables
 
 
 def tally(languages: int = 1) -> dict[str, list[int]]:
@@ -25,19 +26,21 @@ def tally(languages: int = 1) -> dict[str, list[int]]:
 
 def test_rows_of_each_tokenizer(make_run: Callable[..., RunFolder]) -> None:
     found = run_data.read(make_run())
-    assert fertility(found) == []  # a manifest without it
-    shown = fertility(
-        replace(found, manifest={"fertility": fertility_table(tally(), ["this run", "<other>"], [400, 50257])})
-    )
-    assert shown[1]["text"] == "A token stands for 4.00 bytes of this text: −20.0% against <other>."
-    assert rows(shown)[0][-6:] == ["4.00", "2.50", "10.0%", "5.00", "2.00", "50.0%"]
-    assert "Language" not in [column["text"] for column in blocks(shown, "table")[0]["columns"]]
-    many = fertility(replace(found, manifest={"fertility": fertility_table(tally(70), ["a", "b"], [1, 2])}))
-    assert len(rows(many)) == SHOWN_FERTILITY + 1
-    assert blocks(many, "note")[0]["text"].startswith("10 more rows")
-    assert rows(many)[0][1] == "l010"  # the largest are shown, in their order
+    assert fertility(found) == {}  # a manifest without it
+
+    def shown(manifest: dict[str, Any]) -> str:
+        return section_of(page.render(replace(found, manifest={"fertility": manifest})), "data")
+
+    html = shown(fertility_table(tally(), ["this run", "<other>"], [400, 50257]))
+    assert "A token stands for 4.00 bytes of this text: −20.0% against <other>." in plain(html)
+    assert tables(html)["Fertility"][0][-6:] == ["4.00", "2.50", "10.0%", "5.00", "2.00", "50.0%"]
+    assert "Language" not in html
+    html = shown(fertility_table(tally(70), ["a", "b"], [1, 2]))
+    assert len(tables(html)["Fertility"]) == MAX_FERTILITY_ROWS + 1
+    assert '<p class="note">10 more rows' in html
+    assert tables(html)["Fertility"][0][1] == "l010"  # the largest are shown, in their order
     for damaged in ({"rows": [{"source": 3, "tokens": "x"}]}, {"rows": "x"}, []):
-        fertility(replace(found, manifest={"fertility": damaged}))
+        shown(damaged)  # type: ignore[arg-type]
 
 
 def test_it_stands_on_the_page(make_run: Callable[..., RunFolder]) -> None:

@@ -9,9 +9,10 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
 
-from bessemer.report import curves, data, page, results, summary
+from bessemer.report import curves, data, page, summary
 from bessemer.run import RunFolder, write_json
-from tests.report.conftest import blocks, rows
+from tests.report.conftest import plain as text_of
+from tests.report.conftest import section_of, tables
 
 HOSTILE = "</code><script>alert(1)</script>"
 
@@ -50,11 +51,10 @@ def test_an_encoder(make_run: Callable[..., RunFolder]) -> None:
     assert summary.curve_finding(found) == (
         "Hidden tokens guessed right on held-out text: from 5.0% to 60.0% over 12 validations."
     )
-    captions = [item["caption"][0][0] for item in blocks(results.fill_ins(found), "quotes")[0]["items"]]
-    assert captions == ["code · right:", "code · wrong:"]
-    assert "Bits per byte" not in [
-        column["text"] for column in blocks(summary.validations(found), "table")[0]["columns"]
-    ]
+    filled_in = section_of(page.render(found), "fill_ins")
+    captions = [text_of(one) for one in re.findall(r"<figcaption.*?</figcaption>", filled_in)]
+    assert [caption.partition(":")[0] for caption in captions] == ["code · right", "code · wrong"]
+    assert not any("Bits per byte" in column for column in summary.validations(found)[0])
     drawn = {figure["id"]: figure for figure in curves.curves(found)}
     assert "bits" not in drawn and "sources" in drawn
     assert drawn["accuracy"]["traces"][-1]["y"][-1] == 60.0
@@ -71,10 +71,10 @@ def test_a_classifier(make_run: Callable[..., RunFolder]) -> None:
     ]
     found = turned(run, "classify", {"classes": classes, "confusion": [[3, 1], [0, 0]]})
     assert "classifier" in summary.headline(found) and "puts 62.5% of the held-out texts" in summary.headline(found)
-    shown = results.classes(found)
-    assert [row[2] for row in rows(shown)[:2]] == ["75.0%", "–"]
-    assert [row[1:] for row in rows(shown)[2:]] == [["3", "1"], ["0", "0"]]
-    assert [cell.get("shade") for cell in blocks(shown, "table")[1]["rows"][0]["cells"][1:]] == [45.0, 15.0]
+    html = section_of(page.render(found), "classes")
+    assert [row[2] for row in tables(html)[""]] == ["75.0%", "–"]
+    assert [row[1:] for row in tables(html)["What each was taken for"]] == [["3", "1"], ["0", "0"]]
+    assert re.findall(r"accent\) (\d+)%", html) == ["45", "15"]
     drawn = {figure["id"]: figure for figure in curves.curves(found)}
     assert [trace["name"] for trace in drawn["accuracy"]["traces"]] == ["train, smoothed", "held out"]
     text = plain(run)
@@ -84,10 +84,12 @@ def test_a_classifier(make_run: Callable[..., RunFolder]) -> None:
 def test_many_classes_are_listed_but_not_crossed(make_run: Callable[..., RunFolder]) -> None:
     classes = [{"label": str(number), "texts": 1, "precision": 1.0, "recall": 1.0, "f1": 1.0} for number in range(30)]
     found = turned(make_run(), "classify", {"classes": classes, "confusion": [[1] * 30] * 30})
-    assert len(rows(results.classes(found))) == 30
+    shown = tables(section_of(page.render(found), "classes"))
+    assert [len(rows) for rows in shown.values()] == [30]
 
 
 def test_damaged_classes_are_no_failure(make_run: Callable[..., RunFolder]) -> None:
     found = turned(make_run(), "classify", {"classes": [{"label": 3}, "x"], "confusion": ["x", [1]]})
-    assert len(blocks(results.classes(found), "table")) == 1
-    assert results.fill_ins(found) == {}
+    html = page.render(found)
+    assert len(tables(section_of(html, "classes"))) == 1
+    assert section_of(html, "fill_ins") == ""

@@ -22,7 +22,7 @@ from bessemer.plan.pictures import loss_surface, memory_bars, pictures, timeline
 from bessemer.recipe import load
 from bessemer.report import page, plan_figures, plan_page
 from bessemer.run import RunFolder, read_json, write_json
-from tests.report.conftest import Reader, blocks
+from tests.report.conftest import Reader
 
 SECTIONS = ["facts", "what-if", "memory", "step", "pipeline", "layouts", "scaling", "saving", "assumptions"]
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{ 7 * 7 }} ' \""
@@ -99,20 +99,19 @@ def test_bars_end_where_their_sums_do() -> None:
     out = plan()
     capacity = out.job.cluster.device.memory
     raw = [bar for group in memory_bars(out.job)["groups"] for bar in group["bars"]]
-    drawn = blocks(plan_page._memory(memory_bars(out.job)), "lanes")
-    rows = [(row, lane["edge"]) for lane in drawn for row in lane["rows"]]
-    for (row, edge), of in zip(rows, raw, strict=True):
+    drawn = plan_figures.memory_bars(memory_bars(out.job))
+    lanes = [row for _, lanes, _ in drawn["groups"] for row in lanes]
+    for row, of in zip(lanes, raw, strict=True):
         _, left, width, _ = row["pieces"][-1]
         assert left + width <= 100.0 + 1e-9
-        assert left + width == pytest.approx(100.0 if row["cut"] else edge * of["total"] / capacity)
-    (lanes,) = blocks(plan_page._step(timeline(out.step, out.job.layout)), "lanes")
-    for row in lanes["rows"]:
+        assert left + width == pytest.approx(100.0 if row["cut"] else drawn["edge"] * of["total"] / capacity)
+    for row in plan_figures.step_lanes(timeline(out.step, out.job.layout)):
         assert sum(width for _, _, width, _ in row["pieces"]) == pytest.approx(100.0)
 
 
 def test_every_part_of_a_step_has_a_colour_and_a_meaning() -> None:
     for name in pictures(plan())["timeline"]["parts"]:
-        assert all(plan_page.STEP_PARTS[name])
+        assert all(plan_figures.STEP_PARTS[name])
 
 
 def test_every_colour_is_one_of_the_theme() -> None:
@@ -195,7 +194,7 @@ def test_a_classifier_has_no_place_among_the_laws() -> None:
 
 
 def test_a_plan_outside_of_the_fit_says_so() -> None:
-    said = [plan_page.beyond({"here": here_}) for here_ in ([1e9, 20e9], [70e9, 1.4e12], [1e6, 1e9])]
+    said = [plan_figures.beyond({"here": here_}) for here_ in ([1e9, 20e9], [70e9, 1.4e12], [1e6, 1e9])]
     assert said[0] == "" and "extrapolates" in said[1] and "means little" not in said[1] and "means little" in said[2]
     figure = plan_figures.loss_surface(standing()["pictures"]["surface"])
     assert figure is not None

@@ -9,7 +9,7 @@ import pytest
 
 from bessemer.report import data, page, results
 from bessemer.run import RunFolder
-from tests.report.conftest import rows
+from tests.report.conftest import plain, section_of, tables
 
 
 def split(run: RunFolder, steps: int = 3) -> RunFolder:
@@ -26,12 +26,13 @@ def split(run: RunFolder, steps: int = 3) -> RunFolder:
 
 
 def test_layout_and_bytes_stand_beside_the_formula(make_run: Callable[..., RunFolder]) -> None:
-    found = results.processes(data.read(split(make_run(steps=40))))
-    assert found["blocks"][0]["text"].startswith("8 processes: shard 2 x tensor 2 x pipeline 2.")
-    assert [row[:2] for row in rows(found)[:5]] == [
+    html = section_of(page.render(data.read(split(make_run(steps=40)))), "processes")
+    assert "8 processes: shard 2 x tensor 2 x pipeline 2." in plain(html)
+    shown = tables(html)
+    assert [row[:2] for row in shown[""]] == [
         ["shard", "2"], ["tensor", "2"], ["pipeline", "2"], ["zero", "1"], ["schedule", "1f1b"],
     ]  # fmt: skip
-    assert rows(found)[5:] == [
+    assert shown["Sent in a step, all processes together"] == [
         ["all-gather", "2.0 kB", "2.0 kB", "1.000"],
         ["send", "500 B", "–", "–"],
         ["all-reduce", "–", "31 B", "–"],  # the median; no formula

@@ -10,7 +10,7 @@ import pytest
 
 from bessemer.report import data, page, quality
 from bessemer.run import RunFolder, write_json
-from tests.report.conftest import blocks, valid_plotly
+from tests.report.conftest import valid_plotly
 
 HOSTILE = "</script><script>alert(1)</script>"
 
@@ -70,19 +70,18 @@ def test_the_section_is_there_when_the_file_is(make_run: Callable[..., RunFolder
 def test_examples_are_the_nearest_and_the_ends(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=10)
     write_json(run.corpus / "quality.json", record())
-    folded = blocks(quality.section(data.read(run)), "folded")
-    groups = {group["summary"]: group["blocks"] for group in folded}
-    assert [row["name"] for row in groups["scored lowest"]] == ["0.000", "0.017", "0.033", "0.050"]
-    assert groups["scored highest"][0]["text"] == "text 59"
-    near = [float(row["name"]) for row in groups["nearest to the limit"]]
+    groups = quality.examples(data.read(run))
+    assert [f"{score:.3f}" for score, _ in groups["scored lowest"]] == ["0.000", "0.017", "0.033", "0.050"]
+    assert groups["scored highest"][0][1]["excerpt"] == "text 59"
+    near = [score for score, _ in groups["nearest to the limit"]]
     assert len(near) == 8 and near == sorted(near) and max(abs(score - 0.3) for score in near) < 0.07
 
 
 def test_figures_are_valid_plotly_and_hold_the_numbers(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=10)
     write_json(run.corpus / "quality.json", record())
-    (plots,) = blocks(quality.section(data.read(run)), "plots")
-    found = {figure["id"]: figure for figure in plots["figures"]}
+    figures = (quality.reliability(data.read(run)), quality.histogram(data.read(run)))
+    found = {figure["id"]: figure for figure in figures if figure is not None}
     for figure in found.values():
         valid_plotly(figure)
     points = found["reliability"]["traces"][1]

@@ -10,9 +10,12 @@ import numpy as np
 
 from bessemer.report import parts
 from bessemer.report.parts import Block, Figure, tile
+from bessemer.report.template import render_page, write_page
 from bessemer.terminal import amount, duration
 
 Json = dict[str, Any]
+# Of a page: id, title, sentences, figures, columns and rows of a table.
+Section = tuple[str, str, list[str], list[Figure], Sequence[str], Sequence[Sequence[str]]]
 LADDER_COLUMNS: tuple[str, ...] = ("rung", "N", "D", "D/N", "C, FLOPs", "rate", "batch", "loss", "law")
 
 
@@ -47,10 +50,8 @@ def write(path: Path, found: Json) -> Path:
     else:
         kind, headline = "ladder", _headline(found)
         sections, tiles = _ladder_sections(found, said), _ladder_tiles(found)
-    answers = (parts.titled(parts.capitalised(key), parts.finding(sentence)) for key, sentence in said.items())
-    sections.append(parts.section("answers", "All of it in words", *answers))
-    name = Path(found["folder"]).parent.name
-    return parts.write_page(path, parts.render_page(name, kind, headline, sections, tiles=tiles))
+    values, name = {"sections": sections, "answers": said}, Path(found["folder"]).parent.name
+    return write_page(path, render_page("ladder.html", name, kind, headline, values, tiles=tiles))
 
 
 def _is_mixture(found: Json) -> bool:
@@ -178,23 +179,20 @@ def _ladder_tiles(found: Json) -> list[Block]:
     return [one for one in shown if one]
 
 
-def _ladder_sections(found: Json, said: dict[str, str]) -> list[Block]:
+def _ladder_sections(found: Json, said: dict[str, str]) -> list[Section]:
     rungs = found["rungs"]
     off = [100 * rung["residual"] for rung in rungs]
     y = parts.axis("difference", ticksuffix="%", zeroline=True)
     points = _points("rungs", _column(rungs, "flops"), off, "train", _column(rungs, "name"))
     residuals = _figure("residuals", "Measured and fitted", [points], _log("compute, FLOPs"), y)
-    sections = [
-        parts.section("loss", "Loss over compute", parts.finding(f"{said['law']}."), parts.plots(_loss(found), wide=True)),
-        parts.section("rungs", "Rungs", parts.finding(f"{said['left out']}."), parts.plots(residuals, wide=True),
-                      parts.table(_columns(LADDER_COLUMNS), _rungs(found))),
-    ]  # fmt: skip
+    columns = _columns(LADDER_COLUMNS)
+    sections: list[Section] = [
+        ("loss", "Loss over compute", [f"{said['law']}."], [_loss(found)], (), ()),
+        ("rungs", "Rungs", [f"{said['left out']}."], [residuals], columns, _rungs(found)),
+    ]
     if found["isoflop"] is not None and found["isoflop"]["profiles"]:
-        words, plots = (
-            parts.finding(f"{said['best size']}.", f"{said['isoFLOP']}."),
-            parts.plots(_profiles(found), wide=True),
-        )
-        sections.insert(1, parts.section("isoflop", "IsoFLOP profiles", words, plots))
+        words = [f"{said['best size']}.", f"{said['isoFLOP']}."]
+        sections.insert(1, ("isoflop", "IsoFLOP profiles", words, [_profiles(found)], (), ()))
     return sections
 
 
@@ -298,18 +296,17 @@ def _mixture_tiles(found: Json) -> list[Block]:
     ]
 
 
-def _mixture_sections(found: Json, said: dict[str, str]) -> list[Block]:
+def _mixture_sections(found: Json, said: dict[str, str]) -> list[Section]:
     columns = _columns(["Proxy", *found["sources"], "Target, nats a token", "Predicted from the others"])
-    figures = parts.plots(_unseen(found), *_by_share(found), wide=True)
-    words, rows = parts.finding(f"{parts.capitalised(said['left out'])}."), _mixture_rows(found)
+    figures, words = [_unseen(found), *_by_share(found)], [f"{parts.capitalised(said['left out'])}."]
     pairs = (("given", found["given"], "raw"), ("proposed", found["proposed"]["shares"], "accent"))
     bars = [parts.bars(name, list(by), [round(100 * share, 3) for share in by.values()], ink, "%{y:.1f}%")
             for name, by, ink in pairs]  # fmt: skip
     shares = _figure("mixture", "Shares of the tokens", bars, parts.axis("source", type="category"),
                      parts.axis("share", ticksuffix="%", rangemode="tozero"), barmode="group", bargap=0.3)  # fmt: skip
     return [
-        parts.section("shares", "Shares", parts.finding(f"Gain: {said['gain']}."), parts.plots(shares, wide=True)),
-        parts.section("prediction", "Predicted and measured", words, figures, parts.table(columns, rows)),
+        ("shares", "Shares", [f"Gain: {said['gain']}."], [shares], (), ()),
+        ("prediction", "Predicted and measured", words, figures, columns, _mixture_rows(found)),
     ]
 
 

@@ -67,10 +67,9 @@ def curves(data: RunData) -> list[Figure]:
     return [figure for figure in figures if figure is not None]
 
 
-def smoothing_control(points: int) -> Block:
-    """The choice of axis and of smoothing above the curves, with what each position of the latter means."""
-    labels = ["off", *(f"mean of {_window(share, points):,} points" for share in WINDOWS[1:])]
-    return {"kind": "controls", "smoothing": labels}
+def smoothing_labels(points: int) -> list[str]:
+    """What each position of the smoothing control means."""
+    return ["off", *(f"mean of {_window(share, points):,} points" for share in WINDOWS[1:])]
 
 
 def _metric(data: RunData, metric: Metric) -> Figure | None:

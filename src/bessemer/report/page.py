@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bessemer.report import corpus, parts, plan_page, planned, quality, results, summary, tokens
+from bessemer.report import corpus, parts, plan_figures, planned, quality, results, summary, tokens
 from bessemer.report import data as run_data
-from bessemer.report.curves import curves, smoothing_control
+from bessemer.report.curves import curves, smoothing_labels
 from bessemer.report.data import RunData
-from bessemer.report.parts import Block
+from bessemer.report.template import render_page, write_page
 from bessemer.run import RunFolder
 
 
@@ -21,32 +21,17 @@ def write(run: RunFolder) -> Path:
     Raises InputError when the folder holds nothing of a run.
     """
     planned.write(run)
-    return parts.write_page(run.report, render(run_data.read(run)))
+    return write_page(run.report, render(run_data.read(run)))
 
 
 def render(data: RunData) -> str:
-    """The page as HTML."""
-    return parts.render_page(
-        data.name, "run report", summary.headline(data), sections(data),
-        origin=summary.origin(data), notes=data.notes, tiles=summary.tiles(data),
-    )  # fmt: skip
-
-
-def sections(data: RunData) -> list[Block]:
-    """What the page shows, in its order; what a run lacks is empty."""
-    return [
-        _curves(data), summary.plan_section(data), results.wall_time(data), plan_page.run_section(data),
-        results.processes(data), results.samples(data), results.fill_ins(data), results.classes(data), corpus.section(data),
-        quality.section(data), tokens.section(data), results.incidents(data), results.export(data), results.stages(data),
-        results.environment(data), results.recipe(data),
-    ]  # fmt: skip
-
-
-def _curves(data: RunData) -> Block:
-    drawn = curves(data)
-    if not drawn:
-        return {}
-    return parts.section(
-        "curves", "Curves", parts.finding(summary.curve_finding(data)), smoothing_control(len(data.train)),
-        parts.plots(*drawn, wide=drawn[0]["id"] == "loss"), summary.validations(data),
+    """The page as HTML; what a run lacks is left out."""
+    values = {
+        "data": data, "drawn": curves(data), "smoothing": smoothing_labels(len(data.train)),
+        "ink": lambda source: parts.source_ink(data, source), "summary": summary, "results": results, "corpus": corpus,
+        "quality": quality, "tokens": tokens, "figures": plan_figures,
+    }  # fmt: skip
+    return render_page(
+        "run.html", data.name, "run report", summary.headline(data), values, origin=summary.origin(data), notes=data.notes,
+        tiles=summary.tiles(data),
     )  # fmt: skip

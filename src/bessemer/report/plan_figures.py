@@ -1,4 +1,4 @@
-"""The figures of a plan, from the series of plan/pictures.py."""
+"""The figures and bars of a plan, from the series of plan/pictures.py."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bessemer.report import parts
-from bessemer.report.data import as_object, as_objects
-from bessemer.report.parts import Block, Figure
-from bessemer.terminal import amount
+from bessemer.report.data import Json, as_number, as_object, as_objects
+from bessemer.report.parts import Block, Figure, short_time
+from bessemer.terminal import amount, size
 
 LAWS = {
     "rule": "20 tokens a parameter", "approach_1": "Chinchilla 1", "approach_2": "Chinchilla 2", "approach_3": "Chinchilla 3",
@@ -19,9 +19,107 @@ SPANS = (
     1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 18_000, 36_000, 86_400, 172_800, 432_000, 864_000,
 )  # seconds  # fmt: skip
 MAX_NATS = 12.0  # more than a guess among all words loses (ln 128,256 = 11.8): the law far below where it was fitted
+MEMORY_INKS = {
+    "weights": "source-1", "gradients": "source-2", "optimizer": "source-3", "activations": "source-4", "logits": "source-5",
+    "buffers": "source-6", "average": "rule", "slack": "raw", "base": "reference",
+}  # fmt: skip
+# Of each part of a step: its colour, its name, what it is.
+STEP_PARTS = {
+    "forward": ("raw", "forward", "forward passes of the slowest stage"),
+    "backward": ("reference", "backward", "backward passes of the slowest stage"),
+    "products": ("source-1", "matmuls", "matrix multiplications, with what is recomputed"),
+    "attention": ("source-5", "attention", "scores and weighted values"),
+    "elementwise": ("source-3", "element-wise", "norms, sums, activations: as long as the memory takes"),
+    "host": ("rule", "waiting for launches", "the device waits for the host to launch kernels"),
+    "tensor": ("source-2", "tensor, exposed", "activations between tensor ranks that nothing hides"),
+    "context": ("source-6", "context, exposed", "keys and values between context ranks"),
+    "shard": ("source-4", "sharded weights, exposed", "weights gathered, gradients scattered, beyond what passes hide"),
+    "pipeline": ("lost", "sends, exposed", "results sent between stages"),
+    "bubble": ("line", "bubble", "waiting for other stages of the pipeline"),
+    "stragglers": ("soft", "stragglers", "waiting for the slowest device"),
+    "data": ("accent", "gradients, exposed", "gradients and new weights between data ranks, once a step"),
+    "optimizer": ("train", "optimizer", "AdamW's passes over the state, and what a step does once"),
+}
+# Colours of plan/pipeline.py, for a file of its own, as those of the page's theme.
+THEME = {"#15191d": "ink", "#56616b": "soft", "#dde2e6": "line", "#f0f2f3": "panel", "#b8c0c7": "rule"}
+FITTED = ((70e6, 16e9), (5e9, 500e9))  # parameters and tokens of the models of Hoffmann et al. 2022
+LONGEST_BAR = 2.2  # devices' memories that a bar shows; longer ones are cut, and say so
+PASSES = [(STEP_PARTS[name][0], f"{name}, in order", "") for name in ("forward", "backward")]
 
 
-def loss_surface(of: dict[str, Any]) -> Figure | None:
+def memory_bars(of: Json) -> Json:
+    """The bars of each group with their parts as shares of the width, and where the device's memory ends, if that is known.
+
+    legend: (ink, part, nothing); columns: of the tables of numbers; groups: kind, lanes, rows of numbers; edge: in percent.
+    """
+    capacity, groups = as_number(of.get("capacity")), as_objects(of.get("groups"))
+    totals = [bar["total"] for group in groups for bar in group["bars"]]
+    width = 1.02 * (max(min(max(totals), LONGEST_BAR * capacity), capacity) if capacity else max(totals))
+    present = {name for group in groups for bar in group["bars"] for name, value in bar["parts"].items() if value > 0}
+    names = [name for name in MEMORY_INKS if name in present]
+    found = []
+    for group in groups:
+        lanes, rows = [], []
+        for bar in group["bars"]:
+            at, pieces = 0.0, []
+            for name, value in bar["parts"].items():
+                start, at = at, at + max(value, 0)
+                if value > 0 and start < width:
+                    stretch = 100 * start / width, 100 * (min(at, width) - start) / width
+                    pieces.append((MEMORY_INKS.get(name, "reference"), *stretch, f"{name} {size(value)}"))
+            lanes.append({"name": bar["name"], "pieces": pieces, "end": size(bar["total"]), "far": not bar["fits"],
+                          "own": bar["own"], "cut": bar["total"] > width})  # fmt: skip
+            shown = (size(bar["parts"][name]) if bar["parts"].get(name) else "–" for name in names)
+            rows.append([bar["name"], *shown, size(bar["total"])])
+        found.append((group["kind"], lanes, rows))
+    return {
+        "legend": [(MEMORY_INKS[name], name, "") for name in names], "groups": found,
+        "columns": ["", *(f"n|{name}" for name in names), "n|total"], "edge": 100 * capacity / width if capacity else None,
+    }  # fmt: skip
+
+
+def step_lanes(of: Json) -> list[Json]:
+    """The two lanes of a step, as shares of its time: its passes in order, and what their time goes into."""
+    whole, names = of["seconds"], {"passes": "in order", "parts": "by part"}
+    return [
+        {"name": names[lane], "pieces": [
+            (STEP_PARTS[name][0], 100 * start / whole, 100 * (end - start) / whole,
+             f"{STEP_PARTS[name][1]} {short_time(end - start)}") for name, start, end in bars]}
+        for lane, bars in of["lanes"].items()
+    ]  # fmt: skip
+
+
+def step_parts(of: Json) -> list[tuple[tuple[str, str, str], float, str]]:
+    """The parts of a step that take time: (ink, name, nothing), seconds, what it is."""
+    shown = ((*STEP_PARTS[name], value) for name, value in of["parts"].items() if value)
+    return [((ink, title, ""), value, meaning) for ink, title, meaning, value in shown]
+
+
+def quarters(seconds: float) -> list[tuple[float, str]]:
+    """Ticks of an axis of time: percent and text."""
+    return [(25.0 * at, short_time(seconds * at / 4)) for at in range(5)]
+
+
+def themed(svg: str) -> str:
+    """The diagram of a pipeline in the colours of the page, without its ground, which comes first."""
+    for colour, ink in THEME.items():
+        svg = svg.replace(f'"{colour}"', f'"var(--{ink})"')
+    return svg.replace('fill="#ffffff"', 'fill="none"', 1)
+
+
+def beyond(surface: Json) -> str:
+    """What to make of a plan outside of what the laws were fitted on (Hoffmann et al. 2022, abstract); within it, nothing."""
+    place = surface.get("here")
+    if not isinstance(place, list) or len(place) != 2:
+        return ""
+    if all(low <= value <= high for value, (low, high) in zip(place, FITTED, strict=True)):
+        return ""
+    small = any(value < low for value, (low, _) in zip(place, FITTED, strict=True))
+    means = "; so far below them its loss means little, and the ratio not much" if small else ""
+    return f"The laws were fitted on 70M to 16B parameters and 5B to 500B tokens: this plan extrapolates them{means}."
+
+
+def loss_surface(of: Json) -> Figure | None:
     """Lines of equal loss over parameters and tokens, lines of equal compute, the laws' optimal lines, and the plan."""
     across, up, own, loss = (of.get(key) for key in ("parameters", "tokens", "here", "loss"))
     if not (isinstance(across, list) and isinstance(up, list) and isinstance(own, list) and isinstance(loss, list)):
@@ -57,9 +155,7 @@ def loss_surface(of: dict[str, Any]) -> Figure | None:
     return _figure("surface", "Predicted loss", traces, x, y, note=note, annotations=labels)
 
 
-def _equal_compute(
-    budgets: list[dict[str, Any]], across: list[float], up: list[float]
-) -> tuple[list[Block], list[Block]]:
+def _equal_compute(budgets: list[Json], across: list[float], up: list[float]) -> tuple[list[Block], list[Block]]:
     """Lines of equal compute, and their labels near the lower ends, where other lines are far."""
     traces: list[Block] = []
     labels = []
@@ -79,7 +175,7 @@ def _equal_compute(
     return traces, labels
 
 
-def checkpoints(of: dict[str, Any]) -> Figure:
+def checkpoints(of: Json) -> Figure:
     """The share of the time that is lost, against the interval between checkpoints."""
     chosen, intervals, waste = of["chosen"], of["intervals"], of["waste"]
     ticks = [one for one in SPANS if intervals[0] <= one <= intervals[-1]]
@@ -95,13 +191,13 @@ def checkpoints(of: dict[str, Any]) -> Figure:
     return _figure("checkpoints", "Lost time against the checkpoint interval", traces, x, y)
 
 
-def layouts(of: dict[str, Any]) -> Figure | None:
+def layouts(of: Json) -> Figure | None:
     """Speed against memory of the layouts that fit."""
     rows = as_objects(of.get("rows"))
     if len(rows) < 2:
         return None
 
-    def points(chosen: list[dict[str, Any]], name: str, ink: str, **style: Any) -> Block:
+    def points(chosen: list[Json], name: str, ink: str, **style: Any) -> Block:
         x, y = [row["memory"] / 1e9 for row in chosen], [row["tokens_per_second_per_device"] for row in chosen]
         hover = "%{y:,.0f} tokens/s, %{x:.1f} GB<br>%{text}<extra></extra>"
         return parts.trace(name, x, y, ink, hover=hover, text=[row["layout"] for row in chosen], **style)

@@ -1,15 +1,12 @@
-"""The report's section about the quality classifier: how well it tells documents apart, what it goes by, what it decided."""
+"""What the report shows of the quality classifier that is worked out, and its figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from bessemer.report import parts
 from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
-from bessemer.report.parts import Block, Figure, bar, count, known
+from bessemer.report.parts import Figure
 
-SHOWN_WORDS = 20  # of each side; quality.json has more
-SHOWN_NEAR, SHOWN_ENDS = 8, 4  # documents shown around the limit, and at either end of the scores
+NUM_NEAR, NUM_ENDS = 8, 4  # documents shown around the limit, and at either end of the scores
 USES = {
     "report": "The scores decide nothing; they are for the reader.",
     "filter": "Documents below {threshold:.3f} were rejected.",
@@ -23,120 +20,37 @@ SCORES = {
 }  # fmt: skip
 
 
-def section(data: RunData) -> Block:
-    """The section; nothing when the corpus had no classifier."""
-    found = data.quality
-    if not as_object(found, "scores"):
-        return {}
-    used, tested, model = (as_object(found, key) for key in ("use", "held_out", "model"))
-    kind = "A fastText model" if model.get("kind") == "fasttext" else "A linear model of statistics and words"
-    reads, sources = as_number(model, "read_bytes"), as_objects(used, "sources")
+def scores(tested: Json) -> list[tuple[str, str]]:
+    """How well it does on held-out documents, those scores that are known."""
+    found = ((label, as_number(tested, key), form) for label, (key, form) in SCORES.items())
+    return [(label, form.format(value)) for label, value, form in found if value is not None]
+
+
+def use(used: Json) -> str:
+    """What the scores decided, in a sentence."""
     numbers = {key: number_or_0(used, key) for key in ("threshold", "alpha", "expected_kept")}
-    scores = [(label, as_number(tested, key), form) for label, (key, form) in SCORES.items()]
-    limit = as_number(used, "threshold")
-    return parts.section(
-        "quality", "Quality",
-        parts.finding(_finding(tested), f"{kind}{f', over the first {reads:,.0f} bytes of a document' if reads else ''}.",
-                      _labelled(as_object(found, "labelled"))),
-        parts.facts((label, form.format(value)) for label, value, form in scores if value is not None),
-        parts.plots(_reliability(data), _histogram(data)),
-        parts.titled("What the scores decided", parts.finding(USES.get(as_text(used, "kind"), "").format(**numbers)),
-                     _sources(sources)),
-        parts.titled("Bands", parts.records([
-            ("Band", "name"), ("n|Documents", "documents", count), ("n|Score from", "from_score", "{:.3f}".format),
-            ("n|Weight of a token", "weight", "{:g}".format),
-        ], [band for one in sources for band in as_objects(one, "bands")])),
-        _evidence(as_object(found, "telling")),
-        _examples(as_objects(found, "examples"), limit if limit is not None else 0.5),
-    )  # fmt: skip
+    return USES.get(as_text(used, "kind"), "").format(**numbers)
 
 
-def _finding(tested: Json) -> str:
-    names = ("accuracy", "roc_auc", "calibration_error", "documents")
-    right, auc, error, documents = (as_number(tested, key) for key in names)
-    if right is None or documents is None:
-        return "The model was not tested here: the recipe names no labelled documents."
-    said = f"{right:.1%} of {documents:,.0f} held-out documents are on the right side of 0.5"
-    said += f", ROC AUC {auc:.3f}" if auc is not None else ""
-    return said + (f"; scores are off by {100 * error:.1f} points on the average." if error is not None else ".")
+def largest_effect(rows: list[Json]) -> float:
+    """The largest effect of words or statistics on the score, to which their bars are drawn."""
+    return max([abs(number_or_0(row, "effect")) for row in rows] + [1e-12])
 
 
-def _labelled(labelled: Json) -> str:
-    if not labelled:
-        return ""
-    high, low = (" and ".join(map(str, as_object(labelled, side))) for side in ("high", "low"))
-    train, calibrate, test = (f"{number_or_0(labelled, split):,.0f}" for split in ("train", "calibrate", "test"))
-    left = number_or_0(labelled, "duplicates_left_out")
-    return (
-        f"High is {high}, low is {low}: {train} documents to learn from, {calibrate} to calibrate, {test} to test"
-        f"{f'; {left:,.0f} copies left out.' if left else '.'}"
-    )
-
-
-def _sources(sources: list[Json]) -> Block:
-    def kept(one: Json) -> float | None:
-        documents, stayed = as_number(one, "documents"), as_number(one, "kept")
-        return 100 * stayed / documents if documents and stayed is not None else None
-
-    return parts.records([
-        ("Source", lambda one: parts.cell(as_text(one, "source"), soft="" if one.get("judged") is True else "not judged")),
-        ("n|Documents", "documents", count), ("n|Mean score", "mean_score", "{:.3f}".format), ("n|Kept", "kept", count),
-        ("n|Share", lambda one: known(kept(one), "{:.1f}%".format)), ("bar|", lambda one: bar(kept(one) or 0.0)),
-    ], sources)  # fmt: skip
-
-
-def _evidence(found: Json) -> list[Block]:
-    """Words of both sides, and the statistics; bars in proportion to the largest effect of their kind."""
-    statistics = as_objects(found, "statistics")
-    if not statistics:
-        return []
-    sides = {side: as_objects(found, side)[:SHOWN_WORDS] for side in ("high", "low")}
-
-    every_word = [{**row, "side": side} for side, rows in sides.items() for row in rows]
-
-    def effect_bar(rows: list[Json]) -> Callable[[Json], Block]:
-        largest = max([abs(number_or_0(row, "effect")) for row in rows] + [1e-12])
-
-        def shown(row: Json) -> Block:
-            speaks_high = row.get("side") == "high" if "side" in row else number_or_0(row, "effect") >= 0
-            return bar(100 * abs(number_or_0(row, "effect")) / largest, "kept" if speaks_high else "lost")
-
-        return shown
-
-    words = [
-        parts.folded(f"Words that speak for {side}", parts.records([
-            ("Words", "words"), ("n|In high", lambda row: f"{100 * number_or_0(row, 'high_share'):.0f}%"),
-            ("n|In low", lambda row: f"{100 * number_or_0(row, 'low_share'):.0f}%"), ("bar|", effect_bar(every_word)),
-        ], [row for row in every_word if row["side"] == side]))
-        for side in sides
-    ]  # fmt: skip
-    listed = parts.records([
-        ("Statistic", lambda row: parts.words(as_text(row, "feature"))),
-        ("n|Effect", lambda row: f"{number_or_0(row, 'effect'):+.2f}".replace("-", "−")),
-        ("n|Mean of high", lambda row: f"{number_or_0(row, 'high_mean'):.3g}"),
-        ("n|Mean of low", lambda row: f"{number_or_0(row, 'low_mean'):.3g}"), ("bar|", effect_bar(statistics)),
-    ], statistics)  # fmt: skip
-    said = "Effects on the logit: of a statistic, one standard deviation of it; words by their weight and how often they occur."
-    return parts.titled("What it goes by", parts.finding(said), words, parts.folded("Statistics of the text", listed))
-
-
-def _examples(rows: list[Json], limit: float) -> list[Block]:
-    """Documents around the limit, then the best and the worst of those kept for the report."""
+def examples(data: RunData) -> dict[str, list[tuple[float, Json]]]:
+    """Documents with their scores around the limit, then the best and the worst of those kept for the report."""
+    limit = as_number(data.quality, "use", "threshold")
+    rows = as_objects(data.quality, "examples")
     scored = [(score, row) for row in rows if (score := as_number(row, "score")) is not None]
-    near = sorted(sorted(scored, key=lambda item: abs(item[0] - limit))[:SHOWN_NEAR], key=lambda item: item[0])
-    groups = {
-        "nearest to the limit": near,
-        "scored highest": scored[::-1][:SHOWN_ENDS],
-        "scored lowest": scored[:SHOWN_ENDS],
-    }
-    return parts.titled("Documents by score", *(
-        parts.folded(title, *(parts.example(f"{score:.3f}", as_text(row, "excerpt"), more=as_text(row, "source"))
-                              for score, row in chosen))
-        for title, chosen in groups.items()
-    ))  # fmt: skip
+    near = sorted(scored, key=lambda item: abs(item[0] - (0.5 if limit is None else limit)))[:NUM_NEAR]
+    return {
+        "nearest to the limit": sorted(near, key=lambda item: item[0]), "scored highest": scored[::-1][:NUM_ENDS],
+        "scored lowest": scored[:NUM_ENDS],
+    }  # fmt: skip
 
 
-def _reliability(data: RunData) -> Figure | None:
+def reliability(data: RunData) -> Figure | None:
+    """The share of high documents over the mean score, of held-out documents in bins of the score."""
     points = [
         (score, share, documents)
         for row in as_objects(data.quality, "held_out", "reliability")
@@ -155,7 +69,8 @@ def _reliability(data: RunData) -> Figure | None:
     return parts.figure("reliability", "Reliability of the scores", traces, *axes)
 
 
-def _histogram(data: RunData) -> Figure | None:
+def histogram(data: RunData) -> Figure | None:
+    """How the scores of each source are spread."""
     traces = []
     for name, raw in as_object(data.quality, "scores").items():
         counts = [number_or_0(value) for value in raw] if isinstance(raw, list) else []

@@ -10,11 +10,10 @@ import numpy as np
 
 from bessemer.plan.here import parameters_of
 from bessemer.report import parts
-from bessemer.report.data import RunData, as_number, as_object, as_text, number_or_0
-from bessemer.report.parts import Block
+from bessemer.report.data import Json, RunData, as_number, as_object, as_text, number_or_0
 from bessemer.terminal import amount, duration, size, step_time
 
-SHOWN_VALIDATIONS = 25
+MAX_VALIDATIONS = 25
 
 
 def headline(data: RunData) -> str:
@@ -80,7 +79,7 @@ def training_seconds(data: RunData) -> float | None:
     return float(np.sum(steps * np.where(np.isfinite(seconds), seconds, np.nanmedian(seconds))))
 
 
-def tiles(data: RunData) -> list[Block]:
+def tiles(data: RunData) -> list[Json]:
     """Up to six key figures."""
     found = [_score_tile(data)]
     total, inner = parameters_of(data.plan)
@@ -109,7 +108,7 @@ def tiles(data: RunData) -> list[Block]:
     return [tile for tile in found if tile is not None][:6]
 
 
-def _score_tile(data: RunData) -> Block | None:
+def _score_tile(data: RunData) -> Json | None:
     loss = as_number(data.evaluation, "loss") or data.validation.last("loss")
     bits, right = score(data, "bits_per_byte"), score(data, "accuracy")
     if bits is not None:
@@ -121,8 +120,8 @@ def _score_tile(data: RunData) -> Block | None:
     return parts.tile(label, f"{right:.1%}", f"loss {loss:.3f} {data.loss_unit}" if loss else "")
 
 
-def comparison(data: RunData) -> list[Block]:
-    """Planned and measured values: label, planned, measured, ratio, rated (whether the ratio is the plan's error)."""
+def comparison(data: RunData) -> list[Json]:
+    """Planned and measured values: label, planned, measured, ratio; place: of it on the scale, in percent; far: it is far off."""
     plan, train = data.plan, data.train
     if not plan or not len(train):
         return []
@@ -139,37 +138,25 @@ def comparison(data: RunData) -> list[Block]:
         ("Model FLOPs utilisation (median)", as_number(plan, "mfu"), train.median("mfu"), "{:.1%}".format, True),
         ("Memory at the peak", total, None if peak is None else float(np.nanmax(peak)), size, True),
     ]  # fmt: skip
-    return [
-        {"label": label, "planned": shown(planned), "measured": shown(measured), "rated": rated,
-         "ratio": measured / planned if planned else None}
-        for label, planned, measured, shown, rated in rows if planned is not None and measured is not None
-    ]  # fmt: skip
-
-
-def plan_section(data: RunData) -> Block:
-    """Planned and measured, with the error of each, and the planned memory by part."""
-    rows, compared = [], comparison(data)
-    for one in compared:
-        ratio, rated = one["ratio"], one["rated"]
-        far = rated and ratio is not None and not 0.8 <= ratio <= 1.25
+    compared = []
+    for label, planned, measured, shown, rated in rows:
+        if planned is None or measured is None:
+            continue
+        ratio = measured / planned if planned else None
         # On a logarithmic scale from a half to twice, so that too high and too low look alike.
         place = 50.0 + 50.0 * float(np.clip(np.log2(ratio), -1.0, 1.0)) if rated and ratio and ratio > 0 else None
-        track = [["far" if far else "", place]] if place is not None else None
-        shown = parts.cell(f"{ratio:.2f}" if ratio else "–", css="far" if far else "")
-        rows.append([one["label"], one["planned"], one["measured"], shown, parts.cell(track=track)])
-    columns = ["", "n|Planned", "n|Measured", "n|Ratio", parts.cell(css="dots wide-only", icon="scale")]
-    by_part = as_object(data.plan, "memory_bytes").items()
-    memory = [(name, number_or_0(value)) for name, value in by_part if name != "total"]
-    held = [(f"part-{place % 6 + 1}", name, value) for place, (name, value) in enumerate(memory) if value]
-    total = sum(value for _, _, value in held)
-    return parts.section(
-        "plan", "Planned and measured", parts.finding(_plan_finding(data, compared)) if rows or held else {},
-        parts.table(columns, rows, css="compare"),
-        parts.titled(
-            "Memory, as planned", parts.stack((ink, 100.0 * value / total) for ink, _, value in held),
-            parts.key((ink, name, size(value)) for ink, name, value in held),
-        ),
-    )  # fmt: skip
+        far = rated and ratio is not None and not 0.8 <= ratio <= 1.25
+        compared.append({"label": label, "planned": shown(planned), "measured": shown(measured), "ratio": ratio,
+                         "far": far, "place": place})  # fmt: skip
+    return compared
+
+
+def planned_memory(data: RunData) -> list[tuple[str, str, float]]:
+    """The planned memory by part: colour, name, bytes."""
+    parts_ = [
+        (name, number_or_0(value)) for name, value in as_object(data.plan, "memory_bytes").items() if name != "total"
+    ]
+    return [(f"part-{place % 6 + 1}", name, value) for place, (name, value) in enumerate(parts_) if value]
 
 
 def curve_finding(data: RunData) -> str:
@@ -187,10 +174,10 @@ def curve_finding(data: RunData) -> str:
     return f"Held-out text went {way}; {lowest}."
 
 
-def validations(data: RunData) -> Block:
-    """The validations as a table, to be read and copied; every n-th of many, and the last."""
+def validations(data: RunData) -> tuple[list[str], list[list[str]]]:
+    """The validations as columns and rows of a table; every n-th of many, and the last."""
     curves, last = data.validation, len(data.validation) - 1
-    every = max(len(curves) // SHOWN_VALIDATIONS, 1)
+    every = max(len(curves) // MAX_VALIDATIONS, 1)
     shown: dict[str, tuple[str, Callable[[Any], str]]] = {
         "tokens": ("Tokens", "{:,.0f}".format), "loss": (f"Loss, {data.loss_unit}", "{:.4f}".format),
         "bits_per_byte": ("Bits per byte", "{:.4f}".format), "accuracy": ("Accuracy", "{:.2%}".format),
@@ -202,9 +189,7 @@ def validations(data: RunData) -> Block:
         pairs = zip(names, values, strict=True)
         cells = [shown[name][1](value) if np.isfinite(value) else "–" for name, value in pairs]
         rows.append([f"{curves.step[place]:,.0f}", *cells])
-    return parts.folded(
-        "Validations in numbers", parts.table(["n|Step", *(f"n|{shown[name][0]}" for name in names)], rows)
-    )
+    return ["n|Step", *(f"n|{shown[name][0]}" for name in names)], rows
 
 
 def article(shown: str) -> str:
@@ -246,7 +231,7 @@ def _accuracy_finding(data: RunData) -> str:
     return f"{what} on held-out text: from {right[0]:.1%} to {right[-1]:.1%} over {len(right)} validations."
 
 
-def _plan_finding(data: RunData, rows: list[Block]) -> str:
+def plan_finding(data: RunData, rows: list[Json]) -> str:
     """The plan's error in time and memory, in words."""
     said = []
     for one in rows:

@@ -1,0 +1,104 @@
+"""Pages as HTML that loads nothing: templates, what they may call, and the page around their sections.
+
+A template shows JSON of a run folder, of any shape: a key of a value that is no object is undefined, which shows nothing, and the
+filters show a dash for what is no number. Everything is escaped, and a content security policy lets only the scripts written here
+run, by their hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from bessemer.errors import BessemerError
+from bessemer.report.data import Json, as_number, as_object, as_objects, as_text, number_or_0
+from bessemer.report.parts import Figure, capitalised, clock, known, percent, short_time, words
+from bessemer.run import write_atomic
+from bessemer.terminal import amount, duration, size
+
+
+def _shown(form: Callable[[float], str]) -> Callable[[Any], str]:
+    """A filter that shows a number, and a dash for anything else."""
+    return lambda value: known(as_number(value), form)
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "number": as_number, "zero": number_or_0, "object": as_object, "objects": as_objects, "text": as_text,
+    "pairs": lambda value: as_object(value).items(), "words": words, "clock": clock, "capitalised": capitalised,
+    "fixed": lambda value, form: known(as_number(value), form.format), "percent": lambda value: percent(as_number(value)),
+    **{name: _shown(form) for name, form in {
+        "amount": amount, "count": "{:,.0f}".format, "duration": duration, "share": "{:.1%}".format,
+        "share2": "{:.2%}".format, "short_time": short_time, "size": size,
+    }.items()},
+}  # fmt: skip
+
+
+class PageParts:
+    """What the sections of a page leave for the page around them: the navigation, and the figures that script.js draws."""
+
+    def __init__(self) -> None:
+        self.sections: list[tuple[str, str]] = []
+        self.figures: dict[str, Figure] = {}
+
+    def add_section(self, name: str, title: str) -> str:
+        self.sections.append((name, title))
+        return ""
+
+    def add_figure(self, figure: Figure) -> str:
+        self.figures[figure["id"]] = figure
+        return ""
+
+
+def write_page(path: Path, html: str) -> Path:
+    """Write a page atomically. A lone surrogate, as a damaged excerpt may hold, cannot be written as UTF-8."""
+    write_atomic(path, html.encode("utf-8", errors="replace"))
+    return path
+
+
+def render_page(
+    template: str, name: str, kind: str, headline: str, values: Json, *, origin: str = "", notes: Sequence[str] = (),
+    tiles: Iterable[Json | None] = (),
+) -> str:  # fmt: skip
+    """A page: its header, and the sections that `template` makes of `values`."""
+    try:
+        from jinja2 import ChainableUndefined, Environment, PackageLoader
+        from markupsafe import Markup
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise BessemerError(f"the report needs {error.name}; install it with: pip install 'bessemer[report]'") from None
+
+    class JsonEnvironment(Environment):
+        def getattr(self, obj: Any, attribute: str) -> Any:
+            if isinstance(obj, dict):  # its keys, not the methods of Python's dict
+                return obj.get(attribute, self.undefined(obj=obj, name=attribute))
+            return super().getattr(obj, attribute)
+
+    environment = JsonEnvironment(
+        loader=PackageLoader("bessemer.report"), autoescape=True, undefined=ChainableUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= FILTERS
+    # Compact, and in the order in which the figures were built.
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    page = PageParts()
+    body = environment.get_template(template).render(page=page, markup=Markup, **values)
+    script = _file("script.js")
+    plotly = str(get_plotlyjs()).replace("\r\n", "\n") if page.figures else ""
+    hashes = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (script, plotly) if code]
+    allowed = " ".join(f"'sha256-{value}'" for value in hashes)
+    return environment.get_template("page.html").render(
+        name=name, kind=kind, headline=headline, origin=origin, notes=notes, tiles=[tile for tile in tiles if tile],
+        sections=page.sections, figures=page.figures, body=Markup(body), style=Markup(_file("style.css")), script=Markup(script),
+        plotly=Markup(plotly),
+        policy=f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:",
+    )  # fmt: skip
+
+
+@cache
+def _file(name: str) -> str:
+    return (resources.files("bessemer.report") / name).read_text(encoding="utf-8")
