@@ -166,6 +166,7 @@ def judge_text(record: Record, settings: Settings, tally: Tally) -> None:
         record.text = judged.text
 
 
+# The steps in their order. A document that one rejects does not come to the next.
 STEPS: tuple[tuple[str, Step], ...] = (
     ("check", check_text),
     ("normalise", normalise_text),
@@ -175,7 +176,6 @@ STEPS: tuple[tuple[str, Step], ...] = (
     ("personal data", replace_personal_data),
     ("evaluation sets", look_for_evaluation_sets),
 )
-"""The steps in their order. A document that one rejects does not come to the next."""
 
 
 def clean_record(record: Record, settings: Settings, tally: Tally) -> None:

@@ -32,8 +32,8 @@ Span = tuple[int, int]
 class EvaluationOverlap(NamedTuple):
     """What a document holds of evaluation sets."""
 
+    # by set, numbers of the items (from 0, in the order of the set's file), ascending; none: no overlap
     items: dict[str, tuple[int, ...]]
-    """By set, numbers of the items (from 0, in the order of the set's file), ascending; none: no overlap."""
     spans: tuple[Span, ...]  # of the matching text, in characters, ascending and disjoint
 
 

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 
 from bessemer.corpus.rules.table import RULE_REASONS
 
+# Columns of documents/part-*.parquet, all strings; sorted by (source, identity). A document without a label has "", one
+# whose language was not looked for as well. `path` is the file in the corpus; `place` where the document stands in it:
+# "" for a whole file, else its key (a byte offset, a row group and row, a record's name).
 COLUMNS = ("identity", "text", "source", "path", "place", "language", "metadata", "label")
-"""Columns of documents/part-*.parquet, all strings; sorted by (source, identity). A document without a label has "",
-one whose language was not looked for as well. `path` is the file in the corpus; `place` where the document stands in
-it: "" for a whole file, else its key (a byte offset, a row group and row, a record's name)."""
-
+# Columns of rejected/part-*.parquet, all strings; sorted by (source, identity). `excerpt` and `text` are "" where
+# corpus.keep_rejected leaves them out.
 REJECTED_COLUMNS = ("identity", "source", "path", "place", "language", "reason", "detail", "excerpt", "text")
-"""Columns of rejected/part-*.parquet, all strings; sorted by (source, identity). `excerpt` and `text` are "" where
-corpus.keep_rejected leaves them out."""
-
+# Every reason for which a document can be rejected, in the order in which they are looked for. A document has one.
 REASONS = {
     "unreadable": "the file could not be opened or read",
     "wrong_format": "the file is not of its source's format",
@@ -45,9 +44,7 @@ REASONS = {
     "near_duplicate": "nearly the same text is in the corpus already",
     "only_repeats": "too little is left without repeated paragraphs and spans",
 }
-"""Every reason for which a document can be rejected, in the order in which they are looked for. A document
-has one."""
-
+# what to do where nothing is left of a source and most of it was lost for a reason; for others: see corpus.rules
 ADVICE = {
     "unreadable": "check that the files are there and may be read",
     "wrong_format": "give files of text, or name their format (corpus.sources.{source}.format)",
@@ -68,31 +65,23 @@ ADVICE = {
     "low_quality": "see corpus.quality",
     **dict.fromkeys(("exact_duplicate", "near_duplicate", "only_repeats"), "see corpus.dedup"),
 }
-"""What to do where nothing is left of a source and most of it was lost for a reason; for others: see corpus.rules."""
-
-EXCERPT_CHARACTERS = 300
-"""Characters of a rejected document that are kept for the report."""
+EXCERPT_CHARACTERS = 300  # characters of a rejected document that are kept for the report
 
 
 @dataclass(slots=True)
 class Record:
     """What a reader found in one place of a file: text, or the reason why there is none."""
 
-    key: str
-    """The place within the file: "" for a whole file, else a record number, a byte offset or a name."""
-    num_bytes: int
-    """Bytes of the input that this record took."""
+    key: str  # the place within the file: "" for a whole file, else a record number, a byte offset or a name
+    num_bytes: int  # bytes of the input that this record took
     text: str = ""
     reason: str | None = None
     detail: str = ""
     metadata: dict[str, object] = field(default_factory=dict)
-    label: str = ""
-    """The class a person gave it; "" for none."""
+    label: str = ""  # the class a person gave it; "" for none
     source: str = ""
-    format: str = ""
-    """Of the file that it was read from."""
-    language: str = ""
-    """ISO 639 code, where a step looked for it."""
+    format: str = ""  # of the file that it was read from
+    language: str = ""  # ISO 639 code, where a step looked for it
 
     def reject(self, reason: str, detail: str = "") -> None:
         """Give it the one reason for which it is not kept; the steps after this one do not see it."""

@@ -14,6 +14,7 @@ BOMS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 
+# magic bytes of common binary formats, and what to do with them
 BINARY_FORMATS = (
     (b"PK\x03\x04", "a zip archive (or an office document): unpack it and name the folder"),
     (b"%PDF-", "a PDF: convert it to text first (pdftotext FILE.pdf FILE.txt)"),
@@ -28,12 +29,9 @@ BINARY_FORMATS = (
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it and name the folder"),
     (b"Rar!\x1a\x07", "a rar archive: unpack it and name the folder"),
 )
-"""Magic bytes of common binary formats, and what to do with them."""
-
 SAMPLE_BYTES = 8000
+# valid UTF-8 with fewer control characters than this is UTF-8; UTF-16 of Latin text has one NUL a character
 MAX_CONTROL_SHARE = 0.1
-"""Valid UTF-8 with fewer control characters than this is UTF-8; UTF-16 of Latin text has one NUL a character."""
-
 _CONTROL_BYTES = bytes(sorted({*range(32)} - {*b"\t\n\r\f"}))
 _NO_TEXT = ("Cc", "Cn", "Co", "Cs")  # categories: control, unassigned, private use, surrogate
 
@@ -101,13 +99,13 @@ def decode(raw: bytes, encoding: str = "") -> str:
 META_BYTES = 2048  # where a page's own charset is looked for; browsers look at 1024 bytes
 
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s{0,9}=\s{0,9}[\"']?\s{0,9}([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
+# Charsets of the web by their Python names. Some of Python's other codecs take quadratic time.
 _WEB_CHARSETS = re.compile(
     r"utf-8|utf-16(-[lb]e)?|iso8859-\d+|cp\d+|koi8-[ru]|mac-\w+|gb2312|gbk|gb18030|big5\w*|euc_\w+|shift_jis\w*|iso2022_\w+"
 )
-"""Charsets of the web by their Python names. Some of Python's other codecs take quadratic time."""
+# what browsers take instead (WHATWG Encoding Standard, section 4.2)
 _SUPERSETS = {"iso8859-1": "cp1252", "iso8859-9": "cp1254", "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932",
               "euc_kr": "cp949", "iso8859-11": "cp874"}  # fmt: skip
-"""What browsers take instead (WHATWG Encoding Standard, section 4.2)."""
 _LEADS = bytes(range(0xC2, 0xF5))  # bytes with which a character of more than one byte begins in UTF-8
 
 

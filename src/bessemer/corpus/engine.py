@@ -13,11 +13,8 @@ from bessemer.errors import BessemerError, Stopped
 
 Result = TypeVar("Result")
 
-STOP = threading.Event()
-"""Set when the person stops the build; long work looks at it between documents."""
-
-STOP_SECONDS = 2.0
-"""How long a stopped build waits for the work to let go of its files."""
+STOP = threading.Event()  # set when the person stops the build; long work looks at it between documents
+STOP_SECONDS = 2.0  # how long a stopped build waits for the work to let go of its files
 
 
 def run(work: Callable[[], Result], poll: Callable[[], None] = lambda: None) -> Result:

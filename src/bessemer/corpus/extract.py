@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
+# longest run of combining marks in text (Unicode Annex 15, Stream-Safe Text Format); normalisation sorts such a run in
+# quadratic time
 MAX_COMBINING_RUN = 30
-"""Longest run of combining marks in text (Unicode Annex 15, Stream-Safe Text Format); normalisation sorts
-such a run in quadratic time."""
 FIRST_MARK = 0x300  # the first combining mark of Unicode: text below it has none
 LOOKED_AT, OVERLAP = 1 << 20, 4096  # characters in which combining marks are looked for at one time
 ASSIGNED = (range(0x40000), range(0xE0000, 0xE1000))  # where Unicode has characters, those for private use aside

@@ -24,28 +24,21 @@ from bessemer.recipe.endings import GUESSED, SUFFIXES, TOPICS, compression_of, e
 
 PLACEHOLDER = "python://"
 
+# folders of the standard library that python://stdlib leaves out: other packages, and test inputs
 STDLIB_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "idlelib"})
-"""Folders of the standard library that python://stdlib leaves out: other packages, and test inputs."""
-
-TEST_FOLDERS = ("test", "tests")
-"""Left out of `descriptions` in python:// folders: what lies there is input for tests."""
+TEST_FOLDERS = ("test", "tests")  # left out of `descriptions` in python:// folders: what lies there is input for tests
 
 
 @dataclass(frozen=True)
 class File:
     """A file of a source."""
 
-    path: str
-    """Where it lies: on this machine, or its URL in an object store."""
-    name: str
-    """Its path in the corpus: relative to what the recipe names, so that it is the same on every machine."""
-    size: int
-    """Bytes."""
+    path: str  # where it lies: on this machine, or its URL in an object store
+    name: str  # its path in the corpus: relative to what the recipe names, so that it is the same on every machine
+    size: int  # bytes
     mtime_ns: int
-    etag: str = ""
-    """A hash of the content, from stores that have one instead of a time."""
-    is_regular: bool = True
-    """False for pipes, sockets and devices: reading them could wait for ever."""
+    etag: str = ""  # a hash of the content, from stores that have one instead of a time
+    is_regular: bool = True  # false for pipes, sockets and devices: reading them could wait for ever
 
 
 def by_format(source: Source, files: list[File]) -> dict[Format, list[File]]:
@@ -62,11 +55,10 @@ def by_format(source: Source, files: list[File]) -> dict[Format, list[File]]:
 class Listing:
     """What the paths of a source name."""
 
-    read: list[File]
-    """Files of the source's format, sorted by name."""
+    read: list[File]  # files of the source's format, sorted by name
+    # The rest of what lies in its folders: other endings, and what is no regular file. Sorted by name; without what
+    # `exclude` names, hidden files, and the folders of the running Python.
     other: list[File]
-    """The rest of what lies in its folders: other endings, and what is no regular file. Sorted by name; without what
-    `exclude` names, hidden files, and the folders of the running Python."""
 
 
 def find(source: Source) -> list[File]:

@@ -26,8 +26,7 @@ KINDS = ("documents", "rejected")
 class IndexEntry:
     """A row of the published corpus."""
 
-    kind: str
-    """documents or rejected."""
+    kind: str  # documents or rejected
     source: str
     part: int
     row_group: int

@@ -15,23 +15,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-BLOCK_BYTES = 1 << 20
-"""Bytes yielded at a time, at the most (Zstandard: 32 MiB, see FEED_BYTES)."""
-
+BLOCK_BYTES = 1 << 20  # bytes yielded at a time, at the most (Zstandard: 32 MiB, see FEED_BYTES)
+# Compressed bytes per decoder call. bzip2 decodes blocks of 900 kB; small calls yield the block before a damaged one.
+# xz loses what it decoded before damage. Zstandard has no output limit: a block of 4 bytes or more holds at most 128
+# KiB (RFC 8878, section 3.1.1.2), so at most 32 MiB here.
 FEED_BYTES = {"gzip": 1 << 16, "bzip2": 1 << 12, "xz": 1 << 10, "zstd": 1 << 10}
-"""Compressed bytes per decoder call. bzip2 decodes blocks of 900 kB; small calls yield the block before a damaged one.
-xz loses what it decoded before damage. Zstandard has no output limit: a block of 4 bytes or more holds at most 128 KiB
-(RFC 8878, section 3.1.1.2), so at most 32 MiB here."""
-
-XZ_MEMORY_BYTES = 256 << 20
-"""Memory that an xz stream may ask for: `xz -9` takes 65 MiB."""
-
-MAX_EXPANSION = 100
-"""A compressed file may expand this many times; text reaches 3 to 10, a bomb 1000."""
-
-SUSPECT_BYTES = 1 << 20
-"""Less than this is no bomb, however small it was before."""
-
+XZ_MEMORY_BYTES = 256 << 20  # memory that an xz stream may ask for: `xz -9` takes 65 MiB
+MAX_EXPANSION = 100  # a compressed file may expand this many times; text reaches 3 to 10, a bomb 1000
+SUSPECT_BYTES = 1 << 20  # less than this is no bomb, however small it was before
 MAX_DICTIONARY_BYTES = 16 << 20
 SCAN_BYTES = 1 << 20
 

@@ -22,6 +22,7 @@ MAX_PAGE_BYTES = 64 << 20
 READ_BYTES = 1 << 20
 
 _OPEN, _CLOSE = b"<page>", b"</page>"
+# elements of a page, and the names of their contents in `metadata`
 _FIELDS = {
     "title": "title",
     "ns": "namespace",
@@ -31,7 +32,6 @@ _FIELDS = {
     "revision/model": "model",
     "revision/text": "text",
 }
-"""Elements of a page, and the names of their contents in `metadata`."""
 
 
 def read(
@@ -79,10 +79,9 @@ class _DumpBytes:
     end: int
     compression: str
     prefix: str
+    # where each member begins in the decompressed bytes, and in the file
     members: list[tuple[int, int]] = field(default_factory=list)
-    """Where each member begins in the decompressed bytes, and in the file."""
-    damaged: int | None = None
-    """Where the member begins in the file that could not be decoded."""
+    damaged: int | None = None  # where the member begins in the file that could not be decoded
 
     def blocks(self) -> Iterator[bytes]:
         """Raises Damaged, after everything before the damage."""

@@ -28,18 +28,12 @@ from bessemer.run import read_json, write_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BUCKET_BYTES = 64 << 20
-"""Input bytes whose documents are sorted in memory at one time."""
-
+BUCKET_BYTES = 64 << 20  # input bytes whose documents are sorted in memory at one time
+# bounds of the input bytes in a partition: less is not worth a receipt, more would not fit a worker's memory
 PARTITION_BYTES = 4 << 20, 64 << 20
-"""Bounds of the input bytes in a partition: less is not worth a receipt, more would not fit a worker's memory."""
-
+# partitions of a corpus, while they stay within those bounds: enough to keep all workers busy to the end
 PARTITIONS = 64
-"""Partitions of a corpus, while they stay within those bounds: enough to keep all workers busy to the end."""
-
-CHUNK_BYTES = 4 << 20
-"""Clean text buffered as Python strings before conversion to Arrow."""
-
+CHUNK_BYTES = 4 << 20  # clean text buffered as Python strings before conversion to Arrow
 CONTEXT = "context.json"
 
 

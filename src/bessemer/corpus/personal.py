@@ -65,8 +65,8 @@ NO_DOMAINS = frozenset(FACTS["no_domains"].split())
 SMALL = 32  # parts of a version or a section number are below this; see `addresses`
 SPECIAL_IPV4 = tuple(map(IPv4Network, FACTS["special_ipv4"].split()))
 SPECIAL_IPV6 = tuple(map(IPv6Network, FACTS["special_ipv6"].split()))
+# the only block from which IANA gives out public unicast addresses (RFC 4291, 2.4)
 PUBLIC_IPV6 = IPv6Network("2000::/3")
-"""The only block from which IANA gives out public unicast addresses (RFC 4291, 2.4)."""
 
 
 def emails(text: str) -> Iterator[Span]:

@@ -42,19 +42,16 @@ from bessemer.terminal import progress
 if TYPE_CHECKING:
     from bessemer.corpus.whole import WholeReceipts
 
-VERSION = 4
-"""Increased when the same sources would give other documents, or the folder another layout."""
-
+VERSION = 4  # increased when the same sources would give other documents, or the folder another layout
+# the steps over the whole corpus, with the reasons for which they reject
 WHOLE_STEPS = (
     ("quality", ("low_quality",)),
     ("duplicates", ("exact_duplicate", "near_duplicate")),
     ("repeats", ("only_repeats",)),
 )
-"""The steps over the whole corpus, with the reasons for which they reject."""
-
+# publishing takes about an eighth of the time of cleaning: what it reads counts for so much less when it is compared
+# with the start-up time of workers
 PUBLISHING = 8
-"""Publishing takes about an eighth of the time of cleaning: what it reads counts for so much less when it is compared
-with the start-up time of workers."""
 
 
 def inputs_digest(recipe: Recipe) -> str:

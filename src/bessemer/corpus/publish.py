@@ -24,12 +24,9 @@ from bessemer.corpus.whole import WholeResults, bucket_rows, with_edited
 from bessemer.corpus.work import made_once, receipt
 from bessemer.recipe import Corpus, digest
 
+# text in a row group, at the most (a document is never cut): what a reader holds at one time
 ROW_GROUP_BYTES = 16 << 20
-"""Text in a row group, at the most (a document is never cut): what a reader holds at one time."""
-
-PART_BYTES = 256 << 20
-"""Text in a part file, about."""
-
+PART_BYTES = 256 << 20  # text in a part file, about
 READ = (
     "identity", "path", "place", "metadata", "label", "language", "text", "reason", "detail", "num_bytes", "characters",
 )  # fmt: skip

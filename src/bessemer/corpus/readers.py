@@ -15,9 +15,7 @@ from bessemer.corpus.units import Piece, Unit, stamp
 from bessemer.recipe import Extract, Rules, Source
 from bessemer.recipe.endings import NEVER_COMPRESSED, TOPICS, compression_of
 
-BINARY_BYTES = 8000
-"""A file of code with a NUL among its first bytes is none; git looks at as many."""
-
+BINARY_BYTES = 8000  # a file of code with a NUL among its first bytes is none; git looks at as many
 CHANGED = "changed since the files were listed; run the command again to read it as it is now"
 
 WHOLE_FILES = ("text", "code", "html", "descriptions")

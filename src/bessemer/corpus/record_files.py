@@ -19,18 +19,12 @@ from bessemer.corpus.encodings import foreign_format, is_utf8, unicode_of
 from bessemer.corpus.tables import MAX_RECORD_BYTES, field_in, no_text, not_utf8, record_of
 from bessemer.recipe import Source
 
-HEAD_BYTES = 64 << 10
-"""The beginning of a file that is looked at."""
-
-SAMPLED = 50
-"""Records of it that are looked at."""
-
+HEAD_BYTES = 64 << 10  # the beginning of a file that is looked at
+SAMPLED = 50  # records of it that are looked at
 READ_CHARACTERS = 1 << 20
 DELIMITERS = "\t,;|"  # a tie goes to the first: names contain commas too
 TABLE_ENDINGS = (".csv", ".tsv")
-MAX_NAME_CHARACTERS = 60
-"""A longer name of a column is taken for data, in a file that has no header."""
-
+MAX_NAME_CHARACTERS = 60  # a longer name of a column is taken for data, in a file that has no header
 _NUMBER = re.compile(r"[-+]?[\d.,:%e/-]{1,40}", re.IGNORECASE)
 _SKIPPED = re.compile(r"[\s,]*")
 _NEXT_OBJECT = re.compile(r"\n\{")
@@ -40,13 +34,11 @@ _NEXT_OBJECT = re.compile(r"\n\{")
 class Look:
     """What the beginning of a file shows."""
 
-    layout: str
-    """"lines" of JSON; "values": an array, or JSON values one after the other; "csv"; "" for an empty file."""
-    reason: str = ""
-    """Why the file cannot be read: a key of document.REASONS; "" when it can."""
+    layout: str  # "lines" of JSON; "values": an array, or JSON values one after the other; "csv"; "" for an empty file
+    reason: str = ""  # why the file cannot be read: a key of document.REASONS; "" when it can
     detail: str = ""
+    # which fields there are, when none of the records at the beginning has the one that should hold the text
     missing: str = ""
-    """Which fields there are, when none of the records at the beginning has the one that should hold the text."""
 
 
 def look(head: bytes, is_whole: bool, name: str, text_key: str, encoding: str = "") -> Look:

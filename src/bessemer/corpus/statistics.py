@@ -38,8 +38,8 @@ class RejectionCount:
 
     documents: int = 0
     bytes: int = 0  # bytes of the input
+    # each {identity, path, place, excerpt, detail}, and `line` where that could be counted
     examples: list[dict[str, str]] = field(default_factory=list)
-    """Each {identity, path, place, excerpt, detail}, and `line` where that could be counted."""
 
     def add(self, other: RejectionCount) -> None:
         """Add other counts, and their examples: EXAMPLES in all, one of each file before a second of one."""
@@ -61,19 +61,19 @@ class Funnel:
     bytes_in: int = 0  # bytes of the input that the documents took: file sizes, JSONL lines, Parquet cells
     documents_kept: int = 0
     bytes_kept: int = 0  # bytes of clean text in UTF-8
+    # {step, documents_in, rejected} of each step of the cleaning
     steps: list[dict[str, Any]] = field(default_factory=list)
-    """{step, documents_in, rejected} of each step of the cleaning."""
     rejected: dict[str, RejectionCount] = field(default_factory=dict)
     kept_examples: list[dict[str, str]] = field(default_factory=list)  # each {identity, path, excerpt}
+    # kept documents by the power of two (rounded down) of their length in characters
     lengths: Counter[int] = field(default_factory=Counter)
-    """Kept documents by the power of two (rounded down) of their length in characters."""
+    # rejected documents likewise; of those that a reader could not read, the length of what it could show
     lengths_rejected: Counter[int] = field(default_factory=Counter)
-    """Rejected documents likewise; of those that a reader could not read, the length of what it could show."""
     languages: Counter[str] = field(default_factory=Counter)  # kept documents by language; "" where none was identified
+    # what the steps counted besides: personal data by type, characters edited by rule
     tables: dict[str, dict[str, int]] = field(default_factory=dict)
-    """What the steps counted besides: personal data by type, characters edited by rule."""
+    # files of the source's folders that no source reads, by ending: {files, bytes, example}
     not_read: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Files of the source's folders that no source reads, by ending: {files, bytes, example}."""
 
     def reject(
         self, reason: str, num_bytes: int, path: str, excerpt: str, detail: str, identity: str = "", place: str = ""

@@ -20,15 +20,10 @@ from bessemer.recipe import Source
 
 SCHEMES = ("s3://", "gs://", "hf://")
 
-READ_BYTES = 4 << 20
-"""Bytes fetched from an object store at a time."""
-
+READ_BYTES = 4 << 20  # bytes fetched from an object store at a time
+# bytes read from a local file at a time: lines of JSON are longer than the 8 kB that Python would read
 LINE_BYTES = 256 << 10
-"""Bytes read from a local file at a time: lines of JSON are longer than the 8 kB that Python would read."""
-
-CONNECT_SECONDS, REQUEST_SECONDS = 10, 60
-"""Timeouts of requests to object stores, before they are retried."""
-
+CONNECT_SECONDS, REQUEST_SECONDS = 10, 60  # timeouts of requests to object stores, before they are retried
 _SECRETS = re.compile(r"(AWS_\w*(KEY|TOKEN)\w*|HF_TOKEN|HUGGING_FACE_HUB_TOKEN|GOOGLE_\w*(KEY|TOKEN)\w*)")
 _SIGNED = re.compile(r"(https?://[^\s?'\"]{1,2000})\?[^\s'\"]{0,4000}")
 _WILDCARDS = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}

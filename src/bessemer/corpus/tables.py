@@ -11,33 +11,21 @@ from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import decode, detected, foreign_format
 from bessemer.recipe import Source
 
+# a longer record is rejected unread: no model reads one that long, and it must fit in memory
 MAX_RECORD_BYTES = 64 << 20
-"""A longer record is rejected unread: no model reads one that long, and it must fit in memory."""
-
-GUESSED_BYTES = 1 << 16
-"""The beginning of a file that its encoding is guessed from."""
-
+GUESSED_BYTES = 1 << 16  # the beginning of a file that its encoding is guessed from
 MAX_FIELD_CHARACTERS = 200
-MAX_FIELDS = 16
-"""Other fields of a JSONL record that go into `metadata`: so many, each no longer than this."""
+MAX_FIELDS = 16  # other fields of a JSONL record that go into `metadata`: so many, each no longer than this
 
 
+# names under which data sets often keep their text, the likeliest first
 TEXT_KEYS = (
     "text", "content", "body", "raw_content", "document", "article", "passage", "story", "abstract", "message", "sentence",
 )  # fmt: skip
-"""Names under which data sets often keep their text, the likeliest first."""
-
-SHORT_FIELD_CHARACTERS = 16
-"""A shorter value of an unknown name is a word or a name, and nothing to train on."""
-
-ANY_TEXT = "*"
-"""Stands for the values of a column that are not read."""
-
-LONG_FIELD_CHARACTERS = 80
-"""A longer field counts as text in spite of an unknown name and other fields that are lists."""
-
-MAX_DEPTH = 4
-"""Of nested objects whose fields are named in messages."""
+SHORT_FIELD_CHARACTERS = 16  # a shorter value of an unknown name is a word or a name, and nothing to train on
+ANY_TEXT = "*"  # stands for the values of a column that are not read
+LONG_FIELD_CHARACTERS = 80  # a longer field counts as text in spite of an unknown name and other fields that are lists
+MAX_DEPTH = 4  # of nested objects whose fields are named in messages
 
 
 def not_utf8(key: str, raw: bytes, error: UnicodeDecodeError) -> Record:

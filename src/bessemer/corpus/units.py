@@ -19,28 +19,17 @@ from bessemer.errors import InputError
 from bessemer.recipe import Source
 from bessemer.recipe.endings import compression_of, without_compression
 
+# small files are read together up to this size, so that a unit is worth a hand-over and still small in memory
 UNIT_BYTES = 4 << 20
-"""Small files are read together up to this size, so that a unit is worth a hand-over and still small in memory."""
-
 LINE_ENDINGS = (".jsonl", ".ndjson")
-RANGED = ("jsonl", "warc", "mediawiki")
-"""Formats of which a unit is a byte range of one file."""
-
-UNIT_FILES = 256
-"""Files in a unit, at the most: a hundred thousand tiny ones still make a few hundred units."""
-
-RANGE_BYTES = 32 << 20
-"""Bytes of JSONL, of a plain WARC or of a plain dump in a unit."""
-
-PACKED_RANGE_BYTES = 16 << 20
-"""Bytes of a compressed WARC or dump in a unit; they hold four to five times as many."""
-
+RANGED = ("jsonl", "warc", "mediawiki")  # formats of which a unit is a byte range of one file
+UNIT_FILES = 256  # files in a unit, at the most: a hundred thousand tiny ones still make a few hundred units
+RANGE_BYTES = 32 << 20  # bytes of JSONL, of a plain WARC or of a plain dump in a unit
+PACKED_RANGE_BYTES = 16 << 20  # bytes of a compressed WARC or dump in a unit; they hold four to five times as many
+# a compressed WARC or dump whose first member holds more than this was packed as a whole: unless it is as small itself
+# it is unpacked before it is cut
 MEMBER_BYTES = 8 << 20
-"""A compressed WARC or dump whose first member holds more than this was packed as a whole: unless it is as small
-itself it is unpacked before it is cut."""
-
-FULL = 0.95
-"""A byte budget counts as spent at this share: filling up the rest would pick small and empty files."""
+FULL = 0.95  # a byte budget counts as spent at this share: filling up the rest would pick small and empty files
 
 
 @dataclass(frozen=True)
@@ -48,25 +37,17 @@ class Piece:
     """A part of one file."""
 
     path: str
-    name: str
-    """Path of the file in the corpus."""
-    start: int
-    """JSONL, WARC, dumps: the first byte. Parquet: the number of the row group. Else 0."""
-    end: int
-    """The end of [start, end) in the same terms; the size of a whole file."""
-    size: int
-    """Bytes to read, for the budget and the progress bar."""
-    damage: str = ""
-    """Why this piece cannot be read, when that is known already."""
-    reason: str = "bad_record"
-    """The reason of document.REASONS for it."""
+    name: str  # path of the file in the corpus
+    start: int  # JSONL, WARC, dumps: the first byte. Parquet: the number of the row group. Else 0.
+    end: int  # the end of [start, end) in the same terms; the size of a whole file
+    size: int  # bytes to read, for the budget and the progress bar
+    damage: str = ""  # why this piece cannot be read, when that is known already
+    reason: str = "bad_record"  # the reason of document.REASONS for it
+    # how the records of a `jsonl` source lie in it (record_files.Look); of another layout than lines it is a whole file
     layout: str = "lines"
-    """How the records of a `jsonl` source lie in it (record_files.Look); of another layout than lines it is a whole
-    file."""
+    # precedes the byte offsets in the keys of what was unpacked: the member's place in the packed file
     prefix: str = ""
-    """Precedes the byte offsets in the keys of what was unpacked: the member's place in the packed file."""
-    stamp: str = ""
-    """Size and time of the file as it was listed; "" for what was unpacked from it."""
+    stamp: str = ""  # size and time of the file as it was listed; "" for what was unpacked from it
 
 
 @dataclass(frozen=True)
@@ -104,10 +85,8 @@ class _Planner:
 
     source: Source
     spool: Path
-    num_with_text: int = 0
-    """Files of records that may hold text."""
-    missing: list[str] = field(default_factory=list)
-    """What the others hold instead."""
+    num_with_text: int = 0  # files of records that may hold text
+    missing: list[str] = field(default_factory=list)  # what the others hold instead
 
     def pieces(self, kind: str, files: list[File], budget: int | None) -> list[Piece]:
         """The pieces of the files of one format, in their order; of a part of them that fits the budget in bytes."""

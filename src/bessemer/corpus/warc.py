@@ -26,17 +26,12 @@ from bessemer.corpus.extract import NotText
 from bessemer.corpus.inflate import SCAN_BYTES, CompressedMember, Damaged, dictionary_of, find_member, next_member
 from bessemer.recipe import Extract
 
-MAX_BLOCK_BYTES = 64 << 20
-"""A longer record is not read into memory."""
-
+MAX_BLOCK_BYTES = 64 << 20  # a longer record is not read into memory
 READ_BYTES = 64 << 10
 MAX_HEADER_BYTES = 64 << 10
-MAX_FIELD_CHARACTERS = 2000
-"""Of a header, as it is kept in `metadata`."""
-
+MAX_FIELD_CHARACTERS = 2000  # of a header, as it is kept in `metadata`
+# how far before a range a member is searched for that might hold what looks like the range's first
 LOOK_BACK_BYTES = 8 << 20
-"""How far before a range a member is searched for that might hold what looks like the range's first."""
-
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 _LOOKS_LIKE_HTML = re.compile(rb"\s{0,99}(<!--.{0,999}?-->\s{0,99})?<(!doctype html|html|head|body)\b", re.I | re.S)
 _VERSION = re.compile(rb"WARC/\d\.\d{1,2}\r?\n")

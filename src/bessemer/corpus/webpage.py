@@ -16,26 +16,22 @@ from bessemer.errors import InputError
 if TYPE_CHECKING:
     from bessemer.recipe import Extract
 
+# Longest page by engine: about a second of work. Common Crawl cuts pages at 5 MiB.
 MAX_HTML_BYTES = {"resiliparse": 8 << 20, "trafilatura": 256 << 10}
-"""Longest page by engine: about a second of work. Common Crawl cuts pages at 5 MiB."""
-
+# Deepest nesting of elements by engine: parsing takes linear time in the depth, the extraction quadratic (4 s at
+# 10,000). Browsers flatten beyond 512 as well (Blink, WebKit); libxml2, which trafilatura parses with, gives no text
+# from 254 on.
 MAX_DEPTH = {"resiliparse": 512, "trafilatura": 250}
-"""Deepest nesting of elements by engine: parsing takes linear time in the depth, the extraction quadratic (4 s at
-10,000). Browsers flatten beyond 512 as well (Blink, WebKit); libxml2, which trafilatura parses with, gives no text from
-254 on."""
-
+# unclosed formatting elements times the tags of a page: the parser opens the former again in each block (HTML standard,
+# 13.2.4.3), which could fill the memory
 MAX_REOPENED = 1 << 24
-"""Unclosed formatting elements times the tags of a page: the parser opens the former again in each block (HTML
-standard, 13.2.4.3), which could fill the memory."""
-
 # Lists of a page that are looked at, and links in one; what has more is not prose, and would take seconds
 MAX_LISTS, MAX_LINKS = 2000, 1000
 SHALLOW = 4  # elements between a list and <body>, below which resiliparse drops it (2.0, its rule for <ul>)
 SAFE_LINK_SHARE = 0.15  # of a list; resiliparse drops one above 0.2, counted with its white space
 
+# line numbers of listings in the markup of Pygments, Rouge and Prism, which are not code
 LINE_NUMBERS = ("td.linenos", "td.gutter", ".lineno", ".linenos", ".line-numbers-rows")
-"""Line numbers of listings in the markup of Pygments, Rouge and Prism, which are not code."""
-
 _FORMATTING = re.compile(r"<(/)?(?:b|big|code|em|font|i|s|small|strike|strong|tt|u)[\s/>]", re.IGNORECASE)
 _FRAMES = frozenset({"nav", "header", "footer", "aside"})
 

@@ -48,8 +48,7 @@ DUPLICATE_ARRAYS = ("identities", "verdict", "keeper", "similarity")
 QUALITY_REPORT = "report"
 EDITED_TEXTS = "texts.parquet"
 
-TimedStep = Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any]]
-"""Runs a named step and records its seconds."""
+TimedStep = Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any]]  # runs a named step and records its seconds
 
 
 def bucket_rows(work: Path, bucket: dict[str, Any], columns: Sequence[str]) -> pa.Table:
@@ -77,8 +76,8 @@ class KeptDocuments:
     each time in the same order. Column `quality` exists when the documents have scores."""
 
     work: Path
+    # {source, bucket, pieces}, as work order of the published corpus; a piece is [partition, row group, rows]
     buckets: list[dict[str, Any]]
-    """{source, bucket, pieces}, as work order of the published corpus; a piece is [partition, row group, rows]."""
     quality: QualityVerdicts | None = None
     verdicts: Verdicts | None = None
 
@@ -290,8 +289,7 @@ class EditedTexts:
     """Texts of the documents that lost repeats: a Parquet file with a row group for each bucket that has some."""
 
     path: Path
-    groups: dict[tuple[str, int], int]
-    """Row group by source and bucket."""
+    groups: dict[tuple[str, int], int]  # row group by source and bucket
 
     @classmethod
     def of(cls, path: Path, groups: list[list[Any]]) -> EditedTexts:
@@ -362,8 +360,7 @@ class WholeResults:
     work: Path
     quality: QualityVerdicts | None
     verdicts: Verdicts
-    edited: EditedTexts
-    """Texts of the documents that lost repeats, by source and bucket."""
+    edited: EditedTexts  # texts of the documents that lost repeats, by source and bucket
 
     @classmethod
     def load(cls, work: Path, corpus: Corpus) -> WholeResults:

@@ -12,35 +12,25 @@ from dataclasses import dataclass, field
 
 from bessemer.corpus.extract import NotText
 
+# elements that go with what they hold
 HIDDEN = frozenset({
     "ref", "references", "math", "chem", "gallery", "timeline", "score", "imagemap", "inputbox", "templatestyles",
     "graph", "mapframe", "maplink", "hiero", "categorytree", "section", "style", "script", "ce", "indicator",
     "noinclude", "dynamicpagelist", "charinsert", "rss", "table",
 })  # fmt: skip
-"""Elements that go with what they hold."""
-
+# elements in which wikitext markup may be literal; code keeps its lines
 LITERAL = frozenset({"nowiki", "pre", "syntaxhighlight", "source", "code"})
-"""Elements in which wikitext markup may be literal; code keeps its lines."""
-
-MAX_NESTING = 200
-"""Deeper templates, tables and links are dropped with what encloses them."""
-
+MAX_NESTING = 200  # deeper templates, tables and links are dropped with what encloses them
+# templates of Wikipedia that show one of their arguments, and which
 SHOWN = {
     "lang": 2, "nowrap": 1, "nobr": 1, "small": 1, "big": 1, "em": 1, "strong": 1, "angbr": 1, "angle bracket": 1,
     "quote": 1, "blockquote": 1, "cquote": 1, "abbr": 1, "vr": 1, "main other": 1, "transl": 2, "transliteration": 2,
     "unicode": 1, "script": 2, "smallcaps": 1, "sc": 1, "as of": 1, "formatnum": 1, "code": 1, "math": 1, "mvar": 1,
 }  # fmt: skip
-"""Templates of Wikipedia that show one of their arguments, and which."""
-
-MAX_PARTS = 40
-"""Templates of more pieces are boxes."""
-
+MAX_PARTS = 40  # templates of more pieces are boxes
+# Marks in a page; the longest of Wikipedia have half as many. More would take longer than a second.
 MAX_MARKS = 400_000
-"""Marks in a page; the longest of Wikipedia have half as many. More would take longer than a second."""
-
-MAX_TAG = 2000
-"""Characters of a tag with its attributes."""
-
+MAX_TAG = 2000  # characters of a tag with its attributes
 _MARK = re.compile(
     r"<!--|\{\{|\}\}|\{\||\|\}|\[\[|\]\]|\[(?=(?:https?:|ftp:|mailto:|//))|\]|\|"
     r"|</?[A-Za-z][A-Za-z0-9]{0,20}(?=[\s/>])|'{2,5}|__[A-Z]{3,24}__|~{3,5}"
@@ -60,8 +50,7 @@ class _Open:
 
     mark: str
     parts: list[str] = field(default_factory=list)
-    bar: int = -1
-    """Where in `parts` the text after the last bar begins; -1 without one."""
+    bar: int = -1  # where in `parts` the text after the last bar begins; -1 without one
 
 
 def plain_text(wikitext: str) -> str:
@@ -197,6 +186,7 @@ def _label(link: _Open) -> str:
     return (shown or target).removeprefix(":")
 
 
+# local names of the file and category namespaces in the largest Wikipedias
 FILE_PREFIXES = frozenset({
     "file", "image", "media", "category", "datei", "bild", "kategorie", "fichier", "catégorie", "archivo", "imagen",
     "categoría", "bestand", "categorie", "immagine", "categoria", "ficheiro", "imagem", "plik", "kategoria", "файл",
@@ -204,7 +194,6 @@ FILE_PREFIXES = frozenset({
     "картинка", "파일", "분류", "ملف", "تصنيف", "קובץ", "קטגוריה", "soubor", "tiedosto", "luokka", "dosya",
     "tập tin", "thể loại", "fájl", "kategória", "fișier", "پرونده", "رده",
 })  # fmt: skip
-"""Local names of the file and category namespaces in the largest Wikipedias."""
 
 
 def _label_of_url(inside: str) -> str:
@@ -212,9 +201,9 @@ def _label_of_url(inside: str) -> str:
     return _ADDRESS.sub("", inside, count=1).strip()
 
 
+# of the private use area, taken out again: put before lines of code, which are not to be changed; and where the
+# arguments of a template part
 _KEEP, _BAR = "\ue000", "\ue001"
-"""Of the private use area, taken out again: put before lines of code, which are not to be changed; and where the
-arguments of a template part."""
 
 
 _UNMARKED = dict.fromkeys(map(ord, (_KEEP, _BAR)))

@@ -29,19 +29,14 @@ from bessemer.corpus import engine
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
 
+# a task fails when its worker has died this often: once may be the machine's fault, three times is the task's
 ATTEMPTS = 3
-"""A task fails when its worker has died this often: once may be the machine's fault, three times is the task's."""
-
 POLL_SECONDS = 0.1
 PROBE_SECONDS = 10.0
 
-SMALL_BYTES = 8 << 20
-"""Less work than this is done in this process: a worker takes about a second to start."""
-
+SMALL_BYTES = 8 << 20  # less work than this is done in this process: a worker takes about a second to start
+# tasks submitted to Ray ahead of time for each core: enough that none waits, while the driver's memory stays bounded
 WAITING_PER_CORE = 4
-"""Tasks submitted to Ray ahead of time for each core: enough that none waits, while the driver's memory stays bounded.
-"""
-
 Task = dict[str, Any]
 Answer = dict[str, Any] | Exception
 OnResult = Callable[[dict[str, Any]], None]

@@ -13,16 +13,15 @@ import numpy as np
 from bessemer.corpus.dedup.signatures import ShingleSets, Signatures
 from bessemer.corpus.engine import check_stop
 
+# members of a bucket before it that a member is compared with, besides the first: buckets of 17 are compared in full,
+# larger ones cost 17 comparisons a member and not one for each pair
 REACH = 16
-"""Members of a bucket before it that a member is compared with, besides the first: buckets of 17 are compared in
-full, larger ones cost 17 comparisons a member and not one for each pair."""
-
 SORTED_BYTES = 48  # that one key takes while it is sorted: key, place, order, and copies of them
 CHUNK = 1 << 18  # keys read at one time
 
+# with verification, pairs whose estimate lies so many standard deviations below the threshold are not computed: a pair
+# at the threshold is lost with 3 in 100,000 (normal law)
 ESTIMATE_DEVIATIONS = 4.0
-"""With verification, pairs whose estimate lies so many standard deviations below the threshold are not computed:
-a pair at the threshold is lost with 3 in 100,000 (normal law)."""
 
 
 def components(

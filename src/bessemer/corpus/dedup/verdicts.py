@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
+# gives the documents anew at every call, in the same order, as tables with those of the named columns that exist
 Tables: TypeAlias = "Callable[[Sequence[str]], Iterator[pa.Table]]"
-"""Gives the documents anew at every call, in the same order, as tables with those of the named columns that exist."""
-
 KEPT, EXACT, NEAR = 0, 1, 2
 
 HISTOGRAM_BINS = 40  # of the Jaccard: 0.025 each, so that the usual thresholds lie between two
@@ -27,12 +26,12 @@ HISTOGRAM_BINS = 40  # of the Jaccard: 0.025 each, so that the usual thresholds 
 class Verdicts:
     """What became of each document that passed the rules; rows are sorted by identity."""
 
+    # 16-byte strings (dtype S16): first those of this corpus, sorted; behind them, sorted, those of earlier ones
     identities: np.ndarray
-    """16-byte strings (dtype S16): first those of this corpus, sorted; behind them, sorted, those of earlier ones."""
     verdict: np.ndarray  # KEPT, EXACT or NEAR
     keeper: np.ndarray  # row of the document that stays instead; its own row for one that is kept
+    # jaccard to the keeper (near duplicates; else 1), estimated, or the true one where it was verified
     similarity: np.ndarray
-    """Jaccard to the keeper (near duplicates; else 1), estimated, or the true one where it was verified."""
     num_documents: int  # rows of this corpus; keepers from this row on are of an earlier one
     earlier: dict[int, str] = field(default_factory=dict)  # corpus and path of the keepers of earlier corpora, by row
     statistics: dict[str, Any] = field(default_factory=dict)  # for statistics.json, as `count_verdicts` gives them
@@ -98,8 +97,8 @@ class Edit(NamedTuple):
     """One document that lost something."""
 
     row: int  # in the table that comes with it
+    # characters [start, end) of the text as it was, ascending, apart from each other
     removed: tuple[tuple[int, int], ...]
-    """Characters [start, end) of the text as it was, ascending, apart from each other."""
 
     @property
     def removed_characters(self) -> int:

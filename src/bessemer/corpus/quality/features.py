@@ -14,13 +14,12 @@ from bessemer.corpus.text.hashing import BASE, Array, compiled, mix
 from bessemer.corpus.text.ngrams import folded_words
 from bessemer.corpus.text.statistics import STOP_WORDS, Statistics
 
+# In their order in a row of `Features.statistics`. Stop words are English: for other languages the bag decides.
 STATISTICS = (
     "log_length", "mean_word_length", "letter_share", "digit_share", "punctuation_share", "symbol_share",
     "uppercase_share", "space_share", "stop_word_share", "unique_word_share", "log_line_length", "closed_line_share",
     "short_line_share", "bullet_line_share", "repeated_line_share", "log_sentence_length",
 )  # fmt: skip
-"""In their order in a row of `Features.statistics`. Stop words are English: for other languages the bag decides."""
-
 UNIQUE_WORDS = 256  # among which distinct ones are counted: over whole texts the share falls with the length
 
 

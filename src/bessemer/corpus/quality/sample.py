@@ -31,9 +31,8 @@ from bessemer.recipe import Quality, Rules, Source
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# yields the clean documents as tables with these columns (of identity, source, text), in any order; called repeatedly
 Tables = Callable[[tuple[str, ...]], "Iterable[pa.Table]"]
-"""Yields the clean documents as tables with these columns (of identity, source, text), in any order; called repeatedly."""
-
 MIN_DOCUMENTS = 50  # required per side after deduplication: a tenth of fewer is too small a test set
 TRAIN, CALIBRATE, TEST = 0, 1, 2
 ROWS_AT_ONCE = 1000

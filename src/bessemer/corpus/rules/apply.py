@@ -18,8 +18,8 @@ from bessemer.recipe import Rules
 if TYPE_CHECKING:
     import numpy as np
 
+# sets that need the compiled statistics, in their order
 COUNTING = ("code", "textbook", "gopher_quality", "gopher_repetition", "nemo", "refinedweb", "c4", "fineweb")
-"""Sets that need the compiled statistics, in their order."""
 
 
 def apply(text: str, rules: Rules, language: str = "en") -> RulesVerdict:
@@ -70,15 +70,14 @@ def _count(text: str, rules: Rules) -> tuple[str, Finding | None]:
 
 # --- The basic rules: one pass each at C speed (str methods, bytes.translate, a NumPy look-up), without regular expressions
 
+# mean line in characters from which a document could be minified code or a dump of data: prose seldom has such
+# paragraphs, but JSONL often has whole documents on one line
 LONG_LINE = 1000.0
-"""Mean line in characters from which a document could be minified code or a dump of data: prose seldom has such
-paragraphs, but JSONL often has whole documents on one line."""
 LONG_WORD = 40  # ASCII characters: longer than words, shorter than base64, hashes and minified statements
 CODE_SIGNS = '{}[]()<>=;:_$|\\&#*+/^~@%"`0123456789'
+# Above this `data_share` long lines are code or data. docs/rules.md has the measurement: prose of 100 languages has
+# less (99.4% of the pages), minified code and dumps have more (99% of the files); few lie between 0.25 and 0.3.
 MAX_DATA_SHARE = 0.3
-"""Above this `data_share` long lines are code or data. docs/rules.md has the measurement: prose of 100 languages has
-less (99.4% of the pages), minified code and dumps have more (99% of the files); few lie between 0.25 and 0.3."""
-
 ASCII_ALPHANUMERIC = bytes(code for code in range(128) if chr(code).isalnum())
 ASCII_SPACE = bytes(code for code in range(128) if chr(code).isspace())
 

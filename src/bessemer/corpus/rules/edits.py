@@ -26,8 +26,8 @@ HEADER_LINES = 200  # of a comment at the top are looked at
 LINE_COMMENTS = ("#", "//", "--", ";", "%", "!", "dnl ")
 BLOCK_COMMENTS = (("/*", "*/"), ("<!--", "-->"), ("(*", "*)"), ("{-", "-}"))
 LICENCE = re.compile(r"copyright|licen[sc]e|spdx-|\(c\)|all rights reserved")
+# lines of a header that are no part of a licence: the interpreter, the encoding
 KEPT = re.compile(r"#!|#[ \t]{0,8}-\*-|#[ \t]{0,8}(?:vim?|coding)[:=]")
-"""Lines of a header that are no part of a licence: the interpreter, the encoding."""
 
 
 def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Finding | None]:

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from bessemer.corpus.text.statistics import Statistics
 
 URL = re.compile(r"https?://[A-Za-z0-9$\-_@.&+/:=?#~!*(),%]+")
+# what boilerplate paragraphs say; Curator's paragraph-long entries by a phrase of each
 NEMO_POLICY = (
     "terms of use", "privacy policy", "cookie policy", "uses cookies", "privacy overview", "use of cookies", "use cookies",
     "privacy & cookies policy", "privacy and cookies policy", "necessary cookies are absolutely essential",
     "change your cookie settings, click here", "without changing your cookie settings",
 )  # fmt: skip
-"""What boilerplate paragraphs say; Curator's paragraph-long entries by a phrase of each."""
 XML_WITHIN = 100
 
 
@@ -39,10 +39,10 @@ class Rule(NamedTuple):
 
     reason: str
     description: str
+    # The recipe's key: max_... or min_..., or reject_... (then `measure` returns the detail, or None to keep).
     limit: str
-    """The recipe's key: max_... or min_..., or reject_... (then `measure` returns the detail, or None to keep)."""
+    # From the text's counts and the set's keys. A list counts by its length; None: no line that is not blank.
     measure: Callable[[Statistics, Any], float | str | list[str] | None]
-    """From the text's counts and the set's keys. A list counts by its length; None: no line that is not blank."""
     detail: str = ""  # with {shown} for the measured value and its limit, {names} of a list, and {keys} of the set
     digits: int = 2
 
@@ -261,6 +261,7 @@ RULES = {
     "nemo": NEMO, "fineweb": FINEWEB,
 }  # fmt: skip
 
+# of the rules that edit, look at URLs, or read lists
 OTHER_REASONS = {
     "refinedweb.domain": "the domain is on the list",
     "refinedweb.url": "the URL is on the list",
@@ -277,8 +278,6 @@ OTHER_REASONS = {
     "toxic.words": "flagged words (corpus.rules.toxic.path)",
     "toxic.classifier": "the classifier of corpus.rules.toxic says so",
 }
-"""Of the rules that edit, look at URLs, or read lists."""
-
 RULE_REASONS = {f"{name}.{rule.reason}": rule.description for name, rules in RULES.items() for rule in rules}
 RULE_REASONS |= OTHER_REASONS
 """Reasons of the rule sets, which are off unless the recipe names them."""

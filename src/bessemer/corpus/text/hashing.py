@@ -21,11 +21,11 @@ BASE = np.uint64(0x9E3779B97F4A7C15)
 MULTIPLIER, SHIFT, ONE = np.uint64(0xFF51AFD7ED558CCD), np.uint64(32), np.uint64(1)
 SPACE, NEWLINE = np.uint8(32), np.uint8(10)
 
+# Hash of this folder's files. Numba checks only the file of a function to see whether its machine code is current, not
+# the functions and constants of other files that were compiled into it; so the hash is part of the cache key.
 SOURCES = blake2b(
     b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))), digest_size=6
 ).hexdigest()
-"""Hash of this folder's files. Numba checks only the file of a function to see whether its machine code is current, not
-the functions and constants of other files that were compiled into it; so the hash is part of the cache key."""
 
 
 def compiled(function: Function) -> Function:

@@ -24,9 +24,9 @@ MAX_MERGED = 9  # pieces that are merged into a special string
 MAX_AT_SIGNS = 8  # positions of @ in a word after which a host is looked for
 SLOTS = 8192  # of the table of special strings, a power of two; it holds about 1,500
 SLOT_MASK = np.uint64(SLOTS - 1)
+# values: the lengths of a special string's words, 4 bits each; it is merged again after it was split (most are
+# emoticons); it is a unit of measurement
 LENGTHS, MERGED, UNIT = 0xFFF, 1 << 29, 1 << 30
-"""Values: the lengths of a special string's words, 4 bits each; it is merged again after it was split (most are
-emoticons); it is a unit of measurement."""
 
 
 def split(codes: Array) -> tuple[Array, Array]:
