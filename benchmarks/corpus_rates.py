@@ -156,7 +156,7 @@ class Round:
             patch.object(partition, "_table", self.timed("hash and sign", partition._table)),
             patch.object(partition, "_write", self.timed("write partitions", partition._write)),
             patch.object(judging, "judge", self.duplicates),
-            patch.object(publish, "publish_bucket", self.timed("publish", publish.publish_bucket)),
+            patch.object(publish.PublishBucket, "make", self.timed("publish", publish.PublishBucket.make)),
             contextlib.redirect_stdout(io.StringIO()),
         ):
             if run_command(["corpus", str(recipe)]):

@@ -123,10 +123,10 @@ def test_killed_workers_neither_double_nor_lose_documents(of: Recipe, address: s
 
 
 def test_a_failure_on_a_worker_arrives_as_it_is(of: Recipe, address: str, run: RunFolder) -> None:
-    worker.run_on_ray("clean", [], on_ray(of, address).corpus, lambda done: None)
-    task = {"work": str(run.path), "number": 0}
-    with pytest.raises(InputError, match="000000.json: no such file"):
-        worker.run_on_ray("clean", [task], on_ray(of, address).corpus, lambda done: None)
+    worker.run_on_ray([], on_ray(of, address).corpus, lambda done: None)
+    task = partition.Partition(run.path, 0, ())
+    with pytest.raises(InputError, match="context.json: no such file"):
+        worker.run_on_ray([task], on_ray(of, address).corpus, lambda done: None)
 
 
 def test_ray_without_ray_says_what_to_install(of: Recipe, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def test_errors_that_speak_for_themselves_pass(error: Exception) -> None:
     assert caught.value is error
 
 
-def test_an_interrupt_ends_the_wait_and_tells_the_worker() -> None:
+def test_an_interrupt_ends_the_wait_and_tells_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
 
     def work() -> None:
@@ -40,8 +40,9 @@ def test_an_interrupt_ends_the_wait_and_tells_the_worker() -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr("bessemer.interrupt.check", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        engine.run(work, poll=interrupt)
+        engine.run(work)
     assert ended.is_set()
 
 

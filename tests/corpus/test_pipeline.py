@@ -311,8 +311,9 @@ def test_a_row_that_the_search_for_duplicates_does_not_see_fails_the_stage(
     from bessemer.corpus.whole import KeptDocuments
 
     fill(data)
-    whole = KeptDocuments.bucket
-    monkeypatch.setattr(KeptDocuments, "bucket", lambda *given: whole(*given).slice(1))
+    whole = KeptDocuments.by_bucket
+    cut = lambda *given: ((bucket, table.slice(1)) for bucket, table in whole(*given))  # noqa: E731
+    monkeypatch.setattr(KeptDocuments, "by_bucket", cut)
     with pytest.raises(BessemerError, match="20 documents passed the steps but 19 came"):
         pipeline.build(recipe(source(data)), run)
     assert not run.corpus.exists()

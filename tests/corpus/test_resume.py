@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from build_corpus import small
 from corpus_samples import prose, recipe
 
 from bessemer.corpus import partition, pipeline, publish, units, worker
+from bessemer.corpus.work import Task
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, dump
 from bessemer.run import RunFolder
@@ -153,7 +155,7 @@ def test_a_worker_that_dies_costs_nothing(
     ask = worker.Pool._ask
     killed = []
 
-    def and_kill(self: worker.Pool, process: subprocess.Popen[bytes], task: worker.Task) -> worker.Answer:
+    def and_kill(self: worker.Pool, process: subprocess.Popen[bytes], task: Task) -> Exception | None:
         if len(killed) < 2 and len(self.waiting) < 8:
             killed.append(process.pid)
             os.kill(process.pid, signal.SIGKILL)
@@ -171,8 +173,8 @@ def test_a_task_that_kills_its_workers_is_named(
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
     ask = worker.Pool._ask
 
-    def and_kill(self: worker.Pool, process: subprocess.Popen[bytes], task: worker.Task) -> worker.Answer:
-        if task.get("number") == 5:
+    def and_kill(self: worker.Pool, process: subprocess.Popen[bytes], task: Task) -> Exception | None:
+        if str(task) == "partition 5":
             os.kill(process.pid, signal.SIGKILL)
         return ask(self, process, task)
 
@@ -241,14 +243,13 @@ def test_a_partition_holds_one_source_and_bounded_bytes(
     made = []
     for source in of.corpus.sources:
         made += units.plan(source, find(source), tmp_path / "spool")
-    partitions = partition.cut(made)
+    partitions = partition.cut(made, tmp_path)
     assert [unit for one in partitions for unit in one.units] == made
     assert [one.number for one in partitions] == list(range(len(partitions)))
     assert all({unit.source.name for unit in one.units} == {one.source} for one in partitions)
     assert all(one.size <= 8000 or len(one.units) == 1 for one in partitions)
     assert len(partitions) > 15
-    written = json.loads(json.dumps(partitions[3].to_json()))
-    assert partition.Partition.from_json(written, of.corpus.sources) == partitions[3]
+    assert pickle.loads(pickle.dumps(partitions[3])) == partitions[3]
 
 
 def test_buckets_in_order_hold_identities_in_order() -> None:

@@ -53,13 +53,27 @@ class Settings:
 
 @dataclass
 class Tally:
-    """What the steps counted over many documents, by table and key; two tallies add up to the tally of both."""
+    """What was counted over many documents, by table and key; two tallies add up to the tally of both."""
 
     tables: dict[str, Counter[str]] = field(default_factory=dict)
 
     def count(self, table: str, key: str, amount: int = 1) -> None:
         """Add to one number, for example count("personal_data", "email", 2)."""
         self.tables.setdefault(table, Counter())[key] += amount
+
+    def of(self, table: str) -> Counter[str]:
+        """The counts of a table; empty where nothing was counted."""
+        return self.tables.get(table, Counter())
+
+    @property
+    def documents_in(self) -> int:
+        """Documents that were read."""
+        return self.of(ENTERED)[READ]
+
+    @property
+    def passed(self) -> int:
+        """Documents that no step rejected."""
+        return self.documents_in - self.of(REJECTED).total()
 
     def merge(self, other: dict[str, dict[str, int]]) -> None:
         """Add another tally, as `to_json` gives it."""
@@ -73,10 +87,12 @@ class Tally:
 
 Step = Callable[[Record, Settings, Tally], None]
 
-# Tables that the chain itself keeps: documents that came to each step, and those that it rejected
-ENTERED, LEFT = "entered", "rejected_in"
+# Tables that the chain itself keeps: documents that came to each step, those that it rejected, and those rejected by
+# reason; bytes of the input
+ENTERED, LEFT, REJECTED, BYTES = "entered", "rejected_in", "rejected", "bytes"
 # Tables of the step that looks for evaluation sets: documents by set, and documents by item of a set
 CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS = "contaminated_documents", "contaminated_items"
+HIDDEN = (ENTERED, LEFT, REJECTED, BYTES, CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS)  # tables that no report shows
 READ = "read"  # name of the reader among the steps: it may reject a record as well
 
 
@@ -180,34 +196,36 @@ STEPS: tuple[tuple[str, Step], ...] = (
 
 def clean_record(record: Record, settings: Settings, tally: Tally) -> None:
     """Take one record through the steps, in place. A step that fails on its text costs the document (step_failed)."""
+    tally.count(BYTES, "in", record.num_bytes)
+    last = READ
     tally.count(ENTERED, READ)
-    if record.reason is not None:
-        tally.count(LEFT, READ)
-        return
-    for name, step in STEPS:
-        tally.count(ENTERED, name)
+    for last, step in STEPS if record.reason is None else ():
+        tally.count(ENTERED, last)
         try:
             step(record, settings, tally)
         except (BessemerError, OSError, MemoryError):
             raise
         except Exception as error:
-            record.reject("step_failed", f"{name}: {type(error).__name__}: {error}"[:300])
+            record.reject("step_failed", f"{last}: {type(error).__name__}: {error}"[:300])
         if record.reason is not None:
-            tally.count(LEFT, name)
-            return
+            break
+    if record.reason is not None:
+        tally.count(LEFT, last)
+        tally.count(REJECTED, record.reason)
 
 
-def check_tally(tally: Tally, documents_in: int, rejected: int, where: str) -> list[dict[str, Any]]:
-    """Rows {step, documents_in, rejected} of all steps. Raises BessemerError where the counts do not add up."""
-    entered, left = tally.tables.get(ENTERED, Counter()), tally.tables.get(LEFT, Counter())
-    rows, expected = [], documents_in
+def check_tally(tally: Tally, num_rows: int, where: str) -> list[dict[str, Any]]:
+    """Rows {step, documents_in, rejected} of all steps. num_rows: documents that were written. Raises BessemerError
+    where the counts do not add up."""
+    entered, left = tally.of(ENTERED), tally.of(LEFT)
+    rows, expected = [], num_rows
     for name in (READ, *(name for name, _ in STEPS)):
         if entered[name] != expected:
             wrong = f"{expected} documents should have come to the step {name!r} but {entered[name]} did"
             raise BessemerError(f"corpus: {where}: {wrong}; nothing was written; please report this")
         rows.append({"step": name, "documents_in": entered[name], "rejected": left[name]})
         expected -= left[name]
-    if documents_in - expected != rejected:
-        wrong = f"the steps rejected {documents_in - expected} documents but {rejected} were counted"
+    if expected != tally.passed:
+        wrong = f"the steps rejected {num_rows - expected} documents but {num_rows - tally.passed} were counted"
         raise BessemerError(f"corpus: {where}: {wrong}; nothing was written; please report this")
     return rows

@@ -17,9 +17,9 @@ STOP = threading.Event()  # set when the person stops the build; long work looks
 STOP_SECONDS = 2.0  # how long a stopped build waits for the work to let go of its files
 
 
-def run(work: Callable[[], Result], poll: Callable[[], None] = lambda: None) -> Result:
-    """Run `work` in a thread and call `poll` about ten times a second. OSError and BessemerError pass; any other
-    failure becomes a BessemerError with its first line."""
+def run(work: Callable[[], Result]) -> Result:
+    """Run `work` in a thread. OSError and BessemerError pass; any other failure becomes a BessemerError with its first
+    line."""
     results: list[Result] = []
     failures: list[BaseException] = []
 
@@ -36,7 +36,6 @@ def run(work: Callable[[], Result], poll: Callable[[], None] = lambda: None) -> 
         while thread.is_alive():
             interrupt.check()
             thread.join(0.1)
-            poll()
     finally:
         if not results:
             STOP.set()

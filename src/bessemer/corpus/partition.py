@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,31 +18,34 @@ from bessemer.corpus.clean import Settings, Tally, check_tally, clean_record
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity, printable
 from bessemer.corpus.extract import fold
 from bessemer.corpus.readers import read
-from bessemer.corpus.units import Piece, Unit
-from bessemer.corpus.work import made_once, partition_folder, plan_file, receipt
+from bessemer.corpus.units import Unit
+from bessemer.corpus.work import Task
 from bessemer.errors import BessemerError
-from bessemer.recipe import Corpus, Source, digest
+from bessemer.recipe import Corpus
 from bessemer.run import read_json, write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 BUCKET_BYTES = 64 << 20  # input bytes whose documents are sorted in memory at one time
-# bounds of the input bytes in a partition: less is not worth a receipt, more would not fit a worker's memory
+# Bounds of the input bytes in a partition: less is not worth a receipt, more would not fit a worker's memory
 PARTITION_BYTES = 4 << 20, 64 << 20
-# partitions of a corpus, while they stay within those bounds: enough to keep all workers busy to the end
-PARTITIONS = 64
+PARTITIONS = 64  # of a corpus, while they stay within those bounds: enough to keep all workers busy to the end
 CHUNK_BYTES = 4 << 20  # clean text buffered as Python strings before conversion to Arrow
 CONTEXT = "context.json"
 
 
 @dataclass(frozen=True)
-class Partition:
-    """Units of one source that are cleaned, published and counted together."""
+class Partition(Task):
+    """Units of one source that are cleaned and counted together."""
 
     number: int
-    source: str
     units: tuple[Unit, ...]
+
+    @property
+    def source(self) -> str:
+        """Name of its source."""
+        return self.units[0].source.name
 
     @property
     def size(self) -> int:
@@ -51,27 +53,32 @@ class Partition:
         return sum(unit.size for unit in self.units)
 
     @property
-    def files(self) -> str:
-        """Its files, shortly, for a message."""
-        names = [piece.name for unit in self.units for piece in unit.pieces]
-        return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "") if names else "no file"
+    def folder(self) -> Path:
+        return partition_folder(self.work, self.number)
 
-    def to_json(self) -> dict[str, Any]:
-        """As written into plan/."""
-        units = [{"format": unit.format, "pieces": [asdict(piece) for piece in unit.pieces]} for unit in self.units]
-        return {"number": self.number, "source": self.source, "units": units}
+    @property
+    def inputs(self) -> str:
+        return "partition"
 
-    @staticmethod
-    def from_json(value: dict[str, Any], sources: Iterable[Source]) -> Partition:
-        """The inverse of `to_json`."""
-        source = next(one for one in sources if one.name == value["source"])
-        units = tuple(
-            Unit(source, unit["format"], tuple(Piece(**piece) for piece in unit["pieces"])) for unit in value["units"]
-        )
-        return Partition(value["number"], source.name, units)
+    def __str__(self) -> str:
+        return f"partition {self.number}"
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        """Clean the units. Raises OSError for a full disk, BessemerError for inconsistent counts."""
+        settings, buckets = context(self.work)
+        tally = Tally()
+        tables = list(_chunks(self, settings, tally))
+        written = _write(tables, buckets[self.source], settings, folder / "rows.parquet")
+        check_tally(tally, sum(rows for _, rows in written), f"source {self.source}, {self}")
+        return {"source": self.source, "partition": self.number, "buckets": written, "counts": tally.to_json()}
 
 
-def cut(units: list[Unit]) -> list[Partition]:
+def partition_folder(work: Path, number: int) -> Path:
+    """A partition's rows and receipt."""
+    return work / "partitions" / f"{number:06d}"
+
+
+def cut(units: list[Unit], work: Path) -> list[Partition]:
     """Units in their order as partitions of bounded size; a partition holds one source."""
     smallest, largest = PARTITION_BYTES
     limit = min(max(sum(unit.size for unit in units) // PARTITIONS, smallest), largest)
@@ -83,7 +90,51 @@ def cut(units: list[Unit]) -> list[Partition]:
             size = 0
         groups[-1].append(unit)
         size += unit.size
-    return [Partition(number, group[0].source.name, tuple(group)) for number, group in enumerate(groups)]
+    return [Partition(work, number, tuple(group)) for number, group in enumerate(groups)]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The documents of one source whose identities are in one range. pieces: (partition, row group, rows) of each
+    partition that has some."""
+
+    work: Path
+    source: str
+    number: int
+    pieces: tuple[tuple[int, int, int], ...]
+
+    @property
+    def size(self) -> int:
+        """Rows, rejected ones included."""
+        return sum(rows for _, _, rows in self.pieces)
+
+    def rows(self, columns: Sequence[str]) -> pa.Table:
+        """Its rows from all partitions, sorted by identity (a required column). Raises BessemerError for missing rows."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        tables = []
+        for partition, group, _ in self.pieces:
+            engine.check_stop()
+            with pq.ParquetFile(partition_folder(self.work, partition) / "rows.parquet") as file:
+                present = [name for name in columns if name in file.schema_arrow.names]
+                tables.append(file.read_row_group(group, columns=present))
+        table = pa.concat_tables(tables)
+        if table.num_rows != self.size:
+            raise BessemerError(
+                f"corpus: source {self.source}, bucket {self.number}: {self.size} rows were written but {table.num_rows} "
+                "came back; nothing was written; please report this"
+            )
+        return table.sort_by("identity")
+
+
+def buckets_of(work: Path, receipts: list[dict[str, Any]]) -> list[Bucket]:
+    """The buckets that have documents, in the order of the published corpus. receipts: of all partitions."""
+    pieces: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+    for done in receipts:
+        for group, (bucket, rows) in enumerate(done["buckets"]):
+            pieces.setdefault((done["source"], bucket), []).append((done["partition"], group, rows))
+    return [Bucket(work, source, number, tuple(pieces[source, number])) for source, number in sorted(pieces)]
 
 
 def num_buckets(num_bytes: int) -> int:
@@ -101,100 +152,33 @@ def write_context(work: Path, corpus: Corpus, buckets: dict[str, int]) -> None:
     write_json(work / CONTEXT, {"corpus": corpus.model_dump(mode="json"), "buckets": buckets})
 
 
+@lru_cache(maxsize=2)
 def context(work: Path) -> tuple[Settings, dict[str, int]]:
     """What `write_context` wrote; prepared once in a process."""
-    return _context(work, (work / CONTEXT).stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=2)
-def _context(work: Path, _: int) -> tuple[Settings, dict[str, int]]:
     value = read_json(work / CONTEXT)
     return Settings.of(Corpus.model_validate_json(json.dumps(value["corpus"]))), value["buckets"]
 
 
-def partition_receipt(work: Path, number: int) -> dict[str, Any] | None:
-    """The receipt of a finished partition; None when it has to be cleaned."""
-    return receipt(partition_folder(work, number), digest("partition", read_json(plan_file(work, number))))
-
-
-def clean_partition(task: dict[str, Any]) -> dict[str, Any]:
-    """Clean one partition; task: {work, number}. Returns the input size. Raises OSError for a full disk, BessemerError
-    for inconsistent counts."""
-    work, number = Path(task["work"]), int(task["number"])
-    plan = read_json(plan_file(work, number))
-    settings, buckets = context(work)
-    partition = Partition.from_json(plan, settings.corpus.sources)
-
-    def clean(folder: Path) -> dict[str, Any]:
-        counts = Counts()
-        tables = list(_chunks(partition, settings, counts))
-        written = _write(tables, buckets[partition.source], settings, folder / "rows.parquet")
-        rows = sum(rows for _, rows in written)
-        if rows != counts.documents_in:
-            raise BessemerError(
-                f"corpus: source {partition.source}, partition {number} ({partition.files}): {counts.documents_in} "
-                f"documents were read but {rows} are in its file; please report this"
-            )
-        check_tally(counts.tally, counts.documents_in, counts.rejected.total(), f"source {partition.source}")
-        return {"source": partition.source, "partition": number, "buckets": written, "counts": counts.to_json()}
-
-    made_once(partition_folder(work, number), digest("partition", plan), clean)
-    return {"size": partition.size}
-
-
-@dataclass
-class Counts:
-    """What came in, what passed, and why the rest did not: of a partition, or summed over many."""
-
-    documents_in: int = 0
-    bytes_in: int = 0
-    passed: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-    tally: Tally = field(default_factory=Tally)
-
-    def add(self, record: Record) -> None:
-        """Count one record that went through the steps."""
-        self.documents_in += 1
-        self.bytes_in += record.num_bytes
-        if record.reason is None:
-            self.passed += 1
-        else:
-            self.rejected[record.reason] += 1
-
-    def merge(self, value: dict[str, Any]) -> None:
-        """Add other counts, as `to_json` gives them."""
-        self.documents_in += value["documents_in"]
-        self.bytes_in += value["bytes_in"]
-        self.passed += value["passed"]
-        self.rejected.update(value["rejected"])
-        self.tally.merge(value["tally"])
-
-    def to_json(self) -> dict[str, Any]:
-        """For a receipt."""
-        return vars(self) | {"rejected": dict(sorted(self.rejected.items())), "tally": self.tally.to_json()}
-
-
-def _chunks(partition: Partition, settings: Settings, counts: Counts) -> Iterator[pa.Table]:
+def _chunks(partition: Partition, settings: Settings, tally: Tally) -> Iterator[pa.Table]:
     """Read and clean; the rows as Arrow tables of bounded size, so that few Python strings live at one time."""
     rows: list[dict[str, Any]] = []
     size = 0
     for unit in partition.units:
-        before = counts.documents_in
+        before = tally.documents_in
         for piece, record in read(unit, settings.corpus.rules, settings.corpus.extract):
             engine.check_stop()
             record.source, record.format = partition.source, unit.format
-            clean_record(record, settings, counts.tally)
-            counts.add(record)
+            clean_record(record, settings, tally)
             rows.append(_row(record, piece.name, settings.corpus))
             size += len(rows[-1]["text"]) + len(rows[-1]["folded"]) + 200
             if size > CHUNK_BYTES:
                 yield _table(rows, settings)
                 rows, size = [], 0
-        arrived = counts.documents_in - before
+        arrived = tally.documents_in - before
         if unit.format in ("text", "code", "html") and arrived != len(unit.pieces):
             raise BessemerError(
                 f"corpus: source {partition.source}: {len(unit.pieces)} files but {arrived} documents came in "
-                f"(partition {partition.number}: {partition.files}); nothing was written; please report this"
+                f"({partition}: {unit.pieces[0].name}, ...); nothing was written; please report this"
             )
     if rows:
         yield _table(rows, settings)

@@ -14,8 +14,8 @@ byte-identical for any order, number of workers and engine.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import pickle
 import shutil
 import time
 from collections import Counter
@@ -25,25 +25,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.corpus import engine, language, worker
-from bessemer.corpus.clean import CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS, ENTERED, LEFT, check_tally
+from bessemer.corpus.clean import (
+    BYTES,
+    CONTAMINATED_DOCUMENTS,
+    CONTAMINATED_ITEMS,
+    HIDDEN,
+    REJECTED,
+    Tally,
+    check_tally,
+)  # fmt: skip
 from bessemer.corpus.dedup.verdicts import earlier_files
 from bessemer.corpus.document import printable
 from bessemer.corpus.files import File, Listing, find, listing
-from bessemer.corpus.partition import Counts, Partition, cut, num_buckets, partition_receipt, write_context
+from bessemer.corpus.partition import Bucket, Partition, buckets_of, cut, num_buckets, write_context
 from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
 from bessemer.corpus.units import Unit, plan
 from bessemer.corpus.webpage import check_engine
-from bessemer.corpus.work import close_work, made_once, open_work, plan_file
+from bessemer.corpus.work import close_work, made_once, open_work
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Contamination, Corpus, Recipe, digest
-from bessemer.run import RunFolder, mark_stage, read_json, staging, write_atomic, write_json
-from bessemer.terminal import progress
+from bessemer.run import RunFolder, mark_stage, staging, write_json
 
 if TYPE_CHECKING:
+    from bessemer.corpus.publish import PublishBucket
     from bessemer.corpus.whole import WholeReceipts
 
 VERSION = 4  # increased when the same sources would give other documents, or the folder another layout
 # the steps over the whole corpus, with the reasons for which they reject
+UNITS = "units.pickle"  # the units of all partitions, in the folder of the plan
+
 WHOLE_STEPS = (
     ("quality", ("low_quality",)),
     ("duplicates", ("exact_duplicate", "near_duplicate")),
@@ -92,21 +102,21 @@ def _build(corpus: Corpus, run: RunFolder, listings: dict[str, Listing], inputs:
     with _timed(seconds, "plan"):
         partitions = engine.run(lambda: _plan(corpus, listings, work, inputs))
     with _timed(seconds, "clean"):
-        receipts = _clean(corpus, partitions, work)
-        counts = {source.name: Counts() for source in corpus.sources}
+        receipts = worker.run_tasks("cleaning text", "B", partitions, 1, corpus)
+        tallies = {source.name: Tally() for source in corpus.sources}
         for done in receipts:
-            counts[done["source"]].merge(done["counts"])
-        buckets = _buckets(receipts)
+            tallies[done["source"]].merge(done["counts"])
+        buckets = buckets_of(work, receipts)
 
     def step(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         with _timed(seconds, name):
             return engine.run(make)
 
-    passed = sum(of_source.passed for of_source in counts.values())
-    whole = judge_whole(corpus, work, buckets, receipts, inputs, passed, step)
+    made_of = digest("whole", inputs, [done["outputs"] for done in receipts])
+    passed = sum(tally.passed for tally in tallies.values())
+    whole = judge_whole(corpus, work, buckets, made_of, passed, step)
     with _timed(seconds, "publish"):
-        tasks = [{"work": str(work), "decided": whole.inputs, **bucket} for bucket in buckets]
-        funnels = _publish(corpus, partitions, counts, tasks)
+        tasks, funnels = _publish(corpus, work, partitions, buckets, tallies, made_of)
         add_lines(funnels, (unit for partition in partitions for unit in partition.units))
         _count_not_read(funnels, listings)
     _check_whole(funnels, whole)
@@ -117,7 +127,7 @@ def _build(corpus: Corpus, run: RunFolder, listings: dict[str, Listing], inputs:
         sources = [funnels[name].to_json() for name in sorted(funnels)]
         statistics = {"version": VERSION, "sources": sources, "totals": total, **whole.statistics()}
         if corpus.contamination.sets:
-            statistics["contamination"] = _contamination(corpus, counts)
+            statistics["contamination"] = _contamination(corpus, tallies)
         if whole.quality is not None:
             shutil.copytree(work / "quality" / QUALITY_REPORT, staged, dirs_exist_ok=True)
         write_json(staged / "statistics.json", statistics)
@@ -180,7 +190,7 @@ def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
 def _plan(corpus: Corpus, listings: dict[str, Listing], work: Path, inputs: str) -> list[Partition]:
     """The partitions, as planned before or now; compressed files are decompressed on the way."""
 
-    def cut_units(folder: Path) -> dict[str, Any]:
+    def plan_units(folder: Path) -> dict[str, Any]:
         spool = work / "spool"
         shutil.rmtree(spool, ignore_errors=True)
         units: list[Unit] = []
@@ -191,74 +201,37 @@ def _plan(corpus: Corpus, listings: dict[str, Listing], work: Path, inputs: str)
         for unit in units:
             sizes[unit.source.name] += unit.size
         write_context(work, corpus, {source: num_buckets(size) for source, size in sizes.items()})
-        partitions = cut(units)
-        for partition in partitions:
-            # As ASCII: file names that are not UTF-8 survive as escapes.
-            write_atomic(folder / plan_file(work, partition.number).name, json.dumps(partition.to_json()))
-        return {"partitions": len(partitions)}
+        (folder / UNITS).write_bytes(pickle.dumps(units))
+        return {}
 
-    planned = made_once(work / "plan", digest("plan 2", inputs), cut_units)["partitions"]
-    return [Partition.from_json(read_json(plan_file(work, number)), corpus.sources) for number in range(planned)]
-
-
-def _clean(corpus: Corpus, partitions: list[Partition], work: Path) -> list[dict[str, Any]]:
-    """Clean the partitions that are not finished; returns the receipts of all, in their order."""
-    missing = [one for one in partitions if partition_receipt(work, one.number) is None]
-    tasks = [{"work": str(work), "number": one.number} for one in missing]
-    size, to_do = (sum(one.size for one in some) for some in (partitions, missing))
-    with progress("cleaning text", size, "B") as advance:
-        advance(size - to_do)
-        worker.run_tasks("clean", tasks, to_do, corpus, lambda done: advance(done["size"]))
-    return [
-        _present(
-            partition_receipt(work, one.number), work, f"partition {one.number} of source {one.source} ({one.files})"
-        )
-        for one in partitions
-    ]
-
-
-def _present(done: dict[str, Any] | None, work: Path, what: str) -> dict[str, Any]:
-    """The receipt of a task that a worker has finished."""
-    if done is None:
-        raise BessemerError(
-            f"corpus: {what} was finished but is not in {work}; do all workers see this folder under the same path?"
-        )
-    return done
-
-
-def _buckets(receipts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Non-empty buckets {source, bucket, pieces} in the order of the published corpus; a piece is [partition, row
-    group, rows]."""
-    pieces: dict[tuple[str, int], list[list[int]]] = {}
-    for done in receipts:
-        for group, (bucket, rows) in enumerate(done["buckets"]):
-            pieces.setdefault((done["source"], bucket), []).append([done["partition"], group, rows])
-    return [{"source": source, "bucket": bucket, "pieces": pieces[source, bucket]} for source, bucket in sorted(pieces)]
+    made_once(work / "plan", digest("plan 3", inputs), plan_units)
+    return cut(pickle.loads((work / "plan" / UNITS).read_bytes()), work)
 
 
 def _publish(
-    corpus: Corpus, partitions: list[Partition], counts: dict[str, Counts], tasks: list[dict[str, Any]]
-) -> dict[str, Funnel]:
+    corpus: Corpus,
+    work: Path,
+    partitions: list[Partition],
+    buckets: list[Bucket],
+    tallies: dict[str, Tally],
+    made_of: str,
+) -> tuple[list[PublishBucket], dict[str, Funnel]]:
     """Publish the buckets that are not finished; returns the funnel of each source, compared with what was cleaned."""
-    from bessemer.corpus.publish import bucket_receipt
+    from bessemer.corpus.publish import PublishBucket
 
-    missing = [task for task in tasks if bucket_receipt(task) is None]
-    rows, to_do = (sum(piece[2] for task in some for piece in task["pieces"]) for some in (tasks, missing))
-    size = sum(one.size for one in partitions) * to_do // max(rows, 1) // PUBLISHING
-    with progress("publishing", rows, "documents") as advance:
-        advance(rows - to_do)
-        worker.run_tasks("publish", missing, size, corpus, lambda done: advance(done["size"]))
+    tasks = [PublishBucket(work, bucket, made_of) for bucket in buckets]
+    num_bytes, rows = sum(one.size for one in partitions), sum(bucket.size for bucket in buckets)
+    receipts = worker.run_tasks("publishing", "documents", tasks, num_bytes / max(rows, 1) / PUBLISHING, corpus)
     funnels: dict[str, Funnel] = {}
     for source in corpus.sources:
         units = [unit for one in partitions if one.source == source.name for unit in one.units]
         files = {piece.name for unit in units for piece in unit.pieces}
         funnel = funnels[source.name] = Funnel(source.name, source.format or BY_ENDING, files=len(files))
-        for task in tasks:
-            if task["source"] == source.name:
-                what = f"bucket {task['bucket']} of source {source.name}"
-                funnel.add(Funnel.from_json(_present(bucket_receipt(task), task["work"], what)["funnel"]))
-        _check(funnel, counts[source.name])
-    return funnels
+        for bucket, done in zip(buckets, receipts, strict=True):
+            if bucket.source == source.name:
+                funnel.add(Funnel.from_json(done["funnel"]))
+        _check(funnel, tallies[source.name])
+    return tasks, funnels
 
 
 def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) -> None:
@@ -271,26 +244,25 @@ def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) ->
                 funnels[name].count_not_read(printable(file.name), file.size)
 
 
-def _check(funnel: Funnel, counts: Counts) -> None:
+def _check(funnel: Funnel, tally: Tally) -> None:
     """Raise BessemerError unless what was published is what was cleaned, reason by reason; adds the counts of the
     steps."""
     funnel.check()
     where = f"source {funnel.source}"
-    if funnel.documents_in != counts.documents_in or funnel.bytes_in != counts.bytes_in:
+    if funnel.documents_in != tally.documents_in or funnel.bytes_in != tally.of(BYTES).total():
         raise BessemerError(
-            f"corpus: {where}: {counts.documents_in} documents were cleaned but {funnel.documents_in} were published; "
+            f"corpus: {where}: {tally.documents_in} documents were cleaned but {funnel.documents_in} were published; "
             "nothing was written; please report this"
         )
-    for reason, count in counts.rejected.items():
+    for reason, count in tally.of(REJECTED).items():
         _check_count(reason, count, [funnel], f"{where}: ")
-    funnel.steps = check_tally(counts.tally, counts.documents_in, counts.rejected.total(), where)
-    left = counts.passed
+    funnel.steps = check_tally(tally, funnel.documents_in, where)
+    left = tally.passed
     for step, reasons_of in WHOLE_STEPS:
         gone = funnel.num_rejected(*reasons_of)
         funnel.steps.append({"step": step, "documents_in": left, "rejected": gone})
         left -= gone
-    hidden = (ENTERED, LEFT, CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS)
-    funnel.tables = {name: table for name, table in counts.tally.to_json().items() if name not in hidden}
+    funnel.tables = {name: table for name, table in tally.to_json().items() if name not in HIDDEN}
 
 
 def _check_whole(funnels: dict[str, Funnel], whole: WholeReceipts) -> None:
@@ -311,13 +283,12 @@ def _check_count(reason: str, count: int, funnels: list[Funnel], where: str = ""
         )
 
 
-def _contamination(corpus: Corpus, counts: dict[str, Counts]) -> list[dict[str, Any]]:
+def _contamination(corpus: Corpus, tallies: dict[str, Tally]) -> list[dict[str, Any]]:
     """The counts of the evaluation sets over the whole corpus."""
     from bessemer.corpus import contamination
 
-    tables = [of_source.tally.tables for of_source in counts.values()]
-    documents: Counter[str] = sum((table.get(CONTAMINATED_DOCUMENTS, Counter()) for table in tables), Counter())
-    items = {item for table in tables for item in table.get(CONTAMINATED_ITEMS, ())}
+    documents: Counter[str] = sum((tally.of(CONTAMINATED_DOCUMENTS) for tally in tallies.values()), Counter())
+    items = {item for tally in tallies.values() for item in tally.of(CONTAMINATED_ITEMS)}
     return contamination.statistics(contamination.build(corpus.contamination), documents, items)
 
 

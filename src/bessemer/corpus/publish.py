@@ -1,13 +1,14 @@
-"""Publish clean rows with the results over the whole corpus: sorted documents, rejects, index, counts.
+"""Publish clean rows, as the steps over the whole corpus decided: sorted documents, rejects, index, counts.
 
-A task is one bucket of one source: it reads the bucket's row groups of all partitions and writes its parts, which are
-sorted when concatenated in bucket order.
+A task is one bucket of one source, whose parts are sorted when concatenated in bucket order.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bessemer.corpus import index
+from bessemer.corpus.dedup.verdicts import KEPT
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
-from bessemer.corpus.partition import context
+from bessemer.corpus.language import routed
+from bessemer.corpus.partition import Bucket, context
 from bessemer.corpus.statistics import BY_ENDING, KEPT_EXAMPLES, Funnel
-from bessemer.corpus.whole import WholeResults, bucket_rows, with_edited
-from bessemer.corpus.work import made_once, receipt
+from bessemer.corpus.whole import Decisions, with_edited
+from bessemer.corpus.work import Task
 from bessemer.recipe import Corpus, digest
+from bessemer.recipe.corpus import band_part, is_banded
 
 # text in a row group, at the most (a document is never cut): what a reader holds at one time
 ROW_GROUP_BYTES = 16 << 20
@@ -83,36 +87,38 @@ def schema(columns: tuple[str, ...]) -> pa.Schema:
     return pa.schema([pa.field(name, pa.string(), nullable=False) for name in columns])
 
 
-def bucket_folder(task: dict[str, Any]) -> Path:
-    """A bucket's parts and receipt."""
-    return Path(task["work"]) / "published" / str(task["source"]) / f"{task['bucket']:06d}"
+@dataclass(frozen=True)
+class PublishBucket(Task):
+    """Write one bucket's documents, rejects and index, with its counts in the receipt. decided: the digest of the steps
+    over the whole corpus."""
 
+    bucket: Bucket
+    decided: str
 
-def bucket_receipt(task: dict[str, Any]) -> dict[str, Any] | None:
-    """The receipt of a finished bucket; None when it has to be published."""
-    return receipt(bucket_folder(task), _inputs(task))
+    @property
+    def size(self) -> int:
+        return self.bucket.size
 
+    @property
+    def folder(self) -> Path:
+        return self.work / "published" / self.bucket.source / f"{self.bucket.number:06d}"
 
-def _inputs(task: dict[str, Any]) -> str:
-    return digest("bucket", task["decided"], task["pieces"])
+    @property
+    def inputs(self) -> str:
+        return digest("bucket", self.decided, self.bucket.pieces)
 
+    def __str__(self) -> str:
+        return f"source {self.bucket.source}, bucket {self.bucket.number}"
 
-def publish_bucket(task: dict[str, Any]) -> dict[str, Any]:
-    """Write one bucket's documents, rejects and index, with its counts in the receipt; returns {size: its rows}.
-
-    task: {work, decided, source, bucket, pieces}; decided is the digest of the steps over the whole corpus. Raises
-    BessemerError for missing rows, OSError for a full disk.
-    """
-
-    def publish(folder: Path) -> dict[str, Any]:
-        work = Path(task["work"])
-        settings, _ = context(work)
-        source = settings.sources[task["source"]]
-        table = bucket_rows(work, task, READ)
-        results = WholeResults.load(work, settings.corpus)
+    def make(self, folder: Path) -> dict[str, Any]:
+        """Raises BessemerError for missing rows, OSError for a full disk."""
+        settings, _ = context(self.work)
+        source = settings.sources[self.bucket.source]
+        table = self.bucket.rows(READ)
+        decided = Decisions.load(self.work, settings.corpus)
         funnel = Funnel(source.name, source.format or BY_ENDING, files=0, documents_in=table.num_rows)
         writers = {kind: PartWriter(folder / kind, columns) for kind, columns in WRITTEN_COLUMNS.items()}
-        kept = _split(table, task, results, funnel, settings.corpus, writers)
+        kept = _split(table, self.bucket, decided, funnel, settings.corpus, writers)
         funnel.check()
         names = table["identity"].to_pylist()
         for kind, writer in writers.items():
@@ -122,29 +128,21 @@ def publish_bucket(task: dict[str, Any]) -> dict[str, Any]:
         counts = funnel.to_json() | {"languages": dict(funnel.languages)}
         return {"funnel": counts, "parts": {kind: writer.num_parts for kind, writer in writers.items()}}
 
-    made_once(bucket_folder(task), _inputs(task), publish)
-    return {"size": sum(rows for _, _, rows in task["pieces"])}
-
 
 def _split(
-    table: pa.Table,
-    task: dict[str, Any],
-    results: WholeResults,
-    funnel: Funnel,
-    corpus: Corpus,
-    writers: dict[str, PartWriter],
+    table: pa.Table, bucket: Bucket, decided: Decisions, funnel: Funnel, corpus: Corpus, writers: dict[str, PartWriter]
 ) -> list[bool]:
     """Write each row to the documents or to the rejects, and count it; returns which rows are documents."""
     funnel.bytes_in += pc.sum(table["num_bytes"]).as_py() or 0
     kept = pc.is_null(table["reason"]).to_numpy(zero_copy_only=False).copy()
     passed = np.flatnonzero(kept)
-    new = results.edited(task["source"], task["bucket"])
-    reasons = results.reasons(table["identity"].take(pa.array(passed)).to_pylist(), new, corpus.rules.min_characters)
+    new = {} if decided.edited is None else decided.edited(bucket)
+    reasons = _reasons(table["identity"].take(pa.array(passed)).to_pylist(), decided, new, corpus.rules.min_characters)
     later = {int(passed[place]): verdict for place, verdict in reasons.items()}
     kept[list(later)] = False
     good = with_edited(table.filter(pa.array(kept)), new)
     funnel.lengths.update(_powers(good["characters"]))
-    parts = results.parts(corpus, task["source"], good["identity"].to_pylist(), good["language"].to_pylist())
+    parts = _parts(bucket.source, good, decided, corpus)
     good = good.append_column("source", pa.array(parts, pa.string())).select(list(COLUMNS))
     writers["documents"].write(good)
     funnel.documents_kept += good.num_rows
@@ -160,13 +158,41 @@ def _split(
     return stays
 
 
+def _reasons(
+    names: list[str], decided: Decisions, new: dict[str, str], min_characters: int
+) -> dict[int, tuple[str, str]]:
+    """Reason and detail of each document that the steps over the whole corpus reject, by its place among `names`; new:
+    edited texts by identity."""
+    found: dict[int, tuple[str, str]] = {}
+    quality, verdicts = decided.quality, decided.verdicts
+    assert verdicts is not None
+    places = np.arange(len(names))
+    if quality is not None and names:
+        rows = quality.rows(names)
+        low = ~quality.stays[rows]
+        found |= {place: ("low_quality", quality.detail(rows[place])) for place in places[low].tolist()}
+        places = places[~low]
+    if len(places):
+        rows = verdicts.rows([names[place] for place in places.tolist()])
+        gone = np.asarray(verdicts.verdict[rows]) != KEPT
+        found |= dict(zip(places[gone].tolist(), verdicts.reasons(rows[gone]), strict=True))
+    for place, name in enumerate(names):
+        if name in new and len(new[name].strip()) < min_characters:
+            found[place] = "only_repeats", f"{len(new[name].strip())} characters are left"
+    return found
+
+
+def _parts(source: str, table: pa.Table, decided: Decisions, corpus: Corpus) -> list[str]:
+    """The part of its source that each kept document counts for."""
+    parts = [routed(source, code or None, corpus.language) for code in table["language"].to_pylist()]
+    if decided.quality is not None and is_banded(source, corpus.quality) and parts:
+        bands = decided.quality.band[decided.quality.rows(table["identity"].to_pylist())].tolist()
+        parts = [band_part(name, band) for name, band in zip(parts, bands, strict=True)]
+    return parts
+
+
 def _write_rejects(
-    table: pa.Table,
-    places: list[int],
-    later: dict[int, tuple[str, str]],
-    funnel: Funnel,
-    keep: str,
-    writer: PartWriter,
+    table: pa.Table, places: list[int], later: dict[int, tuple[str, str]], funnel: Funnel, keep: str, writer: PartWriter
 ) -> None:
     """Count and write rejected rows; places: their places in the bucket, by which `later` has the reasons of the steps
     over the whole corpus."""
@@ -194,7 +220,7 @@ def _powers(characters: pa.ChunkedArray) -> list[int]:
     return powers
 
 
-def assemble(tasks: list[dict[str, Any]], sources: list[str], staged: Path) -> None:
+def assemble(tasks: Sequence[PublishBucket], sources: list[str], staged: Path) -> None:
     """Merge the buckets' parts and indexes below `staged`: documents/, rejected/, index/."""
     (staged / "index").mkdir()
     for kind, columns in WRITTEN_COLUMNS.items():
@@ -203,10 +229,9 @@ def assemble(tasks: list[dict[str, Any]], sources: list[str], staged: Path) -> N
             index.index_file(staged, kind, source).write_bytes(index.MAGIC)
         num_parts = 0
         for task in tasks:
-            folder = bucket_folder(task)
-            with open(index.index_file(staged, kind, task["source"]), "ab") as file:
-                file.write(index.shifted((folder / f"{kind}.idx").read_bytes(), num_parts))
-            for part in sorted((folder / kind).iterdir()):
+            with open(index.index_file(staged, kind, task.bucket.source), "ab") as file:
+                file.write(index.shifted((task.folder / f"{kind}.idx").read_bytes(), num_parts))
+            for part in sorted((task.folder / kind).iterdir()):
                 _link(part, staged / kind / part_name(num_parts))
                 num_parts += 1
         if not num_parts:  # at least one part, so that a reader finds the columns

@@ -16,58 +16,53 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from bessemer.corpus import engine
 from bessemer.corpus.dedup.verdicts import (
-    EXACT,
     KEPT,
     Edit,
     EditStatistics,
     Verdicts,
     earlier_files,
-    identity_of,
     parquet_tables,
     with_texts,
 )  # fmt: skip
-from bessemer.corpus.language import routed
-from bessemer.corpus.work import made_once, partition_folder
+from bessemer.corpus.partition import Bucket
+from bessemer.corpus.work import made_once
 from bessemer.errors import BessemerError
 from bessemer.recipe import Corpus, Dedup, digest
-from bessemer.recipe.corpus import band_part, is_banded
 from bessemer.run import STAGE_FILE, read_json
 
 if TYPE_CHECKING:
     from bessemer.corpus.quality.classify import QualityVerdicts
 
-QUALITY_ARRAYS = ("identities", "scores", "stays", "band")
-DUPLICATE_ARRAYS = ("identities", "verdict", "keeper", "similarity")
 QUALITY_REPORT = "report"
 EDITED_TEXTS = "texts.parquet"
 
-TimedStep = Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any]]  # runs a named step and records its seconds
+TimedStep = Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any]]
+"""Runs a named step and records its seconds."""
 
 
-def bucket_rows(work: Path, bucket: dict[str, Any], columns: Sequence[str]) -> pa.Table:
-    """The rows of a bucket from all partitions, sorted by identity (a required column). Raises BessemerError for
-    missing rows."""
-    tables = []
-    for partition, group, _ in bucket["pieces"]:
-        engine.check_stop()
-        with pq.ParquetFile(partition_folder(work, partition) / "rows.parquet") as file:
-            present = [name for name in columns if name in file.schema_arrow.names]
-            tables.append(file.read_row_group(group, columns=present))
-    table = pa.concat_tables(tables)
-    expected = sum(rows for _, _, rows in bucket["pieces"])
-    if table.num_rows != expected:
-        raise BessemerError(
-            f"corpus: source {bucket['source']}, bucket {bucket['bucket']}: {expected} rows were written but "
-            f"{table.num_rows} came back; nothing was written; please report this"
-        )
-    return table.sort_by("identity")
+@dataclass(frozen=True)
+class Decisions:
+    """What the steps that are finished decided about each document, mapped into memory."""
+
+    quality: QualityVerdicts | None = None
+    verdicts: Verdicts | None = None
+    edited: EditedTexts | None = None
+
+    @classmethod
+    def load(cls, work: Path, corpus: Corpus) -> Decisions:
+        """Read the folders of all steps that the recipe asks for."""
+        quality = None
+        if corpus.quality.on:
+            from bessemer.corpus.quality.classify import QualityVerdicts
+
+            quality = QualityVerdicts.load(work / "quality")
+        edited = EditedTexts.load(work / "repeats") if cuts_repeats(corpus.dedup) else None
+        return cls(quality, Verdicts.load(work / "duplicates"), edited)
 
 
 @dataclass(frozen=True)
@@ -75,37 +70,33 @@ class KeptDocuments:
     """The documents that all steps so far kept. A call with column names yields them as tables, by source and identity,
     each time in the same order. Column `quality` exists when the documents have scores."""
 
-    work: Path
-    # {source, bucket, pieces}, as work order of the published corpus; a piece is [partition, row group, rows]
-    buckets: list[dict[str, Any]]
-    quality: QualityVerdicts | None = None
-    verdicts: Verdicts | None = None
+    buckets: Sequence[Bucket]  # in the order of the published corpus
+    decided: Decisions = Decisions()
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         for _, table in self.by_bucket(columns):
             yield table
 
-    def by_bucket(self, columns: Sequence[str]) -> Iterator[tuple[dict[str, Any], pa.Table]]:
+    def by_bucket(self, columns: Sequence[str]) -> Iterator[tuple[Bucket, pa.Table]]:
         """Each bucket that has documents, with them."""
+        quality, verdicts, edited = self.decided.quality, self.decided.verdicts, self.decided.edited
         for bucket in self.buckets:
-            table = self.bucket(bucket, columns)
+            table = bucket.rows(sorted({*columns, "identity", "reason"} - {"source", "quality"}))
+            table = table.filter(pc.is_null(table["reason"]))
+            if quality is not None:
+                rows = quality.rows(table["identity"].to_pylist())
+                table = table.append_column("quality", pa.array(quality.scores[rows]))
+                table = table.filter(pa.array(quality.stays[rows]))
+            if verdicts is not None:
+                kept = verdicts.verdict[verdicts.rows(table["identity"].to_pylist())] == KEPT
+                table = table.filter(pa.array(kept))
+            if edited is not None and "text" in columns:
+                table = with_edited(table, edited(bucket))
+            if "source" in columns:
+                sources = pa.array([bucket.source] * table.num_rows, pa.large_string())
+                table = table.append_column("source", sources)
             if table.num_rows:
-                yield bucket, table
-
-    def bucket(self, bucket: dict[str, Any], columns: Sequence[str]) -> pa.Table:
-        """The documents of one bucket."""
-        table = bucket_rows(self.work, bucket, sorted({*columns, "identity", "reason"} - {"source", "quality"}))
-        table = table.filter(pc.is_null(table["reason"]))
-        if self.quality is not None:
-            rows = self.quality.rows(table["identity"].to_pylist())
-            stays = self.quality.stays[rows]
-            table = table.append_column("quality", pa.array(self.quality.scores[rows])).filter(pa.array(stays))
-        if self.verdicts is not None:
-            kept = self.verdicts.verdict[self.verdicts.rows(table["identity"].to_pylist())] == KEPT
-            table = table.filter(pa.array(kept))
-        if "source" in columns:
-            table = table.append_column("source", pa.array([bucket["source"]] * table.num_rows, pa.large_string()))
-        return table.select([name for name in columns if name in table.column_names])
+                yield bucket, table.select([name for name in columns if name in table.column_names])
 
 
 @dataclass(frozen=True)
@@ -126,35 +117,28 @@ class WholeReceipts:
 
 
 def judge_whole(
-    corpus: Corpus,
-    work: Path,
-    buckets: list[dict[str, Any]],
-    receipts: list[dict[str, Any]],
-    inputs: str,
-    expected: int,
-    timed: TimedStep,
+    corpus: Corpus, work: Path, buckets: Sequence[Bucket], inputs: str, expected: int, timed: TimedStep
 ) -> WholeReceipts:
-    """Run the steps that are not finished. receipts: of all partitions; expected: documents that these kept."""
-    documents = KeptDocuments(work, buckets)
-    made_of = digest("whole", inputs, [partition["outputs"] for partition in receipts])
+    """Run the steps that are not finished. inputs: digest of the partitions; expected: documents that these kept."""
+    documents = KeptDocuments(buckets)
     names = [source.name for source in corpus.sources]
-    quality = cut = None
+    quality = repeats = None
 
     def step(name: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-        return timed(name, lambda: made_once(work / name, digest(name, made_of), make))
+        return timed(name, lambda: made_once(work / name, digest(name, inputs), make))
 
     if corpus.quality.on:
+        from bessemer.corpus.quality.classify import QualityVerdicts
+
         quality = step("quality", lambda staged: _score(corpus, names, documents, staged))
         expected -= quality["rejected"]
-        documents = replace(documents, quality=load_quality(work))
+        documents = replace(documents, decided=Decisions(QualityVerdicts.load(work / "quality")))
     duplicates = step("duplicates", lambda staged: judge_all(documents, corpus.dedup, staged, expected, names))
     if cuts_repeats(corpus.dedup):
-        documents = replace(documents, verdicts=load_verdicts(work))
-        cut = step("repeats", lambda staged: _cut_repeats(documents, corpus.dedup, staged))
-    return WholeReceipts(made_of, quality, duplicates, cut)
-
-
-# --- Quality
+        decided = replace(documents.decided, verdicts=Verdicts.load(work / "duplicates"))
+        documents = replace(documents, decided=decided)
+        repeats = step("repeats", lambda staged: _cut_repeats(documents, corpus.dedup, staged))
+    return WholeReceipts(inputs, quality, duplicates, repeats)
 
 
 def _score(corpus: Corpus, names: list[str], documents: KeptDocuments, staged: Path) -> dict[str, Any]:
@@ -163,24 +147,9 @@ def _score(corpus: Corpus, names: list[str], documents: KeptDocuments, staged: P
 
     (staged / QUALITY_REPORT).mkdir()
     judgement = classify(corpus.quality, names, documents, staged / QUALITY_REPORT)
-    for name in QUALITY_ARRAYS:
-        np.save(staged / f"{name}.npy", getattr(judgement, name))
+    judgement.save(staged)
     num_rejected = int((~judgement.stays).sum())
     return {"limit": judgement.limit, "documents": len(judgement.scores), "rejected": num_rejected}
-
-
-def load_quality(work: Path) -> QualityVerdicts | None:
-    """The classifier's results, mapped into memory; None when the step did not run."""
-    from bessemer.corpus.quality.classify import QualityVerdicts
-
-    folder = work / "quality"
-    if not (folder / STAGE_FILE).exists():
-        return None
-    identities, scores, stays, band = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in QUALITY_ARRAYS)
-    return QualityVerdicts(identities, scores, stays, band, read_json(folder / STAGE_FILE)["limit"])
-
-
-# --- Duplicates
 
 
 def judge_all(
@@ -196,48 +165,8 @@ def judge_all(
             f"corpus: {expected} documents passed the steps but {verdicts.num_documents} came to the search for "
             "duplicates; nothing was written; please report this"
         )
-    for name in DUPLICATE_ARRAYS:
-        np.save(staged / f"{name}.npy", getattr(verdicts, name))
-    keepers = _keepers(documents, verdicts)
-    with pa.OSFile(str(staged / "keepers.arrow"), "wb") as sink, pa.ipc.new_file(sink, keepers.schema) as writer:
-        writer.write_table(keepers)
+    verdicts.save(staged)
     return {"documents": expected, "statistics": verdicts.statistics}
-
-
-def load_verdicts(work: Path) -> Verdicts:
-    """The verdicts on duplicates, mapped into memory."""
-    folder = work / "duplicates"
-    identities, verdict, keeper, similarity = (
-        np.load(folder / f"{name}.npy", mmap_mode="r") for name in DUPLICATE_ARRAYS
-    )
-    facts = read_json(folder / STAGE_FILE)
-    return Verdicts(identities, verdict, keeper, similarity, facts["documents"], {}, facts["statistics"])
-
-
-def _keepers(documents: KeptDocuments, verdicts: Verdicts) -> pa.Table:
-    """Row and path of each document that others are duplicates of, those of earlier corpora included, by row."""
-    kept = np.unique(np.asarray(verdicts.keeper)[np.asarray(verdicts.verdict) != KEPT])
-    schema = pa.schema([("row", pa.int64()), ("path", pa.large_string())])
-    earlier = sorted(verdicts.earlier)
-    parts = [pa.table({"row": earlier, "path": [verdicts.earlier[row] for row in earlier]}, schema=schema)]
-    for table in documents(["identity", "path"]) if len(kept) else ():
-        rows = verdicts.rows(table["identity"].to_pylist())
-        chosen = np.isin(rows, kept)
-        if chosen.any():
-            paths = table.filter(pa.array(chosen))["path"].cast(pa.large_string())
-            parts.append(pa.table({"row": pa.array(rows[chosen], pa.int64()), "path": paths}, schema=schema))
-    return pa.concat_tables(parts).sort_by("row").combine_chunks()
-
-
-def _keeper_paths(work: Path, rows: list[int]) -> dict[int, str]:
-    """Paths of documents that others are duplicates of, by their row in the verdicts."""
-    if not rows:
-        return {}
-    with pa.memory_map(str(work / "duplicates" / "keepers.arrow")) as source:
-        table = pa.ipc.open_file(source).read_all()
-        # Only the paths that are wanted become Python strings; the rest stays in the mapped file.
-        places = np.searchsorted(table["row"].to_numpy(), rows)
-        return dict(zip(rows, table["path"].take(pa.array(places)).to_pylist(), strict=True))
 
 
 # --- Repeated paragraphs and spans
@@ -249,29 +178,28 @@ def cuts_repeats(settings: Dedup) -> bool:
 
 
 def _cut_repeats(documents: KeptDocuments, settings: Dedup, staged: Path) -> dict[str, Any]:
-    """Remove repeats from all documents."""
+    """Remove repeats from all documents: paragraphs, then spans of what stays."""
     counts: dict[str, Any] = {}
-    texts: Any = documents
     groups: list[list[Any]] = []
-    if settings.paragraphs.mode != "off":
-        statistics = EditStatistics()
-        groups = _write_edited(documents, _without_paragraphs(documents, settings), staged / EDITED_TEXTS, statistics)
-        counts["paragraphs"] = vars(statistics)
-        texts = _EditedDocuments(documents, EditedTexts.of(staged / EDITED_TEXTS, groups))
-    if settings.substrings.unit != "off":
-        from bessemer.corpus.dedup.substrings import remove_substrings
-
-        statistics = EditStatistics()
-        edited = remove_substrings(texts, settings.substrings, staged / "scratch", ("identity", "text"))
-        second = staged / f"new-{EDITED_TEXTS}"
-        before = texts.edited if texts is not documents else None
-        groups = _write_edited(documents, edited, second, statistics, before)
-        second.replace(staged / EDITED_TEXTS)
-        counts["substrings"] = vars(statistics)
+    passes = {
+        "paragraphs": (settings.paragraphs.mode, _without_paragraphs),
+        "substrings": (settings.substrings.unit, _without_spans),
+    }
+    for name, (mode, remove) in passes.items():
+        if mode == "off":
+            continue
+        statistics, new = EditStatistics(), staged / f"new-{EDITED_TEXTS}"
+        groups = _write_edited(documents, remove(documents, settings, staged), new, statistics)
+        new.replace(staged / EDITED_TEXTS)
+        edited = EditedTexts.of(staged / EDITED_TEXTS, groups)
+        documents = replace(documents, decided=replace(documents.decided, edited=edited))
+        counts[name] = vars(statistics)
     return {"groups": groups, "counts": counts}
 
 
-def _without_paragraphs(documents: KeptDocuments, settings: Dedup) -> Iterator[tuple[pa.Table, list[Edit]]]:
+def _without_paragraphs(
+    documents: KeptDocuments, settings: Dedup, staged: Path
+) -> Iterator[tuple[pa.Table, list[Edit]]]:
     from bessemer.corpus.dedup.paragraphs import insert_paragraphs, paragraph_filter, remove_paragraphs
 
     earlier = [parquet_tables(earlier_files(folder)) for folder in settings.against]
@@ -282,6 +210,12 @@ def _without_paragraphs(documents: KeptDocuments, settings: Dedup) -> Iterator[t
     for read in earlier:
         insert_paragraphs(read(["text"]), bloom, settings.paragraphs)
     yield from remove_paragraphs(documents(["identity", "text"]), bloom, settings.paragraphs)
+
+
+def _without_spans(documents: KeptDocuments, settings: Dedup, staged: Path) -> Iterator[tuple[pa.Table, list[Edit]]]:
+    from bessemer.corpus.dedup.substrings import remove_substrings
+
+    return remove_substrings(documents, settings.substrings, staged / "scratch", ("identity", "text"))
 
 
 @dataclass(frozen=True)
@@ -296,26 +230,19 @@ class EditedTexts:
         """groups: source and bucket of each row group."""
         return cls(path, {(source, bucket): number for number, (source, bucket) in enumerate(groups)})
 
-    def __call__(self, source: str, bucket: int) -> dict[str, str]:
+    @classmethod
+    def load(cls, folder: Path) -> EditedTexts:
+        """The result of the finished step."""
+        return cls.of(folder / EDITED_TEXTS, read_json(folder / STAGE_FILE)["groups"])
+
+    def __call__(self, bucket: Bucket) -> dict[str, str]:
         """The edited texts of a bucket by identity."""
-        group = self.groups.get((source, bucket))
+        group = self.groups.get((bucket.source, bucket.number))
         if group is None:
             return {}
         with pq.ParquetFile(self.path) as file:
             table = file.read_row_group(group)
         return dict(zip(table["identity"].to_pylist(), table["text"].to_pylist(), strict=True))
-
-
-@dataclass(frozen=True)
-class _EditedDocuments:
-    """Documents with the texts that an earlier pass left them; called as KeptDocuments."""
-
-    documents: KeptDocuments
-    edited: EditedTexts
-
-    def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        for bucket, table in self.documents.by_bucket(list({*columns, "identity"})):
-            yield with_edited(table, self.edited(bucket["source"], bucket["bucket"])).select(list(columns))
 
 
 def with_edited(table: pa.Table, edited: dict[str, str]) -> pa.Table:
@@ -327,82 +254,21 @@ def with_edited(table: pa.Table, edited: dict[str, str]) -> pa.Table:
 
 
 def _write_edited(
-    documents: KeptDocuments,
-    edited: Iterable[tuple[pa.Table, list[Edit]]],
-    path: Path,
-    statistics: EditStatistics,
-    before: EditedTexts | None = None,
+    documents: KeptDocuments, passed: Iterable[tuple[pa.Table, list[Edit]]], path: Path, statistics: EditStatistics
 ) -> list[list[Any]]:
     """Write the documents that lost something in this pass or the one before; returns [source, bucket] by row group."""
     schema = pa.schema([("identity", pa.string()), ("text", pa.large_string())])
+    before = documents.decided.edited
     groups: list[list[Any]] = []
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
         # One table comes for each bucket that has documents.
-        for (bucket, _), (table, edits) in zip(documents.by_bucket(["identity"]), edited, strict=True):
+        for (bucket, _), (table, edits) in zip(documents.by_bucket(["identity"]), passed, strict=True):
             statistics.add(table, edits)
-            new = before(bucket["source"], bucket["bucket"]) if before is not None else {}
+            new = before(bucket) if before is not None else {}
             names, texts = table["identity"].to_pylist(), table["text"]
             new |= {names[edit.row]: texts[edit.row].as_py() for edit in edits}
             if new:
                 chosen = sorted(new)
                 file.write_table(pa.table({"identity": chosen, "text": [new[name] for name in chosen]}, schema=schema))
-                groups.append([bucket["source"], bucket["bucket"]])
+                groups.append([bucket.source, bucket.number])
     return groups
-
-
-# --- The results, for publishing
-
-
-@dataclass(frozen=True)
-class WholeResults:
-    """What the steps decided about each document, mapped into memory."""
-
-    work: Path
-    quality: QualityVerdicts | None
-    verdicts: Verdicts
-    edited: EditedTexts  # texts of the documents that lost repeats, by source and bucket
-
-    @classmethod
-    def load(cls, work: Path, corpus: Corpus) -> WholeResults:
-        """Read the folders of the steps that the recipe asks for."""
-        quality = load_quality(work) if corpus.quality.on else None
-        groups = read_json(work / "repeats" / STAGE_FILE)["groups"] if cuts_repeats(corpus.dedup) else []
-        return cls(work, quality, load_verdicts(work), EditedTexts.of(work / "repeats" / EDITED_TEXTS, groups))
-
-    def reasons(self, names: list[str], new: dict[str, str], min_characters: int) -> dict[int, tuple[str, str]]:
-        """Reason and detail of each rejected document, by its place among `names`, which passed the steps before."""
-        found: dict[int, tuple[str, str]] = {}
-        places = np.arange(len(names))
-        if self.quality is not None and names:
-            rows = self.quality.rows(names)
-            low = ~self.quality.stays[rows]
-            found |= {place: ("low_quality", self.quality.detail(rows[place])) for place in places[low].tolist()}
-            places = places[~low]
-        if len(places):
-            rows = self.verdicts.rows([names[place] for place in places.tolist()])
-            gone = np.asarray(self.verdicts.verdict[rows]) != KEPT
-            paths = _keeper_paths(self.work, sorted(set(self.verdicts.keeper[rows[gone]].tolist())))
-            for place, row in zip(places[gone].tolist(), rows[gone].tolist(), strict=True):
-                found[place] = self._duplicate(row, paths)
-        for place, name in enumerate(names):
-            if name in new and len(new[name].strip()) < min_characters:
-                found[place] = "only_repeats", f"{len(new[name].strip())} characters are left"
-        return found
-
-    def parts(self, corpus: Corpus, source: str, names: list[str], languages: list[str]) -> list[str]:
-        """The part of its source that each kept document counts for."""
-        found = [routed(source, code or None, corpus.language) for code in languages]
-        if self.quality is not None and is_banded(source, corpus.quality) and names:
-            bands = self.quality.band[self.quality.rows(names)].tolist()
-            found = [band_part(name, band) for name, band in zip(found, bands, strict=True)]
-        return found
-
-    def _duplicate(self, row: int, paths: dict[int, str]) -> tuple[str, str]:
-        keeper = int(self.verdicts.keeper[row])
-        detail = f"kept instead: {identity_of(self.verdicts.identities[keeper])} {paths[keeper]}"
-        if self.verdicts.verdict[row] == EXACT:
-            return "exact_duplicate", detail
-        similarity = self.verdicts.similarity[row]
-        found = self.verdicts.statistics
-        through = ", linked through others" if similarity < found["min_jaccard"] - 1e-6 else ""
-        return "near_duplicate", f"{detail} ({found['jaccard_is']} Jaccard {similarity:.2f}{through})"

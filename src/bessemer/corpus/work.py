@@ -1,9 +1,9 @@
-"""The work folder of a corpus build: finished work survives a kill.
+"""The work folder of a corpus build, and tasks whose results survive a kill there.
 
     run/corpus.work/DIGEST/     DIGEST: of the build's inputs; folders of other digests are removed
       context.json              the recipe's [corpus] and the number of buckets per source
       spool/                    decompressed JSONL and archives
-      plan/                     the partitions: 000000.json ...
+      plan/                     the units of each partition
       partitions/000000/        rows.parquet: the cleaned rows of a partition
       quality/ duplicates/ repeats/  results of the steps over the whole corpus (whole.py)
       published/SOURCE/000000/  an identity bucket of one source: documents, rejects, index, counts
@@ -16,13 +16,49 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bessemer.run import STAGE_FILE, RunFolder, mark_stage, read_json, stage_is_current, sync_folder
 
 TEMPORARY = ".tmp"
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """Work whose result is a folder with a receipt: idempotent, in any order, process and machine. `str` names it."""
+
+    work: Path
+
+    @property
+    @abstractmethod
+    def folder(self) -> Path:
+        """Where the result lies."""
+
+    @property
+    @abstractmethod
+    def inputs(self) -> str:
+        """What the result depends on besides the inputs of the build."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Amount of work, for the progress bar."""
+
+    @abstractmethod
+    def make(self, folder: Path) -> dict[str, Any]:
+        """Write the result into a temporary folder; returns the facts for the receipt."""
+
+    def run(self) -> None:
+        """Do the task unless it is done."""
+        made_once(self.folder, self.inputs, self.make)
+
+    def receipt(self) -> dict[str, Any] | None:
+        """The receipt of the finished task; None when it has to be done."""
+        return receipt(self.folder, self.inputs)
 
 
 def open_work(run: RunFolder, inputs: str) -> Path:
@@ -48,21 +84,9 @@ def _work_folder(run: RunFolder) -> Path:
     return run.corpus.with_name(f"{run.corpus.name}.work")
 
 
-def plan_file(work: Path, number: int) -> Path:
-    """The plan of a partition."""
-    return work / "plan" / f"{number:06d}.json"
-
-
-def partition_folder(work: Path, number: int) -> Path:
-    """A partition's rows and receipt."""
-    return work / "partitions" / f"{number:06d}"
-
-
 def receipt(folder: Path, inputs: str) -> dict[str, Any] | None:
     """The receipt of a folder that is complete and made from these inputs; else None."""
-    if not stage_is_current(folder, inputs):
-        return None
-    recorded: dict[str, Any] = read_json(folder / STAGE_FILE)
+    recorded: dict[str, Any] | None = read_json(folder / STAGE_FILE) if stage_is_current(folder, inputs) else None
     return recorded
 
 

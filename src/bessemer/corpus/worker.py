@@ -1,10 +1,9 @@
 """Tasks of the corpus, run in this process, in local worker processes, or on a Ray cluster.
 
-A task is a small JSON value whose result is a folder published by one rename: idempotent, in any order and place, so
-that a dead worker costs only its current task. On Ray each partition is a task of its own as well.
+A dead worker costs only its current task. On Ray each task of the corpus is a task of its own as well.
 
-`python -m bessemer.corpus.worker` reads pickled (kind, task) pairs from standard input and writes pickled results or
-exceptions. It ends with its input, even in the middle of a task: no worker outlives its build.
+`python -m bessemer.corpus.worker` reads pickled tasks from standard input and writes a pickled None or exception for
+each. It ends with its input, even in the middle of a task: no worker outlives its build.
 """
 
 from __future__ import annotations
@@ -21,97 +20,96 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import bessemer
 from bessemer import interrupt
 from bessemer.corpus import engine
+from bessemer.corpus.work import Task
+from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
+from bessemer.terminal import progress
 
-# a task fails when its worker has died this often: once may be the machine's fault, three times is the task's
-ATTEMPTS = 3
+ATTEMPTS = 3  # a task fails when its worker has died this often: once may be the machine's fault, not three times
 POLL_SECONDS = 0.1
 PROBE_SECONDS = 10.0
-
 SMALL_BYTES = 8 << 20  # less work than this is done in this process: a worker takes about a second to start
-# tasks submitted to Ray ahead of time for each core: enough that none waits, while the driver's memory stays bounded
+# Tasks submitted to Ray ahead of time for each core: enough that none waits, while the driver's memory stays bounded
 WAITING_PER_CORE = 4
-Task = dict[str, Any]
-Answer = dict[str, Any] | Exception
-OnResult = Callable[[dict[str, Any]], None]
+
+OnResult = Callable[[Task], None]
+SomeTask = TypeVar("SomeTask", bound=Task)
 
 
-def run_tasks(kind: str, tasks: Sequence[Task], num_bytes: int, settings: Work, done: OnResult) -> None:
-    """Run all tasks of a kind ("clean" a partition, "publish" a bucket); `done` is called with each result as it
-    arrives.
+def run_tasks(
+    what: str, unit: str, tasks: Sequence[SomeTask], bytes_per_size: float, settings: Work
+) -> list[dict[str, Any]]:
+    """Do the tasks that are not done, behind a progress bar; returns the receipts of all.
 
-    num_bytes: input of all tasks. Raises a task's error, BessemerError for one whose worker dies repeatedly,
-    KeyboardInterrupt.
+    bytes_per_size: bytes of input that a task's `size` stands for. Raises a task's error, BessemerError for one whose
+    worker dies repeatedly, KeyboardInterrupt.
     """
-    num_workers = min(settings.workers or cores(), len(tasks))
+    missing = [task for task in tasks if task.receipt() is None]
+    size, to_do = (sum(task.size for task in some) for some in (tasks, missing))
+    with progress(what, size, unit) as advance:
+        advance(size - to_do)
+        _run(missing, int(to_do * bytes_per_size), settings, lambda task: advance(task.size))
+    receipts = []
+    for task in tasks:
+        if (done := task.receipt()) is None:
+            raise BessemerError(
+                f"corpus: {task} was finished but is not in {task.work}; do all workers see this folder under the same path?"
+            )
+        receipts.append(done)
+    return receipts
+
+
+def _run(tasks: Sequence[Task], num_bytes: int, settings: Work, done: OnResult) -> None:
+    """Do all tasks, in the place that suits `num_bytes` of input; `done` is called after each."""
+    num_workers = min(settings.workers or num_cores(), len(tasks))
     if not tasks:
         return
     if settings.engine == "ray":
-        run_on_ray(kind, tasks, settings, done)
+        run_on_ray(tasks, settings, done)
     elif num_workers > 1 and num_bytes >= SMALL_BYTES:
-        Pool(kind, tasks).work(num_workers, done)
+        Pool(tasks).work(num_workers, done)
     else:
-        engine.run(lambda: _run_here(kind, tasks, done))
+        engine.run(lambda: _run_here(tasks, done))
 
 
-def _run_here(kind: str, tasks: Sequence[Task], done: OnResult) -> None:
+def _run_here(tasks: Sequence[Task], done: OnResult) -> None:
     for task in tasks:
         engine.check_stop()
-        done(perform(kind, task))
+        _perform(task)
+        done(task)
 
 
-def perform(kind: str, task: Task) -> dict[str, Any]:
-    """Do one task in this process. Raises what the task raises."""
+def _perform(task: Task) -> None:
     import pyarrow as pa
 
-    if kind == "clean":
-        from bessemer.corpus.partition import clean_partition
-
-        result = clean_partition(task)
-    else:
-        from bessemer.corpus.publish import publish_bucket
-
-        result = publish_bucket(task)
+    task.run()
     pa.default_memory_pool().release_unused()
-    return result
 
 
-def answer(kind: str, task: Task) -> Answer:
-    """The result of one task, or the exception that it raised."""
+def answer(task: Task) -> Exception | None:
+    """Do one task; the exception that it raised."""
     try:
-        return perform(kind, task)
+        _perform(task)
     except OSError as error:
         return OSError(error.errno, error.strerror or str(error), error.filename)
     except (BessemerError, MemoryError) as error:
         return error
     except Exception as error:
         return BessemerError(f"corpus: the data engine failed: {type(error).__name__}: {engine.first_line(error)}")
+    return None
 
 
-def _result(answered: Answer) -> dict[str, Any]:
-    if isinstance(answered, Exception):
-        raise answered
-    return answered
-
-
-def _gave_up(kind: str, task: Task, why: str) -> BessemerError:
-    name = task.get("number", f"{task.get('source')}, bucket {task.get('bucket')}")
-    what = f"partition {name}" if kind == "clean" else f"source {name}"
+def _gave_up(task: Task, why: str) -> BessemerError:
     return BessemerError(
-        f"corpus: {what}: its worker ended {ATTEMPTS} times ({why}); out of memory? Lower corpus.workers, or find the "
-        f"document in {task['work']}; finished work is kept, and the same command resumes here"
+        f"corpus: {task}: its worker ended {ATTEMPTS} times ({why}); out of memory? Lower corpus.workers, or find the "
+        f"document in {task.work}; finished work is kept, and the same command resumes here"
     )
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def worker_environment() -> dict[str, str]:
@@ -126,12 +124,11 @@ def worker_environment() -> dict[str, str]:
 
 
 class Pool:
-    """Processes that do the tasks of one kind, each served by a thread. One that dies is replaced and its task done
-    again."""
+    """Processes that do tasks, each served by a thread. One that dies is replaced and its task done again."""
 
-    def __init__(self, kind: str, tasks: Sequence[Task]) -> None:
-        self.kind, self.waiting = kind, deque(tasks)
-        self.answers: SimpleQueue[Answer] = SimpleQueue()
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.waiting = deque(tasks)
+        self.answers: SimpleQueue[tuple[Task | None, Exception | None]] = SimpleQueue()
         self.processes: list[subprocess.Popen[bytes]] = []
         self.has_ended = False
         self.starting = threading.Lock()
@@ -146,7 +143,11 @@ class Pool:
             while left:
                 interrupt.check()
                 with contextlib.suppress(Empty):
-                    done(_result(self.answers.get(timeout=POLL_SECONDS)))
+                    task, failure = self.answers.get(timeout=POLL_SECONDS)
+                    if failure is not None:
+                        raise failure
+                    assert task is not None
+                    done(task)
                     left -= 1
         finally:
             with self.starting:
@@ -169,17 +170,17 @@ class Pool:
                     if process is None:
                         return
                     try:
-                        self.answers.put(self._ask(process, task))
+                        self.answers.put((task, self._ask(process, task)))
                         break
                     except (EOFError, BrokenPipeError, pickle.UnpicklingError, ValueError):  # it is dead
                         code = process.wait()
                         why, process = f"signal {-code}" if code < 0 else f"exit code {code}", None
                 else:
-                    self.answers.put(_gave_up(self.kind, task, why))
+                    self.answers.put((task, _gave_up(task, why)))
         except IndexError:  # another thread took the last task
             pass
         except OSError as error:
-            self.answers.put(error)
+            self.answers.put((None, error))
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         """A new process; None once the pool has ended."""
@@ -192,19 +193,19 @@ class Pool:
             self.processes.append(process)
             return process
 
-    def _ask(self, process: subprocess.Popen[bytes], task: Task) -> Answer:
+    def _ask(self, process: subprocess.Popen[bytes], task: Task) -> Exception | None:
         assert process.stdin is not None and process.stdout is not None
-        pickle.dump((self.kind, task), process.stdin)
+        pickle.dump(task, process.stdin)
         process.stdin.flush()
-        answered: Answer = pickle.load(process.stdout)
-        return answered
+        failure: Exception | None = pickle.load(process.stdout)
+        return failure
 
 
 # --- A Ray cluster
 
 
-def run_on_ray(kind: str, tasks: Sequence[Task], settings: Work, done: OnResult) -> None:
-    """As `run_tasks`, on the cluster at `settings.address`, or on one that is started here for this process."""
+def run_on_ray(tasks: Sequence[Task], settings: Work, done: OnResult) -> None:
+    """Do all tasks on the cluster at `settings.address`, or on one that is started here for this process."""
     ray = _connected(settings)
     remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(answer)
     under_way: dict[Any, Task] = {}
@@ -216,16 +217,17 @@ def run_on_ray(kind: str, tasks: Sequence[Task], settings: Work, done: OnResult)
             interrupt.check()
             while left and len(under_way) < ahead:
                 task = left.pop()
-                under_way[remote.remote(kind, task)] = task
+                under_way[remote.remote(task)] = task
             ready, _ = ray.wait(list(under_way), num_returns=1, timeout=POLL_SECONDS)
             for reference in ready:
                 task = under_way.pop(reference)
                 try:
-                    answered = ray.get(reference)
+                    failure = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    why = f"{type(error).__name__}: {engine.first_line(error)}"[:300]
-                    raise _gave_up(kind, task, why) from None
-                done(_result(answered))
+                    failure = _gave_up(task, f"{type(error).__name__}: {engine.first_line(error)}"[:300])
+                if failure is not None:
+                    raise failure
+                done(task)
     finally:
         with contextlib.suppress(Exception):  # the cluster is gone: so are its tasks
             for reference in under_way:
@@ -246,7 +248,7 @@ def _connected(settings: Work) -> Any:
     on_terminate = signal.getsignal(signal.SIGTERM)  # Ray replaces it with one that exits with another code
     cluster: dict[str, Any] = {"address": settings.address or "auto"}
     if settings.address is None and "RAY_ADDRESS" not in os.environ:
-        cluster = {"num_cpus": settings.workers or cores(), "include_dashboard": False}
+        cluster = {"num_cpus": settings.workers or num_cores(), "include_dashboard": False}
     environment = {"env_vars": worker_environment()}
     try:
         ray.init(**cluster, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
@@ -282,7 +284,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build handles Ctrl-C and ends its workers
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints is not an answer
-    received: SimpleQueue[tuple[str, Task]] = SimpleQueue()
+    received: SimpleQueue[Task] = SimpleQueue()
 
     def listen() -> None:
         with contextlib.suppress(EOFError):
@@ -296,7 +298,7 @@ def main() -> None:
     pa.set_cpu_count(1)  # workers share the cores
     pa.set_io_thread_count(1)
     while True:
-        pickle.dump(answer(*received.get()), answers)
+        pickle.dump(answer(received.get()), answers)
         answers.flush()
 
 

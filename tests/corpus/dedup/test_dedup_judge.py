@@ -239,7 +239,8 @@ def test_an_earlier_corpus_wins(layout: str, tmp_path: Path) -> None:
     assert {path: int(verdicts.verdict[row]) for path, row in rows.items()} == {
         "fsame": EXACT, "flonger": NEAR, "fnew": KEPT, "fcopy": EXACT,
     }  # fmt: skip
-    stands = {path: verdicts.earlier.get(int(verdicts.keeper[row])) for path, row in rows.items()}
+    keepers = dict(zip(*verdicts.keepers.to_pydict().values(), strict=True))
+    stands = {path: keepers.get(int(verdicts.keeper[row])) for path, row in rows.items()}
     where = str(tmp_path / "old")
     assert stands == {"fsame": f"{where}: fsame", "flonger": f"{where}: fold", "fnew": None, "fcopy": f"{where}: fold"}
     assert (verdicts.verdict[len(new) :] == KEPT).all()

@@ -185,7 +185,7 @@ def test_groups_across_partitions_sources_and_an_earlier_corpus_are_those_of_all
     judge_all = whole.judge_all
 
     def watched(passed, *given):
-        for file in sorted((passed.work / "partitions").glob("*/rows.parquet")):
+        for file in sorted((passed.buckets[0].work / "partitions").glob("*/rows.parquet")):
             rows = pq.read_table(file, columns=["path"])["path"].to_pylist()
             partition_of.update(dict.fromkeys(rows, file.parent.name))
         return judge_all(passed, *given)

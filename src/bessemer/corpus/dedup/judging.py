@@ -63,7 +63,7 @@ def judge(tables: Tables, settings: Dedup, scratch: Path, sources: Sequence[str]
     `scratch`: temporary folder for signatures; `sources`: in recipe order (keep = "first-source"). Raises InputError
     for a missing earlier corpus, a repeated identity, and keep = "quality" without scores.
     """
-    earlier = {folder: parquet_tables(earlier_files(folder)) for folder in settings.against}
+    earlier = {f"{folder}: ": parquet_tables(earlier_files(folder)) for folder in settings.against}
     readers = [tables, *earlier.values()]
     scratch.mkdir(parents=True)
     try:
@@ -93,8 +93,8 @@ def judge(tables: Tables, settings: Dedup, scratch: Path, sources: Sequence[str]
     verdict[index.num_documents :] = KEPT
     keeper[index.num_documents :] = np.arange(index.num_documents, num_rows)
     counts = count_verdicts(verdict, keeper, similarity, index.characters, index.num_documents, settings)
-    paths = _earlier_keepers(keeper, index, earlier)
-    return Verdicts(index.identities, verdict, keeper, similarity, index.num_documents, paths, counts)
+    keepers = _keepers(np.unique(keeper[verdict != KEPT]), index, {"": tables, **earlier})
+    return Verdicts(index.identities, verdict, keeper, similarity, index.num_documents, keepers, counts)
 
 
 def _near(
@@ -185,19 +185,25 @@ def _similarity(
     return shares
 
 
-def _earlier_keepers(keeper: np.ndarray, index: Index, earlier: dict[str, Tables]) -> dict[int, str]:
-    """Corpus and path of the keepers of earlier corpora, by row."""
-    keepers = np.unique(keeper[: index.num_documents])
-    paths: dict[int, str] = {}
-    place = index.num_documents
-    for folder, read in earlier.items():
+def _keepers(kept: np.ndarray, index: Index, readers: dict[str, Tables]) -> pa.Table:
+    """Row and path of the documents in the rows `kept`, by row; before the path what `readers` have as key."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    schema = pa.schema([("row", pa.int64()), ("path", pa.large_string())])
+    parts, place = [schema.empty_table()], 0
+    for before, read in readers.items() if len(kept) else ():
         for table in read(["identity", "path"]):
             rows = index.row_of_place[place : place + table.num_rows]
             place += table.num_rows
-            names = table["path"].to_pylist() if "path" in table.column_names else [""] * table.num_rows
-            found = np.flatnonzero(np.isin(rows, keepers)).tolist()
-            paths |= {int(rows[number]): f"{folder}: {names[number]}" for number in found}
-    return paths
+            chosen = np.isin(rows, kept)
+            paths = pa.array([""] * int(chosen.sum()), pa.large_string())
+            if "path" in table.column_names:
+                paths = table.filter(pa.array(chosen))["path"].combine_chunks().cast(pa.large_string())
+            prefix, nothing = (pa.scalar(text, pa.large_string()) for text in (before, ""))
+            columns = [pa.array(rows[chosen], pa.int64()), pc.binary_join_element_wise(prefix, paths, nothing)]
+            parts.append(pa.table(columns, schema=schema))
+    return pa.concat_tables(parts).sort_by("row").combine_chunks()
 
 
 @dataclass

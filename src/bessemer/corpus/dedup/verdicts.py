@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from bessemer.errors import InputError
 from bessemer.recipe import Dedup
+from bessemer.run import STAGE_FILE, read_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,27 +19,81 @@ if TYPE_CHECKING:
 # gives the documents anew at every call, in the same order, as tables with those of the named columns that exist
 Tables: TypeAlias = "Callable[[Sequence[str]], Iterator[pa.Table]]"
 KEPT, EXACT, NEAR = 0, 1, 2
+VERDICT_ARRAYS, KEEPERS = ("identities", "verdict", "keeper", "similarity"), "keepers.arrow"
 
 HISTOGRAM_BINS = 40  # of the Jaccard: 0.025 each, so that the usual thresholds lie between two
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What became of each document that passed the rules; rows are sorted by identity."""
+    """What became of each document that passed the rules; rows are sorted by identity: first those of this corpus, then
+    those of earlier ones."""
 
-    # 16-byte strings (dtype S16): first those of this corpus, sorted; behind them, sorted, those of earlier ones
-    identities: np.ndarray
+    identities: np.ndarray  # 16-byte strings (dtype S16)
     verdict: np.ndarray  # KEPT, EXACT or NEAR
     keeper: np.ndarray  # row of the document that stays instead; its own row for one that is kept
-    # jaccard to the keeper (near duplicates; else 1), estimated, or the true one where it was verified
+    # Jaccard to the keeper (near duplicates; else 1), estimated, or the true one where it was verified
     similarity: np.ndarray
     num_documents: int  # rows of this corpus; keepers from this row on are of an earlier one
-    earlier: dict[int, str] = field(default_factory=dict)  # corpus and path of the keepers of earlier corpora, by row
+    keepers: (
+        pa.Table
+    )  # row and path of each document that others are duplicates of, by row; of earlier ones the corpus too
     statistics: dict[str, Any] = field(default_factory=dict)  # for statistics.json, as `count_verdicts` gives them
 
     def rows(self, identities: Sequence[str]) -> np.ndarray:
         """Rows of documents of this corpus by their identity in hexadecimal."""
         return rows_of(self.identities[: self.num_documents], identities)
+
+    def reasons(self, rows: np.ndarray) -> Iterator[tuple[str, str]]:
+        """Reason and detail of each of these rows, all of which are duplicates."""
+        import numpy as np
+
+        keepers = self.keeper[rows]
+        # Only the paths that are wanted become Python strings; the rest stays in the mapped file.
+        places = np.searchsorted(self.keepers["row"].to_numpy(), keepers)
+        paths = self.keepers["path"].take(places).to_pylist()
+        for row, keeper, path in zip(rows.tolist(), keepers.tolist(), paths, strict=True):
+            detail = f"kept instead: {identity_of(self.identities[keeper])} {path}"
+            if self.verdict[row] == EXACT:
+                yield "exact_duplicate", detail
+                continue
+            similarity, found = self.similarity[row], self.statistics
+            through = ", linked through others" if similarity < found["min_jaccard"] - 1e-6 else ""
+            yield "near_duplicate", f"{detail} ({found['jaccard_is']} Jaccard {similarity:.2f}{through})"
+
+    def save(self, folder: Path) -> None:
+        """Write the arrays and the keepers; the receipt of the folder has the rest."""
+        import pyarrow as pa
+
+        save_arrays(folder, self, VERDICT_ARRAYS)
+        path = str(folder / KEEPERS)
+        with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, self.keepers.schema) as writer:
+            writer.write_table(self.keepers)
+
+    @classmethod
+    def load(cls, folder: Path) -> Verdicts:
+        """The verdicts of a finished step, mapped into memory."""
+        import pyarrow as pa
+
+        facts = read_json(folder / STAGE_FILE)
+        keepers = pa.ipc.open_file(pa.memory_map(str(folder / KEEPERS))).read_all()
+        identities, verdict, keeper, similarity = load_arrays(folder, VERDICT_ARRAYS)
+        return cls(identities, verdict, keeper, similarity, facts["documents"], keepers, facts["statistics"])
+
+
+def save_arrays(folder: Path, value: object, names: Sequence[str]) -> None:
+    """Write arrays that are attributes of a value."""
+    import numpy as np
+
+    for name in names:
+        np.save(folder / f"{name}.npy", getattr(value, name))
+
+
+def load_arrays(folder: Path, names: Sequence[str]) -> Iterator[np.ndarray]:
+    """What `save_arrays` wrote, mapped into memory."""
+    import numpy as np
+
+    return (np.load(folder / f"{name}.npy", mmap_mode="r") for name in names)
 
 
 def packed(identities: Sequence[str]) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from bessemer.corpus.dedup.verdicts import identity_of, packed, rows_of
+from bessemer.corpus.dedup.verdicts import identity_of, load_arrays, packed, rows_of, save_arrays
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.quality import scores as scoring
 from bessemer.corpus.quality.features import extract
@@ -27,9 +27,10 @@ from bessemer.corpus.quality.scores import Bools, Names, Scores
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Quality
 from bessemer.recipe.corpus import band_part
-from bessemer.run import write_json
+from bessemer.run import STAGE_FILE, read_json, write_json
 
 FILE, FOLDER = "quality.json", "quality"
+ARRAYS = ("identities", "scores", "stays", "band")
 VERSION = 1  # of quality.json
 EXAMPLES = 3  # documents shown for each twentieth of the scores, drawn by the hash of their identity
 EXCERPT_CHARACTERS = 400
@@ -52,6 +53,16 @@ class QualityVerdicts:
     def detail(self, row: int) -> str:
         """Why a document was rejected, for rejected/."""
         return f"score {self.scores[row]:.6f}; {self.limit}"
+
+    def save(self, folder: Path) -> None:
+        """Write the arrays; the receipt of the folder has the limit."""
+        save_arrays(folder, self, ARRAYS)
+
+    @classmethod
+    def load(cls, folder: Path) -> QualityVerdicts:
+        """The verdicts of a finished step, mapped into memory."""
+        identities, scores, stays, band = load_arrays(folder, ARRAYS)
+        return cls(identities, scores, stays, band, read_json(folder / STAGE_FILE)["limit"])
 
 
 def inputs(settings: Quality, sources: Sequence[str]) -> list[Any]:
