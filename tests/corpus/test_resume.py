@@ -18,7 +18,7 @@ from build_corpus import small
 from corpus_samples import prose, recipe
 
 from bessemer.corpus import partition, pipeline, publish, units, worker
-from bessemer.corpus.work import Task
+from bessemer.corpus.work import CorpusTask
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, dump
 from bessemer.run import RunFolder
@@ -155,7 +155,7 @@ def test_a_worker_that_dies_costs_nothing(
     ask = worker.Pool._ask
     killed = []
 
-    def and_kill(self: worker.Pool, process: subprocess.Popen[bytes], task: Task) -> Exception | None:
+    def and_kill(self: worker.Pool, process: subprocess.Popen[bytes], task: CorpusTask) -> Exception | None:
         if len(killed) < 2 and len(self.waiting) < 8:
             killed.append(process.pid)
             os.kill(process.pid, signal.SIGKILL)
@@ -173,7 +173,7 @@ def test_a_task_that_kills_its_workers_is_named(
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
     ask = worker.Pool._ask
 
-    def and_kill(self: worker.Pool, process: subprocess.Popen[bytes], task: Task) -> Exception | None:
+    def and_kill(self: worker.Pool, process: subprocess.Popen[bytes], task: CorpusTask) -> Exception | None:
         if str(task) == "partition 5":
             os.kill(process.pid, signal.SIGKILL)
         return ask(self, process, task)

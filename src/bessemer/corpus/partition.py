@@ -19,7 +19,7 @@ from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity, print
 from bessemer.corpus.extract import fold
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import Unit
-from bessemer.corpus.work import Task
+from bessemer.corpus.work import CorpusTask
 from bessemer.errors import BessemerError
 from bessemer.recipe import Corpus
 from bessemer.run import read_json, write_json
@@ -36,7 +36,7 @@ CONTEXT = "context.json"
 
 
 @dataclass(frozen=True)
-class Partition(Task):
+class Partition(CorpusTask):
     """Units of one source that are cleaned and counted together."""
 
     number: int

@@ -24,7 +24,7 @@ from bessemer.corpus.language import routed
 from bessemer.corpus.partition import Bucket, context
 from bessemer.corpus.statistics import BY_ENDING, KEPT_EXAMPLES, Funnel
 from bessemer.corpus.whole import Decisions, with_edited
-from bessemer.corpus.work import Task
+from bessemer.corpus.work import CorpusTask
 from bessemer.recipe import Corpus, digest
 from bessemer.recipe.corpus import band_part, is_banded
 
@@ -88,7 +88,7 @@ def schema(columns: tuple[str, ...]) -> pa.Schema:
 
 
 @dataclass(frozen=True)
-class PublishBucket(Task):
+class PublishBucket(CorpusTask):
     """Write one bucket's documents, rejects and index, with its counts in the receipt. decided: the digest of the steps
     over the whole corpus."""
 

@@ -28,7 +28,7 @@ TEMPORARY = ".tmp"
 
 
 @dataclass(frozen=True)
-class Task(ABC):
+class CorpusTask(ABC):
     """Work whose result is a folder with a receipt: idempotent, in any order, process and machine. `str` names it."""
 
     work: Path

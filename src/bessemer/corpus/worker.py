@@ -20,12 +20,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import bessemer
 from bessemer import interrupt
 from bessemer.corpus import engine
-from bessemer.corpus.work import Task
+from bessemer.corpus.work import CorpusTask
 from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
@@ -38,12 +38,11 @@ SMALL_BYTES = 8 << 20  # less work than this is done in this process: a worker t
 # Tasks submitted to Ray ahead of time for each core: enough that none waits, while the driver's memory stays bounded
 WAITING_PER_CORE = 4
 
-OnResult = Callable[[Task], None]
-SomeTask = TypeVar("SomeTask", bound=Task)
+OnResult = Callable[[CorpusTask], None]
 
 
 def run_tasks(
-    what: str, unit: str, tasks: Sequence[SomeTask], bytes_per_size: float, settings: Work
+    what: str, unit: str, tasks: Sequence[CorpusTask], bytes_per_size: float, settings: Work
 ) -> list[dict[str, Any]]:
     """Do the tasks that are not done, behind a progress bar; returns the receipts of all.
 
@@ -65,7 +64,7 @@ def run_tasks(
     return receipts
 
 
-def _run(tasks: Sequence[Task], num_bytes: int, settings: Work, done: OnResult) -> None:
+def _run(tasks: Sequence[CorpusTask], num_bytes: int, settings: Work, done: OnResult) -> None:
     """Do all tasks, in the place that suits `num_bytes` of input; `done` is called after each."""
     num_workers = min(settings.workers or num_cores(), len(tasks))
     if not tasks:
@@ -78,21 +77,21 @@ def _run(tasks: Sequence[Task], num_bytes: int, settings: Work, done: OnResult) 
         engine.run(lambda: _run_here(tasks, done))
 
 
-def _run_here(tasks: Sequence[Task], done: OnResult) -> None:
+def _run_here(tasks: Sequence[CorpusTask], done: OnResult) -> None:
     for task in tasks:
         engine.check_stop()
         _perform(task)
         done(task)
 
 
-def _perform(task: Task) -> None:
+def _perform(task: CorpusTask) -> None:
     import pyarrow as pa
 
     task.run()
     pa.default_memory_pool().release_unused()
 
 
-def answer(task: Task) -> Exception | None:
+def answer(task: CorpusTask) -> Exception | None:
     """Do one task; the exception that it raised."""
     try:
         _perform(task)
@@ -105,7 +104,7 @@ def answer(task: Task) -> Exception | None:
     return None
 
 
-def _gave_up(task: Task, why: str) -> BessemerError:
+def _gave_up(task: CorpusTask, why: str) -> BessemerError:
     return BessemerError(
         f"corpus: {task}: its worker ended {ATTEMPTS} times ({why}); out of memory? Lower corpus.workers, or find the "
         f"document in {task.work}; finished work is kept, and the same command resumes here"
@@ -126,9 +125,9 @@ def worker_environment() -> dict[str, str]:
 class Pool:
     """Processes that do tasks, each served by a thread. One that dies is replaced and its task done again."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[CorpusTask]) -> None:
         self.waiting = deque(tasks)
-        self.answers: SimpleQueue[tuple[Task | None, Exception | None]] = SimpleQueue()
+        self.answers: SimpleQueue[tuple[CorpusTask | None, Exception | None]] = SimpleQueue()
         self.processes: list[subprocess.Popen[bytes]] = []
         self.has_ended = False
         self.starting = threading.Lock()
@@ -193,7 +192,7 @@ class Pool:
             self.processes.append(process)
             return process
 
-    def _ask(self, process: subprocess.Popen[bytes], task: Task) -> Exception | None:
+    def _ask(self, process: subprocess.Popen[bytes], task: CorpusTask) -> Exception | None:
         assert process.stdin is not None and process.stdout is not None
         pickle.dump(task, process.stdin)
         process.stdin.flush()
@@ -204,11 +203,11 @@ class Pool:
 # --- A Ray cluster
 
 
-def run_on_ray(tasks: Sequence[Task], settings: Work, done: OnResult) -> None:
+def run_on_ray(tasks: Sequence[CorpusTask], settings: Work, done: OnResult) -> None:
     """Do all tasks on the cluster at `settings.address`, or on one that is started here for this process."""
     ray = _connected(settings)
     remote = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(answer)
-    under_way: dict[Any, Task] = {}
+    under_way: dict[Any, CorpusTask] = {}
     left = list(reversed(tasks))
     # At most `workers` tasks in flight; without a number the cluster's own queue is kept filled.
     ahead = settings.workers or max(int(ray.cluster_resources().get("CPU", 1)), 1) * WAITING_PER_CORE
@@ -284,7 +283,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build handles Ctrl-C and ends its workers
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints is not an answer
-    received: SimpleQueue[Task] = SimpleQueue()
+    received: SimpleQueue[CorpusTask] = SimpleQueue()
 
     def listen() -> None:
         with contextlib.suppress(EOFError):
