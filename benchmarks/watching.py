@@ -19,6 +19,7 @@ import torch
 from machine import describe
 from planned import beside, plan_of, print_beside
 
+from bessemer.guard.trends import Trends
 from bessemer.layout.derived_keys import CPU_MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS, resolve
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
@@ -66,7 +67,7 @@ def measure(model: dict[str, int], rounds: int) -> dict[str, Any]:
     batch = Batch(0, tokens, np.zeros(sequences, dtype=np.int64))
     plain, looks = [], []
     with TemporaryDirectory() as folder, MetricsLog(RunFolder(Path(folder)), 0, tensorboard=False) as log:
-        around = Watch(step, log, 1)
+        around = Watch(step, log, Trends(None), 1)
         for _ in range(rounds):
             devices.synchronize(device)
             started = perf_counter()

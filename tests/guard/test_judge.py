@@ -152,3 +152,38 @@ def test_a_restart_forgets_the_windows() -> None:
     for step, (loss, norm) in enumerate(curve(300), start=1):
         history, _ = observe(history, step, loss, norm, SCALE)
     assert history.restarted() == replace(History(), first_losses=history.first_losses)
+
+
+def test_a_model_that_stays_near_a_guess_is_told_once_and_goes_on() -> None:
+    draw = np.random.default_rng(0)
+    numbers = [(5.9 + noise, 1.0) for noise in draw.normal(0, 0.05, 1500).tolist()]
+    found = alarms(numbers)
+    assert [(step, alarm.kind, alarm.lasts) for step, alarm in found] == [
+        (100, "plateau", False),
+        (1100, "plateau", False),
+    ]
+    assert alarms([(3.0 + noise, 1.0) for noise in draw.normal(0, 0.05, 300).tolist()]) == [], (
+        "it has learned something"
+    )
+
+
+def test_a_frozen_history_still_judges_and_forgets_the_steps() -> None:
+    """After a rollback the loss is low while the learning rate is; a rise against the steps of before is noticed at once."""
+    history = History()
+    for step, (loss, norm) in enumerate(curve(600), start=1):
+        history, _ = observe(history, step, loss, norm, SCALE)
+    before = history
+    for step in range(601, 640):
+        history, alarm = observe(history, step, 1.5, 0.5, SCALE, frozen=True)
+        assert alarm is None
+    assert replace(history, recent=before.recent) == before
+    found = []
+    for step in range(640, 660):
+        history, alarm = observe(history, step, before.losses[-1] + 0.5, 0.5, SCALE, frozen=True)
+        found += [] if alarm is None else [(step, alarm.kind, alarm.onset)]
+    assert found[0][1:] == ("shift", 640) and found[0][0] <= 640 + 16
+
+
+def test_an_explosion_does_not_hide_what_follows_it() -> None:
+    numbers = [(5.0, 200.0)] + [(9.0, 200.0)] * 30
+    assert [alarm.kind for _, alarm in alarms(numbers)][:2] == ["explosion", "diverged"]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bessemer.cli import run_command
+from bessemer.guard.journal import Journal
 from bessemer.run import read_json, read_json_lines
 from bessemer.tokens.loader import Batch
 from bessemer.train.measure import RunTiming
@@ -113,3 +114,40 @@ def test_ten_stops_over_the_edges_of_epochs_change_nothing(
     )
     assert ours == theirs
     record_property("obtained", "10 stops, bit for bit")
+
+
+@pytest.mark.long
+@pytest.mark.fault(18)
+def test_a_learning_rate_far_too_high_for_a_while_is_undone(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
+) -> None:
+    """The rate of 6 updates from step 601 on is 30 times too high: the guard skips those after the first ones, so that the fault
+    still lasts after a rollback."""
+    sets = "train.steps=1200", "checkpoint.every=25", "train.micro_batch=8"
+    healthy = train(recipe_file, copied(runs, "healthy"), *sets)
+    honest, updates = TrainStep.update, list[int]()
+
+    def update(self: TrainStep, number: int, grad_norm: float, factor: float = 1.0) -> float:
+        if number >= 600 and len(updates) < 6:
+            updates.append(number)
+            factor *= 30
+        return honest(self, number, grad_norm, factor)
+
+    monkeypatch.setattr(TrainStep, "update", update)
+    folder = train(recipe_file, runs, *sets)
+    journal = Journal.read(folder / "journal.jsonl")
+    assert 1 <= journal.num_rollbacks <= 3
+    first = journal.rollbacks[0]
+    assert first.to <= 600 < first.onset, "from before the fault"
+    noticed = first.at - 600
+    assert noticed <= 16
+    loss, expected = (
+        [row["loss"] for row in read_json_lines(run / "metrics.jsonl") if row["kind"] == "validation"][-1]
+        for run in (folder, healthy)
+    )
+    assert loss <= 1.01 * expected
+    worse = 100 * (loss / expected - 1)
+    record_property(
+        "obtained",
+        f"noticed after {noticed} steps, {journal.num_rollbacks} rollbacks, loss {worse:+.2f}% of the run without",
+    )

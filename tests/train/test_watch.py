@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from bessemer.guard.trends import Trends
 from bessemer.model.attention import AttentionScope, AttentionSpec, Documents
 from bessemer.run import RunFolder, read_json_lines
 from bessemer.train import watch
@@ -114,7 +115,7 @@ def trained(
     (folder / "tensorboard").mkdir(parents=True)
     run, losses = RunFolder(folder), []
     with MetricsLog(run, 0, tensorboard=True) as log:
-        around = watch.Watch(step, log, every)
+        around = watch.Watch(step, log, Trends(None), every)
         for number in range(1, 7):
             data = batch()
             data.tokens[:] = (data.tokens * number) % 400

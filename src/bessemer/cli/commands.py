@@ -106,8 +106,8 @@ COMMANDS = (
     )),
     Command("study", "an experiment that teaches, run here and now; without NAME: list them", experiments.study, (
         option("name", "the study; left out: list them", nargs="?", metavar="NAME"),
-        flag("--short", "a small part of a long study, in a minute (layouts)"),
-        option("--folder", "where a long study keeps its runs and writes its tables", metavar="DIR"),
+        flag("--short", "a small part of a long study, in a minute (layouts, detection)"),
+        option("--folder", "layouts: where it keeps its runs and writes tables; detection: runs to replay too", metavar="DIR"),
     )),
     Command("recipe", "show a shipped recipe, or explain a key", inspection.recipe, (
         option("name", "the shipped recipe to print; left out: list them", nargs="?"),

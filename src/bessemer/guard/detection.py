@@ -8,8 +8,10 @@
 | diverged | the last 8 losses all above 1.1 x the larger of a first loss and of a uniform guess |
 | dead | 20 gradients in a row that are exactly zero |
 | explosion | gradient norm above 100 x the norm that gradients are clipped to |
+| plateau | the second half of the last 100 losses not 1% better than the first, above 3/4 of a uniform guess |
 
-A spike is over with its step. The other kinds last: the run does not recover by itself. A rule without a full window
+A spike is over with its step; an explosion and a plateau are only noted. The other kinds last: the run does not recover by
+itself. A rule without a full window
 holds with a wider threshold instead of being off, so that the first steps of a run are guarded too. "diverged" has no
 window at all: a model worse than a uniform guess has learned nothing, whatever its history.
 """
@@ -23,16 +25,19 @@ from typing import Any
 
 SPIKE_WINDOW, SPIKE_DEVIATIONS, SPIKE_MIN = 128, 6.0, 16
 SHIFT_RECENT, SHIFT_WINDOW, SHIFT_DEVIATIONS, SHIFT_MIN = 16, 256, 2.0, 48
+RECENT = 2 * SHIFT_RECENT
 DRIFT_RATIO = 1.03
 DIVERGED_STEPS, DIVERGED_RATIO = 8, 1.1
 FIRST_STEPS = 4  # whose lowest loss is where the run began
 DEAD_STEPS = 20
 EXPLOSION_RATIO = 100.0
+PLATEAU_WINDOW, PLATEAU_GAIN, PLATEAU_SHARE, PLATEAU_QUIET = 100, 0.01, 0.75, 1000
 QUIET_STEPS = 100
 NORMAL = 1.4826  # from the MAD to the standard deviation of normal numbers
 MIN_SPREAD = 0.002  # of the median loss: recorded runs have more noise; a constant loss has none
 MIN_LOG_SPREAD = 0.05  # of the log gradient norm
 LASTING = ("shift", "drift", "diverged", "dead")
+NOTED = ("explosion", "plateau")
 
 
 @dataclass(frozen=True)
@@ -54,18 +59,21 @@ class Alarm:
 class History:
     """What the rules remember; part of every checkpoint, so that a resumed run judges as an uninterrupted one.
 
-    losses: the last 256, of all finite steps; calm_losses, calm_norms: the last 128 losses and log gradient norms, spikes left
-    out; first_losses: of the first steps; best_mean: lowest mean of 256 losses; num_zero: gradients of zero in a row;
-    quiet_until: no lasting alarm and no explosion is raised before this step, so that one trouble gives one alarm.
+    losses: the last 256, of all finite steps; recent: the last 32, also where `losses` is frozen; calm_losses, calm_norms: the
+    last 128 losses and log gradient norms, spikes left out; first_losses: of the first steps; best_mean: lowest mean of 256
+    losses; num_zero: gradients of zero in a row; quiet_until, noted_until: no lasting alarm, and no explosion or plateau, is
+    raised before this step, so that one trouble gives one alarm.
     """
 
     losses: tuple[float, ...] = ()
+    recent: tuple[float, ...] = ()
     calm_losses: tuple[float, ...] = ()
     calm_norms: tuple[float, ...] = ()
     first_losses: tuple[float, ...] = ()
     best_mean: float | None = None
     num_zero: int = 0
     quiet_until: int = 0
+    noted_until: int = 0
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> History:
@@ -75,7 +83,7 @@ class History:
 
     def restarted(self) -> History:
         """Without the windows: where the loss may rise for a good reason, as at another mixture of sources."""
-        return History(first_losses=self.first_losses, quiet_until=self.quiet_until)
+        return History(first_losses=self.first_losses, quiet_until=self.quiet_until, noted_until=self.noted_until)
 
 
 @dataclass(frozen=True)
@@ -87,31 +95,38 @@ class GuardReference:
 
 
 def observe(
-    history: History, step: int, loss: float, grad_norm: float, reference: GuardReference
+    history: History, step: int, loss: float, grad_norm: float, reference: GuardReference, *, frozen: bool = False
 ) -> tuple[History, Alarm | None]:
-    """Judge a finite step (1-based). Returns the history with it, and the most serious alarm that it raises."""
+    """Judge a finite step (1-based). Returns the history with it, and the most serious alarm that it raises.
+
+    frozen: the step does not enter the windows, since its learning rate is lower than that of the steps to come, and so may its
+    loss be.
+    """
     spike = _spike(history, step, loss, grad_norm)
     after = replace(
         history,
-        losses=(*history.losses, loss)[-SHIFT_WINDOW:],
+        losses=history.losses if frozen else (*history.losses, loss)[-SHIFT_WINDOW:],
+        recent=(*history.recent, loss)[-RECENT:],
         first_losses=(*history.first_losses, loss)[:FIRST_STEPS],
         num_zero=history.num_zero + 1 if grad_norm == 0 and loss > 0 else 0,
     )
-    if spike is None:
+    if spike is None and not frozen:
         log_norm = math.log(grad_norm) if grad_norm > 0 else -100.0
         calm_norms = (*history.calm_norms, log_norm)[-SPIKE_WINDOW:]
         after = replace(after, calm_losses=(*history.calm_losses, loss)[-SPIKE_WINDOW:], calm_norms=calm_norms)
     if len(after.losses) == SHIFT_WINDOW:
         after = replace(after, best_mean=min(fmean(after.losses), after.best_mean or math.inf))
-    if step < history.quiet_until:
-        return after, spike
-    lasting = _diverged(after, step, reference) or _dead(after, step) or _shift(after, step) or _drift(after, step)
+    lasting = None
+    if step >= history.quiet_until:
+        lasting = _diverged(after, step, reference) or _dead(after, step) or _shift(after, step) or _drift(after, step)
     if lasting is not None:
         return replace(after.restarted(), quiet_until=step + QUIET_STEPS), lasting
-    explosion = _explosion(step, loss, grad_norm, reference)
-    if explosion is not None:
-        after = replace(after, quiet_until=step + QUIET_STEPS)
-    return after, spike or explosion
+    noted = None
+    if step >= history.noted_until:
+        noted = _explosion(step, loss, grad_norm, reference) or _plateau(after, step, reference)
+    if noted is not None:
+        after = replace(after, noted_until=step + (PLATEAU_QUIET if noted.kind == "plateau" else QUIET_STEPS))
+    return after, spike or noted
 
 
 def centre(values: tuple[float, ...], *, is_log: bool = False) -> tuple[float, float]:
@@ -138,15 +153,15 @@ def _spike(history: History, step: int, loss: float, grad_norm: float) -> Alarm 
 
 
 def _shift(history: History, step: int) -> Alarm | None:
-    losses, recent = history.losses, history.losses[-2 * SHIFT_RECENT :]
-    if len(losses) < SHIFT_MIN:
+    losses, recent = history.losses, history.recent
+    if len(losses) < SHIFT_MIN or len(recent) < RECENT:
         return None
     middle, spread = centre(losses)
     limit, now = middle + SHIFT_DEVIATIONS * spread, median(recent[SHIFT_RECENT:])
     if now <= limit:
         return None
     figures = f"is {now:.4f} (limit {limit:.4f} by the last {len(losses)})"
-    onset = step - 2 * SHIFT_RECENT + 1 + _change_point(recent)
+    onset = step - RECENT + 1 + _change_point(recent)
     return Alarm("shift", onset, f"the median loss of the last {SHIFT_RECENT} steps {figures}")
 
 
@@ -172,12 +187,12 @@ def _drift(history: History, step: int) -> Alarm | None:
 
 
 def _diverged(history: History, step: int, reference: GuardReference) -> Alarm | None:
-    recent = history.losses[-DIVERGED_STEPS:]
+    recent = history.recent[-DIVERGED_STEPS:]
     limit = DIVERGED_RATIO * max(reference.uniform_loss, min(history.first_losses))
     if len(recent) < DIVERGED_STEPS or min(recent) <= limit:
         return None
-    low = [place for place, loss in enumerate(history.losses) if loss <= limit]
-    onset = step - len(history.losses) + 1 + (low[-1] + 1 if low else 0)
+    low = [place for place, loss in enumerate(history.recent) if loss <= limit]
+    onset = step - len(history.recent) + 1 + (low[-1] + 1 if low else 0)
     figures = f"above {limit:.2f}, the last one {recent[-1]:.2f}: worse than a guess ({reference.uniform_loss:.2f})"
     return Alarm("diverged", onset, f"the last {DIVERGED_STEPS} losses are {figures} and than at the start")
 
@@ -186,7 +201,7 @@ def _dead(history: History, step: int) -> Alarm | None:
     count = history.num_zero
     if count < DEAD_STEPS:
         return None
-    cause = f"the gradient has been exactly zero for {count} steps, at a loss of {history.losses[-1]:.4f}"
+    cause = f"the gradient has been exactly zero for {count} steps, at a loss of {history.recent[-1]:.4f}"
     return Alarm("dead", step - count + 1, cause)
 
 
@@ -195,3 +210,15 @@ def _explosion(step: int, loss: float, grad_norm: float, reference: GuardReferen
     if grad_norm <= limit:
         return None
     return Alarm("explosion", step, f"the gradient norm is {grad_norm:.4g} (limit {limit:g}) at a loss of {loss:.4f}")
+
+
+def _plateau(history: History, step: int, reference: GuardReference) -> Alarm | None:
+    window = history.losses[-PLATEAU_WINDOW:]
+    if len(window) < PLATEAU_WINDOW:
+        return None
+    half = PLATEAU_WINDOW // 2
+    before, now = fmean(window[:half]), fmean(window[half:])
+    if now <= (1.0 - PLATEAU_GAIN) * before or now <= PLATEAU_SHARE * reference.uniform_loss:
+        return None
+    figures = f"{now:.4f}, that of the {half} before {before:.4f}; a uniform guess has {reference.uniform_loss:.2f}"
+    return Alarm("plateau", step - PLATEAU_WINDOW + 1, f"the mean loss of the last {half} steps is {figures}")

@@ -28,6 +28,15 @@ ADVICE = {
     "diagnostics find about 70% of such devices (ByteRobust 2025, section 9).",
     "hang": "The stacks say where each process waits. One that was stopped or blocked in the system: look at its node (disk, "
     "network file system, device). One that computes: look for a step that is far longer than the others.",
+    "plateau": "The model has learned little more than how often each token occurs. `bessemer check RECIPE` sees whether it can "
+    "learn a batch by heart, and whether the targets fit the inputs; a learning rate far too high or too low looks the same.",
+    "attention": "Logits that grow without bound end in a divergence. Normalising queries and keys (model.qk_norm) or a smaller "
+    "learning rate stops it (Wortsman et al. 2023, section 3.1).",
+    "activation": "Activations that grow leave the range in which bf16 is fine enough: more weight decay, or a smaller "
+    "learning rate.",
+    "slow": "Something else runs on this machine, a device is throttled, or a link is worse than it was: `bessemer check RECIPE` "
+    "measures each.",
+    "data_wait": "The loader does not keep up: a slow file system under tokens/, or cores that others use.",
     "explosion": "Clipping keeps the update small. If it recurs, lower train.optimizer.learning_rate or lengthen the warm-up.",
 }
 

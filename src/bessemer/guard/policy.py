@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bessemer.guard.detection import Alarm, GuardReference, History, observe
+from bessemer.guard.detection import NOTED, Alarm, GuardReference, History, observe
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.recipe import Guard
 
@@ -66,14 +66,17 @@ class Judgement:
 
 def judge(
     guard: Guard, state: GuardState, step: int, loss: float, grad_norm: float, reference: GuardReference, *,
-    overflow: bool = False, skips: bool = False, mesh: ProcessMesh = SINGLE_PROCESS,
+    overflow: bool = False, skips: bool = False, frozen: bool = False, mesh: ProcessMesh = SINGLE_PROCESS,
 ) -> Judgement:  # fmt: skip
     """Judge step number `step` (1-based) by its loss and global gradient norm. Collective; every process gets the same verdict.
 
-    overflow: fp16's loss scale was too large for the step; skips: the journal says that its update was skipped.
+    overflow: fp16's loss scale was too large for the step; skips: the journal says that its update was skipped; frozen: the
+    step does not enter the windows of the history.
     """
     is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
-    history, alarm = observe(state.history, step, loss, grad_norm, reference) if is_finite else (state.history, None)
+    history, alarm = state.history, None
+    if is_finite:
+        history, alarm = observe(history, step, loss, grad_norm, reference, frozen=frozen)
     is_spike = mesh.is_main and alarm is not None and alarm.kind == "spike" and guard.skip_spikes
     is_lasting = mesh.is_main and alarm is not None and alarm.lasts
     flags = torch.tensor([not is_finite, not (is_finite or overflow), is_spike, is_lasting], dtype=torch.int64)
@@ -82,7 +85,7 @@ def judge(
         if not skips_spike and skips:  # a fault of the machine that has not come again
             return Judgement(Verdict.SKIP, replace(state, skips_in_a_row=0, skipped=state.skipped + 1))
         after = replace(state, skips_in_a_row=0, skipped=state.skipped + skips_spike, history=history)
-        if alarm is not None and alarm.kind != "explosion":
+        if alarm is not None and alarm.kind not in NOTED:
             after = replace(after, healthy_until=alarm.onset - 1)
         return Judgement(Verdict.HEAL if lasts else Verdict.SKIP if skips_spike else Verdict.APPLY, after, alarm)
     if not some_broken:

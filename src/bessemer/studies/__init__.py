@@ -1,8 +1,8 @@
 """Experiments that teach and prove: one file each, run by `bessemer study NAME`.
 
 A study's module has `run() -> dict`, plain values that `--json` prints, and `table(results) -> str`, the same for a person. A
-long one takes `short` and `folder`: a small part of it, and where what is done is kept. Sentences in `missed` say what it
-was to prove and did not.
+long one takes `short` and `folder`: a small part of it, and where what is done is kept, or what is looked at. Sentences in
+`missed` say what it was to prove and did not.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ STUDIES = {
         "pipeline", "What does the bubble of a pipeline cost, and what do other schedules pay to shrink it?"
     ),
     "layouts": Study("layouts", "However a model is split over processes, does it train alike?", long=True),
+    "detection": Study(
+        "detection", "Which rule notices a sick run, how soon, and how often does it cry wolf?", long=True
+    ),
     "precision": Study("precision", "Where does fp16 fail and bf16 not, in numbers?"),
     "mup": Study(
         "mup", "Does a learning rate found at a small width hold at a larger one, with base_width and without?"

@@ -10,6 +10,7 @@ from typing import Any
 from bessemer.environment import describe
 from bessemer.errors import Stopped
 from bessemer.guard.pulse import Pulse
+from bessemer.guard.trends import Trends
 from bessemer.layout.flops import devices_of
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Recipe
@@ -115,7 +116,8 @@ def train(training: Training) -> TrainSummary:
         training.log() as log,
         progress("training", total, "tok", done) as advance,
     ):
-        watch = Watch(step, log, step.settings.watch_every)
+        trends = Trends(training.run.incidents if step.mesh.is_main else None)
+        watch = Watch(step, log, trends, step.settings.watch_every)
         if position.step:
             log.write("resumed", position.step)
         if training.scores_first:
@@ -131,6 +133,7 @@ def train(training: Training) -> TrainSummary:
                 with training.timing("saving"):
                     training.saver.save(position)
             training.clock.stepped(position.step, training.rates.data_wait)
+            trends.stepped(position.step, training.rates.seconds, training.rates.data_wait)
             note = f"loss {gradients.loss:.3f}" + (f"  {scores.short}" if scores else "")
             advance(pace.sizes.tokens(position.step - 1), note, pace.sizes.tokens_before(pace.steps))
             if stopped_by and not is_last:

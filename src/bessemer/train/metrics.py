@@ -164,6 +164,11 @@ class Rates:
             yield batch
             started = self._mark = perf_counter()
 
+    @property
+    def seconds(self) -> float:
+        """Since the current step began to wait for its data."""
+        return perf_counter() - self._mark
+
     def communicated(self, compiled: bool) -> dict[str, dict[str, int]]:
         """Bytes that all processes sent in the current step, by kind; empty for one process, or where they cannot be counted.
         Collective."""
@@ -173,7 +178,7 @@ class Rates:
 
     def now(self, batch_tokens: int) -> dict[str, float]:
         """Rates of the current step of `batch_tokens`, its wait for data included."""
-        seconds = perf_counter() - self._mark
+        seconds = self.seconds
         per_second = batch_tokens / seconds
         raised = not self.device.is_cuda and self.hardware_flops * per_second > self.peak
         if raised:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bessemer.guard.trends import Trends
 from bessemer.model.attention import AttentionScope
 from bessemer.model.transformer import Attention
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
@@ -35,8 +36,8 @@ Values = dict[str, float]  # by parameter group or block
 class Watch:
     """Context around each update; logs statistics of every `every`-th step as "inside" (0: of none)."""
 
-    def __init__(self, step: TrainStep, log: MetricsLog, every: int) -> None:
-        self.step, self.log, self.every = step, log, every
+    def __init__(self, step: TrainStep, log: MetricsLog, trends: Trends, every: int) -> None:
+        self.step, self.log, self.trends, self.every = step, log, trends, every
 
     @contextmanager
     def __call__(self, number: int, batch: Batch, updates: bool = True) -> Iterator[None]:
@@ -54,6 +55,7 @@ class Watch:
         ratios = update_ratios(before, sample(model), mesh)
         seconds += perf_counter() - started
         self.log.write("inside", number, **statistics, grad_norm=norms, update_ratio=ratios, seconds=seconds)
+        self.trends.looked(number, statistics)
 
 
 @torch.no_grad()

@@ -1,0 +1,65 @@
+"""What grows or slows down is told once, and nothing healthy is."""
+
+from pathlib import Path
+
+import pytest
+
+from bessemer.guard.trends import Trends
+from bessemer.run import read_json_lines
+
+
+def kinds(path: Path) -> list[tuple[int, str]]:
+    return [(row["step"], row["what"]) for row in read_json_lines(path)] if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("statistic", "kind", "healthy"),
+    [("attention_logit_max", "attention", 15.0), ("activation_rms", "activation", 1.0)],
+)
+def test_what_grows_inside_the_model_is_told_with_its_block(
+    tmp_path: Path, statistic: str, kind: str, healthy: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "incidents.jsonl"
+    trends = Trends(path)
+    for step in range(10, 110, 10):
+        trends.looked(step, {statistic: {"0": healthy, "1": healthy * (1 + step / 100)}})
+    assert kinds(path) == [], "it doubles"
+    for step in range(110, 150, 10):
+        trends.looked(step, {statistic: {"0": healthy, "1": 10 * healthy}})
+    assert kinds(path) == [(110, kind)], "once"
+    assert "in block 1" in capsys.readouterr().err
+
+
+def test_small_attention_logits_may_grow(tmp_path: Path) -> None:
+    trends = Trends(tmp_path / "incidents.jsonl")
+    for step in range(1, 9):
+        trends.looked(step, {"attention_logit_max": {"0": 5.0 if step < 6 else 45.0}})
+    assert kinds(tmp_path / "incidents.jsonl") == []
+
+
+def test_steps_that_become_slower_are_told_and_a_slow_validation_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "incidents.jsonl"
+    trends = Trends(path)
+    for step in range(1, 257):
+        trends.stepped(step, 5.0 if step % 32 == 0 else 0.1, 0.0)
+    assert kinds(path) == []
+    for step in range(257, 513):
+        trends.stepped(step, 0.2, 0.0)
+    assert kinds(path) == [(320, "slow")]
+
+
+def test_waiting_for_data_is_told_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "incidents.jsonl"
+    trends = Trends(path)
+    for step in range(1, 65):
+        trends.stepped(step, 0.1, 0.001)
+    for step in range(65, 129):
+        trends.stepped(step, 0.2, 0.1)
+    assert kinds(path) == [(128, "data_wait")]
+
+
+def test_other_ranks_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    trends = Trends(None)
+    for step in range(1, 65):
+        trends.stepped(step, 0.1, 0.1)
+    assert capsys.readouterr().err == ""
