@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,11 +67,15 @@ def test_truncation_of_any_file_falls_back(folder: Path) -> None:
 
 
 @pytest.mark.fault(5)
-def test_a_flipped_bit_anywhere_is_found(folder: Path) -> None:
-    draw = random.Random(0)
-    for path in every_file(folder):
+def test_a_flipped_bit_anywhere_is_found(
+    folder: Path, is_thorough: bool, record_property: Callable[[str, object], None]
+) -> None:
+    draw, flips = random.Random(0), 0
+    files = every_file(folder)
+    for path in files:
         data = bytearray(path.read_bytes())
-        for _ in range(60):
+        for _ in range(-(-1000 // len(files)) if is_thorough else 60):
+            flips += 1
             place, bit = draw.randrange(len(data)), 1 << draw.randrange(8)
             data[place] ^= bit
             path.write_bytes(data)
@@ -78,6 +83,7 @@ def test_a_flipped_bit_anywhere_is_found(folder: Path) -> None:
                 verify(folder / "step-00000030")
             data[place] ^= bit
         path.write_bytes(data)
+    record_property("obtained", f"{flips:,} of {flips:,} rejected")
 
 
 @pytest.mark.fault(4)
@@ -205,7 +211,9 @@ print(count)
 
 
 @pytest.mark.fault(2)
-def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(folder: Path) -> None:
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
+    folder: Path, is_thorough: bool, record_property: Callable[[str, object], None]
+) -> None:
     code = """
 import sys
 from pathlib import Path
@@ -216,7 +224,8 @@ for step in range(40, 4000, 10):
     save(Path(sys.argv[1]), step, {"model": {"a": torch.randn(300, 300)}}, {"samples": step}, keep=2)
 """
     draw = random.Random(0)
-    for _ in range(8):
+    kills = 100 if is_thorough else 8
+    for _ in range(kills):
         process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()
@@ -224,3 +233,4 @@ for step in range(40, 4000, 10):
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         assert latest(folder) is not None
+    record_property("obtained", f"{kills} kills in the foreground")
