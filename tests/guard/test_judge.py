@@ -187,3 +187,10 @@ def test_a_frozen_history_still_judges_and_forgets_the_steps() -> None:
 def test_an_explosion_does_not_hide_what_follows_it() -> None:
     numbers = [(5.0, 200.0)] + [(9.0, 200.0)] * 30
     assert [alarm.kind for _, alarm in alarms(numbers)][:2] == ["explosion", "diverged"]
+
+
+def test_two_bad_batches_are_no_drift() -> None:
+    numbers = [(2.0 + noise, 1.0) for noise in np.random.default_rng(0).normal(0, 0.05, 800).tolist()]
+    for step in (500, 520):
+        numbers[step - 1] = (12.0, 50.0)
+    assert [(step, alarm.kind) for step, alarm in alarms(numbers)] == [(500, "spike"), (520, "spike")]

@@ -4,7 +4,7 @@
 |---|---|
 | spike | loss and log gradient norm both above median + 6 x 1.4826 x MAD of the last 128 steps |
 | shift | median of the last 16 losses above median + 2 x 1.4826 x MAD of the last 256 |
-| drift | mean of the last 256 losses above 1.03 x the best such mean |
+| drift | mean of the last 256 losses, none counted above median + 6 x 1.4826 x MAD, above 1.03 x the best such mean |
 | diverged | the last 8 losses all above 1.1 x the larger of a first loss and of a uniform guess |
 | dead | 20 gradients in a row that are exactly zero |
 | explosion | gradient norm above 100 x the norm that gradients are clipped to |
@@ -114,11 +114,15 @@ def observe(
         log_norm = math.log(grad_norm) if grad_norm > 0 else -100.0
         calm_norms = (*history.calm_norms, log_norm)[-SPIKE_WINDOW:]
         after = replace(after, calm_losses=(*history.calm_losses, loss)[-SPIKE_WINDOW:], calm_norms=calm_norms)
-    if len(after.losses) == SHIFT_WINDOW:
-        after = replace(after, best_mean=min(fmean(after.losses), after.best_mean or math.inf))
+    middle, spread = centre(after.losses or (loss,))
+    mean = None
+    if len(after.losses) == SHIFT_WINDOW:  # single bad batches are no drift
+        mean = fmean(min(one, middle + SPIKE_DEVIATIONS * spread) for one in after.losses)
+        after = replace(after, best_mean=min(mean, after.best_mean or math.inf))
     lasting = None
     if step >= history.quiet_until:
-        lasting = _diverged(after, step, reference) or _dead(after, step) or _shift(after, step) or _drift(after, step)
+        lasting = _diverged(after, step, reference) or _dead(after, step)
+        lasting = lasting or _shift(after, step, middle + SHIFT_DEVIATIONS * spread) or _drift(after, step, mean)
     if lasting is not None:
         return replace(after.restarted(), quiet_until=step + QUIET_STEPS), lasting
     noted = None
@@ -152,12 +156,11 @@ def _spike(history: History, step: int, loss: float, grad_norm: float) -> Alarm 
     return Alarm("spike", step, f"{figures} by the last {window} steps")
 
 
-def _shift(history: History, step: int) -> Alarm | None:
+def _shift(history: History, step: int, limit: float) -> Alarm | None:
     losses, recent = history.losses, history.recent
     if len(losses) < SHIFT_MIN or len(recent) < RECENT:
         return None
-    middle, spread = centre(losses)
-    limit, now = middle + SHIFT_DEVIATIONS * spread, median(recent[SHIFT_RECENT:])
+    now = median(recent[SHIFT_RECENT:])
     if now <= limit:
         return None
     figures = f"is {now:.4f} (limit {limit:.4f} by the last {len(losses)})"
@@ -175,11 +178,10 @@ def _change_point(values: tuple[float, ...]) -> int:
     return max(range(1, len(values)), key=rise)
 
 
-def _drift(history: History, step: int) -> Alarm | None:
+def _drift(history: History, step: int, mean: float | None) -> Alarm | None:
     best = history.best_mean
-    if len(history.losses) < SHIFT_WINDOW or best is None:
+    if mean is None or best is None:
         return None
-    mean = fmean(history.losses)
     if mean <= best + (DRIFT_RATIO - 1.0) * abs(best):
         return None
     cause = f"the mean loss of the last {SHIFT_WINDOW} steps is {mean:.4f}; it was {best:.4f}"

@@ -89,7 +89,7 @@ FAULTS = {
     "rate x 30": Fault("the learning rate is 30 times too high for 12 steps", steps=12, rate=30.0),
     "labels wrong": Fault("8% of all targets are random from there on", noise=0.08),
     "text decays": Fault("the share of random targets grows to 15% in 200 steps", noise=0.15, grows=True),
-    "rate x 100": Fault("the learning rate is 100 times too high from the first step", rate=100.0, from_start=True),
+    "rate x 1000": Fault("the learning rate is 1,000 times too high from the first step", rate=1000.0, from_start=True),
 }
 
 
