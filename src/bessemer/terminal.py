@@ -10,10 +10,13 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from bessemer.errors import BessemerError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -188,6 +191,30 @@ class _Lines:
         if self._total and per_second > 0:
             parts.append(f"about {duration(max(self._total - self._done, 0) / per_second)} left")
         return ", ".join([*parts, *filter(None, [self._note])])
+
+
+def text_table(titles: Sequence[str], rows: Iterable[Sequence[str]], align: str = "l") -> list[str]:
+    """The lines of a table, two spaces between columns as wide as their widest cell. align: l or r for each column; r for those
+    that are not named."""
+    table = [list(row) for row in (titles, *rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    sides = ["<" if side == "l" else ">" for side in align.ljust(len(widths), "r")]
+    return [
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
+        for row in table
+    ]
+
+
+def rendered(template: Path, **values: Any) -> str:
+    """A template that lies beside the code, filled in; escaped where it is of SVG. Raises BessemerError without jinja2."""
+    try:
+        from jinja2 import Environment
+    except ImportError:
+        raise BessemerError(f"{template.stem} needs jinja2; install it with: pip install 'bessemer[report]'") from None
+
+    is_svg = template.name.endswith(".svg.jinja")
+    environment = Environment(autoescape=is_svg, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    return environment.from_string(template.read_text(encoding="utf-8")).render(**values)
 
 
 def _of_unit(number: float, unit: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bessemer.cli import runs
 from bessemer.cli.run import planned_against_measured
 from bessemer.errors import InputError
+from bessemer.terminal import text_table
 
 if TYPE_CHECKING:
     import argparse
@@ -52,11 +53,10 @@ def trace(args: argparse.Namespace) -> Any:
 
 def _print_columns(rows: list[dict[str, Any]]) -> None:
     """Rows of the same keys under their names; columns without any value are left out."""
-    rows = [{name: " ".join(str(value).split()) for name, value in row.items()} for row in rows]
     names = [name for name in (rows[0] if rows else ()) if any(row[name] != "" for row in rows)]
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
-    for row in [{name: name for name in names}, *rows] if rows else []:
-        print("  ".join(f"{row[name]:<{widths[name]}}" for name in names).rstrip())
+    cells = [[" ".join(str(row[name]).split()) for name in names] for row in rows]
+    if cells:
+        print("\n".join(text_table(names, cells, "l" * len(names))))
 
 
 def _print_document(document: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import options, runs
 from bessemer.errors import InputError
-from bessemer.terminal import amount, duration, rate, size
+from bessemer.terminal import amount, duration, rate, size, text_table
 
 if TYPE_CHECKING:
     import argparse
@@ -253,13 +253,12 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
     fullest = max(stages, key=lambda row: row["total"])
     what = f"{amount(simulated['parameters'])} parameters on {simulated['processes']:,} processes"
     print(f"{what}; GiB of the fullest, rank {fullest['rank']}")
-    print(f"{'':<12} {'between steps':>14} {'after backward':>15} {'at the peak':>12} {'planned':>9}")
+    moments, rows = [fullest["moments"][moment] for moment in ("between", "after_backward", "peak")], []
     for name, parts in SIMULATED_ROWS.items():
-        moments = [fullest["moments"][moment] for moment in ("between", "after_backward", "peak")]
-        gibs = [(sum(moment.values()) if name == "peak" else moment[name]) / gib for moment in moments]
-        planned = sum(fullest["planned"][part] for part in parts) / gib
-        label = "all" if name == "peak" else name
-        print(f"{label:<12} {gibs[0]:>14.3f} {gibs[1]:>15.3f} {gibs[2]:>12.3f} {planned:>9.3f}")
+        num_bytes = [sum(moment.values()) if name == "peak" else moment[name] for moment in moments]
+        num_bytes.append(sum(fullest["planned"][part] for part in parts))
+        rows.append(["all" if name == "peak" else name, *(f"{value / gib:.3f}" for value in num_bytes)])
+    print("\n".join(text_table(["", "between steps", "after backward", "at the peak", "planned"], rows)))
     for row in stages if len(stages) > 1 else ():
         peak, planned = row["total"] / gib, row["planned"]["total"] / gib
         print(f"stage {row['place']:<2} {row['blocks']:>3} blocks, at the peak {peak:.3f}, planned {planned:.3f}")

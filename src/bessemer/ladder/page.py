@@ -11,7 +11,7 @@ import numpy as np
 from bessemer.report import parts
 from bessemer.report.parts import Block, Figure, tile
 from bessemer.report.template import render_page, write_page
-from bessemer.terminal import amount, duration
+from bessemer.terminal import amount, duration, text_table
 
 Json = dict[str, Any]
 # Of a page: id, title, sentences, figures, columns and rows of a table.
@@ -25,9 +25,8 @@ def table(found: Json) -> str:
         titles, rows = ("proxy", *found["sources"], "target", "unseen"), _mixture_rows(found)
     else:
         titles, rows = LADDER_COLUMNS, _rungs(found)
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in (titles, *rows)]
-    return "\n".join([*lines, "", *(f"{name:<12} {sentence}" for name, sentence in sentences(found).items())])
+    answers = (f"{name:<12} {sentence}" for name, sentence in sentences(found).items())
+    return "\n".join([*text_table(titles, rows, "r"), "", *answers])
 
 
 def ending(found: Json) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.terminal import size
+from bessemer.terminal import size, text_table
 
 UNITS = {"B": 1, **{f"{letter}B": 1000**power for power, letter in enumerate("KMGTPE", 1)}}
 UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGTPE", 1)}
@@ -157,13 +157,13 @@ def parse_bytes(text: str) -> float:
 
 def table(of: dict[str, Any]) -> str:
     """For people."""
-    lines = [f"{'stage':<18}{'reads':>12}{'MB/CPU-s':>11}{'core-hours':>13}{'share':>8}"]
-    for row in of["stages"]:
-        lines.append(
-            f"{row['stage']:<18}{size(row['bytes_in']):>12}{row['megabytes_per_cpu_second']:>11.1f}{row['core_hours']:>13,.0f}"
-            f"{row['share']:>8.1%}"
-        )
-    lines.append(f"{'all':<18}{'':>12}{'':>11}{of['core_hours']:>13,.0f}{1:>8.1%}")
+    stages = [
+        (row["stage"], size(row["bytes_in"]), f"{row['megabytes_per_cpu_second']:.1f}", f"{row['core_hours']:,.0f}",
+         f"{row['share']:.1%}")
+        for row in of["stages"]
+    ]  # fmt: skip
+    stages.append(("all", "", "", f"{of['core_hours']:,.0f}", "100.0%"))
+    lines = text_table(("stage", "reads", "MB/CPU-s", "core-hours", "share"), stages)
     flow = " -> ".join(f"{name.replace('_', ' ')} {size(of['flow_bytes'][name])}" for name in FLOW)
     days = f"{of['hours'] / 24:.1f} days" if of["hours"] >= 48 else f"{of['hours']:.1f} hours"
     documents = of["documents"]

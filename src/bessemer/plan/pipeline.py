@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
-from itertools import groupby
+from itertools import accumulate, groupby
 from math import ceil, isfinite
+from pathlib import Path
 from typing import Any
 
 from bessemer.errors import InputError
@@ -14,6 +14,7 @@ from bessemer.layout.pipeline_schedules import Action, generate, stages_each
 from bessemer.layout.pipeline_stages import Costs, balanced, stage_costs
 from bessemer.model.config import ModelConfig
 from bessemer.plan.timetable import Durations, Slot, Timetable, simulate
+from bessemer.terminal import rendered
 
 WORDS = {"F": "forward", "B": "backward", "I": "gradient of the input", "W": "gradient of the weights"}
 MOST_PANELS_LINES = 120
@@ -182,40 +183,29 @@ def svg(of: Timetable, ranks: Sequence[int] | None = None) -> str:
     if total * (needed := (7.0 * letters + 5) / shortest) < 6000:
         unit = max(unit, needed)
     left, top, row, bar = 62, 64, 32, 26
+    plural, step = "s" if schedule.virtual > 1 else "", tick(24 / unit)
+    rows = [
+        (rank, top + row * line + (row - bar) / 2, f"{of.active_of[rank] / total:.1%}",
+         [_svg_cell(of, slot, left, unit) for slot in of.slots[rank]])
+        for line, rank in enumerate(drawn)
+    ]  # fmt: skip
+    kinds = {slot.action.kind for slot in slots}
+    entries = [(COLOURS[kind][0][0], words) for kind, words in WORDS.items() if kind in kinds] + [("#f0f2f3", "idle")]
+    places = list(accumulate((40 + 6.4 * len(words) for _, words in entries), initial=float(left)))
     floor = top + row * len(drawn)
-    width, height = max(ceil(left + total * unit + 112), 640), floor + 66
-    plural = "s" if schedule.virtual > 1 else ""
-    title = f"{schedule.name}: {schedule.ranks} ranks x {schedule.virtual} stage{plural}, {schedule.micro_batches} micro-batches"
-    summary = (
-        f"{number(total)} time-steps, active {number(of.active)} and idle {number(of.idle)} of "
-        f"{number(total * schedule.ranks)}, "
-        f"utilisation {of.utilisation:.1%}"
-    )
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        'role="img" font-family="system-ui, sans-serif" font-size="12">',
-        f"<title>{escape(title)}: {escape(summary)}</title>",
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'<text x="{left}" y="22" font-size="15" font-weight="600" fill="#15191d">{escape(title)}</text>',
-        f'<text x="{left}" y="41" fill="#56616b">{escape(summary)}</text>',
-        f'<text x="{left + total * unit + 10:.1f}" y="{top - 6}" fill="#56616b" font-size="11">utilisation</text>',
-    ]
-    step = tick(24 / unit)
-    for ticked in range(int(total // step) + 1):
-        x = left + ticked * step * unit
-        out.append(f'<path d="M{x:.1f} {top}V{floor + 4}" stroke="#dde2e6"/>')
-        out.append(
-            f'<text x="{x:.1f}" y="{floor + 17}" text-anchor="middle" fill="#56616b" font-size="11">{ticked * step:g}</text>'
-        )
-    for line, rank in enumerate(drawn):
-        y = top + row * line + (row - bar) / 2
-        out.append(f'<text x="{left - 10}" y="{y + 17:g}" text-anchor="end" fill="#15191d">rank {rank}</text>')
-        out.append(f'<rect x="{left}" y="{y:g}" width="{total * unit:.1f}" height="{bar}" fill="#f0f2f3"/>')
-        share = of.active_of[rank] / total
-        out.append(f'<text x="{left + total * unit + 10:.1f}" y="{y + 17:g}" fill="#15191d">{share:.1%}</text>')
-        out += [_svg_cell(of, rank, slot, left, y, bar, unit) for slot in of.slots[rank]]
-    out += [*_legend(of, left, floor + 44), "</svg>", ""]
-    return "\n".join(out)
+    return rendered(
+        Path(__file__).with_name("pipeline.svg.jinja"),
+        title=f"{schedule.name}: {schedule.ranks} ranks x {schedule.virtual} stage{plural}, {schedule.micro_batches} "
+        "micro-batches",
+        summary=f"{number(total)} time-steps, active {number(of.active)} and idle {number(of.idle)} of "
+        f"{number(total * schedule.ranks)}, utilisation {of.utilisation:.1%}",
+        width=max(ceil(left + total * unit + 112), 640), height=floor + 66, left=left, right=left + total * unit, top=top,
+        floor=floor, bar=bar, rows=rows,
+        ticks=[(f"{at * step:g}", left + at * step * unit) for at in range(int(total // step) + 1)],
+        legend=[(x, *entry) for x, entry in zip(places, entries, strict=False)], legend_end=places[-1],
+        paler=None if schedule.virtual == 1 else "paler: a rank's second stage" if schedule.virtual == 2
+        else "paler: later stages; 4F0 is of stage 4",
+    )  # fmt: skip
 
 
 def _svg_label(of: Timetable, action: Action) -> str:
@@ -223,37 +213,16 @@ def _svg_label(of: Timetable, action: Action) -> str:
     return str(action.micro_batch) if of.schedule.virtual <= 2 else str(action)
 
 
-def _svg_cell(of: Timetable, rank: int, slot: Slot, left: float, y: float, bar: float, unit: float) -> str:
-    action = slot.action
-    ground, ink = COLOURS[action.kind][_chunk(of, action) > 0]
-    x, width = left + slot.start * unit, (slot.end - slot.start) * unit
-    told = (
-        f"rank {rank}, stage {action.stage}: {WORDS[action.kind]} of micro-batch {action.micro_batch}, "
-        f"time {number(slot.start)} to {number(slot.end)}"
+def _svg_cell(of: Timetable, slot: Slot, left: float, unit: float) -> tuple[float, float, tuple[str, str], str, str]:
+    """Place, width, (background, ink), tooltip, and the label where there is room for it."""
+    action, width = slot.action, (slot.end - slot.start) * unit
+    tooltip = (
+        f"stage {action.stage}: {WORDS[action.kind]} of micro-batch {action.micro_batch}, time {number(slot.start)} to "
+        f"{number(slot.end)}"
     )
-    gap = 1.0 if width > 6 else 0.0
     text = _svg_label(of, action)
-    place = f'x="{x + gap / 2:.2f}" y="{y:g}" width="{width - gap:.2f}" height="{bar}"'
-    cell = f'<g><title>{told}</title><rect {place} fill="{ground}"/>'
-    if 6.6 * len(text) + 2 <= width:
-        middle = f'x="{x + width / 2:.2f}" y="{y + 17:g}" text-anchor="middle"'
-        cell += f'<text {middle} fill="{ink}" font-size="11.5">{text}</text>'
-    return cell + "</g>"
-
-
-def _legend(of: Timetable, x: float, y: float) -> list[str]:
-    out = []
-    kinds = {slot.action.kind for row in of.slots for slot in row}
-    entries = [(COLOURS[kind][0][0], words) for kind, words in WORDS.items() if kind in kinds]
-    entries.append(("#f0f2f3", "idle"))
-    for ground, words in entries:
-        out.append(f'<rect x="{x:g}" y="{y - 10:g}" width="12" height="12" fill="{ground}" stroke="#b8c0c7"/>')
-        out.append(f'<text x="{x + 18:g}" y="{y:g}" fill="#56616b">{words}</text>')
-        x += 18 + 6.4 * len(words) + 22
-    if of.schedule.virtual > 1:
-        more = "paler: a rank's second stage" if of.schedule.virtual == 2 else "paler: later stages; 4F0 is of stage 4"
-        out.append(f'<text x="{x:g}" y="{y:g}" fill="#56616b">{more}</text>')
-    return out
+    colours = COLOURS[action.kind][_chunk(of, action) > 0]
+    return left + slot.start * unit, width, colours, tooltip, text if 6.6 * len(text) + 2 <= width else ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from bessemer.plan.laws import REPLICATION, RULE
 from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, TIME_ERROR, Outcome
 from bessemer.plan.search import Candidate, Found
 from bessemer.plan.standing import OVERTRAINED_ABOVE, UNDERTRAINED_BELOW
-from bessemer.terminal import amount, counted, duration, rate, size
+from bessemer.terminal import amount, counted, duration, rate, size, text_table
 
 LISTED = 10
 PART_NAMES = {"host": "waiting for launches", "shard": "sharded weights", "data": "gradients"}
@@ -124,12 +124,12 @@ def search_table(of: Found, devices: int) -> str:
 
 
 def _layouts(title: str, rows: Sequence[Candidate], devices: int) -> list[str]:
-    head = f"{title:<28}{'s a step':>9}{'a device':>10}{'MFU':>7}{'GB':>7}"
-    return [head] + [
-        f"  {_short(one.job):<26}{one.step.seconds:>9.3g}{amount(one.step.tokens_per_second / devices):>10}{one.step.mfu:>7.1%}"
-        f"{one.memory.total / 1e9:>7.1f}  {layout_line(one.job)}"
+    cells = [
+        (f"  {_short(one.job)}", f"{one.step.seconds:.3g}", amount(one.step.tokens_per_second / devices), f"{one.step.mfu:.1%}",
+         f"{one.memory.total / 1e9:.1f}", layout_line(one.job))
         for one in rows
     ]  # fmt: skip
+    return text_table((title, "s a step", "a device", "MFU", "GB", ""), cells, "lrrrrl")
 
 
 def _short(job: Job) -> str:
@@ -164,33 +164,23 @@ def what_if_columns(several: Sequence[Outcome], titles: Sequence[str]) -> list[d
 def what_if_table(several: Sequence[Outcome], titles: Sequence[str]) -> str:
     """Plans side by side."""
     columns = what_if_columns(several, titles)
-    widths = [max(len(value) for value in column.values()) for column in columns]
-    lines = []
-    for name in columns[0]:
-        cells = (f"{column[name]:>{width}}" for column, width in zip(columns, widths, strict=True))
-        lines.append(f"{name:<18} " + "  ".join(cells))
-    return "\n".join(lines)
+    titles, *rows = ([name, *(column[name] for column in columns)] for name in columns[0])
+    return "\n".join(text_table(titles, rows))
 
 
 def devices_table(devices: Sequence[DeviceSpec]) -> str:
     """The catalogue."""
-    lines = [
-        f"{'device':<18}{'bf16':>9}{'fp8':>9}{'GB':>7}{'GB/s':>8}{'intra':>8}{'inter':>8}{'node':>6}{'watts':>7}{'$/h':>7}  asked"
-    ]
+    rows = []
     for one in devices:
         peaks = [f"{one.flops[kind] / 1e12:.0f}" if kind in one.flops else "-" for kind in ("bf16", "fp8")]
         price = f"{one.price:.2f}" if one.price is not None else "-"
-        lines.append(
-            f"{one.name:<18}{peaks[0]:>9}{peaks[1]:>9}{one.memory / 1e9:>7.0f}{one.bandwidth / 1e9:>8,.0f}{one.intra / 1e9:>8.0f}"
-            f"{one.inter / 1e9:>8.1f}{one.per_node:>6}{one.watts:>7.0f}{price:>7}  {one.price_date or ''}"
-        )
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "TFLOP/s dense; memory, its bandwidth and links one way, GB and GB/s; sources in layout/devices.toml",
-        ]
-    )
+        rows.append(
+            (one.name, *peaks, f"{one.memory / 1e9:.0f}", f"{one.bandwidth / 1e9:,.0f}", f"{one.intra / 1e9:.0f}",
+             f"{one.inter / 1e9:.1f}", str(one.per_node), f"{one.watts:.0f}", price, one.price_date or "")
+        )  # fmt: skip
+    titles = ("device", "bf16", "fp8", "GB", "GB/s", "intra", "inter", "node", "watts", "$/h", "asked")
+    units = "TFLOP/s dense; memory, its bandwidth and links one way, GB and GB/s; sources in layout/devices.toml"
+    return "\n".join([*text_table(titles, rows, "lrrrrrrrrrl"), "", units])
 
 
 def assumptions(of: Outcome) -> list[tuple[str, str, str]]:

@@ -31,7 +31,7 @@ from bessemer.studies.library import (
     tokens_of,
     train_classifier,
 )
-from bessemer.terminal import amount
+from bessemer.terminal import amount, text_table
 from bessemer.tokens.held_out import held_out
 from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
@@ -98,8 +98,7 @@ def table(result: dict[str, Any]) -> str:
             "standard library each;",
             f"{result['questions']} questions on held-out files; chance for the packages: {result['chance']:.1%}.",
             "",
-            f"{'':<34}{'causal: sees the left':>24}{'bidirectional: both sides':>28}",
-            *(f"{name:<34}{left:>24}{right:>28}" for name, left, right in rows),
+            *text_table(("", "causal: sees the left", "bidirectional: both sides"), rows),
         ]
     )
 

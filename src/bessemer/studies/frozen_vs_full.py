@@ -23,7 +23,7 @@ from bessemer.studies.library import (
     tokens_of,
     train_classifier,
 )
-from bessemer.terminal import amount, size
+from bessemer.terminal import amount, size, text_table
 from bessemer.train import device as devices
 from bessemer.train.step import TrainStep
 from bessemer.train.validation import validate
@@ -74,14 +74,13 @@ def table(result: dict[str, Any]) -> str:
         f"{before['hidden_accuracy']:.1%} of hidden tokens. Each classifier: {settings['class_steps']} steps of "
         f"{settings['class_batch']} snippets.",
         "",
-        f"{'':<24}{'accuracy':>10}{'trained':>12}{'seconds':>10}{'memory':>12}",
     ]
-    for way, name in WAYS.items():
-        row = result[way]
-        memory = size(row["memory_bytes"]) if row["memory_bytes"] is not None else "-"
-        lines.append(
-            f"{name:<24}{row['accuracy']:>10.1%}{amount(row['trained_parameters']):>12}{row['seconds']:>10.1f}{memory:>12}"
-        )
+    rows = [
+        (name, f"{row['accuracy']:.1%}", amount(row["trained_parameters"]), f"{row['seconds']:.1f}",
+         "-" if row["memory_bytes"] is None else size(row["memory_bytes"]))
+        for name, row in ((name, result[way]) for way, name in WAYS.items())
+    ]  # fmt: skip
+    lines += text_table(("", "accuracy", "trained", "seconds", "memory"), rows)
     lines += ["", "trained: parameters with a gradient; memory: the peak above what was held before the training."]
     return "\n".join(lines)
 

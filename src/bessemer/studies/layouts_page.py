@@ -6,6 +6,8 @@ from math import log10
 from pathlib import Path
 from typing import Any
 
+from bessemer.terminal import rendered, text_table
+
 COUNTED = "fp32"  # the precision whose bytes are shown
 INK, PALE, RULE = "#15191d", "#56616b", "#dde2e6"
 COLOURS = {"fp64": "#1f6feb", "fp32": "#0f8a5f", "bf16": "#c2570c"}
@@ -24,16 +26,13 @@ CASE_MEANINGS = {
 
 def table(results: dict[str, Any]) -> str:
     """For a terminal."""
-    lines = [_about(results), ""]
-    lines.append(f"{'layout':<20}{'case':<9}{'':<6}{'loss':>9}{'weights':>10}  bytes a step (formula)")
-    for row in results["rows"]:
-        place = f"{row['layout']:<20}{row['case']:<9}{row['precision']:<6}"
-        if "why" in row:
-            lines.append(f"{place}  {row['why']}")
-        else:
-            lines.append(f"{place}{row['loss']:>9.1e}{row['weight']:>10.1e}  {_bytes(row)}")
-    lines += ["", _verdict(results)]
-    return "\n".join(lines)
+    rows = [
+        (row["layout"], row["case"], row["precision"],
+         *(("", "", row["why"]) if "why" in row else (f"{row['loss']:.1e}", f"{row['weight']:.1e}", _bytes(row))))
+        for row in results["rows"]
+    ]  # fmt: skip
+    titles = ("layout", "case", "", "loss", "weights", "bytes a step (formula)")
+    return "\n".join([_about(results), "", *text_table(titles, rows, "lllrrl"), "", _verdict(results)])
 
 
 def page(results: dict[str, Any]) -> str:
@@ -44,19 +43,11 @@ def page(results: dict[str, Any]) -> str:
         names = dict.fromkeys(row["layout"] for row in of_case)
         lines = [_line([row for row in of_case if row["layout"] == name]) for name in names]
         cases.append((case.capitalize(), CASE_MEANINGS[case], lines))
-    return _rendered(
-        "layouts.md.jinja", made=results["made"], about=_about(results), verdict=_verdict(results), cases=cases,
+    return rendered(
+        Path(__file__).with_name("layouts.md.jinja"),
+        made=results["made"], about=_about(results), verdict=_verdict(results), cases=cases,
         precisions=_precisions(results), counted=COUNTED, missed=results["missed"],
     )  # fmt: skip
-
-
-def _rendered(name: str, **values: Any) -> str:
-    from jinja2 import Environment
-
-    environment = Environment(
-        autoescape=name.endswith(".svg.jinja"), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    return environment.from_string(Path(__file__).with_name(name).read_text(encoding="utf-8")).render(**values)
 
 
 def _precisions(results: dict[str, Any]) -> list[str]:
@@ -112,8 +103,9 @@ def picture(results: dict[str, Any]) -> str:
     names = list(dict.fromkeys(row["layout"] for row in results["rows"]))
     precisions, floor = _precisions(results), TOP + ROW * len(names)
     colours = {precision: COLOURS.get(precision, INK) for precision in precisions}
-    return _rendered(
-        "layouts.svg.jinja", width=LEFT + WIDTH + 30, height=floor + 62, left=LEFT, right=LEFT + WIDTH, top=TOP, floor=floor,
+    return rendered(
+        Path(__file__).with_name("layouts.svg.jinja"),
+        width=LEFT + WIDTH + 30, height=floor + 62, left=LEFT, right=LEFT + WIDTH, top=TOP, floor=floor,
         ink=INK, pale=PALE, rule=RULE,
         title=f"The same losses however a run is split: {results['settings']['steps']} steps on {len(names)} layouts",
         ticks=[(f"1e{power}", _x(10.0**power)) for power in range(FIRST + 1, LAST + 1, 2)],

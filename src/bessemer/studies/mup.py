@@ -15,7 +15,7 @@ from typing import Any
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
 from bessemer.studies import text
-from bessemer.terminal import progress
+from bessemer.terminal import progress, text_table
 from bessemer.train import device as devices
 from bessemer.train.step import TrainStep
 from bessemer.train.validation import validate
@@ -89,11 +89,14 @@ def table(results: dict[str, Any]) -> str:
         "base_width": f"train.optimizer.base_width = {sizes['widths'][0]}",
     }
     for rule, title in titles.items():
-        lines += ["", title, "width " + "".join(f"{rate:>10.5f}" for rate in sizes["rates"])]
-        for width, by_rate in results["loss"][rule].items():
-            best = results["best"][rule][width]
-            cells = (_cell(value) + ("*" if rate == best else " ") for rate, value in by_rate.items())
-            lines.append(f"{width:>5} " + "".join(f"{cell:>10}" for cell in cells))
+        rows = [
+            [
+                str(width),
+                *(_cell(value) + ("*" if rate == results["best"][rule][width] else " ") for rate, value in of.items()),
+            ]
+            for width, of in results["loss"][rule].items()
+        ]
+        lines += ["", title, *text_table(["width", *(f"{rate:.5f} " for rate in sizes["rates"])], rows, "r")]
     base, widest = sizes["widths"][0], sizes["widths"][-1]
     lines.append("")
     for rule, title in titles.items():

@@ -14,6 +14,7 @@ from bessemer.errors import InputError
 from bessemer.layout.pipeline_schedules import NAMES, generate
 from bessemer.plan.timetable import Durations, simulate
 from bessemer.recipe.parallel import V_SHAPED
+from bessemer.terminal import text_table
 
 
 @dataclass(frozen=True)
@@ -65,29 +66,29 @@ def _row(sizes: ScheduleSizes, name: str, p: int, m: int, virtual: int | None) -
 def table(results: dict[str, Any]) -> str:
     """Both tables."""
     sizes = results["settings"]
+    textbook = [
+        (str(row["stages"]), str(row["micro_batches"]), row["schedule"], f"{row['timesteps']:g}", f"{row['active']:g}",
+         f"{row['idle']:g}", f"{row['utilisation']:.1%}", f"{row['formula']:.1%}")
+        for row in results["textbook"]
+    ]  # fmt: skip
+    schedules = [
+        (str(row["ranks"]), str(row["micro_batches"]), row["schedule"],
+         *(("-",) * 5 if "why" in row else (str(row["virtual"]), f"{row['time']:.4g}", f"{row['idle']:.3g}",
+           f"{row['utilisation']:.1%}", f"{row['with_send']:.1%}")),
+         row["why"].split(": ", 1)[1] if "why" in row else f"{row['held']:g}")
+        for row in results["schedules"]
+    ]  # fmt: skip
+    titles = ("stages", "micro-batches", "schedule", "timesteps", "active", "idle", "utilisation", "m / (p + m - 1)")
     lines = [
         "The textbook: forward and backward of a micro-batch are one time-step each",
-        "stages  micro-batches  schedule  timesteps  active  idle  utilisation  m / (p + m - 1)",
+        *text_table(titles, textbook, "rrl"),
     ]
-    for row in results["textbook"]:
-        lines.append(
-            f"{row['stages']:>6}  {row['micro_batches']:>13}  {row['schedule']:<8}  {row['timesteps']:>9g}  "
-            f"{row['active']:>6g}  {row['idle']:>4g}  {row['utilisation']:>11.1%}  {row['formula']:>15.1%}"
-        )
-    lines += [
-        "",
-        f"All schedules on one model: the forward of a rank's part is 1, its backward {sizes['backward']:g}",
-        f"ranks  micro-batches  schedule     stages a rank   time   idle  utilisation  and sends of {sizes['send']:g}  held",
-    ]
-    for row in results["schedules"]:
-        place = f"{row['ranks']:>5}  {row['micro_batches']:>13}  {row['schedule']:<11}"
-        if "why" in row:
-            lines.append(f"{place}  {'-':>13}  {row['why'].split(': ', 1)[1]}")
-            continue
-        lines.append(
-            f"{place}  {row['virtual']:>13}  {row['time']:>5.4g}  {row['idle']:>5.3g}  {row['utilisation']:>11.1%}  "
-            f"{row['with_send']:>16.1%}  {row['held']:>4g}"
-        )
+    titles = (
+        "ranks", "micro-batches", "schedule", "stages a rank", "time", "idle", "utilisation", f"and sends of {sizes['send']:g}",
+        "held",
+    )  # fmt: skip
+    lines += ["", f"All schedules on one model: the forward of a rank's part is 1, its backward {sizes['backward']:g}"]
+    lines += text_table(titles, schedules, "rrlrrrrrl")
     lines += [
         "",
         "time: of a step, where a rank without a bubble takes "

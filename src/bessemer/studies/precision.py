@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
 from bessemer.studies.text import study_recipe
+from bessemer.terminal import text_table
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import choose
 from bessemer.train.precision import PRECISIONS, LossScale
@@ -161,35 +162,33 @@ def _batches() -> list[Batch]:
 
 def table(result: dict[str, Any]) -> str:
     """The result as text."""
-    lines = [
-        "What each type can hold",
-        "",
-        f"  {'':<10}{'largest':>11}{'least normal':>14}{'least':>11}{'epsilon':>11}",
-    ]
-    for name, row in result["ranges"].items():
-        lines.append(
-            f"  {name:<10}{row['largest']:>11.3g}{row['smallest_normal']:>14.3g}{row['smallest']:>11.3g}{row['epsilon']:>11.3g}"
-        )
-    lines += ["", "Attention scores q.k over 128 elements: the largest, by the size of q's and k's elements", ""]
-    lines.append(f"  {'RMS':<10}{'fp32':>11}{'bf16':>11}{'fp16':>11}   rows of NaN after softmax in fp16")
-    for row in result["scores"]:
-        values = "".join(
-            f"{'inf' if row[kind] is None else f'{row[kind]:,.0f}':>11}" for kind in ("fp32", "bf16", "fp16")
-        )
-        lines.append(f"  {row['rms']:<10g}{values}   {row['fp16_nan_rows']} of 64")
     batch = result["batch_tokens"]
-    lines += ["", f"Gradients of a training step, the loss being the mean over {batch:,} tokens", ""]
-    lines.append(f"  {'':<12}{'in':<23}{'become zero':>12}{'lose bits':>12}{'overflow':>12}")
-    for kind, types in result["gradients"].items():
-        for name, row in types.items():
-            shares = "".join(f"{100 * row[key]:>11.2f}%" for key in ("zero", "subnormal", "infinite"))
-            lines.append(f"  {kind:<12}{name:<23}{shares}")
-    lines += ["", f"{STEPS} training steps with such gradients, same weights and batches: nats a byte", ""]
-    lines.append(f"  {'':<26}{'first':>8}{'last 5':>8}{'all zero':>10}{'given up':>10}")
-    for name, row in result["runs"].items():
-        last = "-" if row["last"] is None else f"{row['last']:.3f}"
-        lines.append(
-            f"  {name:<26}{row['first']:>8.3f}{last:>8}{100 * row['vanished']:>9.1f}%{row['steps_given_up']:>10}"
-        )
-    lines += ["", "all zero: gradients of whole tensors that vanished; given up: steps lost to a loss scale too large."]
+    ranges = [(name, *(f"{value:.3g}" for value in row.values())) for name, row in result["ranges"].items()]
+    scores = [
+        (f"{row['rms']:g}", *("inf" if row[kind] is None else f"{row[kind]:,.0f}" for kind in ("fp32", "bf16", "fp16")),
+         f"{row['fp16_nan_rows']} of 64")
+        for row in result["scores"]
+    ]  # fmt: skip
+    shares = [
+        (kind, name, *(f"{100 * row[key]:.2f}%" for key in ("zero", "subnormal", "infinite")))
+        for kind, types in result["gradients"].items()
+        for name, row in types.items()
+    ]
+    runs = [
+        (name, f"{row['first']:.3f}", "-" if row["last"] is None else f"{row['last']:.3f}", f"{100 * row['vanished']:.1f}%",
+         str(row["steps_given_up"]))
+        for name, row in result["runs"].items()
+    ]  # fmt: skip
+    lines = []
+    for title, columns, rows, align in (
+        ("What each type can hold", ("", "largest", "least normal", "least", "epsilon"), ranges, "l"),
+        ("Attention scores q.k over 128 elements: the largest, by the size of q's and k's elements",
+         ("RMS", "fp32", "bf16", "fp16", "rows of NaN after softmax in fp16"), scores, "l"),
+        (f"Gradients of a training step, the loss being the mean over {batch:,} tokens",
+         ("", "in", "become zero", "lose bits", "overflow"), shares, "ll"),
+        (f"{STEPS} training steps with such gradients, same weights and batches: nats a byte",
+         ("", "first", "last 5", "all zero", "given up"), runs, "l"),
+    ):  # fmt: skip
+        lines += [title, "", *(f"  {line}" for line in text_table(columns, rows, align)), ""]
+    lines.append("all zero: gradients of whole tensors that vanished; given up: steps lost to a loss scale too large.")
     return "\n".join(lines)

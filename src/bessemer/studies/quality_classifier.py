@@ -21,6 +21,7 @@ from scipy.special import expit
 from bessemer.corpus.quality.features import STATISTICS, extract, standardised
 from bessemer.corpus.quality.fit import minimise
 from bessemer.corpus.quality.scores import roc_auc
+from bessemer.terminal import text_table
 
 Vector = npt.NDArray[np.float64]
 
@@ -98,15 +99,14 @@ def table(results: dict[str, Any]) -> str:
         f"{sizes['samples']} synthetic texts of {sizes['lines']} lines, {len(FEATURES)} features, logistic regression, "
         f"{sizes['epochs']} epochs in batches of {sizes['batch']}; {held['texts']} texts held out",
         "",
-        "epoch   loss  accuracy   held-out loss  accuracy",
     ]
     last = len(results["epochs"])
-    for row in results["epochs"]:
-        if row["epoch"] in (1, 2, 3, last) or row["epoch"] % 5 == 0:
-            lines.append(
-                f"{row['epoch']:>5}  {row['loss']:.3f}     {row['accuracy']:>5.1%}          "
-                f"{row['held_out_loss']:.3f}     {row['held_out_accuracy']:>5.1%}"
-            )
+    epochs = [
+        (str(row["epoch"]), f"{row['loss']:.3f}", f"{row['accuracy']:.1%}", f"{row['held_out_loss']:.3f}",
+         f"{row['held_out_accuracy']:.1%}")
+        for row in results["epochs"] if row["epoch"] in (1, 2, 3, last) or row["epoch"] % 5 == 0
+    ]  # fmt: skip
+    lines += text_table(("epoch", "loss", "accuracy", "held-out loss", "accuracy"), epochs, "r")
     lines += [
         "",
         f"Held out: {held['accuracy']:.1%} right, ROC AUC {held['roc_auc']:.3f}. The lowest training loss there is, by "
