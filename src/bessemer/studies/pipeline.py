@@ -73,12 +73,13 @@ def table(results: dict[str, Any]) -> str:
     ]  # fmt: skip
     schedules = [
         (str(row["ranks"]), str(row["micro_batches"]), row["schedule"],
-         *(("-",) * 5 if "why" in row else (str(row["virtual"]), f"{row['time']:.4g}", f"{row['idle']:.3g}",
-           f"{row['utilisation']:.1%}", f"{row['with_send']:.1%}")),
-         row["why"].split(": ", 1)[1] if "why" in row else f"{row['held']:g}")
+         *(("-",) * 6 if "why" in row else (str(row["virtual"]), f"{row['time']:.4g}", f"{row['idle']:.3g}",
+           f"{row['utilisation']:.1%}", f"{row['with_send']:.1%}", f"{row['held']:g}")))
         for row in results["schedules"]
     ]  # fmt: skip
-    titles = ("stages", "micro-batches", "schedule", "timesteps", "active", "idle", "utilisation", "m / (p + m - 1)")
+    titles: tuple[str, ...] = (
+        "stages", "micro-batches", "schedule", "timesteps", "active", "idle", "utilisation", "m / (p + m - 1)",
+    )  # fmt: skip
     lines = [
         "The textbook: forward and backward of a micro-batch are one time-step each",
         *text_table(titles, textbook, "rrl"),
@@ -88,9 +89,9 @@ def table(results: dict[str, Any]) -> str:
         "held",
     )  # fmt: skip
     lines += ["", f"All schedules on one model: the forward of a rank's part is 1, its backward {sizes['backward']:g}"]
-    lines += text_table(titles, schedules, "rrlrrrrrl")
+    lines += [*text_table(titles, schedules, "rrl"), ""]
+    lines += [row["why"] for row in results["schedules"] if "why" in row]
     lines += [
-        "",
         "time: of a step, where a rank without a bubble takes "
         f"{1 + sizes['backward']:g} for each micro-batch; idle: of a rank; held: micro-batches whose",
         f"activations the fullest rank holds, in units of its part of the model. {' and '.join(V_SHAPED)} split backwards.",
