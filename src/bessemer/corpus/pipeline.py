@@ -221,15 +221,15 @@ def _publish(
 
     tasks = [PublishBucket(work, bucket, made_of) for bucket in buckets]
     num_bytes, rows = sum(one.size for one in partitions), sum(bucket.size for bucket in buckets)
-    receipts = worker.run_tasks("publishing", "documents", tasks, num_bytes / max(rows, 1) / PUBLISHING, corpus)
+    worker.run_tasks("publishing", "documents", tasks, num_bytes / max(rows, 1) / PUBLISHING, corpus)
     funnels: dict[str, Funnel] = {}
     for source in corpus.sources:
         units = [unit for one in partitions if one.source == source.name for unit in one.units]
         files = {piece.name for unit in units for piece in unit.pieces}
         funnel = funnels[source.name] = Funnel(source.name, source.format or BY_ENDING, files=len(files))
-        for bucket, done in zip(buckets, receipts, strict=True):
-            if bucket.source == source.name:
-                funnel.add(Funnel.from_json(done["funnel"]))
+        for task in tasks:
+            if task.bucket.source == source.name:
+                funnel.add(task.funnel())
         _check(funnel, tallies[source.name])
     return tasks, funnels
 

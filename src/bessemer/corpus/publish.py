@@ -6,6 +6,7 @@ A task is one bucket of one source, whose parts are sorted when concatenated in 
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ PART_BYTES = 256 << 20  # text in a part file, about
 READ = (
     "identity", "path", "place", "metadata", "label", "language", "text", "reason", "detail", "num_bytes", "characters",
 )  # fmt: skip
+FUNNEL = "funnel.pickle"  # the counts, in the folder of a published bucket
 WRITE_OPTIONS = {"compression": "zstd", "use_dictionary": ["source", "language"]}
 WRITTEN_COLUMNS = {"documents": COLUMNS, "rejected": REJECTED_COLUMNS}
 
@@ -125,8 +127,13 @@ class PublishBucket(CorpusTask):
             writer.close()
             mine = [name for name, stays in zip(names, kept, strict=True) if stays == (kind == "documents")]
             (folder / f"{kind}.idx").write_bytes(index.records(mine, writer.groups))
-        counts = funnel.to_json() | {"languages": dict(funnel.languages)}
-        return {"funnel": counts, "parts": {kind: writer.num_parts for kind, writer in writers.items()}}
+        (folder / FUNNEL).write_bytes(pickle.dumps(funnel))
+        return {}
+
+    def funnel(self) -> Funnel:
+        """The counts of the published bucket."""
+        funnel: Funnel = pickle.loads((self.folder / FUNNEL).read_bytes())
+        return funnel
 
 
 def _split(

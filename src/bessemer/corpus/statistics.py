@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.corpus import storage
+from bessemer.corpus.clean import Tally
 from bessemer.corpus.document import ADVICE, REASONS
 from bessemer.corpus.units import Unit
 from bessemer.errors import BessemerError
@@ -107,9 +108,9 @@ class Funnel:
                 f"in, {self.documents_kept} kept, {rejected} rejected; nothing was written; please report it"
             )
 
-    def num_rejected(self, *reasons_: str) -> int:
+    def num_rejected(self, *reasons: str) -> int:
         """Documents rejected for any of these reasons."""
-        return sum(self.rejected[reason].documents for reason in reasons_ if reason in self.rejected)
+        return sum(self.rejected[reason].documents for reason in reasons if reason in self.rejected)
 
     def top_reasons(self) -> str:
         """The commonest reasons with their counts and an example's detail, for an error message."""
@@ -143,19 +144,6 @@ class Funnel:
             "not_read": dict(sorted(self.not_read.items(), key=lambda item: (-item[1]["files"], item[0]))),
         }
 
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Funnel:
-        """The inverse of `to_json`."""
-        funnel = Funnel(value["source"], value["format"], value["files"])
-        for name in (*SUMS, "steps", "kept_examples", "tables"):
-            setattr(funnel, name, value[name])
-        funnel.rejected = {reason: RejectionCount(**entry) for reason, entry in value["rejected"].items()}
-        for lengths, kind in ((funnel.lengths, ""), (funnel.lengths_rejected, "_rejected")):
-            rows = value[f"length_histogram{kind}"]
-            lengths.update({row["from_characters"].bit_length() - 1: row["documents"] for row in rows})
-        funnel.languages.update(value["languages"])
-        return funnel
-
 
 def where(example: dict[str, Any]) -> str:
     """Where an example lies, for a person: file, and line, row or byte."""
@@ -170,10 +158,10 @@ def where(example: dict[str, Any]) -> str:
     return f"{path} at byte {place}" if place.isdecimal() and place != "0" else path
 
 
-def ordered(reasons_: Iterable[str]) -> list[str]:
+def ordered(reasons: Iterable[str]) -> list[str]:
     """Reasons in the order in which they are looked for; ones that REASONS does not have come last."""
-    present = set(reasons_)
-    return [reason for reason in REASONS if reason in present] + sorted(present - set(REASONS))
+    places = {reason: place for place, reason in enumerate(REASONS)}
+    return sorted(reasons, key=lambda reason: (places.get(reason, len(places)), reason))
 
 
 def commonest(counts: Mapping[str, int]) -> list[str]:
@@ -188,18 +176,15 @@ def _histogram(lengths: Counter[int]) -> list[dict[str, int]]:
 def totals(funnels: Iterable[Funnel]) -> dict[str, Any]:
     """The sums over all sources."""
     every = list(funnels)
-    languages: Counter[str] = Counter()
-    rejected: Counter[str] = Counter()
-    tables: dict[str, Counter[str]] = {}
+    tally, languages, rejected = Tally(), Counter[str](), Counter[str]()
     for funnel in every:
-        languages.update({name: count for name, count in funnel.languages.items() if name})
-        for table, counts in funnel.tables.items():
-            tables.setdefault(table, Counter()).update(counts)
+        tally.merge(funnel.tables)
+        languages.update(funnel.languages)
         rejected.update({reason: entry.documents for reason, entry in funnel.rejected.items()})
     return {name: sum(getattr(funnel, name) for funnel in every) for name in ("files", *SUMS)} | {
         "rejected": {reason: rejected[reason] for reason in ordered(rejected)},
-        "languages": {name: languages[name] for name in commonest(languages)},
-        "tables": {table: dict(sorted(tables[table].items())) for table in sorted(tables)},
+        "languages": {name: languages[name] for name in commonest(languages) if name},
+        "tables": tally.to_json(),
         "files_not_read": sum(entry["files"] for funnel in every for entry in funnel.not_read.values()),
     }
 
@@ -294,12 +279,12 @@ def _example(statistics: dict[str, Any], reason: str) -> str:
 
 def _not_read_line(statistics: dict[str, Any]) -> list[str]:
     """One line for the files that no source reads; none without such files."""
-    files: Counter[str] = Counter()
     entries = [(name, entry) for source in statistics["sources"] for name, entry in source["not_read"].items()]
-    for name, entry in entries:
-        files[name] += entry["files"]
     if not entries:
         return []
+    files: Counter[str] = Counter()
+    for name, entry in entries:
+        files[name] += entry["files"]
     common = commonest(files)
     shown = ", ".join(f"{files[name]:,} {name}" for name in common[:4]) + (", ..." if len(common) > 4 else "")
     num_bytes = size(sum(entry["bytes"] for _, entry in entries))
