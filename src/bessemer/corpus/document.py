@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import tomllib
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bessemer.corpus.rules.table import RULE_REASONS
 
@@ -14,57 +16,13 @@ COLUMNS = ("identity", "text", "source", "path", "place", "language", "metadata"
 # Columns of rejected/part-*.parquet, all strings; sorted by (source, identity). `excerpt` and `text` are "" where
 # corpus.keep_rejected leaves them out.
 REJECTED_COLUMNS = ("identity", "source", "path", "place", "language", "reason", "detail", "excerpt", "text")
-# Every reason for which a document can be rejected, in the order in which they are looked for. A document has one.
-REASONS = {
-    "unreadable": "the file could not be opened or read",
-    "wrong_format": "the file is not of its source's format",
-    "no_text_key": "the record or file has no field or column corpus.sources.text_key",
-    "no_label": "the record or file has no class in corpus.sources.label_key",
-    "not_utf8": "the bytes are not UTF-8; corpus.sources.encoding names what else they are",
-    "bad_record": "the record is damaged or has no text",
-    "binary": "NUL bytes: no text",
-    "http_status": "a page of a crawl that the server did not answer with 200",
-    "not_html": "a record of a crawl that is no HTML page",
-    "not_article": "a page of a wiki outside its article namespace, or not of wikitext",
-    "redirect": "a page of a wiki that only leads to another",
-    "empty": "no text is left after extraction",
-    "too_short": "fewer characters than corpus.rules.min_characters",
-    "too_long": "more characters than corpus.rules.max_characters",
-    "long_lines": "minified code or data, or a mean line longer than corpus.rules.max_mean_line_length",
-    "not_text": "too few letters and digits, or no text a person wrote",
-    "repetitive": "too few distinct lines",
-    "language_unsure": "its language scores below corpus.language.min_score",
-    "language_other": "its language is not one of corpus.language.allowed",
-    "language_switches": "it changes language more often than corpus.language.max_switches",
-    **RULE_REASONS,
-    "contaminated": "it holds text of an evaluation set of corpus.contamination.sets",
-    "step_failed": "a step of the cleaning failed on it, which is a fault of the step",
-    "low_quality": "the quality classifier scores it too low (corpus.quality)",
-    "exact_duplicate": "the same text is in the corpus already",
-    "near_duplicate": "nearly the same text is in the corpus already",
-    "only_repeats": "too little is left without repeated paragraphs and spans",
-}
-# what to do where nothing is left of a source and most of it was lost for a reason; for others: see corpus.rules
-ADVICE = {
-    "unreadable": "check that the files are there and may be read",
-    "wrong_format": "give files of text, or name their format (corpus.sources.{source}.format)",
-    "no_text_key": "name the field that holds the text: --set corpus.sources.{source}.text_key=NAME",
-    "no_label": "name the field that holds the class: --set corpus.sources.{source}.label_key=NAME",
-    "not_utf8": "name their encoding: --set corpus.sources.{source}.encoding=cp1252 (or cp850, iso8859-2, koi8-r, ...)",
-    "bad_record": "mend the files: records are objects whose corpus.sources.{source}.text_key is a string",
-    "empty": "give files that hold text",
-    "too_short": "keep shorter ones: --set corpus.rules.min_characters=1",
-    "too_long": "cut the files into documents, e.g. split -C 500k --additional-suffix=.txt FILE FOLDER/part-; or keep longer "
-    "ones, at 100 bytes of memory a character: --set corpus.rules.max_characters=1_000_000_000",
-    "long_lines": "keep long lines: --set corpus.rules.max_mean_line_length=1e9",
-    "not_text": "keep them: --set corpus.rules.min_alphanumeric_share=0",
-    "repetitive": "keep them: --set corpus.rules.min_unique_line_share=0",
-    **dict.fromkeys(("language_unsure", "language_other", "language_switches"), "see corpus.language"),
-    "contaminated": "see corpus.contamination",
-    "step_failed": "please report it",
-    "low_quality": "see corpus.quality",
-    **dict.fromkeys(("exact_duplicate", "near_duplicate", "only_repeats"), "see corpus.dedup"),
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text(encoding="utf-8"))
+# Every reason for which a document can be rejected and what it means, in the order in which they are looked for; what to
+# do where nothing is left of a source and most of it was lost for a reason
+REASONS: dict[str, str] = {}
+for _name, _entry in _TABLE.items():
+    REASONS |= RULE_REASONS | _entry if _name == "rules" else {_name: _entry["meaning"]}
+ADVICE: dict[str, str] = {name: entry["advice"] for name, entry in _TABLE.items() if "advice" in entry}
 EXCERPT_CHARACTERS = 300  # characters of a rejected document that are kept for the report
 
 

@@ -8,25 +8,19 @@ from __future__ import annotations
 
 import html
 import re
+import tomllib
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bessemer.corpus.extract import NotText
 
-# elements that go with what they hold
-HIDDEN = frozenset({
-    "ref", "references", "math", "chem", "gallery", "timeline", "score", "imagemap", "inputbox", "templatestyles",
-    "graph", "mapframe", "maplink", "hiero", "categorytree", "section", "style", "script", "ce", "indicator",
-    "noinclude", "dynamicpagelist", "charinsert", "rss", "table",
-})  # fmt: skip
+FACTS = tomllib.loads(Path(__file__).with_name("wikitext.toml").read_text(encoding="utf-8"))
+HIDDEN = frozenset(FACTS["hidden"])  # elements that go with what they hold
+FILE_PREFIXES = frozenset(FACTS["file_prefixes"])  # of pictures and categories, in the largest Wikipedias
 # elements in which wikitext markup may be literal; code keeps its lines
 LITERAL = frozenset({"nowiki", "pre", "syntaxhighlight", "source", "code"})
 MAX_NESTING = 200  # deeper templates, tables and links are dropped with what encloses them
-# templates of Wikipedia that show one of their arguments, and which
-SHOWN = {
-    "lang": 2, "nowrap": 1, "nobr": 1, "small": 1, "big": 1, "em": 1, "strong": 1, "angbr": 1, "angle bracket": 1,
-    "quote": 1, "blockquote": 1, "cquote": 1, "abbr": 1, "vr": 1, "main other": 1, "transl": 2, "transliteration": 2,
-    "unicode": 1, "script": 2, "smallcaps": 1, "sc": 1, "as of": 1, "formatnum": 1, "code": 1, "math": 1, "mvar": 1,
-}  # fmt: skip
+SHOWN: dict[str, int] = FACTS["shown"]  # templates that show one of their arguments, and which
 MAX_PARTS = 40  # templates of more pieces are boxes
 # Marks in a page; the longest of Wikipedia have half as many. More would take longer than a second.
 MAX_MARKS = 400_000
@@ -184,16 +178,6 @@ def _label(link: _Open) -> str:
         return ""
     shown = "".join(link.parts[link.bar :]) if has_bar else ""
     return (shown or target).removeprefix(":")
-
-
-# local names of the file and category namespaces in the largest Wikipedias
-FILE_PREFIXES = frozenset({
-    "file", "image", "media", "category", "datei", "bild", "kategorie", "fichier", "catégorie", "archivo", "imagen",
-    "categoría", "bestand", "categorie", "immagine", "categoria", "ficheiro", "imagem", "plik", "kategoria", "файл",
-    "изображение", "категория", "ファイル", "画像", "カテゴリ", "文件", "图像", "分类", "fil", "kategori", "категорія",
-    "картинка", "파일", "분류", "ملف", "تصنيف", "קובץ", "קטגוריה", "soubor", "tiedosto", "luokka", "dosya",
-    "tập tin", "thể loại", "fájl", "kategória", "fișier", "پرونده", "رده",
-})  # fmt: skip
 
 
 def _label_of_url(inside: str) -> str:

@@ -261,23 +261,5 @@ RULES = {
     "nemo": NEMO, "fineweb": FINEWEB,
 }  # fmt: skip
 
-# of the rules that edit, look at URLs, or read lists
-OTHER_REASONS = {
-    "refinedweb.domain": "the domain is on the list",
-    "refinedweb.url": "the URL is on the list",
-    "refinedweb.url_substring": "the URL contains a string of the list",
-    "refinedweb.url_word": "the URL contains a word of the list",
-    "refinedweb.url_soft_words": "the URL contains several soft words of the list",
-    "refinedweb.removed_words": "the corrections of lines remove too many words",
-    "c4.lorem_ipsum": "lorem ipsum",
-    "c4.curly_bracket": "a curly bracket",
-    "c4.sentences": "too few sentences in the lines that stay",
-    "c4.long_lines": "too few long lines",
-    "adult.words": "flagged words (corpus.rules.adult.path)",
-    "adult.classifier": "the classifier of corpus.rules.adult says so",
-    "toxic.words": "flagged words (corpus.rules.toxic.path)",
-    "toxic.classifier": "the classifier of corpus.rules.toxic says so",
-}
+# Reasons of these sets, which are off unless the recipe names them
 RULE_REASONS = {f"{name}.{rule.reason}": rule.description for name, rules in RULES.items() for rule in rules}
-RULE_REASONS |= OTHER_REASONS
-"""Reasons of the rule sets, which are off unless the recipe names them."""
