@@ -104,7 +104,7 @@ def test_bullets_repeated_lines_and_paragraphs(text: str) -> None:
     found = Statistics(text)
     lines = text.splitlines()
     bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
-    assert found.bullets_and_ellipses == (
+    assert found.line_marks == (
         len(lines),
         bullets,
         sum(line.rstrip().endswith(("...", "…")) for line in lines),

@@ -65,7 +65,7 @@ def standardised(statistics: Array, centre: Array, spread: Array) -> Array:
 def _statistics(text: str, words: Array, spans: Array) -> tuple[float, ...]:
     """The values of STATISTICS: logarithms of characters, and shares of visible characters, words and lines."""
     counts = Statistics(text)
-    characters, lines, (num_lines, bullets, _) = counts.characters, counts.lines, counts.bullets_and_ellipses
+    characters, lines, (num_lines, bullets, _) = counts.characters, counts.lines, counts.line_marks
     visible, num_words = max(characters.total - characters.white_space, 1), max(len(words), 1)
     first = words[:UNIQUE_WORDS].tolist()
     return (

@@ -1,7 +1,7 @@
 """Quality rules: the basic rules, and published rule sets by choice; see docs/rules.md.
 
 `judge` applies the basic rules, `apply` all rules of a recipe, `judge_url` the URL rules. To add a rule, add its limit to
-recipe/rules.py and an entry to `table.RULES`.
+recipe/rules.py and a line to rules.toml.
 """
 
 from bessemer.corpus.rules.apply import alphanumeric_share, apply, judge

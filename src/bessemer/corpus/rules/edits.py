@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from bessemer.corpus.rules.table import Finding, against
+from bessemer.corpus.rules.table import PHRASES, Finding, against
 from bessemer.corpus.text import lines
 from bessemer.corpus.text.characters import table
 from bessemer.corpus.text.statistics import Statistics
@@ -12,13 +12,7 @@ from bessemer.recipe.rules import C4, RefinedWeb
 
 CITATION = re.compile(r"\[\d{0,12}\]|\[edit\]|\[citation needed\]")
 CLOSING = (".", "?", "!", '"', "'")
-C4_POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
-
-COUNTED = (
-    "likes", "shares", "comments", "retweets", "reposts", "quotes", "bookmarks", "upvotes", "downvotes", "downloads",
-    "views", "followers",
-)  # fmt: skip
-COUNTER = re.compile(rf"\W{{0,20}}\d[\d,.]{{0,20}}[kmb]?\s{{1,20}}(?:{'|'.join(COUNTED)})\W{{0,20}}")
+COUNTER = re.compile(rf"\W{{0,20}}\d[\d,.]{{0,20}}[kmb]?\s{{1,20}}(?:{'|'.join(PHRASES['counted'])})\W{{0,20}}")
 MAX_COUNTER_CHARACTERS = 100
 SHORT_LINE_WORDS, SHORT_LINE_CHARACTERS = 10, 1000  # of lines from which phrases are removed
 
@@ -55,7 +49,7 @@ def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Finding |
             continue
         if settings.reject_curly_bracket and "{" in line:
             return statistics, Finding("c4.curly_bracket", f"in the line {line[:80]!r}")
-        if settings.remove_policy and any(phrase in small for phrase in C4_POLICY):
+        if settings.remove_policy and any(phrase in small for phrase in PHRASES["c4_policy"]):
             continue
         kept.append(line)
     every = Statistics("\n".join(kept))

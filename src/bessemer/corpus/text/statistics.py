@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from bessemer.corpus.text.hashing import (
 from bessemer.corpus.text.words import split
 
 INVERSE = np.uint64(pow(int(BASE), -1, 1 << 64))
+URL = re.compile(r"https?://[A-Za-z0-9$\-_@.&+/:=?#~!*(),%]+")
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")  # Gopher's (Rae et al. 2021, appendix A)
 
 
@@ -46,6 +48,14 @@ class Characters(NamedTuple):
     sentence_ends: int
     total: int
 
+    @property
+    def uncommon(self) -> int:
+        return self.total - self.common
+
+    @property
+    def beside_line_feeds(self) -> int:
+        return self.total - self.line_feeds
+
 
 class Lines(NamedTuple):
     """The lines of a text that are not blank, split at line feeds."""
@@ -59,6 +69,10 @@ class Lines(NamedTuple):
     duplicate_characters: int
     distinct_characters: int
 
+    @property
+    def distinct(self) -> int:
+        return self.total - self.duplicates
+
 
 class Repeats(NamedTuple):
     """Lines or paragraphs, those that are repeated, and the characters of the repeated and of the distinct ones."""
@@ -67,6 +81,22 @@ class Repeats(NamedTuple):
     duplicates: int
     duplicate_characters: int
     distinct_characters: int
+
+    @property
+    def distinct(self) -> int:
+        return self.total - self.duplicates
+
+    @property
+    def characters(self) -> int:
+        return self.duplicate_characters + self.distinct_characters
+
+
+class LineMarks(NamedTuple):
+    """Lines as str.splitlines splits, those that begin with • or -, and those that end with ... or …"""
+
+    lines: int
+    bullets: int
+    ellipses: int
 
 
 class Words(NamedTuple):
@@ -109,10 +139,24 @@ class Statistics:
         return int(np.count_nonzero(ends - starts <= max_characters))
 
     @cached_property
-    def bullets_and_ellipses(self) -> tuple[int, int, int]:
-        """Lines (as str.splitlines splits), those that begin with • or -, and those that end with ... or …"""
+    def line_marks(self) -> LineMarks:
         spans = passes.find_lines(self.codes, table(), True)
-        return (len(spans[0]), *passes.bullets_and_ellipses(self.codes, table(), *spans))
+        return LineMarks(len(spans[0]), *passes.bullets_and_ellipses(self.codes, table(), *spans))
+
+    @property
+    def num_lines(self) -> int:
+        """Lines, blank ones included."""
+        return self.characters.line_feeds + 1
+
+    @property
+    def mean_line(self) -> float:
+        """Mean line in characters, blank lines counted."""
+        return (self.characters.total + 1) / self.num_lines - 1
+
+    @property
+    def unmarked_line_share(self) -> float:
+        """Share of the lines that are not blank without a closing mark."""
+        return 1 - self.lines.marked / self.lines.total
 
     @cached_property
     def repeated_lines(self) -> Repeats:
@@ -135,8 +179,25 @@ class Statistics:
         characters, of_distinct = sum(map(len, every)), sum(map(len, distinct))
         return Repeats(len(every), len(every) - len(distinct), characters - of_distinct, of_distinct)
 
-    def encoded_runs(self, min_base64: int) -> tuple[int, int]:
-        """Characters of the longest run of encoded data, and of all."""
+    @property
+    def url_characters(self) -> int:
+        return sum(map(len, URL.findall(self.text))) if "://" in self.text else 0
+
+    @property
+    def distinct_word_share(self) -> float:
+        """Share of different words among those that white space separates, in lower case."""
+        words = self.text.lower().split()
+        return len(set(words)) / max(len(words), 1)
+
+    def longest_encoded_run(self, min_base64: int) -> int:
+        """Characters of the longest run of encoded data."""
+        return self._encoded_runs(min_base64)[0]
+
+    def encoded_characters(self, min_base64: int) -> int:
+        """Characters of all runs of encoded data."""
+        return self._encoded_runs(min_base64)[1]
+
+    def _encoded_runs(self, min_base64: int) -> tuple[int, int]:
         if min_base64 not in self._encoded:
             self._encoded[min_base64] = passes.encoded_runs(self.codes, table(), min_base64)
         return self._encoded[min_base64]
@@ -145,6 +206,10 @@ class Statistics:
     def word_spans(self) -> tuple[Array, Array]:
         """First character of each word, and the one after its last."""
         return split(self.codes)
+
+    @property
+    def num_words(self) -> int:
+        return len(self.word_spans[0])
 
     @cached_property
     def words(self) -> Words:
