@@ -35,6 +35,7 @@ def test_sessions_by_hand(tmp_path: Path) -> None:
         "total": 190.0,
         "effective": pytest.approx(116 / 190),
         "sessions": 2,
+        "restarts": [{"time": "1970-01-01T00:02:10+00:00", "after": 100, "from": 80, "seconds": 10.0}],
     }
     assert accounts(tmp_path / "none") is None
 

@@ -44,7 +44,7 @@ def test_steps_that_become_slower_are_told_and_a_slow_validation_is_not(tmp_path
         trends.stepped(step, 5.0 if step % 32 == 0 else 0.1, 0.0)
     assert kinds(path) == []
     for step in range(257, 513):
-        trends.stepped(step, 0.2, 0.0)
+        trends.stepped(step, 0.21, 0.0)
     assert kinds(path) == [(320, "slow")]
 
 

@@ -19,6 +19,7 @@ from bessemer.run import RunFolder, write_json
 from tests.report.conftest import Reader
 
 SECTIONS = [
+    "story",
     "curves",
     "plan",
     "samples",

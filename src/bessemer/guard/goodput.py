@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any
@@ -84,20 +85,31 @@ class WallClock:
 
 
 def accounts(path: Path) -> dict[str, Any] | None:
-    """Seconds of a run by kind (KINDS), `total`, `effective`, the share of productive steps, and the number of `sessions`; None
-    where nothing was noted."""
+    """Seconds of a run by kind (KINDS), `total`, `effective`, the share of productive steps, the number of `sessions`, and the
+    `restarts` between them: when (UTC), after which step, from which, seconds. None where nothing was noted."""
     rows = read_json_lines(path)
     last = {row["began"]: row for row in rows if isinstance(row, dict) and isinstance(row.get("began"), float)}
     sessions = [last[began] for began in sorted(last)]
     if not sessions:
         return None
-    seconds = dict.fromkeys(KINDS, 0.0)
+    seconds, restarts = dict.fromkeys(KINDS, 0.0), []
     for row, following in zip(sessions, [*sessions[1:], None], strict=True):
         redone = row["redone_steps"]
         done, in_steps = row["step"] - row["from"] + redone, row.get("steps", 0.0)
         if following is not None:
             redone += max(row["step"] - following["from"], 0)
-            seconds["stopped"] += 0.0 if row.get("finished") else max(following["began"] - row["at"], 0.0)
+            if not row.get("finished"):
+                began, pause = following["began"], max(following["began"] - row["at"], 0.0)
+                when = datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds")
+                restarts.append(
+                    {
+                        "time": when,
+                        "after": max(row["step"], following["from"]),
+                        "from": following["from"],
+                        "seconds": pause,
+                    }
+                )
+                seconds["stopped"] += pause
         for kind in ("data_wait", "validation", "saving", "start", "recovery"):
             seconds[kind] += row.get(kind, 0.0)
         redone_seconds = min(redone * in_steps / done, in_steps) if done > 0 else 0.0
@@ -106,4 +118,4 @@ def accounts(path: Path) -> dict[str, Any] | None:
     total = sum(row["at"] - row["began"] for row in sessions) + seconds["stopped"]
     seconds["other"] = max(total - sum(seconds.values()), 0.0)
     effective = seconds["productive"] / total if total else 0.0
-    return {**seconds, "total": total, "effective": effective, "sessions": len(sessions)}
+    return {**seconds, "total": total, "effective": effective, "sessions": len(sessions), "restarts": restarts}

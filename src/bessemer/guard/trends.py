@@ -4,7 +4,7 @@
 |---|---|
 | attention | largest attention logit above 4 x the median of the last 16 looks and above 50 |
 | activation | largest RMS of a block's output above 4 x the median of the last 16 looks |
-| slow | median of the last 64 steps' seconds above 1.5 x the lowest such median |
+| slow | median of the last 64 steps' seconds above 2 x the lowest such median |
 | data_wait | the last 64 steps waited for data for more than a fifth of their time |
 
 Attention logits that grow without bound precede a divergence (Wortsman et al. 2023, section 3.1). What is seen is not part of a
@@ -21,7 +21,7 @@ from bessemer.guard.incidents import ADVICE, record
 from bessemer.terminal import warn
 
 LOOKS, MIN_LOOKS, GROWTH, MIN_LOGIT = 16, 4, 4.0, 50.0
-STEPS, SLOWER, WAIT_SHARE = 64, 1.5, 0.2
+STEPS, SLOWER, WAIT_SHARE = 64, 2.0, 0.2
 QUIET_STEPS = 1000  # between two notes of one kind
 LIMITS = {"attention_logit_max": ("attention", MIN_LOGIT), "activation_rms": ("activation", 0.0)}
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from bessemer.report import parts
-from bessemer.report.data import Column, RunData, as_number, as_object, as_objects
+from bessemer.report.data import Column, RunData, as_number, as_object, as_objects, as_text
 from bessemer.report.parts import Block, Figure
+from bessemer.report.story import PASSED_OVER
 from bessemer.terminal import amount
 
 POINTS = 2000  # a curve keeps at most so many
@@ -116,8 +117,7 @@ def _loss(data: RunData) -> Figure | None:
             traces.append(_curve(f"rolled back ({number})", fork.step, undone, "lost", ".4f", dash="dot", width=1.5))
     if held_out is not None:
         traces.append(_curve("held out", data.validation.step, held_out, "accent", ".4f", marked=True))
-    steps = [as_number(incident, "step") for incident in data.incidents[:MARKED_INCIDENTS]]
-    shapes = [parts.vertical(step) for step in steps if step is not None]
+    shapes = [parts.vertical(step) for step in _marked(data)]
     said = [
         "Vertical dotted lines: incidents." if shapes else "",
         "Dotted curves: what rollbacks undid; training went on from where each begins." if data.forks else "",
@@ -125,6 +125,17 @@ def _loss(data: RunData) -> Figure | None:
     ]
     note = " ".join(filter(None, said))
     return _figure("loss", "Loss", data.loss_unit, traces, shapes=shapes, note=note)
+
+
+def _marked(data: RunData) -> list[float]:
+    """Steps of incidents, one of those that would be one line on the page, those that were acted on first."""
+    apart = (data.train.step[-1] if data.train.step.size else 0) / MARKED_INCIDENTS
+    ordered = sorted(data.incidents, key=lambda one: as_text(one, "action") == PASSED_OVER)
+    marked: list[float] = []
+    for step in (as_number(one, "step") for one in ordered):
+        if step is not None and all(abs(step - other) > apart for other in marked):
+            marked.append(step)
+    return marked
 
 
 def _bits_per_byte(data: RunData) -> Figure | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bessemer.report import corpus, parts, plan_figures, planned, quality, results, summary, tokens
+from bessemer.report import corpus, parts, plan_figures, planned, quality, results, story, summary, tokens
 from bessemer.report import data as run_data
 from bessemer.report.curves import curves, smoothing_labels
 from bessemer.report.data import RunData
@@ -28,8 +28,8 @@ def render(data: RunData) -> str:
     """The page as HTML; what a run lacks is left out."""
     values = {
         "data": data, "drawn": curves(data), "smoothing": smoothing_labels(len(data.train)),
-        "ink": lambda source: parts.source_ink(data, source), "summary": summary, "results": results, "corpus": corpus,
-        "quality": quality, "tokens": tokens, "figures": plan_figures,
+        "tell": story.story, "ink": lambda source: parts.source_ink(data, source), "summary": summary, "results": results,
+        "corpus": corpus, "quality": quality, "tokens": tokens, "figures": plan_figures,
     }  # fmt: skip
     return render_page(
         "run.html", data.name, "run report", summary.headline(data), values, origin=summary.origin(data), notes=data.notes,

@@ -10,7 +10,7 @@ import numpy as np
 from bessemer.guard.goodput import KINDS
 from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.parts import clock, known, words
-from bessemer.terminal import duration, size
+from bessemer.terminal import size
 
 MAX_CLASSES = 20  # a wider confusion matrix is left to evaluation.json
 AXES = {
@@ -26,15 +26,11 @@ WALL_TIME_INKS = {
 }  # fmt: skip
 
 
-def wall_time(data: RunData) -> list[tuple[tuple[str, float, float, str], str, float]]:
-    """Where the wall time of the training went: a piece of the bar (ink, left, width, tooltip), its name and its seconds."""
-    total, left, found = number_or_0(data.times, "total"), 0.0, []
-    for kind, name in KINDS.items():
-        if (value := number_or_0(data.times, kind)) >= 0.0005 * total:
-            width = 100.0 * value / total
-            found.append(((WALL_TIME_INKS[kind], left, width, f"{name} {duration(value)}"), name, value))
-            left += width
-    return found
+def wall_time(data: RunData) -> list[tuple[str, str, float]]:
+    """Where the wall time of the training went: ink, name and seconds of each kind."""
+    total = number_or_0(data.times, "total")
+    found = [(WALL_TIME_INKS[kind], name, number_or_0(data.times, kind)) for kind, name in KINDS.items()]
+    return [one for one in found if one[2] >= 0.0005 * total]
 
 
 def processes(data: RunData) -> Json:

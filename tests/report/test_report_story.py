@@ -1,0 +1,78 @@
+"""What happened to a run, told at the head of its page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from html import unescape
+from typing import Any
+
+from bessemer.report import data as run_data
+from bessemer.report.page import render
+from bessemer.report.story import MAX_EVENTS, story
+from bessemer.run import RunFolder
+
+
+def told(
+    run: RunFolder, incidents: list[dict[str, Any]], times: Sequence[dict[str, Any]] = ()
+) -> list[tuple[str, str]]:
+    run.incidents.write_text("".join(json.dumps(row) + "\n" for row in incidents), encoding="utf-8")
+    run.times.write_text("".join(json.dumps(row) + "\n" for row in times), encoding="utf-8")
+    return story(run_data.read(run))
+
+
+def incident(step: int, what: str, action: str, **more: Any) -> dict[str, Any]:
+    when = f"1970-01-01T00:{step // 60:02}:{step % 60:02}+00:00"
+    return {
+        "time": when,
+        "step": step,
+        "what": what,
+        "cause": "the loss is high",
+        "action": action,
+        "onset": step,
+        **more,
+    }
+
+
+def test_alarms_rollbacks_and_restarts_stand_in_order(make_run: Callable[..., RunFolder]) -> None:
+    documents = [{"sample": 1, "documents": ["a", "b"]}, {"sample": 2, "documents": ["b", "c"]}]
+    incidents = [
+        incident(20, "slow", "recorded"),
+        incident(30, "spike", "update skipped"),
+        incident(31, "spike", "update skipped", documents=documents),
+        incident(90, "diverged", "rolled back to step 60; 30 batches passed over", rollback=1) | {"onset": 80},
+    ]
+    times = [
+        {"began": 0.0, "at": 40.0, "from": 0, "step": 40, "redone_steps": 0},
+        {"began": 50.0, "at": 190.0, "from": 35, "step": 1200, "redone_steps": 0},
+    ]
+    found = told(make_run(), incidents, times)
+    assert found[:3] == [
+        (
+            "steps 30 to 31",
+            "2 times spike: the loss is high. Update skipped. Its 3 documents are listed under Incidents.",
+        ),
+        ("step 40", "the training stopped, and 10.0 s later went on from step 35; 5 steps were done again."),
+        (
+            "step 90",
+            "diverged: the loss is high. It began at step 80. Rolled back to step 60; 30 batches passed over.",
+        ),
+    ]
+    assert found[-1][1] == "the last step that was trained." and len(found) == 4
+
+
+def test_a_run_to_which_nothing_happened_has_no_story(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run()
+    assert told(run, [incident(20, "slow", "recorded")]) == []
+    assert 'id="story"' not in render(run_data.read(run))
+
+
+def test_a_long_story_leaves_out_its_middle_and_escapes_what_it_says(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run()
+    rows = [incident(step, f"<b>{step}", "update skipped") for step in range(10, 10 + 3 * MAX_EVENTS)]
+    found = told(run, rows)
+    assert len(found) == MAX_EVENTS + 2 and found[MAX_EVENTS // 2] == ("…", f"{2 * MAX_EVENTS} more: see Incidents")
+    html = render(run_data.read(run))
+    section = re.search(r'<section id="story">.*?</section>', html, re.DOTALL)
+    assert section is not None and "<b>" not in section[0] and "<b>10: the loss is high." in unescape(section[0])
